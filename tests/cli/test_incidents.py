@@ -127,14 +127,21 @@ def test_the_sentence_tells_what_the_rank_is_in(tmp_path: Path, what: str, words
     assert words in shown(place, 0)["sentence"]
 
 
-def test_who_saves_a_checkpoint_is_told_and_not_suspected(tmp_path: Path) -> None:
-    place = tmp_path / "incidents"
-    watched = ("--hang-report-after", "5", "--incident-dir", str(place))
-    ended = launch("run", *watched, *TWO, "--", training(tmp_path, "save()", 3.0))
+@pytest.mark.parametrize(
+    "what",
+    ["save()", "from trainer_launch import report; report(checkpointing=True); time.sleep(9)"],
+    ids=["saves", "reports"],
+)
+def test_who_saves_a_checkpoint_is_told_and_not_suspected(tmp_path: Path, what: str) -> None:
+    place, log = tmp_path / "incidents", tmp_path / "events"
+    watched = ("--hang-report-after", "5", "--incident-dir", str(place), "--events", str(log))
+    ended = launch("run", *watched, *TWO, "--", training(tmp_path, what, 3.0))
     assert ended.returncode == 0, ended.stderr
     assert "suspected hang" not in ended.stderr
     assert "no progress: rank 1 (node 0) never entered all_reduce #6" in ended.stderr
     assert "rank 1 is in a checkpoint: " in ended.stderr
+    assert list(place.iterdir()) == []
+    assert '"event":"incident"' not in log.read_text().replace(" ", "")
 
 
 @pytest.mark.parametrize(
@@ -155,6 +162,42 @@ def test_who_shows_signs_of_life_is_no_suspect_without_prefix(tmp_path: Path, wh
     ended = launch("run", *watched, *TWO, "--", text)
     assert ended.returncode == 0, ended.stderr
     assert "suspected hang" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "[(print('beat', flush=True), time.sleep(0.5)) for _ in range(28)]",
+        "end_s = time.monotonic() + 14; [sum(range(10**5)) for _ in iter(lambda: time.monotonic() < end_s, False)]",
+    ],
+    ids=["prints", "computes"],
+)
+def test_nobody_is_accused_or_ended_while_a_rank_of_another_node_evaluates(tmp_path: Path, what: str) -> None:
+    """For seven times the timeout; who waits for it would otherwise be ended after four."""
+    place = tmp_path / "incidents"
+    watched = ("--hang-timeout", "2", "--hang-report-after", "2", "--incident-dir", str(place))
+    ended = launch("local", "--nodes", "2", "--log-level", "info", *watched, "--", training(tmp_path, what))
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    assert output.count("is done") == 2, output
+    assert "attempt=2" not in output
+    assert "suspected hang" not in output
+    assert "no progress: rank 1 (node 1) never entered all_reduce #6" in output
+    assert ", still making progress" in output
+    assert json.loads(incidents(place, "list", "--json")) == []
+
+
+def test_a_rank_of_another_node_that_hangs_after_it_printed_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "incidents"
+    watched = ("--hang-report-after", "2", "--incident-dir", str(place))
+    beats = "[(print('beat', flush=True), time.sleep(0.5)) for _ in range(8)]; read_batch()"
+    with start("local", "--nodes", "2", "--log-level", "info", *watched, "--", training(tmp_path, beats)) as run:
+        run.read_until("suspected hang: rank 1 .*; collected in ", 2)
+        (tmp_path / "enough").write_text("")
+        code, output = run.end()
+    assert code == 0, output
+    quiet, hang = output.index("still making progress"), output.index("suspected hang")
+    assert quiet < hang
 
 
 def test_ranks_in_different_collectives_end_the_job_without_a_restart(tmp_path: Path) -> None:

@@ -15,13 +15,11 @@ from trainer_launch.model.collectives import Doing, RankState
 READ = "in data.py:22 (read_batch)"
 
 
-def tells(world, peer, *ranks, after=6, generation=1, place=""):
+def tells(world, peer, *ranks, after=6, generation=1, limit_s=0.0, **known):
     """A node shows these ranks; who is `after` #6 waits in #7."""
-    states = tuple(
-        RankState(rank=rank, node=peer - 1, place=place, groups={"0": group(after, 6, ranks="0-2")})
-        for rank in ranks
-    )
-    world.say(peer, msg.Ranks(generation, states, NOW))
+    groups = {"0": group(after, 6, ranks="0-2")}
+    states = tuple(RankState(rank=rank, node=peer - 1, groups=groups, **known) for rank in ranks)
+    world.say(peer, msg.Ranks(generation, states, NOW, limit_s))
 
 
 def told(world, peer):
@@ -85,6 +83,7 @@ def test_ranks_that_wait_for_nothing_are_told_without_blame():
         tells(world, peer, rank)
     assert told(world, zero).text == "no progress, but none of 3 known ranks waits in a recorded collective"
     assert not told(world, zero).accuses
+    assert state.status(world.state, world.now_s).stall is None, "nobody hangs"
 
 
 def test_what_was_said_before_the_explanation_was_heard_asks_nobody_again():
@@ -97,6 +96,23 @@ def test_what_was_said_before_the_explanation_was_heard_asks_nobody_again():
     world.pass_time(timeouts.EXPLAIN_AGAIN_S + 1)
     tells(world, one, 1, after=7)
     assert world.count(zero, msg.ShowRanks) == 1
+
+
+def test_a_rank_of_another_node_that_shows_progress_is_not_accused_until_it_shows_none():
+    """The limit is that of the node that asks."""
+    world, (zero, one, two) = running()
+    for peer, known in ((one, {"limit_s": 30.0}), (two, {})):
+        tells(world, peer, peer - 1, after=7, quiet_s=31.0, **known)
+    tells(world, zero, 0, place="in eval.py:12 (evaluate)", quiet_s=2.0)
+    first = told(world, one)
+    assert (first.ranks, first.accuses, first.active) == ((0,), False, True)
+    assert first.text.endswith("rank 0 is in eval.py:12 (evaluate), still making progress")
+    tells(world, two, 2, after=7, quiet_s=31.0)
+    assert world.count(zero, msg.ShowRanks) == 1, "a late answer is no question"
+    tells(world, zero, 0, place="in eval.py:12 (evaluate)", quiet_s=30.0, limit_s=30.0)
+    for peer in (one, two):
+        tells(world, peer, peer - 1, after=7, quiet_s=60.0)
+    assert (told(world, one).ranks, told(world, one).accuses) == ((0,), True)
 
 
 @pytest.mark.parametrize("generation", [0, 2])

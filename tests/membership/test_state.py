@@ -411,6 +411,7 @@ def test_newcomers_are_gathered_and_cost_one_restart():
     assert world.count(zero, msg.Restart) == 0
     world.pass_time(0.3)
     assert world.count(zero, msg.Restart) == 1
+    assert world.last(zero, msg.Restart).grows
     world.join(zero)
     assert (world.phase, world.last(zero, msg.Formed).restarts) == (Phase.FORMED, 0), "at once: all are there"
     assert world.last(zero, msg.Formed).size == 3

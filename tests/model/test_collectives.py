@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from trainer_launch.model.collectives import (
@@ -175,6 +177,138 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_the_programs_fault() -
     assert found is not None
     assert found.text.startswith("the ranks wait for each other in different collectives: rank 0 in all_reduce #7")
     assert (found.reason, found.helps) == ("ProgramError", False)
+
+
+def two_groups(**known: Any) -> tuple[RankState, RankState]:
+    """Rank 0 has entered all_reduce #7, which rank 1 has not; rank 1 waits in another group for rank 0."""
+    other = Group(title="pair", ranks="0-1", entered=1, done=0, last=(Collective(1, "barrier", "", NOW),))
+    own = {"0": group(7, 6, ranks="0-1"), "1": Group(title="pair", ranks="0-1")}
+    return replace(rank(0, groups=own), **known), rank(1, groups={"0": group(6, 6, ranks="0-1"), "1": other})
+
+
+@pytest.mark.parametrize(
+    ("doing", "place", "accuses"),
+    [
+        (Doing.DATA, "in a.py:1 (next)", True),
+        (Doing.CHECKPOINT, "in torch.py:9 (save)", False),
+        (Doing.UNKNOWN, "in train.py:31 (upload)", True),
+    ],
+)
+def test_who_has_entered_an_async_collective_and_does_something_else_does_not_wait(
+    doing: Doing, place: str, accuses: bool
+) -> None:
+    found = explain(two_groups(doing=doing, place=place), NOW)
+    assert found is not None
+    assert found.text.startswith("rank 0 never entered barrier #1 of pair; rank 1 has waited in it")
+    assert found.text.endswith(place)
+    assert (found.ranks, found.reason, found.helps, found.accuses) == ((0,), "", None, accuses)
+
+
+def test_who_waits_for_its_async_collective_in_a_checkpoint_is_part_of_a_circle() -> None:
+    found = explain(two_groups(doing=Doing.CHECKPOINT, place="waits in save, called from a.py:9 (main)"), NOW)
+    assert found is not None
+    assert found.reason == "ProgramError"
+
+
+def test_all_that_have_entered_async_collectives_and_read_data_wait_for_nobody() -> None:
+    states = [rank(number, 7, 6, doing=Doing.DATA, place="in a.py:1 (next)") for number in range(3)]
+    assert explain([*states, rank(3, 6, 6, doing=Doing.DATA, place="in a.py:1 (next)")], NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "quiet_s", "proven", "accuses"),
+    [
+        ("waits in all_reduce, called from a.py:9 (step)", 50.0, True, True),
+        ("", None, True, True),
+        ("in train.py:31 (upload)", 50.0, False, True),
+        ("in train.py:31 (upload)", 1.0, False, False),
+    ],
+)
+def test_a_finished_rank_proves_an_error_only_where_another_waits_for_it(
+    place: str, quiet_s: float | None, proven: bool, accuses: bool
+) -> None:
+    doing = Doing.COLLECTIVE if place.startswith("waits") else Doing.UNKNOWN
+    states = rank(0, place=place, quiet_s=quiet_s, doing=doing), rank(3, 6, 6, life=Life.FINISHED)
+    found = explain(states, NOW, 30.0)
+    assert found is not None
+    assert found.text.startswith("rank 3 finished with exit code 0, and rank 0 has waited in all_reduce #7")
+    assert (found.reason == "ProgramError", found.helps is False, found.accuses) == (proven, proven, accuses)
+
+
+def test_groups_of_other_members_with_the_same_name_are_other_groups() -> None:
+    first, second = (group(7, 6, ranks="0-1"), group(7, 7, ranks="0-1")), (group(3, 3, "barrier", "", ranks="2-3"),)
+    states = (
+        rank(0, groups={"0": first[0]}),
+        rank(1, groups={"0": group(6, 6, ranks="0-1")}, place="in a.py:5 (slow)"),
+        rank(2, groups={"0": second[0]}),
+        rank(3, groups={"0": replace(second[0], entered=7, last=(Collective(7, "barrier", "", NOW),))}),
+    )
+    found = explain(states[:3], NOW)
+    assert found is not None
+    assert found.ranks == (1,)
+    found = explain((states[0], rank(1, groups={"0": first[0]}), states[3]), NOW)
+    assert found is not None
+    assert "disagree" not in found.text
+
+
+# -- progress ---------------------------------------------------------------------------------
+
+EVALUATES = {"place": "in eval.py:12 (evaluate)", "node": 0}
+LIMIT_S = 30.0
+
+
+def evaluates(**known: object) -> RankState:
+    return rank(3, 6, 6, **{**EVALUATES, **known})
+
+
+@pytest.mark.parametrize(("quiet_s", "active"), [(2.0, True), (29.9, True), (30.0, False), (None, False)])
+def test_who_has_shown_progress_within_the_limit_is_no_suspect(quiet_s: float | None, active: bool) -> None:
+    found = explain((*WAITING, evaluates(quiet_s=quiet_s)), NOW, LIMIT_S)
+    assert found is not None
+    what = "rank 3 is in eval.py:12 (evaluate)" + ", still making progress" * active
+    assert found.text == f"rank 3 (node 0) {ENTERED}{what}"
+    assert (found.ranks, found.accuses, found.active) == ((3,), not active, active)
+
+
+@pytest.mark.parametrize("life", [Life.STOPPED, Life.DEAD])
+def test_who_cannot_go_on_is_named_whatever_it_has_shown(life: Life) -> None:
+    found = explain((*WAITING, evaluates(quiet_s=1.0, life=life)), NOW, LIMIT_S)
+    assert found is not None
+    assert (found.accuses, found.active) == (True, False)
+
+
+def test_of_two_that_are_missing_only_who_shows_no_progress_is_named() -> None:
+    states = (*WAITING[:2], rank(2, 6, 6, place="in data.py:22 (read)", quiet_s=50.0), evaluates(quiet_s=1.0))
+    found = explain(states, NOW, LIMIT_S)
+    assert found is not None
+    assert (found.ranks, found.accuses) == ((2,), True)
+    assert found.text.endswith(
+        "rank 2 is in data.py:22 (read); rank 3 is in eval.py:12 (evaluate), still making progress"
+    )
+
+
+def test_a_rank_of_unknown_place_makes_progress_as_well() -> None:
+    assert text_of(*WAITING, rank(3, 6, 6)).endswith("where rank 3 is, is unknown")
+    found = explain((*WAITING, rank(3, 6, 6, quiet_s=1.0)), NOW, LIMIT_S)
+    assert found is not None
+    assert found.text.endswith("rank 3 is making progress")
+
+
+def test_while_one_shows_progress_the_network_is_no_suspect_and_no_circle_is_proven() -> None:
+    found = explain([rank(number, quiet_s=1.0 if number == 2 else 50.0) for number in range(4)], NOW, LIMIT_S)
+    assert found is not None
+    assert (found.accuses, found.active) == (False, True)
+    found = explain(two_groups(quiet_s=1.0), NOW, LIMIT_S)
+    assert found is not None
+    assert (found.reason, found.accuses, found.active) == ("", False, True)
+
+
+def test_where_nobody_waits_in_a_recorded_collective_progress_is_told_as_well() -> None:
+    waits = {"doing": Doing.COLLECTIVE, "place": "waits in recv, called from a.py:9 (stage)"}
+    states = [rank(0, 6, 6, quiet_s=50.0, **waits), rank(1, 6, 6, quiet_s=1.0, **waits)]
+    found = unexplained(states, 2, LIMIT_S)
+    assert (found.accuses, found.active) == (False, True)
+    assert not unexplained([rank(0, 6, 6, quiet_s=50.0, place="in x")], 1, LIMIT_S).active
 
 
 def test_a_dead_or_finished_rank_waits_for_nobody() -> None:

@@ -14,6 +14,7 @@ from trainer_launch.membership.client import Connected, Disconnected
 from trainer_launch.model import Endpoint, Exit, FailureRecord, Membership, Plan, Verdict, Workers
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.pytorch import group_loop, worker_group
+from trainer_launch.pytorch.group_incidents import what_failed
 from trainer_launch.pytorch.worker_group import Phase, State
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.failure import Evidence
@@ -216,6 +217,13 @@ def test_a_restart_stops_the_workers_and_joins_again_with_how_they_ended_before(
     group.clear()
     assert group.told()[-1] == say.Join("me", 1, (1,), failed=False)
     assert not [message for message in group.told() if isinstance(message, say.Failed)]
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_restart_is_an_incident_unless_the_job_grows_whatever_its_reason_says(grows: bool) -> None:
+    restart = say.Restart(1, "node 3, who may join", grows=grows)
+    told = what_failed(worker_group.Heard(1.0, restart), running().state)
+    assert told == (None if grows else "generation 1 is over: node 3, who may join")
 
 
 def test_a_restart_while_it_stops_after_a_lost_peer_means_that_the_failure_was_elsewhere() -> None:

@@ -94,6 +94,88 @@ PROMPT = """Current thread 0x1 (most recent call first):
 """
 
 
+EVAL = f'''  File "{SITE}/torch/_dynamo/eval_frame.py", line 1446 in _fn
+  File "/workspace/train.py", line 11 in step
+  File "{SITE}/torch/_dynamo/eval_frame.py", line 1166 in compile_wrapper
+  File "/workspace/train.py", line 13 in <module>
+'''
+# As torch 2.13 and 2.5 have them.
+COMPILED = f"""Current thread 0x1 (most recent call first):
+  File "/workspace/train.py", line 7 in read_batch
+{EVAL}"""
+COMPILED_REDUCE = f"""Current thread 0x1 (most recent call first):
+  File "{SITE}/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+{EVAL}"""
+GENERATED = f"""Current thread 0x1 (most recent call first):
+  File "/tmp/torchinductor_me/ab/cab.py", line 99 in call
+  File "{SITE}/torch/_inductor/codecache.py", line 1478 in __call__
+  File "{SITE}/torch/_inductor/compile_fx.py", line 432 in run
+  File "{SITE}/torch/_inductor/output_code.py", line 700 in __call__
+  File "{SITE}/torch/_functorch/_aot_autograd/runtime_wrappers.py", line 308 in runtime_wrapper
+  File "{SITE}/torch/_functorch/aot_autograd.py", line 987 in forward
+{EVAL}"""
+TRACED = f"""Current thread 0x1 (most recent call first):
+  File "/workspace/backend.py", line 3 in backend
+  File "{SITE}/torch/__init__.py", line 2568 in __call__
+  File "{SITE}/torch/_dynamo/output_graph.py", line 3119 in _call_user_compiler
+  File "{SITE}/torch/_dynamo/symbolic_convert.py", line 1950 in run
+  File "{SITE}/torch/_dynamo/convert_frame.py", line 935 in run_tracer
+  File "{SITE}/torch/_dynamo/convert_frame.py", line 2628 in __call__
+{EVAL}"""
+BACKWARD_COMPILED = f"""Current thread 0x1 (most recent call first):
+  File "{SITE}/torch/_inductor/compile_fx.py", line 1600 in bw_compiler
+  File "{SITE}/torch/_dynamo/eval_frame.py", line 1446 in _fn
+  File "{SITE}/torch/_dynamo/backends/common.py", line 83 in _wrapped_bw_compiler
+  File "{SITE}/torch/_functorch/_aot_autograd/runtime_wrappers.py", line 2853 in get_or_compile
+  File "{SITE}/torch/autograd/graph.py", line 979 in _engine_run_backward
+  File "/workspace/train.py", line 20 in <module>
+"""
+
+
+def called(*inner: str) -> str:
+    """A stack whose innermost calls these are, each `FILE:FUNCTION`."""
+    calls = [call.rpartition(":") for call in inner]
+    lines = [f'  File "{file}", line 7 in {function}\n' for file, _, function in calls]
+    rest = '  File "/workspace/train.py", line 31 in main\n'
+    return "Current thread 0x1 (most recent call first):\n" + "".join(lines) + rest
+
+
+@pytest.mark.parametrize(
+    ("calls", "doing"),
+    [
+        ([f"{SITE}/deepspeed/runtime/checkpoint_engine/torch_checkpoint_engine.py:save"], Doing.CHECKPOINT),
+        ([f"{SITE}/deepspeed/runtime/engine.py:save_checkpoint"], Doing.CHECKPOINT),
+        (["/workspace/megatron/training/checkpointing.py:save"], Doing.CHECKPOINT),
+        (["/workspace/megatron/core/dist_checkpointing/serialization.py:save"], Doing.CHECKPOINT),
+        ([f"{SITE}/transformers/trainer.py:_save_checkpoint"], Doing.CHECKPOINT),
+        ([f"{SITE}/transformers/modeling_utils.py:save_pretrained"], Doing.CHECKPOINT),
+        ([f"{SITE}/accelerate/checkpointing.py:save_accelerator_state"], Doing.CHECKPOINT),
+        ([f"{SITE}/lightning/pytorch/plugins/io/torch_io.py:save_checkpoint"], Doing.CHECKPOINT),
+        ([f"{SITE}/pytorch_lightning/callbacks/model_checkpoint.py:_save_topk_checkpoint"], Doing.CHECKPOINT),
+        ([f"{SITE}/pytorch_lightning/callbacks/model_checkpoint.py:on_train_batch_end"], Doing.UNKNOWN),
+        (["/workspace/train.py:save_checkpoint"], Doing.CHECKPOINT),
+        (["/usr/lib/python3.11/shutil.py:copyfileobj"], Doing.TRANSFER),
+        (["/usr/lib/python3.11/ssl.py:read", f"{SITE}/botocore/httpsession.py:send"], Doing.TRANSFER),
+        ([f"{SITE}/s3fs/core.py:_put_file"], Doing.TRANSFER),
+        ([f"{SITE}/fsspec/asyn.py:sync"], Doing.TRANSFER),
+        ([f"{SITE}/huggingface_hub/file_download.py:http_get"], Doing.TRANSFER),
+        ([f"{SITE}/fsspec/asyn.py:sync", "/workspace/train.py:save_checkpoint"], Doing.CHECKPOINT),
+        ([f"{SITE}/fsspec/asyn.py:sync", f"{SITE}/torch/utils/data/_utils/fetch.py:fetch"], Doing.DATA),
+        (["/usr/lib/python3.11/subprocess.py:_communicate"], Doing.UNKNOWN),
+    ],
+)
+def test_what_frameworks_and_libraries_do_for_long_is_known_by_their_files(calls, doing):
+    assert stacks.doing(stacks.main_thread(called(*calls))) is doing
+    assert doing is Doing.UNKNOWN or doing is Doing.DATA or doing.takes_long
+
+
+def test_a_checkpoint_waits_only_where_its_innermost_call_is_a_collective():
+    save = f"{SITE}/torch/distributed/checkpoint/state_dict_saver.py:save"
+    gather = f"{SITE}/torch/distributed/distributed_c10d.py:all_gather_object"
+    assert stacks.where(stacks.main_thread(called(save))) == "in save, called from train.py:31 (main)"
+    assert stacks.where(stacks.main_thread(called(gather, save))).startswith("waits in save, called from ")
+
+
 @pytest.mark.parametrize(
     ("text", "doing"),
     [
@@ -101,6 +183,11 @@ PROMPT = """Current thread 0x1 (most recent call first):
         (FETCH, Doing.DATA),
         (LOADER, Doing.DATA),
         (COMPILE, Doing.COMPILING),
+        (TRACED, Doing.COMPILING),
+        (BACKWARD_COMPILED, Doing.COMPILING),
+        (COMPILED, Doing.UNKNOWN),
+        (COMPILED_REDUCE, Doing.COLLECTIVE),
+        (GENERATED, Doing.UNKNOWN),
         (PROMPT, Doing.DEBUGGER),
         (REDUCE, Doing.COLLECTIVE),
         (BACKWARD, Doing.COLLECTIVE),

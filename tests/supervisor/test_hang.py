@@ -103,6 +103,18 @@ def test_a_collective_in_which_all_spin_is_the_same():
     assert (found.kind, found.workers) == (Kind.BUSY, RANKS)
 
 
+def test_what_each_worker_has_done_last_is_known_and_who_spins_for_too_long_has_done_nothing():
+    node = running()
+    node.live(8, busy=(ONE,), sign_every_s=1.0, by=ZERO)
+    found = hang_detection.quiet(node.node, (RULES,))
+    assert found[ZERO].sign_s == pytest.approx(0.5, abs=0.5)
+    assert found[ONE] == (None, 0.0)
+    assert found[TWO].work_s == pytest.approx(8.0, abs=1.0)
+    hang, _ = node.live(60, busy=(ONE,))
+    assert hang.kind is Kind.BUSY
+    assert hang_detection.quiet(node.node, (RULES,))[ONE] == (None, None)
+
+
 def test_a_long_step_is_none_as_long_as_it_is_within_what_was_usual():
     node = Node()
     node.lives(40 * T, busy=RANKS, sign_every_s=4 * T)
@@ -174,6 +186,30 @@ def test_auto_does_nothing_before_it_has_learned_and_then_takes_ten_times_the_lo
     found, after_s = quick.live(600)
     assert found.kind is Kind.IDLE
     assert after_s == pytest.approx(60, abs=7)
+
+
+LATE = Rules(timeout_s=None, unlearned_s=1800.0)
+
+
+def test_before_anything_is_learned_a_long_silence_is_reported_from_the_start_on():
+    """As in the rendezvous, or at the first collective."""
+    node = Node(rules=LATE)
+    node.lives(1790)
+    found, for_s = node.live(30)
+    assert (found.kind, found.limit_s, for_s) == (Kind.IDLE, 1800.0, pytest.approx(10, abs=LATE.pace_s))
+
+
+def test_before_anything_is_learned_a_stopped_worker_is_reported_and_a_busy_one_is_not():
+    found, for_s = Node(rules=LATE).live(2000, busy=(ZERO,), states={ONE: "T"})
+    assert (found.kind, for_s) == (Kind.STOPPED, pytest.approx(1800, abs=2 * LATE.pace_s))
+    Node(rules=LATE).lives(7200, busy=(ZERO,))
+
+
+def test_what_was_learned_takes_the_place_of_the_long_limit():
+    node = Node(rules=LATE)
+    node.lives(60, busy=RANKS, sign_every_s=10.0)
+    found, _ = node.live(200)
+    assert (found.kind, found.limit_s) == (Kind.IDLE, pytest.approx(120, abs=30))
 
 
 @pytest.mark.parametrize(("timeout_s", "pace_s"), [(1, 0.25), (60, 3), (600, 10), (None, 3)])

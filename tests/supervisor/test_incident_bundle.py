@@ -76,8 +76,27 @@ def test_a_bundle_keeps_its_size_and_says_what_it_lost(tmp_path: Path) -> None:
 
 def test_the_last_ten_of_each_node_are_kept(tmp_path: Path) -> None:
     other = incident_bundle.new_folder(str(tmp_path), "job-node1", 0.0)
-    folders = [incident_bundle.new_folder(str(tmp_path), "job-node0", float(at_s)) for at_s in range(13)]
+    folders = []
+    for at_s in range(13):
+        folders.append(incident_bundle.new_folder(str(tmp_path), "job-node0", float(at_s)))
+        incident_bundle.remove_old(folders[-1])
     assert sorted(os.listdir(tmp_path)) == sorted(os.path.basename(one) for one in [other, *folders[3:]])
+
+
+def test_what_was_no_incident_leaves_nothing_and_takes_no_others_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(incident_facts, "gpus", lambda: str(released.wait(60)))
+    made = collector(tmp_path)
+    failures = [made.collect(FAILURE, f"failure {number}").folder for number in range(10)]
+    innocent = [made.collect(HANG, "nothing moves") for _ in range(3)]
+    for one in innocent:
+        made.drop(one)
+    released.set()
+    made.close()
+    assert [one.folder for one in incident_bundle.stored(str(tmp_path))] == failures
+    assert len(os.listdir(tmp_path)) == len(failures), "what was still being written is gone as well"
 
 
 def test_what_is_in_an_incident_is_not_only_ours_to_write(tmp_path: Path) -> None:

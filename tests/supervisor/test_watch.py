@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.supervisor.test_frames import BATCH, REDUCE
+from tests.supervisor.test_frames import BATCH, REDUCE, SAVE
 from trainer_launch.membership import protocol as msg
 from trainer_launch.supervisor.hang_detection import PATIENCE, Rules, Sample, Worker
 from trainer_launch.supervisor.hang_watch import ANSWER_S, Watch, Watched
-from trainer_launch.supervisor.incident_collection import About, Collector, Sources
+from trainer_launch.supervisor.incident_collection import About, Collected, Collector, Sources
 
 T = 10.0
 ZERO, ONE = (Worker(f"rank {rank}", 2**22 + rank, 1, rank, rank) for rank in (1, 2))
@@ -42,12 +42,8 @@ class Workers:
 def watch(tmp_path):
     made = []
 
-    def make(workers, *, alone=True, tell=None):
-        watched = Watched(
-            rules=Rules(timeout_s=T),
-            alone=alone,
-            explained=tell is not None,
-        )
+    def make(workers, *, alone=True, tell=None, **rules):
+        watched = Watched(**{"rules": Rules(timeout_s=T), **rules}, alone=alone, explained=tell is not None)
         about = About(place=str(tmp_path / "stacks"), env={})
         made.append(Collector(about, Sources(workers=workers, last_lines=lambda name: ())))
         return Watch(watched, workers, 0.0, made[-1], tell)
@@ -89,6 +85,11 @@ def test_who_merely_waits_leaves_another_node_the_time_to_be_found_out(watch, st
     assert struck_at_s(watch(alone))[0] == pytest.approx(T, abs=3)
 
 
+def test_who_is_in_a_checkpoint_is_not_at_fault_at_once(watch):
+    made = watch(Workers({ZERO: REDUCE, ONE: SAVE}), alone=False)
+    assert struck_at_s(made)[0] == pytest.approx(PATIENCE * T + 2.5, abs=3)
+
+
 def test_the_node_at_fault_acts_at_once(watch):
     for workers in (Workers({ZERO: BATCH}), Workers({ZERO: REDUCE, ONE: ""}, states={ONE: "T"})):
         assert struck_at_s(watch(workers, alone=False))[0] == pytest.approx(T, abs=3)
@@ -115,8 +116,8 @@ class Coordinator:
         self.told_at_s.append(None)
 
 
-def explained(*ranks, accuses=True, cause=""):
-    return msg.Explained(1, "a sentence", ranks, cause, None, accuses)
+def explained(*ranks, accuses=True, cause="", active=False):
+    return msg.Explained(1, "a sentence", ranks, cause, None, accuses, active)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,33 @@ def test_where_a_coordinator_can_be_asked_who_has_the_cause_is_ended_at_once(wat
     assert struck_s == pytest.approx(at_s, abs=3.5)
     if explanation is not None and explanation.accuses and explanation.ranks == (ONE.rank,):
         assert hung.rank == ONE.rank
+
+
+@pytest.mark.parametrize("ranks", [(77,), (ONE.rank,), ()])
+def test_nobody_is_ended_while_the_cause_shows_progress_and_all_are_asked_again_and_again(watch, ranks):
+    told: list[Collected] = []
+    made = watch(Workers({ZERO: REDUCE, ONE: BATCH}), alone=False, tell=told.append)
+    known = 0
+    while made.due_s < 20 * T:
+        assert made.look(made.due_s) is None
+        if known < len(told):
+            known = len(told)
+            made.explained(explained(*ranks, accuses=False, active=True))
+    assert 10 <= known <= 20
+
+
+@pytest.mark.parametrize("rules", [{}, {"rules": None, "report": Rules(timeout_s=T)}])
+def test_who_showed_progress_and_then_hangs_is_reported_though_it_was_asked_before(watch, rules):
+    told: list[Collected] = []
+    made = watch(Workers({ZERO: BATCH}), alone=False, tell=told.append, **rules)
+    for _ in range(3):
+        made.look(made.due_s)
+    made.reported()
+    made.explained(explained(ZERO.rank, accuses=False, active=True))
+    while not told and made.due_s < 2 * T:
+        made.look(made.due_s)
+    assert [one.limit_s for one in told] == [T]
+    assert [state.quiet_s for state in told[0].incident.states] == [pytest.approx(T, abs=1)]
 
 
 def test_nobody_is_ended_for_what_was_known_of_an_earlier_quiet(watch):

@@ -192,14 +192,22 @@ def _admit_at_s(state: State) -> float | None:
 # -- ending one, and the job ----------------------------------------------------------------------
 
 
-def die(state: State, reason: str, now_s: float, but: Key | None = None, since_s: float | None = None) -> Step:
+def die(
+    state: State,
+    reason: str,
+    now_s: float,
+    but: Key | None = None,
+    since_s: float | None = None,
+    grows: bool = False,
+) -> Step:
     """The generation is over, unnoticed since `since_s`; its other members are told, once."""
     run = state.run
     if run is None or not runs(state):
         return state, ()
     if _lasted_s(state, now_s) >= state.settings.crash_loop_s:
         state = replace(state, crashes=0)  # whatever has ended it
-    restart = msg.Restart(run.number, reason, 0.0 if since_s is None else round(max(0.0, now_s - since_s), 3))
+    unnoticed_s = 0.0 if since_s is None else round(max(0.0, now_s - since_s), 3)
+    restart = msg.Restart(run.number, reason, unnoticed_s, grows)
     others = peers_of(state, tuple(key for key in run.members if key != but))
     state = replace(state, phase=Phase.GATHERING, gather_from_s=now_s, admit_at_s=None)
     told: tuple[Reply, ...] = (

@@ -380,7 +380,7 @@ def _tick(state: State, now_s: float) -> Step:
         replies += more
     if state.admit_at_s is not None and now_s >= state.admit_at_s and state.run is not None:
         names = ", ".join(n.name for n in state.nodes.values() if n.joined and n.key not in state.run.members)
-        state, more = die(state, f"{names[:500]} may join", now_s)
+        state, more = die(state, f"{names[:500]} may join", now_s, grows=True)
         replies += more
     for tick in (stall.tick, lateness.tick):
         state, more = tick(state, now_s)

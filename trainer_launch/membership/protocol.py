@@ -243,6 +243,7 @@ class Ranks:
     generation: Count
     states: Annotated[tuple[RankState, ...], Bound(0, MAX_RANKS)]
     at_ns: Annotated[int, Bound(0, 2**63 - 1)]  # since the epoch
+    limit_s: Amount = 0.0  # it has seen none for so long; 0: it was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +346,7 @@ class Restart:
     generation: Count
     reason: FreeText
     unnoticed_s: Amount = 0.0  # for how long that was true and not known
+    grows: bool = False  # nothing has failed: newcomers may join
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +366,7 @@ class Explained:
     cause: Text = ""  # the exit reason that it proves, "": none
     helps: bool | None = None  # whether a restart can help
     accuses: bool = True  # False: this may take as long as it does
+    active: bool = False  # the cause still shows progress: nobody hangs
 
 
 @dataclass(frozen=True, slots=True)

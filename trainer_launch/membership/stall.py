@@ -6,7 +6,8 @@ a member sees no progress, and tells its ranks | all other members that are not 
 the last of them answers                       | all members are told the explanation
 one does not answer in time                    | the same; its ranks are unknown
 the generation ends meanwhile                  | nothing
-a member tells its ranks again soon            | nothing: it has not heard the explanation yet
+a member tells its ranks again soon            | nothing: it has not heard the explanation yet;
+                                               | but all are asked anew if somebody made progress then
 
 Nobody is stopped for it.
 """
@@ -30,12 +31,21 @@ def note_ranks(state: State, node: Node, said: msg.Ranks, now_s: float) -> Step:
     run, stall = state.run, state.stall
     if run is None or node.key not in run.members:
         return state, ()
-    if state.explained_s is not None and now_s < state.explained_s + timeouts.EXPLAIN_AGAIN_S:
+    is_soon = state.explained_s is not None and now_s < state.explained_s + timeouts.EXPLAIN_AGAIN_S
+    was_active = state.explained is not None and state.explained.active and said.limit_s > 0
+    if is_soon and stall is None and not was_active:  # who showed progress then may hang now
         return state, ()  # said before it heard the explanation
     if stall is None:
         others = tuple(key for key in who_can_answer(state) if key != node.key)
         waiting = frozenset(others)
-        stall = Stall(generation=run.number, asked_s=now_s, waiting=waiting, states=said.states, at_ns=said.at_ns)
+        stall = Stall(
+            generation=run.number,
+            asked_s=now_s,
+            waiting=waiting,
+            states=said.states,
+            at_ns=said.at_ns,
+            limit_s=said.limit_s,
+        )
         asked = tuple(Send(peer, msg.ShowRanks(run.number)) for peer in peers_of(state, others))
         state = replace(state, stall=stall)
         return (state, asked) if waiting else _close(state, asked, now_s)
@@ -44,6 +54,7 @@ def note_ranks(state: State, node: Node, said: msg.Ranks, now_s: float) -> Step:
         waiting=stall.waiting - {node.key},
         states=(*stall.states, *said.states)[: msg.MAX_STATES],
         at_ns=max(stall.at_ns, said.at_ns),
+        limit_s=max(stall.limit_s, said.limit_s),
     )
     state = replace(state, stall=stall)
     return (state, ()) if stall.waiting else _close(state, (), now_s)
@@ -63,16 +74,15 @@ def _close(state: State, told: tuple[Reply, ...], now_s: float) -> Step:
         return state, told
     names = [state.nodes[key].name for key in stall.waiting if key in state.nodes]
     ranks = tuple({one.rank: one for one in (*stall.states, *_finished(state))}.values())
-    found = explain(ranks, stall.at_ns)
+    found = explain(ranks, stall.at_ns, stall.limit_s)
     if found is None:
         all_ranks = sum(max(1, state.nodes[key].workers) for key in run.members if key in state.nodes)
-        found = unexplained(ranks, all_ranks)
+        found = unexplained(ranks, all_ranks, stall.limit_s)
         if names:  # who has not answered may be at work
             found = replace(found, accuses=False)
     text = found.text + (f"; no answer from {', '.join(names[:4])}" if names else "")
-    message = msg.Explained(
-        stall.generation, text, found.ranks[: msg.MAX_RANKS], found.reason, found.helps, found.accuses
-    )
+    named = found.ranks[: msg.MAX_RANKS]
+    message = msg.Explained(stall.generation, text, named, found.reason, found.helps, found.accuses, found.active)
     state = replace(state, explained=message)
     return state, (*told, *(Send(peer, message) for peer in peers_of(state, run.members)))
 

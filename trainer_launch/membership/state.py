@@ -166,6 +166,7 @@ class Stall:
     waiting: frozenset[Key]  # who has not answered
     states: tuple[RankState, ...] = ()
     at_ns: int = 0  # when they were seen, since the epoch
+    limit_s: float = 0.0  # for how long the member has seen none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,7 +439,7 @@ def status(
     done, age_s = progress if progress is not None else (None, None)
     ended = state.end
     is_of_run = state.explained is not None and runs(state) and state.explained.generation == state.generation
-    stall = state.explained if is_of_run else None
+    stall = state.explained if is_of_run and state.explained and state.explained.accuses else None
     late = state.sampling if state.phase is Phase.RUNNING else None
     told = msg.Status(
         phase=state.phase.value,

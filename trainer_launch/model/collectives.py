@@ -16,7 +16,7 @@ from itertools import chain, islice
 from typing import Annotated, NamedTuple, TypeAlias
 
 from trainer_launch.model.frozen import dataclass, replace
-from trainer_launch.model.json_lines import Bound, Count, FreeText, Text
+from trainer_launch.model.json_lines import Amount, Bound, Count, FreeText, Text
 from trainer_launch.model.units import listed
 
 MAX_BYTES = 1 << 20  # of one rank's answer
@@ -150,11 +150,12 @@ class Doing(str, Enum):
     CHECKPOINT = "a checkpoint"
     COMPILING = "compilation"
     DEBUGGER = "a debugger"
+    TRANSFER = "a transfer of files"
 
     @property
     def takes_long(self) -> bool:
         """Whether a healthy worker may be in it for minutes."""
-        return self in (Doing.CHECKPOINT, Doing.COMPILING, Doing.DEBUGGER)
+        return self not in (Doing.UNKNOWN, Doing.COLLECTIVE, Doing.DATA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +170,7 @@ class RankState:
     doing: Doing = Doing.UNKNOWN
     groups: Mapping[str, Group] = field(default_factory=dict)
     why: FreeText = ""  # its flight recorder tells nothing
+    quiet_s: Amount | None = None  # since its last output, report(), files, collectives or work; None: unknown
 
     @property
     def waits(self) -> bool:
@@ -185,6 +187,21 @@ class RankState:
     def may_take_long(self) -> bool:
         """Whether a healthy rank may be there for minutes."""
         return self.life is Life.ALIVE and (self.doing.takes_long or self.is_starting)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its main thread waits for no collective: what it has entered goes on beside it."""
+        is_beside = self.doing.takes_long or self.doing is Doing.DATA
+        return is_beside and not self.place.startswith("waits ")
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether it may wait for a collective in a line of the user's, such as `work.wait()`, or not at all."""
+        return self.doing is Doing.UNKNOWN and self.place != ""
+
+    def is_active(self, limit_s: float) -> bool:
+        """Whether it has shown progress within this time."""
+        return self.life is Life.ALIVE and self.quiet_s is not None and self.quiet_s < limit_s
 
     def __str__(self) -> str:
         return f"rank {self.rank}" if self.node is None else f"rank {self.rank} (node {self.node})"
@@ -214,19 +231,20 @@ class Explanation:
     reason: str = ""  # the exit reason that it proves, "": none
     helps: bool | None = None  # whether a restart can help, None: unknown
     accuses: bool = True  # False: this may take as long as it does
+    active: bool = False  # the cause still shows progress: nobody hangs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wait:
-    """One collective that has not ended on those who are in it."""
+    """One collective that has not ended on those who wait in it."""
 
     group: str
+    spanned: str  # its members as told, "" where they are not known: groups of other members may have the same name
     title: str
     number: int
     inside: Mapping[int, Collective | None]
     missing: tuple[int, ...]  # members that have not entered it
     members: tuple[int, ...]
-    is_known: bool  # whether these are all
 
     @property
     def known(self) -> Collective | None:
@@ -248,10 +266,11 @@ class _Wait:
         return f" for {max(0, now_ns - min(times)) / _SECOND_NS:.0f} s" if times else ""
 
 
-def explain(states: Sequence[RankState], now_ns: int) -> Explanation | None:
+def explain(states: Sequence[RankState], now_ns: int, limit_s: float = 0.0) -> Explanation | None:
     """Why these ranks do not go on; None where their flight recorders show nothing that waits.
 
-    `now_ns` is in ns since the epoch, as the recorders' times are.
+    `now_ns` is in ns since the epoch, as the recorders' times are. Who has shown progress within `limit_s` is no
+    suspect.
     """
     known = {state.rank: state for state in states}
     waits = _waits(known)
@@ -262,58 +281,69 @@ def explain(states: Sequence[RankState], now_ns: int) -> Explanation | None:
             return found
     blocked = {rank for wait in waits for rank in wait.inside}
     first = _first(waits, blocked)
+    if first is None:  # a circle is proven only if each of them waits where it is in a collective
+        blocked = {rank for rank in blocked if not (known[rank].is_unproven or known[rank].is_active(limit_s))}
+        first = _first(waits, blocked)
     if first is None:
         return _circle(waits, known)
     if not first.missing:
-        return _nobody_missing(first, now_ns)
+        return _nobody_missing(first, known, now_ns, limit_s)
     roots = tuple(rank for rank in first.missing if rank not in blocked)
-    found = _missing(first, [known[rank] for rank in roots if rank in known], roots, now_ns)
+    found = _missing(first, known, roots, now_ns, limit_s)
     behind = blocked - {*first.inside}
     more = f"; {_with_verb(behind, 'waits')} behind {_named(first.inside)}" if behind else ""
     return found if found.reason else replace(found, text=found.text + more)
 
 
-def unexplained(states: Sequence[RankState], of: int) -> Explanation:
+def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> Explanation:
     """Where the ranks are that make no progress, though their flight recorders show nothing that waits.
 
     `of` is how many the job has: one of which nothing is known may be at work, or still be about to start.
     """
     alive = [state for state in states if state.life in (Life.ALIVE, Life.STOPPED)]
-    where = listed(_phrases([state for state in alive if state.place]), _NAMED, "; ")
+    active = any(state.is_active(limit_s) for state in states)
+    where = listed(_phrases([state for state in alive if state.place], limit_s), _NAMED, "; ")
     if alive and all(state.doing is Doing.COLLECTIVE for state in alive):
         is_all = len(states) >= of
         text = f"all ranks {'' if is_all else 'known '}wait for each other outside recorded collectives: {where}"
-        return Explanation(text=text, accuses=is_all)
+        return Explanation(text=text, accuses=is_all and not active, active=active)
     text = f"no progress, but none of {len(states)} known ranks waits in a recorded collective"
-    return Explanation(text=f"{text}: {where}" if where else text, accuses=False)
+    return Explanation(text=f"{text}: {where}" if where else text, accuses=False, active=active)
 
 
 def _waits(known: Mapping[int, RankState]) -> list[_Wait]:
     """The collectives that somebody waits in, of each group the first."""
     waits = []
-    for name in sorted({name for state in known.values() for name in state.groups}):
-        groups = {rank: state.groups[name] for rank, state in known.items() if name in state.groups}
+    named = sorted({(name, group.ranks) for state in known.values() for name, group in state.groups.items()})
+    for name, spanned in named:
+        groups = _same(known, name, spanned)
         stuck = {rank: group for rank, group in groups.items() if group.entered > group.done}
         stuck = {rank: group for rank, group in stuck.items() if known[rank].life in (Life.ALIVE, Life.STOPPED)}
+        stuck = {rank: group for rank, group in stuck.items() if not known[rank].is_elsewhere}
         if not stuck:
             continue
         number = min(group.done for group in stuck.values()) + 1
         inside = {rank: group.at(number) for rank, group in stuck.items() if group.done < number}
-        texts = {group.ranks for group in groups.values()}
-        members = sorted({rank for text in texts for rank in numbers_in(text)} | set(groups))
+        members = sorted({*numbers_in(spanned)} | set(groups))
         missing = tuple(rank for rank in members if rank not in groups or groups[rank].entered < number)
         title = next((group.title for group in groups.values() if group.title), "")
         wait = _Wait(
             group=name,
+            spanned=spanned,
             title=title,
             number=number,
             inside=inside,
             missing=missing,
             members=tuple(members),
-            is_known="" not in texts,
         )
         waits.append(wait)
     return waits
+
+
+def _same(known: Mapping[int, RankState], name: str, spanned: str) -> dict[int, Group]:
+    """Each rank's view of one group."""
+    found = {rank: state.groups[name] for rank, state in known.items() if name in state.groups}
+    return {rank: group for rank, group in found.items() if group.ranks == spanned}
 
 
 def _first(waits: Sequence[_Wait], blocked: set[int]) -> _Wait | None:
@@ -325,9 +355,8 @@ def _first(waits: Sequence[_Wait], blocked: set[int]) -> _Wait | None:
 
 def _mismatch(wait: _Wait, known: Mapping[int, RankState]) -> Explanation | None:
     entered: dict[tuple[str, str], list[int]] = {}
-    for rank, state in known.items():
-        group = state.groups.get(wait.group)
-        one = group.at(wait.number) if group is not None else None
+    for rank, group in _same(known, wait.group, wait.spanned).items():
+        one = group.at(wait.number)
         if one is not None:
             sizes = one.sizes if one.operation in _EVEN else ""
             entered.setdefault((one.operation, sizes), []).append(rank)
@@ -350,8 +379,8 @@ def _circle(waits: Sequence[_Wait], known: Mapping[int, RankState]) -> Explanati
     return Explanation(text=text, ranks=tuple(sorted(known)), reason="ProgramError", helps=False)
 
 
-def _nobody_missing(wait: _Wait, now_ns: int) -> Explanation:
-    if not wait.is_known:
+def _nobody_missing(wait: _Wait, known: Mapping[int, RankState], now_ns: int, limit_s: float) -> Explanation:
+    if not wait.spanned:
         text = f"{_with_verb(wait.inside, 'has')} waited in {wait.name}{wait.seconds(now_ns)}"
         return Explanation(text=f"{text}; which other ranks are in its group, is not known", accuses=False)
     rooted = wait.known is not None and wait.known.operation in _ROOTED
@@ -360,42 +389,62 @@ def _nobody_missing(wait: _Wait, now_ns: int) -> Explanation:
         f"{wait.seconds(now_ns)}: the network or a device does not deliver it"
     )
     text += ", or the ranks name different roots" if rooted else ""
-    return Explanation(text=text, helps=None if rooted else True)
+    active = any(known[rank].is_active(limit_s) for rank in wait.members if rank in known)
+    return Explanation(text=text, helps=None if rooted else True, accuses=not active, active=active)
 
 
-def _missing(wait: _Wait, roots: Sequence[RankState], ranks: Sequence[int], now_ns: int) -> Explanation:
+def _missing(
+    wait: _Wait, known: Mapping[int, RankState], ranks: Sequence[int], now_ns: int, limit_s: float
+) -> Explanation:
     """Somebody never entered; what is known of them tells why."""
+    roots = [known[rank] for rank in ranks if rank in known]
     waiting = f"{_with_verb(wait.inside, 'has')} waited in {wait.name}{wait.seconds(now_ns)}"
     finished = [state for state in roots if state.life is Life.FINISHED]
     if finished:
-        who = _named([state.rank for state in finished])
-        text = f"{who} finished with exit code 0, and {waiting}: the ranks' data is uneven; a restart will not help"
         chosen = tuple(state.rank for state in finished)
-        return Explanation(text=text, ranks=chosen, reason="ProgramError", helps=False)
+        who = f"{_named(chosen)} finished with exit code 0, and {waiting}"
+        return _uneven(who, chosen, [known[rank] for rank in wait.inside], limit_s)
     if not roots:
         text = f"{waiting}; nothing is known of {_named(ranks)} here"
         return Explanation(text=text, ranks=tuple(ranks))
-    # Who waits for somebody in an operation that is not recorded, such as recv, is not the cause where others are.
+    # Who waits for somebody in an operation that is not recorded, such as recv, is not the cause where others are;
+    # nor is who shows progress.
     named = [state for state in roots if state.doing is not Doing.COLLECTIVE] or roots
+    named = [state for state in named if not state.is_active(limit_s)] or named
     others = [state for state in roots if state not in named]
     unknown = sorted({*ranks} - {state.rank for state in roots})
-    phrases = [*_phrases(named), *_phrases(others), *[f"nothing is known of {_named(unknown)}"] * bool(unknown)]
+    phrases = [*_phrases(named, limit_s), *_phrases(others, limit_s)]
+    phrases += [f"nothing is known of {_named(unknown)}"] * bool(unknown)
     text = f"{_who(named)} never entered {wait.name}; {_with_verb(wait.inside, 'has')} waited in it"
     text += f"{wait.seconds(now_ns)}; {listed(phrases, _NAMED, '; ')}"
-    if all(state.may_take_long for state in named):
-        return Explanation(text=text, ranks=tuple(state.rank for state in named), accuses=False)
-    return Explanation(text=text, ranks=tuple(state.rank for state in named), helps=_helps(named))
+    chosen, active = tuple(state.rank for state in named), all(state.is_active(limit_s) for state in named)
+    if active or all(state.may_take_long for state in named):
+        return Explanation(text=text, ranks=chosen, accuses=False, active=active)
+    return Explanation(text=text, ranks=chosen, helps=_helps(named))
+
+
+def _uneven(who: str, chosen: tuple[int, ...], inside: Sequence[RankState], limit_s: float) -> Explanation:
+    """Some have finished, and others wait for them; that is proven by one who waits and does nothing else."""
+    if any(not state.is_unproven and not state.is_active(limit_s) for state in inside):
+        text = f"{who}: the ranks' data is uneven; a restart will not help"
+        return Explanation(text=text, ranks=chosen, reason="ProgramError", helps=False)
+    active = any(state.is_active(limit_s) for state in inside)
+    text = f"{who}; {listed(_phrases(inside, limit_s), _NAMED, '; ')}"
+    return Explanation(text=text, ranks=chosen, accuses=not active, active=active)
 
 
 def _helps(roots: Sequence[RankState]) -> bool | None:
     return True if any(state.life in (Life.STOPPED, Life.DEAD) for state in roots) else None
 
 
-def _phrases(states: Sequence[RankState]) -> list[str]:
+def _phrases(states: Sequence[RankState], limit_s: float) -> list[str]:
     """Where each rank is, alike ranks together."""
     groups: dict[tuple[str, str], list[int]] = {}
     for state in states:
-        groups.setdefault(_state(state), []).append(state.rank)
+        verb, rest = _state(state)
+        if state.is_active(limit_s):
+            verb, rest = (verb, f"{rest}, still making progress") if verb else ("is", "making progress")
+        groups.setdefault((verb, rest), []).append(state.rank)
     return [
         f"{_with_verb(ranks, verb)} {rest}".rstrip() if verb else f"where {_with_verb(ranks, 'is')}, is unknown"
         for (verb, rest), ranks in groups.items()

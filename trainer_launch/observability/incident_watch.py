@@ -12,6 +12,7 @@ from trainer_launch.model import Failure, Outcome, Plan
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.frozen import replace
 from trainer_launch.model.settings import Settings, flag_of
+from trainer_launch.observability import progress
 from trainer_launch.planning.engines import torchrun
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.supervisor.incident_bundle import DEFAULT, FAILURE, NOWHERE
@@ -123,6 +124,7 @@ class Incidents:
                 answers=group.answers,
                 ended=group.ended,
                 generation=group.generation,
+                saving=lambda: [one.pid for one in progress.read(request.scratch) if one.checkpointing],
             )
         return collection.Collector(about, asked)
 
@@ -141,7 +143,7 @@ class Incidents:
         reports = asks and self.collector is not None
         if settings.hang_timeout is None and not reports:
             return None
-        from trainer_launch.supervisor.hang_detection import Rules
+        from trainer_launch.supervisor.hang_detection import UNLEARNED_S, Rules
         from trainer_launch.supervisor.hang_watch import Watch, Watched
         from trainer_launch.supervisor.worker_samples import Workers
 
@@ -149,13 +151,16 @@ class Incidents:
         # What an MPI launcher starts and an MPI worker waits for is not below us.
         works_here = not ("mpi" in job.contract and job.role in ("launcher", "worker"))
 
-        def rules(name: str, text: str | None) -> Rules | None:
-            is_off = text is None or text == OFF
-            return None if is_off else Rules(timeout_s=seconds_of(name, text or ""), weak_signs=works_here)
+        def rules(name: str, text: str | None, unlearned_s: float | None = None) -> Rules | None:
+            if text is None or text == OFF:
+                return None
+            return Rules(timeout_s=seconds_of(name, text), unlearned_s=unlearned_s, weak_signs=works_here)
 
+        # The coordinator does not accuse who is still before its first collective.
+        late_s = None if group is None else UNLEARNED_S
         watched = Watched(
             rules=rules("hang_timeout", settings.hang_timeout),
-            report=rules("hang_report_after", settings.hang_report_after) if reports else None,
+            report=rules("hang_report_after", settings.hang_report_after, late_s) if reports else None,
             alone=nodes is not None and nodes.max == 1,
             explained=group is not None and self.collector is not None,
         )

@@ -20,6 +20,7 @@ from trainer_launch.pytorch.recorder_questions import Recorders
 from trainer_launch.pytorch.worker_group import Event, Heard, Phase, State, StoreEnded
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import loop
+from trainer_launch.supervisor.hang_detection import Quiet
 from trainer_launch.supervisor.incident_bundle import FAILURE, HANG
 from trainer_launch.supervisor.incident_collection import Collected, Collector
 from trainer_launch.supervisor.worker_samples import Place
@@ -38,6 +39,9 @@ class AnyHangWatch(loop.AnyWatch, Protocol):
 
     def explained(self, told: say.Explained) -> None:
         """What all nodes together know of it."""
+
+    def quiet(self) -> Mapping[int, Quiet]:
+        """How long ago each rank has done something."""
 
 
 class AnyGroup(Protocol):
@@ -111,7 +115,8 @@ class GroupIncidents:
         """Tell the coordinator what our ranks show, which asks all others, too."""
         self._stalled = collected
         states = () if collected is None else fitting(collected.incident.states)
-        self._send(say.Ranks(self.generation(), states, time.time_ns()))
+        limit_s = 0.0 if collected is None else collected.limit_s
+        self._send(say.Ranks(self.generation(), states, time.time_ns(), limit_s))
 
     # -- what happens -------------------------------------------------------------------------
 
@@ -143,23 +148,29 @@ class GroupIncidents:
             case say.ShowRanks(generation=asked) if asked == self.generation():
                 if watch is not None:
                     watch.reported()
-                self._show_ranks()
+                self._show_ranks(None if watch is None else watch.quiet())
             case say.Explained(generation=asked) if asked == self.generation():
                 self._note_explanation(news)
                 if watch is not None:
                     watch.explained(news)
 
-    def _show_ranks(self) -> None:
+    def _show_ranks(self, quiet: Mapping[int, Quiet] | None) -> None:
         seen = self._stalled  # it may have been seen here, too, at the same time
         if seen is None or time.time() - seen.incident.time_s > timeouts.SHOW_RANKS_S:
             seen = None if self.collector is None else self.collector.collect(HANG, "another node sees no progress")
+            seen = seen.with_quiet(quiet) if seen is not None and quiet is not None else seen
         self.tell_ranks(seen)
 
     def _note_explanation(self, told: say.Explained) -> None:
         self._explained, seen = told, self._stalled
+        if not told.accuses:
+            _log.info("no progress: %s", told.text)
+            if self.collector is not None and seen is not None:
+                self._stalled = None
+                self.collector.drop(seen)
+            return
         where = f"; collected in {seen.folder}" if seen is not None and seen.folder else ""
-        level, words = (logging.WARNING, "suspected hang") if told.accuses else (logging.INFO, "no progress")
-        _log.log(level, "%s: %s%s", words, told.text, where)
+        _log.warning("suspected hang: %s%s", told.text, where)
         if self.collector is not None and seen is not None:
             self.collector.explained(seen, told.text, told.cause, told.ranks, told.helps)
 
@@ -199,8 +210,8 @@ def fitting(states: Sequence[RankState]) -> tuple[RankState, ...]:
 def what_failed(event: Event, state: State) -> str | None:
     """Why this generation ends, for an incident; None: newcomers may join, so that nothing has failed."""
     match event:
-        case Heard(news=say.Restart(reason=reason)):
-            return None if reason.endswith("may join") else f"generation {state.seen} is over: {reason}"
+        case Heard(news=say.Restart(reason=reason, grows=grows)):
+            return None if grows else f"generation {state.seen} is over: {reason}"
         case Heard(news=say.GiveUp(reason=reason)):
             return reason
         case StoreEnded():

@@ -16,9 +16,10 @@ A worker that a debugger holds pauses everything, and so does a gap in our own o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from typing import NamedTuple
 
 from trainer_launch.model.frozen import dataclass
 
@@ -27,6 +28,7 @@ USUAL = 10  # times the longest pause between strong signs is no longer usual
 LEARN = 5  # pauses, before anything is known about them
 REMEMBER = 100  # pauses
 AUTO_FLOOR_S = 60.0  # no learned timeout is shorter
+UNLEARNED_S = 1800.0  # before it is learned; it allows for the start as well
 _IDLE_CPU = 0.02  # of one CPU: gloo's own thread, which wakes up 100 times a second, takes 0.002
 _IDLE_CPU_FLOOR_S = 0.05  # a few of the kernel's ticks
 _IDLE_SWITCHES_PER_S = 1.0  # a data loader's consumer looks after its workers every 5 s
@@ -38,6 +40,7 @@ class Rules:
     """What the user asked for."""
 
     timeout_s: float | None  # None: learn it from the pauses between strong signs
+    unlearned_s: float | None = None  # the timeout before anything is learned; None: there is none
     weak_signs: bool = True  # False: the work is done elsewhere, so being idle here says nothing
 
     @property
@@ -77,6 +80,7 @@ class Track:
     quiet: Sample  # since this one it did next to nothing
     quiet_at_s: float
     stopped_at_s: float | None = None
+    sign_at_s: float | None = None  # its own last strong sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,13 @@ class Node:
     first_sign_at_s: float | None = None  # of these workers
     sign_at_s: float | None = None
     pauses_s: tuple[float, ...] = ()  # between strong signs, also of earlier workers
+
+
+class Quiet(NamedTuple):
+    """How long ago one worker has done something; None: not since it is watched."""
+
+    sign_s: float | None  # a strong sign
+    work_s: float | None  # more than wait, unless it is busy for too long
 
 
 class Kind(Enum):
@@ -132,7 +143,7 @@ def limit_s(node: Node, rules: Rules) -> float | None:
     """The timeout: as it was given, or as it was learned; None: not yet."""
     if rules.timeout_s is not None:
         return rules.timeout_s
-    return max(AUTO_FLOOR_S, USUAL * max(node.pauses_s)) if len(node.pauses_s) >= LEARN else None
+    return max(AUTO_FLOOR_S, USUAL * max(node.pauses_s)) if len(node.pauses_s) >= LEARN else rules.unlearned_s
 
 
 def judge(node: Node, rules: Rules) -> Hang | None:
@@ -140,7 +151,27 @@ def judge(node: Node, rules: Rules) -> Hang | None:
     limit = limit_s(node, rules)
     if limit is None or not node.tracks or any(track.last.state == "t" for track in node.tracks.values()):
         return None
-    return _stopped(node, limit) or (_idle(node, limit) if rules.weak_signs else None) or _busy(node, rules, limit)
+    is_learned = rules.timeout_s is not None or len(node.pauses_s) >= LEARN
+    idle = _idle(node, limit, PATIENCE * limit if is_learned else limit) if rules.weak_signs else None
+    return _stopped(node, limit) or idle or _busy(node, rules, limit)
+
+
+def quiet(node: Node, all_rules: Sequence[Rules]) -> dict[Worker, Quiet]:
+    """What each worker has done last."""
+    limits = [(rules, limit_s(node, rules)) for rules in all_rules]
+    busy = {
+        worker
+        for rules, limit in limits
+        if limit is not None and (hang := _busy(node, rules, limit)) is not None
+        for worker in hang.workers
+    }
+    return {
+        worker: Quiet(
+            None if track.sign_at_s is None else node.at_s - track.sign_at_s,
+            None if worker in busy else node.at_s - track.quiet_at_s,
+        )
+        for worker, track in node.tracks.items()
+    }
 
 
 def others_s(found: Hang) -> float:
@@ -158,9 +189,9 @@ def _follow(track: Track, sample: Sample, at_s: float) -> Track:
         and 0 <= switches <= _IDLE_SWITCHES_FLOOR + _IDLE_SWITCHES_PER_S * since_s
     )
     stopped_at_s = None if sample.state != "T" else at_s if track.stopped_at_s is None else track.stopped_at_s
-    if is_quiet:
-        return replace(track, last=sample, stopped_at_s=stopped_at_s)
-    return replace(track, last=sample, quiet=sample, quiet_at_s=at_s, stopped_at_s=stopped_at_s)
+    sign_at_s = track.sign_at_s if track.last.signs == sample.signs else at_s
+    now = replace(track, last=sample, stopped_at_s=stopped_at_s, sign_at_s=sign_at_s)
+    return now if is_quiet else replace(now, quiet=sample, quiet_at_s=at_s)
 
 
 def _stopped(node: Node, limit: float) -> Hang | None:
@@ -173,11 +204,11 @@ def _stopped(node: Node, limit: float) -> Hang | None:
     return Hang(kind=Kind.STOPPED, workers=workers, for_s=for_s, limit_s=limit, text=text)
 
 
-def _idle(node: Node, limit: float) -> Hang | None:
+def _idle(node: Node, limit: float, start_s: float) -> Hang | None:
     for_s = node.at_s - max(track.quiet_at_s for track in node.tracks.values())
     if node.sign_at_s is not None:
         for_s = min(for_s, node.at_s - node.sign_at_s)
-    elif node.at_s - min(track.born_at_s for track in node.tracks.values()) < PATIENCE * limit:
+    elif node.at_s - min(track.born_at_s for track in node.tracks.values()) < start_s:
         return None
     if for_s < limit:
         return None

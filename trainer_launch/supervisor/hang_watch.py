@@ -4,7 +4,8 @@ What is a hang is decided in `hang_detection`, who is waited for in `collectives
 workers can tell is on disk. An event tells the worker group, or the supervisor's machine, which ends them.
 
 Where a coordinator can be asked, idle workers are ended only after it was. The node that has the cause ends its own
-at once; who waits for it, or is where a healthy rank may be for minutes, gets `PATIENCE` times as long.
+at once; who waits for it, or is where a healthy rank may be for minutes, gets `PATIENCE` times as long. Nobody is
+ended while the cause shows progress, wherever it is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from trainer_launch.supervisor import hang_detection
 from trainer_launch.supervisor.hang_detection import Hang, Kind, Rules, Worker
 from trainer_launch.supervisor.incident_bundle import HANG
 from trainer_launch.supervisor.incident_collection import Collected, Collector
-from trainer_launch.supervisor.stacks import Frame, main_thread, stacks_digest, waits_for_others, where
+from trainer_launch.supervisor.stacks import Frame, doing, main_thread, stacks_digest, waits_for_others, where
 from trainer_launch.supervisor.worker_samples import Workers
 
 ANSWER_S = 8.0  # for the coordinator to explain; longer than all nodes have to tell it what they know
@@ -42,6 +43,10 @@ class Explained(Protocol):
     @property
     def accuses(self) -> bool:
         """Whether somebody hangs."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the cause still shows progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +118,15 @@ class Watch:
     def explained(self, told: Explained) -> None:
         """What all nodes together know of the present quiet."""
         self._explained = told, self._quiet, self._node.at_s
+        if not told.accuses:
+            self._seen = None  # nothing is kept of it
+        if told.active and all(self._judged(rules) is None for rules in self._watched.all_rules):
+            self._has_reported, self._explained = False, None  # should progress end here, that is another hang
+
+    def quiet(self) -> dict[int, hang_detection.Quiet]:
+        """How long ago each rank has done something."""
+        found = hang_detection.quiet(self._node, self._watched.all_rules)
+        return {worker.rank: quiet for worker, quiet in found.items() if worker.rank is not None}
 
     @property
     def _quiet(self) -> object:
@@ -124,7 +138,10 @@ class Watch:
         if found.kind is not Kind.IDLE or not self._watched.explained:
             return self._named(found, now_s)
         told, quiet, at_s = self._explained or (None, None, 0.0)
-        if told is not None and quiet == self._quiet and now_s < at_s + FRESH_S:
+        fresh_s = max(FRESH_S, found.limit_s) if told is not None and told.active else FRESH_S
+        if told is not None and quiet == self._quiet and now_s < at_s + fresh_s:
+            if told.active:
+                return None
             if not told.accuses and not told.ranks:
                 return self._named(found, now_s)  # nothing explains it
             own = tuple(worker for worker in self._node.tracks if worker.rank in told.ranks)
@@ -148,9 +165,12 @@ class Watch:
             return found
         since_s = now_s - found.for_s
         if self._asked_at_s is None or since_s > self._asked_at_s + self._watched.paced_by.pace_s:
-            waits = {worker: waits_for_others(frame) for worker, frame in self._main_threads().items()}
             self._asked_at_s = since_s
-            self._elsewhere = tuple(worker for worker, waiting in waits.items() if waiting is False)
+            self._elsewhere = tuple(
+                worker
+                for worker, frames in self._main_threads().items()
+                if waits_for_others(frames) is False and not doing(frames).takes_long
+            )
         if self._elsewhere and len(self._elsewhere) < len(self._node.tracks):
             found = replace(found, workers=self._elsewhere)
         return (
@@ -203,6 +223,7 @@ class Watch:
         report = "".join(f"{line}\n" for line in (found.text, *digest))
         is_plain = found.kind is Kind.STOPPED  # its sentence says it all
         collected = self._collector.collect(HANG, found.text, report=report, texts=texts, keeps_sentence=is_plain)
+        collected = collected.with_quiet(self.quiet(), found.limit_s)
         text = collected.incident.sentence
         return f"{text}; collected in {collected.folder}" if collected.folder else text, digest, collected
 

@@ -78,7 +78,7 @@ class Stored:
 
 
 def new_folder(place: str, name: str, at_s: float) -> str:
-    """Make the folder of a new incident, and remove the oldest beyond the ten that are kept.
+    """Make the folder of a new incident.
 
     Raises:
         OSError: it cannot be made.
@@ -93,9 +93,15 @@ def new_folder(place: str, name: str, at_s: float) -> str:
             break
     else:
         raise FileExistsError(f"{place} has a thousand incidents of this second")
-    for old in [one for one in _ids(place) if _name_of(one) == clean][:-KEPT]:  # a volume may have other nodes' too
-        shutil.rmtree(f"{place}/{old}", ignore_errors=True)
     return folder
+
+
+def remove_old(folder: str) -> None:
+    """Remove this node's oldest incidents, so that ten are kept with this one; newer ones may not be any yet."""
+    place, last = os.path.split(folder)
+    own = [one for one in _ids(place) if _name_of(one) == _name_of(last)]  # a volume may have other nodes' too
+    for old in [one for one in own if one <= last][:-KEPT]:
+        shutil.rmtree(f"{place}/{old}", ignore_errors=True)
 
 
 def add(folder: str, part: str, name: str, text: str, *, anew: bool = False) -> str | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer_launch.host import incident_facts, process_tree, runtime_directory
@@ -19,7 +20,7 @@ from trainer_launch.model import Failure, exit_codes
 from trainer_launch.model.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain, spans
 from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.supervisor import incident_bundle, stacks
-from trainer_launch.supervisor.hang_detection import Worker
+from trainer_launch.supervisor.hang_detection import Quiet, Worker
 from trainer_launch.supervisor.incident_bundle import FAILURE, HANG, Incident
 from trainer_launch.supervisor.worker_samples import Workers
 
@@ -57,6 +58,7 @@ class Sources:
     answers: Callable[[int, float], Mapping[str, Recorded]] = lambda number, until_s: {}  # by process
     ended: Callable[[], Sequence[RankState]] = tuple  # the ranks of this generation without a process
     generation: Callable[[], int] = int
+    saving: Callable[[], Collection[int]] = tuple  # pids that have reported a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,16 @@ class Collected:
     folder: str  # "": nothing could be saved
     incident: Incident
     explanation: Explanation | None
+    limit_s: float = 0.0  # for how long no progress was seen; 0: another node has seen none
+
+    def with_quiet(self, quiet: Mapping[int, Quiet], limit_s: float = 0.0) -> Collected:
+        """With the last progress of each rank; who waits in a collective may spin there."""
+        states = []
+        for state in self.incident.states:
+            known = quiet.get(state.rank, ())[: 1 if state.doing is Doing.COLLECTIVE else 2]
+            quiet_s = min((since_s for since_s in known if since_s is not None), default=None)
+            states.append(replace(state, quiet_s=quiet_s))
+        return replace(self, incident=replace(self.incident, states=tuple(states)), limit_s=limit_s)
 
 
 class Collector:
@@ -76,6 +88,7 @@ class Collector:
         self._threads: list[threading.Thread] = []
         self._last: tuple[Collected, Sequence[str]] | None = None  # and whose output counted
         self._told: dict[str, Incident] = {}  # what incident.json says, by folder
+        self._dropped: set[str] = set()  # folders of what was no incident
         self._lock = threading.Lock()
 
     def collect(
@@ -150,8 +163,15 @@ class Collector:
         """All nodes have told what they know: the sentence of the job in place of this node's own."""
         self.tell(self._write(collected, sentence=sentence, reason=reason, ranks=ranks, restart_helps=helps))
 
+    def drop(self, collected: Collected) -> None:
+        """It was no incident: nothing of it is kept, as soon as nothing is written any more."""
+        self._dropped.add(collected.folder)
+        self._write(collected)
+
     def tell(self, collected: Collected) -> None:
-        """Tell `status` and the event log, and people where it is."""
+        """Tell `status` and the event log, and people where it is; it may take the place of an old one."""
+        if collected.folder:
+            incident_bundle.remove_old(collected.folder)
         told, where = collected.incident, os.path.basename(collected.folder)
         values = {"kind": told.kind, "text": told.sentence, "id": where or None, "reason": told.reason or None}
         ranks = spans(told.ranks) if told.ranks else None
@@ -182,12 +202,15 @@ class Collector:
 
     def _state(self, worker: Worker, state: str, text: str, said: Recorded | None) -> RankState:
         frames = stacks.main_thread(text)
+        doing = stacks.doing(frames)
+        if doing is Doing.UNKNOWN and worker.pid in self._sources.saving():
+            doing = Doing.CHECKPOINT
         return RankState(
             rank=worker.rank or 0,
             node=self._about.node_rank,
             life=Life.STOPPED if state == "T" else Life.ALIVE,
             place=stacks.where(frames) if frames else "",
-            doing=stacks.doing(frames) if frames else Doing.UNKNOWN,
+            doing=doing,
             groups=said.groups if said is not None else {},
             why=said.why if said is not None else "it did not answer in time" if self._sources.is_group else "",
         )
@@ -264,6 +287,9 @@ class Collector:
     def _write(self, collected: Collected, missing: tuple[str, ...] = (), **changes: Any) -> Collected:
         """Write incident.json anew, with what has changed, and what else could not be collected."""
         with self._lock:
+            if collected.folder in self._dropped:
+                shutil.rmtree(collected.folder, ignore_errors=True)
+                return collected
             before = self._told.get(collected.folder, collected.incident)
             now = replace(before, **changes)
             if collected.folder:

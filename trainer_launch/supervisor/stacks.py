@@ -13,13 +13,24 @@ _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}) in (?P<function>.*)$')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen |/multiprocessing/|/trainer_launch/|<string>")
 # Where a rank waits for the others: in a collective, or in what torch runs one from.
-_COLLECTIVE = re.compile(r"torch/(distributed/(?!elastic|launcher)|autograd/|nn/parallel/)")
-# In this order: a checkpoint may be saved by collectives, and a data loader may wait for a debugger's prompt.
+_COLLECTIVE = re.compile(r"torch/(distributed/(?!elastic|launcher|checkpoint)|autograd/|nn/parallel/)")
+# FILE:FUNCTION of any call, in this order: a checkpoint may be saved by collectives or sent somewhere, a data
+# loader may wait for a debugger's prompt or read from a remote file system, and a compiler may be another program.
 _IN = {
-    Doing.DEBUGGER: re.compile(r"/(pdb|bdb|ipdb|pydevd[^/]*)\.py$|/debugpy/"),
-    Doing.CHECKPOINT: re.compile(r"torch/(serialization\.py|distributed/checkpoint/)|/safetensors/"),
-    Doing.COMPILING: re.compile(r"torch/(_dynamo|_inductor|_functorch)/|/triton/compiler/"),
-    Doing.DATA: re.compile(r"torch/utils/data/"),
+    Doing.DEBUGGER: r"/(pdb|bdb|ipdb|pydevd[^/]*)\.py:|/debugpy/",
+    Doing.CHECKPOINT: r"torch/(serialization\.py:|distributed/checkpoint/)|/(safetensors|dist_checkpointing)/"
+    r"|/deepspeed/(checkpoint|runtime/checkpoint_engine)/|/megatron/.*/checkpointing\.py:"
+    r"|/accelerate/checkpointing\.py:|/orbax/checkpoint/|lightning/(fabric|pytorch)/plugins/io/"
+    r"|/(pytorch_lightning|lightning/pytorch)/.*(model_checkpoint|checkpoint_connector)\.py:_?(save|dump|restore|resume)"
+    r"|:_?(save|load)_(checkpoint|pretrained|optimizer_and_scheduler)$",
+    # Every call of a compiled function is in eval_frame.py, output_code.py or runtime_wrappers.py.
+    Doing.COMPILING: r"torch/_dynamo/(convert_frame|symbolic_convert|output_graph)\.py:|/triton/compiler/"
+    r"|torch/_inductor/(compile_fx\w*|codecache|async_compile|cpp_builder|graph|scheduler)\.py:(?!(run|__call__)$)"
+    r"|torch/_functorch/_aot_autograd/runtime_wrappers\.py:get_or_compile$",
+    Doing.DATA: r"torch/utils/data/",
+    Doing.TRANSFER: r"/shutil\.py:|/(boto3|botocore|s3transfer|s3fs|fsspec|gcsfs|adlfs|huggingface_hub)/"
+    r"|/(google/cloud/storage|azure/storage)/|/urllib/request\.py:",
+    # A program that a rank waits for is none of these: it is below the rank, and its work counts as the rank's.
 }
 _DECORATORS = ("wrapper", "decorate_context", "inner", "_fn")
 
@@ -57,9 +68,9 @@ def main_thread(text: str) -> tuple[Frame, ...]:
 
 
 def doing(frames: tuple[Frame, ...]) -> Doing:
-    """What the main thread is in: some library call above it, or a collective at its innermost."""
+    """What the main thread is in: a call around it, or a collective at its innermost."""
     for kind, pattern in _IN.items():
-        if any(pattern.search(frame.file) for frame in frames):
+        if any(re.search(pattern, f"{frame.file}:{frame.function}") for frame in frames):
             return kind
     return Doing.COLLECTIVE if waits_for_others(frames) else Doing.UNKNOWN
 
