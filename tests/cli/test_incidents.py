@@ -225,6 +225,24 @@ def test_a_failure_keeps_what_the_other_ranks_did(tmp_path: Path) -> None:
     assert b"a-secret-value" not in everything
 
 
+def test_a_token_in_a_workers_output_and_traceback_is_nowhere_in_its_incident(tmp_path: Path) -> None:
+    place, token = tmp_path / "incidents", "hf_" + "a1b2c3d4e5f6g7h8"
+    fails = f'print("uses {token}", file=sys.stderr); login = lambda token: token.no; login(token="{token}")'
+    options = ("--max-restarts", "0", "--prefix", "--incident-dir", str(place))
+    ended = launch("run", *options, *TWO, "--", training(tmp_path, fails))
+    assert f"uses {token}" in ended.stderr, "what a pod prints is its own"
+    argv = (*LAUNCHER, "incidents", "bundle", "--incident-dir", str(place))
+    packed = subprocess.run(argv, env=clean_env(), capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        contents = {one.name: file.read() for one in archive if (file := archive.extractfile(one)) is not None}
+    assert [name for name, content in contents.items() if token.encode() in content] == []
+    assert any(b"uses [redacted]" in content for content in contents.values())
+    for words in ("show", "page"):
+        text = incidents(place, words)
+        assert "uses [redacted]" in text
+        assert token not in text
+
+
 def test_without_the_recorder_there_are_stacks_and_the_reason_why_no_more(tmp_path: Path) -> None:
     place = tmp_path / "incidents"
     watched = ("--no-recorder", "--hang-timeout", "2", "--max-restarts", "0", "--incident-dir", str(place))

@@ -74,6 +74,21 @@ def test_a_bundle_keeps_its_size_and_says_what_it_lost(tmp_path: Path) -> None:
     assert Path(folder, "host", "b.txt").stat().st_size == 4 * MIB, "no text has more"
 
 
+def test_no_text_of_a_bundle_has_a_secret(tmp_path: Path) -> None:
+    token = "hf_" + "a1b2c3d4e5f6g7h8"
+    lines = (f"logging in with {token}", f'    login(token="{token}", retry=True)')
+    made = collector(tmp_path, lambda: lines)
+    made.collect(FAILURE, f"ValueError: {token}", names=("rank 0",), report=f"{token} in a report")
+    made.concluded(Failure(reason="Failed", message=f"it failed: {token}", exit_code=1))
+    made.close()
+    (one,) = incident_bundle.stored(str(tmp_path))
+    texts = {name: (Path(one.folder) / name).read_text() for name in one.files}
+    assert {"incident.json", "sentence.txt", "report.txt", "output/rank-0.txt"} <= set(texts)
+    assert [name for name, text in texts.items() if token in text] == []
+    assert texts["output/rank-0.txt"] == "logging in with [redacted]\n    login(token=[redacted], retry=True)\n"
+    assert texts["sentence.txt"] == "it failed: [redacted]\n"
+
+
 def test_the_last_ten_of_each_node_are_kept(tmp_path: Path) -> None:
     other = incident_bundle.new_folder(str(tmp_path), "job-node1", 0.0)
     folders = [incident_bundle.new_folder(str(tmp_path), "job-node0", float(at_s)) for at_s in range(13)]

@@ -23,7 +23,7 @@ from typing import Any
 
 from trainer_launch.host import cgroup, process_tree, shm
 from trainer_launch.host.deadline_subprocess import Child, stop_all
-from trainer_launch.model.redaction import redact, redact_text
+from trainer_launch.model.redaction import redact
 from trainer_launch.model.units import in_units
 
 _MEMORY = ("memory.events", "memory.pressure", "memory.current", "memory.peak", "memory.max", "memory.failcnt")
@@ -234,10 +234,7 @@ def native_stacks(pids: Sequence[int], limit_s: float) -> dict[int, str]:
         children[pid] = Child((program, "dump", how, "--pid", str(pid)))
     stop_all(tuple(children.values()), limit_s)
     ended = {pid: child.end(0.5) for pid, child in children.items()}
-    return {
-        pid: redact_text(one.out) or f"no stacks by py-spy: {one.failure or one.err}\n"
-        for pid, one in ended.items()
-    }
+    return {pid: one.out or f"no stacks by py-spy: {one.failure or one.err}\n" for pid, one in ended.items()}
 
 
 def is_python(pid: int) -> bool:

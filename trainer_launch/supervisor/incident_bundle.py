@@ -25,6 +25,7 @@ from trainer_launch.model.collectives import RankState
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.model.json_lines import Count, FreeText, MessageError, Name, Text, decode, encode
+from trainer_launch.model.redaction import redact_text
 
 MAX_BYTES = 32 << 20  # of one node's bundle
 KEPT = 10  # incidents
@@ -99,10 +100,11 @@ def new_folder(place: str, name: str, at_s: float) -> str:
 
 
 def add(folder: str, part: str, name: str, text: str, *, anew: bool = False) -> str | None:
-    """Write a text into a part of the bundle, as far as there is room; why not, if it cannot be written."""
+    """Write a text without secrets into a part of the bundle, as far as there is room; why not, if that fails."""
     if not text:
         return None
-    data = text.encode(errors="replace")[: max(0, min(_FILE_BYTES, MAX_BYTES - _ABOUT_BYTES - size_of(folder)))]
+    room = max(0, min(_FILE_BYTES, MAX_BYTES - _ABOUT_BYTES - size_of(folder)))
+    data = redact_text(text[:_FILE_BYTES]).encode(errors="replace")[:room]
     path = os.path.join(folder, part, name)
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -120,6 +122,7 @@ def finish(folder: str, incident: Incident) -> Incident:
 
     A bundle that is too large, and a full disk, cost the largest files.
     """
+    incident = replace(incident, sentence=redact_text(incident.sentence))
     most_bytes = MAX_BYTES - _ABOUT_BYTES
     while True:
         lost = _cut(folder, most_bytes)
