@@ -214,7 +214,9 @@ def test_a_failure_keeps_what_the_other_ranks_did(tmp_path: Path) -> None:
     )
     assert ended.returncode == 137, ended.stderr
     one = shown(place)
-    assert (one["kind"], one["sentence"]) == ("failure", "rank 1 ended with signal SIGKILL")
+    sentence = "rank 1 ended with signal SIGKILL; last entered: ranks 0,2 all_reduce #6 of default_pg"
+    assert (one["kind"], one["sentence"]) == ("failure", sentence)
+    assert f" | {sentence}\n" in ended.stderr
     states = {state["rank"]: state for state in one["states"]}
     assert (states[1]["life"], states[1]["how"]) == ("dead", "SIGKILL")
     assert set(states) == {0, 1, 2}

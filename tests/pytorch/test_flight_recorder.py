@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.launching import clean_env
 from tests.waiting import eventually
-from trainer_launch.model.collectives import RankState, Recorded, explain
+from trainer_launch.model.collectives import Group, RankState, Recorded, explain
 from trainer_launch.pytorch.flight_recorder import told
 from trainer_launch.pytorch.recorder_questions import Recorders
 
@@ -188,13 +188,15 @@ def test_a_status_is_of_the_group_that_has_its_number_on_this_rank() -> None:
 
 
 def test_who_does_not_answer_holds_nobody_up() -> None:
-    """One has ended, one writes what is no answer, one says nothing."""
+    """Of one that has ended its last words remain, one writes what is no answer, one says nothing."""
     recorders = Recorders()
     ended, odd, silent = recorders.open(["ended", "odd", "silent"])
     try:
-        os.close(ended)
         os.write(odd, b"no answer\n" + b"x" * 10)
+        os.write(ended, b'{"number": 0, "groups": {"0": {"entered": 5, "done": 5}}}\n')
+        os.close(ended)
         assert asked(recorders, None, 0.2) == {}
+        assert recorders.last_words == {"ended": Recorded(groups={"0": Group(entered=5, done=5)})}
         os.write(silent, b'{"number": 1, "why": "late"}\n{"number": 2, "why": "it has nothing"}\n')
         assert recorders.answers(2, time.monotonic() + 1.0) == {"silent": Recorded(number=2, why="it has nothing")}
     finally:
