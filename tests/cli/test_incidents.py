@@ -273,6 +273,18 @@ def test_a_directory_that_cannot_be_written_holds_nothing_up(tmp_path: Path) -> 
     assert "set --incident-dir to a writable directory, or to none" in ended.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_the_default_directory_is_not_used_if_it_belongs_to_another_user(tmp_path: Path) -> None:
+    place = tmp_path / "trainer-launch-incidents"
+    place.mkdir(mode=0o700)
+    os.chown(place, 1000, 1000)
+    words = ("run", "--max-restarts", "0", *TWO, "--", training(tmp_path, "sys.exit(3)"))
+    ended = launch(*words, env={"TMPDIR": str(tmp_path)})
+    assert ended.returncode == 3, ended.stderr
+    assert f"cannot save an incident in {place}: it belongs to another user (uid 1000); set" in ended.stderr
+    assert list(place.iterdir()) == []
+
+
 # -- the command ------------------------------------------------------------------------------
 
 

@@ -89,6 +89,23 @@ def test_no_text_of_a_bundle_has_a_secret(tmp_path: Path) -> None:
     assert texts["sentence.txt"] == "it failed: [redacted]\n"
 
 
+@pytest.mark.parametrize("how", ["writable", "link", "ours"])
+def test_the_default_directory_has_to_be_ours_alone(tmp_path: Path, how: str) -> None:
+    place = tmp_path / "incidents"
+    if how == "link":
+        place.symlink_to(tmp_path)
+    elif how == "writable":
+        place.mkdir()
+        place.chmod(0o770)
+    else:
+        incident_bundle.new_folder(str(place), "job", 0.0, must_be_ours=True)
+        assert place.stat().st_mode & 0o777 == 0o700
+        return
+    with pytest.raises(PermissionError, match="it is a symbolic link, or other users may write there"):
+        incident_bundle.new_folder(str(place), "job", 0.0, must_be_ours=True)
+    incident_bundle.new_folder(str(place), "job", 0.0)
+
+
 def test_the_last_ten_of_each_node_are_kept(tmp_path: Path) -> None:
     other = incident_bundle.new_folder(str(tmp_path), "job-node1", 0.0)
     folders = [incident_bundle.new_folder(str(tmp_path), "job-node0", float(at_s)) for at_s in range(13)]

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
@@ -78,13 +79,15 @@ class Stored:
 # -- writing -----------------------------------------------------------------------------------
 
 
-def new_folder(place: str, name: str, at_s: float) -> str:
+def new_folder(place: str, name: str, at_s: float, *, must_be_ours: bool = False) -> str:
     """Make the folder of a new incident, and remove the oldest beyond the ten that are kept.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be made, or the place must be ours and is not.
     """
     os.makedirs(place, mode=0o700, exist_ok=True)
+    if must_be_ours:
+        _check_owner(place)
     stamp = datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     clean = re.sub(r"[^\w.-]", "_", name)[:100]
     for number in range(1000):
@@ -97,6 +100,15 @@ def new_folder(place: str, name: str, at_s: float) -> str:
     for old in [one for one in _ids(place) if _name_of(one) == clean][:-KEPT]:  # a volume may have other nodes' too
         shutil.rmtree(f"{place}/{old}", ignore_errors=True)
     return folder
+
+
+def _check_owner(place: str) -> None:
+    """Anybody can make a directory of a known name in /tmp, and read or replace what is written there."""
+    found = os.lstat(place)
+    if found.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"it belongs to another user (uid {found.st_uid})", place)
+    if not stat.S_ISDIR(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(errno.EPERM, "it is a symbolic link, or other users may write there", place)
 
 
 def add(folder: str, part: str, name: str, text: str, *, anew: bool = False) -> str | None:

@@ -38,6 +38,7 @@ class About:
     """What does not change during a run."""
 
     place: str  # the folder of all incidents
+    is_default: bool = False  # a place whose name everybody knows, so that it must be ours
     job: str = ""
     host: str = ""
     node_rank: int | None = None
@@ -197,7 +198,7 @@ class Collector:
         node = self._about.node_rank
         name = f"{self._about.job or 'run'}{'' if node is None else f'-node{node}'}"
         try:
-            return incident_bundle.new_folder(self._about.place, name, at_s)
+            return incident_bundle.new_folder(self._about.place, name, at_s, must_be_ours=self._about.is_default)
         except OSError as problem:
             why = f"cannot save an incident in {self._about.place}: {problem.strerror}"
             log.warning("%s; set --incident-dir to a writable directory, or to none", why)
