@@ -17,7 +17,8 @@ import pytest
 
 from trainer_launch.host import incident_facts
 from trainer_launch.model import Failure
-from trainer_launch.supervisor import incident_bundle, incident_collection
+from trainer_launch.model.frozen import replace
+from trainer_launch.supervisor import incident_bundle, incident_collection, worker_samples
 from trainer_launch.supervisor.incident_bundle import FAILURE, HANG, MAX_BYTES, Incident
 from trainer_launch.supervisor.incident_collection import About, Collector, Sources
 
@@ -125,7 +126,7 @@ def test_what_is_in_an_incident_is_not_only_ours_to_write(tmp_path: Path) -> Non
 def test_a_fact_that_hangs_is_told_and_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     monkeypatch.setattr(incident_facts, "gpus", lambda: str(released.wait(60)))
-    monkeypatch.setattr(incident_collection, "_FACTS_S", 1.5)
+    monkeypatch.setattr(incident_collection, "_FACTS_S", 0.5)
     made = collector(tmp_path)
     begun_s = time.monotonic()
     made.collect(HANG, "nothing moves")
@@ -138,10 +139,47 @@ def test_a_fact_that_hangs_is_told_and_holds_nothing_up(tmp_path: Path, monkeypa
 
 
 def test_all_that_is_waited_for_is_less_than_ten_seconds() -> None:
-    asked_s = 3.0  # `worker_samples._ALL_ANSWERS_S`, before the collection
-    together_s = asked_s + incident_collection.HANG_S + incident_collection._NATIVE_S + 0.5
-    assert together_s + 0.5 * incident_collection._FACTS_S <= 10.0
-    assert incident_collection._FACTS_S + asked_s <= 10.0
+    """Stacks, answers and py-spy as long as they may take; facts have the rest."""
+    native_s = incident_collection._NATIVE_S + incident_facts.NATIVE_END_S
+    before_s = worker_samples.ALL_ANSWERS_S + incident_collection.HANG_S + native_s
+    assert before_s + 2.0 <= incident_collection._WHOLE_S < 10.0
+    assert incident_collection.FAILURE_S + native_s + incident_collection._FACTS_S <= incident_collection._WHOLE_S
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_the_facts_get_what_the_answers_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_before: bool
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(incident_facts, "gpus", lambda: str(released.wait(60)))
+    monkeypatch.setattr(incident_collection, "HANG_S", 1.0)
+    monkeypatch.setattr(incident_collection, "_WHOLE_S", 4.5 if asked_before else 1.5)
+    made = collector(tmp_path)
+    made._sources = replace(made._sources, answers=lambda number, until_s: wait_until(until_s))
+    begun_s = time.monotonic()
+    made.collect(HANG, "nothing moves", texts={} if asked_before else None)
+    made.close()
+    released.set()
+    assert 1.0 <= time.monotonic() - begun_s < 3.0, "the facts alone may take 4 s"
+    (one,) = incident_bundle.stored(str(tmp_path))
+    assert "host/gpus.txt: no answer within 0 s" in one.incident.missing
+
+
+def wait_until(until_s: float) -> dict[str, Any]:
+    threading.Event().wait(until_s - time.monotonic())
+    return {}
+
+
+def test_py_spys_processes_end_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They have closed nothing when they are killed: what holds their pipes is not below them any more."""
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\nsetsid -f sleep 20\nexec sleep 20\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    begun_s = time.monotonic()
+    found = incident_facts.native_stacks([1, 2, 3, 4], 0.5)
+    assert time.monotonic() - begun_s < 0.5 + incident_facts.NATIVE_END_S + 0.7
+    assert len(found) == 4
 
 
 def test_the_last_failure_gets_the_termination_messages_words_and_all_output(tmp_path: Path) -> None:

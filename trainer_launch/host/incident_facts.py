@@ -34,6 +34,7 @@ _KERNEL = re.compile(
 _KERNEL_LINES = 200
 _RAS_PORT = 28028  # where NCCL serves its RAS subsystem, unless NCCL_RAS_ADDR says otherwise
 _RAS_S = 3.0
+NATIVE_END_S = 0.5  # for all of py-spy's processes to end, beyond their limit
 _RAS_BYTES = 1 << 20
 _SEGMENTS = 20
 
@@ -233,7 +234,8 @@ def native_stacks(pids: Sequence[int], limit_s: float) -> dict[int, str]:
         how = "--nonblocking" if entry is not None and entry.state in "Tt" else "--native"
         children[pid] = Child((program, "dump", how, "--pid", str(pid)))
     stop_all(tuple(children.values()), limit_s)
-    ended = {pid: child.end(0.5) for pid, child in children.items()}
+    until_s = time.monotonic() + NATIVE_END_S
+    ended = {pid: child.end(max(0.0, until_s - time.monotonic())) for pid, child in children.items()}
     return {pid: one.out or f"no stacks by py-spy: {one.failure or one.err}\n" for pid, one in ended.items()}
 
 
