@@ -113,6 +113,24 @@ def test_the_last_ten_of_each_node_are_kept(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == sorted(os.path.basename(one) for one in [other, *folders[3:]])
 
 
+def test_a_shared_directory_does_not_grow_with_each_new_job(tmp_path: Path) -> None:
+    other = incident_bundle.new_folder(str(tmp_path), "job-0-node1", 0.0)
+    jobs = [incident_bundle.new_folder(str(tmp_path), f"job-{n}-node0", 4000.0 * n) for n in range(60)]
+    kept = [other, *jobs[-incident_bundle.KEPT_OF_ALL :]]
+    assert sorted(os.listdir(tmp_path)) == sorted(os.path.basename(one) for one in kept)
+
+
+def test_what_other_jobs_may_still_collect_is_not_removed(tmp_path: Path) -> None:
+    jobs = [incident_bundle.new_folder(str(tmp_path), f"job-{n}-node0", 10.0 * n) for n in range(60)]
+    assert len(os.listdir(tmp_path)) == len(jobs)
+
+
+def test_nodes_of_a_job_with_a_long_name_are_kept_apart(tmp_path: Path) -> None:
+    names = [f"{'j' * 120}-node{number}" for number in range(2)]
+    folders = [incident_bundle.new_folder(str(tmp_path), names[n % 2], float(n)) for n in range(20)]
+    assert len(os.listdir(tmp_path)) == len(folders)
+
+
 def test_what_is_in_an_incident_is_not_only_ours_to_write(tmp_path: Path) -> None:
     """Whatever is in a folder on a shared volume, the rest can be listed."""
     for number, text in enumerate((b"", b"{", b"[" * 10_000, b'{"sentence":1}', b"\xff" * 100)):

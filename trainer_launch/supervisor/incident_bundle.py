@@ -29,7 +29,9 @@ from trainer_launch.model.json_lines import Count, FreeText, MessageError, Name,
 from trainer_launch.model.redaction import redact_text
 
 MAX_BYTES = 32 << 20  # of one node's bundle
-KEPT = 10  # incidents
+KEPT = 10  # incidents of one node of a job
+KEPT_OF_ALL = 50  # of the same node of all jobs that share the directory
+_RECENT_S = 3600.0  # other jobs may still write what is not older
 FAILURE, HANG = "failure", "hang"  # kinds of incidents
 DEFAULT = "trainer-launch-incidents"
 NOWHERE = "none"
@@ -80,7 +82,7 @@ class Stored:
 
 
 def new_folder(place: str, name: str, at_s: float, *, must_be_ours: bool = False) -> str:
-    """Make the folder of a new incident, and remove the oldest beyond the ten that are kept.
+    """Make the folder of a new incident, and remove the oldest of this node beyond those that are kept.
 
     Raises:
         OSError: it cannot be made, or the place must be ours and is not.
@@ -88,8 +90,7 @@ def new_folder(place: str, name: str, at_s: float, *, must_be_ours: bool = False
     os.makedirs(place, mode=0o700, exist_ok=True)
     if must_be_ours:
         _check_owner(place)
-    stamp = datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    clean = re.sub(r"[^\w.-]", "_", name)[:100]
+    stamp, clean = _stamp(at_s), re.sub(r"[^\w.-]", "_", name)[-100:]
     for number in range(1000):
         folder = f"{place}/{stamp}-{clean}-{number}"
         with contextlib.suppress(FileExistsError):
@@ -97,9 +98,21 @@ def new_folder(place: str, name: str, at_s: float, *, must_be_ours: bool = False
             break
     else:
         raise FileExistsError(f"{place} has a thousand incidents of this second")
-    for old in [one for one in _ids(place) if _name_of(one) == clean][:-KEPT]:  # a volume may have other nodes' too
+    for old in _beyond(_ids(place), clean, at_s):
         shutil.rmtree(f"{place}/{old}", ignore_errors=True)
     return folder
+
+
+def _beyond(ids: Sequence[str], name: str, now_s: float) -> set[str]:
+    """The oldest of this job's node, and of the same node of all jobs, of which others may be at work right now."""
+    own = [one for one in ids if _name_of(one) == name]
+    of_all = [one for one in ids if _node_of(_name_of(one)) == _node_of(name)]
+    recent = _stamp(now_s - _RECENT_S)
+    return {*own[:-KEPT], *(one for one in of_all[:-KEPT_OF_ALL] if one < recent)}
+
+
+def _stamp(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
 
 
 def _check_owner(place: str) -> None:
@@ -262,6 +275,11 @@ def _ids(place: str) -> list[str]:
 
 def _name_of(one: str) -> str:
     return re.sub(r"-[0-9]{1,3}$", "", one.partition("-")[2])
+
+
+def _node_of(name: str) -> str:
+    found = re.search(r"-node[0-9]+$", name)
+    return found[0] if found else ""
 
 
 def _read(place: str, name: str) -> Stored | None:
