@@ -289,6 +289,58 @@ def test_nvml_tells_of_each_gpu_what_it_can(monkeypatch: pytest.MonkeyPatch) -> 
     assert "remapped rows (corrected, uncorrected, pending, failed): Not Supported" in lines
 
 
+class Slowed(Nvml):
+    """One GPU that is slowed down for these reasons."""
+
+    def __init__(self, reasons: int, *, works: bool = True) -> None:
+        super().__init__(works=works)
+        self.reasons = reasons
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        if uuid != "GPU-1a2b":
+            raise self.NVMLError("Not Found")
+        return 0
+
+    def nvmlDeviceGetClockInfo(self, device: int, kind: int) -> int:
+        return {1: 1200}[kind]
+
+    def nvmlDeviceGetMaxClockInfo(self, device: int, kind: int) -> int:
+        return {1: 1980}[kind]
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: int) -> int:
+        return self.reasons
+
+
+@pytest.mark.parametrize(
+    ("reasons", "name", "words"),
+    [
+        (0x1, "0", "GPU 0: 1200 of 1980 MHz, not throttled, 88 °C"),
+        (0x8 | 0x40, "0", "GPU 0: 1200 of 1980 MHz, throttled (hardware slowdown, hardware thermal), 88 °C"),
+        (
+            0x4 | 0x20 | 0x80,
+            "GPU-1a2b",
+            "GPU GPU-1a2b: 1200 of 1980 MHz, throttled (power cap, thermal, power brake), 88 °C",
+        ),
+        (0x4, "1", ""),
+        (0x4, "GPU-none", ""),
+    ],
+    ids=["idle", "hardware", "by its UUID", "fallen off the bus", "unknown UUID"],
+)
+def test_a_stragglers_gpu_is_told_in_a_phrase(
+    monkeypatch: pytest.MonkeyPatch, reasons: int, name: str, words: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Slowed(reasons))
+    assert incident_facts.gpu(name) == words
+
+
+@pytest.mark.parametrize("library", [None, Slowed(0, works=False), Nvml()], ids=["none", "no driver", "too old"])
+def test_nothing_is_told_of_a_gpu_that_cannot_be_asked(
+    monkeypatch: pytest.MonkeyPatch, library: Nvml | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert incident_facts.gpu("0") == ""
+
+
 @pytest.mark.parametrize(
     ("library", "why"),
     [(None, "nvidia-ml-py is not installed"), (Nvml(works=False), "NVML: Driver Not Loaded")],

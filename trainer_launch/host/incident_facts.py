@@ -146,7 +146,7 @@ _THROTTLES = {  # NVML's bits that slow a GPU down; idle and the user's own cloc
 
 
 def gpu(name: str) -> str:
-    """One GPU's clock, throttling and temperature in a phrase; `name` is its index or the begin of its UUID."""
+    """One GPU's clock, throttling and temperature in a phrase; `name` is its index or its UUID."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -161,7 +161,7 @@ def gpu(name: str) -> str:
         reasons = [word for bit, word in _THROTTLES.items() if bits & bit]
         throttled = f"throttled ({', '.join(reasons)})" if reasons else "not throttled"
         return f"GPU {name}: {clock} of {most} MHz, {throttled}, {nvml.nvmlDeviceGetTemperature(device, 0)} °C"
-    except nvml.NVMLError:
+    except (nvml.NVMLError, AttributeError):  # also an older library
         return ""
     finally:
         with contextlib.suppress(nvml.NVMLError):
