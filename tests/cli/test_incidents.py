@@ -206,9 +206,10 @@ def test_nodes_know_together_what_each_does_not(tmp_path: Path) -> None:
 
 def test_a_failure_keeps_what_the_other_ranks_did(tmp_path: Path) -> None:
     place = tmp_path / "incidents"
-    fails = "time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)"
+    # What it has forked ends as a program, and does not speak for it.
+    fails = "if os.fork() == 0:\n            return\n        time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)"
     secret = {"MY_TOKEN": "a-secret-value"}
-    options = ("--max-restarts", "0", "--incident-dir", str(place))
+    options = ("--max-restarts", "1", "--incident-dir", str(place))
     ended = launch(
         "run", *options, "--prefix", "--nproc-per-node", "3", "--", training(tmp_path, fails), env=secret
     )
@@ -216,6 +217,9 @@ def test_a_failure_keeps_what_the_other_ranks_did(tmp_path: Path) -> None:
     one = shown(place)
     sentence = "rank 1 ended with signal SIGKILL; last entered: ranks 0,2 all_reduce #6 of default_pg"
     assert (one["kind"], one["sentence"]) == ("failure", sentence)
+    assert shown(place, 0)["sentence"] == sentence.replace("signal ", ""), (
+        "also of the failure before, after which the job went on"
+    )
     assert f" | {sentence}\n" in ended.stderr
     states = {state["rank"]: state for state in one["states"]}
     assert (states[1]["life"], states[1]["how"]) == ("dead", "SIGKILL")

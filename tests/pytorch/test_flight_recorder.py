@@ -188,7 +188,7 @@ def test_a_status_is_of_the_group_that_has_its_number_on_this_rank() -> None:
 
 
 def test_who_does_not_answer_holds_nobody_up() -> None:
-    """Of one that has ended its last words remain, one writes what is no answer, one says nothing."""
+    """One has ended and had told what it knew, one writes what is no answer, one says nothing."""
     recorders = Recorders()
     ended, odd, silent = recorders.open(["ended", "odd", "silent"])
     try:
@@ -196,7 +196,7 @@ def test_who_does_not_answer_holds_nobody_up() -> None:
         os.write(ended, b'{"number": 0, "groups": {"0": {"entered": 5, "done": 5}}}\n')
         os.close(ended)
         assert asked(recorders, None, 0.2) == {}
-        assert recorders.last_words == {"ended": Recorded(groups={"0": Group(entered=5, done=5)})}
+        assert recorders.at_end == {"ended": Recorded(groups={"0": Group(entered=5, done=5)})}
         os.write(silent, b'{"number": 1, "why": "late"}\n{"number": 2, "why": "it has nothing"}\n')
         assert recorders.answers(2, time.monotonic() + 1.0) == {"silent": Recorded(number=2, why="it has nothing")}
     finally:

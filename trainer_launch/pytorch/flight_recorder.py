@@ -55,10 +55,11 @@ def _serve(fd: int, rank: int, main_thread: int) -> None:
             sample = None
 
 
-def last_words(fd: int, rank: int) -> None:
+def tell_at_end(fd: int, rank: int) -> None:
     """Tell PID 1 unasked, at the program's end, which collectives it entered last: nobody can ask it any more."""
-    os.set_blocking(fd, False)  # it may not be read for long
-    _reply(fd, {"number": 0}, rank)
+    with contextlib.suppress(OSError):  # the program may have closed it
+        os.set_blocking(fd, False)  # it may not be read for long
+        _reply(fd, {"number": 0}, rank)
 
 
 def _newest(data: bytes) -> list[dict[str, Any]]:

@@ -245,10 +245,10 @@ class Worker:
         """Tell what the program did not catch, then let the interpreter end: no frame is left below."""
         problem, self._problem = self._problem, None
         code = 1
-        if self._recorder is not None and os.getpid() == self._pid:  # the program may have forked
-            flight_recorder.last_words(self._recorder, int(self._worker.environment["RANK"]))
         try:
             code = finish(problem)
+            if self._recorder is not None and os.getpid() == self._pid:  # the program may have forked
+                flight_recorder.tell_at_end(self._recorder, int(self._worker.environment["RANK"]))
         except BaseException:  # noqa: BLE001  as a second Ctrl-C: nobody above would see it
             traceback.print_exc()
         if self._origin.has_preloaded or _has_finalisers():

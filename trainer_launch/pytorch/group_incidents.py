@@ -12,7 +12,7 @@ from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import News
 from trainer_launch.model import FailureRecord
-from trainer_launch.model.collectives import Life, RankState, Recorded, brief, last_entered
+from trainer_launch.model.collectives import Life, RankState, Recorded, brief, entered_in_words, last_entered
 from trainer_launch.model.frozen import replace
 from trainer_launch.model.json_lines import encode
 from trainer_launch.model.signal_policy import signal_name
@@ -26,7 +26,7 @@ from trainer_launch.supervisor.worker_samples import Place
 
 _MESSAGE_BYTES = 48_000  # leaves room in a line
 _OTHER_SIZE = re.compile(r"(\d{1,19}) vs (\d{1,19})\. Received data size doesn't match expected size")
-_LAST_WORDS_S = 0.01  # to read what has been written
+_AT_END_S = 0.01  # to read what has been written
 _OUTPUT_S = 0.2  # for the last output of a worker that was aborted
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class GroupIncidents:
 
     def ended(self) -> list[RankState]:
         """This generation's workers that have no process any more."""
-        said, deaths = self._recorders.last_words, self._group.state.deaths
+        said, deaths = self._recorders.at_end, self._group.state.deaths
         return [rank_state(one, self._group.node_rank, said.get(f"rank {one.rank}")) for one in deaths]
 
     def generation(self) -> int:
@@ -127,12 +127,19 @@ class GroupIncidents:
             return
         sentence = what_failed(event, after)
         if sentence is not None:
-            alive = self._pids()
-            collected = self.collector.collect(
-                FAILURE, sentence, names=[name for name in self._group.names if name not in alive]
-            )
-            known = [state for state in collected.incident.states if state.groups]
-            self._failed = self.generation(), last_entered([*self._last_words(), *known])
+            alive, killed = self._pids(), after.failure is not None and after.failure.signal is not None
+
+            def whole(states: Sequence[RankState]) -> str:
+                entered = entered_in_words(self._entered(states))
+                return f"{sentence}; {entered}" if killed and entered else sentence
+
+            self.collector.collect(FAILURE, whole, names=[name for name in self._group.names if name not in alive])
+
+    def _entered(self, states: Sequence[RankState]) -> Mapping[str, tuple[int, ...]]:
+        """Who entered what last; the coordinator is told when it is told of the end."""
+        known = [state for state in states if state.groups]
+        self._failed = self.generation(), last_entered([*self._states_at_end(), *known])
+        return self._failed[1]
 
     def completed(self, message: say.FromNode) -> say.FromNode:
         """A message about the end of a generation, with which collectives its ranks here entered last."""
@@ -140,13 +147,13 @@ class GroupIncidents:
         if isinstance(message, say.Failed | say.Join) and message.generation == generation:
             return replace(message, entered=entered)
         if isinstance(message, say.Join) and message.generation:  # all had ended before another node failed
-            self.answers(0, time.monotonic() + _LAST_WORDS_S)
-            return replace(message, entered=last_entered(self._last_words()))
+            self.answers(0, time.monotonic() + _AT_END_S)
+            return replace(message, entered=last_entered(self._states_at_end()))
         return message
 
-    def _last_words(self) -> list[RankState]:
+    def _states_at_end(self) -> list[RankState]:
         """What ranks have said at the end of their programs, also those whose processes still end."""
-        said = [(self._group.place_of(name), one) for name, one in self._recorders.last_words.items()]
+        said = [(self._group.place_of(name), one) for name, one in self._recorders.at_end.items()]
         return [RankState(rank=place.rank, groups=one.groups) for place, one in said if place is not None]
 
     def with_explanation(self, hung: ev.Hung) -> ev.Hung:

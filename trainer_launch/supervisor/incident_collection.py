@@ -82,7 +82,7 @@ class Collector:
     def collect(
         self,
         kind: str,
-        sentence: str,
+        sentence: str | Callable[[Sequence[RankState]], str],
         *,
         names: Sequence[str] = (),
         report: str = "",
@@ -108,6 +108,7 @@ class Collector:
             if worker.rank is not None
         ]
         states += [one for one in self._sources.ended() if one.rank not in {state.rank for state in states}]
+        sentence = sentence if isinstance(sentence, str) else sentence(states)
         found = explain(states, time.time_ns())
         keeps_sentence |= found is None or kind == FAILURE
         told = Explanation(text="") if found is None else found
