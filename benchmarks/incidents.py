@@ -58,6 +58,10 @@ _SIX = "all_reduce #6 of default_pg, [[4]] Float; rank 0 " + _W
 _NEVER = "rank 1 (node 0) never entered " + _SIX
 _READ = "rank 1 is in {L} (read_batch)"
 _NO = "; a restart will not help"
+_ENTERED = "; last entered: rank 0 all_reduce #6 of default_pg"
+_ENTERED_5 = "; last entered: rank 0 all_reduce #5 of default_pg"
+_ENTERED_3 = "; last entered: ranks 0,2 all_reduce #6 of default_pg"
+_UNEVEN = ": uneven data, a restart will not help"
 
 
 def hang(act: str, text: str, sentence: str, **more) -> Situation:
@@ -225,7 +229,7 @@ TO_TELL: tuple[Situation, ...] = (
     ended(
         "finishes_early",
         "finishes early (uneven data)",
-        "rank 1 finished with exit code 0 while rank 0 still waited for it",
+        "rank 1 finished with exit code 0 while rank 0 still waited for it" + _ENTERED + _UNEVEN,
         "ProgramError",
         1,
         rank=0,
@@ -234,7 +238,8 @@ TO_TELL: tuple[Situation, ...] = (
     ended(
         "one_more_step",
         "one rank has one step more",
-        "rank 0 finished with exit code 0 while rank 1 still waited for it",
+        "rank 0 finished with exit code 0 while rank 1 still waited for it; last entered: rank 1 all_reduce #7 of "
+        "default_pg" + _UNEVEN,
         "ProgramError",
         1,
         options=(),
@@ -286,12 +291,36 @@ TO_TELL: tuple[Situation, ...] = (
         options=(),
         attempt=2,
     ),
-    ended("killed", "SIGKILL, as of the node's OOM killer", "rank 1 ended with signal SIGKILL", "Killed", 137),
-    ended("killed_in_collective", "SIGKILL in a collective", "rank 1 ended with signal SIGKILL", "Killed", 137),
-    ended("killed_in_checkpoint", "SIGKILL in a checkpoint", "rank 1 ended with signal SIGKILL", "Killed", 137),
-    ended("segfault", "SIGSEGV", "rank 1 ended with signal SIGSEGV", "Crashed", 139),
-    ended("abort", "SIGABRT", "rank 1 ended with signal SIGABRT", "Crashed", 134),
-    ended("unhandled_signal", "SIGUSR2 without a handler", "rank 1 ended with signal SIGUSR2", "Killed", 140),
+    ended(
+        "killed",
+        "SIGKILL, as of the node's OOM killer",
+        "rank 1 ended with signal SIGKILL" + _ENTERED,
+        "Killed",
+        137,
+    ),
+    ended(
+        "killed_in_collective",
+        "SIGKILL in a collective",
+        "rank 1 ended with signal SIGKILL" + _ENTERED_5,
+        "Killed",
+        137,
+    ),
+    ended(
+        "killed_in_checkpoint",
+        "SIGKILL in a checkpoint",
+        "rank 1 ended with signal SIGKILL" + _ENTERED,
+        "Killed",
+        137,
+    ),
+    ended("segfault", "SIGSEGV", "rank 1 ended with signal SIGSEGV" + _ENTERED, "Crashed", 139),
+    ended("abort", "SIGABRT", "rank 1 ended with signal SIGABRT" + _ENTERED, "Crashed", 134),
+    ended(
+        "unhandled_signal",
+        "SIGUSR2 without a handler",
+        "rank 1 ended with signal SIGUSR2" + _ENTERED,
+        "Killed",
+        140,
+    ),
     ended("leaves_with_7", "os._exit(7)", "rank 1 ended with exit code 7: rank 1 step 4", "Failed", 7),
     ended(
         "memory",
@@ -364,11 +393,13 @@ TO_TELL: tuple[Situation, ...] = (
         any_rank=True,
     ),
     ended("raises", "3 nodes: an exception", _CODE + ": ValueError: no luck", "Failed", 1, **_THREE_NODES),
-    ended("killed", "3 nodes: SIGKILL", "rank 1 ended with signal SIGKILL", "Killed", 137, **_THREE_NODES),
+    ended(
+        "killed", "3 nodes: SIGKILL", "rank 1 ended with signal SIGKILL" + _ENTERED_3, "Killed", 137, **_THREE_NODES
+    ),
     ended(
         "finishes_early",
         "3 nodes: finishes early",
-        "rank 1 finished with exit code 0 while rank {R} still waited for it",
+        "rank 1 finished with exit code 0 while rank {R} still waited for it" + _ENTERED_3 + _UNEVEN,
         "ProgramError",
         1,
         options=(),

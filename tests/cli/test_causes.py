@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import signal
 from pathlib import Path
 
@@ -88,7 +89,10 @@ if rank == 0:
     time.sleep(1)
     raise ValueError("of its own")
 """
-SENTENCE = "| rank 1 finished with exit code 0 while rank 0 still waited for it"
+SENTENCE = (
+    "| rank 1 finished with exit code 0 while rank 0 still waited for it; last entered: rank 0 all_reduce #3 of "
+    "default_pg, rank 1 all_reduce #2 of default_pg: uneven data, a restart will not help"
+)
 
 
 def words_of(tmp_path: Path, *, waits: bool, nodes: int, restarts: int = 3) -> tuple[list[int], list[str]]:
@@ -129,6 +133,29 @@ def test_a_rank_that_finished_long_before_another_fails_by_itself_is_not_to_blam
     assert "ValueError: of its own" in text
     assert "still waited" not in text
     assert len(list(tmp_path.glob("start-*"))) == 2, "it was restarted once, as its budget allows"
+
+
+@pytest.mark.parametrize("where", ["STATE_DIR", "REPORT"])
+def test_a_node_on_preflights_list_is_not_admitted(tmp_path: Path, where: str) -> None:
+    (tmp_path / "failing_nodes.txt").write_text(f"{os.uname().nodename}\n")
+    (tmp_path / "words").touch()
+    train = script(tmp_path, "print('trains', flush=True)\n")
+    env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.2"}
+    env |= {"PET_MASTER_PORT": str(free_port())}
+    found = {f"TRAINER_LAUNCH_{where}": str(tmp_path / ("report.json" if where == "REPORT" else "."))}
+    words = ("--termination-log", str(tmp_path / "words"), "--", train)
+    with (
+        start("run", "--", train, env=env | found | {"PET_NODE_RANK": "0"}) as first,
+        start("run", *words, env=env | {"PET_NODE_RANK": "1"}) as second,
+    ):
+        code, output = second.end()
+        assert code == 138, output
+        first.signal(signal.SIGTERM)
+        code, output = first.end()
+    assert (code, "trains" in output) == (143, False), output
+    text = (tmp_path / "words").read_text()
+    assert text.startswith(f"reason=Quarantined node=1 host={os.uname().nodename} exit=138 ")
+    assert "this node is quarantined: preflight found it faulty (failing_nodes.txt)" in text
 
 
 # In its first life rank 1 leaves with 0 on the signal that the launcher hands on.

@@ -249,15 +249,21 @@ def test_nodes_know_together_what_each_does_not(tmp_path: Path) -> None:
 
 def test_a_failure_keeps_what_the_other_ranks_did(tmp_path: Path) -> None:
     place = tmp_path / "incidents"
-    fails = "time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)"
+    # What it has forked ends as a program, and does not speak for it.
+    fails = "if os.fork() == 0:\n            return\n        time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)"
     secret = {"MY_TOKEN": "a-secret-value"}
-    options = ("--max-restarts", "0", "--incident-dir", str(place))
+    options = ("--max-restarts", "1", "--incident-dir", str(place))
     ended = launch(
         "run", *options, "--prefix", "--nproc-per-node", "3", "--", training(tmp_path, fails), env=secret
     )
     assert ended.returncode == 137, ended.stderr
     one = shown(place)
-    assert (one["kind"], one["sentence"]) == ("failure", "rank 1 ended with signal SIGKILL")
+    sentence = "rank 1 ended with signal SIGKILL; last entered: ranks 0,2 all_reduce #6 of default_pg"
+    assert (one["kind"], one["sentence"]) == ("failure", sentence)
+    assert shown(place, 0)["sentence"] == sentence.replace("signal ", ""), (
+        "also of the failure before, after which the job went on"
+    )
+    assert f" | {sentence}\n" in ended.stderr
     states = {state["rank"]: state for state in one["states"]}
     assert (states[1]["life"], states[1]["how"]) == ("dead", "SIGKILL")
     assert set(states) == {0, 1, 2}
@@ -266,6 +272,24 @@ def test_a_failure_keeps_what_the_other_ranks_did(tmp_path: Path) -> None:
     assert "MY_TOKEN=[redacted]" in environment
     everything = b"".join(path.read_bytes() for path in Path(one["folder"]).rglob("*") if path.is_file())
     assert b"a-secret-value" not in everything
+
+
+def test_a_token_in_a_workers_output_and_traceback_is_nowhere_in_its_incident(tmp_path: Path) -> None:
+    place, token = tmp_path / "incidents", "hf_" + "a1b2c3d4e5f6g7h8"
+    fails = f'print("uses {token}", file=sys.stderr); login = lambda token: token.no; login(token="{token}")'
+    options = ("--max-restarts", "0", "--prefix", "--incident-dir", str(place))
+    ended = launch("run", *options, *TWO, "--", training(tmp_path, fails))
+    assert f"uses {token}" in ended.stderr, "what a pod prints is its own"
+    argv = (*LAUNCHER, "incidents", "bundle", "--incident-dir", str(place))
+    packed = subprocess.run(argv, env=clean_env(), capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        contents = {one.name: file.read() for one in archive if (file := archive.extractfile(one)) is not None}
+    assert [name for name, content in contents.items() if token.encode() in content] == []
+    assert any(b"uses [redacted]" in content for content in contents.values())
+    for words in ("show", "page"):
+        text = incidents(place, words)
+        assert "uses [redacted]" in text
+        assert token not in text
 
 
 def test_without_the_recorder_there_are_stacks_and_the_reason_why_no_more(tmp_path: Path) -> None:
@@ -294,6 +318,18 @@ def test_a_directory_that_cannot_be_written_holds_nothing_up(tmp_path: Path) -> 
     assert ended.returncode == 3, ended.stderr
     assert "cannot save an incident in" in ended.stderr
     assert "set --incident-dir to a writable directory, or to none" in ended.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_the_default_directory_is_not_used_if_it_belongs_to_another_user(tmp_path: Path) -> None:
+    place = tmp_path / "trainer-launch-incidents"
+    place.mkdir(mode=0o700)
+    os.chown(place, 1000, 1000)
+    words = ("run", "--max-restarts", "0", *TWO, "--", training(tmp_path, "sys.exit(3)"))
+    ended = launch(*words, env={"TMPDIR": str(tmp_path)})
+    assert ended.returncode == 3, ended.stderr
+    assert f"cannot save an incident in {place}: it belongs to another user (uid 1000); set" in ended.stderr
+    assert list(place.iterdir()) == []
 
 
 # -- the command ------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.state import Gone
 
+SENTENCE = "rank 1 finished with exit code 0 while rank 0 still waited for it: uneven data, a restart will not help"
 CLOSED = "RuntimeError: gloo: Connection closed by peer"
 
 
@@ -30,7 +31,7 @@ def test_a_single_node_whose_rank_1_finished_while_rank_0_waited_is_over_at_once
     world, (peer,) = running(1)
     waits(world, peer, finished=(1,))
     given_up = world.last(peer, msg.GiveUp)
-    assert given_up.reason == "rank 1 finished with exit code 0 while rank 0 still waited for it"
+    assert given_up.reason == SENTENCE
     assert (given_up.cause, given_up.rank, given_up.exit_code) == ("ProgramError", 0, 1)
 
 
@@ -44,7 +45,7 @@ def test_a_node_that_is_done_while_another_still_waits_ends_the_job_without_a_re
     assert world.is_over
     ends = [world.last(peer, msg.GiveUp) for peer in (zero, one)]
     assert {end.cause for end in ends} == {"ProgramError"}
-    assert {end.reason for end in ends} == {"rank 1 finished with exit code 0 while rank 0 still waited for it"}
+    assert {end.reason for end in ends} == {SENTENCE}
     assert world.state.restarts == 0
 
 
@@ -54,6 +55,38 @@ def test_several_ranks_that_finished_are_all_named_once():
     returns(world, one, finished=(2, 3))
     returns(world, zero)
     assert world.last(zero, msg.GiveUp).reason.startswith("ranks 1, 2, 3 finished with exit code 0")
+
+
+def test_the_sentence_has_what_each_rank_entered_last_as_far_as_its_node_knows():
+    world, (zero, one) = running()
+    eleventh, tenth = ({f"all_reduce #{number} of default_pg": (rank,)} for number, rank in ((11, 0), (10, 1)))
+    failed = msg.Failed(world.number, 0, 1, None, CLOSED, "RuntimeError", True, entered=eleventh)
+    world.say(zero, failed)
+    for _ in range(2):  # a node may say it again
+        world.say(one, msg.Join(world.incarnations[one], world.number, (1,), entered=tenth))
+    world.join(zero)
+    assert world.last(zero, msg.GiveUp).reason == SENTENCE.replace(
+        ": uneven",
+        "; last entered: rank 0 all_reduce #11 of default_pg, rank 1 all_reduce #10 of default_pg: uneven",
+    )
+
+
+def test_of_a_killed_rank_all_nodes_tell_what_the_others_entered_last():
+    world, (zero, one, two) = running(3, max_restarts=0)
+    sixth = "all_reduce #6 of default_pg"
+    world.say(one, msg.Failed(world.number, 1, None, 9))
+    for rank, peer in ((2, two), (0, zero)):
+        world.say(peer, msg.Join(world.incarnations[peer], world.number, entered={sixth: (rank,)}))
+    world.join(one)
+    ends = [world.last(peer, msg.GiveUp) for peer in (zero, one, two)]
+    assert {end.seen for end in ends} == {f"last entered: ranks 0,2 {sixth}"}
+
+
+def test_who_says_of_its_end_something_itself_needs_no_collectives():
+    world, (peer,) = running(1, max_restarts=0)
+    own = msg.Failed(world.number, 0, 1, None, "ValueError: x", "ValueError", entered={"all_reduce #6": (0,)})
+    world.say(peer, own)
+    assert world.last(peer, msg.GiveUp).seen == ""
 
 
 def restarted(world, peers):

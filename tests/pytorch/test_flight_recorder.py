@@ -19,7 +19,7 @@ import pytest
 
 from tests.cli.launching import clean_env
 from tests.waiting import eventually
-from trainer_launch.model.collectives import MAX_BYTES, Entries, RankState, Recorded, explain, numbers_in
+from trainer_launch.model.collectives import MAX_BYTES, Entries, Group, RankState, Recorded, explain, numbers_in
 from trainer_launch.model.json_lines import decode
 from trainer_launch.pytorch.flight_recorder import answer, entered, told
 from trainer_launch.pytorch.group_incidents import GroupIncidents
@@ -195,13 +195,15 @@ def test_a_status_is_of_the_group_that_has_its_number_on_this_rank() -> None:
 
 
 def test_who_does_not_answer_holds_nobody_up() -> None:
-    """One has ended, one writes what is no answer, one says nothing."""
+    """One has ended and had told what it knew, one writes what is no answer, one says nothing."""
     recorders = Recorders()
     ended, odd, silent = recorders.open(["ended", "odd", "silent"])
     try:
-        os.close(ended)
         os.write(odd, b"no answer\n" + b"x" * 10)
+        os.write(ended, b'{"number": 0, "groups": {"0": {"entered": 5, "done": 5}}}\n')
+        os.close(ended)
         assert asked(recorders, None, 0.2) == {}
+        assert recorders.at_end == {"ended": Recorded(groups={"0": Group(entered=5, done=5)})}
         os.write(silent, b'{"number": 1, "why": "late"}\n{"number": 2, "why": "it has nothing"}\n')
         assert recorders.answers(2, time.monotonic() + 1.0) == {"silent": Recorded(number=2, why="it has nothing")}
     finally:

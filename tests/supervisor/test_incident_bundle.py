@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,7 +17,8 @@ import pytest
 
 from trainer_launch.host import incident_facts
 from trainer_launch.model import Failure
-from trainer_launch.supervisor import incident_bundle, incident_collection
+from trainer_launch.model.frozen import replace
+from trainer_launch.supervisor import incident_bundle, incident_collection, worker_samples
 from trainer_launch.supervisor.incident_bundle import FAILURE, HANG, MAX_BYTES, Incident
 from trainer_launch.supervisor.incident_collection import About, Collector, Sources
 
@@ -74,12 +75,49 @@ def test_a_bundle_keeps_its_size_and_says_what_it_lost(tmp_path: Path) -> None:
     assert Path(folder, "host", "b.txt").stat().st_size == 4 * MIB, "no text has more"
 
 
+def test_no_text_of_a_bundle_has_a_secret(tmp_path: Path) -> None:
+    token = "hf_" + "a1b2c3d4e5f6g7h8"
+    lines = (f"logging in with {token}", f'    login(token="{token}", retry=True)')
+    made = collector(tmp_path, lambda: lines)
+    made.collect(FAILURE, f"ValueError: {token}", names=("rank 0",), report=f"{token} in a report")
+    made.concluded(Failure(reason="Failed", message=f"it failed: {token}", exit_code=1))
+    made.close()
+    (one,) = incident_bundle.stored(str(tmp_path))
+    texts = {name: (Path(one.folder) / name).read_text() for name in one.files}
+    assert {"incident.json", "sentence.txt", "report.txt", "output/rank-0.txt"} <= set(texts)
+    assert [name for name, text in texts.items() if token in text] == []
+    assert texts["output/rank-0.txt"] == "logging in with [redacted]\n    login(token=[redacted], retry=True)\n"
+    assert texts["sentence.txt"] == "it failed: [redacted]\n"
+
+
+@pytest.mark.parametrize("how", ["writable", "link", "ours"])
+def test_the_default_directory_has_to_be_ours_alone(tmp_path: Path, how: str) -> None:
+    place = tmp_path / "incidents"
+    if how == "link":
+        place.symlink_to(tmp_path)
+    elif how == "writable":
+        place.mkdir()
+        place.chmod(0o770)
+    else:
+        incident_bundle.new_folder(str(place), "job", 0.0, must_be_ours=True)
+        assert place.stat().st_mode & 0o777 == 0o700
+        return
+    with pytest.raises(PermissionError, match="it is a symbolic link, or other users may write there"):
+        incident_bundle.new_folder(str(place), "job", 0.0, must_be_ours=True)
+    incident_bundle.new_folder(str(place), "job", 0.0)
+
+
+def made_in_turn(place: Path, named: Iterable[tuple[str, float]]) -> list[str]:
+    folders = []
+    for name, at_s in named:
+        folders.append(incident_bundle.new_folder(str(place), name, at_s))
+        incident_bundle.remove_old(folders[-1])
+    return folders
+
+
 def test_the_last_ten_of_each_node_are_kept(tmp_path: Path) -> None:
     other = incident_bundle.new_folder(str(tmp_path), "job-node1", 0.0)
-    folders = []
-    for at_s in range(13):
-        folders.append(incident_bundle.new_folder(str(tmp_path), "job-node0", float(at_s)))
-        incident_bundle.remove_old(folders[-1])
+    folders = made_in_turn(tmp_path, (("job-node0", float(at_s)) for at_s in range(13)))
     assert sorted(os.listdir(tmp_path)) == sorted(os.path.basename(one) for one in [other, *folders[3:]])
 
 
@@ -99,6 +137,24 @@ def test_what_was_no_incident_leaves_nothing_and_takes_no_others_place(
     assert len(os.listdir(tmp_path)) == len(failures), "what was still being written is gone as well"
 
 
+def test_a_shared_directory_does_not_grow_with_each_new_job(tmp_path: Path) -> None:
+    other = incident_bundle.new_folder(str(tmp_path), "job-0-node1", 0.0)
+    jobs = made_in_turn(tmp_path, ((f"job-{n}-node0", 4000.0 * n) for n in range(60)))
+    kept = [other, *jobs[-incident_bundle.KEPT_OF_ALL :]]
+    assert sorted(os.listdir(tmp_path)) == sorted(os.path.basename(one) for one in kept)
+
+
+def test_what_other_jobs_may_still_collect_is_not_removed(tmp_path: Path) -> None:
+    jobs = made_in_turn(tmp_path, ((f"job-{n}-node0", 10.0 * n) for n in range(60)))
+    assert len(os.listdir(tmp_path)) == len(jobs)
+
+
+def test_nodes_of_a_job_with_a_long_name_are_kept_apart(tmp_path: Path) -> None:
+    names = [f"{'j' * 120}-node{number}" for number in range(2)]
+    folders = made_in_turn(tmp_path, ((names[n % 2], float(n)) for n in range(20)))
+    assert len(os.listdir(tmp_path)) == len(folders)
+
+
 def test_what_is_in_an_incident_is_not_only_ours_to_write(tmp_path: Path) -> None:
     """Whatever is in a folder on a shared volume, the rest can be listed."""
     for number, text in enumerate((b"", b"{", b"[" * 10_000, b'{"sentence":1}', b"\xff" * 100)):
@@ -112,7 +168,7 @@ def test_what_is_in_an_incident_is_not_only_ours_to_write(tmp_path: Path) -> Non
 def test_a_fact_that_hangs_is_told_and_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     monkeypatch.setattr(incident_facts, "gpus", lambda: str(released.wait(60)))
-    monkeypatch.setattr(incident_collection, "_FACTS_S", 1.5)
+    monkeypatch.setattr(incident_collection, "_FACTS_S", 0.5)
     made = collector(tmp_path)
     begun_s = time.monotonic()
     made.collect(HANG, "nothing moves")
@@ -125,10 +181,47 @@ def test_a_fact_that_hangs_is_told_and_holds_nothing_up(tmp_path: Path, monkeypa
 
 
 def test_all_that_is_waited_for_is_less_than_ten_seconds() -> None:
-    asked_s = 3.0  # `worker_samples._ALL_ANSWERS_S`, before the collection
-    together_s = asked_s + incident_collection.HANG_S + incident_collection._NATIVE_S + 0.5
-    assert together_s + 0.5 * incident_collection._FACTS_S <= 10.0
-    assert incident_collection._FACTS_S + asked_s <= 10.0
+    """Stacks, answers and py-spy as long as they may take; facts have the rest."""
+    native_s = incident_collection._NATIVE_S + incident_facts.NATIVE_END_S
+    before_s = worker_samples.ALL_ANSWERS_S + incident_collection.HANG_S + native_s
+    assert before_s + 2.0 <= incident_collection._WHOLE_S < 10.0
+    assert incident_collection.FAILURE_S + native_s + incident_collection._FACTS_S <= incident_collection._WHOLE_S
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_the_facts_get_what_the_answers_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_before: bool
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(incident_facts, "gpus", lambda: str(released.wait(60)))
+    monkeypatch.setattr(incident_collection, "HANG_S", 1.0)
+    monkeypatch.setattr(incident_collection, "_WHOLE_S", 4.5 if asked_before else 1.5)
+    made = collector(tmp_path)
+    made._sources = replace(made._sources, answers=lambda number, until_s: wait_until(until_s))
+    begun_s = time.monotonic()
+    made.collect(HANG, "nothing moves", texts={} if asked_before else None)
+    made.close()
+    released.set()
+    assert 1.0 <= time.monotonic() - begun_s < 3.0, "the facts alone may take 4 s"
+    (one,) = incident_bundle.stored(str(tmp_path))
+    assert "host/gpus.txt: no answer within 0 s" in one.incident.missing
+
+
+def wait_until(until_s: float) -> dict[str, Any]:
+    threading.Event().wait(until_s - time.monotonic())
+    return {}
+
+
+def test_py_spys_processes_end_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They have closed nothing when they are killed: what holds their pipes is not below them any more."""
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\nsetsid -f sleep 20\nexec sleep 20\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    begun_s = time.monotonic()
+    found = incident_facts.native_stacks([1, 2, 3, 4], 0.5)
+    assert time.monotonic() - begun_s < 0.5 + incident_facts.NATIVE_END_S + 0.7
+    assert len(found) == 4
 
 
 def test_the_last_failure_gets_the_termination_messages_words_and_all_output(tmp_path: Path) -> None:
@@ -218,6 +311,58 @@ def test_nvml_tells_of_each_gpu_what_it_can(monkeypatch: pytest.MonkeyPatch) -> 
     lines = incident_facts.gpus().splitlines()
     assert {"== GPU 0", "temperature C: 88", "memory used: 3 GiB", "NVML: GPU is lost"} <= set(lines)
     assert "remapped rows (corrected, uncorrected, pending, failed): Not Supported" in lines
+
+
+class Slowed(Nvml):
+    """One GPU that is slowed down for these reasons."""
+
+    def __init__(self, reasons: int, *, works: bool = True) -> None:
+        super().__init__(works=works)
+        self.reasons = reasons
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        if uuid != "GPU-1a2b":
+            raise self.NVMLError("Not Found")
+        return 0
+
+    def nvmlDeviceGetClockInfo(self, device: int, kind: int) -> int:
+        return {1: 1200}[kind]
+
+    def nvmlDeviceGetMaxClockInfo(self, device: int, kind: int) -> int:
+        return {1: 1980}[kind]
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: int) -> int:
+        return self.reasons
+
+
+@pytest.mark.parametrize(
+    ("reasons", "name", "words"),
+    [
+        (0x1, "0", "GPU 0: 1200 of 1980 MHz, not throttled, 88 °C"),
+        (0x8 | 0x40, "0", "GPU 0: 1200 of 1980 MHz, throttled (hardware slowdown, hardware thermal), 88 °C"),
+        (
+            0x4 | 0x20 | 0x80,
+            "GPU-1a2b",
+            "GPU GPU-1a2b: 1200 of 1980 MHz, throttled (power cap, thermal, power brake), 88 °C",
+        ),
+        (0x4, "1", ""),
+        (0x4, "GPU-none", ""),
+    ],
+    ids=["idle", "hardware", "by its UUID", "fallen off the bus", "unknown UUID"],
+)
+def test_a_stragglers_gpu_is_told_in_a_phrase(
+    monkeypatch: pytest.MonkeyPatch, reasons: int, name: str, words: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Slowed(reasons))
+    assert incident_facts.gpu(name) == words
+
+
+@pytest.mark.parametrize("library", [None, Slowed(0, works=False), Nvml()], ids=["none", "no driver", "too old"])
+def test_nothing_is_told_of_a_gpu_that_cannot_be_asked(
+    monkeypatch: pytest.MonkeyPatch, library: Nvml | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert incident_facts.gpu("0") == ""
 
 
 @pytest.mark.parametrize(

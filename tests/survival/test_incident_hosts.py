@@ -110,11 +110,12 @@ def test_a_killed_worker_of_another_host_is_the_cause_on_every_node(tmp_path: Pa
     cause = f"rank 1 failed on node 1 ({FIXED.names[1]}) by signal 9, and --max-restarts 0 allows no restart"
     assert [pod.codes for pod in job.pods] == [[138], [137], [138]]
     assert words[1].startswith(f"reason=Killed rank=1 node=1 host={FIXED.names[1]} signal=SIGKILL exit=137 ")
-    assert " | rank 1 ended with signal SIGKILL\n" in words[1]
+    entered = "; last entered: ranks 0,2 all_reduce #6 of default_pg"
+    assert f" | rank 1 ended with signal SIGKILL{entered}\n" in words[1]
     assert f"\nEvidence: {cause}\n" in words[1]
     for node in (0, 2):
         assert words[node].startswith(f"reason=PeerLost node={node} host={FIXED.names[node]} exit=138 ")
-        assert f" | {cause}\n" in words[node]
+        assert f" | {cause}{entered}\n" in words[node]
     assert all(" retryable=true " in one for one in words)
 
 

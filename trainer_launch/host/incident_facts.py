@@ -23,7 +23,7 @@ from typing import Any
 
 from trainer_launch.host import cgroup, process_tree, shm
 from trainer_launch.host.deadline_subprocess import Child, stop_all
-from trainer_launch.model.redaction import redact, redact_text
+from trainer_launch.model.redaction import redact
 from trainer_launch.model.units import in_units
 
 _MEMORY = ("memory.events", "memory.pressure", "memory.current", "memory.peak", "memory.max", "memory.failcnt")
@@ -34,6 +34,7 @@ _KERNEL = re.compile(
 _KERNEL_LINES = 200
 _RAS_PORT = 28028  # where NCCL serves its RAS subsystem, unless NCCL_RAS_ADDR says otherwise
 _RAS_S = 3.0
+NATIVE_END_S = 0.5  # for all of py-spy's processes to end, beyond their limit
 _RAS_BYTES = 1 << 20
 _SEGMENTS = 20
 
@@ -145,7 +146,7 @@ _THROTTLES = {  # NVML's bits that slow a GPU down; idle and the user's own cloc
 
 
 def gpu(name: str) -> str:
-    """One GPU's clock, throttling and temperature in a phrase; `name` is its index or the begin of its UUID."""
+    """One GPU's clock, throttling and temperature in a phrase; `name` is its index or its UUID."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -160,7 +161,7 @@ def gpu(name: str) -> str:
         reasons = [word for bit, word in _THROTTLES.items() if bits & bit]
         throttled = f"throttled ({', '.join(reasons)})" if reasons else "not throttled"
         return f"GPU {name}: {clock} of {most} MHz, {throttled}, {nvml.nvmlDeviceGetTemperature(device, 0)} °C"
-    except nvml.NVMLError:
+    except (nvml.NVMLError, AttributeError):  # also an older library
         return ""
     finally:
         with contextlib.suppress(nvml.NVMLError):
@@ -233,11 +234,9 @@ def native_stacks(pids: Sequence[int], limit_s: float) -> dict[int, str]:
         how = "--nonblocking" if entry is not None and entry.state in "Tt" else "--native"
         children[pid] = Child((program, "dump", how, "--pid", str(pid)))
     stop_all(tuple(children.values()), limit_s)
-    ended = {pid: child.end(0.5) for pid, child in children.items()}
-    return {
-        pid: redact_text(one.out) or f"no stacks by py-spy: {one.failure or one.err}\n"
-        for pid, one in ended.items()
-    }
+    until_s = time.monotonic() + NATIVE_END_S
+    ended = {pid: child.end(max(0.0, until_s - time.monotonic())) for pid, child in children.items()}
+    return {pid: one.out or f"no stacks by py-spy: {one.failure or one.err}\n" for pid, one in ended.items()}
 
 
 def is_python(pid: int) -> bool:

@@ -13,6 +13,7 @@ from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.retry_policy import recent, why_not_again, why_spent
 from trainer_launch.membership.state import Key, Members, Node, Phase, Reply, Run, Say, Send, State, Suspicion, runs
 from trainer_launch.model import FailureRecord
+from trainer_launch.model.collectives import MAX_ENTERED, entered_in_words
 from trainer_launch.model.frozen import replace
 from trainer_launch.model.goodput import LONGEST_S, Kind, Told
 from trainer_launch.model.json_lines import MAX_TEXT
@@ -220,6 +221,7 @@ def die(
 def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
     first = msg.GiveUp("", node.name, failed.rank, failed.exit_code, failed.signal, failed.message)
+    first = replace(first, seen=_seen(first, failed.entered))
     reason = f"{_what(failed)} on {node.name}{_how(failed)}"
     record = FailureRecord(
         attempt=failed.generation,
@@ -286,10 +288,12 @@ def charge(state: State) -> Step:
     if suspicion is None:
         return state, ()
     reason, now_s = suspicion.reason, suspicion.at_s
-    unevenly = _uneven_data(state)
+    unevenly, failure = _uneven_data(state), state.failure
     state = replace(state, suspicion=None)
-    if unevenly is not None and state.failure is not None:
-        return give_up(replace(state, failure=replace(state.failure, cause=_UNEVEN)), unevenly)
+    if unevenly is not None and failure is not None:
+        return give_up(replace(state, failure=replace(failure, cause=_UNEVEN)), unevenly)
+    if failure is not None:
+        state = replace(state, failure=replace(failure, seen=_seen(failure, suspicion.entered)))
     # A new coordinator knows the count from its nodes, not the times.
     within = () if settings.window_s is None else recent(state.failures_s, now_s, settings.window_s)
     used = state.restarts if settings.window_s is None else len(within)
@@ -309,6 +313,11 @@ def stumble(state: State, reason: str, now_s: float) -> Step:
         within = f"{state.crashes} times in a row within {settings.crash_loop_s:g} s of the start"
         return give_up(state, f"{reason}, and generations have failed {within}")
     return state, ()
+
+
+def _seen(failure: msg.GiveUp, entered: Mapping[str, tuple[int, ...]]) -> str:
+    """Who is killed cannot say why; what it and the others were in says more."""
+    return "" if failure.signal is None else entered_in_words(entered)
 
 
 def give_up(state: State, reason: str) -> Step:
@@ -361,7 +370,8 @@ def peers_of(state: State, keys: tuple[Key, ...]) -> list[int]:
 def suspicion_of(failed: msg.Failed, reason: str, key: Key, now_s: float) -> Suspicion:
     """What a failure makes the coordinator suspect, with what its node saw of its other workers."""
     waited = failed.rank if failed.lost_peer else None
-    return Suspicion(key=key, reason=reason, at_s=now_s, waited=waited, finished=frozenset(failed.finished))
+    found = Suspicion(key=key, reason=reason, at_s=now_s, waited=waited, finished=frozenset(failed.finished))
+    return replace(found, entered=failed.entered)
 
 
 def note_ends(state: State, key: Key, join: msg.Join) -> State:
@@ -371,9 +381,10 @@ def note_ends(state: State, key: Key, join: msg.Join) -> State:
         return state
     waited = None if join.failed else before.waited
     finished = before.finished | frozenset(join.finished)
-    return replace(
-        state, suspicion=replace(before, waited=waited, finished=finished, reported=before.reported | {key})
-    )
+    told = {what: (*before.entered.get(what, ()), *ranks) for what, ranks in join.entered.items()}
+    entered = dict([*{**before.entered, **told}.items()][:MAX_ENTERED])
+    found = replace(before, waited=waited, finished=finished, entered=entered, reported=before.reported | {key})
+    return replace(state, suspicion=found)
 
 
 def _uneven_data(state: State) -> str | None:
@@ -389,7 +400,9 @@ def _uneven_data(state: State) -> str | None:
     if not {*run.members} <= {found.key, *found.reported}:
         return None
     who, it = _ranks_in_words(sorted(found.finished)), "it" if len(found.finished) == 1 else "them"
-    return f"{who} finished with exit code 0 while rank {found.waited} still waited for {it}"
+    text = f"{who} finished with exit code 0 while rank {found.waited} still waited for {it}"
+    told = entered_in_words(found.entered)
+    return f"{text}{f'; {told}' if told else ''}: uneven data, a restart will not help"
 
 
 def _ranks_in_words(ranks: list[int]) -> str:

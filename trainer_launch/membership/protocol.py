@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import field
 from typing import Annotated, ClassVar, NamedTuple, TypeAlias, get_args
 
-from trainer_launch.model.collectives import Entries, RankState
+from trainer_launch.model.collectives import MAX_ENTERED, Entries, RankState
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.goodput import Seconds, Told
 from trainer_launch.model.json_lines import (
@@ -24,6 +25,7 @@ from trainer_launch.model.json_lines import (
     FreeText,
     Name,
     Port,
+    Printable,
     Text,
 )
 from trainer_launch.model.stragglers import Lateness
@@ -71,6 +73,8 @@ _Workers: TypeAlias = Annotated[int, Bound(0, MAX_RANKS)]  # of one node
 _AllWorkers: TypeAlias = Annotated[int, Bound(0, MAX_NODES * MAX_RANKS)]
 _Rank: TypeAlias = Annotated[int, Bound(0, 2**31 - 1)]
 _Ranks: TypeAlias = Annotated[tuple[_Rank, ...], Bound(0, MAX_RANKS)]
+# By collective, the ranks that entered it last when a generation failed.
+_LastEntered: TypeAlias = Annotated[Mapping[Printable, _Ranks], Bound(0, MAX_ENTERED)]
 _Suspects: TypeAlias = Annotated[tuple[_Rank, ...], Bound(0, MAX_SUSPECTS)]
 _Code: TypeAlias = Annotated[int, Bound(-(2**31), 2**32 - 1)]
 _Lease: TypeAlias = Annotated[float, Bound(1e-6, 1e6)]  # seconds
@@ -182,6 +186,7 @@ class Join:
     goodput: Told | None = None  # its ledger
     fault: Name | None = None  # DEVICE: what that worker's death proves
     evidence: FreeText = ""  # for it
+    entered: _LastEntered = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +225,7 @@ class Failed:
     cause: Name | None = None  # the exit reason for all nodes, where a restart cannot help
     fault: Name | None = None  # DEVICE or MACHINE
     evidence: FreeText = ""  # for it
+    entered: _LastEntered = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +411,7 @@ class GiveUp:
     signal: _Code | None = None
     message: FreeText | None = None
     cause: Name | None = None  # the exit reason for all nodes, where the failure has one of its own
+    seen: FreeText = ""  # which collectives the ranks entered last
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,7 @@ class Suspicion:
     at_s: float
     waited: int | None = None  # its rank, if nothing is known but that its connection to a peer was closed
     finished: frozenset[int] = frozenset()  # ranks that had ended with exit code 0 before
+    entered: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by collective, whose last one it is
     reported: frozenset[Key] = frozenset()  # the other members that have said how their workers ended
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
 from itertools import chain, islice
@@ -21,7 +21,9 @@ from trainer_launch.model.units import listed
 
 MAX_BYTES = 1 << 20  # of one rank's answer
 MAX_ENTRIES, MAX_GROUPS, MAX_LOOKS = 512, 64, 64  # of one rank
+MAX_ENTERED = 16  # collectives that the ranks of one node entered last
 _NAMED = 4  # ranks, places
+_NAME_CHARS = 100
 _MOST = 1 << 20  # no rank is higher
 _MOST_RANGES = 1 << 16  # of a text
 _REPEATS = 4  # ranges alike at equal distances are written as one
@@ -220,6 +222,26 @@ def brief(state: RankState, most: int) -> RankState:
 def _around(group: Group, most: int) -> tuple[Collective, ...]:
     until = min(group.entered, group.done + max(1, most // 2))
     return tuple(one for one in group.last if one.number <= until)[-most:] if most else ()
+
+
+def last_entered(states: Sequence[RankState]) -> dict[str, tuple[int, ...]]:
+    """By collective, the ranks for which it is the last that they entered."""
+    found: dict[str, tuple[int, ...]] = {}
+    for state in {state.rank: state for state in states}.values():
+        known = [(one, name, group) for name, group in state.groups.items() if (one := group.at(group.entered))]
+        if known:
+            one, name, group = max(known, key=lambda each: each[0].at_ns)
+            words = f"{one.operation} #{one.number} of {group.title or f'group {name}'}"
+            words = "".join(letter for letter in words if letter.isprintable())[:_NAME_CHARS]
+            found[words] = (*found.get(words, ()), state.rank)
+    return dict([*found.items()][:MAX_ENTERED])
+
+
+def entered_in_words(entered: Mapping[str, Collection[int]]) -> str:
+    """`last entered: ranks 0,2 all_reduce #6 of default_pg, rank 1 all_reduce #5 of default_pg`."""
+    by_rank = sorted((min(ranks), what) for what, ranks in entered.items() if ranks)
+    words = [f"{_named({*entered[what]})} {what}" for _, what in by_rank]
+    return f"last entered: {listed(words, _NAMED)}" if words else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,6 +109,7 @@ class Incidents:
         request, plan, group = self._request, self._plan, self._group
         about = collection.About(
             place=place,
+            is_default=not self._settings.incident_dir,
             job="" if plan.membership is None else plan.membership.job,
             host=request.host.hostname,
             node_rank=request.topology.node_rank,

@@ -63,6 +63,13 @@ def _serve(fd: int, rank: int, main_thread: int) -> None:
             sample = None
 
 
+def tell_at_end(fd: int, rank: int) -> None:
+    """Tell PID 1 unasked, at the program's end, which collectives it entered last: nobody can ask it any more."""
+    with contextlib.suppress(OSError):  # the program may have closed it
+        os.set_blocking(fd, False)  # it may not be read for long
+        _reply(fd, {"number": 0}, rank)
+
+
 def _newest(data: bytes) -> list[dict[str, Any]]:
     """Of questions that have waited, the last of each kind: those for entries take their time, the others none."""
     questions: dict[bool, dict[str, Any]] = {}

@@ -157,6 +157,7 @@ class Worker:
         self._origin, self._request, self._worker, self._signs = origin, request, worker, signs
         self._streams = streams  # what is put in the place of 1 and 2
         self._recorder = recorder  # where PID 1 asks what torch's flight recorder knows
+        self._pid = os.getpid()
         self._has_run = False
         self._problem: BaseException | None = None  # what the program did not catch
         self._umask = os.umask(0)
@@ -246,6 +247,8 @@ class Worker:
         code = 1
         try:
             code = finish(problem)
+            if self._recorder is not None and os.getpid() == self._pid:  # the program may have forked
+                flight_recorder.tell_at_end(self._recorder, int(self._worker.environment["RANK"]))
         except BaseException:  # noqa: BLE001  as a second Ctrl-C: nobody above would see it
             traceback.print_exc()
         if self._origin.has_preloaded or _has_finalisers():

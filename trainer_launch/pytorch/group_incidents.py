@@ -12,7 +12,7 @@ from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import News
 from trainer_launch.model import FailureRecord
-from trainer_launch.model.collectives import Life, RankState, Recorded, brief
+from trainer_launch.model.collectives import Life, RankState, Recorded, brief, entered_in_words, last_entered
 from trainer_launch.model.frozen import replace
 from trainer_launch.model.json_lines import encode
 from trainer_launch.model.signal_policy import signal_name
@@ -27,6 +27,7 @@ from trainer_launch.supervisor.worker_samples import Place
 
 _MESSAGE_BYTES = 48_000  # leaves room in a line
 _OTHER_SIZE = re.compile(r"(\d{1,19}) vs (\d{1,19})\. Received data size doesn't match expected size")
+_AT_END_S = 0.01  # to read what has been written
 _OUTPUT_S = 0.2  # for the last output of a worker that was aborted
 _log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class GroupIncidents:
         self._group, self._recorders, self._send, self._pids = group, recorders, send, pids
         self.collector: Collector | None = None
         self._stalled: Collected | None = None  # what was told to the coordinator last
+        self._failed: tuple[int, Mapping[str, tuple[int, ...]]] = (0, {})  # who entered what last, of a generation
         self._explained: say.Explained | None = None  # why no rank went on when all nodes were asked last
 
     def close(self) -> None:
@@ -105,7 +107,8 @@ class GroupIncidents:
 
     def ended(self) -> list[RankState]:
         """This generation's workers that have no process any more."""
-        return [rank_state(death, self._group.node_rank) for death in self._group.state.deaths]
+        said, deaths = self._recorders.at_end, self._group.state.deaths
+        return [rank_state(one, self._group.node_rank, said.get(f"rank {one.rank}")) for one in deaths]
 
     def generation(self) -> int:
         """The present one's number."""
@@ -129,10 +132,34 @@ class GroupIncidents:
             return
         sentence = what_failed(event, after)
         if sentence is not None:
-            alive = self._pids()
-            self.collector.collect(
-                FAILURE, sentence, names=[name for name in self._group.names if name not in alive]
-            )
+            alive, killed = self._pids(), after.failure is not None and after.failure.signal is not None
+
+            def whole(states: Sequence[RankState]) -> str:
+                entered = entered_in_words(self._entered(states))
+                return f"{sentence}; {entered}" if killed and entered else sentence
+
+            self.collector.collect(FAILURE, whole, names=[name for name in self._group.names if name not in alive])
+
+    def _entered(self, states: Sequence[RankState]) -> Mapping[str, tuple[int, ...]]:
+        """Who entered what last; the coordinator is told when it is told of the end."""
+        known = [state for state in states if state.groups]
+        self._failed = self.generation(), last_entered([*self._states_at_end(), *known])
+        return self._failed[1]
+
+    def completed(self, message: say.FromNode) -> say.FromNode:
+        """A message about the end of a generation, with which collectives its ranks here entered last."""
+        generation, entered = self._failed
+        if isinstance(message, say.Failed | say.Join) and message.generation == generation:
+            return replace(message, entered=entered)
+        if isinstance(message, say.Join) and message.generation:  # all had ended before another node failed
+            self.answers(0, time.monotonic() + _AT_END_S)
+            return replace(message, entered=last_entered(self._states_at_end()))
+        return message
+
+    def _states_at_end(self) -> list[RankState]:
+        """What ranks have said at the end of their programs, also those whose processes still end."""
+        said = [(self._group.place_of(name), one) for name, one in self._recorders.at_end.items()]
+        return [RankState(rank=place.rank, groups=one.groups) for place, one in said if place is not None]
 
     def with_explanation(self, hung: ev.Hung) -> ev.Hung:
         """All nodes together know more than this one."""
@@ -175,11 +202,12 @@ class GroupIncidents:
             self.collector.explained(seen, told.text, told.cause, told.ranks, told.helps)
 
 
-def rank_state(death: FailureRecord, node_rank: int | None) -> RankState:
-    """An ended worker, as an incident has it."""
+def rank_state(death: FailureRecord, node_rank: int | None, said: Recorded | None = None) -> RankState:
+    """An ended worker, as an incident has it, with what it has said at its end."""
     life = Life.FINISHED if death.exit_code == 0 else Life.DEAD
     how = signal_name(death.signal) if death.signal is not None else f"exit code {death.exit_code}"
-    return RankState(rank=death.rank or 0, node=node_rank, life=life, how=how)
+    groups = said.groups if said is not None else {}
+    return RankState(rank=death.rank or 0, node=node_rank, life=life, how=how, groups=groups)
 
 
 def aborted(death: FailureRecord, last_lines: Callable[[], Sequence[str]]) -> FailureRecord:

@@ -287,7 +287,7 @@ class Group:
     def _do(self, action: Action) -> None:
         match action:
             case Tell(message=message):
-                self._client.send(message)
+                self._client.send(self.incidents.completed(message))
             case Prepare():
                 self._queue += self._asked(self._prepare)
             case HostStore():
@@ -531,7 +531,8 @@ def _failure(state: State, system: System, evidence: Evidence) -> Failure | None
         case say.GiveUp() as given_up:
             own = state.own if state.own is not None and state.own.rank == given_up.rank else None
             name = "" if own is None or own.rank is None else f"rank {own.rank}"
-            return _classified(given_up_for(given_up, own), name, system, evidence)
+            found = _classified(given_up_for(given_up, own), name, system, evidence)
+            return replace(found, message=f"{found.message}; {given_up.seen}") if given_up.seen else found
 
 
 def _given_up(end: object) -> GivenUp | None:

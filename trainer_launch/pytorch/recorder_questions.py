@@ -20,6 +20,7 @@ class Recorders:
     """The connections to the workers of one generation, by the names of their processes."""
 
     def __init__(self) -> None:
+        self.at_end: dict[str, Recorded] = {}  # of workers that have ended by themselves, as far as read
         self._connections: dict[str, socket.socket] = {}
         self._unread: dict[str, bytes] = {}
         self._number = 0
@@ -46,7 +47,7 @@ class Recorders:
         """The generation is over."""
         for connection in self._connections.values():
             connection.close()
-        self._connections, self._unread, self._far, self._bytes = {}, {}, {}, {}
+        self._connections, self._unread, self._far, self._bytes, self.at_end = {}, {}, {}, {}, {}
 
     def how_far(self) -> dict[str, int]:
         """How many collectives each worker has entered and ended, as far as it has told."""
@@ -134,7 +135,9 @@ class Recorders:
             with contextlib.suppress(MessageError):
                 said = decode(Recorded, line, MAX_BYTES)
                 self._bytes[name] += said.saved
-                if said.number == self._sample:
+                if said.number == 0:
+                    self.at_end[name] = said
+                elif said.number == self._sample:
                     self._sampled[name] = said
                 if said.number == number:
                     found = said

@@ -14,10 +14,11 @@ import logging
 import os
 import re
 import shutil
+import stat
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import BinaryIO
 
 from trainer_launch.host import files
@@ -25,9 +26,13 @@ from trainer_launch.model.collectives import RankState
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.model.json_lines import Count, FreeText, MessageError, Name, Text, decode, encode
+from trainer_launch.model.redaction import redact_text
 
 MAX_BYTES = 32 << 20  # of one node's bundle
-KEPT = 10  # incidents
+KEPT = 10  # incidents of one node of a job
+KEPT_OF_ALL = 50  # of the same node of all jobs that share the directory
+_RECENT = timedelta(hours=1)  # other jobs may still write what is not older
+_STAMP = "%Y%m%dT%H%M%SZ"
 FAILURE, HANG = "failure", "hang"  # kinds of incidents
 DEFAULT = "trainer-launch-incidents"
 NOWHERE = "none"
@@ -77,15 +82,17 @@ class Stored:
 # -- writing -----------------------------------------------------------------------------------
 
 
-def new_folder(place: str, name: str, at_s: float) -> str:
+def new_folder(place: str, name: str, at_s: float, *, must_be_ours: bool = False) -> str:
     """Make the folder of a new incident.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be made, or the place must be ours and is not.
     """
     os.makedirs(place, mode=0o700, exist_ok=True)
-    stamp = datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    clean = re.sub(r"[^\w.-]", "_", name)[:100]
+    if must_be_ours:
+        _check_owner(place)
+    stamp = datetime.fromtimestamp(at_s, timezone.utc).strftime(_STAMP)
+    clean = re.sub(r"[^\w.-]", "_", name)[-100:]
     for number in range(1000):
         folder = f"{place}/{stamp}-{clean}-{number}"
         with contextlib.suppress(FileExistsError):
@@ -97,18 +104,37 @@ def new_folder(place: str, name: str, at_s: float) -> str:
 
 
 def remove_old(folder: str) -> None:
-    """Remove this node's oldest incidents, so that ten are kept with this one; newer ones may not be any yet."""
+    """Remove the oldest incidents of this node beyond those that are kept; newer ones may not be any yet."""
     place, last = os.path.split(folder)
-    own = [one for one in _ids(place) if _name_of(one) == _name_of(last)]  # a volume may have other nodes' too
-    for old in [one for one in own if one <= last][:-KEPT]:
+    for old in _beyond([one for one in _ids(place) if one <= last], last):
         shutil.rmtree(f"{place}/{old}", ignore_errors=True)
 
 
+def _beyond(ids: Sequence[str], last: str) -> set[str]:
+    """The oldest of this job's node, and of the same node of all jobs, of which others may be at work right now."""
+    name, (stamp, _, _) = _name_of(last), last.partition("-")
+    own = [one for one in ids if _name_of(one) == name]
+    of_all = [one for one in ids if _node_of(_name_of(one)) == _node_of(name)]
+    begun = datetime.strptime(stamp, _STAMP).replace(tzinfo=timezone.utc)
+    recent = (begun - _RECENT).strftime(_STAMP)
+    return {*own[:-KEPT], *(one for one in of_all[:-KEPT_OF_ALL] if one < recent)}
+
+
+def _check_owner(place: str) -> None:
+    """Anybody can make a directory of a known name in /tmp, and read or replace what is written there."""
+    found = os.lstat(place)
+    if found.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"it belongs to another user (uid {found.st_uid})", place)
+    if not stat.S_ISDIR(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(errno.EPERM, "it is a symbolic link, or other users may write there", place)
+
+
 def add(folder: str, part: str, name: str, text: str, *, anew: bool = False) -> str | None:
-    """Write a text into a part of the bundle, as far as there is room; why not, if it cannot be written."""
+    """Write a text without secrets into a part of the bundle, as far as there is room; why not, if that fails."""
     if not text:
         return None
-    data = text.encode(errors="replace")[: max(0, min(_FILE_BYTES, MAX_BYTES - _ABOUT_BYTES - size_of(folder)))]
+    room = max(0, min(_FILE_BYTES, MAX_BYTES - _ABOUT_BYTES - size_of(folder)))
+    data = redact_text(text[:_FILE_BYTES]).encode(errors="replace")[:room]
     path = os.path.join(folder, part, name)
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -126,6 +152,7 @@ def finish(folder: str, incident: Incident) -> Incident:
 
     A bundle that is too large, and a full disk, cost the largest files.
     """
+    incident = replace(incident, sentence=redact_text(incident.sentence))
     most_bytes = MAX_BYTES - _ABOUT_BYTES
     while True:
         lost = _cut(folder, most_bytes)
@@ -253,6 +280,11 @@ def _ids(place: str) -> list[str]:
 
 def _name_of(one: str) -> str:
     return re.sub(r"-[0-9]{1,3}$", "", one.partition("-")[2])
+
+
+def _node_of(name: str) -> str:
+    found = re.search(r"-node[0-9]+$", name)
+    return found[0] if found else ""
 
 
 def _read(place: str, name: str) -> Stored | None:

@@ -22,13 +22,14 @@ from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.supervisor import incident_bundle, stacks
 from trainer_launch.supervisor.hang_detection import Quiet, Worker
 from trainer_launch.supervisor.incident_bundle import FAILURE, HANG, Incident
-from trainer_launch.supervisor.worker_samples import Workers
+from trainer_launch.supervisor.worker_samples import ALL_ANSWERS_S, Workers
 
 FAILURE_S = 0.3  # for workers to answer when a restart waits for it
 HANG_S = 2.0
 _NATIVE_S = 2.0  # for py-spy, all processes at once
 _NATIVE_MOST = 4  # processes that py-spy looks at
-_FACTS_S = 5.0  # with the above, and the 3 s of a hang's stacks, less than 10 s
+_FACTS_S = 4.0
+_WHOLE_S = 9.5  # for all of it, with the stacks that were asked for before; each part gets the rest at most
 _SHOWN = 64  # processes below a worker
 _KEPT = 8  # collectives of each group in incident.json
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class About:
     """What does not change during a run."""
 
     place: str  # the folder of all incidents
+    is_default: bool = False  # a place whose name everybody knows, so that it must be ours
     job: str = ""
     host: str = ""
     node_rank: int | None = None
@@ -94,7 +96,7 @@ class Collector:
     def collect(
         self,
         kind: str,
-        sentence: str,
+        sentence: str | Callable[[Sequence[RankState]], str],
         *,
         names: Sequence[str] = (),
         report: str = "",
@@ -107,6 +109,7 @@ class Collector:
         place of a hang's sentence, unless that is kept.
         """
         at_s, begun_s, missing = time.time(), time.monotonic(), list[str]()
+        end_s = begun_s + _WHOLE_S - (0.0 if texts is None else ALL_ANSWERS_S)
         folder = self._folder(at_s, missing)
         until_s = begun_s + (HANG_S if kind == HANG else FAILURE_S)
         number = self._sources.question(f"{folder}/{incident_bundle.RECORDER}" if folder else None, until_s)
@@ -119,6 +122,7 @@ class Collector:
             if worker.rank is not None
         ]
         states += [one for one in self._sources.ended() if one.rank not in {state.rank for state in states}]
+        sentence = sentence if isinstance(sentence, str) else sentence(states)
         found = explain(states, time.time_ns())
         keeps_sentence |= found is None or kind == FAILURE
         told = Explanation(text="") if found is None else found
@@ -128,14 +132,15 @@ class Collector:
             parts = [("", "sentence.txt", f"{incident.sentence}\n"), ("", "report.txt", report)]
             parts += [*self._outputs(names), *self._stacks(alive, texts)]
             missing += [why for part in parts if (why := incident_bundle.add(folder, *part)) is not None]
-            missing += self._native(folder, kind, alive, texts)
+            limit_s = min(_NATIVE_S, end_s - time.monotonic() - incident_facts.NATIVE_END_S)
+            missing += self._native(folder, kind, alive, texts, max(0.0, limit_s))
         took_s = round(time.monotonic() - begun_s, 3)
         missing += self._silent(alive, texts, recorded)
         collected = Collected(folder=folder, incident=replace(incident, took_s=took_s), explanation=found)
         self._last = collected, names
         if folder:
             self._write(collected, missing=tuple(missing))  # should we be killed
-            self._begin_facts(collected)
+            self._begin_facts(collected, end_s)
         if kind == FAILURE:
             self.tell(collected)
         return collected
@@ -194,7 +199,7 @@ class Collector:
         for part in self._outputs(names) if collected.folder else ():
             incident_bundle.add(collected.folder, *part, anew=True)
 
-    def close(self, within_s: float = _FACTS_S) -> None:
+    def close(self, within_s: float = _FACTS_S + 1.0) -> None:
         """Wait until what was begun is written."""
         end_s = time.monotonic() + within_s
         for thread in self._threads:
@@ -221,7 +226,7 @@ class Collector:
         node = self._about.node_rank
         name = f"{self._about.job or 'run'}{'' if node is None else f'-node{node}'}"
         try:
-            return incident_bundle.new_folder(self._about.place, name, at_s)
+            return incident_bundle.new_folder(self._about.place, name, at_s, must_be_ours=self._about.is_default)
         except OSError as problem:
             why = f"cannot save an incident in {self._about.place}: {problem.strerror}"
             log.warning("%s; set --incident-dir to a writable directory, or to none", why)
@@ -252,7 +257,7 @@ class Collector:
         return {one.pid: f"{one.name} pid {one.pid}" for one in found if one.pid not in known}
 
     def _native(
-        self, folder: str, kind: str, alive: Mapping[Worker, object], texts: Mapping[int, str]
+        self, folder: str, kind: str, alive: Mapping[Worker, object], texts: Mapping[int, str], limit_s: float
     ) -> Iterator[str]:
         """C frames while the processes are there; and of any program's Python processes, who cannot be asked."""
         if kind == FAILURE and self._sources.is_group:
@@ -263,7 +268,7 @@ class Collector:
             names |= {one.pid: f"{one.name} pid {one.pid}" for one in below} | self._left_behind(alive)
         pids = [pid for pid in names if pid in texts or incident_facts.is_python(pid)][:_NATIVE_MOST]
         try:
-            found = incident_facts.native_stacks(pids, _NATIVE_S) if pids else {}
+            found = incident_facts.native_stacks(pids, limit_s) if pids else {}
         except OSError as problem:
             yield from (f"{names[pid]}: no Python stacks: {problem}" for pid in pids if not texts.get(pid))
             return
@@ -301,16 +306,16 @@ class Collector:
                     incident_bundle.add(collected.folder, "", "sentence.txt", f"{now.sentence}\n", anew=True)
         return replace(collected, incident=now)
 
-    def _begin_facts(self, collected: Collected) -> None:
+    def _begin_facts(self, collected: Collected, end_s: float) -> None:
         """The rest, which a restart does not wait for."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = begin_thread("incident", self._facts, collected)
+        thread = begin_thread("incident", self._facts, collected, end_s)
         if thread is None:
             self._write(collected, missing=(f"{incident_bundle.HOST}/: {NO_THREAD}",))
         else:
             self._threads.append(thread)
 
-    def _facts(self, collected: Collected) -> None:
+    def _facts(self, collected: Collected, end_s: float) -> None:
         """Ask for all facts at once: one of them may hang."""
         ask: Mapping[str, Callable[[], str]] = {
             "memory.txt": incident_facts.memory,
@@ -329,11 +334,12 @@ class Collector:
                 answers[name] = f"{incident_bundle.HOST}/{name}: {_why(problem)}"
 
         threads = {name: begin_thread(name, note, name, text) for name, text in ask.items()}
-        until_s = time.monotonic() + _FACTS_S - 1.0
+        limit_s = max(0.0, min(_FACTS_S, end_s - time.monotonic()))
+        until_s = time.monotonic() + limit_s
         environment = incident_facts.environment(self._about.env)
         missing = [incident_bundle.add(collected.folder, "", "environment.txt", environment)]
         for name, thread in threads.items():
-            why = NO_THREAD if thread is None else f"no answer within {_FACTS_S - 1.0:.0f} s"
+            why = NO_THREAD if thread is None else f"no answer within {limit_s:.0f} s"
             if thread is not None:
                 thread.join(max(0.0, until_s - time.monotonic()))
             missing.append(answers.get(name, f"{incident_bundle.HOST}/{name}: {why}"))

@@ -20,7 +20,7 @@ from trainer_launch.supervisor.hang_detection import Sample, Worker
 STACKS_SIGNAL = signal.SIGRTMAX - 1  # on which a forked worker writes its threads' stacks
 _MAX_BYTES = 1 << 20  # of any file that is read
 _ANSWER_S = 0.5  # for one process to write its stacks
-_ALL_ANSWERS_S = 3.0  # for all of them: PID 1 waits so long at most
+ALL_ANSWERS_S = 3.0  # for all of them: PID 1 waits so long at most
 _LOOK_S = 0.005
 
 Below = Mapping[int, tuple[process_tree.Entry, ...]]  # children by parent
@@ -76,7 +76,7 @@ class Workers:
 
     def ask_all(self, workers: Iterable[Worker]) -> dict[int, str]:
         """Let every worker and what it has forked write their stacks; texts by pid, of those who could."""
-        end_s = time.monotonic() + _ALL_ANSWERS_S
+        end_s = time.monotonic() + ALL_ANSWERS_S
         texts = {}
         for worker in workers:
             for pid in (worker.pid, *[entry.pid for entry in self.children(worker)]):
