@@ -133,8 +133,8 @@ def add(folder: str, part: str, name: str, text: str, *, anew: bool = False) -> 
     """Write a text without secrets into a part of the bundle, as far as there is room; why not, if that fails."""
     if not text:
         return None
-    room = max(0, min(_FILE_BYTES, MAX_BYTES - _ABOUT_BYTES - size_of(folder)))
-    data = redact_text(text[:_FILE_BYTES]).encode(errors="replace")[:room]
+    most_bytes = max(0, min(_FILE_BYTES, MAX_BYTES - _ABOUT_BYTES - size_of(folder)))
+    data = redact_text(text[:_FILE_BYTES]).encode(errors="replace")[:most_bytes]
     path = os.path.join(folder, part, name)
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)

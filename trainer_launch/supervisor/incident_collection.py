@@ -132,11 +132,10 @@ class Collector:
             parts = [("", "sentence.txt", f"{incident.sentence}\n"), ("", "report.txt", report)]
             parts += [*self._outputs(names), *self._stacks(alive, texts)]
             missing += [why for part in parts if (why := incident_bundle.add(folder, *part)) is not None]
-            limit_s = min(_NATIVE_S, end_s - time.monotonic() - incident_facts.NATIVE_END_S)
-            missing += self._native(folder, kind, alive, texts, max(0.0, limit_s))
-        took_s = round(time.monotonic() - begun_s, 3)
+            missing += self._native(folder, kind, alive, texts, end_s)
         missing += self._silent(alive, texts, recorded)
-        collected = Collected(folder=folder, incident=replace(incident, took_s=took_s), explanation=found)
+        incident = replace(incident, took_s=round(time.monotonic() - begun_s, 3))
+        collected = Collected(folder=folder, incident=incident, explanation=found)
         self._last = collected, names
         if folder:
             self._write(collected, missing=tuple(missing))  # should we be killed
@@ -257,7 +256,7 @@ class Collector:
         return {one.pid: f"{one.name} pid {one.pid}" for one in found if one.pid not in known}
 
     def _native(
-        self, folder: str, kind: str, alive: Mapping[Worker, object], texts: Mapping[int, str], limit_s: float
+        self, folder: str, kind: str, alive: Mapping[Worker, object], texts: Mapping[int, str], end_s: float
     ) -> Iterator[str]:
         """C frames while the processes are there; and of any program's Python processes, who cannot be asked."""
         if kind == FAILURE and self._sources.is_group:
@@ -267,6 +266,7 @@ class Collector:
             below = [one for worker in alive for one in self._sources.workers.children(worker)]
             names |= {one.pid: f"{one.name} pid {one.pid}" for one in below} | self._left_behind(alive)
         pids = [pid for pid in names if pid in texts or incident_facts.is_python(pid)][:_NATIVE_MOST]
+        limit_s = max(0.0, min(_NATIVE_S, end_s - time.monotonic() - incident_facts.NATIVE_END_S))
         try:
             found = incident_facts.native_stacks(pids, limit_s) if pids else {}
         except OSError as problem:
