@@ -334,6 +334,20 @@ def test_what_nccl_and_gloo_have_recorded_is_told_of_each_group() -> None:
     assert last["0:gloo"] == [(1, "barrier")]
 
 
+def test_the_events_of_nccls_collectives_are_not_looked_at_when_its_groups_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = torch_with(nccl=NCCL, fr=GLOO)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    at_end = said_to({"at_end": True}).groups
+    assert [one.operation for one in at_end["0:gloo"].last] == ["barrier"]
+    assert (at_end["1"].entered, at_end["1"].last) == (2, ()), "of NCCL only the numbers are known"
+    torch.distributed.distributed_c10d._world.pg_names.clear()
+    torch._C._distributed_c10d._dump_nccl_trace = dumping({"pg_status": {}})
+    assert said_to({"at_end": True}).why == "no process group is left"
+    assert said_to({}).groups == {}
+
+
 @pytest.mark.usefixtures("both")
 def test_how_far_a_rank_is_counts_nccl_and_gloo_though_both_number_their_groups_from_0() -> None:
     groups = said_to({"only_far": True}).groups

@@ -16,7 +16,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from trainer_launch.model.collectives import MAX_GROUPS, MAX_LOOKS, spans
@@ -67,7 +67,7 @@ def tell_at_end(fd: int, rank: int) -> None:
     """Tell PID 1 unasked, at the program's end, which collectives it entered last: nobody can ask it any more."""
     with contextlib.suppress(OSError):  # the program may have closed it
         os.set_blocking(fd, False)  # it may not be read for long
-        _reply(fd, {"number": 0}, rank)
+        _reply(fd, {"number": 0, "at_end": True}, rank)
 
 
 def _newest(data: bytes) -> list[dict[str, Any]]:
@@ -100,8 +100,13 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
     if not any(hasattr(recorded, name) for name in _RECORDERS.values()):
         return {"number": number, "why": "torch has not been imported, or records nothing"}
     if question.get("only_far"):
-        return {"number": number, "groups": far(traces(recorded, collectives=False))}
-    found = by_backend(traces(recorded), _process_groups(torch))
+        return {"number": number, "groups": far(traces(recorded, ()))}
+    groups, is_end = _process_groups(torch), question.get("at_end", False)
+    if is_end and not groups:
+        return {"number": number, "why": "no process group is left"}
+    # NCCL's collectives have CUDA events, which end with their group, and may do so while a program ends.
+    has_nccl = not is_end and any("nccl" in config for _, _, config in groups.values())
+    found = by_backend(traces(recorded, _RECORDERS if has_nccl else ("others",)), groups)
     if most := question.get("entries"):
         members = {name: about for _, members in found for name, about in members.items()}
         return {"number": number, "entries": {"rank": rank, **entered(merged(found)["entries"], members, most)}}
@@ -129,14 +134,18 @@ def _save(path: str, dump: bytes, until_s: float) -> int:
 # -- torch's recorders ---------------------------------------------------------------------------
 
 
-def traces(recorded: Any, *, collectives: bool = True) -> dict[str, dict[str, Any]]:
-    """What each of torch's recorders has.
+def traces(recorded: Any, kinds: Collection[str]) -> dict[str, dict[str, Any]]:
+    """What each of torch's recorders has; only of these `kinds` the collectives as well.
 
     Without stacks, which take seconds; the workers' stacks are collected by themselves.
     """
     dumps = {kind: getattr(recorded, name, None) for kind, name in _RECORDERS.items()}
-    asked = {"includeCollectives": collectives, "includeStackTraces": False, "onlyActive": False}
-    return {kind: pickle.loads(dump(**asked)) for kind, dump in dumps.items() if dump is not None}
+    asked = {"includeStackTraces": False, "onlyActive": False}
+    return {
+        kind: pickle.loads(dump(includeCollectives=kind in kinds, **asked))
+        for kind, dump in dumps.items()
+        if dump is not None
+    }
 
 
 def far(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
