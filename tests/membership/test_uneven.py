@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.membership.world import World
@@ -82,10 +84,16 @@ def test_of_a_killed_rank_all_nodes_tell_what_the_others_entered_last():
     assert {end.seen for end in ends} == {f"last entered: ranks 0,2 {sixth}"}
 
 
-def test_who_says_of_its_end_something_itself_needs_no_collectives():
+@pytest.mark.parametrize(
+    "said",
+    [
+        msg.Failed(1, 0, 1, None, "ValueError: x", "ValueError"),
+        msg.Failed(1, 0, None, 6, "the ranks entered different collectives", cause="ProgramError"),
+    ],
+)
+def test_who_says_of_its_end_something_itself_needs_no_collectives(said):
     world, (peer,) = running(1, max_restarts=0)
-    own = msg.Failed(world.number, 0, 1, None, "ValueError: x", "ValueError", entered={"all_reduce #6": (0,)})
-    world.say(peer, own)
+    world.say(peer, replace(said, entered={"all_reduce #6": (0,)}))
     assert world.last(peer, msg.GiveUp).seen == ""
 
 

@@ -221,7 +221,6 @@ def die(
 def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
     first = msg.GiveUp("", node.name, failed.rank, failed.exit_code, failed.signal, failed.message)
-    first = replace(first, seen=_seen(first, failed.entered))
     reason = f"{_what(failed)} on {node.name}{_how(failed)}"
     record = FailureRecord(
         attempt=failed.generation,
@@ -234,6 +233,7 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     if failed.cause is not None:
         proven = replace(first, cause=failed.cause, message=None)
         return give_up(replace(state, failure=proven), failed.message)
+    first = replace(first, seen=_seen(first, failed.entered))
     is_early = _lasted_s(state, now_s) < state.settings.start_s
     why_not = why_not_again(record, state.early_failure if is_early else None)
     state = replace(state, failure=first, early_failure=record if is_early else None)
