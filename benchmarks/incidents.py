@@ -247,7 +247,7 @@ TO_TELL: tuple[Situation, ...] = (
     ended(
         "finishes_unseen",
         "finishes early, and its connections stay open",
-        "rank 1 finished with exit code 0 while rank 0 still waited for it",
+        "rank 1 finished with exit code 0 while rank 0 still waited for it" + _ENTERED + _UNEVEN,
         "ProgramError",
         1,
         rank=0,

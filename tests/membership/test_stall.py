@@ -77,6 +77,21 @@ def test_the_ranks_of_nodes_that_are_done_have_finished_and_are_not_asked():
     assert (told(world, one).cause, told(world, one).helps) == ("ProgramError", False)
 
 
+def test_who_has_finished_just_now_is_not_accused_of_what_others_saw_before():
+    """An evaluation ends, the job is over, and the others' states are older than that."""
+    world = World(3)
+    zero, one, two = world.come(0, 1, 2, workers=1)
+    world.open_store()
+    world.say(two, msg.Done(1))
+    for wait_s, is_uneven in ((1.0, False), (30.0, True)):
+        world.pass_time(wait_s)
+        tells(world, zero, 0, after=7, limit_s=4.0)
+        tells(world, one, 1, after=7)
+        found = told(world, one)
+        assert (found.cause == "ProgramError", found.accuses, not found.active) == (is_uneven,) * 3
+        assert found.text.endswith("which may be over by now") != is_uneven
+
+
 def test_ranks_that_wait_for_nothing_are_told_without_blame():
     world, (zero, one, two) = running()
     for peer, rank in ((zero, 0), (one, 1), (two, 2)):

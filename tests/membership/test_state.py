@@ -339,7 +339,7 @@ def test_words_about_an_old_generation_mean_nothing():
     world.say(one, msg.Failed(1, 0, 1, None))
     world.say(two, msg.Done(1))
     world.say(zero, msg.Store(1, "h", 1))
-    assert (world.phase, world.state.restarts, world.state.run.done) == (Phase.RUNNING, 1, frozenset())
+    assert (world.phase, world.state.restarts, world.state.run.done) == (Phase.RUNNING, 1, {})
 
 
 def test_a_new_coordinator_goes_on_where_the_old_one_was():

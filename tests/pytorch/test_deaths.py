@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.launching import Started, script, start
+from tests.cli.launching import Started, launch, script, start
 from tests.conftest import require
 from tests.ports import free_port
 from tests.process.world import end_all, survivors
@@ -152,7 +153,13 @@ def only_node_0_trains(job: Job) -> None:
 def node_0_is_done(job: Job) -> None:
     job.launchers[1].read_until("worker 1")
     job.launchers[0].read_until("worker 0")
-    eventually(lambda: not workers(job), "its worker has been collected")
+    words = ("status", "--json", "--pid", str(job.launchers[0].pid))
+
+    def is_known() -> bool:
+        told = json.loads(launch(*words).stdout)["job"]
+        return told is not None and "done" in [state for _, _, state, _ in told["nodes"]]
+
+    eventually(is_known, "the coordinator knows that its worker has succeeded")
 
 
 MOMENTS = {

@@ -113,7 +113,7 @@ def _hear(state: State, node: Node, message: msg.Message, now_s: float) -> Step:
         case msg.Failed(generation) if _is_current(state, node, generation):
             return fail(state, node, message, now_s)
         case msg.Done(generation) if _is_current(state, node, generation):
-            return _note_done(state, node)
+            return _note_done(state, node, now_s)
         case msg.Ranks(generation) if _is_current(state, node, generation):
             return stall.note_ranks(state, node, message, now_s)
         case msg.ClockAnswer():
@@ -180,11 +180,11 @@ def _go(state: State, now_s: float) -> Step:
     return state, tuple(Send(peer, go) for peer in peers_of(state, run.members))
 
 
-def _note_done(state: State, node: Node) -> Step:
+def _note_done(state: State, node: Node, now_s: float) -> Step:
     run = state.run
     if run is None or state.phase is not Phase.RUNNING:
         return state, ()
-    run = replace(run, done=run.done | {node.key})
+    run = replace(run, done={**run.done, node.key: run.done.get(node.key, now_s)})
     state = replace(state, run=run, admit_at_s=None)
     return end(state, msg.Finished()) if len(run.done) == len(run.members) else (state, ())
 

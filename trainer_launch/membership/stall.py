@@ -24,6 +24,7 @@ from trainer_launch.model.collectives import Life, RankState, explain, unexplain
 from trainer_launch.model.frozen import replace
 
 Step = tuple[State, tuple[Reply, ...]]
+_ASKED_WORKERS_S = timeouts.SHOW_RANKS_S / 2  # for so long a member has asked its workers before it tells
 
 
 def note_ranks(state: State, node: Node, said: msg.Ranks, now_s: float) -> Step:
@@ -73,7 +74,8 @@ def _close(state: State, told: tuple[Reply, ...], now_s: float) -> Step:
     if stall is None or run is None or not runs(state) or run.number != stall.generation:
         return state, told
     names = [state.nodes[key].name for key in stall.waiting if key in state.nodes]
-    ranks = tuple({one.rank: one for one in (*stall.states, *_finished(state))}.values())
+    seen_s = stall.asked_s - _ASKED_WORKERS_S
+    ranks = tuple({one.rank: one for one in (*stall.states, *_finished(state, seen_s))}.values())
     found = explain(ranks, stall.at_ns, stall.limit_s)
     if found is None:
         all_ranks = sum(max(1, state.nodes[key].workers) for key in run.members if key in state.nodes)
@@ -87,11 +89,13 @@ def _close(state: State, told: tuple[Reply, ...], now_s: float) -> Step:
     return state, (*told, *(Send(peer, message) for peer in peers_of(state, run.members)))
 
 
-def _finished(state: State) -> Iterator[RankState]:
-    """The ranks of nodes that are done."""
-    done = frozenset() if state.run is None else state.run.done
+def _finished(state: State, seen_s: float) -> Iterator[RankState]:
+    """The ranks of nodes that are done; the others' states are not older than `seen_s`."""
+    done = {} if state.run is None else state.run.done
     for number, key, ranks in each_member(state):
-        yield from (RankState(rank=rank, node=number, life=Life.FINISHED) for rank in ranks if key in done)
+        if key in done:
+            quiet_s = max(0.0, seen_s - done[key])
+            yield from (RankState(rank=rank, node=number, life=Life.FINISHED, quiet_s=quiet_s) for rank in ranks)
 
 
 # -- all members, whatever they are asked ----------------------------------------------------------

@@ -132,7 +132,7 @@ class Run:
     go_s: float | None = None
     store: msg.Store | None = None
     took: frozenset[Key] = frozenset()
-    done: frozenset[Key] = frozenset()
+    done: Mapping[Key, float] = field(default_factory=dict)  # since when
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,7 +172,7 @@ class RankState:
     doing: Doing = Doing.UNKNOWN
     groups: Mapping[str, Group] = field(default_factory=dict)
     why: FreeText = ""  # its flight recorder tells nothing
-    quiet_s: Amount | None = None  # since its last output, report(), files, collectives or work; None: unknown
+    quiet_s: Amount | None = None  # since its last output, report(), files, collectives or work, or its end
 
     @property
     def waits(self) -> bool:
@@ -425,7 +425,11 @@ def _missing(
     if finished:
         chosen = tuple(state.rank for state in finished)
         who = f"{_named(chosen)} finished with exit code 0, and {waiting}"
-        return _uneven(who, chosen, [known[rank] for rank in wait.inside], limit_s)
+        inside = [known[rank] for rank in wait.inside]
+        if any(state.quiet_s is not None and state.quiet_s < limit_s for state in finished):
+            text = f"{who}, which may be over by now"  # the others were seen before
+            return Explanation(text=text, ranks=chosen, accuses=False, active=True)
+        return _uneven(who, chosen, inside, limit_s)
     if not roots:
         text = f"{waiting}; nothing is known of {_named(ranks)} here"
         return Explanation(text=text, ranks=tuple(ranks))
