@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from trainer_launch.host import incident_facts
+from trainer_launch.host import incident_facts, runtime_directory
 from trainer_launch.model import Failure
 from trainer_launch.model.frozen import replace
 from trainer_launch.supervisor import incident_bundle, incident_collection, worker_samples
@@ -135,6 +135,18 @@ def test_what_was_no_incident_leaves_nothing_and_takes_no_others_place(
     made.close()
     assert [one.folder for one in incident_bundle.stored(str(tmp_path))] == failures
     assert len(os.listdir(tmp_path)) == len(failures), "what was still being written is gone as well"
+
+
+def test_where_nothing_can_be_saved_what_was_no_incident_hides_no_later_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(runtime_directory, "tell", lambda *_, text, **__: said.append(text))
+    made = collector(tmp_path / "no-directory")
+    (tmp_path / "no-directory").touch()
+    made.drop(made.collect(HANG, "nothing moves"))
+    made.explained(made.collect(HANG, "nothing moves"), "rank 1 never entered all_reduce #2", "", (1,), None)
+    assert said == ["rank 1 never entered all_reduce #2"]
 
 
 def test_a_shared_directory_does_not_grow_with_each_new_job(tmp_path: Path) -> None:

@@ -244,8 +244,11 @@ def told(trace: Mapping[str, Any], members: Members) -> dict[str, Any]:
         if name in groups and name not in mixed:
             groups[name]["entered"] = max(0, int(status.get("last_enqueued_collective", 0)))
             groups[name]["done"] = max(0, int(status.get("last_completed_collective", 0)))
-    for name, group in groups.items():
-        _tell_collectives(group, [entry for entry in entries if entry["process_group"][0] == name])
+    by_group: dict[str, list[Mapping[str, Any]]] = {name: [] for name in groups}
+    for entry in entries:
+        by_group.get(entry["process_group"][0], []).append(entry)
+    for name, own in by_group.items():
+        _tell_collectives(groups[name], own)
     return {"groups": groups}
 
 

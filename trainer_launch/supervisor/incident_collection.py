@@ -169,8 +169,9 @@ class Collector:
 
     def drop(self, collected: Collected) -> None:
         """It was no incident: nothing of it is kept, as soon as nothing is written any more."""
-        self._dropped.add(collected.folder)
-        self._write(collected)
+        if collected.folder:
+            self._dropped.add(collected.folder)
+            self._write(collected)
 
     def tell(self, collected: Collected) -> None:
         """Tell `status` and the event log, and people where it is; it may take the place of an old one."""
