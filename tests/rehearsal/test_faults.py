@@ -22,9 +22,16 @@ from tests.conftest import require
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 # Counts its steps in a file that outlives it, as a training script that saves each step.
-COUNTS = (
-    "n=$(cat /claim/$HOSTNAME 2>/dev/null || echo 0); echo life from $n; while [ $n -lt 100 ]; do n=$((n+1)); "
+_BEGINS = "n=$(cat /claim/$HOSTNAME 2>/dev/null || echo 0); echo life from $n; "
+_STEPS = (
+    "while [ $n -lt 100 ]; do n=$((n+1)); "
     "echo $n >/claim/new.$HOSTNAME; mv /claim/new.$HOSTNAME /claim/$HOSTNAME; echo step $n; sleep 0.05; done"
+)
+COUNTS = _BEGINS + _STEPS
+# A fault comes when any pod reaches its step. Here none makes a step before both of two pods have begun.
+COUNTS_TOGETHER = (
+    f"{_BEGINS} touch /claim/begun.$HOSTNAME; "
+    f"until [ -e /claim/begun.job-worker-0 ] && [ -e /claim/begun.job-worker-1 ]; do sleep 0.05; done; {_STEPS}"
 )
 VOLUMES = "volumes: [{name: c, persistentVolumeClaim: {claimName: x}}]"
 MOUNTS = "volumeMounts: [{name: c, mountPath: /claim}]"
@@ -82,8 +89,8 @@ def lives(stdout: str, pod: str) -> list[int]:
 
 
 def test_a_killed_worker_is_started_again_where_it_was_told_to(tmp_path: Path) -> None:
-    fault = "kill worker node=1 at=step:5"
-    ended = rehearse(job(tmp_path, COUNTS), fault)
+    fault = "kill worker node=1 at=step:20"
+    ended = rehearse(job(tmp_path, COUNTS_TOGETHER), fault)
     assert f"[trainer-launch] fault: {fault}" in ended.stderr
     assert row(ended.stderr, "job-worker-1") == ["Succeeded", "1", "1", "0"]
     assert row(ended.stderr, "job-worker-0") == ["Succeeded", "1", "0", "0"]
@@ -93,7 +100,7 @@ def test_a_killed_worker_is_started_again_where_it_was_told_to(tmp_path: Path) -
 
 
 def test_without_a_target_it_is_the_last_node_and_without_a_time_its_first_step(tmp_path: Path) -> None:
-    ended = rehearse(job(tmp_path, COUNTS), "kill worker")
+    ended = rehearse(job(tmp_path, COUNTS_TOGETHER), "kill worker")
     assert row(ended.stderr, "job-worker-1")[2] == "1"
     assert lives(ended.stdout, "job-worker-1")[1] < 90
 
@@ -120,15 +127,15 @@ def test_a_stopped_worker_goes_on_after_its_time(tmp_path: Path) -> None:
 
 
 def test_a_killed_pod_is_made_anew_and_counts_as_no_failure(tmp_path: Path) -> None:
-    path = job(tmp_path, COUNTS, "replicas: 2, restartPolicy: Never", "runPolicy: {backoffLimit: 0}")
-    ended = rehearse(path, "kill pod node=0 at=step:5 back=0.5s", "kill pod node=0 at=step:20")
+    path = job(tmp_path, COUNTS_TOGETHER, "replicas: 2, restartPolicy: Never", "runPolicy: {backoffLimit: 0}")
+    ended = rehearse(path, "kill pod node=0 at=step:20 back=0.5s", "kill pod node=0 at=step:60")
     assert row(ended.stderr, "job-worker-0") == ["Succeeded", "3", "0", "0"]
     first, second, third = lives(ended.stdout, "job-worker-0")
     assert first == 0 < second < third < 100
 
 
 def test_an_evicted_pod_is_asked_first_and_has_its_grace(tmp_path: Path) -> None:
-    text = f"trap 'echo saved; exit 143' TERM; {COUNTS}"
+    text = f"trap 'echo saved; exit 143' TERM; {COUNTS_TOGETHER}"
     ended = rehearse(job(tmp_path, text), "term pod pod=worker-0 grace=10s at=step:5")
     assert ended.stdout.count("[job-worker-0] saved") == 1
     assert row(ended.stderr, "job-worker-0") == ["Succeeded", "2", "0", "0"]
