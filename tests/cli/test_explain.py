@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tests.cli.launching import launch, script
 from trainer_launch import __version__
 from trainer_launch.commands import options
+from trainer_launch.model import settings
 
 V2 = {
     "PET_NNODES": "2",
@@ -218,6 +220,20 @@ def test_help_fits_eighty_columns_and_names_the_variables(command: list[str]) ->
     examples = told.stdout.partition("\nexamples:\n")[2]
     assert f"trainer-launch {command[0] if command else 'local'} " in examples
     assert launch("help", *command, env={"COLUMNS": "80"}).stdout == told.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "preflight", "explain", "local"])
+def test_help_shows_the_options_most_people_need_and_help_all_shows_each(command: str) -> None:
+    told = (launch(command, flag).stdout for flag in ("--help", "--help-all"))
+    few, whole = (set(re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)) for text in told)
+    rare = {settings.flag_of(name) for name in set(options.COMMANDS[command]) - options.COMMON}
+    assert whole - few == rare
+    assert few & {settings.flag_of(name) for name in options.COMMON}
+
+
+def test_the_help_of_a_command_with_few_options_shows_each() -> None:
+    told = launch("sshd", "--help").stdout
+    assert {name for name in options.COMMANDS["sshd"] if settings.flag_of(name) not in told} == set()
 
 
 def test_the_version_is_told_in_every_usual_way() -> None:
