@@ -18,6 +18,7 @@ _SCRIPTS = "cli/test_shims.py::test_a_script_that_calls_torchrun_recovers_in_pla
 TESTS = {
     "TrainJob, torch runtime": _SURVIVAL,
     "TrainJob with a preflight init container": "examples/test_faults.py::test_the_checked_torch_job_loses_a_pod_and_resumes",
+    "TrainJob of the SDK's `CustomTrainerContainer`": "frameworks/test_kubeflow_sdk.py::test_an_image_that_has_the_whole_training_runs_its_own_command",
     "TrainJob of the SDK's `CustomTrainer`": "frameworks/test_kubeflow_sdk.py::test_the_example_of_the_sdk",
     "the same in a container": "containers/test_shims.py::test_a_killed_worker_is_restarted_in_place",
     "PyTorchJob of fixed size": "examples/test_manifests.py::test_a_torch_job_trains_loses_a_pod_resumes_and_succeeds",
