@@ -89,8 +89,6 @@ class _ShowAll(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with its errors as ours."""
-
     def error(self, message: str) -> typing.NoReturn:
         for pattern, told in _REWORDED:
             message = re.sub(f"^{pattern}$", told, message)
@@ -233,7 +231,6 @@ def help_of(program: str, name: str | None) -> str:
 
 
 def _sections() -> Iterator[str]:
-    """The commands, one a line."""
     for title, names in _COMMANDS.items():
         yield "\n".join((f"{title}:", *(f"  {name:<13}  {_command(name).HELP}" for name in names)))
 
@@ -253,7 +250,6 @@ def _command(name: str) -> Any:
 
 
 def _no_command(program: str, words: Sequence[str]) -> str:
-    """What is wrong with a command line that begins with none of ours."""
     if not words:
         return f"missing command; expected one of {', '.join(COMMANDS)}; see {program} --help"
     near = did_you_mean(words[0], COMMANDS) or f"to run a program: {program} run -- {words[0]} …;"

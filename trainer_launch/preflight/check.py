@@ -278,8 +278,6 @@ def still_running() -> list[str]:
 
 
 class _Running:
-    """One check at work, in a thread of its own."""
-
     def __init__(self, check: Check[Subject], subject: Subject, limit_s: float | None) -> None:
         self._check = check
         self._subject = subject

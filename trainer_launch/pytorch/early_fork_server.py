@@ -110,7 +110,6 @@ def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
 
 
 def _value(own: Sequence[str], env: Mapping[str, str], name: str) -> str | None:
-    """What an option or its variable says."""
     flag = "--" + name.replace("_", "-")
     said = env.get(_PREFIX + name.upper()) or None
     for at, word in enumerate(own):

@@ -410,7 +410,6 @@ def _show(problem: BaseException) -> int:
 
 
 def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """From the program's first frame on."""
     while trace is not None and (trace.tb_frame.f_code.co_filename == __file__ or trace.tb_frame.f_code in _BASES):
         trace = trace.tb_next
     return trace
