@@ -36,6 +36,8 @@ TESTS = {
     "PaddleJob": "frameworks/test_paddle.py::test_a_paddlejob_gets_over_the_loss_of_a_worker",
     "TrainJob, PlainML": "examples/test_faults.py::test_one_of_ten_plain_nodes_is_lost_and_goes_on_where_it_was",
     "TrainJob, MPI, launcher as node": "examples/test_faults.py::test_mpi_with_the_launcher_as_node_loses_a_node_starts_again_and_resumes",
+    "TrainJob, MPI, MPICH": "examples/test_faults.py::test_a_trainjob_of_mpich_loses_a_node_starts_again_and_resumes",
+    "TrainJob, `deepspeed-distributed`": "examples/test_faults.py::test_a_trainjob_of_a_published_runtime_loses_a_node_starts_again_and_resumes",
     "MPIJob, Open MPI 4": "hosts/test_mpi_jobs.py::test_a_killed_host_is_waited_for_and_the_job_goes_on",
     "MPIJob, Open MPI 5": "hosts/test_open_mpi_5.py::test_a_killed_host_is_gone_on_without",
     "MPIJob, MPICH": "hosts/test_hydra_jobs.py::test_a_killed_host_is_gone_on_without",

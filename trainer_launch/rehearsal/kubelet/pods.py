@@ -347,6 +347,8 @@ _log = logging.getLogger(__name__)
 def argv_of(container: Container) -> tuple[str, ...]:
     """As the kubelet has it; without a command the image's ENTRYPOINT is taken to be the launcher."""
     words = (*container.command, *container.args)
+    if container.platforms:
+        return ("true",)
     if not container.command:
         words = words if words[:1] == (OURS,) else (OURS, "run", "--", *words)
     if Path(words[0]).name == OURS:
