@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from trainer_launch.model.collectives import Doing
 from trainer_launch.model.frozen import dataclass
-from trainer_launch.supervisor.hang_detection import Worker, ranges
+from trainer_launch.model.units import in_ranges
+from trainer_launch.supervisor.hang_detection import Worker
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}) in (?P<function>.*)$')
@@ -109,7 +110,7 @@ def _label(workers: Iterable[Worker]) -> str:
     ranks = [worker.rank for worker in workers if worker.rank is not None]
     if len(ranks) < len(workers):
         return ", ".join(worker.name for worker in workers)
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {in_ranges(ranks)}"
 
 
 def _down_to_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
