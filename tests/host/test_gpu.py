@@ -73,14 +73,16 @@ def xpu(number: int, slot: str, vendor: str = "8086") -> dict[str, str]:
     return {f"dev/dri/renderD{number}": "", f"sys/class/drm/renderD{number}/device/uevent": uevent}
 
 
-XPU = xpu(128, "0000:3A:00.0") | xpu(129, "0000:9A:00.0") | xpu(130, "0000:00:02.0") | xpu(131, "0000:01:00.0", "10DE")
+XPU = xpu(128, "0000:3A:00.0") | xpu(129, "0000:9A:00.0") | xpu(130, "0000:00:02.0")
+XPU |= xpu(131, "0000:01:00.0", "10DE")
 TILES = {f"sys/class/drm/renderD{n}/device/tile{tile}/gt0/id": "" for n in (128, 129) for tile in (0, 1)}
 I915 = {f"sys/class/drm/renderD128/device/drm/card0/gt/gt{n}/id": "" for n in (0, 1)}
 GAUDI = {"dev/accel/accel_controlD0": ""} | {f"dev/accel/accel{n}": "" for n in range(4)}
 GAUDI |= {f"sys/class/accel/accel{n}/device/vendor": "0x1da3" for n in range(8)}
 NPU = {f"dev/accel/accel{n}": "" for n in range(2)} | {"sys/class/accel/accel0/device/vendor": "0x1022"}
 ASCEND = {f"dev/davinci{n}": "" for n in range(10)} | {"dev/davinci_manager": ""}
-TPU = {f"dev/accel{n}": "" for n in range(4)} | {f"sys/class/accel/accel{n}/device/vendor": "0x1ae0" for n in range(4)}
+TPU = {f"dev/accel{n}": "" for n in range(4)}
+TPU |= {f"sys/class/accel/accel{n}/device/vendor": "0x1ae0" for n in range(4)}
 VFIO = {"dev/vfio/vfio": "", "dev/vfio/7": "", "dev/vfio/8": ""}
 VFIO |= {f"sys/kernel/iommu_groups/{n}/devices/0000:00:0{n}.0/vendor": "0x1ae0" for n in (7, 8)}
 

@@ -1,8 +1,8 @@
-"""Which CPUs each worker gets, from made-up machines: as torch chooses them, and where there is nothing to choose."""
+"""Which CPUs each worker gets on made-up machines: those that torch chooses, or none, and why."""
 
 from __future__ import annotations
 
-import builtins
+import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +116,7 @@ def torchs(monkeypatch: pytest.MonkeyPatch, root: Path, server: Server, rank: in
     )
     monkeypatch.setattr(binding, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(binding, "os", system)
-    monkeypatch.setattr(binding, "open", lambda at: builtins.open(f"{root}{at}"), raising=False)
+    monkeypatch.setattr(binding, "open", lambda at: io.StringIO(Path(f"{root}{at}").read_text()), raising=False)
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
     chosen: set[int] = binding._get_logical_cpus_to_bind_to(gpu_index=rank, numa_options=options)
     return chosen
@@ -204,7 +204,7 @@ def test_without_gpus_the_numa_nodes_are_divided_among_the_workers(tmp_path: Pat
 @pytest.mark.parametrize(
     ("server", "mode", "workers", "why"),
     [
-        (Server({0: range(2)}, {0: 0}, []), "auto", 2, "there is no GPU; --numa-binding node divides the CPUs' NUMA"),
+        (Server({0: range(2)}, {0: 0}, []), "auto", 2, "there is no GPU; --numa-binding node divides"),
         (Server({0: range(2), 1: range(2, 4)}, {0: 0, 1: 1}, [-1]), "auto", 1, "numa_node is -1"),
         (Server({0: range(2)}, {0: 0}, [0]), "node", 2, "2 workers have 1 GPUs"),
         (Server({0: range(2)}, {0: 0}, [0] * 3), "exclusive", 3, "NUMA node 0 has 2 physical cores for 3 GPUs"),

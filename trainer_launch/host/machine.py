@@ -86,8 +86,8 @@ _TILES = "sys/class/drm/{entry}/device/tile[0-9]*", "sys/class/drm/{entry}/devic
 # AMD: gpu_id is 0 for a CPU (Linux, amdkfd/kfd_topology.c).
 # XPU: torch takes discrete GPUs (c10/xpu/XPUFunctions.cpp); the integrated one is at 00:02.0. Each tile is a
 #   device unless ZE_FLAT_DEVICE_HIERARCHY is COMPOSITE (Level Zero's specification): xe's tile*, i915's gt*.
-# Gaudi: Linux's accel subsystem, /dev/hl* before it. The variables are for who mounts devices, too, and name devices
-#   or modules of the machine (docs.habana.ai, "Multiple Dockers Each with a Single Workload").
+# Gaudi: Linux's accel subsystem, /dev/hl* before it. The variables are for who mounts devices, too, and name
+#   devices or modules of the machine (docs.habana.ai, Orchestration).
 # Ascend: as Ray counts (python/ray/_private/accelerators/npu.py).
 # TPU: as Ray counts (tpu.py beside it), with the PCI vendor as in JAX (jax/_src/hardware_utils.py).
 KINDS = (
