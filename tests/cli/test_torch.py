@@ -475,7 +475,8 @@ known = os.uname().machine == "x86_64"
 failed = ctypes.CDLL(None).syscall(239, ctypes.byref(mode), None, 0, None, 0) if known else 1
 cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
 policy = None if failed else mode.value
-print(f"local rank {os.environ['LOCAL_RANK']} has {cpus} and memory policy {policy}\\n", end="")
+text = f"local rank {os.environ['LOCAL_RANK']} has {cpus} and memory policy {policy}"
+os.write(1, (text + chr(10)).encode())
 """
 
 
@@ -501,19 +502,19 @@ def test_workers_are_bound_before_the_script_runs(tmp_path: Path, method: str) -
 def test_a_worker_that_cannot_be_bound_runs_all_the_same_and_says_why(tmp_path: Path, method: str) -> None:
     """The CPUs are taken away between the plan and the start, as a change of the pod's cpuset does."""
     text = "import os; print('cpus', len(os.sched_getaffinity(0)))"
-    gone = f"""
+    gone = """
 import sys
 from trainer_launch import cli
 from trainer_launch.host import numa
 from trainer_launch.model import Binding
 numa.bindings = lambda *_: ((Binding((4095,), None),), "as it was")
-words = "run --nproc-per-node 1 --numa-binding node --start-method {method} -- train.py"
+words = "run --nproc-per-node 1 --numa-binding node --start-method METHOD -- train.py"
 sys.argv[1:] = words.split()
 sys.exit(cli.main())
 """
     script(tmp_path, text)
     ended = subprocess.run(
-        [sys.executable, "-c", gone],
+        [sys.executable, "-c", gone.replace("METHOD", method)],
         cwd=tmp_path,
         env=clean_env({"PYTHONPATH": str(Path.cwd())}),
         capture_output=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from trainer_launch.model import (
     Workers,
 )
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.settings import Settings
+from trainer_launch.model.settings import load
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import engines
 from trainer_launch.planning.command import parse_command
@@ -217,7 +218,7 @@ def test_torchrun_binds_where_it_starts_the_workers() -> None:
 
 
 def reading(files: dict[str, str], **env: str) -> Reading:
-    return read(pod_of({"PET_NNODES": "1", **env}, files, "here", ("train.py",)), Settings())
+    return read(pod_of({"PET_NNODES": "1", **env}, files, "here", ("train.py",)), load({}))
 
 
 @pytest.mark.parametrize(
@@ -233,14 +234,14 @@ def reading(files: dict[str, str], **env: str) -> Reading:
 )
 def test_a_topology_label_is_read_from_a_file_or_a_variable(source: str, label: str | None) -> None:
     found = reading({"/etc/rack": "/a/r-2\n", "/etc/odd": "a\x00b"}, RACK="b/r-1", LONG="a" * 254)
-    settings = Settings(ranks_by="topology", topology_label=source)
-    fields = {"shm_is_short": False, "copies_are_refused": False, "scratch": "/scratch"}
+    settings = load({"ranks_by": "topology", "topology_label": source})
+    fields: dict[str, Any] = {"shm_is_short": False, "copies_are_refused": False, "scratch": "/scratch"}
     if label is None:
         with pytest.raises(UsageError, match=f"{source} holds .*: expected a topology label such as block-a"):
             engines.request_of(found, settings, **fields)
         return
     assert engines.request_of(found, settings, **fields).label == label
-    assert engines.request_of(found, Settings(), **fields).label is None
+    assert engines.request_of(found, load({}), **fields).label is None
 
 
 def test_the_launchers_own_binding_precedes_torchruns() -> None:

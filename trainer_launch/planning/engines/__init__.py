@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from trainer_launch.contracts.source import Pod
-from trainer_launch.model import Binding, Job, Plan, signal_policy
+from trainer_launch.model import Job, Plan, signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import PREFIX, Settings
 from trainer_launch.model.signal_policy import StopOrder
@@ -103,13 +103,11 @@ def request_of(
     Raises:
         LaunchError: missing command, or this node has no place in the job.
     """
-    topology, command = place(reading.job, reading.host), _command(reading)
-    binding = torch_options.numa_binding(settings.numa_binding, command)
-    return Request(
+    request = Request(
         job=reading.job,
         host=reading.host,
-        topology=topology,
-        command=command,
+        topology=place(reading.job, reading.host),
+        command=(command := _command(reading)),
         env=_with_log_level(reading.pod.env, settings),
         python=sys.executable,
         python_is_ours=reading.python_is_ours,
@@ -132,11 +130,6 @@ def request_of(
         secret_file=settings.secret_file,
         start_method=settings.start_method,
         preload=_names(settings.preload),
-        numa_binding=binding,
-        bindings=((), "") if binding == "off" else _bindings(reading, binding, topology.local_world_size or 1),
-        label=None if settings.ranks_by == "node" else _label(settings.topology_label, reading.pod),
-        records=settings.recorder,
-        straggler_interval_s=settings.straggler_interval,
         prefix=settings.prefix,
         watches_output=settings.hang_timeout is not None,
         scratch=scratch,
@@ -144,12 +137,23 @@ def request_of(
         copies_are_refused=copies_are_refused,
         replace_launcher=replace_launcher,
     )
+    return _of_workers(request, reading, settings)
 
 
-def _bindings(reading: Reading, mode: str, workers: int) -> tuple[tuple[Binding, ...], str]:
+def _of_workers(request: Request, reading: Reading, settings: Settings) -> Request:
+    """The same with what observes torch's workers, the CPUs that they run on, and where this node is."""
+    interval_s = settings.straggler_interval
+    request = replace(request, records=settings.recorder, straggler_interval_s=interval_s)
+    if settings.ranks_by == "topology":
+        request = replace(request, label=_label(settings.topology_label, reading.pod))
+    mode = torch_options.numa_binding(settings.numa_binding, request.command)
+    if mode == "off":
+        return request
     from trainer_launch.host import numa  # only who binds workers needs it
 
-    return numa.bindings(numa.read(reading.pod.env, reading.host.gpus), mode, workers)
+    machine = numa.read(request.env, request.host.gpus)
+    bindings = numa.bindings(machine, mode, request.topology.local_world_size or 1)
+    return replace(request, numa_binding=mode, bindings=bindings)
 
 
 def _label(source: str, pod: Pod) -> str:
