@@ -46,15 +46,26 @@ def test_the_plan_is_the_argument_list_that_would_run(tmp_path: Path) -> None:
 
 
 def test_a_job_that_only_torchrun_can_run_says_why_and_what_runs(tmp_path: Path) -> None:
-    words = ("torchrun", "--numa-binding", "node", script(tmp_path, ""))
+    words = ("torchrun", "--run-path", script(tmp_path, ""))
     plan = json.loads(launch("explain", "--json", "--", *words, env=V2).stdout)["plan"]
     (process,) = plan["processes"]
     assert (plan["engine"], plan["workers"]) == ("torchrun", None)
-    assert "--numa-binding=node" in process["argv"]
-    assert "--numa-binding binds workers" in plan["reasons"][0]
+    assert "--run-path" in process["argv"]
+    assert "with --run-path torchrun itself runs the script" in plan["reasons"][0]
     told = launch("explain", "--", *words, env=V2).stdout
-    assert "--numa-binding binds workers" in told
+    assert "with --run-path torchrun itself runs the script" in told
     assert "SIGTERM to torchrun" in told
+
+
+def test_binding_and_topology_label_are_told(tmp_path: Path) -> None:
+    words = ("--numa-binding", "node", "--topology-label", "RACK", "--", script(tmp_path, ""))
+    env = V2 | {"TRAINER_LAUNCH_RANKS_BY": "topology", "RACK": "block-a/rack-3", "PET_NPROC_PER_NODE": "1"}
+    told = launch("explain", *words, env=env).stdout
+    assert "--numa-binding node binds local rank 0 to CPU " in told
+    assert "ranks by topology label block-a/rack-3" in told
+    del env["RACK"]
+    told = launch("explain", *words, env=env).stdout
+    assert "this node has no topology label, so its ranks come last" in told
 
 
 def test_without_a_command_this_nodes_place_is_still_told() -> None:

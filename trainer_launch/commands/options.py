@@ -362,16 +362,17 @@ _METAVARS = {  # and the settings that have it
     "SECONDS|auto": "hang_timeout",
     "SECONDS|auto|off": "hang_report_after",
     "PATH|-": "events",
+    "PATH|VARIABLE": "topology_label",
 }
 METAVARS = {name: metavar for metavar, names in _METAVARS.items() for name in names.split()}
 
 # The headings, in their order; a command shows those of its own settings.
 GROUPS = {
     "checks": _CHECKING,
-    "command": ("contract", "engine", "exec", "rendezvous", "start_method", "preload"),
+    "command": ("contract", "engine", "exec", "rendezvous", "start_method", "preload", "numa_binding"),
     "job (default: what the platform injected)": (
         *_JOB[:-1],
-        *("hosts", "host_discovery_script", "port_range", "secret_file"),
+        *("hosts", "host_discovery_script", "port_range", "secret_file", "ranks_by", "topology_label"),
     ),
     "restarts": (
         *(

@@ -244,6 +244,8 @@ def _tell(request: Request, plan: Plan) -> None:
     job, topology = request.job, request.topology
     for warning in (*job.warnings, *plan.warnings):
         _log.warning("%s", warning)
+    if plan.workers is not None and plan.workers.bindings:
+        _log.info("%s", request.bindings[1])
     _log.info(
         "contract=%s engine=%s node=%s/%s workers=%s coordinator=%s",
         job.contract,

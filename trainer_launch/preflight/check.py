@@ -166,7 +166,7 @@ class Subject:
     def may_use_gpus(self) -> bool:
         """Whether the job's workers may have GPUs, also where this container, an init container, was given none."""
         promised = self.env.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none")
-        return self.host.gpus.count > 0 or promised or self.job.nproc_per_node == "gpu"
+        return self.host.gpus.cuda > 0 or promised or self.job.nproc_per_node == "gpu"
 
     @property
     def has_peers(self) -> bool:

@@ -389,6 +389,7 @@ def _client(me: Membership, workers: Workers, incarnation: str, secret: bytes | 
         role=workers.role,
         machine=machine_name(workers.env, f"{me.host}-{me.node_rank}"),
         fault=me.fault,
+        label=me.label,
     )
     return Client(me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir)
 

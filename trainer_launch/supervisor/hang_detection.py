@@ -22,6 +22,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.units import in_ranges
 
 PATIENCE = 3  # times the timeout, where there may be a good reason: starting, busy, waiting for another node
 USUAL = 10  # times the longest pause between strong signs is no longer usual
@@ -243,15 +244,4 @@ def label(workers: Sequence[Worker]) -> str:
     ranks = [worker.rank for worker in workers if worker.rank is not None]
     if len(ranks) < len(workers):
         return ", ".join(worker.name for worker in workers)
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
-
-
-def ranges(numbers: Sequence[int], between: str = ",") -> str:
-    """0, 1, 2, 5 as `0-2,5`."""
-    groups: list[list[int]] = []
-    for number in sorted(numbers):
-        if groups and groups[-1][-1] + 1 == number:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
-    return between.join(str(group[0]) if len(group) == 1 else f"{group[0]}-{group[-1]}" for group in groups)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {in_ranges(ranks)}"

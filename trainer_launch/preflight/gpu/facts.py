@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.findings import Checksum, Fault, Finding, Measure, Scope, Status, Value
-from trainer_launch.supervisor.hang_detection import ranges
+from trainer_launch.model.units import in_ranges
 
 MAX_GPUS = 64
 
@@ -153,7 +153,7 @@ def visible(gpus: Sequence[Gpu], shown: str | None) -> tuple[Gpu, ...]:
 
 def numbered(indices: Sequence[int]) -> str:
     """`GPU 3`, or `GPUs 0-3, 7`."""
-    return f"GPU{'s' if len(indices) > 1 else ''} {ranges(indices, ', ')}"
+    return f"GPU{'s' if len(indices) > 1 else ''} {in_ranges(indices, ', ')}"
 
 
 def _gpu(told: Any) -> Gpu:
