@@ -224,7 +224,9 @@ def test_ports_that_are_none_are_no_answer_in_a_test_of_collectives(answer: byte
         stop.set()
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(DEADLINE_S)
-    assert done.stdout.strip() in (f"failed: 127.0.0.1:{port} was not ready for the test in time", "[5]")
+    late = ("was not ready for the test in time", "out of time")
+    said = done.stdout.strip()
+    assert said == "[5]" or (port in said and said.endswith(late))
 
 
 class _Odd:
