@@ -152,8 +152,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
     if place is None or topology.nodes is None or rank is None:
         raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
     nodes = NodeRange(topology.nodes.min, topology.nodes.max + topology.spares)
-    path = secret_file_of(subject.job)
-    secret = None if path is None else read_secret(path)
+    secret = read_secret(path) if (path := secret_file_of(subject.job)) else None
     calling = _calling(subject, settings, skipped, place, nodes)
     server = None
     with contextlib.ExitStack() as undo:
