@@ -14,7 +14,7 @@ from trainer_launch.host.network import free_port
 from trainer_launch.model import PortRange
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.redaction import redact_file
-from trainer_launch.model.settings import Settings
+from trainer_launch.model.settings import load
 from trainer_launch.planning.reading import read, secret_file_of
 
 
@@ -68,8 +68,9 @@ def test_the_secret_of_an_ssh_key_is_a_hash_that_every_pod_finds(tmp_path: Path)
 def test_the_secret_is_found_where_it_is_mounted_and_explain_says_where(
     files: dict[str, str], given: str | None, found: str | None
 ) -> None:
-    pod = pod_from_snapshot({"env": {}, "files": files, "hostname": "train-node-0-0", "command": ["train.py"]})
-    job = read(pod, Settings(secret_file=given)).job
+    env = {"K_MPI_JOB_ROLE": "worker"} if "/root/.ssh/id_rsa" in files else {}
+    pod = pod_from_snapshot({"env": env, "files": files, "hostname": "train-worker-0", "command": ["train.py"]})
+    job = read(pod, load({} if given is None else {"secret_file": given}, {})).job
     assert secret_file_of(job) == found
     assert [fact.name for fact in job.facts if fact.field == "secret_file"] == ([found] if found else [])
     assert redact_file(JOB_SECRET, "x") != "x"
