@@ -16,6 +16,7 @@ from trainer_launch.contracts.source import Pod
 from trainer_launch.host import deadline_subprocess, dns, machine, process_tree, shm
 from trainer_launch.host.network import AdapterPort
 from trainer_launch.membership import protocol as coordination
+from trainer_launch.membership.authentication import Channel
 from trainer_launch.model import Member, value_parsers
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.findings import Finding, Status
@@ -57,7 +58,11 @@ def test_a_strangers_claim_names_each_rank_once_so_that_it_costs_nothing(ranks: 
 
 
 def test_a_challenge_that_is_no_text_gets_a_proof_that_is_wrong() -> None:
-    assert coordination.prove(b"secret", "\ud800", "job", "i")
+    channel = Channel(b"secret")
+    channel.challenged("signed:\ud800")
+    hello = channel.introduced(coordination.Hello(coordination.VERSION, "job", 0, "n", "i"))
+    assert hello.proof
+    assert not Channel(b"secret").admits(hello)
 
 
 def test_findings_of_others_are_one_line_and_have_bounds() -> None:

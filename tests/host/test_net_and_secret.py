@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.host.files import MAX_SECRET_BYTES, read_secret
+from trainer_launch.contracts.snapshot import pod_from_snapshot
+from trainer_launch.host.files import JOB_SECRET, MAX_SECRET_BYTES, read_secret
 from trainer_launch.host.network import free_port
 from trainer_launch.model import PortRange
 from trainer_launch.model.errors import NodeError, UsageError
+from trainer_launch.model.redaction import redact_file
+from trainer_launch.model.settings import load
+from trainer_launch.planning.reading import read, secret_file_of
 
 
 def test_a_free_port_is_one_of_the_range_that_nobody_uses() -> None:
@@ -40,3 +44,33 @@ def test_a_secret_that_is_none_is_one_sentence_that_names_the_file(tmp_path: Pat
     for name in ("absent", "fifo"):
         with pytest.raises(UsageError, match="cannot be read"):
             read_secret(str(tmp_path / name))
+
+
+def test_the_secret_of_an_ssh_key_is_a_hash_that_every_pod_finds(tmp_path: Path) -> None:
+    key, same = tmp_path / "id_rsa", tmp_path / "copy"
+    key.write_bytes(b"-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----\n")
+    same.write_bytes(key.read_bytes() + b"\n")
+    assert read_secret(str(key)) == read_secret(str(same))
+    assert len(read_secret(str(key))) == 32
+
+
+@pytest.mark.parametrize(
+    ("files", "given", "found"),
+    [
+        ({}, None, None),
+        ({JOB_SECRET: "x"}, None, JOB_SECRET),
+        ({JOB_SECRET: "x"}, "/other", "/other"),
+        ({JOB_SECRET: "x", "/root/.ssh/id_rsa": "k", "/root/.ssh/authorized_keys": "k"}, None, JOB_SECRET),
+        ({"/root/.ssh/id_rsa": "k", "/root/.ssh/authorized_keys": "k"}, None, "/root/.ssh/id_rsa"),
+    ],
+    ids=["nothing", "mounted", "given", "mounted beside a key", "key"],
+)
+def test_the_secret_is_found_where_it_is_mounted_and_explain_says_where(
+    files: dict[str, str], given: str | None, found: str | None
+) -> None:
+    env = {"K_MPI_JOB_ROLE": "worker"} if "/root/.ssh/id_rsa" in files else {}
+    pod = pod_from_snapshot({"env": env, "files": files, "hostname": "train-worker-0", "command": ["train.py"]})
+    job = read(pod, load({} if given is None else {"secret_file": given}, {})).job
+    assert secret_file_of(job) == found
+    assert [fact.name for fact in job.facts if fact.field == "secret_file"] == ([found] if found else [])
+    assert redact_file(JOB_SECRET, "x") != "x"

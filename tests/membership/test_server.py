@@ -14,6 +14,7 @@ import pytest
 
 from tests.waiting import eventually
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.authentication import NO_SECRET, WRONG_SECRET
 from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.membership.server import Server
 from trainer_launch.membership.state import Settings
@@ -267,19 +268,25 @@ def test_the_secret_is_needed(cluster):
     cluster.serve(2, secret=b"right")
     good = cluster.node(0, secret=b"right")
     await_(good, Connected)
-    for secret in (b"wrong", None):
+    for secret, reason in ((b"wrong", WRONG_SECRET), (None, NO_SECRET)):
         refused = await_(cluster.node(1, secret=secret), msg.Refused)
-        assert (refused.reason, refused.retry) == ("its secret differs from the job's", False)
+        assert (refused.reason, refused.retry) == (reason, False)
     strange = cluster.raw()
     hello = msg.Hello(msg.VERSION, "job", 1, "pod-1", "x", proof="\ud800")
     strange.sendall(msg.render(hello))
-    assert hear(strange, msg.Refused).reason == "its secret differs from the job's"
+    assert hear(strange, msg.Refused).reason == WRONG_SECRET
     await_(cluster.node(1, secret=b"right"), Connected)
 
 
-def test_a_client_with_a_secret_serves_a_job_without(cluster):
+def test_a_node_with_a_secret_waits_for_a_coordinator_that_has_it_too(cluster):
     cluster.serve(1)
-    await_(cluster.node(0, secret=b"mine"), Connected)
+    says: list[str] = []
+    node = cluster.node(0, secret=b"mine", say=says.append)
+    eventually(lambda: says, "the node says why it waits")
+    assert "has no secret, and this node has one; mount the job's Secret in all pods" in says[0]
+    cluster.server.stop()
+    cluster.serve(1, port=cluster.port, secret=b"mine")
+    await_(node, Connected)
 
 
 def test_another_job_is_refused_for_good(cluster):

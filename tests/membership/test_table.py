@@ -126,8 +126,8 @@ def test_a_running_job_can_be_asked(cluster):  # noqa: F811
 def test_a_secret_is_needed_where_there_is_one(cluster):  # noqa: F811
     cluster.serve(2, secret=b"shared")
     assert ask(at(cluster), "job", b"shared").phase == "gathering"
-    for secret in (None, b"wrong"):
-        with pytest.raises(NodeError, match="its secret differs from the job's"):
+    for secret, why in ((None, "a secret, and none was shown"), (b"wrong", "its secret differs from the job's")):
+        with pytest.raises(NodeError, match=why):
             ask(at(cluster), "job", secret)
 
 

@@ -107,7 +107,6 @@ def to_the_end(
     Raises:
         LaunchError: nothing could be started.
     """
-    secret = None if settings.secret_file is None else read_secret(settings.secret_file)
     scratch = private_folder()
     try:
         if replace_launcher:
@@ -116,6 +115,7 @@ def to_the_end(
             _become(plan)
         with shared_memory_care.kept_clean(scratch) as sweep:
             request, plan = _planned(settings, argv, replace_launcher=False, scratch=scratch)
+            secret = _secret(settings, request, plan)
             plan = adjust(plan)
             watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
             flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
@@ -134,6 +134,12 @@ def to_the_end(
                 return conclude(ended, request, settings, observer)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _secret(settings: Settings, request: Request, plan: Plan) -> bytes | None:
+    """The job's secret, where its nodes meet; one that was given is read in any case."""
+    is_needed = settings.secret_file is not None or plan.engine in (engines.torch.NAME, engines.torchrun.NAME)
+    return read_secret(request.secret_file) if request.secret_file and is_needed else None
 
 
 def _supervised(

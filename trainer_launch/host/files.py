@@ -5,12 +5,17 @@ Little is imported: training scripts load this with `report()`.
 
 from __future__ import annotations
 
+import hmac
 import os
+import re
 import stat
 
 from trainer_launch.model.errors import UsageError
 
+JOB_SECRET = "/etc/trainer-launch/job-secret"  # the job's secret, without an option
 MAX_SECRET_BYTES = 4096
+_IS_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+_KEY_LABEL = b"trainer-launch: the job's secret"  # what is derived of a key for it fits nothing else
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # a new file: nobody else's, and no link
 
 
@@ -70,15 +75,19 @@ def replace(path: str, data: bytes, mode: int = 0o600) -> None:
 def read_secret(path: str) -> bytes:
     """The job's secret, a small file that every pod mounts; the path may be told, the secret never.
 
+    Of a private key, which ssh needs too, the secret is a hash.
+
     Raises:
         UsageError: there is no such file, or it is empty or too large.
     """
     found = LiveFiles(MAX_SECRET_BYTES + 1).read(path)
     if found is None:
-        raise UsageError(f"--secret-file {path} cannot be read; mount the job's Secret there in every pod")
+        raise UsageError(f"the job's secret {path} cannot be read; mount the job's Secret there in every pod")
     if len(found) > MAX_SECRET_BYTES:
-        raise UsageError(f"--secret-file {path} is larger than {MAX_SECRET_BYTES} bytes; that is no secret of ours")
+        raise UsageError(
+            f"the job's secret {path} is larger than {MAX_SECRET_BYTES} bytes; put a shorter one there"
+        )
     secret = found.strip()
     if not secret:
-        raise UsageError(f"--secret-file {path} is empty; put the job's secret there, the same in every pod")
-    return secret
+        raise UsageError(f"the job's secret {path} is empty; put one there, the same in every pod")
+    return hmac.digest(secret, _KEY_LABEL, "sha256") if _IS_KEY.match(secret) else secret

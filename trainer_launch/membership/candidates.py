@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
-from trainer_launch.membership.client import Lines, LostError, proof
+from trainer_launch.membership.client import inquire
 from trainer_launch.membership.state import Looked
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.errors import NodeError
@@ -153,18 +153,7 @@ def ask(
     Raises:
         NodeError: nobody answers there, or not to us.
     """
-    until_s = time.monotonic() + timeout_s
-    try:
-        with socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s) as sock:
-            lines = Lines(sock, msg.parse, "the coordinator")
-            known = proof(lines.next(until_s), secret, job, msg.ASKING, "its first message is not a challenge")
-            sock.sendall(msg.render(msg.StatusQuery(msg.VERSION, job, known)))
-            answer = lines.next(until_s)
-    except (OSError, UnicodeError) as problem:
-        why = "no answer in time" if isinstance(problem, TimeoutError) else getattr(problem, "strerror", None)
-        raise NodeError(f"the coordinator at {endpoint} cannot be asked: {why or problem}") from None
-    except LostError as problem:
-        raise NodeError(f"the coordinator at {endpoint} cannot be asked: {problem}") from None
+    answer = inquire(endpoint, job, secret, timeout_s)
     if isinstance(answer, msg.Refused):
         raise NodeError(f"the coordinator at {endpoint} does not answer: {answer.reason}")
     if not isinstance(answer, msg.Status):

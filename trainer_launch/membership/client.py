@@ -16,18 +16,26 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from queue import Empty, Queue
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from trainer_launch.host.network import tune
 from trainer_launch.host.runtime_directory import tell
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
+from trainer_launch.membership.authentication import (
+    MAX_SIGNED_BYTES,
+    Channel,
+    FirstMessage,
+    NoProofError,
+    SignatureError,
+)
 from trainer_launch.membership.election import remember
-from trainer_launch.membership.protocol import Challenge, Claim, prove
+from trainer_launch.membership.protocol import Claim
 from trainer_launch.model import Endpoint, Seats
+from trainer_launch.model.errors import NodeError
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.goodput import Told
-from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
+from trainer_launch.model.json_lines import MessageError
 
 _READ_BYTES = 65536
 _MAX_SEATS = 64  # that are asked for a coordinator
@@ -44,6 +52,14 @@ class LostError(Exception):
     """This connection is over; its text says at which stage and why."""
 
 
+class UnprovenError(LostError):
+    """The server does not show that it knows the job's secret; `refused` is what it says all the same."""
+
+    def __init__(self, text: str, refused: msg.Refused | None) -> None:
+        super().__init__(text)
+        self.refused = refused
+
+
 @contextlib.contextmanager
 def abort_when_lost(sock: socket.socket) -> Iterator[None]:
     """Let an orderly end mean that this process has ended, or said so: one that goes elsewhere resets."""
@@ -56,10 +72,13 @@ def abort_when_lost(sock: socket.socket) -> Iterator[None]:
 
 
 class Lines(Generic[_M]):
-    """The messages of a connection; what is no message of ours ends it."""
+    """The messages of a connection; what is no message of ours ends it, and so does a wrong signature."""
 
-    def __init__(self, sock: socket.socket, parse: Callable[[bytes], _M], who: str) -> None:
+    def __init__(
+        self, sock: socket.socket, parse: Callable[[bytes], _M], who: str, secret: bytes | None = None
+    ) -> None:
         self._sock = sock
+        self._channel = Channel(secret)
         self._parse = parse
         self._who = who  # is at the other end, for people
         self._ready: deque[_M] = deque()
@@ -91,23 +110,84 @@ class Lines(Generic[_M]):
         if not data:
             raise LostError(f"{self._who} has closed the connection")
         *lines, self._rest = (self._rest + data).split(b"\n")
-        try:
-            self._ready.extend(map(self._parse, lines))
-        except MessageError as problem:
-            raise LostError(f"{self._who} sent an invalid message: {problem}") from None
-        if len(self._rest) > MAX_LINE_BYTES:
+        for line in lines:
+            self._ready.append(self._read(line))
+        if len(self._rest) > MAX_SIGNED_BYTES:
             raise LostError(f"{self._who} sent an invalid message: its line has no end")
 
+    def challenged(self, until_s: float, otherwise: str) -> None:
+        """Hear the server's first message; LostError where it is no challenge, or one that proves nothing."""
+        first = self.next(until_s)
+        if not isinstance(first, msg.Challenge):
+            raise LostError(otherwise)
+        try:
+            self._channel.challenged(first.nonce)
+        except NoProofError as problem:
+            raise UnprovenError(f"{self._who}{self._place()} {problem}", None) from None
 
-def proof(challenge: object, secret: bytes | None, job: str, who: str, otherwise: str) -> str | None:
-    """What `who` answers to the server's first message; None where no secret is needed.
+    def introduce(self, message: FirstMessage, render: Callable[[Any], bytes]) -> None:
+        """Say who this is, with a proof where it is needed; from now on lines are signed."""
+        self._send(render(self._channel.introduced(message)))
+
+    def say(self, *lines: bytes) -> None:
+        """Send these lines."""
+        self._send(b"".join(map(self._channel.sign, lines)))
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._sock.sendall(data)
+        except OSError as problem:
+            raise LostError(f"lost {self._who}: {problem.strerror or 'it does not read'}") from None
+
+    def _read(self, line: bytes) -> _M:
+        try:
+            return self._parse(self._channel.check(line))
+        except SignatureError as problem:
+            if self._channel.is_known:
+                raise LostError(f"lost {self._who}: {problem}") from None
+            raise self._unproven(line) from None
+        except MessageError as problem:
+            raise LostError(f"{self._who} sent an invalid message: {problem}") from None
+
+    def _unproven(self, line: bytes) -> UnprovenError:
+        """It may say why in plain words: the secrets differ, or the versions."""
+        said: object = None
+        with contextlib.suppress(MessageError):
+            said = self._parse(line)
+        refused = said if isinstance(said, msg.Refused) else None
+        why = "its secret differs, or it is another program" if refused is None else f"it says: {refused.reason}"
+        return UnprovenError(
+            f"what answers as {self._who}{self._place()} does not know the job's secret: {why}", refused
+        )
+
+    def _place(self) -> str:
+        try:
+            host, port, *_ = self._sock.getpeername()
+        except (OSError, ValueError):  # it is gone; a pair of sockets has no address
+            return ""
+        return f" at {Endpoint(host, port)}"
+
+
+def inquire(
+    endpoint: Endpoint, job: str, secret: bytes | None = None, timeout_s: float = timeouts.STATUS_S
+) -> msg.Message:
+    """What the coordinator answers to the question how the job stands; launchers of all versions know it.
 
     Raises:
-        LostError: it is no challenge.
+        NodeError: nobody answers there.
     """
-    if not isinstance(challenge, Challenge):
-        raise LostError(otherwise)
-    return prove(secret, challenge.nonce, job, who) if secret is not None and challenge.nonce else None
+    until_s = time.monotonic() + timeout_s
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s) as sock:
+            lines = Lines(sock, msg.parse, "the coordinator", secret)
+            lines.challenged(until_s, "its first message is not a challenge")
+            lines.introduce(msg.StatusQuery(msg.VERSION, job), msg.render)
+            return lines.next(until_s)
+    except (OSError, UnicodeError) as problem:
+        why = "no answer in time" if isinstance(problem, TimeoutError) else getattr(problem, "strerror", None)
+        raise NodeError(f"the coordinator at {endpoint} cannot be asked: {why or problem}") from None
+    except LostError as problem:
+        raise NodeError(f"the coordinator at {endpoint} cannot be asked: {problem}") from None
 
 
 class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
@@ -184,11 +264,8 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
                 self._wake.close()
                 self._waker.close()
 
-    def _write(self, sock: socket.socket, *messages: _Said) -> None:
-        try:
-            sock.sendall(b"".join(map(self._render, messages)))
-        except OSError as problem:
-            raise LostError(f"lost {self._server}: {problem.strerror or 'it does not read'}") from None
+    def _write(self, lines: Lines[_M], *messages: _Said) -> None:
+        lines.say(*map(self._render, messages))
 
     def _talk(
         self, sock: socket.socket, lines: Lines[_M], alive: _Said, every_s: float, silence_s: float = math.inf
@@ -200,10 +277,10 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
             self._heard_s = time.monotonic()
             due_s = self._heard_s + every_s
             while not self._is_over:
-                if self._flush(sock):
+                if self._flush(lines):
                     due_s = time.monotonic() + every_s
                 if self._closing.is_set():
-                    self._flush(sock)  # what was said since
+                    self._flush(lines)  # what was said since
                     return
                 for message in lines.ready():
                     self._take(message)
@@ -223,10 +300,10 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
                     with self._lock:
                         self._unsent.append(alive)
 
-    def _flush(self, sock: socket.socket) -> bool:
+    def _flush(self, lines: Lines[_M]) -> bool:
         with self._lock:
             messages, self._unsent = self._unsent, deque()
-        self._write(sock, *messages)
+        self._write(lines, *messages)
         return bool(messages)
 
     def _tell(self, news: _News) -> None:
@@ -285,6 +362,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._wish: msg.Join | None = None  # said again on a new connection until it is granted
         self._joined_after = -1  # the generation of the last Join
         self._lease_s = timeouts.LEASE_S
+        self._was_let_in = False
         self.goodput: Callable[[], Told | None] = lambda: None  # this node's ledger; asked when a Join is sent
         self._thread.start()
 
@@ -354,10 +432,10 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
     # -- the thread ---------------------------------------------------------------------------
 
-    def _write(self, sock: socket.socket, *messages: msg.FromNode) -> None:
+    def _write(self, lines: Lines[msg.Message], *messages: msg.FromNode) -> None:
         """A Join may have waited for a coordinator for long: its ledger is of now."""
         now = (replace(one, goodput=self.goodput()) if isinstance(one, msg.Join) else one for one in messages)
-        super()._write(sock, *now)
+        super()._write(lines, *now)
 
     def _connect_once(self) -> bool:
         is_good = any(self._try_once(endpoint) for endpoint in self._candidates())
@@ -388,7 +466,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         welcomed = False
         try:
             with self._connect(endpoint) as sock, abort_when_lost(sock):
-                self._greet(sock, lines := Lines(sock, msg.parse, self._server), endpoint)
+                self._greet(sock, lines := Lines(sock, msg.parse, self._server, self._secret), endpoint)
                 welcomed = True
                 self._endpoint, self._own_address = endpoint, str(sock.getsockname()[0])
                 self._change("connected" if endpoint == self._home else f"connected to {endpoint}")
@@ -426,11 +504,10 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
     def _greet(self, sock: socket.socket, lines: Lines[msg.Message], endpoint: Endpoint) -> None:
         until_s = time.monotonic() + timeouts.GREETING_S
-        hello = self._hello
         other = f"what listens at {endpoint} is not a coordinator"
-        known = proof(lines.next(until_s), self._secret, hello.job, hello.incarnation, other)
-        self._write(sock, replace(hello, proof=known))
-        answer = lines.next(until_s)
+        lines.challenged(until_s, other)
+        lines.introduce(self._hello, self._render)
+        answer = self._answer(lines, until_s, endpoint)
         if isinstance(answer, msg.Refused):
             if not answer.retry:
                 self._is_over = True
@@ -439,12 +516,28 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             raise LostError(f"refused by the coordinator for now: {answer.reason}")
         if not isinstance(answer, msg.Welcome):
             raise LostError(other)
-        self._lease_s = answer.lease_s
+        self._lease_s, self._was_let_in = answer.lease_s, True
         sock.settimeout(max(1.0, self._lease_s))
         tune(sock, self._lease_s)
         with self._lock:
             if self._wish is not None and self._wish not in self._unsent:
                 self._unsent.appendleft(self._wish)
+
+    def _answer(self, lines: Lines[msg.Message], until_s: float, endpoint: Endpoint) -> msg.Message:
+        """To our Hello. Until a coordinator has let this node in, a refusal counts also if nobody has signed it."""
+        try:
+            return lines.next(until_s)
+        except UnprovenError as problem:
+            if problem.refused is None or self._was_let_in:
+                raise
+            return problem.refused
+        except LostError:
+            # A coordinator of another version may not understand a Hello of ours, but answers this.
+            with contextlib.suppress(NodeError):
+                told = inquire(endpoint, self._hello.job, self._secret, timeouts.LOOK_ANSWER_S)
+                if isinstance(told, msg.Refused) and not told.retry:
+                    return told
+            raise
 
     def _take(self, message: msg.Message) -> None:
         """Remember what a next Hello must say, and drop what a later Join has answered already."""

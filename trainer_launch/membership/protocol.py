@@ -5,13 +5,12 @@ The server's first line is a Challenge, the client's first is a Hello; all else 
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Annotated, ClassVar, NamedTuple, TypeAlias, get_args
 
+from trainer_launch import __version__
 from trainer_launch.model.collectives import MAX_ENTERED, Entries, RankState
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.goodput import Seconds, Told
@@ -108,16 +107,13 @@ Row: TypeAlias = tuple[NodeRank | None, Text, Name, Amount | None]
 # -- messages of status ------------------------------------------------------------------------
 
 
-ASKING = "status"  # stands for the incarnation of who only asks
-
-
 @dataclass(frozen=True, slots=True)
 class StatusQuery:
     """In place of a Hello: how does the job stand? A Status is the answer, and the end of the connection."""
 
     version: Nodes
     job: Name
-    proof: Text | None = None  # see prove(), with ASKING as the incarnation
+    proof: Text | None = None  # see authentication.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +162,7 @@ class Hello:
     incarnation: Name  # differs for every process that calls
     generation: _Seen = 0  # the highest that it has seen
     restarts: _Seen = 0  # likewise
-    proof: Text | None = None  # see prove()
+    proof: Text | None = None  # see authentication.py
     claims: _Claims = ()  # the generations that it may still have a say about
     workers: _Workers = 0  # on this node; 0: torch's own agents settle ranks among themselves
     role: _Role = ""  # of these workers, as in torchrun
@@ -282,7 +278,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The first line: what a proof must contain, or "" when there is no secret."""
+    """The first line, for all versions: what a proof must contain, or "" when there is no secret."""
 
     nonce: Text
 
@@ -301,6 +297,14 @@ class Refused:
     reason: FreeText
     retry: bool
     quarantined: ClassVar[bool] = False
+
+
+def refused_version(server: str, own: int, told: int) -> Refused | None:
+    """The answer to a launcher of another version, whatever its secret."""
+    if told == own:
+        return None
+    text = f"{server} (trainer-launch {__version__}) uses protocol version {own}, this node {told}"
+    return Refused(f"{text}; install the same trainer-launch in all pods", retry=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,13 +459,6 @@ FromServer: TypeAlias = (
     | Stragglers
 )
 Message: TypeAlias = FromNode | FromServer
-
-
-def prove(secret: bytes, nonce: str, job: str, incarnation: str) -> str:
-    """What a client that knows the secret answers to a challenge."""
-    # Who is no server of ours may send anything.
-    text = f"{nonce}\n{job}\n{incarnation}".encode(errors="replace")
-    return hmac.new(secret, text, hashlib.sha256).hexdigest()
 
 
 _CODEC = Codec(*get_args(Message))

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hmac
 import logging
-import secrets
 import selectors
 import socket
 import threading
@@ -22,10 +20,17 @@ from typing import Generic, TypeVar
 from trainer_launch.host.network import TOO_FEW_FILES, allow_connections, listen, spare_files, tune
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
+from trainer_launch.membership.authentication import (
+    MAX_SIGNED_BYTES,
+    NO_SECRET,
+    WRONG_SECRET,
+    Channel,
+    FirstMessage,
+)
 from trainer_launch.membership.candidates import CandidateWatch
 from trainer_launch.membership.election import wanted_candidates
 from trainer_launch.membership.membership import begin, step
-from trainer_launch.membership.protocol import Challenge, prove
+from trainer_launch.membership.protocol import Challenge, Refused
 from trainer_launch.membership.state import (
     Close,
     Connected,
@@ -40,11 +45,12 @@ from trainer_launch.membership.state import (
     Tick,
     answer,
     deadline_s,
+    other_version,
 )
 from trainer_launch.model import Endpoint, Hosting, Seats
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.goodput import Seconds
-from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
+from trainer_launch.model.json_lines import MessageError
 
 # -- connections: let them in, hear them, answer, drop who misbehaves ----------------------------
 
@@ -76,23 +82,16 @@ class Complaints:
 class Connection:
     """What is read and not yet a line, what is written and not yet sent."""
 
-    def __init__(self, sock: socket.socket, peer: int, address: str, nonce: str, at_s: float) -> None:
+    def __init__(self, sock: socket.socket, peer: int, address: str, secret: bytes | None, at_s: float) -> None:
         self.sock = sock
         self.peer = peer
         self.address = address
-        self.nonce = nonce
+        self.channel = Channel(secret)
         self.at_s = at_s  # when it came
         self.is_greeted = False
         self.is_closing = False  # after what is unsent
         self._unread = bytearray()
         self.unsent = bytearray()  # what waits for room
-
-    def is_proven(self, proof: str | None, secret: bytes | None, job: str, who: str) -> bool:
-        """Whether `who` shows by its first message that it knows the job's secret, if there is one."""
-        if secret is None:
-            return True
-        want = prove(secret, self.nonce, job, who)
-        return hmac.compare_digest(want.encode(), (proof or "").encode(errors="replace"))
 
     def read(self) -> list[bytes] | None:
         """The lines that have come, None at the end. One read: nobody can keep the server busy alone."""
@@ -104,8 +103,8 @@ class Connection:
             return None
         *lines, rest = (self._unread + data).split(b"\n")
         self._unread = rest
-        if len(rest) >= MAX_LINE_BYTES:
-            raise MessageError(f"a line is longer than {MAX_LINE_BYTES} bytes")
+        if len(rest) >= MAX_SIGNED_BYTES:
+            raise MessageError(f"a line is longer than {MAX_SIGNED_BYTES} bytes")
         return [bytes(line) for line in lines]
 
     def write(self, line: bytes) -> bool:
@@ -129,7 +128,7 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
     def __init__(
         self,
         parse: Callable[[bytes], _Heard],
-        render: Callable[[_Said | Challenge], bytes],
+        render: Callable[[_Said | Challenge | Refused], bytes],
         *,
         secret: bytes | None,
         silence_s: float,  # until the kernel ends a connection whose other end does not answer
@@ -258,8 +257,7 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
 
     def _welcome(self, sock: socket.socket, address: str) -> None:
         self._last_peer += 1
-        nonce = secrets.token_hex(16) if self._secret is not None else ""
-        connection = Connection(sock, self._last_peer, address, nonce, time.monotonic())
+        connection = Connection(sock, self._last_peer, address, self._secret, time.monotonic())
         try:
             sock.setblocking(False)
             tune(sock, self._silence_s)
@@ -269,14 +267,17 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         self._connections[connection.peer] = self._ungreeted[connection.peer] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)
         self._came(connection)
-        self._send(connection.peer, Challenge(nonce))
+        self._send(connection.peer, Challenge(connection.channel.challenge()))
 
-    def _is_proven(self, connection: Connection, proof: str | None, job: str, who: str) -> bool:
-        """Whether `who` shows by its first words that it knows the job's secret; complains if not."""
-        is_proven = connection.is_proven(proof, self._secret, job, who)
-        if not is_proven:
-            self._complain("its secret differs from the job's", connection.address)
-        return is_proven
+    def _is_admitted(self, connection: Connection, message: FirstMessage, refused: Refused | None) -> bool:
+        """Whether who comes shows by its first message that it knows the job's secret; else it is told why not."""
+        if refused is None and not connection.channel.admits(message):
+            refused = Refused(NO_SECRET if message.proof is None else WRONG_SECRET, retry=False)
+            self._complain(refused.reason, connection.address)
+        if refused is not None:
+            self._send(connection.peer, refused)
+            self._close_after_flush(connection.peer)
+        return refused is None
 
     def _greeted(self, connection: Connection) -> None:
         connection.is_greeted = True
@@ -302,13 +303,13 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         if lines is None:
             return self._drop(connection, ended=True)
         for line in lines:
-            message = self._parse(line)
+            message = self._parse(connection.channel.check(line))
             if connection.is_closing:
                 return None
             self._heard(connection, message)
         return None
 
-    def _send(self, peer: int, message: _Said | Challenge) -> None:
+    def _send(self, peer: int, message: _Said | Challenge | Refused) -> None:
         connection = self._connections.get(peer)
         if connection is None:
             return
@@ -318,7 +319,7 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
             except MessageError as problem:  # nodes have told too much; the others are served on
                 self._drop(connection, f"cannot be answered: {problem}")
                 return
-        if connection.write(self._rendered[1]):
+        if connection.write(connection.channel.sign(self._rendered[1])):
             self._to_flush[peer] = connection
         else:
             self._drop(connection, "does not read what it is sent")
@@ -493,10 +494,8 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
             return self._close_after_flush(connection.peer)
         if not isinstance(message, msg.Hello | msg.StatusQuery):
             raise MessageError("said something before Hello")
-        who = message.incarnation if isinstance(message, msg.Hello) else msg.ASKING
-        if not self._is_proven(connection, message.proof, self._settings.job, who):
-            self._send(connection.peer, msg.Refused("its secret differs from the job's", retry=False))
-            return self._close_after_flush(connection.peer)
+        if not self._is_admitted(connection, message, other_version(message)):
+            return None
         if isinstance(message, msg.StatusQuery):
             self._send(connection.peer, self._answer(message))
             return self._close_after_flush(connection.peer)

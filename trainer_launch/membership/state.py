@@ -433,12 +433,14 @@ def answer(
 
 def why_stranger(job: str, said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
     """The answer to who is of another job, or of another version of ours."""
-    if said.version != msg.VERSION:
-        text = f"the coordinator uses protocol version {msg.VERSION}, this node {said.version}"
-        return msg.Refused(f"{text}; install the same trainer-launch in all pods", retry=False)
     if said.job != job:
         return msg.Refused(f"this coordinator serves job {job}, not {said.job}", retry=False)
-    return None
+    return other_version(said)
+
+
+def other_version(said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
+    """The answer to who is of another version of ours."""
+    return msg.refused_version("the coordinator", msg.VERSION, said.version)
 
 
 def status(

@@ -41,7 +41,7 @@ _PATTERNS = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {REDACTED}"),
 )
 _SECRET_FILES = re.compile(
-    r"/(var/)?run/secrets/.*|/curve/.*|.*/id_[a-z0-9]+|.*\.(key|pem|p12|pfx)|.*/(token|\.netrc|credentials|kubeconfig)"
+    r"/(var/)?run/secrets/.*|/curve/.*|.*/id_[a-z0-9]+|.*\.(key|pem|p12|pfx)|.*/(job-secret|token|\.netrc|credentials|kubeconfig)"
 )
 _FLAG = re.compile(r"(?P<name>-{0,2}[A-Za-z_][A-Za-z0-9_.-]{0,127})=(?P<value>.*)", re.DOTALL)
 

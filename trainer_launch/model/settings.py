@@ -151,7 +151,9 @@ class Settings(BaseSettings):
     )
     port_range: str | None = Field(None, description="open only these ports, besides the one where the nodes meet")
     secret_file: str | None = Field(
-        None, description="file with the job's secret, the same in all pods; a node without it is rejected"
+        None,
+        description="file with the job's secret, the same in all pods, without which no node joins; default: "
+        "/etc/trainer-launch/job-secret where it is mounted, else a hash of the MPI job's SSH key",
     )
     start_method: Literal["auto", "exec", "forkserver"] = Field(
         "auto",

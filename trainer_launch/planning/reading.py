@@ -10,9 +10,9 @@ from pathlib import Path
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
 from trainer_launch.host import network
-from trainer_launch.host.files import LiveFiles
+from trainer_launch.host.files import JOB_SECRET, LiveFiles
 from trainer_launch.host.machine import probe
-from trainer_launch.model import Host, Job, Origin, PortRange, value_parsers
+from trainer_launch.model import Fact, Host, Job, Origin, PortRange, value_parsers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import Settings, job_options
@@ -22,6 +22,7 @@ from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_min
 from trainer_launch.planning.wrappers import as_torchrun, see_through, typed_launcher
 
 SHIM_SWITCH = "TRAINER_LAUNCH_SHIM"
+_SECRET_FILE, _SSH_KEY = "secret_file", "id_rsa"
 _PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -110,8 +111,26 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
         job = overlay(job, command.torchrun.options, Origin.COMMAND)
     job = overlay(with_hosts(job, settings.hosts), job_options(settings), Origin.FLAG)
     job = with_minimum(with_spares(job, settings.spares, told.nodes), settings.min_nodes)
+    job = _with_secret(job, pod, settings.secret_file)
     _, warning = grace(settings, command, pod)
     return replace(job, warnings=(*job.warnings, warning)) if warning and not settings.exec else job
+
+
+def _with_secret(job: Job, pod: Pod, given: str | None) -> Job:
+    """The job with the path of its secret: the given one, what is mounted by convention, or the job's ssh key."""
+    key = f"{job.details.get('ssh_dir')}/{_SSH_KEY}"
+    mounted = (path for path in (JOB_SECRET, key) if path.startswith("/") and pod.files.exists(path))
+    path = given or next(mounted, None)
+    if path is None:
+        return job
+    fact = Fact(name=path, value="present", origin=Origin.FLAG if given else Origin.FILE, field=_SECRET_FILE)
+    return replace(job, details={**job.details, _SECRET_FILE: path}, facts=(*job.facts, fact))
+
+
+def secret_file_of(job: Job) -> str | None:
+    """Where the job's secret is."""
+    path = job.details.get(_SECRET_FILE)
+    return path if isinstance(path, str) else None
 
 
 def grace(settings: Settings, command: Command | None, pod: Pod) -> tuple[float, str | None]:

@@ -14,9 +14,9 @@ from tests.fuzz.registry import target
 from trainer_launch.membership import membership
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership import state as states
+from trainer_launch.membership.authentication import Channel
 from trainer_launch.membership.client import Lines, LostError
 from trainer_launch.membership.election import ranks_of, wanted_candidates
-from trainer_launch.membership.server import Connection
 from trainer_launch.model import Endpoint
 from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 from trainer_launch.mpi.host_readiness import Probes, _Target
@@ -48,8 +48,7 @@ def coordinator_lines(data: bytes) -> None:
             assert_terminal(tables.job(asdict(found), None))
         if isinstance(found, coordination.Hello):
             assert all(len(ranks_of(claim)) <= 65536 for claim in found.claims)
-            connection = Connection(None, 1, "10.0.0.1", "nonce", 0.0)  # type: ignore[arg-type]
-            assert not connection.is_proven(found.proof, b"secret", found.job, found.incarnation)
+            assert not Channel(b"secret").admits(found)
 
 
 @target("lines")

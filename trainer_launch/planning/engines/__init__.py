@@ -18,7 +18,7 @@ from trainer_launch.model.signal_policy import StopOrder
 from trainer_launch.planning.command import Command, parse_command
 from trainer_launch.planning.engines import horovodrun, mpirun, plain, sshd, torch, torch_options, torchrun
 from trainer_launch.planning.engines.request import Request
-from trainer_launch.planning.reading import Reading, grace, ports_of
+from trainer_launch.planning.reading import Reading, grace, ports_of, secret_file_of
 from trainer_launch.planning.ssh_environment import named
 from trainer_launch.planning.topology import place
 
@@ -127,7 +127,7 @@ def request_of(
         ssh_port=settings.ssh_port,
         check_host_keys=not settings.insecure_host_keys,
         port_range=ports_of(settings),
-        secret_file=settings.secret_file,
+        secret_file=secret_file_of(reading.job),
         start_method=settings.start_method,
         preload=_names(settings.preload),
         prefix=settings.prefix,

@@ -17,7 +17,7 @@ from trainer_launch.host import network
 from trainer_launch.host.dns import Resolving
 from trainer_launch.host.network import free_port, listen, tune
 from trainer_launch.membership import candidates
-from trainer_launch.membership.client import Lines, LostError, ReconnectingClient, proof
+from trainer_launch.membership.client import Lines, LostError, ReconnectingClient, UnprovenError
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
@@ -150,7 +150,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
     def _use_one_connection(self) -> None:
         with self._connect() as sock:
             tune(sock, _SILENT_KERNEL_S)
-            lines = Lines(sock, msg.parse, self._server)
+            lines = Lines(sock, msg.parse, self._server, self._secret)
             self._greet(sock, lines)
             sock.settimeout(_ANSWER_S)
             self._talk(sock, lines, msg.Alive(), LEASE_S / 3, _SILENCE_S)
@@ -184,12 +184,16 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
     def _greet(self, sock: socket.socket, lines: Lines[msg.Message]) -> None:
         until_s = min(time.monotonic() + _ANSWER_S, max(self._until_s, time.monotonic() + 0.2))
-        known = proof(lines.next(until_s), self._secret, self._present.job, self._incarnation, self._other)
+        lines.challenged(until_s, self._other)
         sock.settimeout(_ANSWER_S)
         try:
-            self._learn_time(sock, lines, until_s)
-            self._write(sock, replace(self._present, port=self._listener.port, proof=known))
+            self._learn_time(lines, until_s)
+            lines.introduce(replace(self._present, port=self._listener.port), self._render)
             answer = lines.next(until_s)
+        except UnprovenError as problem:  # nobody has let this node in before
+            if problem.refused is None:
+                raise
+            answer = problem.refused
         except LostError:
             # A coordinator of a job at work speaks as we do up to here, and does not know these words.
             if self._runs_already():
@@ -228,11 +232,11 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
             case msg.Refused(reason, _):
                 raise LostError(f"node 0 refuses: {reason}")
 
-    def _learn_time(self, sock: socket.socket, lines: Lines[msg.Message], until_s: float) -> None:
+    def _learn_time(self, lines: Lines[msg.Message], until_s: float) -> None:
         """Four timestamps, as NTP has them; the fastest of some exchanges tells most."""
         self.offset = (0.0, _NO_CLOCK_S)
         for _ in range(_CLOCK_TRIES):
-            self._write(sock, msg.Time(self._clock()))
+            self._write(lines, msg.Time(self._clock()))
             told = lines.next(until_s)
             now = self._clock()
             if not isinstance(told, msg.TimeIs):

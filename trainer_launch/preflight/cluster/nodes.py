@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
-from trainer_launch.membership.protocol import Hello
+from trainer_launch.membership.protocol import Hello, refused_version
 from trainer_launch.model import Endpoint, Job, Topology
 from trainer_launch.model.findings import Checksum, Finding, Measure
 from trainer_launch.preflight.cluster import preflight_messages as msg
@@ -280,14 +280,19 @@ NOT_YET = msg.Refused("node 0 is still in preflight; its coordinator starts afte
 
 def turned_away(said: msg.Present, key: Key, settings: Settings) -> msg.Refused | None:
     """Why a node is turned away for good, if it is."""
-    if said.version != msg.VERSION:
-        return msg.Refused(f"node 0 uses protocol version {msg.VERSION}, this node {said.version}", retry=False)
+    if (refused := other_version(said)) is not None:
+        return refused
     if said.job != settings.job:
         return _another_job(said.job, settings)
     if isinstance(key, int) and key >= settings.max_nodes:
         last = settings.max_nodes - 1
         return msg.Refused(f"node rank {key} is invalid: this job has nodes 0 to {last}", retry=False)
     return None
+
+
+def other_version(said: msg.Present | Hello) -> msg.Refused | None:
+    """The answer to a node whose preflight is of another version; who looks for a coordinator is told to wait."""
+    return None if isinstance(said, Hello) else refused_version("node 0", msg.VERSION, said.version)
 
 
 def not_now(said: Hello, settings: Settings) -> msg.Refused:

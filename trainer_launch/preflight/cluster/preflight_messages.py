@@ -19,7 +19,7 @@ from trainer_launch.model.json_lines import Bound, Codec, Count, Name, Port, Tex
 from trainer_launch.model.units import counted, listed
 from trainer_launch.preflight.report_formats import finding_as_json, finding_of
 
-VERSION = 2
+VERSION = 3
 MAX_RAILS = 64
 MAX_FACTS = 400
 MAX_VALUE = 300  # characters of one fact

@@ -137,9 +137,7 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
         """Whether its first words are those of a node of this job."""
         if not isinstance(message, msg.Present | Hello):
             raise MessageError("did not say first who it is")
-        if not self._is_proven(connection, message.proof, self._settings.job, message.incarnation):
-            self._send(connection.peer, msg.Refused("its secret differs from the job's", retry=False))
-            self._close_after_flush(connection.peer)
-            return False
-        self._greeted(connection)
-        return True
+        if self._is_admitted(connection, message, nodes.other_version(message)):
+            self._greeted(connection)
+            return True
+        return False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainer_launch.host import runtime_directory
+from trainer_launch.host.files import JOB_SECRET
 from trainer_launch.model import NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_number
@@ -381,6 +382,8 @@ def localised(container: Container, local: LocalNetwork, folder_of: Callable[[st
         return _paths(_hosts(value, local), places)
 
     env = {name: text(value) for name, value in container.env.items()}
+    if JOB_SECRET in container.files:  # where the launcher would look by itself
+        env.setdefault("TRAINER_LAUNCH_SECRET_FILE", _path(JOB_SECRET, places))
     for name, owner in local.variables.items():
         value = container.env.get(name, "")
         port = parse_number(value, 1, 65535)
