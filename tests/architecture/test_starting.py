@@ -15,6 +15,8 @@ PAGE = ROOT / "docs" / "starting.md"
 _PLATFORMS = "cli/test_platforms.py::test_a_job_of_two_nodes_goes_on_in_place_after_a_killed_worker"
 _SURVIVAL = "survival/test_survival.py::test_a_fault_costs_seconds_and_no_other_pod"
 _SCRIPTS = "cli/test_shims.py::test_a_script_that_calls_torchrun_recovers_in_place_from_a_killed_worker"
+_SHARDED = "examples/test_faults.py::test_a_sharded_model_goes_on_after_a_killed_worker_and_a_lost_pod"
+_TRAINERS = "frameworks/test_trainers.py::test_a_job_goes_on_after_a_killed_worker_and_a_lost_pod"
 TESTS = {
     "TrainJob, torch runtime": _SURVIVAL,
     "TrainJob with a preflight init container": "examples/test_faults.py::test_the_checked_torch_job_loses_a_pod_and_resumes",
@@ -26,6 +28,11 @@ TESTS = {
     "PyTorchJob of the SDK's `create_job(train_func=…)`": "frameworks/test_kubeflow_sdk.py::test_a_function_that_the_sdk_of_v1_submits",
     "PyTorchJob, script with Accelerate": "frameworks/test_accelerate.py::test_a_script_of_accelerate_gets_over_the_loss_of_a_pod_while_the_other_stays",
     "PyTorchJob, script with DeepSpeed": "frameworks/test_deepspeed.py::test_a_script_of_deepspeed_gets_over_the_loss_of_a_pod_while_the_other_stays",
+    "PyTorchJob, script with FSDP2": _SHARDED,
+    "PyTorchJob, script in the style of Megatron-LM": _SHARDED,
+    "PyTorchJob, Trainer of Transformers": _TRAINERS,
+    "PyTorchJob, Lightning": _TRAINERS,
+    "torchtune, `tune run` with torchrun's options": _TRAINERS,
     "Flyte's `Elastic` on several nodes": "examples/test_faults.py::test_flytes_elastic_on_several_nodes_loses_one_and_resumes",
     "TFJob, mirrored workers": "frameworks/test_tensorflow.py::test_a_mirrored_worker_that_is_killed_ends_the_others_and_all_start_again_in_place",
     "TFJob, parameter servers": "frameworks/test_tensorflow.py::test_a_lost_parameter_server_ends_the_chief_which_goes_on_from_the_checkpoint_when_it_is_back",
@@ -34,6 +41,7 @@ TESTS = {
     "XGBoostJob": "frameworks/test_xgboost.py::test_an_xgboostjob_gets_over_the_loss_of_a_worker",
     "TrainJob, XGBoost": "frameworks/test_xgboost.py::test_a_trainjob_gets_over_the_loss_of_the_pod_that_has_the_tracker",
     "PaddleJob": "frameworks/test_paddle.py::test_a_paddlejob_gets_over_the_loss_of_a_worker",
+    "MXJob": "rehearsal/test_mxjob.py::test_a_killed_worker_is_restarted_in_its_pod_and_the_end_of_the_scheduler_is_that_of_the_job",
     "TrainJob, PlainML": "examples/test_faults.py::test_one_of_ten_plain_nodes_is_lost_and_goes_on_where_it_was",
     "TrainJob, MPI, launcher as node": "examples/test_faults.py::test_mpi_with_the_launcher_as_node_loses_a_node_starts_again_and_resumes",
     "TrainJob, MPI, MPICH": "examples/test_faults.py::test_a_trainjob_of_mpich_loses_a_node_starts_again_and_resumes",

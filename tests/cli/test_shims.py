@@ -96,6 +96,9 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS
         ("accelerate launch t.py", {}, None, "run -- accelerate launch t.py"),
         ("accelerate launch --num_processes 2 t.py", {}, None, "run -- accelerate launch --num_processes 2 t.py"),
         ("deepspeed t.py", {}, None, "run -- deepspeed t.py"),
+        ("tune run --nnodes 2 r --config c", {}, None, "run -- tune run --nnodes 2 r --config c"),
+        ("tune run r --config c", {}, None, None),
+        ("tune download m", {}, None, None),
     ],
 )
 def test_a_shim_uses_the_launcher_where_that_helps(

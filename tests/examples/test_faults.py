@@ -151,3 +151,41 @@ def test_a_function_as_a_job_loses_a_worker_and_resumes(name: str, tmp_path: Pat
     output = "".join(lines)
     assert 10 <= resumed_at(output) < 100
     assert "step 100/100" in output
+
+
+@pytest.mark.parametrize(
+    ("workers", "typed"),
+    [
+        ("1", "train_fsdp2.py --steps 80 --checkpoints"),
+        (
+            "2",
+            "train_megatron.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --train-iters 80 "
+            "--save",
+        ),
+    ],
+    ids=["fsdp2", "megatron"],
+)
+def test_a_sharded_model_goes_on_after_a_killed_worker_and_a_lost_pod(
+    workers: str, typed: str, tmp_path: Path
+) -> None:
+    faults = ("--fault", "kill worker node=1 at=step:30", "--fault", "kill pod node=1 at=step:60")
+    words = (
+        "local",
+        "--nodes",
+        "2",
+        "--nproc-per-node",
+        workers,
+        *faults,
+        "--",
+        *typed.split(),
+        str(tmp_path / "c"),
+    )
+    with start(*words, env=HERE, cwd=EXAMPLES) as rehearsal:
+        code, output = rehearsal.end(timeout_s=280)
+    assert code == 0, output
+    first, second = map(int, re.findall(r"resumed at step (\d+)", output))
+    assert 20 <= first < second < 80
+    losses = [float(loss) for loss in re.findall(r"loss:? ([\d.E+-]+)", output)]
+    assert losses[0] > 3 > losses[-1], "a model that knows nothing has 5.55"
+    pods = re.findall(r"^local-node-0-(\d) +Succeeded +(\d) +0 ", output, re.MULTILINE)
+    assert pods == [("0", "1"), ("1", "2")], "only the lost pod was created anew"

@@ -122,9 +122,15 @@ def test_no_command_is_no_command() -> None:
             "python -m torch.distributed.run --nproc-per-node=2 t.py",
             {},
         ),
+        (
+            "tune run --nproc_per_node 2 --rdzv_endpoint=a:1 lora_finetune_distributed --config c rank=16",
+            "torchrun --nproc-per-node=2 --rdzv-endpoint=a:1 -m torchtune._cli.tune run lora_finetune_distributed "
+            "--config c rank=16",
+            {},
+        ),
     ],
 )
-def test_options_of_accelerate_and_deepspeed_that_have_an_equivalent_are_taken_over(
+def test_options_of_accelerate_deepspeed_and_torchtune_that_have_an_equivalent_are_taken_over(
     line: str, command: str, env: dict[str, str]
 ) -> None:
     assert taken_over(line) == (tuple(shlex.split(command)), env)
@@ -163,6 +169,7 @@ def test_deepspeeds_number_of_gpus_is_that_of_each_node() -> None:
         ("accelerate launch t.py", {"HF_HOME": "/f", "HOME": "/h"}, "/f/accelerate/default_config.yaml"),
         ("accelerate launch --cpu t.py", {"HOME": "/h"}, None),
         ("deepspeed t.py", {"HOME": "/h"}, "/job/hostfile"),
+        ("tune run --nnodes 2 r", {"HOME": "/h"}, None),
     ],
 )
 def test_where_options_come_from_that_were_not_typed(line: str, env: dict[str, str], path: str | None) -> None:
@@ -171,7 +178,13 @@ def test_where_options_come_from_that_were_not_typed(line: str, env: dict[str, s
     assert typed.defaults(env) == path
 
 
-@pytest.mark.parametrize("line", ["accelerate config", "torchrun t.py", "python t.py", "-m pkg", "accelerate", ""])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("accelerate config", "torchrun t.py", "python t.py", "-m pkg", "accelerate", ""),
+        *("tune ls", "tune run", "tune run r --config c", "tune run --help"),
+    ],
+)
 def test_other_commands_have_no_such_options(line: str) -> None:
     assert typed_launcher(line.split()) is None
 

@@ -311,6 +311,18 @@ def test_who_asks_for_forked_workers_gets_an_error_where_a_worker_needs_a_new_in
         assert [*dict.fromkeys(done.stdout.split())][::2] == ["begun", "never"]
 
 
+def test_a_handler_whose_stream_cannot_be_set_is_left_as_it_is(tmp_path: Path) -> None:
+    """torch imports dill where it is installed, and dill logs through a handler that follows sys.stderr itself."""
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    handler = "import logging\nlogging.getLogger('dill').addHandler(logging._StderrHandler())\n"
+    (tmp_path / "dill.py").write_text(f"{handler}def extend(use_dill): pass\n")
+    (tmp_path / "train.py").write_text("import logging, torch\nlogging.getLogger('dill').error('heard')\n")
+    words = ("--nproc-per-node", "1", "--start-method", "forkserver", "--max-restarts", "0", "--", "train.py")
+    done = launch("run", *words, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("heard") == 1
+
+
 @pytest.mark.parametrize("module", [None, "train"])
 def test_a_variable_that_the_source_sets_keeps_the_fork_server_from_serving(
     tmp_path: Path, module: str | None

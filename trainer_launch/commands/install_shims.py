@@ -100,8 +100,8 @@ def decide(words: Sequence[str], env: Mapping[str, str], engine_above: str | Non
         return None
     if len(words) < 2 or not _QUESTIONS.isdisjoint(words[1:2]):
         return None
-    if words[0] == "accelerate" and typed_launcher(words) is None:
-        return None  # accelerate config
+    if words[0] in ("accelerate", "tune") and typed_launcher(words) is None:
+        return None  # accelerate config, tune download, tune run of a single process
     return ("run", "--", *words)
 
 

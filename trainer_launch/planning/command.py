@@ -122,7 +122,7 @@ def _end_of_flags(words: tuple[str, ...]) -> int | None:
 
 
 OURS = "trainer-launch"
-SHIMS = ("torchrun", "mpirun", "mpiexec", "horovodrun", "accelerate", "accelerate-launch", "deepspeed")
+SHIMS = ("torchrun", "mpirun", "mpiexec", "horovodrun", "accelerate", "accelerate-launch", "deepspeed", "tune")
 # By name, with the words of which one has to follow for workers to be started.
 _LAUNCHERS = {
     **dict.fromkeys(("torchrun", "accelerate-launch", "deepspeed", "composer", "dlrover-run", "ft_launcher"), ""),

@@ -84,7 +84,7 @@ def read(pod: Pod, settings: Settings) -> Reading:
 
 
 def _taken_over(pod: Pod, settings: Settings) -> tuple[Pod, str | None]:
-    """The pod with `accelerate launch` or `deepspeed` as torchrun; or a warning that a file keeps them from it.
+    """The pod with `accelerate launch` and the like as torchrun; or a warning that a file keeps them from it.
 
     Raises:
         LaunchError: the contract does not fit, or the workers cannot be divided among its nodes.

@@ -3,8 +3,8 @@
 Pure. A program that changes this process and then becomes the command (`numactl`, `env`, `nice`, `taskset`) goes in
 front of the launcher. An init (`tini`, `dumb-init`) is dropped: the launcher is one. A shell that runs one command
 is dropped, too, but no login shell: its profile chooses the program. `accelerate launch` and `deepspeed` become
-torchrun and variables, where all of their options have an equivalent. All other wrappers, such as `uv run`, stay:
-they choose another Python, or go on beside the command.
+torchrun and variables, where all of their options have an equivalent, and so does `tune run`. All other wrappers,
+such as `uv run`, stay: they choose another Python, or go on beside the command.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from trainer_launch.model import NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning.command import Kind, launcher_in, parse_command
+from trainer_launch.planning.torchrun_options import render, split_command
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
@@ -148,7 +149,7 @@ def _only_command(words: tuple[str, ...]) -> tuple[str, ...] | None:
     return tuple(inner)
 
 
-# -- accelerate launch and deepspeed -----------------------------------------------------------
+# -- accelerate launch, deepspeed and tune run -------------------------------------------------
 
 
 class _Form(NamedTuple):
@@ -194,8 +195,13 @@ _DEEPSPEED = _Form(
         "--master_port": "--master-port",
     },
 )
+# Source: torchtune's `_cli/run.py`: without an option of torchrun it runs the recipe in its own process, so that is
+# what each worker does.
+_TORCHTUNE = _Form("tune run", "--nproc_per_node", {}, {})
+_RECIPE = ("-m", "torchtune._cli.tune", "run")
 _MODULES = {"accelerate.commands.launch": _ACCELERATE, "deepspeed.launcher.runner": _DEEPSPEED}
 _MOST = re.compile(r"[1-9]\d{0,5}")
+_HELP = ("", "-h", "--help")
 
 
 class Typed(NamedTuple):
@@ -207,15 +213,15 @@ class Typed(NamedTuple):
 
     def defaults(self, env: Mapping[str, str]) -> str | None:
         """The path of the file that it takes options from which were not typed, if there is one."""
-        if self.form is _DEEPSPEED:
-            return "/job/hostfile"
+        if self.form is _DEEPSPEED or self.form is _TORCHTUNE:
+            return "/job/hostfile" if self.form is _DEEPSPEED else None
         cache = env.get("XDG_CACHE_HOME") or f"{env.get('HOME', '')}/.cache"
         home = env.get("HF_HOME") or f"{cache}/huggingface"
         return None if _CPU in self.words else f"{home}/accelerate/default_config.yaml"
 
 
 def typed_launcher(command: Sequence[str]) -> Typed | None:
-    """`accelerate launch` or `deepspeed`, however it was typed; None: the command is something else.
+    """`accelerate launch`, `deepspeed` or `tune run` of several; None: the command is something else.
 
     Raises:
         UsageError: torchrun's options do not parse.
@@ -226,6 +232,8 @@ def typed_launcher(command: Sequence[str]) -> Typed | None:
         return Typed(_ACCELERATE, (), words[2:])
     if name in ("accelerate-launch", "deepspeed"):
         return Typed(_DEEPSPEED if name == "deepspeed" else _ACCELERATE, (), words[1:])
+    if name == "tune" and words[1:2] == ("run",) and "".join(words[2:3]) not in _HELP and words[2].startswith("-"):
+        return Typed(_TORCHTUNE, (), words[2:])
     if name == "-m" or _PYTHON.fullmatch(name):
         parsed = parse_command(words)
         if parsed.kind is Kind.MODULE and parsed.program[0] in _MODULES:
@@ -237,9 +245,12 @@ def as_torchrun(typed: Typed, nodes: NodeRange | None) -> tuple[tuple[str, ...],
     """The same as torchrun and variables; None where an option has no equivalent.
 
     Raises:
-        UsageError: accelerate's workers cannot be divided among the platform's nodes.
+        UsageError: accelerate's workers cannot be divided among the platform's nodes; torchtune's do not parse.
     """
     form, words = typed.form, typed.words
+    if form is _TORCHTUNE:
+        found = split_command(words)
+        return ("torchrun", *render(found.options), *found.unknown, *_RECIPE, *found.program), {}
     given, flags, at = dict[str, str](), list[str](), 0
     while at < len(words) and words[at].startswith("-"):
         name, equals, value = words[at].partition("=")

@@ -199,7 +199,7 @@ def _show_logger(name: str, logger: logging.Logger, stderr: object) -> None:
     if was["level"]:
         made.setLevel(was["level"])
     for handler in was["handlers"]:
-        if getattr(handler, "stream", None) is stderr:
+        if vars(handler).get("stream") is stderr:  # not a property, such as that of logging.lastResort
             handler.stream = sys.stderr
         made.addHandler(handler)
     made.propagate = made.propagate and was["propagate"]

@@ -197,6 +197,9 @@ _PADDLE = Kind(
     "PaddleJob", "paddleReplicaSpecs", ("Master", "Worker"), "paddle", "master", 36543, "OnFailure",
     ("elasticPolicy",),
 )  # fmt: skip
+_MXNET = Kind(
+    "MXJob", "mxReplicaSpecs", ("Scheduler", "Server", "Worker"), "mxnet", "mxjob-port", 9091, "Never", ("jobMode",)
+)
 PYTORCH = Kind(
     "PyTorchJob", "pytorchReplicaSpecs", ("Master", "Worker"), "pytorch", "pytorchjob-port", 23456, "OnFailure",
     ("elasticPolicy", "nprocPerNode"),
@@ -228,6 +231,46 @@ def _jax(request: Request) -> Workload:
 
     made = workload(found, _JAX, specs, template, of_role("worker"))
     return replace(made, ports={"COORDINATOR_PORT": f"{name}-worker-0"})
+
+
+# -- MXJob, up to v1.8 of the operator ---------------------------------------------------------
+
+
+def _mxnet(request: Request) -> Workload:
+    """Read as v1.7 does: pkg/controller.v1/mxnet/mxnet.go."""
+    found = request.job
+    mode = found.get("spec", "jobMode")
+    if mode.text("MXTrain") != "MXTrain":
+        raise mode.bad("MXTrain: jobs of TVM's tuner are not rehearsed")
+    specs, name = replicas(found, _MXNET), job_name(found)
+    counts = {role: specs[role].count if role in specs else 0 for role in ("scheduler", "server", "worker")}
+    leader = "scheduler" if "scheduler" in specs else "worker"
+    if leader == "worker" and counts != {"scheduler": 0, "server": 0, "worker": 1}:
+        raise found.get("spec", _MXNET.specs, "Scheduler").bad("a Scheduler, whose end is that of the job")
+    cluster = {
+        role: [{"url": f"{name}-{role}-{index}", "port": one.port} for index in range(one.count)]
+        for role, one in sorted(specs.items())
+    }
+    root = cluster.get("scheduler", [{"url": "", "port": 0}])[0]
+    shared = {"cluster": cluster, "labels": dict.fromkeys(cluster, "")}
+
+    def template(one: Replicas, index: int) -> Template:
+        task = {"type": one.role, "index": index}
+        env = {
+            "MX_CONFIG": json.dumps({**shared, "task": task}, separators=(",", ":")),
+            "DMLC_PS_ROOT_PORT": str(root["port"]),
+            "DMLC_PS_ROOT_URI": str(root["url"]),
+            "DMLC_NUM_SERVER": str(counts["server"]),
+            "DMLC_NUM_WORKER": str(counts["worker"]),
+            "DMLC_ROLE": one.role,
+            "DMLC_USE_KUBERNETES": "1",
+        }
+        env |= {"DMLC_WORKER_ID": str(index)} if one.role == "worker" else {}
+        return with_env(one.template, env_items(env))
+
+    _fits("MX_CONFIG", len(json.dumps(shared)), found.get("spec", _MXNET.specs))
+    made = workload(found, _MXNET, specs, template, of_role(leader))
+    return replace(made, ports={"DMLC_PS_ROOT_PORT": str(root["url"])} if root["url"] else {})
 
 
 # -- PaddleJob, collective and with parameter servers ------------------------------------------
@@ -299,10 +342,8 @@ def _tensorflow(request: Request) -> Workload:
     }
     alone = sum(one.count for one in specs.values()) == 1
 
-    longest = max(sum(map(len, each)) for each in addresses.values())
-    if longest > MAX_VALUE_BYTES and not dynamic:
-        text = f"fewer replicas: Linux takes {MAX_VALUE_BYTES} bytes in a variable, and TF_CONFIG would be longer"
-        raise found.get("spec", _TENSORFLOW.specs).bad(text, found=longest)
+    if not dynamic:
+        _fits("TF_CONFIG", max(sum(map(len, each)) for each in addresses.values()), spec.get(_TENSORFLOW.specs))
 
     def template(one: Replicas, index: int) -> Template:
         if alone:
@@ -321,6 +362,12 @@ def _tensorflow(request: Request) -> Workload:
     made = workload(found, _TENSORFLOW, specs, template, success, request.dotted_domain)
     workers = everyone(made.drafts, "worker")
     return replace(made, rules=replace(made.rules, may_fail=workers)) if dynamic else made
+
+
+def _fits(name: str, length: int, specs: Field) -> None:
+    if length > MAX_VALUE_BYTES:
+        text = f"fewer replicas: Linux takes {MAX_VALUE_BYTES} bytes in a variable, and {name} would be longer"
+        raise specs.bad(text, found=length)
 
 
 def _full(addresses: Mapping[str, list[str]], role: str, index: int) -> dict[str, object]:
@@ -437,7 +484,14 @@ def _kubexec(container: str) -> str:
     )
 
 
-_READERS = {"JAXJob": _jax, "MPIJob": _mpi, "PaddleJob": _paddle, "TFJob": _tensorflow, "XGBoostJob": _xgboost}
+_READERS = {
+    "JAXJob": _jax,
+    "MPIJob": _mpi,
+    "MXJob": _mxnet,
+    "PaddleJob": _paddle,
+    "TFJob": _tensorflow,
+    "XGBoostJob": _xgboost,
+}
 
 
 def read(request: Request) -> Workload:

@@ -1,0 +1,43 @@
+"""Transformers, Lightning and torchtune, each with its example, under our torch engine."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import Started
+from tests.frameworks import frameworks
+from tests.frameworks.rehearsals import RUN_S, losses
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + RUN_S)]
+
+
+TYPED = {
+    "transformers": "train_transformers.py --steps 80 --checkpoints {}",
+    "lightning": "train_lightning.py --steps 80 --checkpoints {}",
+    "torchtune": "tune run --nproc_per_node 1 train_torchtune.py --config train_torchtune.yaml steps=80 "
+    "checkpoint={}/c",
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_job_goes_on_after_a_killed_worker_and_a_lost_pod(name: str, tmp_path: Path) -> None:
+    faults = ("--fault", "kill worker node=1 at=step:30", "--fault", "kill pod node=1 at=step:60")
+    words = ("local", "--nodes", "2", *faults, "--", *TYPED[name].format(tmp_path / "saved").split())
+    beside = {"PATH": f"{Path(frameworks.python(name)).parent}:{os.environ['PATH']}"}
+    job = Started(words, frameworks.env(beside), frameworks.EXAMPLES, launcher=frameworks.launcher(name))
+    try:
+        code, output = job.end(timeout_s=RUN_S)
+    finally:
+        job.close()
+    assert code == 0, output
+    assert {f"rank {rank} of 2" for rank in (0, 1)} <= set(re.findall(r"rank \d of \d", output))
+    first, second = map(int, re.findall(r"resumed at step (\d+)", output))
+    assert 20 <= first < second < 80
+    told = losses(output)
+    assert told[0] > 3 > told[-1], "a model that knows nothing has 5.55"
+    pods = re.findall(r"^local-node-0-(\d) +Succeeded +(\d) +0 ", output, re.MULTILINE)
+    assert pods == [("0", "1"), ("1", "2")], "only the lost pod was created anew"
