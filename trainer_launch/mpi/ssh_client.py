@@ -34,7 +34,7 @@ INSECURE = (
     "believed, is sent the command and its variables, and can run the ranks"
 )
 _PASSWD, _GROUP = "/etc/passwd", "/etc/group"
-_NSS_WRAPPERS = ("/usr/lib*/libnss_wrapper.so", "/usr/lib/*/libnss_wrapper.so", "/usr/local/lib*/libnss_wrapper.so")
+_NSS_WRAPPERS = ("/usr/lib64/libnss_wrapper.so", "/usr/lib/*/libnss_wrapper.so", "/usr/lib/libnss_wrapper.so")
 _UNFIT = '%"\\$\n'  # ssh expands or ends its words at these
 ALIVE_EVERY_S = 3  # between two questions whether the other side is still there
 ALIVE_MISSED = 3  # unanswered ones after which it is lost

@@ -81,7 +81,7 @@ def test_a_user_that_has_no_entry_gets_one_from_nss_wrapper_on_a_read_only_root(
     """Sessions themselves run without it, so that no rank loads a library that it did not ask for."""
     pods.require_nss_wrapper()
     wrap = pods.wrapped(pods.opened(folder), pods.READ_ONLY, user=pods.UID)
-    with worker(folder, mount, env={"HOME": "/"}, wrap=wrap) as it:
+    with worker(folder, mount, env={"HOME": "/", "PATH": "/usr/bin:/bin"}, wrap=wrap) as it:  # sshd is in /usr/sbin
         done = it.ssh("id -u; echo $USER $LD_PRELOAD; touch ~/x && echo home", options=("-l", "trainer-launch"))
         assert done.stdout == f"{pods.UID}\ntrainer-launch\nhome\n", (done.stderr, it.log())
 
