@@ -164,7 +164,8 @@ def _planned(
 ) -> tuple[Request, Plan]:
     """Read, make the machine ready, and plan."""
     reading = read(live_pod(argv), settings)
-    home = os.path.dirname(scratch) if replace_launcher else f"{scratch}/home"  # the folder goes before --exec
+    # With --exec the folder is gone before the program starts.
+    home = os.path.dirname(scratch) if replace_launcher else f"{scratch}/{runtime_directory.HOME}"
     reading = replace(reading, pod=replace(reading.pod, env=inherited.with_user(reading.pod.env, home)))
     memory = shared_memory_care.enlarged(reading, settings)
     refused = shared_memory_care.copies_are_refused(reading.job, reading.command)

@@ -71,7 +71,7 @@ def _main(parsed: Parsed) -> int:
     reading = read(live_pod(()), settings)
     scratch = private_folder()
     try:
-        env = inherited.with_user(reading.pod.env, f"{scratch}/home")
+        env = inherited.with_user(reading.pod.env, f"{scratch}/{runtime_directory.HOME}")
         reading = replace(reading, pod=replace(reading.pod, env=env))
         with shared_memory_care.kept_clean(scratch) as sweep:
             request = _request(reading, parsed, scratch)
