@@ -66,7 +66,7 @@ test-containers: venv ## as root: run the tests in containers of images built fr
 	$(PYTEST) -n 2 -m containers tests/containers $(PYTEST_ARGS)
 
 # A developer's .venv has one Python; these are the others that the package supports, as far as this machine has them.
-PYTHONS ?= 3.10 3.12 3.13
+PYTHONS ?= 3.10 3.12 3.13 3.14
 define in_pythons # HOW TO FIND THEM, ARGUMENTS OF PYTEST
 	@found=$$($(1) </dev/null) || { [ $$? = 3 ] && [ "$$CI" != true ]; } || exit 1; worst=0; \
 	while IFS= read -r python; do \
@@ -76,7 +76,7 @@ define in_pythons # HOW TO FIND THEM, ARGUMENTS OF PYTEST
 	done <<<"$$found"; exit $$worst
 endef
 
-test-pythons: system ## run the tests that need no torch with each other Python there is: PYTHONS="3.10 3.12 3.13"
+test-pythons: system ## run the tests that need no torch with each other Python there is: PYTHONS="3.10 3.12 3.13 3.14"
 	$(call in_pythons,TORCH= tests/setup/pythons.sh $(PYTHONS),-m "not torch and not long and not frameworks and not containers")
 
 test-pythons-torch: system ## run torch's main tests with another Python, the last of PYTHONS; torch is installed once

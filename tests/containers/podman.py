@@ -21,6 +21,8 @@ from tests.containers import images
 from tests.waiting import eventually
 
 DEADLINE_S = 240.0
+# As OpenShift starts a pod: a uid of its namespace, group 0, and the pod's fsGroup; no entry in /etc/passwd.
+ANY_UID = ("--user", "1000650000:0", "--group-add", "1000", "--passwd=false")
 MEMORY = "1g"  # of a container, unless an option says another
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.containers.images import MAKING_S, ROOT, image
-from tests.containers.podman import Cluster, Container
+from tests.containers.podman import ANY_UID, Cluster, Container
 
 pytestmark = [pytest.mark.containers, pytest.mark.process, pytest.mark.timeout(MAKING_S)]
 
@@ -47,7 +47,12 @@ def start_node(
 
 
 def start_launcher(
-    cluster: Cluster, keys: Path, tmp_path: Path, *, slots: int = 1, more: Mapping[str, str] | None = None
+    cluster: Cluster,
+    keys: Path,
+    tmp_path: Path,
+    *user: str,
+    slots: int = 1,
+    more: Mapping[str, str] | None = None,
 ) -> Container:
     (tmp_path / "hostfile").write_text("".join(f"{name} slots={slots}\n" for name in NODES))
     env = {  # kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go
@@ -59,7 +64,7 @@ def start_launcher(
         **ENV,
         **(more or {}),
     }
-    mounts = options(cluster, keys, ["-v", f"{tmp_path}/hostfile:/etc/mpi/hostfile:ro"])
+    mounts = options(cluster, keys, ["-v", f"{tmp_path}/hostfile:/etc/mpi/hostfile:ro", *user])
     return cluster.start("job-launcher-0-0", image("mpi"), TRAIN, env=env, options=mounts)
 
 
@@ -73,6 +78,18 @@ def test_ranks_train_over_ssh_with_a_key_of_roots_that_only_the_group_may_read(
     assert launcher.code() == 0, launcher.logs()
     assert "step 20" in launcher.logs()
     assert launcher.last_words().startswith("reason=Succeeded")
+
+
+def test_a_uid_that_no_file_knows_trains_on_two_hosts_with_read_only_roots(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    keys = secret(tmp_path / "keys")
+    for name in NODES:
+        start_node(cluster, name, keys, *ANY_UID)
+    launcher = start_launcher(cluster, keys, tmp_path, *ANY_UID)
+    assert launcher.code() == 0, launcher.logs()
+    assert "step 20" in launcher.logs()
+    assert "uid 1000650000 has no entry in /etc/passwd" in launcher.logs()
 
 
 def test_a_host_with_another_key_is_refused_and_named(cluster: Cluster, tmp_path: Path) -> None:

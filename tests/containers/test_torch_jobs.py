@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.containers import jobs
 from tests.containers.images import MAKING_S, image
-from tests.containers.podman import DEADLINE_S, Cluster, Container, podman
+from tests.containers.podman import ANY_UID, DEADLINE_S, Cluster, Container, podman
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.containers, pytest.mark.process, pytest.mark.timeout(MAKING_S)]
@@ -62,6 +64,21 @@ def _resumed(speaker: Container) -> bool:
     """Rank 0 has read a checkpoint, and trains on."""
     _, resumed, after = speaker.logs().partition("resumed at step ")
     return bool(resumed) and len(jobs.steps_in(after)) > 2
+
+
+def test_a_uid_that_no_file_knows_trains_on_a_read_only_root_and_gets_over_a_killed_worker(
+    cluster: Cluster,
+) -> None:
+    options = jobs.options(cluster, more=ANY_UID)
+    pod = cluster.start(
+        "job-node-0-0", image("torch"), jobs.train(LONG), env=jobs.env_of(0, pods=1), options=options
+    )
+    pod.until_it_says("step 8/")
+    (worker,) = re.findall(r"started 1 worker \(pid (\d+)\)", pod.logs())
+    assert pod.execute("sh", "-c", f"id -u; kill -9 {worker}").stdout == "1000650000\n"
+    pod.until_it_says("resumed at step ")
+    assert pod.is_running
+    assert "its programs get LOGNAME=trainer-launch USER=trainer-launch HOME=/tmp/" in pod.logs()
 
 
 def test_podman_stop_saves_and_ends_with_143(cluster: Cluster) -> None:

@@ -44,8 +44,10 @@ _OURS = ("sshd", "unshare", "trainer_launch", "hostname")
 class Job:
     """Hosts of one job, the first of which is the launcher's."""
 
-    def __init__(self, folder: Path, mount: Path, all_hosts: Sequence[Host], *, as_user: bool) -> None:
-        self.folder, self.mount, self._as_user = folder, mount, as_user
+    def __init__(
+        self, folder: Path, mount: Path, all_hosts: Sequence[Host], *, as_user: bool, has_entry: bool
+    ) -> None:
+        self.folder, self.mount, self._as_user, self._has_entry = folder, mount, as_user, has_entry
         self.launcher, self.workers = all_hosts[0], list(all_hosts[1:])
         self.hostfile = folder / "hostfile"
         self.hostfile.write_text("".join(f"{host.name} slots=1\n" for host in self.workers))
@@ -117,7 +119,8 @@ class Job:
             return ()
         own = self.folder / f"pod-{len(self._started)}"
         own.mkdir()
-        return pods.wrapped(pods.opened(own), pods.made_up_user(own), user=pods.UID)
+        user = (pods.made_up_user(own),) if self._has_entry else ()
+        return pods.wrapped(pods.opened(own), *user, user=pods.UID)
 
     def close(self) -> None:
         """End everything."""
@@ -187,7 +190,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def job(folder: Path, workers: int, *, as_user: bool = False) -> Iterator[Job]:
+def job(folder: Path, workers: int, *, as_user: bool = False, has_entry: bool = True) -> Iterator[Job]:
     """Make the hosts of a job, on which root or an ordinary user works; all is taken down afterwards."""
     require_openssh()
     require(shutil.which("mpirun.openmpi"), "needs openmpi-bin")
@@ -197,7 +200,7 @@ def job(folder: Path, workers: int, *, as_user: bool = False) -> Iterator[Job]:
         if as_user:  # as Trainer v2 mounts it: root's, 0640, with the pod's fsGroup
             os.chown(mount / "id_rsa", 0, pods.GROUP)
             (mount / "id_rsa").chmod(0o640)
-        it = Job(folder, mount, made, as_user=as_user)
+        it = Job(folder, mount, made, as_user=as_user, has_entry=has_entry)
         try:
             yield it
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import require
 from tests.hosts.mpi import Job, job, no_strays
+from tests.mpi.ssh import pods
 from tests.mpi.ssh.secrets import secret
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -255,6 +258,19 @@ def test_an_ordinary_user_without_a_home_runs_it_all(open_folder: Path) -> None:
         assert run.steps() == list(range(10))
         assert "allow-run-as-root" not in run.output
         no_strays(it)
+
+
+@pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpiexec.mpich"])
+def test_a_user_that_no_file_knows_runs_it_all_with_nss_wrapper(open_folder: Path, mpirun: str) -> None:
+    """As OpenShift gives a pod a uid. Ranks know who they are, and on other hosts have no library preloaded."""
+    pods.require_nss_wrapper()
+    require(shutil.which(mpirun), f"needs {mpirun}")
+    code = "import getpass, os; print(getpass.getuser(), os.environ.get('LD_PRELOAD'), flush=True)"
+    with job(open_folder, 2, as_user=True, has_entry=False) as it:
+        it.start_workers(env={"HOME": "/"})
+        run = it.launch(mpirun, sys.executable, "-c", code, env={"HOME": "/"})
+        assert run.end() == 0, run.output
+        assert run.output.count("trainer-launch None\n") == 2, run.output
 
 
 def test_a_launcher_that_is_a_node_too_needs_no_sshd(three: Job) -> None:

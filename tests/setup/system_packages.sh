@@ -18,6 +18,8 @@ else
         lacking sshd openssh-server
         lacking ssh openssh-client
         lacking ip iproute2
+        lacking /lib/ld-musl-x86_64.so.1 musl
+        ls /usr/lib/*/libnss_wrapper.so >/dev/null 2>&1 || echo libnss-wrapper
         lacking unshare util-linux
         lacking ps procps
         lacking openssl openssl

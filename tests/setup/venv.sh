@@ -12,7 +12,7 @@ can_make_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 
 find_python() {
     local candidate fallback=""
-    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10 /usr/bin/python3}; do
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 /usr/bin/python3}; do
         new_enough "$candidate" || continue
         if can_make_venv "$candidate"; then
             echo "$candidate"

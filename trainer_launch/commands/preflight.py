@@ -18,6 +18,7 @@ from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.findings import Measure, exit_code
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import termination_message
+from trainer_launch.planning import programs
 from trainer_launch.planning.reading import live_pod, ports_of, read
 from trainer_launch.preflight import heatmap, node_preflight, registry, report_formats, thresholds
 from trainer_launch.preflight.check import STATE_FILE, subject_of, with_container, with_network
@@ -78,6 +79,7 @@ def main(parsed: Parsed) -> int:
 
 
 def _main(parsed: Parsed, settings: Settings, doing: Doing) -> int:
+    programs.check_libc()
     selection = Selection.of(settings)
     thresholds.parse_flag(settings.threshold)
     thresholds.load_table(settings.reference)

@@ -32,7 +32,7 @@ from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.reading import live_pod, read
 from trainer_launch.planning.wrappers import Seen, see_through
 from trainer_launch.pytorch import early_fork_server
-from trainer_launch.supervisor import outcome, shared_memory_care
+from trainer_launch.supervisor import inherited, outcome, shared_memory_care
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.rate_limit import Flood
 from trainer_launch.supervisor.step_lines import PrintedSteps
@@ -107,6 +107,7 @@ def to_the_end(
     Raises:
         LaunchError: nothing could be started.
     """
+    programs.check_libc()
     scratch = private_folder()
     try:
         if replace_launcher:
@@ -167,6 +168,9 @@ def _planned(
     settings: Settings, argv: Sequence[str], *, replace_launcher: bool, scratch: str
 ) -> tuple[Request, Plan]:
     reading = read(live_pod(argv), settings)
+    # With --exec the folder is gone before the program starts.
+    home = os.path.dirname(scratch) if replace_launcher else f"{scratch}/{runtime_directory.HOME}"
+    reading = replace(reading, pod=replace(reading.pod, env=inherited.with_user(reading.pod.env, home)))
     memory = shared_memory_care.enlarged(reading, settings)
     refused = shared_memory_care.copies_are_refused(reading.job, reading.command)
     if reading.command is not None:

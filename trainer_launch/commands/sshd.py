@@ -22,13 +22,13 @@ from trainer_launch.mpi import ssh_server as server
 from trainer_launch.mpi.ssh_sessions import Sessions
 from trainer_launch.observability.observer import observed
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
-from trainer_launch.planning import engines
+from trainer_launch.planning import engines, programs
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.engines import child_env, sshd
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.reading import Reading, live_pod, read
 from trainer_launch.planning.ssh_environment import Handed, handed_on, named
-from trainer_launch.supervisor import outcome, shared_memory_care
+from trainer_launch.supervisor import inherited, outcome, shared_memory_care
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
 
@@ -67,9 +67,12 @@ def main(parsed: Parsed) -> int:
 
 def _main(parsed: Parsed) -> int:
     settings = parsed.settings
+    programs.check_libc()
     reading = read(live_pod(()), settings)
     scratch = private_folder()
     try:
+        env = inherited.with_user(reading.pod.env, f"{scratch}/{runtime_directory.HOME}")
+        reading = replace(reading, pod=replace(reading.pod, env=env))
         with shared_memory_care.kept_clean(scratch) as sweep:
             request = _request(reading, parsed, scratch)
             plan = sshd.plan(request, "this is an MPI worker")

@@ -58,6 +58,7 @@ SSH = "ssh"  # keys and configuration; an agent adds its pid
 HOROVOD = "horovod"  # likewise: what horovodrun finds as ssh, and its sessions
 SHIMS = "shims"  # a torchrun, an mpirun, … that use the launcher, for the scripts that call them
 HOSTFILE = "hostfile"  # of mpirun's present start
+HOME = "home"  # of a user who has none
 
 
 def errors_in(folder: str) -> str:

@@ -230,7 +230,7 @@ class Hosts:
                     file.write(made.hostfile)
             except OSError as problem:
                 raise NodeError(f"the list of hosts cannot be written: {problem.strerror}") from None
-        return made
+        return made if self.client is None else replace(made, env=self.client.account.added_to(made.env))
 
     def _dialect(self) -> Dialect:
         if self._known is not None:

@@ -77,7 +77,7 @@ class HorovodAgent(Agent):
             port = ("-p", str(self._spec.ssh_port)) if self._spec.ssh_port else ()
             return (os.path.abspath(found) if found else "/usr/bin/ssh", *port)
         checks = "yes" if client.checks_host_keys else "no"  # horovodrun says no, but the first word stands
-        return (client.program, "-F", client.files.client, "-o", f"StrictHostKeyChecking={checks}")
+        return (*client.ssh, "-F", client.files.client, "-o", f"StrictHostKeyChecking={checks}")
 
     # -- an elastic job -----------------------------------------------------------------------
 

@@ -7,16 +7,17 @@ that both sides know each other, and nobody in between can pretend to be either.
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import pwd
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
@@ -32,7 +33,8 @@ INSECURE = (
     "--insecure-host-keys: the hosts' keys are NOT checked; whoever answers in the place of a pod of this job is "
     "believed, is sent the command and its variables, and can run the ranks"
 )
-_PASSWD = "/etc/passwd"
+_PASSWD, _GROUP = "/etc/passwd", "/etc/group"
+_NSS_WRAPPERS = ("/usr/lib64/libnss_wrapper.so", "/usr/lib/*/libnss_wrapper.so", "/usr/lib/libnss_wrapper.so")
 _UNFIT = '%"\\$\n'  # ssh expands or ends its words at these
 ALIVE_EVERY_S = 3  # between two questions whether the other side is still there
 ALIVE_MISSED = 3  # unanswered ones after which it is lost
@@ -66,11 +68,31 @@ class Alias:
     port: int
 
 
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The user that OpenSSH and mpirun take us for."""
+
+    name: str
+    shell: str
+    env: Mapping[str, str] = field(default_factory=dict)  # by which they find it, where the image does not have it
+
+    def argv(self, program: str) -> tuple[str, ...]:
+        """A program that is started as this user."""
+        words = tuple(f"{name}={value}" for name, value in self.env.items())
+        return ("/usr/bin/env", *words, program) if words else (program,)
+
+    def added_to(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment of mpirun; ranks on other hosts do not get what is added."""
+        libraries = ":".join(one["LD_PRELOAD"] for one in (self.env, env) if one.get("LD_PRELOAD"))
+        return {**env, **self.env, "LD_PRELOAD": libraries} if self.env else dict(env)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
     """How to reach the pods of this job."""
 
-    program: str  # ssh
+    ssh: tuple[str, ...]
+    account: Account
     files: Files
     port: int
     public: str  # the job's key, as TYPE BASE64
@@ -78,7 +100,7 @@ class Client:
 
     def argv(self, host: str, *command: str) -> tuple[str, ...]:
         """The command line that runs `command`, which the shell of the other side reads, on `host`."""
-        return (self.program, "-F", self.files.client, "--", host, *command)
+        return (*self.ssh, "-F", self.files.client, "--", host, *command)
 
 
 def prepared(
@@ -98,15 +120,17 @@ def prepared(
         UsageError: there is no ssh, or no key that fits.
         NodeError: nothing may be written there.
     """
-    check_user()
-    program = find("ssh", path)
     files = made(folder)
-    key = take(key_folder(job), files.key, find("ssh-keygen", path))
-    used = port_of(program) if port is None else port
+    user = account(folder)
+    ssh = user.argv(find("ssh", path))
+    key = take(key_folder(job), files.key, user.argv(find("ssh-keygen", path)))
+    used = port_of(ssh) if port is None else port
     write(files.known_hosts, known_hosts(key.public))
     write(files.client, configuration(files, used, aliases, check_host_keys=check_host_keys))
-    write(files.agent, f'#!/bin/sh\nexec {quote(program)} -F {quote(files.client)} "$@"\n', mode=0o700)
-    return Client(program=program, files=files, port=used, public=key.public, checks_host_keys=check_host_keys)
+    write(files.agent, f'#!/bin/sh\nexec {join(ssh)} -F {quote(files.client)} "$@"\n', mode=0o700)
+    return Client(
+        ssh=ssh, account=user, files=files, port=used, public=key.public, checks_host_keys=check_host_keys
+    )
 
 
 def find(name: str, path: str | None) -> str:
@@ -122,42 +146,49 @@ def find(name: str, path: str | None) -> str:
     return os.path.abspath(found)
 
 
-def check_user() -> pwd.struct_passwd:
-    """Who we are. A uid that OpenShift made up is entered in /etc/passwd where the image lets group 0 write to it.
+def account(folder: str) -> Account:
+    """Who we are. A uid that OpenShift made up gets an entry by nss_wrapper, from files in the private `folder`.
+
+    Without nss_wrapper one is added to /etc/passwd, where the image lets group 0 write to it.
 
     Raises:
         UsageError: OpenSSH refuses to work for a uid without a name.
     """
     uid = os.geteuid()
     with contextlib.suppress(KeyError):
-        return pwd.getpwuid(uid)
-    if _enter_user():
-        with contextlib.suppress(KeyError):
-            return pwd.getpwuid(uid)
-    raise UsageError(
-        f"uid {uid} has no entry in {_PASSWD}, and neither OpenSSH nor mpirun works without one: add a user to "
-        f"the image (useradd -u {uid} …), let its group 0 write to {_PASSWD}, so that one is added here (chmod "
-        f"g+w, as OpenShift's images have it), or let runAsUser be one that it has, such as mpiuser's 1000"
-    )
-
-
-def _enter_user() -> bool:
-    """Add this uid to the container's users, as such images' own entrypoints do."""
-    line = f"trainer-launch:x:{os.geteuid()}:{os.getegid()}::/:/bin/sh\n"
+        found = pwd.getpwuid(uid)
+        return Account(found.pw_name, found.pw_shell)
+    user = Account("trainer-launch", "/bin/sh")
+    before = _text(_PASSWD)
+    line = f"{user.name}:x:{uid}:{os.getegid()}::/:{user.shell}\n"
+    line = line if before.endswith("\n") or not before else f"\n{line}"
+    library = next((path for name in _NSS_WRAPPERS for path in glob.glob(name) if os.path.isfile(path)), None)
+    if library is not None:
+        copies = {"NSS_WRAPPER_PASSWD": f"{folder}/passwd", "NSS_WRAPPER_GROUP": f"{folder}/group"}
+        for path, text in zip(copies.values(), (before + line, _text(_GROUP)), strict=True):
+            write(path, text)
+        _log.info("uid %d has no entry in %s: %s gives OpenSSH and mpirun one", uid, _PASSWD, library)
+        return replace(user, env={"LD_PRELOAD": library, **copies})
     try:
-        descriptor = os.open(_PASSWD, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        with open(_PASSWD, "a", encoding="ascii") as file:
+            file.write(line)
     except OSError:
-        return False
-    with os.fdopen(descriptor, "rb+") as file:
-        text = file.read()
-        file.write((b"" if text.endswith(b"\n") or not text else b"\n") + line.encode())
-    _log.info("uid %d had no entry in %s and was added", os.geteuid(), _PASSWD)
-    return True
+        raise UsageError(
+            f"uid {uid} has no entry in {_PASSWD}, and neither OpenSSH nor mpirun works without one; install "
+            f"nss_wrapper in the image (Debian: libnss-wrapper, Red Hat: nss_wrapper), add the user to it (useradd "
+            f"-u {uid} …), or let its group 0 write to {_PASSWD} (chmod g+w), so that the entry is added here"
+        ) from None
+    _log.info("uid %d had no entry in %s and was added", uid, _PASSWD)
+    return user
 
 
-def port_of(program: str) -> int:
+def _text(path: str) -> str:
+    return os.fsdecode(LiveFiles(_MAX_BYTES).read(path) or b"")
+
+
+def port_of(ssh: Sequence[str]) -> int:
     """Where the pods' sshd listens when nobody said: as the image's ssh is configured, else by who we are."""
-    told = configured_port((program,), "trainer-launch.invalid")
+    told = configured_port(ssh, "trainer-launch.invalid")
     if told is not None and told != _PLAIN_PORT:
         return told
     return _PLAIN_PORT if os.geteuid() == 0 else _PORT_OF_IMAGES
@@ -303,7 +334,7 @@ def make(folder: str, keygen: str = "ssh-keygen") -> None:
         raise NodeError(f"cannot create an ssh key for the job: {problem}") from None
 
 
-def take(folder: str, copy: str, keygen: str = "ssh-keygen") -> Key:
+def take(folder: str, copy: str, keygen: Sequence[str] = ("ssh-keygen",)) -> Key:
     """Copy the key that is mounted in `folder` to the new private file `copy`, and derive its public part.
 
     Raises:
@@ -361,12 +392,12 @@ def _looks(path: Path) -> str:
     return f"{kind}mode {stat.S_IMODE(found.st_mode):04o}, owner {found.st_uid}:{found.st_gid}"
 
 
-def _public(source: Path, copy: str, keygen: str) -> str:
-    done = deadline_subprocess.run((keygen, "-y", "-P", "", "-f", copy), None, _SECONDS)
+def _public(source: Path, copy: str, keygen: Sequence[str]) -> str:
+    done = deadline_subprocess.run((*keygen, "-y", "-P", "", "-f", copy), None, _SECONDS)
     if isinstance(done.problem, FileNotFoundError):
-        raise UsageError(f"{keygen} is not in this image; install OpenSSH (openssh-client)")
+        raise UsageError(f"{keygen[-1]} is not in this image; install OpenSSH (openssh-client)")
     if done.failure:
-        raise NodeError(f"{keygen} did not derive the public key: {done.failure}")
+        raise NodeError(f"{keygen[-1]} did not derive the public key: {done.failure}")
     found = _PUBLIC.fullmatch(done.out.strip())
     if done.code == 0 and found:
         return f"{found[1]} {found[2]}"
@@ -375,7 +406,7 @@ def _public(source: Path, copy: str, keygen: str) -> str:
             f"the job's ssh key {source} has a passphrase, which cannot be typed in a pod; create one without"
         )
     raise UsageError(
-        f"{source} is no private key that {keygen} understands; it may be cut short: recreate the Secret"
+        f"{source} is no private key that {keygen[-1]} understands; it may be cut short: recreate the Secret"
     )
 
 

@@ -65,10 +65,10 @@ def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[st
         NodeError: the port is in use, or nothing can be written.
     """
     files = reach.files
-    me = ssh_client.check_user()
-    program = ssh_client.find("sshd", handed.env.get("PATH"))
+    me = reach.account
+    program = me.argv(ssh_client.find("sshd", handed.env.get("PATH")))
     is_root = os.geteuid() == 0
-    _check_account(me.pw_name, me.pw_shell, is_root=is_root)
+    _check_account(me.name, me.shell, is_root=is_root)
     if is_root:
         check_capabilities(LiveFiles(_MAX_BYTES).read("/proc/self/status") or b"")
     check_port(reach.port, addresses)
@@ -78,11 +78,11 @@ def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[st
     path = f"{handed.env.get('PATH') or os.defpath}:{files.bin}"
     env = {**handed.env, "PATH": path, **_NO_RC_FILES}
     text = configuration(
-        files, port=reach.port, addresses=addresses, user=me.pw_name, is_root=is_root, log_level=log_level
+        files, port=reach.port, addresses=addresses, user=me.name, is_root=is_root, log_level=log_level
     )
     ssh_client.write(files.server, text + set_env(env))
-    argv = (program, "-D", "-e", "-f", files.server)
-    wrapper, told = _tried((program, "-T", "-f", files.server), f"{files.folder}/old")
+    argv = (*program, "-D", "-e", "-f", files.server)
+    wrapper, told = _tried((*program, "-T", "-f", files.server), f"{files.folder}/old")
     wrong = tuple(name for name, value in env.items() if f"setenv {name}={value}" not in told)
     if wrong:  # an older sshd reads quotes in its own way: rather without than with another value
         os.unlink(files.server)
@@ -241,7 +241,7 @@ def _tried(argv: tuple[str, ...], aside: str) -> tuple[tuple[str, ...], frozense
     if done.code == 0:
         return (), frozenset(os.fsdecode(done.stdout).split("\n"))
     if missing is None:
-        raise _refusal(argv[0], done.err)
+        raise _refusal(done.err)
     if _make_folder(missing[1]):
         return _tried(argv, aside) if _is_safe(missing[1]) else _give_up(missing[1])
     wrapper = ("unshare", "--mount", "--propagation", "slave", "sh", "-c", _WITH_FOLDER, "sh", missing[1], aside)
@@ -256,15 +256,15 @@ def _give_up(folder: str) -> NoReturn:
     )
 
 
-def _refusal(program: str, said: str) -> LaunchError:
+def _refusal(said: str) -> LaunchError:
     lines = [line for line in said.splitlines() if line.strip()] or ["nothing"]
-    return UsageError(f"{program} rejects its configuration: {lines[0][:300]}; OpenSSH 7.8 or newer is needed")
+    return UsageError(f"sshd rejects its configuration: {lines[0][:300]}; OpenSSH 7.8 or newer is needed")
 
 
 def _run(argv: tuple[str, ...]) -> deadline_subprocess.Ended:
     done = deadline_subprocess.run(argv, None, _SECONDS)
     if done.failure:
-        raise NodeError(f"{argv[0]} cannot be tried out: {done.failure}")
+        raise NodeError(f"sshd cannot be tried out: {done.failure}")
     return done
 
 

@@ -1,13 +1,14 @@
-"""What the process that started us has left in ours, put right: streams, signals, orphans."""
+"""What the process that started us has left in ours, put right: streams, signals, orphans, the user."""
 
 from __future__ import annotations
 
 import io
 import logging
 import os
+import pwd
 import signal
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from types import FrameType
 
 from trainer_launch.model import exit_codes
@@ -69,6 +70,28 @@ def dying_with_us() -> Callable[[], None] | None:
             os._exit(1)
 
     return die_with_us
+
+
+def with_user(env: Mapping[str, str], home: str) -> dict[str, str]:
+    """Add USER, LOGNAME and HOME where programs would fail without, as for the uids that OpenShift makes up.
+
+    Without them getpass finds no user, and torch no place for its caches. `home` is made where the present one can
+    neither be written nor holds a user's files.
+    """
+    uid, added, own = os.geteuid(), {}, "/"
+    try:
+        own = pwd.getpwuid(uid).pw_dir
+    except KeyError:
+        name = env.get("LOGNAME") or env.get("USER") or "trainer-launch"
+        added = {variable: name for variable in ("LOGNAME", "USER") if not env.get(variable)}
+    own = env.get("HOME") or own
+    if not os.access(own, os.W_OK) and (own == "/" or not os.access(own, os.R_OK | os.X_OK)):
+        os.makedirs(home, mode=0o700, exist_ok=True)
+        added["HOME"] = home
+    if added:
+        words = " ".join(f"{variable}={value}" for variable, value in added.items())
+        log.info("uid %d has no user or no home in this image: its programs get %s", uid, words)
+    return {**env, **added}
 
 
 def _note(number: int, frame: FrameType | None) -> None:

@@ -132,7 +132,7 @@ def ssh_said(data: bytes) -> None:
     assert port is None or 0 < port < 65536
     with suppress(UsageError):
         ssh_server.check_capabilities(data)
-    assert_sentence(str(ssh_server._refusal("sshd", text)))
+    assert_sentence(str(ssh_server._refusal(text)))
     for pattern in (ssh_server._MISSING, ssh_server._UNSAFE):
         found = pattern.search(text)
         assert found is None or found[1].startswith("/")

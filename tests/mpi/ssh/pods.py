@@ -5,6 +5,7 @@ Everything happens in a mount namespace of its own, which ends with the program.
 
 from __future__ import annotations
 
+import glob
 import os
 import shlex
 import stat
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.conftest import require
 from tests.process.world import ROOT
 
 UID = 47_110
@@ -46,6 +48,16 @@ def passwd(folder: Path, *entries: str) -> str:
 def made_up_user(folder: Path, shell: str = "/bin/sh") -> str:
     """A user of the image, without a home."""
     return passwd(folder, f"mpiuser:x:{UID}:{UID}::/nonexistent:{shell}")
+
+
+# Whatever this machine has.
+WITHOUT_NSS_WRAPPER = """for file in /usr/lib*/libnss_wrapper.so /usr/lib/*/libnss_wrapper.so; do
+    [ ! -e "$file" ] || mount --bind /dev/null "$file"
+done"""
+
+
+def require_nss_wrapper() -> None:
+    require(glob.glob("/usr/lib/*/libnss_wrapper.so"), "needs libnss-wrapper")
 
 
 def opened(folder: Path) -> str:

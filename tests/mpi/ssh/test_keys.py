@@ -115,4 +115,4 @@ def test_a_client_is_all_in_one_private_folder(tmp_path) -> None:
     assert "port 4022\n" in told
     assert f"identityfile {made.files.key}\n" in told
     assert "stricthostkeychecking true\n" in told
-    assert made.argv("node-0", "true") == (made.program, "-F", made.files.client, "--", "node-0", "true")
+    assert made.argv("node-0", "true") == (*made.ssh, "-F", made.files.client, "--", "node-0", "true")

@@ -70,8 +70,20 @@ def test_an_ordinary_user_without_a_home_on_a_read_only_root(folder, mount) -> N
 
 def test_a_user_that_has_no_entry_is_told_so(folder, mount) -> None:
     """OpenSSH itself: "No user exists for uid", on both sides."""
-    with refused(folder, mount, wrap=pods.wrapped(pods.opened(folder), user=pods.UID)) as it:
-        assert f"uid {pods.UID} has no entry in /etc/passwd" in sentence(it)
+    lines = (pods.opened(folder), pods.WITHOUT_NSS_WRAPPER)
+    with refused(folder, mount, wrap=pods.wrapped(*lines, user=pods.UID)) as it:
+        said = sentence(it)
+        assert f"uid {pods.UID} has no entry in /etc/passwd" in said
+        assert "libnss-wrapper" in said
+
+
+def test_a_user_that_has_no_entry_gets_one_from_nss_wrapper_on_a_read_only_root(folder, mount) -> None:
+    """Sessions themselves run without it, so that no rank loads a library that it did not ask for."""
+    pods.require_nss_wrapper()
+    wrap = pods.wrapped(pods.opened(folder), pods.READ_ONLY, user=pods.UID)
+    with worker(folder, mount, env={"HOME": "/", "PATH": "/usr/bin:/bin"}, wrap=wrap) as it:  # sshd is in /usr/sbin
+        done = it.ssh("id -u; echo $USER $LD_PRELOAD; touch ~/x && echo home", options=("-l", "trainer-launch"))
+        assert done.stdout == f"{pods.UID}\ntrainer-launch\nhome\n", (done.stderr, it.log())
 
 
 def test_a_made_up_uid_is_entered_where_group_0_may_write(folder, mount) -> None:
@@ -79,7 +91,8 @@ def test_a_made_up_uid_is_entered_where_group_0_may_write(folder, mount) -> None
     private = pods.passwd(folder)
     (folder / "passwd").chmod(0o664)
     os.chown(mount / "id_rsa", 0, 0)
-    wrap = pods.wrapped(pods.opened(folder), private, user=pods.UID, group=0)
+    lines = (pods.opened(folder), private, pods.WITHOUT_NSS_WRAPPER)
+    wrap = pods.wrapped(*lines, user=pods.UID, group=0)
     with worker(folder, mount, env=AS_USER, wrap=wrap) as it:
         assert f"uid {pods.UID} had no entry in /etc/passwd and was added" in it.log()
         assert it.ssh("id -un", options=("-l", "trainer-launch")).stdout == "trainer-launch\n"
@@ -185,7 +198,7 @@ def test_the_port_is_the_images_own(folder, image, user, port) -> None:
     (folder / "ssh_config").write_text(image)
     own = f"mount --bind '{folder}/ssh_config' /etc/ssh/ssh_config"
     wrap = pods.wrapped(pods.opened(folder), pods.made_up_user(folder), own, user=user)
-    code = "from trainer_launch.mpi import ssh_client; print(ssh_client.port_of('ssh'))"
+    code = "from trainer_launch.mpi import ssh_client; print(ssh_client.port_of(('ssh',)))"
     env = clean_env({"PYTHONPATH": str(ROOT)})
     done = subprocess.run((*wrap, sys.executable, "-c", code), env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout == f"{port}\n", done.stderr

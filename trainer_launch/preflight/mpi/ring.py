@@ -26,6 +26,7 @@ from trainer_launch.model.findings import Finding, Scope, Status
 from trainer_launch.model.units import listed
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.mpi.mpirun_command import Dialect
+from trainer_launch.mpi.ssh_client import Client
 from trainer_launch.planning.typed_mpirun import Typed
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.check import Where, at_once, check
@@ -82,7 +83,7 @@ def mpi_ring(hosts: Hosts) -> Iterator[Finding]:
     def has(host: str, command: str) -> deadline_subprocess.Ended:
         return deadline_subprocess.run(argv_on(host, command, client), launcher.env, _HAS_S)
 
-    way = _way(launcher, dialect, client.files.client)
+    way = _way(launcher, dialect, client)
     yield from findings(tuple(hosts.let_in), _python(launcher.typed.program), way, has, launcher.thresholds)
 
 
@@ -206,7 +207,8 @@ def _renamed(finding: Finding, first: Heard) -> Finding:
 # -- the mpirun of the ring ----------------------------------------------------------------------
 
 
-def _way(launcher: Launcher, dialect: Dialect, config: str) -> Way:
+def _way(launcher: Launcher, dialect: Dialect, client: Client) -> Way:
+    config, env_of = client.files.client, client.account.added_to
     taken, numbers = launcher.typed, itertools.count()  # several run at once
 
     def way(hosts: Sequence[str], program: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
@@ -218,12 +220,12 @@ def _way(launcher: Launcher, dialect: Dialect, config: str) -> Way:
         if dialect.is_hydra:
             Path(path).write_text(hostfile.render_hydra(members), encoding="utf-8")
             argv = mpirun_command.hydra_argv(ours, path, len(hosts), mpirun_command.but_secrets(launcher.env))
-            return argv, mpirun_command.hydra_env(launcher.env, dialect.name, config)
+            return argv, env_of(mpirun_command.hydra_env(launcher.env, dialect.name, config))
         Path(path).write_text(hostfile.render_open_mpi(members), encoding="utf-8")
         argv = mpirun_command.openmpi_argv(
             ours, path, len(hosts), mpirun_command.allowed(launcher.env), is_root=os.geteuid() == 0
         )
-        return argv, mpirun_command.openmpi_env(launcher.env, dialect.major, config)
+        return argv, env_of(mpirun_command.openmpi_env(launcher.env, dialect.major, config))
 
     return way
 
