@@ -301,7 +301,7 @@ def _ignored(spec: Field) -> Iterator[str]:
 
 def _ignored_of_container(container: Field) -> Iterator[str]:
     if read_container(container).is_agent:
-        yield f"container {container.get('name').text()}: the rehearsal plays the part of JobSet's agent"
+        yield f"container {container.get('name').text()}: the rehearsal does the work of JobSet's agent"
     for key in container.mapping():
         if key == "lifecycle":
             yield from (f"lifecycle.{hook}" for hook in container.get(key).mapping())
