@@ -106,7 +106,7 @@ def test_every_variable_is_a_setting_or_internal() -> None:
 
 def test_whatever_a_pods_own_command_line_says_a_variable_can_say() -> None:
     parser = options.build("trainer-launch", ("run", "sshd"))
-    known = {flag_of(name) for name in Settings.model_fields} | {"--help"}
+    known = {flag_of(name) for name in Settings.model_fields} | {"--help", "--help-all"}
     assert {words for words in flags(parser) if not known & set(words)} == set()
 
 

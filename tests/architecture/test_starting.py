@@ -19,6 +19,7 @@ _SCRIPTS = "cli/test_shims.py::test_a_script_that_calls_torchrun_recovers_in_pla
 TESTS = {
     "TrainJob, torch runtime": _SURVIVAL,
     "TrainJob with a preflight init container": "examples/test_faults.py::test_the_checked_torch_job_loses_a_pod_and_resumes",
+    "TrainJob of the SDK's `CustomTrainerContainer`": "frameworks/test_kubeflow_sdk.py::test_an_image_that_has_the_whole_training_runs_its_own_command",
     "TrainJob of the SDK's `CustomTrainer`": "frameworks/test_kubeflow_sdk.py::test_the_example_of_the_sdk",
     "the same in a container": "containers/test_shims.py::test_a_killed_worker_is_restarted_in_place",
     "PyTorchJob of fixed size": "examples/test_manifests.py::test_a_torch_job_trains_loses_a_pod_resumes_and_succeeds",
@@ -37,6 +38,8 @@ TESTS = {
     "PaddleJob": "frameworks/test_paddle.py::test_a_paddlejob_gets_over_the_loss_of_a_worker",
     "TrainJob, PlainML": "examples/test_faults.py::test_one_of_ten_plain_nodes_is_lost_and_goes_on_where_it_was",
     "TrainJob, MPI, launcher as node": "examples/test_faults.py::test_mpi_with_the_launcher_as_node_loses_a_node_starts_again_and_resumes",
+    "TrainJob, MPI, MPICH": "examples/test_faults.py::test_a_trainjob_of_mpich_loses_a_node_starts_again_and_resumes",
+    "TrainJob, `deepspeed-distributed`": "examples/test_faults.py::test_a_trainjob_of_a_published_runtime_loses_a_node_starts_again_and_resumes",
     "MPIJob, Open MPI 4": "hosts/test_mpi_jobs.py::test_a_killed_host_is_waited_for_and_the_job_goes_on",
     "MPIJob, Open MPI 5": "hosts/test_open_mpi_5.py::test_a_killed_host_is_gone_on_without",
     "MPIJob, MPICH": "hosts/test_hydra_jobs.py::test_a_killed_host_is_gone_on_without",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tests.cli.launching import launch, script
 from trainer_launch import __version__
 from trainer_launch.commands import options
+from trainer_launch.model import settings
 
 V2 = {
     "PET_NNODES": "2",
@@ -44,15 +46,26 @@ def test_the_plan_is_the_argument_list_that_would_run(tmp_path: Path) -> None:
 
 
 def test_a_job_that_only_torchrun_can_run_says_why_and_what_runs(tmp_path: Path) -> None:
-    words = ("torchrun", "--numa-binding", "node", script(tmp_path, ""))
+    words = ("torchrun", "--run-path", script(tmp_path, ""))
     plan = json.loads(launch("explain", "--json", "--", *words, env=V2).stdout)["plan"]
     (process,) = plan["processes"]
     assert (plan["engine"], plan["workers"]) == ("torchrun", None)
-    assert "--numa-binding=node" in process["argv"]
-    assert "--numa-binding binds workers" in plan["reasons"][0]
+    assert "--run-path" in process["argv"]
+    assert "with --run-path torchrun itself runs the script" in plan["reasons"][0]
     told = launch("explain", "--", *words, env=V2).stdout
-    assert "--numa-binding binds workers" in told
+    assert "with --run-path torchrun itself runs the script" in told
     assert "SIGTERM to torchrun" in told
+
+
+def test_binding_and_topology_label_are_told(tmp_path: Path) -> None:
+    words = ("--numa-binding", "node", "--topology-label", "RACK", "--", script(tmp_path, ""))
+    env = V2 | {"TRAINER_LAUNCH_RANKS_BY": "topology", "RACK": "block-a/rack-3", "PET_NPROC_PER_NODE": "1"}
+    told = launch("explain", *words, env=env).stdout
+    assert "--numa-binding node binds local rank 0 to CPU " in told
+    assert "ranks by topology label block-a/rack-3" in told
+    del env["RACK"]
+    told = launch("explain", *words, env=env).stdout
+    assert "this node has no topology label, so its ranks come last" in told
 
 
 def test_without_a_command_this_nodes_place_is_still_told() -> None:
@@ -218,6 +231,20 @@ def test_help_fits_eighty_columns_and_names_the_variables(command: list[str]) ->
     examples = told.stdout.partition("\nexamples:\n")[2]
     assert f"trainer-launch {command[0] if command else 'local'} " in examples
     assert launch("help", *command, env={"COLUMNS": "80"}).stdout == told.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "preflight", "explain", "local"])
+def test_help_shows_the_options_most_people_need_and_help_all_shows_each(command: str) -> None:
+    told = (launch(command, flag).stdout for flag in ("--help", "--help-all"))
+    few, whole = (set(re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)) for text in told)
+    rare = {settings.flag_of(name) for name in set(options.COMMANDS[command]) - options.COMMON}
+    assert whole - few == rare
+    assert few & {settings.flag_of(name) for name in options.COMMON}
+
+
+def test_the_help_of_a_command_with_few_options_shows_each() -> None:
+    told = launch("sshd", "--help").stdout
+    assert {name for name in options.COMMANDS["sshd"] if settings.flag_of(name) not in told} == set()
 
 
 def test_the_version_is_told_in_every_usual_way() -> None:

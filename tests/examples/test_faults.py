@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.long("tests/examples/test_train_charlm.py"),
 ]
 HERE = {**ENV, "PYTHONPATH": str(EXAMPLES.parents[1])}
+MPICH = Path("/usr/lib/x86_64-linux-gnu/libmpich.so.12")
 
 
 def lose(rehearsal: Started, pod: str) -> str:
@@ -43,15 +44,51 @@ def resumed_at(output: str) -> int:
     return int(step)
 
 
-def test_mpi_with_the_launcher_as_node_loses_a_node_starts_again_and_resumes() -> None:
+def lose_an_mpi_node(manifest: str) -> None:
     pytest.importorskip("mpi4py")
-    require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
     require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
-    with start("local", "-f", "trainjob-mpi.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
+    with start("local", "-f", manifest, env=HERE, cwd=EXAMPLES) as rehearsal:
         rehearsal.read_until(r"step 20/")
         output = lose(rehearsal, "bigrams-node-0-0")
     assert 20 <= resumed_at(output) < 60
     assert re.search(r"^bigrams-launcher-0-0 +Succeeded +1 +0 ", output, re.MULTILINE), "the launcher stays"
+
+
+def test_mpi_with_the_launcher_as_node_loses_a_node_starts_again_and_resumes() -> None:
+    require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
+    lose_an_mpi_node("trainjob-mpi.yaml")
+
+
+def test_a_trainjob_of_mpich_loses_a_node_starts_again_and_resumes(tmp_path: Path) -> None:
+    require(shutil.which("mpirun.mpich") and MPICH.exists(), "MPICH is not installed")
+    (tmp_path / "libmpi.so.12").symlink_to(MPICH)  # by the name that mpi4py looks for
+    text = (EXAMPLES / "trainjob-mpi.yaml").read_text(encoding="utf-8")
+    for old, new in (
+        ("OpenMPI", "MPICH"),
+        ("numProcPerNode: 4", "numProcPerNode: 2"),
+        ("[mpirun,", "[mpirun.mpich,"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    # UCX takes the pods for one host, as they share a kernel.
+    env = {"LD_LIBRARY_PATH": str(tmp_path), "MPI4PY_MPIABI": "mpich", "UCX_TLS": "tcp,self"}
+    listed = ", ".join(f"{{name: {name}, value: '{value}'}}" for name, value in env.items())
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(f"{text.rstrip()}\n    env: [{listed}]\n", encoding="utf-8")
+    lose_an_mpi_node(str(manifest))
+
+
+def test_a_trainjob_of_a_published_runtime_loses_a_node_starts_again_and_resumes(tmp_path: Path) -> None:
+    require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
+    words = f"[mpirun, python3, train_mpi.py, --checkpoint, {tmp_path}/model.npz]"
+    trainer = f"{{numNodes: 2, numProcPerNode: 2, command: [trainer-launch, run, --], args: {words}}}"
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(
+        "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {name: bigrams}\n"
+        f"spec: {{runtimeRef: {{name: deepspeed-distributed}}, trainer: {trainer}}}\n",
+        encoding="utf-8",
+    )
+    lose_an_mpi_node(str(manifest))
 
 
 def test_the_checked_torch_job_loses_a_pod_and_resumes() -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.frameworks.kubeflow_api import submitted
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + 240)]
 
 EXAMPLE = frameworks.EXAMPLES / "create_job.py"
+RUNTIME = frameworks.EXAMPLES.parent / "kubernetes" / "runtimes" / "torch-distributed-launch.yaml"
 # The SDK of the v1 Training Operator gives the function of the example one argument: a dict.
 V1 = """
 import sys
@@ -32,16 +34,23 @@ TrainingClient().create_job(
     num_procs_per_worker=1,
 )
 """
+# An image that has the whole training process: the SDK writes no command, so the image's ENTRYPOINT and CMD run.
+CONTAINER = """
+from kubeflow.trainer import CustomTrainerContainer, TrainerClient
+from kubeflow.trainer.options import Name
+
+TrainerClient().train(trainer=CustomTrainerContainer(image="line", num_nodes=2), options=[Name("line")])
+"""
 
 
-def rehearsed(folder: Path, job: object, *fault: str) -> str:
+def rehearsed(folder: Path, job: object, *fault: str, more: tuple[str, ...] = ()) -> str:
     """What `local -f` prints of it, with shims first in PATH, as in an image of `--target shims`."""
     (folder / "job.yaml").write_text(json.dumps(job))
     shims = folder / "shims"
     assert launch("install-shims", str(shims)).returncode == 0
     path = os.pathsep.join((str(shims), os.path.dirname(sys.executable), os.environ["PATH"]))
     # The SDK's command writes the function into the working directory.
-    words = (sys.executable, "-m", "trainer_launch", "local", "-f", "job.yaml", "--fault", *fault)
+    words = (sys.executable, "-m", "trainer_launch", "local", "-f", "job.yaml", *more, "--fault", *fault)
     env = frameworks.env({"PATH": path, "TMPDIR": str(folder)})
     ended = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -72,3 +81,33 @@ def test_a_function_that_the_sdk_of_v1_submits(tmp_path: Path) -> None:
     job = submitted([tmp_path / "submit.py", tmp_path / "line.pt"], tmp_path)
     assert job["kind"] == "PyTorchJob"
     check(rehearsed(tmp_path, job, "kill worker node=1 at=step:20"), ("line-master-0", "line-worker-0"))
+
+
+def of_container(folder: Path) -> dict[str, Any]:
+    """The TrainJob that `CustomTrainerContainer` submits, with our runtime in place of the stock one."""
+    (folder / "submit.py").write_text(CONTAINER)
+    job = submitted([folder / "submit.py"], folder)
+    assert "command" not in job["spec"]["trainer"]
+    job["spec"]["runtimeRef"] = {"name": "torch-distributed-launch"}
+    return job
+
+
+def test_an_image_that_has_the_whole_training_runs_its_own_command(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text()
+    function = text[text.index("def train(") : text.index("def create_job(")]
+    (tmp_path / "line.py").write_text(f"{function}\ntrain(60, {str(tmp_path / 'line.pt')!r})\n")
+    command = f"trainer-launch run -- {tmp_path / 'line.py'}"  # the image's ENTRYPOINT and CMD
+    more = ("-f", str(RUNTIME), "--command", command)
+    told = rehearsed(tmp_path, of_container(tmp_path), "kill worker node=1 at=step:20", more=more)
+    check(told, ("line-node-0-0", "line-node-0-1"))
+
+
+def test_an_image_without_a_command_is_tried_once_where_the_runtime_ends_the_job_on_2(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps(of_container(tmp_path)))
+    told = launch("local", "-f", str(job), "-f", str(RUNTIME), "--command", "trainer-launch run --")
+    assert told.returncode == 2
+    assert told.stderr.count("missing command; write it after --") >= 1
+    rows = [line.split()[1:5] for line in told.stderr.splitlines() if line.startswith("line-node-0-")]
+    assert [row[1:3] for row in rows] == [["1", "0"], ["1", "0"]], told.stderr
+    assert "PodFailurePolicy" in told.stderr

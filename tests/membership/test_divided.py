@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.membership.divided import Divided, settled
-from trainer_launch.membership.election import ranks_of, remember, spell
+from trainer_launch.membership.election import ranks_of, remember
 from trainer_launch.membership.protocol import Claim
+from trainer_launch.model.units import in_ranges
 
 
 def test_the_others_go_on_without_node_0_and_with_it_again():
@@ -88,8 +89,8 @@ def test_an_agent_that_is_killed_before_a_partition_does_not_vote_twice():
 
 def test_ranks_are_spelled_and_read_again():
     for ranks in ({0}, {0, 1, 2, 7}, {3, 5, 6}, set(range(100))):
-        assert ranks_of(Claim(1, 0, spell(ranks), sure=True)) == ranks
-    assert spell([0, 1, 2, 7]) == "0-2,7"
+        assert ranks_of(Claim(1, 0, in_ranges(ranks), sure=True)) == ranks
+    assert in_ranges([0, 1, 2, 7]) == "0-2,7"
 
 
 def test_a_sure_claim_ends_all_doubts_before_it():

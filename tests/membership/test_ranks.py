@@ -10,6 +10,7 @@ import pytest
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.protocol import MAX_NODES
+from trainer_launch.membership.state import Gone
 
 CASES = {
     "alike": [(8, "default"), (8, "default"), (8, "default")],
@@ -69,3 +70,49 @@ def test_the_ranks_of_the_largest_job_fit_into_a_message():
     most = MAX_NODES * msg.MAX_RANKS
     told = msg.Formed(1, 0, MAX_NODES, 0, False, None, most, most, most, most)
     assert msg.parse(msg.render(told)) == told
+
+
+RACKS = {0: "b/rack-1", 1: "a/rack-10", 2: "a/rack-2", 3: "", 4: "a/rack-10"}
+
+
+def ranked(world, peers):
+    """The nodes by group rank."""
+    told = {rank: world.last(peer, msg.Formed) for rank, peer in peers.items()}
+    return sorted(peers, key=lambda rank: told[rank].group_rank)
+
+
+def test_nodes_are_ranked_by_label_part_by_part_and_who_has_none_comes_last():
+    world = World(5)
+    peers = {rank: world.call(rank, workers=2, label=RACKS[rank]) for rank in (4, 2, 0, 3, 1)}
+    world.join(*peers.values())
+    assert ranked(world, peers) == [2, 1, 4, 0, 3]
+    assert world.last(peers[0], msg.Formed).first_rank == 6
+    assert "ranks by topology: node 2 (pod-2) at a/rack-2, node 1 (pod-1) at a/rack-10" in "".join(world.said)
+    assert "node 3 (pod-3) has no topology label, and the last ranks; set --ranks-by" in "".join(world.said)
+
+
+def test_without_any_label_ranks_follow_node_numbers_and_nobody_is_named():
+    world = World(2)
+    peers = {rank: world.call(rank, workers=1) for rank in (1, 0)}
+    world.join(*peers.values())
+    assert ranked(world, peers) == [0, 1]
+    assert "topology" not in "".join(world.said)
+
+
+def test_a_node_that_stays_keeps_its_order_while_others_go_and_come_back():
+    world = World(2, 4, shrink_after_s=0.0)
+    peers = {rank: world.call(rank, workers=1, label=RACKS[rank]) for rank in (0, 1, 2, 4)}
+    world.join(*peers.values())
+    assert ranked(world, peers) == [2, 1, 4, 0]
+    world.open_store()
+    world.play(Gone(peers.pop(1)))
+    world.join(*peers.values())
+    world.pass_time(30)
+    assert ranked(world, peers) == [2, 4, 0]
+    world.open_store()
+    peers[1] = world.call(1, workers=1, label=RACKS[1])
+    world.join(peers[1], after=0)
+    world.pass_time(30)
+    world.join(*(peers[rank] for rank in (0, 2, 4)))
+    world.pass_time(30)
+    assert ranked(world, peers) == [2, 1, 4, 0]

@@ -12,11 +12,11 @@ from trainer_launch.planning.flag_overrides import overlay, with_hosts
 from trainer_launch.planning.topology import hosts_no_rank, place, usable_threads
 
 
-def machine(cpus: int = 8, quota: float | None = None, gpus: int = 0) -> Host:
+def machine(cpus: int = 8, quota: float | None = None, gpus: int = 0, device: str = "cuda") -> Host:
     return Host(
         hostname="here",
         cpus=Cpus(affinity=cpus, quota=quota),
-        gpus=Gpus(count=gpus, reason=f"{gpus} in /dev"),
+        gpus=Gpus(count=gpus, reason=f"{gpus} in /dev", device=device),
         memory_limit_bytes=None,
         shm_bytes=None,
     )
@@ -39,9 +39,15 @@ def job(**fields: object) -> Job:
         ("cpu", machine(cpus=2, quota=16.0), 2),
         ("cpu", machine(cpus=6, gpus=2), 6),
         ("gpu", machine(gpus=2), 2),
+        ("auto", machine(gpus=2, device="hpu"), 2),
+        ("gpu", machine(gpus=2, device="hpu"), None),
+        ("xpu", machine(gpus=2, device="xpu"), 2),
+        ("xpu", machine(gpus=2), None),
     ],
 )
-def test_workers_per_node_come_from_what_the_container_really_has(word: object, host: Host, workers: int) -> None:
+def test_workers_per_node_come_from_what_the_container_really_has(
+    word: object, host: Host, workers: int | None
+) -> None:
     assert place(job(nproc_per_node=word), host).local_world_size == workers
 
 

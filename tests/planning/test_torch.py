@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from tests.contracts.pods import pod_of
 from tests.planning.requests import MACHINE, request
 from tests.planning.test_torchrun import ALONE, ELASTIC, ETCD, FIXED
-from trainer_launch.model import Endpoint, Membership, NodeRange, Plan, PortRange, Seats, Workers
+from trainer_launch.model import (
+    Binding,
+    Endpoint,
+    Gpus,
+    Membership,
+    NodeRange,
+    Plan,
+    PortRange,
+    Seats,
+    Workers,
+)
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.settings import load
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import engines
+from trainer_launch.planning.command import parse_command
+from trainer_launch.planning.engines import torch_options
+from trainer_launch.planning.reading import Reading, read
 
 
 def plan(line: str, job: object = ALONE, **changes: object) -> Plan:
@@ -135,3 +152,98 @@ def test_a_forked_worker_is_asked_for_unless_the_way_to_start_is_exec() -> None:
     assert workers("train.py", start_method="auto").forks
     assert not workers("train.py", start_method="exec").forks
     assert workers("train.py", start_method="forkserver").must_fork
+
+
+@pytest.mark.parametrize(
+    ("line", "told", "gpus", "warns"),
+    [
+        ("train.py", None, 4, True),
+        ("torchrun train.py", None, 4, True),
+        ("train.py", None, 1, False),  # CUDA_VISIBLE_DEVICES leaves one
+        ("train.py", 1, 4, False),
+        ("torchrun --nproc-per-node 1 train.py", None, 4, False),
+        ("train.py", 4, 4, False),
+    ],
+)
+def test_one_worker_beside_several_gpus_is_a_warning_unless_it_was_asked_for(
+    line: str, told: int | None, gpus: int, warns: bool
+) -> None:
+    host = replace(MACHINE, gpus=Gpus(count=gpus, reason=f"{gpus} in /dev"))
+    found = plan(line, replace(FIXED, nproc_per_node=told), host=host).warnings
+    assert [text.partition("; ")[0] for text in found] == [
+        "1 worker starts in a pod with 4 accelerators (4 in /dev), and torch uses 1 of them"
+    ] * warns
+
+
+def test_workers_that_are_not_bound_are_a_warning_and_those_that_are_a_reason() -> None:
+    bound = ((Binding((0, 1), 0),), "it binds")
+    made = plan("train.py", numa_binding="node", bindings=bound)
+    assert (made.warnings, made.reasons[-1], made.workers and made.workers.bindings) == ((), "it binds", bound[0])
+    made = plan("train.py", numa_binding="node", bindings=((), "it does not"))
+    assert (made.warnings, made.workers and made.workers.bindings) == (("it does not",), ())
+
+
+def test_a_job_without_labels_says_so_and_a_node_with_one_tells_it() -> None:
+    assert member("train.py", FIXED, label="rack-1").label == "rack-1"
+    (warning,) = plan("train.py", FIXED, label="").warnings
+    assert "this node has no topology label, so its ranks come last" in warning
+    assert plan("train.py", ALONE, label="").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "why"),
+    [
+        ("train.py", {"engine": "torchrun", "label": "a"}, r"--ranks-by topology .* \(--engine selects it"),
+        ("train.py", {"engine": "plain", "label": ""}, "--ranks-by topology needs torch workers"),
+        (
+            "train.py",
+            {"engine": "plain", "numa_binding": "node"},
+            r"--numa-binding node .*selects it\); remove it$",
+        ),
+        (
+            "torchrun --run-path train.py",
+            {"numa_binding": "auto"},
+            "--numa-binding auto needs .*--run-path.* or set it to node, which torchrun knows$",
+        ),
+    ],
+)
+def test_workers_that_others_start_cannot_be_placed(line: str, changes: dict[str, object], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        plan(line, **changes)
+
+
+def test_torchrun_binds_where_it_starts_the_workers() -> None:
+    (process,) = plan("torchrun --run-path train.py", numa_binding="node").processes
+    assert "--numa-binding=node" in process.argv
+
+
+def reading(files: dict[str, str], **env: str) -> Reading:
+    return read(pod_of({"PET_NNODES": "1", **env}, files, "here", ("train.py",)), load({}))
+
+
+@pytest.mark.parametrize(
+    ("source", "label"),
+    [
+        ("RACK", "b/r-1"),
+        ("/etc/rack", "a/r-2"),
+        ("/etc/none", ""),
+        ("NONE", ""),
+        ("/etc/odd", None),
+        ("LONG", None),
+    ],
+)
+def test_a_topology_label_is_read_from_a_file_or_a_variable(source: str, label: str | None) -> None:
+    found = reading({"/etc/rack": "/a/r-2\n", "/etc/odd": "a\x00b"}, RACK="b/r-1", LONG="a" * 254)
+    settings = load({"ranks_by": "topology", "topology_label": source})
+    fields: dict[str, Any] = {"shm_is_short": False, "copies_are_refused": False, "scratch": "/scratch"}
+    if label is None:
+        with pytest.raises(UsageError, match=f"{source} holds .*: expected a topology label such as block-a"):
+            engines.request_of(found, settings, **fields)
+        return
+    assert engines.request_of(found, settings, **fields).label == label
+    assert engines.request_of(found, load({}), **fields).label is None
+
+
+def test_the_launchers_own_binding_precedes_torchruns() -> None:
+    command = parse_command(["torchrun", "--numa-binding", "socket", "train.py"])
+    assert [torch_options.numa_binding(own, command) for own in ("off", "node")] == ["socket", "node"]

@@ -47,6 +47,7 @@ def why(line: str, job: Job = ALONE, env: dict[str, str] | None = None, **change
         "--no-python",
         "-m",
         "--max-restarts 3 --standalone",
+        "--numa-binding node",
     ],
 )
 def test_the_worker_group_implements(words: str) -> None:
@@ -59,10 +60,6 @@ def test_the_worker_group_implements(words: str) -> None:
         ("--logs-specs mine", "--logs-specs loads a class into torchrun"),
         ("--event-log-handler console", "--event-log-handler console records events of torchrun's agent"),
         ("--run-path", "with --run-path torchrun itself runs the script in processes that it forks or spawns"),
-        (
-            "--numa-binding node",
-            "--numa-binding binds workers to the CPUs of their GPUs, which torchrun does with numactl",
-        ),
         ("--brand-new=1", "--brand-new is an option of a newer torchrun"),
     ],
 )

@@ -47,7 +47,6 @@ def test_a_script_and_a_module_are_forked() -> None:
             "is not a script or module of the launcher's own Python",
         ),
         ("torchrun --run-path train.py", {}, "with --run-path torchrun itself runs the script"),
-        ("torchrun --numa-binding=node train.py", {}, "--numa-binding binds workers"),
         ("train.py --name w${local_rank}", {}, "an argument contains $"),
         ("torchrun folder", {}, "'folder' is not a .py file"),
         ("train.py", {"env": {"PYTHON_EXEC": "/opt/python3"}}, "PYTHON_EXEC names another Python"),

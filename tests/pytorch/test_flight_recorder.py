@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -22,7 +22,6 @@ from tests.waiting import eventually
 from trainer_launch.model.collectives import MAX_BYTES, Entries, Group, RankState, Recorded, explain, numbers_in
 from trainer_launch.model.json_lines import decode
 from trainer_launch.pytorch.flight_recorder import answer, entered, told
-from trainer_launch.pytorch.group_incidents import GroupIncidents
 from trainer_launch.pytorch.recorder_questions import Recorders
 
 pytestmark = pytest.mark.process
@@ -517,8 +516,7 @@ def test_a_question_names_the_time_until_which_dumps_may_be_saved() -> None:
     recorders = Recorders()
     (worker,) = recorders.open(["rank 0"])
     try:
-        incidents = GroupIncidents(cast(Any, None), recorders, lambda message: None, dict)
-        assert incidents.question("/incident", 12.5) == 1
+        assert recorders.question("/incident", 12.5) == 1
         asked = json.loads(os.read(worker, 4096))
         assert (asked["folder"], asked["until_s"]) == ("/incident", 12.5)
     finally:

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 EXAMPLES = Path(__file__).parents[2] / "docker" / "examples"
-STEPS = ("--steps", "40", "--batch", "2", "--seq", "16", "--checkpoint-every", "10", "--log-every", "10")
+STEPS = ("--steps", "200", "--batch", "2", "--seq", "16", "--checkpoint-every", "10", "--log-every", "10")
 
 
 def rehearsed(text: str, tmp_path: Path, host: str, nodes: str, fault: str) -> str:
@@ -34,7 +34,7 @@ def rehearsed(text: str, tmp_path: Path, host: str, nodes: str, fault: str) -> s
     ended = launch("local", "-f", str(path), "--fault", fault)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (step,) = re.findall(r"resumed at step (\d+)", ended.stdout)
-    assert 10 <= int(step) < 40
+    assert 10 <= int(step) < 200
     assert re.search(r"rank 1 of 2", ended.stdout)
     return ended.stderr
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer_launch.model.units import in_ranges
 from trainer_launch.supervisor import hang_detection
 from trainer_launch.supervisor.hang_detection import Kind, Rules, Sample, Worker
 
@@ -218,7 +219,7 @@ def test_the_pace_follows_the_timeout(timeout_s, pace_s):
 
 
 def test_ranks_are_named_in_ranges():
-    assert hang_detection.ranges([5, 0, 2, 1, 7]) == "0-2,5,7"
+    assert in_ranges([5, 0, 2, 1, 7]) == "0-2,5,7"
 
 
 looks = st.lists(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ from tests.survival.jobs import (
     restarts_only_its_own_pod,
     status_in,
     stop_pod,
+    trainer_v2,
     training,
 )
 from tests.survival.kubelet import Job, job, wait_until
@@ -210,3 +212,36 @@ def test_the_budget_is_the_jobs_and_the_pod_at_fault_ends_with_its_workers_code(
         innocent, faulty, _ = (pod.last_words[0] for pod in running.pods)
         assert "node 1 (job-node-0-1)" in innocent, "the innocent name the cause"
         assert "rank=1 node=1 host=job-node-0-1" in faulty
+
+
+RANKED = """
+import os, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+while not os.path.exists(os.path.join(os.path.dirname(os.path.abspath(__file__)), "enough")):
+    time.sleep(0.05)
+"""
+RACKS = ("block-b/rack-1", "block-a/rack-10", "block-a/rack-2")
+
+
+def test_ranks_follow_topology_labels_also_after_a_node_was_lost_and_came_back(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANKED)
+
+    def env_of(node: int) -> dict[str, str]:
+        label = {"TRAINER_LAUNCH_RANKS_BY": "topology", "TRAINER_LAUNCH_TOPOLOGY_LABEL": "RACK"}
+        return trainer_v2(node) | label | {"RACK": RACKS[node]}
+
+    with job(FIXED.names, str(tmp_path / "train.py"), env_of) as running:
+
+        def ranks(generation: int) -> list[str]:
+            told = [re.findall(r"\brank (\d) of 3$", "".join(pod.lines), re.MULTILINE) for pod in running.pods]
+            return ["".join(ranks[generation : generation + 1]) for ranks in told]
+
+        wait_until(lambda: all(ranks(0)), "all workers of the first generation", running.pods, DEADLINE_S)
+        kill_pod(2)(running)
+        wait_until(lambda: all(ranks(1)), "all workers of the second generation", running.pods, DEADLINE_S)
+        (tmp_path / "enough").touch()
+        wait_until(lambda: all(pod.succeeded for pod in running.pods), "its end", running.pods, DEADLINE_S)
+        assert [ranks(0), ranks(1)] == [["2", "1", "0"]] * 2
+        assert "ranks by topology: node 2 (job-node-0-2) at block-a/rack-2, node 1" in "".join(
+            running.pods[0].lines
+        )

@@ -120,7 +120,6 @@ def complete(line: str) -> None:
 
 
 def _completer(action: argparse.Action) -> Any:
-    """What may stand as its value."""
     from argcomplete.completers import ChoicesCompleter, FilesCompleter
 
     told = action.metavar if isinstance(action.metavar, str) else ""

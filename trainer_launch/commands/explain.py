@@ -180,6 +180,7 @@ def _place_json(topology: Topology, machine: Host, env: Mapping[str, str]) -> di
 def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
     return {
         "engine": plan.engine,
+        "topology_label": request.label,
         "reasons": plan.reasons,
         "wait_for": plan.wait_for,
         "grace_s": plan.grace_s,
@@ -379,6 +380,8 @@ def _place(plan: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def _ranks(plan: Mapping[str, Any]) -> str:
+    if plan.get("topology_label") is not None:
+        return f": ranks by topology label {plan['topology_label'] or '(none)'}"
     if plan["node_rank"] is None or plan["world_size"] is None:
         return ""
     if plan["node_rank"] >= plan["max_nodes"]:

@@ -106,7 +106,6 @@ def decide(words: Sequence[str], env: Mapping[str, str], engine_above: str | Non
 
 
 def _engine_above() -> str | None:
-    """The engine of the launcher whose process tree this is in."""
     folder = os.environ.get(runtime_directory.VARIABLE)
     view = None if folder is None else node_view.read(folder)
     return None if view is None else view.engine

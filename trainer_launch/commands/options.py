@@ -25,6 +25,7 @@ from trainer_launch.model.suggestions import did_you_mean
 _USAGE = "[options] -- COMMAND [ARG ...]"
 _WIDTH = 78  # of what argparse does not wrap itself
 _FEW = 3  # words that are all named
+_SHORT = 15  # settings that a help shows all of
 _ABOUT = """Run training jobs in Kubernetes pods: read what the platform injected, check the
 nodes, run the workers as PID 1, restart them after failures, report the end."""
 _EXAMPLES = """examples:
@@ -32,9 +33,9 @@ _EXAMPLES = """examples:
   trainer-launch local -f job.yaml               # or from its manifest
   trainer-launch explain -- train.py             # in a pod: show what would run
   trainer-launch run -- train.py --lr 1e-3       # run it"""
-_MORE = f"""'trainer-launch help COMMAND' shows the options of a command.
-Every option has an environment variable: {PREFIX}GRACE=60 is --grace 60.
-A flag wins over its variable."""
+_MORE = f"""'trainer-launch COMMAND --help' shows the options most people need; --help-all
+shows all. Every option has an environment variable: {PREFIX}GRACE=60
+is --grace 60. A flag wins over its variable."""
 _COMMANDS = {  # as the help lists them
     "in the pod": ("run", "preflight", "sshd", "explain", "status", "incidents"),
     "on your machine": ("local",),
@@ -60,7 +61,7 @@ class Parsed:
     given: Mapping[str, Any]  # the settings that were typed
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
+class _AllHelp(argparse.RawDescriptionHelpFormatter):
     """Each option on a line of its own, and its text below; nothing is broken at a hyphen."""
 
     def __init__(self, prog: str) -> None:
@@ -70,9 +71,24 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse, with its errors as ours."""
+class _Help(_AllHelp):
+    """The same without the settings that few people change."""
 
+    def add_argument(self, action: argparse.Action) -> None:
+        if action.dest in COMMON or action.dest not in Settings.model_fields:
+            super().add_argument(action)
+
+
+class _ShowAll(argparse.Action):
+    """`--help-all`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.formatter_class = _AllHelp
+        parser.print_help()
+        parser.exit()
+
+
+class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
         for pattern, told in _REWORDED:
             message = re.sub(f"^{pattern}$", told, message)
@@ -177,23 +193,27 @@ def build(program: str, names: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _add_command(commands: Any, program: str, name: str) -> None:
-    module = _command(name)
+    module, own = _command(name), frozenset(COMMANDS[name])
+    has_rare = len(own) > _SHORT
     told = textwrap.fill(f"{module.HELP[0].upper()}{module.HELP[1:]}. {getattr(module, 'ABOUT', '')}", _WIDTH)
     sub = commands.add_parser(
         name,
         help=module.HELP,
         description=f"{told}\n\n{module.EXAMPLES}",
         usage=f"{program} {name} {getattr(module, 'USAGE', _USAGE)}".rstrip(),
-        formatter_class=_Help if COMMANDS[name] else argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help if has_rare else _AllHelp if own else argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )
     sub.add_argument("-h", "--help", action="help", help="show this help")
+    if has_rare:
+        told = f"show all options; {len(own - COMMON)} are not shown here"
+        sub.add_argument("--help-all", action=_ShowAll, nargs=0, help=told)
     module.add_flags(sub)
     for title, fields in GROUPS.items():
-        own = [field for field in fields if field in COMMANDS[name]]
-        group = sub.add_argument_group(title) if own else sub
-        for field in own:
+        headed = [field for field in fields if field in own]
+        group = sub.add_argument_group(title) if headed else sub
+        for field in headed:
             _add(group, field, Settings.model_fields[field])
     rest = argparse.REMAINDER if is_wrapping(name) else "*"
     sub.add_argument("words", nargs=rest, help=argparse.SUPPRESS)
@@ -211,7 +231,6 @@ def help_of(program: str, name: str | None) -> str:
 
 
 def _sections() -> Iterator[str]:
-    """The commands, one a line."""
     for title, names in _COMMANDS.items():
         yield "\n".join((f"{title}:", *(f"  {name:<13}  {_command(name).HELP}" for name in names)))
 
@@ -231,7 +250,6 @@ def _command(name: str) -> Any:
 
 
 def _no_command(program: str, words: Sequence[str]) -> str:
-    """What is wrong with a command line that begins with none of ours."""
     if not words:
         return f"missing command; expected one of {', '.join(COMMANDS)}; see {program} --help"
     near = did_you_mean(words[0], COMMANDS) or f"to run a program: {program} run -- {words[0]} …;"
@@ -314,6 +332,11 @@ COMMANDS = {
     "help": (),
     "version": (),
 }
+COMMON = {  # what --help shows where a command has many settings
+    *("nodes", "nproc_per_node", "engine", "max_restarts", "min_nodes", "spares", "secret_file", "grace"),
+    *("hang_timeout", "incident_dir", "metrics_port", "events", "log_level"),
+    *("preflight", "level", "pair_test", "only", "skip", "fatal", "deadline", "storage", "report"),
+}
 ALIASES = {"nodes": ("--nnodes",), "preflight": ("--mode",)}  # torchrun's word; what reads better
 _METAVARS = {  # and the settings that have it
     "LINES": "output_limit",
@@ -339,16 +362,17 @@ _METAVARS = {  # and the settings that have it
     "SECONDS|auto": "hang_timeout",
     "SECONDS|auto|off": "hang_report_after",
     "PATH|-": "events",
+    "PATH|VARIABLE": "topology_label",
 }
 METAVARS = {name: metavar for metavar, names in _METAVARS.items() for name in names.split()}
 
 # The headings, in their order; a command shows those of its own settings.
 GROUPS = {
     "checks": _CHECKING,
-    "command": ("contract", "engine", "exec", "rendezvous", "start_method", "preload"),
+    "command": ("contract", "engine", "exec", "rendezvous", "start_method", "preload", "numa_binding"),
     "job (default: what the platform injected)": (
         *_JOB[:-1],
-        *("hosts", "host_discovery_script", "port_range", "secret_file"),
+        *("hosts", "host_discovery_script", "port_range", "secret_file", "ranks_by", "topology_label"),
     ),
     "restarts": (
         *(

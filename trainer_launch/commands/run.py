@@ -139,7 +139,6 @@ def to_the_end(
 def _supervised(
     plan: Plan, system: System, settings: Settings, request: Request, secret: bytes | None, observer: Observer
 ) -> Outcome:
-    """Run the plan to its end."""
     if plan.workers is None:
         incidents = incident_watch.Incidents(settings, request, plan, system)
         return incidents.concluded(supervise(plan, system, incidents.watch(), observer, incidents.failed))
@@ -161,7 +160,6 @@ def _supervised(
 def _planned(
     settings: Settings, argv: Sequence[str], *, replace_launcher: bool, scratch: str
 ) -> tuple[Request, Plan]:
-    """Read, make the machine ready, and plan."""
     reading = read(live_pod(argv), settings)
     memory = shared_memory_care.enlarged(reading, settings)
     refused = shared_memory_care.copies_are_refused(reading.job, reading.command)
@@ -205,7 +203,6 @@ def _shims(scratch: str) -> str | None:
 
 
 def _preflight_report(settings: Settings) -> str | None:
-    """Where the init container's preflight has left its report."""
     if settings.state_dir is None:
         return None
     from trainer_launch.preflight.check import STATE_FILE
@@ -247,6 +244,8 @@ def _tell(request: Request, plan: Plan) -> None:
     job, topology = request.job, request.topology
     for warning in (*job.warnings, *plan.warnings):
         _log.warning("%s", warning)
+    if plan.workers is not None and plan.workers.bindings:
+        _log.info("%s", request.bindings[1])
     _log.info(
         "contract=%s engine=%s node=%s/%s workers=%s coordinator=%s",
         job.contract,

@@ -112,14 +112,14 @@ def _fits_trainer_v2(source: Source) -> bool:
         return True
     if source.has_prefix(*_NOT_A_NODE) or source.has_any(*_NOT_A_NODE_EITHER):
         return False
-    return _ssh_dir(source) is not None
+    return source.has_any(_INTEL_HOSTFILE, _MPICH_HOSTFILE) or _ssh_dir(source) is not None
 
 
 def _read_trainer_v2(source: Source) -> Job:
     """Read the launcher's host file, or find a node's keys: it has nothing else."""
     index = source.index("JOB_COMPLETION_INDEX", default=None)
-    if source.has_any(_OPEN_MPI_HOSTFILE, _OPEN_MPI_SLOTS):
-        return _ssh_launcher(source, _OPEN_MPI, _OPEN_MPI_HOSTFILE, _OPEN_MPI_SLOTS)
+    if source.has_any(_OPEN_MPI_HOSTFILE, _OPEN_MPI_SLOTS, _INTEL_HOSTFILE, _MPICH_HOSTFILE):
+        return _ssh_launcher(source, *_implementation(source))
     own = names.v2_index(source.pod.hostname)
     return _sshd_pod(source, "node", index if own is None else own, {})
 
@@ -246,7 +246,13 @@ TRAINER_V2 = Contract(
     Marks(
         all_of=("JOB_COMPLETION_INDEX",),
         when=_fits_trainer_v2,
-        shows=(_OPEN_MPI_HOSTFILE, "/root/.ssh/id_rsa", "/home/mpiuser/.ssh/id_rsa"),
+        shows=(
+            _OPEN_MPI_HOSTFILE,
+            _INTEL_HOSTFILE,
+            _MPICH_HOSTFILE,
+            "/root/.ssh/id_rsa",
+            "/home/mpiuser/.ssh/id_rsa",
+        ),
     ),
     _read_trainer_v2,
 )

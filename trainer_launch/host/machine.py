@@ -6,11 +6,11 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from trainer_launch.host import cgroup, files, shm
 from trainer_launch.model import Cpus, Gpus, Host
+from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import parse_number
 
 
@@ -20,7 +20,7 @@ def probe(env: Mapping[str, str], root: Path = Path("/")) -> Host:
     space = shm.space(str(root / "dev/shm"))
     return Host(
         hostname=socket.gethostname(),
-        cpus=Cpus(affinity=_affinity(), quota=cgroup.cpu_quota(groups)),
+        cpus=Cpus(affinity=len(usable_cpus()), quota=cgroup.cpu_quota(groups)),
         gpus=count(env, root),
         memory_limit_bytes=cgroup.memory_limit_bytes(groups),
         memory_used_bytes=cgroup.memory_used_bytes(groups),
@@ -46,65 +46,119 @@ def machine_name(env: Mapping[str, str], node: str, root: Path = Path("/")) -> s
     return given[:_MAX_NAME] if given.isascii() and given.isprintable() else ""
 
 
-def _affinity() -> int:
-    # Only Linux tells the mask; elsewhere (a laptop's rehearsal) all CPUs may be used.
+def usable_cpus() -> list[int]:
+    """Those in the scheduler's mask. Only Linux tells it; elsewhere (a laptop's rehearsal) all may be used."""
     try:
-        return len(os.sched_getaffinity(0))
+        return sorted(os.sched_getaffinity(0))
     except AttributeError:
-        return os.cpu_count() or 1
+        return list(range(os.cpu_count() or 1))
 
 
-# -- GPUs --------------------------------------------------------------------------------------
+# -- accelerators ------------------------------------------------------------------------------
 
 
-_NVIDIA_DEVICE = re.compile(r"nvidia[0-9]+")
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How the devices of one kind are counted without their driver's library."""
+
+    device: str  # torch's word; ROCm has CUDA's
+    name: str  # for people
+    folder: str  # its entries whose names match `entry` are the devices
+    entry: str
+    hidden_by: tuple[str, ...]  # variables
+    proof: str = ""  # a file of {entry} that has to contain `says`
+    says: str = ""
+    needs: str = ""  # a file without which there is none
+    parts: tuple[str, ...] = ()  # patterns of {entry}: as many devices as one of them finds
+    by_index: bool = True  # the variables count from 0 what is here; False: they number the whole machine's devices
+
+
+CUDA = ("CUDA_VISIBLE_DEVICES",)
+ROCM = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", *CUDA)
+_GAUDI = ("HABANA_VISIBLE_MODULES", "HABANA_VISIBLE_DEVICES")
+_TPU = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
+_NVIDIA, KFD, _VENDOR = "in /dev", "sys/class/kfd/kfd/topology/nodes", "sys/class/accel/{entry}/device/vendor"
+_DISCRETE = r"(?s)(?=.*PCI_ID=8086:)(?!.*PCI_SLOT_NAME=0000:00:02\.0)"
+_TILES = "sys/class/drm/{entry}/device/tile[0-9]*", "sys/class/drm/{entry}/device/drm/card*/gt/gt[0-9]*"
+# The first kind of which there are devices is the one. MTIA is not here: torch asks a library that is not public,
+# and no file tells its count. Sources:
+# WSL has one device file for all GPUs, and no count without the driver's library: one is what torch sees most.
+# AMD: gpu_id is 0 for a CPU (Linux, amdkfd/kfd_topology.c).
+# XPU: torch takes discrete GPUs (c10/xpu/XPUFunctions.cpp); the integrated one is at 00:02.0. Each tile is a
+#   device unless ZE_FLAT_DEVICE_HIERARCHY is COMPOSITE (Level Zero's specification): xe's tile*, i915's gt*.
+# Gaudi: Linux's accel subsystem, /dev/hl* before it. The variables are for who mounts devices, too, and name
+#   devices or modules of the machine (docs.habana.ai, Orchestration).
+# Ascend: as Ray counts (python/ray/_private/accelerators/npu.py).
+# TPU: as Ray counts (tpu.py beside it), with the PCI vendor as in JAX (jax/_src/hardware_utils.py).
+KINDS = (
+    Kind("cuda", _NVIDIA, "dev", "nvidia[0-9]+", CUDA),
+    Kind("cuda", _NVIDIA, "dev", "dxg", CUDA, needs="usr/lib/wsl/lib/libcuda.so.1"),
+    Kind(
+        *("cuda", "AMD devices", KFD, "[0-9]+", ROCM),
+        *(f"{KFD}/{{entry}}/gpu_id", "[1-9]", "dev/kfd"),
+    ),
+    Kind(
+        *("xpu", "Intel XPU devices", "dev/dri", "renderD[0-9]+", ("ZE_AFFINITY_MASK",)),
+        *("sys/class/drm/{entry}/device/uevent", _DISCRETE),
+        parts=_TILES,
+    ),
+    Kind("hpu", "Gaudi devices", "dev/accel", "accel[0-9]+", _GAUDI, _VENDOR, "0x1da3", by_index=False),
+    Kind("hpu", "Gaudi devices", "dev", "hl[0-9]+", _GAUDI, by_index=False),
+    Kind("npu", "Ascend devices", "dev", "davinci[0-9]+", ("ASCEND_RT_VISIBLE_DEVICES",)),
+    Kind("tpu", "TPU chips", "dev", "accel[0-9]+", _TPU, _VENDOR, "0x1ae0"),
+    Kind(
+        "tpu", "TPU chips", "dev/vfio", "[0-9]+", _TPU, "sys/kernel/iommu_groups/{entry}/devices/*/vendor", "0x1ae0"
+    ),
+)
+_MAX_NUMBER = 65_535
+_COMPOSITE = "ZE_FLAT_DEVICE_HIERARCHY", "COMPOSITE"
 
 
 def count(env: Mapping[str, str], root: Path = Path("/")) -> Gpus:
-    """Count NVIDIA devices, else AMD's; CUDA_VISIBLE_DEVICES and its kin narrow the count as the drivers do."""
-    nvidia = _nvidia_devices(root)
-    if nvidia:
-        return _narrowed(env, nvidia, f"{nvidia} in /dev", ("CUDA_VISIBLE_DEVICES",))
-    amd = _amd_devices(root)
-    if amd:
-        hiding = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-        return replace(_narrowed(env, amd, f"{amd} AMD devices", hiding), is_nvidia=False)
+    """Count the accelerators as torch.accelerator does; variables narrow the count as the drivers do."""
+    for kind in KINDS:
+        there = _there(kind, env, root)
+        if there:
+            return _narrowed(env, there, kind)
     return Gpus(count=0, reason="no GPU device in /dev")
 
 
-def _narrowed(env: Mapping[str, str], there: int, reason: str, hiding: tuple[str, ...]) -> Gpus:
-    visible, why = there, [reason]
-    for name in hiding:
+def _there(kind: Kind, env: Mapping[str, str], root: Path) -> int:
+    folder = root / kind.folder
+    if not folder.is_dir() or not (root / kind.needs).exists():
+        return 0
+    entries = [entry.name for entry in folder.iterdir() if re.fullmatch(kind.entry, entry.name)]
+    proven = [entry for entry in entries if not kind.proof or _is_proven(kind, entry, root)]
+    parts = () if env.get(_COMPOSITE[0], "").upper() == _COMPOSITE[1] else kind.parts
+    return sum(max((1, *(len(_found(part, entry, root)) for part in parts))) for entry in proven)
+
+
+def _is_proven(kind: Kind, entry: str, root: Path) -> bool:
+    return any(re.search(kind.says, files.text(path), re.IGNORECASE) for path in _found(kind.proof, entry, root))
+
+
+def _found(pattern: str, entry: str, root: Path) -> list[Path]:
+    return list(root.glob(pattern.format(entry=entry)))
+
+
+def _narrowed(env: Mapping[str, str], there: int, kind: Kind) -> Gpus:
+    visible, why = there, [f"{there} {kind.name}"]
+    for name in kind.hidden_by:
         value = env.get(name)
         if value is not None:
-            visible = min(visible, _listed(value, there))
+            visible = min(visible, len(listed(value, there, by_index=kind.by_index)))
             why.append(f"{name}={value or '(empty)'}")
-    return Gpus(count=visible, reason=", ".join(why))
+    return Gpus(count=visible, reason=", ".join(why), device=kind.device, is_nvidia=kind.name == _NVIDIA)
 
 
-def _listed(value: str, there: int) -> int:
-    """How many devices a list of indexes or UUIDs shows; the driver stops at the first invalid entry."""
-    shown: set[str] = set()
-    for item in (part.strip() for part in value.split(",")):
-        valid = parse_number(item, 0, there - 1) is not None
+def listed(value: str, there: int, *, by_index: bool = True) -> list[str]:
+    """Which devices a list of indexes or UUIDs shows; the driver stops at the first invalid entry."""
+    shown: list[str] = []
+    if value == "all" and not by_index:
+        return [str(number) for number in range(there)]
+    for item in (part.strip().partition(".")[0] for part in value.split(",")):  # 0.1 is a part of an XPU
+        valid = parse_number(item, 0, there - 1 if by_index else _MAX_NUMBER) is not None
         if not (valid or item.startswith(("GPU-", "MIG-"))) or item in shown:
             break
-        shown.add(item)
-    return len(shown)
-
-
-def _nvidia_devices(root: Path) -> int:
-    dev = root / "dev"
-    if dev.is_dir():
-        named = sum(1 for entry in dev.iterdir() if _NVIDIA_DEVICE.fullmatch(entry.name))
-        if named:
-            return named
-    # WSL has one device file for all GPUs and no count without the driver's library: one is what torch sees most.
-    return 1 if (dev / "dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists() else 0
-
-
-def _amd_devices(root: Path) -> int:
-    if not (root / "dev/kfd").exists():
-        return 0
-    nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
-    return sum(1 for node in nodes if files.text(node).strip() not in ("", "0"))  # 0 marks a CPU node
+        shown.append(item)
+    return shown

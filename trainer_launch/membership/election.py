@@ -95,17 +95,6 @@ def remember(claims: Iterable[Claim], new: Claim) -> tuple[Claim, ...]:
     return (*kept[: MAX_CLAIMS - 1], new)
 
 
-def spell(ranks: Iterable[int]) -> str:
-    """Ranks as text: 0-3,7."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
-
-
 def ranks_of(claim: Claim) -> frozenset[int]:
     """Its members' ranks."""
     return frozenset(rank for low, high in spans(claim.ranks) for rank in range(low, high + 1))

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import quarantine, timeouts
-from trainer_launch.membership.election import binding, may_form, remember, spell
+from trainer_launch.membership.election import binding, may_form, remember
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.retry_policy import recent, why_not_again, why_spent
 from trainer_launch.membership.state import Key, Members, Node, Phase, Reply, Run, Say, Send, State, Suspicion, runs
@@ -17,7 +17,7 @@ from trainer_launch.model.collectives import MAX_ENTERED, entered_in_words
 from trainer_launch.model.frozen import replace
 from trainer_launch.model.goodput import LONGEST_S, Kind, Told
 from trainer_launch.model.json_lines import MAX_TEXT
-from trainer_launch.model.units import counted, listed
+from trainer_launch.model.units import counted, in_ranges, listed
 
 Step: TypeAlias = tuple[State, tuple[Reply, ...]]
 _UNEVEN = "ProgramError"  # the exit reason of a job whose ranks do not run the same number of steps
@@ -60,9 +60,9 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
         said=None,
     )
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
-    say = Say(f"generation {run.number}: {size}, {restarts} so far", warns=run.number > 1)
+    say = Say(f"generation {run.number}: {size}, {restarts} so far{_placed(chosen)}", warns=run.number > 1)
     formed = msg.Formed(run.number, 0, len(chosen), state.restarts, False, claim, quarantined=state.quarantined)
-    return reckon(state), (*replaced, say, *_tell(chosen, formed, goodput))
+    return reckon(state), (*replaced, say, *_unlabelled(chosen), *_tell(chosen, formed, goodput))
 
 
 def _replaced(state: State, members: Members) -> tuple[Say, ...]:
@@ -75,10 +75,26 @@ def _replaced(state: State, members: Members) -> tuple[Say, ...]:
     return (Say(f"{listed(new, _MOST_NAMED)} replaces {listed(lost, _MOST_NAMED)}"),)
 
 
+def _placed(chosen: list[Node]) -> str:
+    labels = [f"{node.name} at {node.label}" for node in chosen if node.label]
+    return f"; ranks by topology: {listed(labels, _MOST_NAMED)}" if labels else ""
+
+
+def _unlabelled(chosen: list[Node]) -> tuple[Say, ...]:
+    """Who has the last ranks because it did not say where it is."""
+    names = [node.name for node in chosen if not node.label]
+    if not names or len(names) == len(chosen):
+        return ()
+    who = (
+        f"{listed(names, _MOST_NAMED)} {'has' if len(names) == 1 else 'have'} no topology label, and the last ranks"
+    )
+    return (Say(f"{who}; set --ranks-by topology and --topology-label there, too"),)
+
+
 def _claim(state: State, chosen: list[Node], number: int) -> Claim | None:
     if state.settings.candidate is None:
         return None
-    ranks = spell(node.node_rank or 0 for node in chosen)
+    ranks = in_ranges(node.node_rank or 0 for node in chosen)
     return Claim(number, state.settings.candidate, ranks, sure=False) if len(ranks) <= MAX_TEXT else None
 
 
@@ -140,7 +156,7 @@ def _choose(state: State) -> list[Node]:
             node.order,
         )
     )
-    return sorted(joined[: state.settings.max_nodes], key=lambda node: node.order)
+    return sorted(joined[: state.settings.max_nodes], key=lambda node: node.place)
 
 
 def _form_at_s(state: State) -> float | None:

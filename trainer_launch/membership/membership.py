@@ -208,6 +208,7 @@ def _greet(state: State, peer: int, hello: msg.Hello, now_s: float) -> Step:
         workers=hello.workers,
         role=hello.role,
         machine=hello.machine,
+        label=hello.label,
     )
     state, replies = _replace_old(state, node, now_s)
     finished = has_finished(state, node.key)

@@ -173,6 +173,7 @@ class Hello:
     machine: _Machine = ""  # what identifies the machine below it; "": not known
     fault: FreeText = ""  # what its own preflight found faulty here
     quarantined: _Quarantined = ()  # whom it knows of
+    label: _Machine = ""  # where it is in the network, such as block-a/rack-3; "": it does not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,7 @@ class Node:
     told_s: float = 0.0  # which was then
     role: str = ""
     machine: str = ""
+    label: str = ""
 
     @property
     def key(self) -> Key:
@@ -102,8 +103,17 @@ class Node:
         """Its place among the nodes: by rank, else by host name with numbers counted as numbers."""
         if self.node_rank is not None:
             return (False, self.node_rank)
-        natural = tuple(int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", self.host)))
-        return (True, natural, self.host)
+        return (True, _natural(self.host), self.host)
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Its place among the ranks: by label, part by part, so that who is near is next to it; the others last."""
+        return (not self.label, [_natural(part) for part in self.label.split("/")], self.order)
+
+
+def _natural(text: str) -> tuple[str | int, ...]:
+    """As people sort it: rack-2 before rack-10."""
+    return tuple(int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", text)))
 
 
 class Members(tuple[Key, ...]):  # noqa: SLOT001 - a tuple's subclass cannot have slots with values

@@ -132,6 +132,12 @@ class Gpus:
     count: int
     reason: str
     is_nvidia: bool = True
+    device: str = "cuda"  # torch's word for them
+
+    @property
+    def cuda(self) -> int:
+        """Those that torch.cuda counts, NVIDIA's and AMD's."""
+        return self.count if self.device == "cuda" else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +228,14 @@ class Hosting:
     failing: tuple[str, ...] = ()  # hosts that preflight found faulty
 
 
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Where one worker runs."""
+
+    cpus: tuple[int, ...]
+    node: int | None = None  # the NUMA node whose memory it prefers; None: that of the CPU which first touches it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
     """The torch workers of this node, which PID 1 starts itself in each generation."""
@@ -244,6 +258,7 @@ class Workers:
     errors: str = ""  # the folder of the files that torch's @record writes
     node_label: str | None = None  # in the prefix of each line; None: output is passed on byte for byte
     virtual_local_rank: bool = False
+    bindings: tuple[Binding, ...] = ()  # by local rank; (): workers run on any CPU
     logs: Mapping[str, str] = field(default_factory=_nothing)  # torchrun's options about output, by name
 
 
@@ -262,6 +277,7 @@ class Membership:
     seats: Seats | None = None
     secret_file: str | None = None
     fault: str = ""  # what preflight found faulty on this node
+    label: str = ""  # where this node is in the network, such as block-a/rack-3; "": ranks follow node numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

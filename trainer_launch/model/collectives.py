@@ -363,7 +363,6 @@ def _waits(known: Mapping[int, RankState]) -> list[_Wait]:
 
 
 def _same(known: Mapping[int, RankState], name: str, spanned: str) -> dict[int, Group]:
-    """Each rank's view of one group."""
     found = {rank: state.groups[name] for rank, state in known.items() if name in state.groups}
     return {rank: group for rank, group in found.items() if group.ranks == spanned}
 

@@ -43,8 +43,6 @@ def _made(cls: type, kw_only: bool) -> type:
 
 
 class _Shared:
-    """What all these classes have."""
-
     def __init__(self, *args: Any, **named: Any) -> None:
         cls = next(one for one in type(self).__mro__ if vars(one).get("__init__") is _Shared.__init__)
         cls.__init__ = init = _compiled(cls)  # type: ignore[misc]

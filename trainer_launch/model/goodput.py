@@ -192,7 +192,6 @@ def _runs(ledger: Ledger) -> bool:
 
 
 def _step(ledger: Ledger) -> int | None:
-    """The highest so far."""
     now = None if ledger.signs is None else ledger.signs.step
     return max((step for step in (ledger.top, now) if step is not None), default=None)
 
@@ -213,7 +212,6 @@ def _tail(ledger: Ledger) -> Kind:
 
 
 def _close(ledger: Ledger, at_s: float) -> Ledger:
-    """Book all up to now."""
     if ledger.kind is Kind.TRAINING and ledger.signs is None and not ledger.has_trained:
         return replace(ledger, at_s=at_s, unseen_s=ledger.unseen_s + at_s - ledger.at_s)
     is_before_first = ledger.kind is Kind.TRAINING and ledger.signs is None

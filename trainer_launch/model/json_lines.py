@@ -158,8 +158,6 @@ class _UnfitError(Exception):
 
 
 class _Shape:
-    """The fields of one class."""
-
     def __init__(self, kind: type[Any]) -> None:
         hints = get_type_hints(kind, include_extras=True)
         self._kind = kind
@@ -192,7 +190,6 @@ _shapes: dict[type, _Shape] = {}
 
 
 def _shape(kind: type) -> _Shape:
-    """Found out when it is needed first."""
     found = _shapes.get(kind)
     if found is None:
         found = _shapes[kind] = _Shape(kind)
@@ -223,7 +220,6 @@ def _reader(hint: Any, bound: Bound | None = None) -> _Reader:
 
 
 def _cut_at(hint: Any) -> int | None:
-    """How much of a text is written at most."""
     bounds = [one for one in (hint, *get_args(hint)) if get_origin(one) is Annotated]
     return next((int(one.__metadata__[0].high) for one in bounds if one.__metadata__[0].cut), None)
 

@@ -158,6 +158,21 @@ class Settings(BaseSettings):
         description="how torch workers start: forkserver forks them from a process that has imported torch, exec "
         "starts each on its own, auto forks where it is safe; forkserver is an error where it is not",
     )
+    numa_binding: Literal["off", "auto", "node", "socket", "exclusive", "core-complex"] = Field(
+        "off",
+        description="CPUs and memory of each torch worker: those of the NUMA node or socket that its GPU is at, an "
+        "exclusive share of that node, or a group of cores with one cache; auto: node if each GPU's node is known",
+    )
+    ranks_by: Literal["node", "topology"] = Field(
+        "node",
+        description="order of the nodes for the ranks: by node rank, or by topology label, so that ranks of one "
+        "switch, rack or NVLink domain are neighbors",
+    )
+    topology_label: str = Field(
+        "/etc/trainer-launch/topology",
+        description="file or environment variable that holds this node's topology label, such as "
+        "block-a/rack-3/nvl-1",
+    )
     preload: str | None = Field(
         None, description="modules to import before workers are forked, besides torch, such as numpy,transformers"
     )

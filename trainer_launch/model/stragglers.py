@@ -135,8 +135,6 @@ def _entered(timelines: Iterable[Timeline]) -> dict[tuple[_Key, int], dict[int, 
 
 
 class _Seen(NamedTuple):
-    """One collective."""
-
     group: _Key
     step: int
     middle_ns: int  # when the member in the middle entered it

@@ -50,6 +50,17 @@ def listed(words: Sequence[str], most: int = 5, between: str = ", ") -> str:
     return f"{shown}{' ' if between == ', ' else between}and {rest} more" if rest > 0 else shown
 
 
+def in_ranges(numbers: Iterable[int], between: str = ",") -> str:
+    """Whole numbers as the kernel writes them: 0-3,7."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return between.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
 def grouped(pairs: Iterable[tuple[_Key, _Member]]) -> dict[_Key, list[_Member]]:
     """The members of each key, keys and members in the order in which they come."""
     groups: dict[_Key, list[_Member]] = {}

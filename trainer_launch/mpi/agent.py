@@ -83,7 +83,6 @@ class Agent:
         return end.code
 
     def _turn(self) -> None:
-        """Wait for something, and take it in."""
         waiting = self._state.phase is st.Phase.WAITING
         times = [job_state_machine.due_s(self._state), self._hosts.due_s, self._screen.due_s if waiting else None]
         times.append(self._more_due_s())
@@ -142,7 +141,6 @@ class Agent:
                         self._call_off()
 
     def _begin(self, start: st.Start) -> None:
-        """Start mpirun, now."""
         if self._state.phase is not st.Phase.RUNNING:
             self._call_off()
             return

@@ -80,7 +80,6 @@ def due_s(state: st.State) -> float | None:
 
 
 def _hosts(state: st.State, event: st.Hosts) -> Step:
-    """The list of hosts has changed."""
     if event.members == state.members:
         return state, ()
     gone = {m.host for m in state.running} - {m.host for m in event.members}
@@ -265,7 +264,6 @@ _TAG = re.compile(r"\s*(?:\[[^\]\s]{1,80}\](?:<std(?:err|out)>)?:? *)?")  # befo
 
 
 def _how_it_ended(last: st.Exited) -> str:
-    """How it ended, for the log."""
     said = last.said
     who = "mpirun" if said.rank is None else f"rank {said.rank}"
     where = f" on {said.host}" if said.host else ""
@@ -325,7 +323,6 @@ def _record_of(last: st.Exited, attempt: int) -> FailureRecord:
 def _who_is_missing(
     expected: Sequence[Member], ready: Collection[str], stuck: Mapping[str, str], lost: str | None
 ) -> str:
-    """Who is not there when the time is up, and where each is stuck."""
     absent = [member.host for member in expected if member.host not in ready]
     shown = listed([f"{host}: {stuck.get(host, 'not looked for yet')}" for host in absent], _SHOWN, "; ")
     what = f"{lost} did not come back: " if lost in absent else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -16,7 +17,7 @@ from queue import Empty, Queue
 from typing import Any, TypeAlias
 
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Exit, Outcome, goodput
+from trainer_launch.model import Outcome, goodput
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.exit_codes import retryable
 from trainer_launch.model.frozen import dataclass
@@ -41,6 +42,7 @@ class EventLog:
         self._node = node
         self._look = look
         self._queue: Queue[News | None] = Queue()
+        self._last: News | None = None
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
 
@@ -50,32 +52,24 @@ class EventLog:
 
     def close(self, wait_s: float, last: Event | None = None) -> None:
         """Write what is left, then `last`; a reader that hangs is left after `wait_s`."""
-        closing = None if last is None else News(time.time(), last)
-        self._queue.put(None)
-        if closing is not None:
-            self._queue.put(closing)
+        self._last = None if last is None else News(time.time(), last)
         self._queue.put(None)
         self._thread.join(wait_s)
 
     def _run(self) -> None:
-        look_s = time.monotonic() + LOOK_S
-        ends = 0  # marks seen: before the last event, and after it
-        while ends < 2:
-            news = self._next(look_s)
-            if isinstance(news, News):
-                self._put(news)
-                continue
-            ends += news is None
-            for one in self._look(ends > 0) if ends < 2 else ():
+        look_s, is_over = time.monotonic() + LOOK_S, False
+        while not is_over:
+            with contextlib.suppress(Empty):
+                news = self._queue.get(timeout=max(0.0, look_s - time.monotonic()))
+                if news is not None:
+                    self._put(news)
+                    continue
+                is_over = True
+            for one in self._look(is_over):
                 self._put(one)
             look_s = time.monotonic() + LOOK_S
-
-    def _next(self, look_s: float) -> News | str | None:
-        """The next event, None for a mark, a word when it is time to look."""
-        try:
-            return self._queue.get(timeout=max(0.0, look_s - time.monotonic()))
-        except Empty:
-            return "look"
+        if self._last is not None:
+            self._put(self._last)
 
     def _put(self, news: News) -> None:
         self._write(events_line(news.time_s, self._node, news.event))
@@ -169,7 +163,7 @@ def of_step(event: ev.Event, before: State, after: State) -> tuple[Event, ...]:
         case ev.Unresolved(text=text):
             told.append(("unresolved", {"text": text}))
         case ev.Exited(exit=end):
-            told.append(("exited", _end(end)))
+            told.append(("exited", {"process": end.process, "exit_code": end.exit_code, "signal": end.signal}))
         case ev.SpawnFailed(process=name, code=code, text=text):
             told.append(("spawn_failed", {"process": name, "exit_code": code, "text": text}))
         case ev.Hung(text=text):
@@ -266,12 +260,7 @@ def _render(fields: Mapping[str, object]) -> bytes:
     return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _end(end: Exit) -> Mapping[str, Value]:
-    return {"process": end.process, "exit_code": end.exit_code, "signal": end.signal}
-
-
 def _rung(state: State) -> str | None:
-    """How far a stop has come."""
     if state.phase is Phase.KILLING:
         return "kill"
     if state.phase is not Phase.STOPPING:
@@ -382,11 +371,7 @@ def _parse(text: bytes) -> News | None:
         name not in (*EVENTS, PHASE)
         or not 0 <= time_s <= _LATEST_S
         or len(values) > _MAX_FIELDS
-        or not _are_flat(values)
+        or not all(value is None or type(value) in (str, int, float, bool) for value in values.values())
     ):
         return None
     return News(time_s, (name, values))
-
-
-def _are_flat(values: Mapping[str, Any]) -> bool:
-    return all(value is None or type(value) in (str, int, float, bool) for value in values.values())

@@ -96,7 +96,6 @@ class GoodputKeeper:
         return goodput.certain(self._ledger, time.monotonic())
 
     def _last_step(self) -> int | None:
-        """Of the workers that have just ended."""
         found = shown(self._trains_since_s, progress.read(self._run_dir), self._heard())
         return None if found is None else found.step
 

@@ -50,8 +50,6 @@ h4{margin:8px 0 0;font-size:13px;color:var(--soft);font-weight:600}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """One rank, or several that are alike."""
-
     states: tuple[RankState, ...]
     is_accused: bool
 
@@ -186,8 +184,6 @@ def _stuck(states: Sequence[RankState]) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """What all lanes share."""
-
     scale: Scale
     now_ns: float
     colours: Mapping[str, str]

@@ -82,7 +82,6 @@ class Incidents:
 
     @cached_property
     def _sources(self) -> Sources:
-        """Where signs of life come from."""
         from trainer_launch.supervisor.worker_samples import Sources
 
         group, system = self._group, self._system
@@ -95,7 +94,9 @@ class Incidents:
         )
         if group is None:
             return found
-        return replace(found, place_of=group.place_of, how_far=group.how_far, answered=group.answered)
+        return replace(
+            found, place_of=group.group.place_of, how_far=group.recorders.how_far, answered=group.recorders.answered
+        )
 
     @cached_property
     def collector(self) -> Collector | None:
@@ -121,8 +122,8 @@ class Incidents:
         if group is not None:
             asked = replace(
                 asked,
-                question=group.question,
-                answers=group.answers,
+                question=group.recorders.question,
+                answers=group.recorders.answers,
                 ended=group.ended,
                 generation=group.generation,
                 saving=lambda: [one.pid for one in progress.read(request.scratch) if one.checkpointing],

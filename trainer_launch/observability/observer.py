@@ -51,7 +51,8 @@ class Observer:
     def __init__(self, view: node_view.View, goodput: GoodputKeeper | None = None) -> None:
         self.view = view = view if goodput is None else replace(view, ledger=goodput.ledger)
         self.goodput = goodput  # None: what runs here trains nothing
-        self._writer: EventWriter | None = None
+        self._events: EventLog | None = None
+        self._warnings = _Warnings(self._tell)
         self._poster: Poster | None = None
         self._server: Server | None = None
         node_view.write(view)
@@ -73,9 +74,9 @@ class Observer:
 
     def write_events(self, write: Callable[[bytes], None], started: Mapping[str, event_log.Value]) -> None:
         """Tell everything to an event log, from now on."""
-
-        self._writer = EventWriter(write, self.view.run_dir, self.view.node_rank)
-        self._writer.begin(started)
+        self._events = EventLog(write, self.view.node_rank, _Look(self.view.run_dir).news)
+        self._tell("started", started)
+        logging.getLogger(our_log.NAME).addHandler(self._warnings)
 
     def serve_metrics(self, port: int) -> None:
         """Answer Prometheus."""
@@ -102,22 +103,21 @@ class Observer:
 
     def begun(self, state: State) -> None:
         """The plan is about to run."""
-        if self._writer is not None:
-            self._writer.begun(state)
+        if state.plan.wait_for:
+            self._tell("waiting", {"names": state.plan.wait_for})
         self._book(state)
         self._see(state)
 
     def stepped(self, event: ev.Event, before: State, after: State) -> None:
         """Something happened."""
-        if self._writer is not None:
-            self._writer.stepped(event, before, after)
+        for name, values in event_log.of_step(event, before, after):
+            self._tell(name, values)
         self._book(after, event)
         self._see(after)
 
     def spawned(self, process: str, pid: int) -> None:
         """A process was started."""
-        if self._writer is not None:
-            self._writer.spawned(process, pid)
+        self._tell("spawned", {"process": process, "pid": pid})
         others = tuple(entry for entry in self.view.processes if entry[0] != process)
         self._note(processes=(*others, (process, pid)))
 
@@ -127,9 +127,7 @@ class Observer:
 
     def coordinator_said(self, text: str) -> None:
         """The coordinator that this node hosts said something; called by its thread."""
-        writer = self._writer
-        if writer is not None:
-            writer.coordinator_said(text)
+        self._tell("coordinator", {"text": text})
 
     def finished(self, outcome: Outcome) -> None:
         """The run is over: the termination message to everybody who asked, within a short time for all."""
@@ -141,8 +139,7 @@ class Observer:
 
     def refused(self, message: str, code: int) -> None:
         """Nothing could be started."""
-        if self._writer is not None:
-            self._writer.refused(message, code)
+        self._tell("finished", {"verdict": "NotStarted", "exit_code": code, "message": message})
 
     def close(self) -> None:
         """End the threads and give the port back; nothing after `finished`."""
@@ -152,9 +149,15 @@ class Observer:
             self._server = None
 
     def _end_event_log(self, wait_s: float, outcome: Outcome | None) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close(wait_s, outcome)
+        events, self._events = self._events, None
+        if events is not None:
+            logging.getLogger(our_log.NAME).removeHandler(self._warnings)
+            events.close(wait_s, None if outcome is None else event_log.of_outcome(outcome))
+
+    def _tell(self, name: str, values: Mapping[str, event_log.Value]) -> None:
+        events = self._events
+        if events is not None:
+            events.add((name, values))
 
     def _book(self, state: State, event: ev.Event | None = None) -> None:
         """A worker group keeps the ledger itself: it knows more."""
@@ -167,8 +170,8 @@ class Observer:
         starts_again = (
             now.kind is Kind.TRAINING and now.has_trained and (before is None or before.kind is not now.kind)
         )
-        if starts_again and self._writer is not None:
-            self._writer.spent(self.goodput.totals())
+        if starts_again and self._events is not None:
+            self._tell("goodput", event_log.of_goodput(self.goodput.totals()))
 
     def _see(self, state: State) -> None:
         alive = tuple((name, pid) for name, pid in self.view.processes if name in state.alive)
@@ -198,53 +201,6 @@ class Observer:
 PROGRESS_S = 10.0  # between two lines of progress
 
 
-class EventWriter:
-    """Turns what happens into events; never waits."""
-
-    def __init__(self, write: Callable[[bytes], None], folder: str, node_rank: int | None) -> None:
-        self._events = EventLog(write, node_rank, _Look(folder).news)
-        self._open = contextlib.ExitStack()
-
-    def begin(self, started: Mapping[str, event_log.Value]) -> None:
-        """The first line, and from now on every warning."""
-        self._events.add(("started", started))
-        warnings = _Warnings(self._events)
-        logger = logging.getLogger(our_log.NAME)
-        logger.addHandler(warnings)
-        self._open.callback(logger.removeHandler, warnings)
-
-    def begun(self, state: State) -> None:
-        """The plan is about to run."""
-        if state.plan.wait_for:
-            self._events.add(("waiting", {"names": state.plan.wait_for}))
-
-    def stepped(self, event: ev.Event, before: State, after: State) -> None:
-        """Something happened."""
-        for told in event_log.of_step(event, before, after):
-            self._events.add(told)
-
-    def spawned(self, process: str, pid: int) -> None:
-        """A process was started."""
-        self._events.add(("spawned", {"process": process, "pid": pid}))
-
-    def coordinator_said(self, text: str) -> None:
-        """The coordinator that this node hosts said something."""
-        self._events.add(("coordinator", {"text": text}))
-
-    def spent(self, seconds: Mapping[Kind, float]) -> None:
-        """Workers start again: what the wall time was spent on so far."""
-        self._events.add(("goodput", event_log.of_goodput(seconds)))
-
-    def refused(self, message: str, code: int) -> None:
-        """Nothing could be started: the last line."""
-        self._events.add(("finished", {"verdict": "NotStarted", "exit_code": code, "message": message}))
-
-    def close(self, wait_s: float, outcome: Outcome | None) -> None:
-        """Write what is left, and how the run ended if it did."""
-        self._open.close()
-        self._events.close(wait_s, None if outcome is None else event_log.of_outcome(outcome))
-
-
 class _Look:
     """What training processes and the worker group have left in the run's folder since the last look."""
 
@@ -268,12 +224,12 @@ class _Look:
 class _Warnings(logging.Handler):
     """What the launcher itself warns of."""
 
-    def __init__(self, events: EventLog) -> None:
+    def __init__(self, tell: Callable[[str, Mapping[str, event_log.Value]], None]) -> None:
         super().__init__(logging.WARNING)
-        self._events = events
+        self._tell = tell
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._events.add(("warning", {"text": record.getMessage()}))
+        self._tell("warning", {"text": record.getMessage()})
 
 
 # -- metrics -----------------------------------------------------------------------------------
@@ -457,7 +413,6 @@ def _seats(plan: Plan) -> tuple[tuple[str, int], ...]:
 
 
 def _started(about: node_view.View, request: Request) -> dict[str, str | int | tuple[str, ...]]:
-    """The first line of the event log."""
     return {
         "version": about.version,
         "pid": about.pid,

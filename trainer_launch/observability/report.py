@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from trainer_launch.host import runtime_directory
 
@@ -63,7 +64,8 @@ def report(
         eta_s = max(eta_s, 0.0) if math.isfinite(eta_s) else None
     if checkpointing is not None and not isinstance(checkpointing, bool):
         raise TypeError(f"checkpointing is a {type(checkpointing).__name__}; expected True or False")
-    _reporter.note(step, progress, eta_s, None if metrics is None else _checked(metrics), checkpointing)
+    checked = None if metrics is None else _checked(metrics)
+    _reporter.note({"step": step, "progress": progress, "eta_s": eta_s, "metrics": checked}, checkpointing)
 
 
 def _checked(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -119,23 +121,13 @@ class _Reporter:
         self._is_writing = False
         self._due_s = 0.0
         self._at_s = 0.0
-        self._step: int | None = None
-        self._progress: float | None = None
-        self._eta_s: float | None = None
-        self._metrics: dict[str, float] = {}
+        self._said: dict[str, Any] = {"step": None, "progress": None, "eta_s": None, "metrics": {}}
         self._first_at_s: float | None = None
         self._first_step: int | None = None
         self._checkpoint_s = 0.0
         self._saves_since_s: float | None = None
 
-    def note(
-        self,
-        step: int | None,
-        progress: float | None,
-        eta_s: float | None,
-        metrics: dict[str, float] | None,
-        checkpointing: bool | None = None,
-    ) -> None:
+    def note(self, said: Mapping[str, Any], checkpointing: bool | None) -> None:
         """Take in what was said; write it when it is time, and at once when all is done."""
         with self._lock:
             if not self._is_set_up:
@@ -145,17 +137,12 @@ class _Reporter:
             self._at_s = time.monotonic()
             if self._first_at_s is None:
                 self._first_at_s = self._at_s
-            ends = progress == 1.0 and self._progress != 1.0
+            ends = said["progress"] == 1.0 and self._said["progress"] != 1.0
             turns = checkpointing is not None and self._save(checkpointing)
-            if step is not None:
-                self._step = step
-                self._first_step = step if self._first_step is None else self._first_step
-            if progress is not None:
-                self._progress = progress
-            if eta_s is not None:
-                self._eta_s = eta_s
-            if metrics is not None:
-                self._metrics = metrics
+            for name, value in said.items():
+                if value is not None:
+                    self._said[name] = value
+            self._first_step = self._said["step"] if self._first_step is None else self._first_step
             self._is_held_back = True
             if self._at_s >= self._due_s or ends or turns:
                 self._write()
@@ -204,10 +191,7 @@ class _Reporter:
             "pid": os.getpid(),
             "at_s": self._at_s,
             "time_s": time.time() - (time.monotonic() - self._at_s),
-            "step": self._step,
-            "progress": self._progress,
-            "eta_s": self._eta_s,
-            "metrics": self._metrics,
+            **self._said,
             "first_at_s": self._first_at_s,
             "first_step": self._first_step,
             "checkpoint_s": self._checkpoint_s,

@@ -44,7 +44,8 @@ def body(latest: Progress, *, finished: bool) -> bytes:
     done = 1.0 if finished else latest.progress
     eta_s = 0.0 if finished else latest.eta_s
     metrics = [{"name": name, "value": _text(value)} for name, value in latest.metrics.items()]
-    status: dict[str, object] = {"lastUpdatedTime": _rfc3339(latest.time_s), "metrics": metrics[:MAX_METRICS]}
+    at = f"{datetime.fromtimestamp(latest.time_s, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+    status: dict[str, object] = {"lastUpdatedTime": at, "metrics": metrics[:MAX_METRICS]}
     if done is not None:
         status["progressPercentage"] = math.floor(100 * done)
     if eta_s is not None:
@@ -162,7 +163,3 @@ def _text(value: float) -> str:
     """A metric's value as the endpoint wants it, at most 64 characters."""
     is_whole = float(value).is_integer() and abs(value) < 1e15
     return (str(int(value)) if is_whole else repr(float(value)))[:MAX_NAME]
-
-
-def _rfc3339(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

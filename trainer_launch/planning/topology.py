@@ -104,7 +104,7 @@ def _local_world_size(job: Job, host: Host) -> tuple[int | None, Fact]:
     if given == "cpu" or (given == "auto" and gpus.count == 0):
         why = cpu_reason if given == "cpu" else f"{gpus.reason}; {cpu_reason}"
         return cpus.usable, _fact("nproc_per_node", str(cpus.usable), Origin.MACHINE, f"{given}: {why}")
-    if given in ("auto", "gpu") and gpus.count:
+    if gpus.count and (given == "auto" or given == {"cuda": "gpu"}.get(gpus.device, gpus.device)):
         return gpus.count, _fact("nproc_per_node", str(gpus.count), Origin.MACHINE, f"{given}: {gpus.reason}")
     return None, _fact("nproc_per_node", "unknown", Origin.MACHINE, f"{given}: {gpus.reason}")
 

@@ -166,7 +166,7 @@ class Subject:
     def may_use_gpus(self) -> bool:
         """Whether the job's workers may have GPUs, also where this container, an init container, was given none."""
         promised = self.env.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none")
-        return self.host.gpus.count > 0 or promised or self.job.nproc_per_node == "gpu"
+        return self.host.gpus.cuda > 0 or promised or self.job.nproc_per_node == "gpu"
 
     @property
     def has_peers(self) -> bool:
@@ -278,8 +278,6 @@ def still_running() -> list[str]:
 
 
 class _Running:
-    """One check at work, in a thread of its own."""
-
     def __init__(self, check: Check[Subject], subject: Subject, limit_s: float | None) -> None:
         self._check = check
         self._subject = subject

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from trainer_launch.preflight.thresholds import KINDS, Kind, Reference, Shares, 
 _MAD_TO_SIGMA = 1.4826
 SIGMAS = 4.0  # a spread that the job has anyway accuses nobody
 _SHOWN = 6
+_MANY = 64
 
 SHARE_OF_PAIRS = 0.75
 _PAIR = Kind("pairs", "", ("pair",), SHARE_OF_PAIRS, 0.0, "")  # peers are compared by who tests pairs
@@ -26,8 +28,6 @@ _JOB_ACTION = (
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """One measure of one card, and how it stands."""
-
     node: int
     measure: Measure
     of_reference: float | None  # its share; None: nobody knows what it should be
@@ -93,11 +93,20 @@ def _cards(
     floor = 0.0 if reference is None else shares.share(kind) * reference.value
     good = sorted(one.value for _, one in members if one.value >= floor)
     ordered = good if reference is not None and good else sorted(one.value for _, one in members)
-    whole = _Spread(ordered)
     cards = []
+
+    @functools.cache
+    def others(value: float | None) -> tuple[float | None, float]:
+        """The median without one of these values, and how far the rest lie from it."""
+        rest = list(ordered)
+        if value is not None:
+            rest.remove(value)
+        return _spread(rest)
+
     for node, one in members:
         is_among = one.value >= floor or len(ordered) == len(members)
-        middle, spread = whole.without(one.value) if is_among else whole.without(None)
+        # One among many moves no median.
+        middle, spread = others(one.value if is_among and len(ordered) <= _MANY else None)
         share = shares.peers(kind)
         is_behind = middle is not None and one.value < min(share * middle, middle - SIGMAS * spread)
         cards.append(
@@ -111,25 +120,6 @@ def _cards(
             )
         )
     return cards
-
-
-class _Spread:
-    """The median of some sorted values and how far they lie from it, with and without one of them."""
-
-    def __init__(self, ordered: list[float]) -> None:
-        self._ordered = ordered
-        self._known: dict[float | None, tuple[float | None, float]] = {}
-
-    def without(self, value: float | None) -> tuple[float | None, float]:
-        """Equal values give the same answer; most of many cards differ a little, and theirs is that of all."""
-        if len(self._ordered) > 64:
-            value = None  # one among so many moves no median
-        if value not in self._known:
-            rest = list(self._ordered)
-            if value is not None:
-                rest.remove(value)
-            self._known[value] = _spread(rest)
-        return self._known[value]
 
 
 def _spread(values: Sequence[float]) -> tuple[float | None, float]:

@@ -158,7 +158,7 @@ class Picture:
         image = axes.imshow(values, cmap=self.shades, norm=self.norm)
         for (one, other), rate in self.tests.items():
             for row, column in ((one, other), (other, one)):
-                self._mark(axes, row, column, rate)
+                self._mark(axes, row, column, rate, shown(rate) if self.count <= _WRITTEN_IN else "", 8)
         font = max(5, min(10, 420 // self.count))
         axes.set_xticks(range(self.count), [str(node) for node in range(self.count)], fontsize=font, rotation=90)
         axes.set_yticks(range(self.count), [self._label(node) for node in range(self.count)], fontsize=font)
@@ -242,24 +242,18 @@ class Picture:
         axes.imshow(values, cmap=self.shades, norm=self.norm, aspect="auto")
         for number, (_, tests) in enumerate(rows):
             for column, (partner, rate) in enumerate(tests):
-                if rate is None:
-                    self._fill(axes, number, column)
-                text = f"{partner} {shown(rate)}".strip()
-                axes.text(column, number, text, ha="center", va="center", **self._ink(rate, 9))
+                self._mark(axes, number, column, rate, f"{partner} {shown(rate)}".strip(), 9)
         axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9, color=_RED, fontweight="bold")
         axes.set_xticks([])
         axes.set_xlabel(f"tests of faulty nodes and links, in {self.unit}", fontsize=9)
 
-    def _mark(self, axes: Any, row: int, column: int, rate: float | None) -> None:
+    def _mark(self, axes: Any, row: int, column: int, rate: float | None, text: str, size: int) -> None:
+        """A failure in red, and the words: black on what is light, white on what is dark."""
         if rate is None:
             self._fill(axes, row, column)
-        if self.count <= _WRITTEN_IN:
-            axes.text(column, row, shown(rate), ha="center", va="center", **self._ink(rate, 8))
-
-    def _ink(self, rate: float | None, size: int) -> dict[str, Any]:
-        """Black on what is light, white on what is dark."""
-        is_light = rate is not None and rate > 0.6 * self.fastest
-        return {"fontsize": size, "color": "black" if is_light else "white"}
+        color = "black" if rate is not None and rate > 0.6 * self.fastest else "white"
+        if text:
+            axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
 
     def _fill(self, axes: Any, row: int, column: int) -> None:
         self._outline(axes, column - 0.5, row - 0.5, 1, 1, facecolor=_RED, edgecolor="none")

@@ -221,17 +221,13 @@ _UNDO_S = 5.0
 _NOWHERE = Place(host=os.uname().nodename, node_rank=None, nodes=None, contract="")
 
 
-def _nothing() -> None:
-    pass
-
-
 class Doing:
     """What the preflight does at the moment; those who do it keep this up to date."""
 
     def __init__(self, write_message: Callable[[str], None]) -> None:
         self.place = _NOWHERE
         self.waiting: Callable[[], str] = str  # for whom, in words
-        self.undo: Callable[[], None] = _nothing
+        self.undo: Callable[[], None] = lambda: None
         self.is_over = False  # the report is being written: the verdict stands
         self._is_held, self._held = False, 0
         self._write_message = write_message

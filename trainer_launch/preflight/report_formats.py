@@ -376,10 +376,9 @@ def _within_limit(act: Callable[[], None]) -> OSError | None:
     def run() -> None:
         try:
             act()
+            problems.append(None)
         except OSError as problem:
             problems.append(problem)
-        else:
-            problems.append(None)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

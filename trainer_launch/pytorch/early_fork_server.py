@@ -110,7 +110,6 @@ def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
 
 
 def _value(own: Sequence[str], env: Mapping[str, str], name: str) -> str | None:
-    """What an option or its variable says."""
     flag = "--" + name.replace("_", "-")
     said = env.get(_PREFIX + name.upper()) or None
     for at, word in enumerate(own):
@@ -127,7 +126,7 @@ def _program(command: Command) -> tuple[str | None, bool]:
         return None, False
     typed = command.torchrun
     words, options = (typed.program, typed.options) if typed is not None else (command.program, {})
-    if not {"no_python", "run_path", "numa_binding"}.isdisjoint(options) or not words:
+    if not {"no_python", "run_path"}.isdisjoint(options) or not words:
         return None, False
     is_module = command.kind is Kind.MODULE or "module" in options
     return (words[0] if is_module or words[0].endswith(".py") else None), is_module

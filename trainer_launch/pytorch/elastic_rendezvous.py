@@ -127,9 +127,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         """Whether the generation is over, or turns out to be in a moment: after an error of its store."""
         end_s = time.monotonic() + wait_s
         while not self.num_nodes_waiting() and time.monotonic() < end_s:
-            message = self._client.receive(_LOOK_S)
-            if message is not None:
-                self._note(message)
+            self._note(self._client.receive(_LOOK_S))
         return self.num_nodes_waiting() > 0
 
     def is_closed(self) -> bool:
@@ -157,8 +155,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self._say_done()
         while self._ended is None and self._going and not self._is_away(timeouts.GONE_S):
             message = self._client.receive(_LOOK_S)
-            if message is not None:
-                self._note(message)
+            self._note(message)
             if isinstance(message, Connected):
                 self._say_done()  # it may have been lost with the connection
         if isinstance(self._ended, say.GiveUp):
@@ -169,8 +166,7 @@ class CoordinatedRendezvous(RendezvousHandler):
 
     def _take(self, message: object) -> RendezvousInfo | None:
         """Act on a message while waiting for the next generation; its store is the answer."""
-        if message is not None:
-            self._note(message)
+        self._note(message)
         if self._ended is not None:
             self._leave(self._ended)
         if self._is_away(self._patience_s):
@@ -341,7 +337,6 @@ class GenerationStore(PrefixStore):
         return super().multi_get(keys)
 
     def _came(self, keys: list[str], timeout: timedelta) -> bool:
-        """Whether they are there; False when the generation is over before."""
         began_s = time.monotonic()
         while not self.check(keys):
             waited_s = time.monotonic() - began_s

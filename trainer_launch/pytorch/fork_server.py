@@ -447,6 +447,7 @@ class Starter:
         self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, Place]
     ) -> list[tuple[str, int, str]]:
         common, records = self._workers.env, self._workers.records
+        bound = dict(enumerate(self._workers.bindings))
         streams: list[dict[int, int]] = []
         theirs: list[int] = []
         try:
@@ -458,6 +459,8 @@ class Starter:
                 cwd=self._workers.cwd or os.getcwd(),
                 workers=tuple(
                     messages.ForkedWorker(
+                        cpus=bound[local_rank].cpus if bound else (),
+                        memory=bound[local_rank].node if bound else None,
                         local_rank=local_rank,
                         environment={k: v for k, v in process.env.items() if common.get(k) != v},
                         streams=tuple(sorted(streams[local_rank])),
@@ -482,13 +485,29 @@ class Starter:
     def _execute(self, processes: Sequence[Process]) -> list[tuple[str, int, str]]:
         prepare = inherited.dying_with_us()
         failed, pids = [], []
-        for process in processes:
+        for local_rank, process in enumerate(processes):
             try:
-                pids.append(self._system.spawn(process, prepare))
+                pids.append(self._system.spawn(process, self._bound(local_rank, prepare)))
             except NotRunnableError as error:  # noqa: PERF203  the others are started, and ended again
                 failed.append((process.name, error.exit_code, str(error)))
         _say_started(pids)
         return failed
+
+    def _bound(self, local_rank: int, prepare: Callable[[], None] | None) -> Callable[[], None] | None:
+        """What a new process does before it becomes the worker."""
+        if not self._workers.bindings:
+            return prepare
+        bound = self._workers.bindings[local_rank]
+        from trainer_launch.host import process_attributes  # only who binds workers needs ctypes
+
+        bind = process_attributes.binder(local_rank, bound.cpus, bound.node)
+
+        def prepare_and_bind() -> None:
+            if prepare is not None:
+                prepare()
+            bind()
+
+        return prepare_and_bind
 
     def close(self) -> None:
         """End what is left of ours."""

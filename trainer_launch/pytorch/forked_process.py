@@ -182,6 +182,8 @@ class Worker:
                 self._recorder = _out_of_the_way(self._recorder)
                 kept.add(self._recorder)
             process_reset.close_descriptors(kept)
+            if (bound := self._worker).cpus:
+                process_attributes.binder(bound.local_rank, bound.cpus, bound.memory)()
             main = self._become()
         except Exception as problem:  # noqa: BLE001  whatever it is, the ordinary way is left
             failed = f"{type(problem).__name__}: {problem}"
@@ -410,7 +412,6 @@ def _show(problem: BaseException) -> int:
 
 
 def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """From the program's first frame on."""
     while trace is not None and (trace.tb_frame.f_code.co_filename == __file__ or trace.tb_frame.f_code in _BASES):
         trace = trace.tb_next
     return trace

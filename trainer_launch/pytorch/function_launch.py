@@ -52,7 +52,7 @@ def launch(fn: Callable[..., Any], elastic: Elastic | Any, /, *args: Any, **kwar
     if not callable(fn):
         raise UsageError(f"launch got {repr(fn)[:60]}; expected a function")
     elastic = Elastic.of(elastic)
-    if is_importing():
+    if _importing:
         raise UsageError(
             "launch was called while a worker imported this script; put it under if __name__ == '__main__':"
         )
@@ -268,11 +268,6 @@ def preparation(name: str) -> dict[str, Any]:
     return {**data, "authkey": bytes(data["authkey"])}
 
 
-def is_importing() -> bool:
-    """Whether this process is a worker that imports the user's script, and has not called its function yet."""
-    return bool(_importing)
-
-
 def results(folder: str) -> dict[int, bytes]:
     """The pickled results of this node's workers, by rank."""
     found = {}
@@ -350,7 +345,8 @@ def run(call: Callable[[], Any], folder: str, timeout_s: int | None) -> None:
             _save(None, folder)
         raise
     except Exception as problem:
-        if _is_recoverable(problem):
+        # Flyte is not imported for this: who raises its exception has imported it.
+        if any(kind.__name__ == "FlyteRecoverableException" for kind in type(problem).__mro__):
             name = f"{type(problem).__name__}: {problem}"
             problem = RecoverableError(name).with_traceback(problem.__traceback__)
         problem.__traceback__ = _without_ours(problem.__traceback__)
@@ -372,7 +368,6 @@ def _save(result: Any, folder: str) -> None:
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """From the function's first frame on."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace
@@ -397,8 +392,3 @@ def _set_collective_timeout(seconds: int) -> None:
     for name in ("constants", "distributed_c10d"):
         module = importlib.import_module(f"torch.distributed.{name}")
         setattr(module, "default_pg_nccl_timeout", timedelta(seconds=seconds))  # noqa: B010
-
-
-def _is_recoverable(problem: BaseException) -> bool:
-    """Flyte is not imported for this: who raises its exception has imported it."""
-    return any(kind.__name__ == "FlyteRecoverableException" for kind in type(problem).__mro__)

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
@@ -19,11 +19,13 @@ from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.pytorch.recorder_questions import Recorders
 from trainer_launch.pytorch.worker_group import Event, Heard, Phase, State, StoreEnded
 from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import loop
 from trainer_launch.supervisor.hang_detection import Quiet
 from trainer_launch.supervisor.incident_bundle import FAILURE, HANG
 from trainer_launch.supervisor.incident_collection import Collected, Collector
-from trainer_launch.supervisor.worker_samples import Place
+
+if TYPE_CHECKING:
+    from trainer_launch.pytorch.group_loop import Group
+    from trainer_launch.supervisor.hang_watch import Watch
 
 _MESSAGE_BYTES = 48_000  # leaves room in a line
 _OTHER_SIZE = re.compile(r"(\d{1,19}) vs (\d{1,19})\. Received data size doesn't match expected size")
@@ -32,47 +34,17 @@ _OUTPUT_S = 0.2  # for the last output of a worker that was aborted
 _log = logging.getLogger(__name__)
 
 
-class AnyHangWatch(loop.AnyWatch, Protocol):
-    """`hang_watch.Watch` is it."""
-
-    def reported(self) -> None:
-        """The present quiet is known to all."""
-
-    def explained(self, told: say.Explained) -> None:
-        """What all nodes together know of it."""
-
-    def quiet(self) -> Mapping[int, Quiet]:
-        """How long ago each rank has done something."""
-
-
-class AnyGroup(Protocol):
-    """`group_loop.Group` is it."""
-
-    state: State
-
-    @property
-    def node_rank(self) -> int:
-        """This node's."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The processes of this generation's workers."""
-
-    def place_of(self, name: str) -> Place | None:
-        """Which worker a process is."""
-
-
 class GroupIncidents:
     """The incidents of one group; without a collector nothing is collected, and nothing is known of ranks."""
 
     def __init__(
         self,
-        group: AnyGroup,
+        group: Group,
         recorders: Recorders,
         send: Callable[[say.FromNode], None],
         pids: Callable[[], Mapping[str, int]],
     ) -> None:
-        self._group, self._recorders, self._send, self._pids = group, recorders, send, pids
+        self.group, self.recorders, self._send, self._pids = group, recorders, send, pids
         self.collector: Collector | None = None
         self._stalled: Collected | None = None  # what was told to the coordinator last
         self._failed: tuple[int, Mapping[str, tuple[int, ...]]] = (0, {})  # who entered what last, of a generation
@@ -85,34 +57,14 @@ class GroupIncidents:
 
     # -- whom the collector and the hang watch ask ----------------------------------------------
 
-    def question(self, folder: str | None, until_s: float) -> int:
-        """Ask all forked workers what their flight recorders know."""
-        return self._recorders.question(folder, until_s)
-
-    def answers(self, number: int, until_s: float) -> Mapping[str, Recorded]:
-        """What they have answered in time, by process."""
-        return self._recorders.answers(number, until_s)
-
-    def how_far(self) -> Mapping[str, int]:
-        """How many collectives each has entered and ended."""
-        return self._recorders.how_far()
-
-    def answered(self, name: str) -> int:
-        """Bytes that a worker has written to answer."""
-        return self._recorders.answered(name)
-
-    def place_of(self, name: str) -> Place | None:
-        """Which worker a process is."""
-        return self._group.place_of(name)
-
     def ended(self) -> list[RankState]:
         """This generation's workers that have no process any more."""
-        said, deaths = self._recorders.at_end, self._group.state.deaths
-        return [rank_state(one, self._group.node_rank, said.get(f"rank {one.rank}")) for one in deaths]
+        said, deaths = self.recorders.at_end, self.group.state.deaths
+        return [rank_state(one, self.group.node_rank, said.get(f"rank {one.rank}")) for one in deaths]
 
     def generation(self) -> int:
         """The present one's number."""
-        return self._group.state.seen
+        return self.group.state.seen
 
     def tell_ranks(self, collected: Collected | None) -> None:
         """Tell the coordinator what our ranks show, which asks all others, too."""
@@ -123,7 +75,7 @@ class GroupIncidents:
 
     # -- what happens -------------------------------------------------------------------------
 
-    def note(self, event: Event, before: State, after: State, watch: AnyHangWatch | None) -> None:
+    def note(self, event: Event, before: State, after: State, watch: Watch | None) -> None:
         """The group has made a step, and has stopped nobody for it yet."""
         if isinstance(event, Heard):
             self._hear(event.news, watch)
@@ -138,7 +90,7 @@ class GroupIncidents:
                 entered = entered_in_words(self._entered(states))
                 return f"{sentence}; {entered}" if killed and entered else sentence
 
-            self.collector.collect(FAILURE, whole, names=[name for name in self._group.names if name not in alive])
+            self.collector.collect(FAILURE, whole, names=[name for name in self.group.names if name not in alive])
 
     def _entered(self, states: Sequence[RankState]) -> Mapping[str, tuple[int, ...]]:
         """Who entered what last; the coordinator is told when it is told of the end."""
@@ -152,13 +104,13 @@ class GroupIncidents:
         if isinstance(message, say.Failed | say.Join) and message.generation == generation:
             return replace(message, entered=entered)
         if isinstance(message, say.Join) and message.generation:  # all had ended before another node failed
-            self.answers(0, time.monotonic() + _AT_END_S)
+            self.recorders.answers(0, time.monotonic() + _AT_END_S)
             return replace(message, entered=last_entered(self._states_at_end()))
         return message
 
     def _states_at_end(self) -> list[RankState]:
         """What ranks have said at the end of their programs, also those whose processes still end."""
-        said = [(self._group.place_of(name), one) for name, one in self._recorders.at_end.items()]
+        said = [(self.group.place_of(name), one) for name, one in self.recorders.at_end.items()]
         return [RankState(rank=place.rank, groups=one.groups) for place, one in said if place is not None]
 
     def with_explanation(self, hung: ev.Hung) -> ev.Hung:
@@ -169,7 +121,7 @@ class GroupIncidents:
         rank = hung.rank if hung.rank in known.ranks or not known.ranks else known.ranks[0]
         return replace(hung, text=known.text, rank=rank, reason=known.cause or hung.reason)
 
-    def _hear(self, news: News, watch: AnyHangWatch | None) -> None:
+    def _hear(self, news: News, watch: Watch | None) -> None:
         """Another node sees no progress; and what came of it."""
         match news:
             case say.ShowRanks(generation=asked) if asked == self.generation():

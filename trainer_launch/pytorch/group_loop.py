@@ -10,7 +10,7 @@ import signal
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.deadline_subprocess import begin_thread
@@ -36,7 +36,7 @@ from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_group, worker_processes
 from trainer_launch.pytorch.fork_server import SERVER, STORE, ServerError, Starter
-from trainer_launch.pytorch.group_incidents import AnyHangWatch, GroupIncidents, aborted
+from trainer_launch.pytorch.group_incidents import GroupIncidents, aborted
 from trainer_launch.pytorch.group_stragglers import GroupStragglers
 from trainer_launch.pytorch.worker_group import (
     Action,
@@ -62,6 +62,9 @@ from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.system import System
 from trainer_launch.supervisor.worker_samples import Place
+
+if TYPE_CHECKING:
+    from trainer_launch.supervisor.hang_watch import Watch as HangWatch
 
 _OWN_DESCRIPTORS = 16  # for the fork server, the coordinator's client, and what is opened for a moment
 _log = logging.getLogger(__name__)
@@ -110,7 +113,7 @@ class Group:
         self.state, self._first = worker_group.begin(plan, incarnation, system.now())
         workers, membership = self.state.workers, self.state.membership
         self.evidence = Evidence()
-        self.watch: AnyHangWatch | None = None
+        self.watch: HangWatch | None = None
         self.goodput: AnyGoodput | None = None
         self._observer = observer
         self._plan, self._workers, self._membership = plan, workers, membership
@@ -225,7 +228,6 @@ class Group:
         return [WorkerEnded(end, death)]
 
     def _asked(self, ask: Callable[[], bool]) -> list[Event]:
-        """What the starter has told; False: nothing new."""
         try:
             return [Prepared(self._system.now(), self._attempt_folder)] if ask() else []
         except LaunchError as problem:
@@ -387,6 +389,7 @@ def _client(me: Membership, workers: Workers, incarnation: str, secret: bytes | 
         role=workers.role,
         machine=machine_name(workers.env, f"{me.host}-{me.node_rank}"),
         fault=me.fault,
+        label=me.label,
     )
     return Client(me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir)
 

@@ -6,6 +6,7 @@ import linecache
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.deadline_subprocess import begin_thread
@@ -16,12 +17,15 @@ from trainer_launch.model.collectives import Entries, Look, Recorded
 from trainer_launch.model.frozen import replace
 from trainer_launch.model.json_lines import encode
 from trainer_launch.model.stragglers import Lateness
-from trainer_launch.pytorch.group_incidents import AnyGroup
 from trainer_launch.pytorch.recorder_questions import Recorders
+
+if TYPE_CHECKING:
+    from trainer_launch.pytorch.group_loop import Group
 
 _FIRST_S = 0.1  # until workers have answered; then twice as long, again and again
 _MESSAGE_BYTES = 56_000  # leaves room in a line
 _PLACE_CHARS = 200
+_TOLD = ("rank", "steps", "late", "median_s", "p95_s", "step_s")  # of a straggler, to the event log
 # In torch's point-to-point operations, or in a line that waits for some. Collectives are known from the recorder.
 _WAITS_IN = re.compile(r"/torch/distributed/")
 _COLLECTIVE = re.compile(r"_?(all_|reduce|broadcast|barrier|monitored_barrier|gather|scatter)")
@@ -34,7 +38,7 @@ class GroupStragglers:
 
     def __init__(
         self,
-        group: AnyGroup,
+        group: Group,
         recorders: Recorders,
         send: Callable[[say.FromNode], None],
         workers: Workers,
@@ -100,7 +104,9 @@ class GroupStragglers:
         for one in ranks:
             if one.rank not in known:
                 _log.warning("%s", one)
-                runtime_directory.tell(self._workers.run_dir, "straggler", **_fields(one))
+                told = {name: getattr(one, name) for name in _TOLD}
+                more = {"place": one.place or None, "device": one.device or None}
+                runtime_directory.tell(self._workers.run_dir, "straggler", **told, **more)
         self._named = tuple(ranks)
         self.tell(self._named)
 
@@ -111,19 +117,6 @@ def _ask_nvml(gpus: Mapping[int, str], told: dict[int, str]) -> None:
     for rank, name in gpus.items():
         if text := incident_facts.gpu(name):
             told[rank] = text
-
-
-def _fields(one: Lateness) -> dict[str, str | int | float | None]:
-    return {
-        "rank": one.rank,
-        "steps": one.steps,
-        "late": one.late,
-        "median_s": one.median_s,
-        "p95_s": one.p95_s,
-        "step_s": one.step_s,
-        "place": one.place or None,
-        "device": one.device or None,
-    }
 
 
 def _looked(said: Recorded) -> Entries:

@@ -34,6 +34,7 @@ _LATER = (
 _AT_EXEC = ("GLIBC_TUNABLES", "LANG", "LC_", "LD_", "MALLOC_", "PYTHON", "TZ")
 _ENVIRON = ("os.environ", "environ", "os.environb", "environb")
 _PUTENV = ("os.putenv", "putenv")
+_UPDATES = tuple(f"{name}.update" for name in _ENVIRON)
 _FILES = 64  # that the scan reads
 _Write = tuple[
     str, str, str | None
@@ -141,62 +142,45 @@ def _only_in_main(node: ast.AST) -> bool:
 
 
 def _written(node: ast.stmt) -> Iterator[_Write]:
-    """What a statement does to the environment."""
+    """What a statement does to variables whose names are constants."""
+    for key, value, action in _changed_items(node):
+        name = key.value if isinstance(key, ast.Constant) else None
+        name = os.fsdecode(name) if isinstance(name, bytes) else name
+        if isinstance(name, str):
+            constant = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+            yield name, "remove" if value is None else action, constant
+
+
+def _changed_items(node: ast.stmt) -> Iterator[tuple[ast.expr | None, ast.expr | None, str]]:
+    """Name, value and action: of `environ[…]`, `|=`, `del`, and of the calls that change the environment."""
     if isinstance(node, ast.Assign | ast.Delete):
         for target in node.targets:
             if isinstance(target, ast.Subscript) and ast.unparse(target.value) in _ENVIRON:
-                yield from _write(target.slice, node.value if isinstance(node, ast.Assign) else None)
+                yield target.slice, node.value if isinstance(node, ast.Assign) else None, "set"
     elif isinstance(node, ast.AugAssign) and ast.unparse(node.target) in _ENVIRON:
         yield from _items(node.value)
     for call in ast.walk(node):
-        if isinstance(call, ast.Call):
-            yield from _called(call)
+        function = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+        args = call.args if isinstance(call, ast.Call) else []
+        owner, _, method = function.rpartition(".")
+        if function in _UPDATES:
+            yield from (item for one in (*args, call) for item in _items(one))
+        elif (function in _PUTENV or (owner in _ENVIRON and method == "setdefault")) and args[1:]:
+            yield args[0], args[1], "set" if function in _PUTENV else "default"
+        elif owner in _ENVIRON and method == "pop" and args:
+            yield args[0], None, "set"
 
 
-def _called(call: ast.Call) -> Iterator[_Write]:
-    """What environ.update(), setdefault(), pop() and putenv() do."""
-    function = ast.unparse(call.func)
-    owner, _, method = function.rpartition(".")
-    if function in _PUTENV and call.args[1:]:
-        yield from _write(call.args[0], call.args[1])
-    elif owner not in _ENVIRON:
-        return
-    elif method == "update":
-        for argument in call.args:
-            yield from _items(argument)
-        yield from _keywords(call)
-    elif method == "setdefault" and call.args[1:]:
-        yield from _write(call.args[0], call.args[1], action="default")
-    elif method == "pop" and call.args:
-        yield from _write(call.args[0], None)
-
-
-def _items(node: ast.expr) -> Iterator[_Write]:
-    """The items of a dict that is written out, `{…}` or `dict(…)`."""
+def _items(node: ast.AST) -> list[tuple[ast.expr | None, ast.expr, str]]:
+    """The items of a dict that is written out: `{…}`, `dict(…)`, or the names that update() gets."""
     if isinstance(node, ast.Dict):
-        for key, value in zip(node.keys, node.values, strict=True):
-            yield from _write(key, value)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
-        yield from _keywords(node)
-
-
-def _keywords(call: ast.Call) -> Iterator[_Write]:
-    for keyword in call.keywords:
-        yield from _write(ast.Constant(keyword.arg), keyword.value)
-
-
-def _write(key: ast.expr | None, value: ast.expr | None, action: str = "set") -> Iterator[_Write]:
-    """One variable, when its name is a constant."""
-    name = key.value if isinstance(key, ast.Constant) else None
-    if isinstance(name, bytes):
-        name = os.fsdecode(name)
-    if isinstance(name, str):
-        constant = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
-        yield name, "remove" if value is None else action, constant
+        return [(key, value, "set") for key, value in zip(node.keys, node.values, strict=True)]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("dict", *_UPDATES):
+        return [(ast.Constant(keyword.arg), keyword.value, "set") for keyword in node.keywords]
+    return []
 
 
 def _imported(node: ast.stmt, package: str) -> Iterator[str]:
-    """The modules that a statement imports, by absolute names."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):

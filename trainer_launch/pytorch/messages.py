@@ -33,6 +33,8 @@ class ForkedWorker:
     environment: Mapping[str, str]  # in addition to what all workers get
     streams: _Streams = ()  # which of 1 and 2 are passed as descriptors, in this order
     stacks: str | None = None  # the file that faulthandler writes to on SIGRTMAX-1
+    cpus: tuple[Count, ...] = ()  # that it is bound to; (): any
+    memory: Count | None = None  # the NUMA node whose memory it prefers
     recorder: bool = False  # whether a socket follows its streams, on which it answers PID 1's questions
 
 

@@ -54,7 +54,8 @@ def handler(params: RendezvousParameters) -> PlainTorchrun:
     if not logging.getLogger(logs.NAME).handlers:
         logs.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "torchrun")
     if runtime_directory.VARIABLE in os.environ:
-        forget_error()
+        with contextlib.suppress(OSError):  # the error file of the torchrun before this one says nothing about it
+            os.unlink(os.environ.get(_ERROR_FILE, ""))
     try:
         nodes = NodeRange(params.min_nodes, params.max_nodes)
         conf = torchrun_rendezvous_options.read(params.endpoint, nodes, params.run_id, params.config, os.environ)
@@ -83,8 +84,8 @@ class PlainTorchrun(CoordinatedRendezvous):
         self._deaths = Deaths(self._started)
         if self._folder:
             process_attributes.die_with_parent(signal.SIGTERM)
-        # A launcher hands signals on.
-        relayed = relayed_signals(os.environ) if self._folder else frozenset()
+        # A launcher hands signals on that torchrun does not handle.
+        relayed = frozenset(map(int, RELAYED)) - stopping(os.environ) if self._folder else frozenset()
         self._relay = Relay(relayed, self._deaths.living)
         StopRequest(stopping(os.environ), self._leave_when_asked)
         super().__init__(
@@ -243,12 +244,6 @@ def end_given_up(ended: GaveUpError) -> NoReturn:
     end(f"the job has failed: {text}", code)
 
 
-def forget_error() -> None:
-    """The error file of a torchrun that the launcher ran before this one says nothing about this one."""
-    with contextlib.suppress(OSError):
-        os.unlink(os.environ.get(_ERROR_FILE, ""))
-
-
 def begin_again(why: str) -> None:
     """Start this torchrun anew in the same process, but no program of the user's that uses torch's agent."""
     if not sys.argv[0].endswith(_TORCHRUN):
@@ -321,11 +316,6 @@ class Relay:
         for pid in self._workers():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-
-def relayed_signals(env: Mapping[str, str]) -> frozenset[int]:
-    """The signals that a launcher hands on and torchrun does not handle."""
-    return frozenset(map(int, RELAYED)) - stopping(env)
 
 
 # -- how workers died --------------------------------------------------------------------------

@@ -61,12 +61,8 @@ def read(endpoint: str, nodes: NodeRange, run_id: str, conf: Mapping[str, Any], 
     alone = nodes.max == 1 and hosts is not False  # else the launcher hosts the coordinator, for one node too
     if "node_rank" not in told and env.get("PET_NODE_RANK", "").strip():
         told["node_rank"] = env["PET_NODE_RANK"]
-    rank = _value(
-        told, "node_rank", lambda v: value_parsers.parse_number(v, 0, value_parsers.MAX_COUNT), "a number from 0"
-    )
-    spares = (
-        _value(told, "spares", lambda v: value_parsers.parse_number(v, 0, value_parsers.MAX_COUNT), "a number") or 0
-    )
+    rank = _value(told, "node_rank", _count, "a number from 0")
+    spares = _value(told, "spares", _count, "a number") or 0
     if rank is not None and nodes.fixed is not None and rank >= nodes.max + spares:
         raise UsageError(f"node_rank is {rank} but --nnodes is {nodes}; expected a rank from 0 to {nodes.max - 1}")
     patience = _value(told, "patience", lambda v: value_parsers.parse_number(v, 0, _MOST_S), "whole seconds")
@@ -78,12 +74,7 @@ def read(endpoint: str, nodes: NodeRange, run_id: str, conf: Mapping[str, Any], 
         node_rank=0 if alone else rank,
         is_host=True if alone else hosts,
         patience_s=_PATIENCE_S if patience is None else patience,
-        max_restarts=_value(
-            told,
-            "max_restarts",
-            lambda v: value_parsers.parse_number(v, 0, value_parsers.MAX_COUNT),
-            "a number from 0",
-        ),
+        max_restarts=_value(told, "max_restarts", _count, "a number from 0"),
         secret_file=_value(told, "secret_file", value_parsers.parse_path, "the absolute path of a file"),
         ports=_value(told, "ports", value_parsers.parse_port_range, "LOW-HIGH, two ports from 1 to 65535"),
         host=_value(told, "host", lambda v: v.strip() or None, "this node's name"),
@@ -122,6 +113,10 @@ def _seats(text: str, home: Endpoint) -> Seats | None:
     if "#" not in pattern or offset not in ("0", "-1") or size is None:
         return None
     return Seats(home, pattern, int(offset), size)
+
+
+def _count(text: str) -> int | None:
+    return value_parsers.parse_number(text, 0, value_parsers.MAX_COUNT)
 
 
 def _value(told: Mapping[str, Any], name: str, parse: Callable[[str], T | None], expected: str) -> T | None:

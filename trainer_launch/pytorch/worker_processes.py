@@ -47,16 +47,11 @@ def places(workers: Workers, formed: say.Formed, attempt_folder: str, *, are_for
         f"{_NAME}{formed.first_rank + local_rank}": Place(
             formed.first_rank + local_rank,
             local_rank,
-            stacks_file(workers.run_dir, local_rank) if are_forked else None,
+            f"{workers.run_dir}/{runtime_directory.STACKS}{local_rank}" if are_forked else None,
             error_file(attempt_folder, local_rank),
         )
         for local_rank in range(workers.count)
     }
-
-
-def stacks_file(run_dir: str, local_rank: int) -> str:
-    """Where a forked worker writes its stacks when it is asked."""
-    return f"{run_dir}/{runtime_directory.STACKS}{local_rank}"
 
 
 def rank_of(name: str) -> int | None:
@@ -102,7 +97,6 @@ def error_file(attempt_folder: str, local_rank: int) -> str:
 
 
 def _of_the_group(workers: Workers, membership: Membership, formed: say.Formed, go: say.Go) -> dict[str, str]:
-    """What all workers of this node share."""
     return {
         "GROUP_RANK": str(formed.group_rank),
         "ROLE_NAME": workers.role,

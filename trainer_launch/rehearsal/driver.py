@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -55,11 +55,6 @@ class Job:
     asked: Asked = NOTHING  # what is to go wrong
     reporting: Reporting = SILENT
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether somebody asks for steps and generations."""
-        return self.asked.anything or self.reporting.needs_steps
-
 
 def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
     """Run the job to its end; return the exit code. Raises LaunchError: it cannot be run here."""
@@ -68,7 +63,7 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
         kubelet = Kubelet(job.workload, scratch, setting)
         with contextlib.closing(kubelet), held(scratch):
             kubelet.check()
-            watch = PodWatch() if job.is_watched else None
+            watch = PodWatch() if job.asked.anything or job.reporting.needs_steps else None
             system = System(color=use_color(settings), listener=watch.scan if watch else None)
             logs.send_through(system.say)
             with contextlib.closing(system), contextlib.closing(job.reporting):
@@ -95,7 +90,8 @@ class Rehearsal:
         job.reporting.begin(self._title, kubelet.pods, [fault.text for fault in job.asked.faults], self._last_line)
         self._began_s = system.now()
         self.state, actions, said = job_lifecycle.begin(job.workload, kubelet.pods, self._began_s)
-        self._tell_all(happened(None, self.state, None, actions))
+        for entry in happened(None, self.state, None, actions):
+            self.tell(entry)
         self._faults = Faults(job.asked, self)
         if watch is not None:  # a pod's first line may be the one
             watch.wake, watch.patterns = system.poke, self._faults.patterns
@@ -178,21 +174,12 @@ class Rehearsal:
         if self._watch is None:
             return
         for one in self._watch.observations(self.processes, self.kubelet, self.state.pods):
-            at_s, pod, container = max(0.0, one.at_s - self._began_s), one.pod, one.container
-            if one.phase is not None:
-                self.tell(Entry(at_s=at_s, what=What.PHASE, pod=pod, container=container, text=one.phase.value))
-            elif one.checkpoint_s is not None:
-                took_s, what = one.checkpoint_s, What.CHECKPOINT
-                self.tell(Entry(at_s=at_s, what=what, pod=pod, container=container, took_s=took_s))
-            elif one.generation is not None:
-                attempt, what = one.generation, What.GENERATION
-                self.tell(Entry(at_s=at_s, what=what, pod=pod, container=container, attempt=attempt))
-            elif one.step is not None:
-                step, what = one.step, What.STEP
-                self.tell(Entry(at_s=at_s, what=what, pod=pod, container=container, step=step, text=one.line))
+            if isinstance(one, str):
+                self._faults.said(one)
+                continue
+            self.tell(replace(one, at_s=max(0.0, one.at_s - self._began_s)))
+            if one.step is not None:
                 self._faults.reached(one.step)
-            else:
-                self._faults.said(one.line)
         self._watch.patterns = self._faults.patterns
 
     # -- events -------------------------------------------------------------------------------
@@ -247,12 +234,9 @@ class Rehearsal:
             path = self.kubelet.termination_message(self.state.pods[event.pod], event.container)
             sentence = told(before, self.state, event, files.text(path).partition("\n")[0])
             said = [sentence, *said] if sentence else said
-        self._tell_all(happened(before, self.state, event, actions))
-        self._do(actions, said)
-
-    def _tell_all(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
+        for entry in happened(before, self.state, event, actions):
             self.tell(entry)
+        self._do(actions, said)
 
     # -- actions ------------------------------------------------------------------------------
 

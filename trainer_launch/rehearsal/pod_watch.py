@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 
@@ -22,6 +23,7 @@ from trainer_launch.observability import event_log, node_view, progress
 from trainer_launch.observability.progress import Progress
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.kubelet.pods import MARK, Kubelet
+from trainer_launch.rehearsal.report.history import Entry, What
 from trainer_launch.supervisor.step_lines import OutputScanner
 from trainer_launch.supervisor.worker_samples import Sources, Workers, ranked
 
@@ -153,33 +155,20 @@ def _first(env: Env, names: tuple[str, ...]) -> int | None:
 
 
 EVERY_S = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """One thing that a pod has let us know."""
-
-    at_s: float  # monotonic
-    pod: str
-    container: str
-    step: int | None = None
-    line: str = ""
-    generation: int | None = None
-    phase: Kind | None = None
-    checkpoint_s: float | None = None
+_Whose = tuple[str | None, str | None]  # pod and container
 
 
 class PodWatch:
-    """All of it; `scan` runs in the output's thread, all else in ours."""
+    """Entries with monotonic times, and lines; `scan` runs in the output's thread, all else in ours."""
 
     def __init__(self) -> None:
         self.patterns: tuple[re.Pattern[str], ...] = ()  # of lines that are wanted now
         self.wake: Callable[[], None] = lambda: None
         self._scanners: dict[tuple[str, int], OutputScanner] = {}
-        self._heard: deque[Observation] = deque()
+        self._heard: deque[Entry | str] = deque()
         self._looked_s = 0.0
-        self._reported: dict[tuple[str, str], float] = {}  # by pod and container: when its last report was made
-        self._steps: dict[tuple[str, str], int] = {}  # the last one that counted
+        self._reported: dict[_Whose, float] = {}  # when its last report was made
+        self._steps: dict[_Whose, int] = {}  # the last one that counted
         self._saved: dict[tuple[str, str, int], float] = {}  # by process: seconds in checkpoints
         self._tails: dict[str, event_log.Tail] = {}  # by runtime directory
 
@@ -190,19 +179,17 @@ class PodWatch:
         if heard:
             pod, _, container = process.partition("/")
             now_s = time.monotonic()
-            for one in heard:
-                self._heard.append(
-                    Observation(at_s=now_s, pod=pod, container=container, step=one.step, line=one.line)
-                )
+            made = partial(Entry, at_s=now_s, what=What.STEP, pod=pod, container=container)
+            self._heard += [one.line if one.step is None else made(step=one.step, text=one.line) for one in heard]
             self.wake()
 
     def observations(
         self, processes: PodProcesses, kubelet: Kubelet, pods: Mapping[str, Pod]
-    ) -> Iterator[Observation]:
+    ) -> Iterator[Entry | str]:
         """What is new, in the order that it came to us."""
         while self._heard:
             heard = self._heard.popleft()
-            if self._counts(heard):
+            if isinstance(heard, str) or self._counts(heard):
                 yield heard
         now_s = time.monotonic()
         if now_s - self._looked_s < EVERY_S:
@@ -217,14 +204,12 @@ class PodWatch:
             if pod.name not in launched:
                 yield from self._reports(pod.name, pod.draft.main, kubelet.runtime_directory_of(pod))
 
-    def _counts(self, heard: Observation) -> bool:
+    def _counts(self, heard: Entry) -> bool:
         """Who reports steps falls back in reports only: Paddle's launcher, for one, prints old lines again."""
-        whose = heard.pod, heard.container
-        if heard.step is None:
-            return True
-        if whose in self._reported and heard.step < self._steps.get(whose, 0):
+        whose, step = (heard.pod, heard.container), heard.step or 0
+        if whose in self._reported and step < self._steps.get(whose, 0):
             return False
-        self._steps[whose] = heard.step
+        self._steps[whose] = step
         return True
 
     @property
@@ -232,28 +217,28 @@ class PodWatch:
         """When the next look is."""
         return self._looked_s + EVERY_S
 
-    def _generations(self, one: Launcher) -> Iterator[Observation]:
+    def _generations(self, one: Launcher) -> Iterator[Entry]:
         folder = one.view.run_dir
         for told in self._tails.setdefault(folder, event_log.Tail(folder)).read():
             name, values = told.event
             generation = values.get("generation")
             at_s = time.monotonic() - max(0.0, time.time() - told.time_s)
+            made = partial(Entry, at_s=at_s, pod=one.pod, container=one.container)
             if name == "generation_formed" and isinstance(generation, int):
-                yield Observation(at_s=at_s, pod=one.pod, container=one.container, generation=generation)
-            elif name == event_log.PHASE and values.get("phase") in list(Kind):
-                phase = Kind(values["phase"])
-                yield Observation(at_s=at_s, pod=one.pod, container=one.container, phase=phase)
+                yield made(what=What.GENERATION, attempt=generation)
+            elif name == event_log.PHASE and (phase := values.get("phase")) in list(Kind):
+                yield made(what=What.PHASE, text=str(phase))
 
-    def _reports(self, pod: str, container: str, folder: str) -> Iterator[Observation]:
+    def _reports(self, pod: str, container: str, folder: str) -> Iterator[Entry]:
         reports = progress.read(folder)
         yield from self._checkpoints(pod, container, reports)
         latest = progress.first([one for one in reports if one.step is not None])
         if latest is not None and latest.at_s > self._reported.get((pod, container), 0.0):
             self._reported[pod, container] = latest.at_s
             self._steps[pod, container] = latest.step or 0
-            yield Observation(at_s=latest.at_s, pod=pod, container=container, step=latest.step)
+            yield Entry(at_s=latest.at_s, what=What.STEP, pod=pod, container=container, step=latest.step)
 
-    def _checkpoints(self, pod: str, container: str, reports: Sequence[Progress]) -> Iterator[Observation]:
+    def _checkpoints(self, pod: str, container: str, reports: Sequence[Progress]) -> Iterator[Entry]:
         """Of the rank that has spent most on them; the others wait for it."""
         most = max(reports, key=lambda one: one.checkpoint_s, default=None)
         if most is None:
@@ -262,4 +247,4 @@ class PodWatch:
         more_s = most.checkpoint_s - self._saved.get(key, 0.0)
         if more_s > 0 and not most.checkpointing:
             self._saved[key] = most.checkpoint_s
-            yield Observation(at_s=most.at_s, pod=pod, container=container, checkpoint_s=more_s)
+            yield Entry(at_s=most.at_s, what=What.CHECKPOINT, pod=pod, container=container, took_s=more_s)

@@ -108,10 +108,10 @@ def judge(analysis: Analysis, max_lost_steps: int = MAX_LOST_STEPS) -> Verdict:
 
 def _of_steps(analysis: Analysis, max_lost_steps: int) -> Iterator[FailedCheck]:
     """Each beginning is judged once, as what is worst about it."""
-    counted = [one for one in analysis.resumes if one.is_counted and not one.is_apart]
-    resumes_elsewhere = {one.pod for one in counted if not one.begins_anew and one.sure > one.first}
+    judged = [one for one in analysis.resumes if one.is_counted and not one.is_apart]
+    resumes_elsewhere = {one.pod for one in judged if not one.begins_anew and one.sure > one.first}
     found: dict[tuple[int | None, ScriptCheck], list[Resume]] = {}
-    for one in counted:
+    for one in judged:
         if one.begins_anew and one.sure > one.first and one.pod not in resumes_elsewhere:
             check = ScriptCheck.RESUME
         elif one.lost > max_lost_steps:
@@ -122,22 +122,13 @@ def _of_steps(analysis: Analysis, max_lost_steps: int) -> Iterator[FailedCheck]:
     for (_, check), group in found.items():
         worst = max(group, key=lambda one: one.lost)
         pods = tuple(lane.pod for lane in analysis.lanes if any(one.pod == lane.pod for one in group))
-        told = _resume_told if check is ScriptCheck.RESUME else _lost_told
-        evidence = told(worst, max_lost_steps)
+        since = "after a restart" if worst.fault is None else f"after '{worst.fault.text}'"
+        is_counted = check is ScriptCheck.STEPS
+        begun = f"resumed from step {worst.last}" if is_counted else f"restarted at step {worst.last + 1}"
+        evidence = f"{since} training {begun}, after it had reached step {worst.before}"
+        if is_counted:
+            evidence += f": {counted(worst.lost, 'repeated step')}, more than {max_lost_steps}"
         yield FailedCheck(check=check, pods=pods, at_s=group[0].at_s, evidence=evidence, fault=worst.fault)
-
-
-def _resume_told(one: Resume, _: int) -> str:
-    return f"{_after(one)} training restarted at step {one.last + 1}, after it had reached step {one.before}"
-
-
-def _lost_told(one: Resume, most: int) -> str:
-    told = f"{_after(one)} training resumed from step {one.last}, after it had reached step {one.before}"
-    return f"{told}: {counted(one.lost, 'repeated step')}, more than {most}"
-
-
-def _after(one: Resume) -> str:
-    return "after a restart" if one.fault is None else f"after '{one.fault.text}'"
 
 
 def _remarks(analysis: Analysis) -> Iterator[str]:

@@ -186,7 +186,7 @@ def classify(death: Exit, evidence: Evidence) -> Failure:
     if agent and agent.oom_kills_before is not None:
         evidence = replace(evidence, oom_kills_before=agent.oom_kills_before)
     end = _worker(death, agent)
-    rule = _rule(end, evidence)
+    rule, shown = _cause(end, evidence)
     return Failure(
         reason=rule.reason,
         message=_message(end, evidence, rule),
@@ -195,34 +195,23 @@ def classify(death: Exit, evidence: Evidence) -> Failure:
         host=agent.hostname if agent else None,
         signal=end.signal,
         last_lines=(agent.lines if agent else ()) or evidence.last_lines,
-        evidence=(*rule.shows(evidence), *((agent.why_not_again,) if agent and agent.why_not_again else ())),
+        evidence=(*shown, *((agent.why_not_again,) if agent and agent.why_not_again else ())),
         hint=rule.hint,
         again=rule.again,
     )
 
 
-def _rule(end: Exit, evidence: Evidence) -> _Rule:
-    """The first that applies; what the last error shows stands between the other rules."""
-    for rule in _FIRST:
-        if rule.applies(end, evidence):
-            return rule
-    found = _symptom(end, evidence)
-    if found is None:
-        return next(rule for rule in _LAST if rule.applies(end, evidence))
-    symptom, line = found
-    return _Rule(
-        symptom.reason,
-        lambda _end, _evidence: True,
-        symptom.hint,
-        what=symptom.what,
-        exit_code=symptom.exit_code,
-        again=symptom.again,
-        shows=lambda seen: (*_device(symptom, seen), line[:_WHY_CHARS]),
-    )
+def _cause(end: Exit, evidence: Evidence) -> tuple[_Rule | Symptom, tuple[str, ...]]:
+    """The first that applies, and what shows it; what the last error shows stands between the other rules."""
+    rule = next((rule for rule in _FIRST if rule.applies(end, evidence)), None)
+    if rule is None and (found := _symptom(end, evidence)) is not None:
+        symptom, line = found
+        return symptom, (*_device(symptom, evidence), line[:_WHY_CHARS])
+    rule = rule or next(rule for rule in _LAST if rule.applies(end, evidence))
+    return rule, rule.shows(evidence)
 
 
 def _device(symptom: Symptom, evidence: Evidence) -> tuple[str, ...]:
-    """Which device it most likely was."""
     local_rank = evidence.agent.local_rank if evidence.agent else None
     if local_rank is None or not symptom.reason.startswith("Device"):
         return ()
@@ -248,7 +237,7 @@ def _worker(death: Exit, agent: FailureRecord | None) -> Exit:
     return death if agent.exit_code is None else replace(death, code=agent.exit_code)
 
 
-def _message(end: Exit, evidence: Evidence, rule: _Rule) -> str:
+def _message(end: Exit, evidence: Evidence, rule: _Rule | Symptom) -> str:
     if evidence.text:
         return evidence.text
     agent = evidence.agent

@@ -22,6 +22,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.units import in_ranges
 
 PATIENCE = 3  # times the timeout, where there may be a good reason: starting, busy, waiting for another node
 USUAL = 10  # times the longest pause between strong signs is no longer usual
@@ -200,7 +201,7 @@ def _stopped(node: Node, limit: float) -> Hang | None:
     if not workers:
         return None
     for_s = node.at_s - min(since_s[worker] for worker in workers)
-    text = f"{_names(workers)} stopped (SIGSTOP) for {for_s:.0f} s"
+    text = f"{_have(workers)} stopped (SIGSTOP) for {for_s:.0f} s"
     return Hang(kind=Kind.STOPPED, workers=workers, for_s=for_s, limit_s=limit, text=text)
 
 
@@ -214,8 +215,8 @@ def _idle(node: Node, limit: float, start_s: float) -> Hang | None:
         return None
     workers = tuple(node.tracks)
     stuck = tuple(worker for worker, track in node.tracks.items() if track.last.state == "D")
-    kernel = f"; {_names(stuck)} stuck in the kernel (state D)" if stuck else ""
-    text = f"{_names(workers)} idle: no output, no progress and almost no CPU time for {for_s:.0f} s{kernel}"
+    kernel = f"; {_have(stuck)} stuck in the kernel (state D)" if stuck else ""
+    text = f"{_have(workers)} idle: no output, no progress and almost no CPU time for {for_s:.0f} s{kernel}"
     return Hang(kind=Kind.IDLE, workers=stuck or workers, for_s=for_s, limit_s=limit, text=text)
 
 
@@ -230,24 +231,17 @@ def _busy(node: Node, rules: Rules, limit: float) -> Hang | None:
     awake = tuple(worker for worker, track in node.tracks.items() if node.at_s - track.quiet_at_s < limit)
     workers = awake if rules.weak_signs and awake else tuple(node.tracks)
     doing = "busy without progress" if rules.weak_signs else "silent"
-    text = f"{_names(workers)} {doing} for {for_s:.0f} s, {for_s / longest_s:.0f} times the longest earlier pause"
+    text = f"{_have(workers)} {doing} for {for_s:.0f} s, {for_s / longest_s:.0f} times the longest earlier pause"
     return Hang(kind=Kind.BUSY, workers=workers, for_s=for_s, limit_s=limit, text=text)
 
 
-def _names(workers: tuple[Worker, ...]) -> str:
-    """`rank 3 has been`, `ranks 0-2,5 have been`, or a name of its own."""
+def _have(workers: Sequence[Worker]) -> str:
+    return f"{label(workers)} {'has' if len(workers) == 1 else 'have'} been"
+
+
+def label(workers: Sequence[Worker]) -> str:
+    """`rank 3`, `ranks 0-2,5`, or names of their own."""
     ranks = [worker.rank for worker in workers if worker.rank is not None]
     if len(ranks) < len(workers):
-        return f"{', '.join(worker.name for worker in workers)} {'has' if len(workers) == 1 else 'have'} been"
-    return f"rank {ranks[0]} has been" if len(ranks) == 1 else f"ranks {ranges(ranks)} have been"
-
-
-def ranges(numbers: list[int]) -> str:
-    """0, 1, 2, 5 as `0-2,5`."""
-    groups: list[list[int]] = []
-    for number in sorted(numbers):
-        if groups and groups[-1][-1] + 1 == number:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
-    return ",".join(str(group[0]) if len(group) == 1 else f"{group[0]}-{group[-1]}" for group in groups)
+        return ", ".join(worker.name for worker in workers)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {in_ranges(ranks)}"

@@ -236,7 +236,6 @@ class Watch:
         return f"state {state}" + (f", in the kernel's {kernel}" if kernel else "")
 
     def _loaders(self, workers: tuple[Worker, ...], texts: Mapping[int, str]) -> tuple[str, ...]:
-        """What the processes below the workers are doing, where they tell."""
         return tuple(
             f"{worker.name}'s {entry.name} (pid {entry.pid}): {where(known)}"
             for worker in workers

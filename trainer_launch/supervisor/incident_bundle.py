@@ -16,7 +16,7 @@ import re
 import shutil
 import stat
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from datetime import datetime, timedelta, timezone
 from typing import BinaryIO
@@ -294,8 +294,5 @@ def _read(place: str, name: str) -> Stored | None:
             incident = decode(Incident, file.read(_FILE_BYTES), _FILE_BYTES)
     except (OSError, MessageError):  # it is being written, or is somebody else's
         return None
-    return Stored(id=name, folder=folder, incident=incident, files=tuple(_relative(folder)))
-
-
-def _relative(folder: str) -> Iterable[str]:
-    return sorted(os.path.relpath(path, folder) for path, _ in _sizes(folder))
+    files = tuple(sorted(os.path.relpath(path, folder) for path, _ in _sizes(folder)))
+    return Stored(id=name, folder=folder, incident=incident, files=files)

@@ -280,7 +280,6 @@ class Collector:
     def _silent(
         self, alive: Mapping[Worker, object], texts: Mapping[int, str], recorded: Mapping[str, Recorded]
     ) -> Iterator[str]:
-        """What workers of torch's could not tell."""
         for worker in alive if self._sources.is_group else ():
             if not texts.get(worker.pid):
                 yield f"{worker.name}: no Python stacks"

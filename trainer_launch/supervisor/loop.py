@@ -59,7 +59,16 @@ def supervise(
     run.failed = failed
     run.to_the_end()
     system.drain(DRAIN_S)
-    return _outcome(run.state, system, run.evidence)
+    state = run.state
+    return Outcome(
+        verdict=state.verdict,
+        failure=_failure(state, system, run.evidence),
+        stop_signal=state.stop_signal,
+        exits=state.exits,
+        took_s=system.now() - state.started_at_s,
+        attempt=1 + state.restarts,
+        survivors=system.descendants() if state.gave_up else (),
+    )
 
 
 class _Run:
@@ -78,7 +87,8 @@ class _Run:
 
     def to_the_end(self) -> None:
         while self.state.phase is not Phase.DONE:
-            for event in self._system.wait(_earlier(self.state.deadline_s, self._look_at_s())):
+            times = (self.state.deadline_s, self._look_at_s())
+            for event in self._system.wait(min((at_s for at_s in times if at_s is not None), default=None)):
                 self._take(event)
             if _is_due(self.state.deadline_s, self._system.now()):
                 self._take(ev.Deadline(self._system.now()))
@@ -155,10 +165,6 @@ def carry_out(system: System, action: ev.Action, plan: Plan) -> None:
                 log.warning("still running after SIGKILL: %s", text)
 
 
-def _earlier(one_s: float | None, other_s: float | None) -> float | None:
-    return min([at_s for at_s in (one_s, other_s) if at_s is not None], default=None)
-
-
 def _is_due(at_s: float | None, now_s: float) -> bool:
     return at_s is not None and now_s >= at_s
 
@@ -185,21 +191,8 @@ def _tell(event: ev.Event, before: Phase, state: State) -> None:
 
 
 def _is_request(number: int, before: Phase, state: State) -> bool:
-    """Whether a signal asked to stop, at the time."""
     purpose = state_machine.purpose(replace(state, phase=before), number)
     return purpose is SignalAction.TERMINATE and before is not Phase.DONE
-
-
-def _outcome(state: State, system: System, evidence: Evidence) -> Outcome:
-    return Outcome(
-        verdict=state.verdict,
-        failure=_failure(state, system, evidence),
-        stop_signal=state.stop_signal,
-        exits=state.exits,
-        took_s=system.now() - state.started_at_s,
-        attempt=1 + state.restarts,
-        survivors=system.descendants() if state.gave_up else (),
-    )
 
 
 def _failure(state: State, system: System, evidence: Evidence) -> Failure | None:

@@ -117,7 +117,6 @@ def _retryable(code: int, again: bool | None = None) -> list[str]:
 
 
 def _how_all_ended(outcome: Outcome) -> str:
-    """Name the processes that did not end with 0, as they were stopped."""
     ends = [f"{end.process} ended with {end.exit_code}" for end in outcome.exits if end.exit_code != 0]
     return ", ".join(ends[:5])
 

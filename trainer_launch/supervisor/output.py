@@ -230,8 +230,6 @@ class Output:
 
 
 class _Pipe:
-    """One read end, its text, and where that goes."""
-
     def __init__(self, fd: int, source: Source, sink: _Sink | None, copies: Copies | None) -> None:
         self.fd, self.source = fd, source
         self._sink = sink  # None: not shown

@@ -6,7 +6,7 @@ The lines kept for the diagnosis are complete, whatever is left out here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trainer_launch.model.units import counted
@@ -242,7 +242,7 @@ class Source:
             body, self._pending = b"", self._pending + data
         if len(self._pending) > LINE_BYTES:
             whole = len(self._pending) // LINE_BYTES * LINE_BYTES
-            body += b"".join(piece + CUT for piece in _pieces(self._pending[:whole]))
+            body += b"".join(self._pending[at : at + LINE_BYTES] + CUT for at in range(0, whole, LINE_BYTES))
             self._pending = self._pending[whole:]
         return body
 
@@ -268,11 +268,6 @@ class Untouched(Source):
         if data:
             self._stream.open_by = None if data.endswith(b"\n") else self
         return data
-
-
-def _pieces(text: bytes) -> Iterator[bytes]:
-    for start in range(0, len(text), LINE_BYTES):
-        yield text[start : start + LINE_BYTES]
 
 
 def _fold(text: bytes) -> bytes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from trainer_launch.model.collectives import Doing
 from trainer_launch.model.frozen import dataclass
-from trainer_launch.supervisor.hang_detection import Worker, ranges
+from trainer_launch.supervisor.hang_detection import Worker, label
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}) in (?P<function>.*)$')
@@ -101,19 +101,10 @@ def stacks_digest(places: Mapping[Worker, str]) -> tuple[str, ...]:
     for worker, place in places.items():
         groups.setdefault(place, []).append(worker)
     few_first = sorted(groups.items(), key=lambda group: len(group[1]))
-    return tuple(f"{_label(workers)}: {place}" for place, workers in few_first)
-
-
-def _label(workers: Iterable[Worker]) -> str:
-    workers = list(workers)
-    ranks = [worker.rank for worker in workers if worker.rank is not None]
-    if len(ranks) < len(workers):
-        return ", ".join(worker.name for worker in workers)
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
+    return tuple(f"{label(workers)}: {place}" for place, workers in few_first)
 
 
 def _down_to_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """From the innermost call down to the first of the user's own."""
     for depth, frame in enumerate(frames):
         if not frame.is_library:
             return frames[: depth + 1]

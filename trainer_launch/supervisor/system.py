@@ -85,10 +85,7 @@ class System:
 
         `prepare` runs in the new process before the program.
         """
-        try:
-            ours = self._output.open(process.name, process.label, to=process.streams, member=process.member)
-        except OSError as error:
-            raise exhausted(process, error) from error
+        ours = self.streams(process)
         self._witness.begin()
         try:
             out, err = ours.get(1), ours.get(2)
@@ -111,7 +108,7 @@ class System:
         return popen.pid
 
     def streams(self, process: Process) -> dict[int, int]:
-        """Make the pipes of a process that somebody else starts for us; their write ends are the caller's."""
+        """Make the pipes of a process; their write ends are the caller's."""
         try:
             return self._output.open(process.name, process.label, to=process.streams, member=process.member)
         except OSError as error:

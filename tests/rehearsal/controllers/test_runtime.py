@@ -172,11 +172,61 @@ def test_gpus_make_the_slots_of_an_mpi_runtime_that_says_one() -> None:
     assert found["job-launcher-0-0"].main.env["OMPI_MCA_orte_set_default_slots"] == "4"
 
 
-@pytest.mark.parametrize("name", ["torch-distributed", "jax-distributed", "xgboost-distributed"])
-def test_runtimes_as_kubeflow_ships_them_need_not_be_given(name: str) -> None:
-    found = pods(job_of(trainjob("{numNodes: 2}").replace("name: rt", f"name: {name}")))
-    assert len(found) == 2
-    assert any(word.startswith(("PET_", "JAX_", "DMLC_")) for word in found[0].main.env)
+HYDRAS = [("Intel", "I_MPI_HYDRA_HOST_FILE"), ("MPICH", "HYDRA_HOST_FILE")]
+
+
+@pytest.mark.parametrize(("implementation", "variable"), HYDRAS)
+def test_only_the_variables_of_the_chosen_mpi_are_reserved(implementation: str, variable: str) -> None:
+    """kubeflow/trainer pull request 3717, commit 9e87e772: reservedEnvNamesForImplementation."""
+    trainer = "{env: [{name: %s, value: /mine}]}"
+    policy = f"mpi: {{mpiImplementation: {implementation}}}"
+    jobs = f"{rjob('launcher', step='trainer')}, {rjob('node')}"
+    launcher = made(trainer % "OMPI_MCA_orte_default_hostfile", policy, jobs)["job-launcher-0-0"].main
+    assert launcher.env["OMPI_MCA_orte_default_hostfile"] == "/mine"
+    assert launcher.env[variable] == "/etc/mpi/hostfile"
+    with pytest.raises(UsageError, match=variable):
+        made(trainer % variable, policy, jobs)
+    (told,) = job_of(trainjob(), runtime(policy, jobs)).odd
+    assert told.startswith(f"Trainer up to v2.3 refuses mpiImplementation {implementation}")
+
+
+def test_an_initializer_has_one_pod_and_reads_its_secret() -> None:
+    first = rjob("model-initializer", "{name: model-initializer, image: i}", "model-initializer")
+    jobs = f"{first.replace('template:', 'replicas: 3, template:', 1)}, {rjob('node', step='trainer')}"
+    more = "initializer: {model: {storageUri: 'hf://x/y', secretRef: {name: token}}}"
+    secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: token}\nstringData: {ACCESS_TOKEN: abc}\n"
+    job = job_of(trainjob(more=more), runtime(jobs=jobs), secret)
+    initializer, node = pods(job)
+    assert (initializer.main.env["STORAGE_URI"], initializer.main.env["ACCESS_TOKEN"]) == ("hf://x/y", "abc")
+    assert "ACCESS_TOKEN" not in node.main.env
+    assert "model-initializer: its program is in its image" in job.ignored
+
+
+def tune(name: str, trainer: str) -> tuple[str, ...]:
+    text = trainjob(f"{{command: [tune, run], {trainer}}}").replace("name: rt", f"name: {name}")
+    return next(pod for pod in pods(job_of(text)) if pod.draft.role == "node").main.command
+
+
+@pytest.mark.parametrize(
+    ("args", "config"),
+    [
+        ("[]", "llama3_2/3B_full"),
+        ("['model.lora_attn_modules=[q_proj]']", "llama3_2/3B_lora"),
+        ("['model.quantize_base=false', 'model.lora_attn_modules=[q_proj]']", "llama3_2/3B_lora"),
+        ("['model.quantize_base=true']", "llama3_2/3B_qlora"),
+        ("['model.quantize_base=True', 'model.use_dora=TRUE', 'model.lora_attn_modules=[a]']", "llama3_2/3B_lora"),
+    ],
+)
+def test_arguments_choose_the_configuration_of_torchtune(args: str, config: str) -> None:
+    """kubeflow/trainer v2.3.0 pkg/runtime/framework/plugins/torch/torchtune.go, isBoolArgEnabled."""
+    assert tune("torchtune-llama3.2-3b", f"args: {args}")[-4] == config
+
+
+def test_torchtune_is_refused_where_trainer_refuses_it() -> None:
+    with pytest.raises(UsageError, match=r"numNodes is the number 2; expected 1 node for llama3_2/1B"):
+        tune("torchtune-llama3.2-1b", "numNodes: 2")
+    with pytest.raises(UsageError, match="llama3_3/70B"):
+        tune("torch-distributed", "numNodes: 1")
 
 
 # -- values -----------------------------------------------------------------------------------

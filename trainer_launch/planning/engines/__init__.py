@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
+from trainer_launch.contracts.source import Pod
 from trainer_launch.model import Job, Plan, signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import PREFIX, Settings
@@ -59,7 +61,11 @@ def plan(request: Request) -> Plan:
         if why is not None and request.start_method == "forkserver":
             raise UsageError(f"--start-method is forkserver, but {why}; set it to auto")
         engine, reason = (torch, reason) if why is None else (torchrun, f"{reason}; torchrun runs it: {why}")
-    return engine.plan(request, reason)
+    if engine is not torch:
+        torch_options.check_placement(request, reason, is_torchrun=engine is torchrun)
+    made = engine.plan(request, reason)
+    odd = torch_options.warnings(request) if engine in (torch, torchrun) else ()
+    return replace(made, warnings=(*made.warnings, *odd))
 
 
 def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
@@ -79,6 +85,7 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
 # -- from what was read to a plan ---------------------------------------------------------------
 
 
+_MAX_LABEL = 253
 _PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
 
 
@@ -96,7 +103,7 @@ def request_of(
     Raises:
         LaunchError: missing command, or this node has no place in the job.
     """
-    return Request(
+    request = Request(
         job=reading.job,
         host=reading.host,
         topology=place(reading.job, reading.host),
@@ -123,8 +130,6 @@ def request_of(
         secret_file=settings.secret_file,
         start_method=settings.start_method,
         preload=_names(settings.preload),
-        records=settings.recorder,
-        straggler_interval_s=settings.straggler_interval,
         prefix=settings.prefix,
         watches_output=settings.hang_timeout is not None,
         scratch=scratch,
@@ -132,6 +137,40 @@ def request_of(
         copies_are_refused=copies_are_refused,
         replace_launcher=replace_launcher,
     )
+    return _of_workers(request, reading, settings)
+
+
+def _of_workers(request: Request, reading: Reading, settings: Settings) -> Request:
+    """The same with what observes torch's workers, the CPUs that they run on, and where this node is."""
+    interval_s = settings.straggler_interval
+    request = replace(request, records=settings.recorder, straggler_interval_s=interval_s)
+    if settings.ranks_by == "topology":
+        request = replace(request, label=_label(settings.topology_label, reading.pod))
+    mode = torch_options.numa_binding(settings.numa_binding, request.command)
+    if mode == "off":
+        return request
+    from trainer_launch.host import numa  # only who binds workers needs it
+
+    machine = numa.read(request.env, request.host.gpus)
+    bindings = numa.bindings(machine, mode, request.topology.local_world_size or 1)
+    return replace(request, numa_binding=mode, bindings=bindings)
+
+
+def _label(source: str, pod: Pod) -> str:
+    """This node's topology label, from a file or a variable; "" where there is none.
+
+    Raises:
+        UsageError: it is no label.
+    """
+    is_file = source.startswith("/")
+    told = (pod.files.read(source) or b"").decode(errors="replace") if is_file else pod.env.get(source, "")
+    label = told.strip().strip("/")
+    if not (label.isascii() and label.isprintable() and len(label) <= _MAX_LABEL):
+        raise UsageError(
+            f"{source} holds {label[:60]!r}: expected a topology label such as block-a/rack-3, of at most "
+            f"{_MAX_LABEL} ASCII characters; correct it, or set --topology-label to another file or variable"
+        )
+    return label
 
 
 def _command(reading: Reading) -> Command:

@@ -51,7 +51,7 @@ def sparing(request: Request, env: dict[str, str]) -> dict[str, str]:
     (vader's in 3.1 to 4.x, open-mpi/ompi#5422; sm's from 5.0, which has vader's name as an alias), and so does UCX.
     """
     if request.shm_is_short:
-        if request.host.gpus.count:
+        if request.host.gpus.cuda:
             env.setdefault("NCCL_SHM_DISABLE", "1")
         if request.job.engine in _MPI and not any(name.startswith(_OPEN_MPI) for name in env):
             env |= {f"{_OPEN_MPI}{name}_backing_directory": "/tmp" for name in ("vader", "sm")}

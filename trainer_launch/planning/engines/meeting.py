@@ -107,6 +107,7 @@ def membership(request: Request, local_addr: str | None) -> Membership:
         ports=request.port_range,
         seats=_seats(request, nodes),
         secret_file=request.secret_file,
+        label=request.label or "",
     )
 
 

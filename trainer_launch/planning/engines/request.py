@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainer_launch.model import Host, Job, PortRange, Topology
+from trainer_launch.model import Binding, Host, Job, PortRange, Topology
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.signal_policy import SignalAction, StopOrder
 from trainer_launch.planning.command import Command
@@ -42,6 +42,9 @@ class Request:
     watches_output: bool = False  # output shows that the program lives: none may stay in a buffer
     start_method: str  # of torch's workers: auto, exec, forkserver
     preload: tuple[str, ...]  # what they find imported besides torch
+    numa_binding: str = "off"  # torch's workers get CPUs near their GPUs
+    bindings: tuple[tuple[Binding, ...], str] = ((), "")  # how, by local rank, and a sentence about it
+    label: str | None = None  # this node's topology label, "" where none is found; None: ranks follow node numbers
     records: bool = True  # torch's flight recorder is on, and answers PID 1
     straggler_interval_s: float = 0.0  # between two looks for stragglers; 0: none
     scratch: str  # a private folder for this run's files

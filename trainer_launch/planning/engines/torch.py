@@ -50,6 +50,7 @@ def plan(request: Request, reason: str) -> Plan:
     options = torch_options.asked(request) | torch_options.form_of_program(request)
     torch_options.check(request, options)
     workers, why = _workers(request, options)
+    bound, told = request.bindings
     actions = torch_options.signals_of(options, request.signals)
     signal_policy.stop_signal(actions)  # one has to be left that stops the job
     return Plan(
@@ -64,7 +65,8 @@ def plan(request: Request, reason: str) -> Plan:
         wait_s=request.wait_s,
         hosting=meeting.hosting(request),
         meeting=meeting.meeting(request),
-        reasons=(reason, why),
+        reasons=(reason, why, *([told] if bound else [])),
+        warnings=(told,) if told and not bound else (),
     )
 
 
@@ -90,6 +92,7 @@ def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str
         run_dir=request.scratch,
         errors=runtime_directory.errors_in(request.scratch),
         node_label=torch_options.node(request) if request.prefix else None,
+        bindings=request.bindings[0],
         virtual_local_rank="virtual_local_rank" in options,
         logs={name: value for name, value in options.items() if name in torchrun_options.NAMES},
     )

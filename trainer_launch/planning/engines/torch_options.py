@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from trainer_launch.model import signal_policy
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
 from trainer_launch.model.units import counted
 from trainer_launch.planning import torchrun_options
-from trainer_launch.planning.command import Kind
+from trainer_launch.planning.command import Command, Kind
 from trainer_launch.planning.engines import meeting
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.flag_overrides import JOB_OPTIONS
@@ -34,7 +34,17 @@ def asked(request: Request) -> dict[str, str]:
     for name, value in typed.items():
         option = torchrun_options.OPTIONS[name]
         torchrun_options.check_value(option, value, option.flag)
-    return {**torchrun_options.from_variables(request.env), **typed}
+    return {**torchrun_options.from_variables(request.env), **typed, **_numa(request)}
+
+
+def numa_binding(own: str, command: Command) -> str:
+    """The launcher's own option, else torchrun's."""
+    typed = command.torchrun.options if command.torchrun else {}
+    return own if own != "off" else typed.get("numa_binding", own)
+
+
+def _numa(request: Request) -> dict[str, str]:
+    return {} if request.numa_binding == "off" else {"numa_binding": request.numa_binding}
 
 
 def handed_over(request: Request, options: Mapping[str, str]) -> str | None:
@@ -91,8 +101,6 @@ def _by_option(options: Mapping[str, str]) -> str | None:
         return f"--event-log-handler {options['event_log_handler']} records events of torchrun's agent"
     if "run_path" in options:
         return "with --run-path torchrun itself runs the script in processes that it forks or spawns"
-    if "numa_binding" in options:
-        return "--numa-binding binds workers to the CPUs of their GPUs, which torchrun does with numactl"
     return None
 
 
@@ -151,6 +159,37 @@ def check_spares(request: Request, *, runs_workers: bool) -> None:
         )
 
 
+def check_placement(request: Request, reason: str, *, is_torchrun: bool) -> None:
+    """Refuse to place workers that others start, for this reason.
+
+    Raises:
+        UsageError: --ranks-by or --numa-binding asks for what this engine cannot do.
+    """
+    binding = request.numa_binding
+    if request.label is not None:
+        asked, instead = "--ranks-by topology", ""
+    elif binding == "auto" or (binding != "off" and not is_torchrun):
+        asked, instead = f"--numa-binding {binding}", ", or set it to node, which torchrun knows" * is_torchrun
+    else:
+        return
+    raise UsageError(f"{asked} needs torch workers that the launcher itself starts ({reason}); remove it{instead}")
+
+
+def warnings(request: Request) -> Iterator[str]:
+    """What is allowed, and probably not meant."""
+    gpus, is_alone = request.host.gpus, request.topology.local_world_size == 1
+    if gpus.count > 1 and is_alone and request.job.nproc_per_node is None:
+        yield (
+            f"1 worker starts in a pod with {gpus.count} accelerators ({gpus.reason}), and torch uses 1 of them; "
+            f"add --nproc-per-node auto for a worker on each, or --nproc-per-node 1 if one is enough"
+        )
+    if request.label == "" and request.topology.pods != 1:
+        yield (
+            "this node has no topology label, so its ranks come last; "
+            "put one into the file or variable that --topology-label names"
+        )
+
+
 def check_stdin(request: Request) -> None:
     """Refuse several workers of a program that is read from standard input."""
     workers = request.topology.local_world_size
@@ -172,7 +211,7 @@ def all_options(request: Request) -> dict[str, str]:
     for name, value in typed.items():
         option = torchrun_options.OPTIONS[name]
         torchrun_options.check_value(option, value, option.flag)
-    given = {**torchrun_options.from_variables(request.env), **typed}
+    given = {**torchrun_options.from_variables(request.env), **typed, **_numa(request)}
     kept = {name: value for name, value in given.items() if name not in JOB_OPTIONS}
     kept.update(form_of_program(request))
     kept["nproc_per_node"] = worker_count(request)
@@ -187,7 +226,7 @@ def all_options(request: Request) -> dict[str, str]:
 
 
 def worker_count(request: Request) -> str:
-    """How many workers; xpu stays a word, which torch alone can count."""
+    """How many workers; xpu stays a word where only torch may see such devices."""
     size, asked = request.topology.local_world_size, request.job.nproc_per_node
     if size is not None or asked == "xpu":
         return str(size or asked)

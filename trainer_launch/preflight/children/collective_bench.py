@@ -320,7 +320,6 @@ class Reduction:
         return bus_rate(size, best_s, self._size)
 
     def _reduced(self, size: int) -> float:
-        """One all-reduce of so many bytes: seconds."""
         import torch
         import torch.distributed as dist
 

@@ -236,7 +236,7 @@ def _has_pairs(settings: Settings, skipped: Collection[str]) -> bool:
 def _collectives(subject: Subject, settings: Settings, skipped: Collection[str]) -> Collectives | None:
     """The child that imports torch, where it may be of use."""
     wanted = settings.pair_test in (pair_results.GLOO, pair_results.NCCL) or settings.level == "deep"
-    wanted = wanted or (settings.pair_test == "auto" and subject.host.gpus.count > 0)
+    wanted = wanted or (settings.pair_test == "auto" and subject.host.gpus.cuda > 0)
     if not wanted or not _has_pairs(settings, skipped):
         return None
     command = subject.command

@@ -106,7 +106,7 @@ def _bad_for_gloo(subject: Subject, text: str) -> Finding:
 def nccl_socket_ifname(subject: Subject) -> Iterator[Finding]:
     """NCCL_SOCKET_IFNAME, or what NCCL takes without it, leaves an interface that other nodes can reach."""
     spec = subject.env.get("NCCL_SOCKET_IFNAME")
-    if spec is None and subject.host.gpus.count == 0:
+    if spec is None and subject.host.gpus.cuda == 0:
         yield nccl_socket_ifname.skipped("it is not set, and no GPU is here")
         return
     if not subject.interfaces:
@@ -129,7 +129,7 @@ def nccl_socket_ifname(subject: Subject) -> Iterator[Finding]:
 
 def _bad_for_nccl(subject: Subject, text: str, *, is_certain: bool = True) -> Finding:
     """A failure where there are GPUs; elsewhere NCCL is not used, unless this container only does not see them."""
-    fails = is_certain and subject.host.gpus.count > 0
+    fails = is_certain and subject.host.gpus.cuda > 0
     usable = _usable(subject)
     action = f"set NCCL_SOCKET_IFNAME=={usable} (= for an exact name)" if usable else "give the pod a network"
     return nccl_socket_ifname.bad(Fault.JOB if fails else None, text, evidence=_here(subject), action=action)

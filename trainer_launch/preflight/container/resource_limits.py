@@ -48,7 +48,7 @@ def memory(subject: Subject) -> Iterator[Finding]:
     if limit is None:
         yield memory.passed("the container's memory is not limited")
         return
-    each, usual = (LEAST_GPU_MIB, USUAL_GPU_MIB) if subject.host.gpus.count else (LEAST_MIB, USUAL_MIB)
+    each, usual = (LEAST_GPU_MIB, USUAL_GPU_MIB) if subject.host.gpus.cuda else (LEAST_MIB, USUAL_MIB)
     least = each * subject.workers
     left, measured = max(0, limit - used) // MIB, limit // MIB
     text = f"{left} MiB are left of the limit of {measured} MiB for {counted(subject.workers, 'worker')}"
@@ -159,7 +159,7 @@ def shm(subject: Subject) -> Iterator[Finding]:
         return
     need = Need(
         workers=0 if hosts_no_rank(subject.job) else subject.workers,
-        on_gpus=host.gpus.count > 0,
+        on_gpus=host.gpus.cuda > 0,
         is_mpi=subject.job.engine in ("mpirun", "sshd"),
     )
     number = subject.write_trouble(min(_WRITTEN_BYTES, _bearable(subject)))

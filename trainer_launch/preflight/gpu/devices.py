@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -196,17 +196,12 @@ def loaded(
     return Load(tested=tested, watched=MappingProxyType(seen), trouble=trouble, driver=facts.driver)
 
 
-@contextlib.contextmanager
-def _folder() -> Iterator[str]:
+def _folder() -> contextlib.AbstractContextManager[str]:
     """Where the tests of GPUs meet; empty where nothing can be written."""
-    with contextlib.ExitStack() as undo:
-        try:
-            made = undo.enter_context(
-                tempfile.TemporaryDirectory(prefix="trainer-launch-", ignore_cleanup_errors=True)
-            )
-        except OSError:
-            made = ""
-        yield made
+    try:
+        return tempfile.TemporaryDirectory(prefix="trainer-launch-", ignore_cleanup_errors=True)
+    except OSError:
+        return contextlib.nullcontext("")
 
 
 @dataclass(frozen=True, slots=True)

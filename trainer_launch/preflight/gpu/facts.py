@@ -13,6 +13,7 @@ from typing import Any
 
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.findings import Checksum, Fault, Finding, Measure, Scope, Status, Value
+from trainer_launch.model.units import in_ranges
 
 MAX_GPUS = 64
 
@@ -152,14 +153,7 @@ def visible(gpus: Sequence[Gpu], shown: str | None) -> tuple[Gpu, ...]:
 
 def numbered(indices: Sequence[int]) -> str:
     """`GPU 3`, or `GPUs 0-3, 7`."""
-    parts: list[list[int]] = []
-    for index in sorted(indices):
-        if parts and parts[-1][-1] == index - 1:
-            parts[-1].append(index)
-        else:
-            parts.append([index])
-    told = ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
-    return f"GPU{'s' if len(indices) > 1 else ''} {told}"
+    return f"GPU{'s' if len(indices) > 1 else ''} {in_ranges(indices, ', ')}"
 
 
 def _gpu(told: Any) -> Gpu:
@@ -275,7 +269,6 @@ def benched(gpu: int, uuid: str, said: bytes, seen: Limits) -> Benched:
 
 
 def _with(made: Benched, told: Any) -> Benched:
-    """A line more."""
     if "stage" in told:
         stage, at_s = str(told["stage"])[:60], float(told.get("at", 0.0))
         return replace(made, stage=stage, stages=(*made.stages, (stage, at_s)))

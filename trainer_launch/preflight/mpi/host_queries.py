@@ -412,7 +412,6 @@ def argv_on(host: str, command: str, client: Client) -> Sequence[str]:
 
 
 def _source_to(host: str) -> str:
-    """Which of our addresses a host sees."""
     found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     return route_to(str(found[0][4][0])).source
 

@@ -241,6 +241,5 @@ def _about_talking(kept: Sequence[str]) -> tuple[str, ...]:
 
 
 def _python(program: Sequence[str]) -> str:
-    """The interpreter that the job's own program uses."""
     first = program[0] if program else ""
     return first if _PYTHON.fullmatch(PurePosixPath(first).name) else "python3"

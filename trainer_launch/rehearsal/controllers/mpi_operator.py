@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from trainer_launch.rehearsal.controllers import v1
 from trainer_launch.rehearsal.controllers.documents import Field, Request
 from trainer_launch.rehearsal.controllers.pod_values import (
+    SSH_ARGS,
     ChildRules,
     Draft,
     File,
@@ -30,7 +31,6 @@ _SPEC = (
 _ROLES = ("Launcher", "Worker")
 _HOSTFILE = "/etc/mpi/hostfile"
 _DISCOVERY = "/etc/mpi/discover_hosts.sh"
-_PATIENCE = "-o ConnectionAttempts=10"
 _NO_GPUS = {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
 _BACKOFF = 6  # a Job's own default
 
@@ -159,16 +159,16 @@ def _dialect(job: _Job) -> Mapping[str, str]:
         return {
             "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
             "OMPI_MCA_orte_default_hostfile": _HOSTFILE,
-            "OMPI_MCA_plm_rsh_args": _PATIENCE,
+            "OMPI_MCA_plm_rsh_args": SSH_ARGS,
             "OMPI_MCA_orte_set_default_slots": str(job.slots),
         }
     if job.implementation == "Intel":
         return {
             "I_MPI_HYDRA_HOST_FILE": _HOSTFILE,
-            "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": _PATIENCE,
+            "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SSH_ARGS,
             "I_MPI_PERHOST": str(job.slots),
         }
-    return {"HYDRA_HOST_FILE": _HOSTFILE, "HYDRA_LAUNCH_EXTRA_ARGS": _PATIENCE}
+    return {"HYDRA_HOST_FILE": _HOSTFILE, "HYDRA_LAUNCH_EXTRA_ARGS": SSH_ARGS}
 
 
 def _keys(job: _Job) -> Mapping[str, File]:

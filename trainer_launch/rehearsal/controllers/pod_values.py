@@ -400,6 +400,9 @@ def expanded(text: str, env: Mapping[str, str]) -> str:
 # -- what controllers do to containers --------------------------------------------------------
 
 
+SSH_ARGS = "-o ConnectionAttempts=10"
+
+
 def open_mpi(hostfile: str, slots: int) -> tuple[EnvItem, ...]:
     """Open MPI's variables for a launcher: kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go."""
     return env_items(
@@ -407,7 +410,7 @@ def open_mpi(hostfile: str, slots: int) -> tuple[EnvItem, ...]:
             "OMPI_MCA_orte_default_hostfile": hostfile,
             "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
             "OMPI_MCA_orte_set_default_slots": str(slots),
-            "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+            "OMPI_MCA_plm_rsh_args": SSH_ARGS,
         }
     )
 

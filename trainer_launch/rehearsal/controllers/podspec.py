@@ -37,6 +37,7 @@ _POD_IGNORED = (
     "schedulingGates", "priorityClassName", "priority", "preemptionPolicy", "runtimeClassName", "overhead",
     "resourceClaims", "resources", "serviceAccountName", "serviceAccount", "securityContext", "hostNetwork",
     "hostPID", "hostIPC", "hostUsers", "activeDeadlineSeconds", "ephemeralContainers", "hostAliases",
+    "schedulingGroup",
 )  # fmt: skip
 _POD_READ = (
     "containers", "initContainers", "restartPolicy", "terminationGracePeriodSeconds", "volumes", "hostname",

@@ -1,12 +1,15 @@
-"""A TrainJob over its runtime: replicatedJobs, their numbers of pods and templates, the JobSet's rules. Pure.
+"""A TrainJob over its runtime: replicatedJobs, their numbers of pods and templates, the JobSet's rules.
 
 kubeflow/trainer pkg/runtime/core/trainingruntime.go and pkg/runtime/framework/plugins/jobset/builder.go.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +28,13 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     env_items,
     upserted,
 )
-from trainer_launch.rehearsal.controllers.podspec import left_out, quantities, read_env, read_template
+from trainer_launch.rehearsal.controllers.podspec import (
+    left_out,
+    of_env_from,
+    quantities,
+    read_env,
+    read_template,
+)
 from trainer_launch.rehearsal.controllers.restart_decisions import IN_PLACE
 from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, job_name, namespace
 
@@ -33,6 +42,7 @@ ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
 NODE = "node"
 LAUNCHER = "launcher"
 TRAINER = "trainer"
+INITIALIZERS = ("dataset-initializer", "model-initializer")
 POLICIES = ("torch", "mpi", "jax", "xgboost", "flux")
 _TRAINJOB = (
     "runtimeRef", "initializer", "trainer", "labels", "annotations", "podTemplateOverrides", "podSpecOverrides",
@@ -45,8 +55,7 @@ JOBSET = (
     "managedBy", "ttlSecondsAfterFinished", "volumeClaimPolicies",
 )  # fmt: skip
 REPLICATED = ("name", "replicas", "template", "dependsOn", "groupName")
-# The runtimes that Kubeflow ships and that are no more than a policy and a container.
-_SHIPPED = {"torch-distributed": "torch", "jax-distributed": "jax", "xgboost-distributed": "xgboost"}
+PUBLISHED = Path(__file__).with_name("runtimes.json")  # the manifests that Trainer is released with, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,17 +146,25 @@ def _runtime(found: Field, request: Request) -> Field:
     reference = found.get("spec", "runtimeRef", "name")
     name = reference.text()
     if name in request.runtimes:
+        version = request.runtimes[name].get("apiVersion")
+        if not version.text().startswith("trainer.kubeflow.org/"):
+            raise version.bad("trainer.kubeflow.org/v1alpha1, as the TrainJob has it")
         return request.runtimes[name]
-    if name in _SHIPPED:
-        return Field(_shipped(_SHIPPED[name]), "", f"the runtime {name} as Kubeflow ships it")
+    known = published()
+    if name in known:
+        return Field({"spec": known[name]}, "", f"the published runtime {name}")
     has = ", ".join(request.runtimes) or "none"
-    raise reference.bad(f"a runtime from one of the files (found: {has}); add its file with another -f")
+    raise reference.bad(
+        f"a runtime from one of the files (found: {has}), or one that Trainer is released with "
+        f"({', '.join(known)}); add its file with another -f"
+    )
 
 
-def _shipped(policy: str) -> dict[str, Any]:
-    template = {"spec": {"containers": [{"name": NODE, "image": "as-shipped"}]}}
-    job = {"name": NODE, "template": {"metadata": {"labels": {ANCESTOR: TRAINER}}, "spec": {"template": template}}}
-    return {"spec": {"mlPolicy": {"numNodes": 1, policy: {}}, "template": {"spec": {"replicatedJobs": [job]}}}}
+@cache
+def published() -> Mapping[str, Any]:
+    """The specs of the runtimes that Trainer is released with, by name."""
+    specs: Mapping[str, Any] = json.loads(PUBLISHED.read_text(encoding="utf-8"))["specs"]
+    return specs
 
 
 def _nodes(trainer: Field, default: int) -> int:
@@ -209,14 +226,14 @@ def _replicated(job: Field, nodes: int) -> ReplicatedJob:
     ancestor = labels.get(ANCESTOR).text("") or None
     batch = job.get("template", "spec")
     count = batch.get("parallelism").number(1, least=1, most=MAX_REPLICAS)
-    is_trainer = ancestor == TRAINER
-    if is_trainer:
+    replicas = job.get("replicas").number(1, least=1, most=MAX_REPLICAS)
+    if ancestor == TRAINER:
         count = nodes
     return ReplicatedJob(
         name=job.get("name").name(),
         ancestor=ancestor,
         count=count,
-        replicas=1 if is_trainer else job.get("replicas").number(1, least=1, most=MAX_REPLICAS),
+        replicas=1 if ancestor in (TRAINER, *INITIALIZERS) else replicas,
         template=read_template(batch.get("template")),
         field=job,
     )
@@ -227,7 +244,7 @@ def _replicated(job: Field, nodes: int) -> ReplicatedJob:
 
 def _wished(job: ReplicatedJob, made: TrainJob) -> ReplicatedJob:
     """The trainer's container gets the TrainJob's command, arguments, resources and variables."""
-    if job.ancestor in ("dataset-initializer", "model-initializer"):
+    if job.ancestor in INITIALIZERS:
         return _initializer(job, made.job.get("spec", "initializer", job.ancestor.partition("-")[0]))
     works = made.policy == "mpi" and made.policy_field.get("runLauncherAsNode").flag() and job.name == NODE
     if not made.trainer.given or not (job.is_trainer or works):
@@ -259,7 +276,16 @@ def _with_resources(container: Container, resources: Field) -> Container:
 def _initializer(job: ReplicatedJob, wish: Field) -> ReplicatedJob:
     uri = wish.get("storageUri").text("")
     items: tuple[EnvItem, ...] = (*(env_items({"STORAGE_URI": uri}) if uri else ()), *read_env(wish.get("env")))
-    return on_containers(job, lambda one: upserted(one, items) if one.name == job.ancestor else one)
+    secret = [{"secretRef": wish.get("secretRef").value}] if wish.get("secretRef").given else []
+    sources = tuple(of_env_from(Field(secret, wish.path, wish.where)))
+
+    def given(one: Container) -> Container:
+        made = upserted(one, items) if one.name == job.ancestor else one
+        if one.name == job.ancestor:
+            made = replace(made, sources=(*made.sources, *sources))
+        return replace(made, platforms=not (made.command or made.args))  # its image's program, which is not here
+
+    return on_containers(job, given)
 
 
 def on_containers(
@@ -430,7 +456,7 @@ def read_job(spec: Field, name: str, restart: str) -> ChildRules:
 def _exit_rule(rule: Field, number: int) -> ExitRule:
     rule.only(("action", "onExitCodes", "onPodConditions"))
     codes, conditions = rule.get("onExitCodes"), rule.get("onPodConditions")
-    if codes.given is conditions.given:
+    if codes.given is bool(conditions.items()):
         raise rule.bad("onExitCodes or onPodConditions")
     codes.only(("containerName", "operator", "values"))
     met = [one.get("type").text() for one in conditions.items() if one.get("status").text("True") == "True"]

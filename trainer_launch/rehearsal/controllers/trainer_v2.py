@@ -5,14 +5,15 @@ kubeflow/trainer pkg/runtime/framework/plugins/{torch,jax,xgboost,flux,mpi}; Pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from trainer_launch.rehearsal.controllers import documents, trainer_runtime
-from trainer_launch.rehearsal.controllers.documents import Field, Request
+from trainer_launch.rehearsal.controllers.documents import Request
 from trainer_launch.rehearsal.controllers.pod_values import (
     COMPLETION_INDEX,
     JOBSET_LABEL,
+    SSH_ARGS,
     Container,
     Draft,
     EnvItem,
@@ -46,25 +47,22 @@ _TORCH = ("numProcPerNode", "envInjection")
 _RESERVED = {
     "torch": ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
     "xgboost": ("DMLC_TRACKER_URI", "DMLC_TRACKER_PORT", "DMLC_TASK_ID", "DMLC_NUM_WORKER"),
-    "mpi": (
-        *("OMPI_MCA_orte_default_hostfile", "OMPI_MCA_orte_keep_fqdn_hostnames"),
-        *("OMPI_MCA_orte_set_default_slots", "OMPI_MCA_plm_rsh_args"),
-    ),
 }
 _FLUX_CONFIG = "/etc/flux-config"
+_TUNE = ("tune", "run")
 
 
 def torch(job: TrainJob) -> TrainJob:
     """PET_* for the trainer's container, and for the targets of envInjection."""
     job.policy_field.only(_TORCH)
-    _refuse_reserved(job)
+    _refuse_reserved(job, _RESERVED["torch"])
     main = job.main
     nodes, nproc = (main.count if main else 1), _nproc(job)
     count = EnvItem(name="PET_NNODES", value=str(nodes))
     first_three = (count, EnvItem(name="PET_NPROC_PER_NODE", value=nproc), _index("PET_NODE_RANK"))
     items = (*first_three, *env_items({"PET_MASTER_ADDR": job.node_0, "PET_MASTER_PORT": str(PORT)}))
     if job.trainer.given:
-        if job.trainer.get("command").texts() == ("tune", "run"):
+        if job.trainer.get("command").texts() == _TUNE:
             job = _on_trainer(job, lambda one: tuned(upserted(one, first_three), job, nodes, nproc))
         else:
             job = _on_trainer(job, lambda one: upserted(one, items))
@@ -124,7 +122,7 @@ def jax(job: TrainJob) -> TrainJob:
 
 def xgboost(job: TrainJob) -> TrainJob:
     """A tracker on node 0, and one worker per GPU."""
-    _refuse_reserved(job)
+    _refuse_reserved(job, _RESERVED["xgboost"])
     if not job.trainer.given:
         return job
     nodes = job.main.count if job.main else 1
@@ -181,18 +179,17 @@ def _on_trainer(job: TrainJob, change: Callable[[Container], Container]) -> Trai
     return replace(job, jobs=tuple(jobs))
 
 
-def _refuse_reserved(job: TrainJob) -> None:
+def _refuse_reserved(job: TrainJob, names: Collection[str]) -> None:
     """The webhook lets nobody set what the controller does."""
-    if job.policy != "mpi" and job.trainer.get("command").texts() == ("tune", "run"):
-        return
     for item in job.trainer.get("env").items():
-        if item.get("name").value in _RESERVED[job.policy]:
+        if item.get("name").value in names:
             raise item.get("name").bad(f"a variable that the {job.policy} runtime does not set itself")
 
 
 # -- torchtune ---------------------------------------------------------------------------------
 
 
+_MODELS, _LARGE = ("llama3_2/1B", "llama3_2/3B", "qwen2_5/1.5B"), "llama3_3/70B"
 _FIXED = ("output_dir", "tokenizer.path", "checkpointer.checkpoint_dir", "tokenizer.merges_file")  # the runtime's
 
 
@@ -203,19 +200,18 @@ def tuned(container: Container, job: TrainJob, nodes: int, nproc: str) -> Contai
         if item.text().partition("=")[0] in _FIXED:
             raise item.bad("a setting that the runtime does not fix")
     devices = documents.gpus(*resources_of(job))
+    model = _model(job)
     recipe, suffix = _recipe(nodes, nproc, devices, args)
     several = nodes > 1 or (int(nproc) > 1 if nproc.isdigit() else devices > 1)
     endpoint = [f"--rdzv_endpoint={job.node_0}:{PORT}"] if several else []
     overrides = [word for word in _runtimes_command(job) if word.partition("=")[0] in _FIXED]
-    config = f"{_model(job.job)}{suffix}"
-    return replace(container, command=("tune", "run", *endpoint, recipe, "--config", config, *overrides))
+    return replace(container, command=(*_TUNE, *endpoint, recipe, "--config", f"{model}{suffix}", *overrides))
 
 
 def _recipe(nodes: int, nproc: str, devices: int, args: tuple[str, ...]) -> tuple[str, str]:
     """Recipe, and the end of the configuration's name."""
     lora = any("model.lora_attn_modules" in word for word in args)
-    quantized = any("model.quantize_base=True" in word for word in args)
-    quantized = quantized and not any("model.use_dora=True" in word for word in args)
+    quantized = _is_on("model.quantize_base", args) and not _is_on("model.use_dora", args)
     if nodes > 1:
         return "full_finetune_distributed", "_full_multinode"
     if nproc == "1" or devices == 1:
@@ -227,6 +223,11 @@ def _recipe(nodes: int, nproc: str, devices: int, args: tuple[str, ...]) -> tupl
     return "full_finetune_distributed", "_full"
 
 
+def _is_on(name: str, args: tuple[str, ...]) -> bool:
+    pairs = (word.partition("=") for word in args)
+    return any(name in key and value.strip().lower() == "true" for key, _, value in pairs)
+
+
 def _runtimes_command(job: TrainJob) -> tuple[str, ...]:
     """The command of the runtime's own container, before the TrainJob's replaced it."""
     if job.main is None:
@@ -235,10 +236,17 @@ def _runtimes_command(job: TrainJob) -> tuple[str, ...]:
     return next((one.get("command").texts() for one in containers if one.get("name").value == NODE), ())
 
 
-def _model(job: Field) -> str:
-    """`torchtune-llama3.3-70b` tunes llama3_3/70B."""
-    parts = job.get("spec", "runtimeRef", "name").text().split("-")
-    return f"{parts[1].replace('.', '_')}/{parts[2].upper()}" if len(parts) == 3 else ""
+def _model(job: TrainJob) -> str:
+    """`torchtune-llama3.3-70b` tunes llama3_3/70B, the only one that several nodes can."""
+    parts = job.runtime.split("-")
+    model = f"{parts[1].replace('.', '_')}/{parts[2].upper()}" if len(parts) == 3 else ""
+    if model not in (*_MODELS, _LARGE):
+        raise job.job.get("spec", "runtimeRef", "name").bad(
+            f"torchtune-NAME-SIZE for one of {', '.join((*_MODELS, _LARGE))}"
+        )
+    if model != _LARGE and job.trainer.get("numNodes").number(1) > 1:
+        raise job.trainer.get("numNodes").bad(f"1 node for {model}")
+    return model
 
 
 # -- MPI ---------------------------------------------------------------------------------------
@@ -246,17 +254,26 @@ def _model(job: Field) -> str:
 
 _POLICY = ("numProcPerNode", "mpiImplementation", "sshAuthMountPath", "runLauncherAsNode")
 _HOSTFILE = "/etc/mpi/hostfile"
+# Variables with the host file and with arguments for ssh: kubeflow/trainer pull request 3717, commit 9e87e772.
+_HYDRA = {
+    "Intel": ("I_MPI_HYDRA_HOST_FILE", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"),
+    "MPICH": ("HYDRA_HOST_FILE", "HYDRA_LAUNCHER_EXTRA_ARGS"),
+}
 
 
 def mpi(job: TrainJob) -> TrainJob:
     """Keys for the launcher and the nodes; variables and hostfile for the launcher."""
     policy = job.policy_field
     policy.only(_POLICY)
-    policy.get("mpiImplementation").choice(("OpenMPI",), "OpenMPI")
-    _refuse_reserved(job)
+    hydra = _hydra(job)
     works = policy.get("runLauncherAsNode").flag()
+    wish = job.trainer.get("numNodes")
+    if works and wish.number(1) > 1 and not {LAUNCHER, NODE} <= {one.name for one in job.jobs}:
+        raise wish.bad(f"1, or a runtime with the replicatedJobs {LAUNCHER} and {NODE}")
     job = replace(job, jobs=tuple(_counted(one, job, works=works) for one in job.jobs))
     slots = _slots(job)
+    env = env_items({hydra[0]: _HOSTFILE, hydra[1]: SSH_ARGS}) if hydra else open_mpi(_HOSTFILE, slots)
+    _refuse_reserved(job, [item.name for item in env])
     hosts = [
         f"{job.name}-{one.name}-{number}-{index}.{job.subdomain}"
         for one in job.jobs
@@ -266,8 +283,8 @@ def mpi(job: TrainJob) -> TrainJob:
     ]
     ssh = policy.get("sshAuthMountPath").text("/root/.ssh").rstrip("/")
     keys = key_files(ssh, 0o640, 0o644)
-    hostfile = {_HOSTFILE: File("".join(f"{host} slots={slots}\n" for host in hosts), 0o444)}
-    env = open_mpi(_HOSTFILE, slots)
+    before = ":" if hydra else " slots="
+    hostfile = {_HOSTFILE: File("".join(f"{host}{before}{slots}\n" for host in hosts), 0o444)}
 
     def launcher(one: Container) -> Container:
         return upserted(replace(one, files={**one.files, **keys, **hostfile}), env) if one.name == NODE else one
@@ -278,6 +295,12 @@ def mpi(job: TrainJob) -> TrainJob:
     changes = {LAUNCHER: launcher, NODE: node}
     jobs = (on_containers(one, changes[one.name]) if one.name in changes else one for one in job.jobs)
     return replace(job, jobs=tuple(jobs))
+
+
+def _hydra(job: TrainJob) -> tuple[str, str] | None:
+    """Variables of an implementation whose mpirun is a Hydra; None: Open MPI."""
+    chosen = job.policy_field.get("mpiImplementation").choice(("OpenMPI", *_HYDRA), "OpenMPI")
+    return _HYDRA.get(chosen)
 
 
 def _counted(one: ReplicatedJob, job: TrainJob, *, works: bool) -> ReplicatedJob:
@@ -334,6 +357,11 @@ def made(job: TrainJob, kind: str = "TrainJob") -> Workload:
 def _odd(job: TrainJob) -> Iterator[str]:
     """What the author of the job can hardly have meant."""
     launchers = next((one.count for one in job.jobs if one.name == LAUNCHER), 1)
+    if job.policy == "mpi" and _hydra(job):
+        yield (
+            f"Trainer up to v2.3 refuses mpiImplementation {job.policy_field.get('mpiImplementation').value}; "
+            "the pods are those of its pull request 3717"
+        )
     if job.policy == "mpi" and launchers > 1:
         yield (
             f"the controller makes {launchers} launchers, each of which runs the command, because "
@@ -364,6 +392,8 @@ def _ignored_of_job(job: TrainJob) -> Iterator[str]:
 
 def _ignored(job: TrainJob, one: ReplicatedJob) -> list[str]:
     phrases = list(one.template.ignored)
+    if any(container.platforms for container in one.template.containers):
+        phrases.append(f"{one.name}: its program is in its image")
     named = job.trainer.get("resourcesPerNode")
     if one.is_trainer and named.given:
         words = dict.fromkeys((*named.get("requests").mapping(), *named.get("limits").mapping()))

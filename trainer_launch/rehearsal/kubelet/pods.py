@@ -345,6 +345,8 @@ _log = logging.getLogger(__name__)
 def argv_of(container: Container) -> tuple[str, ...]:
     """As the kubelet has it; without a command the image's ENTRYPOINT is taken to be the launcher."""
     words = (*container.command, *container.args)
+    if container.platforms:
+        return ("true",)
     if not container.command:
         words = words if words[:1] == (OURS,) else (OURS, "run", "--", *words)
     if Path(words[0]).name == OURS:
@@ -460,7 +462,7 @@ def _check_gpus(process: Process) -> None:
     """As many workers as GPUs cannot be where there is none; seven tries would each say so."""
     asks = process.env.get("PET_NPROC_PER_NODE") == "gpu"
     gpus = machine.count(process.env) if asks else None
-    if gpus is not None and not gpus.count:
+    if gpus is not None and not gpus.cuda:
         raise UsageError(
             f"PET_NPROC_PER_NODE is gpu, but this machine has no GPU ({gpus.reason}); "
             "add --nproc-per-node 1 to rehearse with one worker per node"

@@ -40,6 +40,7 @@ ATTEMPTS = (
     ("#56b4e9", "#000000"),
     ("#f0e442", "#000000"),
 )
+_SHEET = "".join(f".a{number}{{--c:{colour};--i:{ink}}}" for number, (colour, ink) in enumerate(ATTEMPTS))
 NO_BROWSER = "install chromium, or name an .html file, which needs none"
 
 
@@ -58,11 +59,7 @@ def page(analysis: Analysis, verdict: Verdict) -> str:
         _faults(analysis),
         table("Pods and their messages", POD_COLUMNS, pod_rows(analysis)),
     ]
-    return document(title, _sheet(), body, "Written by trainer-launch local.")
-
-
-def _sheet() -> str:
-    return "".join(f".a{number}{{--c:{colour};--i:{ink}}}" for number, (colour, ink) in enumerate(ATTEMPTS))
+    return document(title, _SHEET, body, "Written by trainer-launch local.")
 
 
 def _header(head: Headline) -> str:
@@ -87,7 +84,6 @@ def _failed_checks(verdict: Verdict) -> str:
 
 
 def _wall_time(analysis: Analysis) -> str:
-    """Where the time went, the longest first."""
     known = sorted(((one_s, kind) for kind, one_s in spent(analysis.spans).items()), reverse=True)
     whole_s = sum(one_s for one_s, _ in known)
     rows = [(kind.words, seconds(one_s), f"{100 * one_s / whole_s:.1f} %") for one_s, kind in known]
@@ -162,7 +158,6 @@ _NO_STEPS = "Steps are unknown: print lines such as &quot;step 40&quot;, or call
 
 
 def _legend(analysis: Analysis) -> str:
-    """What colours and marks mean."""
     attempts = max((lane.attempts for lane in analysis.lanes), default=0)
     shown = [
         (f"running a{_colour(number)}", f"attempt {number}")
@@ -288,7 +283,6 @@ def _segment(one: Segment, scale: Scale) -> str:
 
 
 def _fewer(segments: Sequence[Segment]) -> Sequence[Segment]:
-    """Of very many the longest."""
     if len(segments) <= _MOST_SEGMENTS:
         return segments
     longest = sorted(segments, key=lambda one: one.begin_s - one.end_s)[:_MOST_SEGMENTS]

@@ -293,7 +293,6 @@ def _foot(rows: int, lines: Sequence[str]) -> str:
 def _rendered(
     head: str, shown: Sequence[int], rows: Sequence[tuple[Doing, tuple[str, ...]]], others: str, columns: int
 ) -> list[str]:
-    """The lines of the foot, as rich lays them out."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -361,7 +360,6 @@ class TableState:
     came: int = 0
     missed: int = 0
     ended: str = ""
-    changes: int = 0  # rises with everything that is told
     top: int | None = None
     lasting: list[str] = field(default_factory=list)  # faults that are not over
 
@@ -372,7 +370,6 @@ class TableState:
 
     def take(self, one: Entry) -> None:
         """Something has happened."""
-        self.changes += 1
         if one.what in (What.FAULT, What.FAULT_MISSED, What.FAULT_OVER):
             self._fault(one)
         elif one.what is What.CONDITION:

@@ -62,8 +62,6 @@ def lost(found: Sequence[Span], begin_s: float, end_s: float) -> str:
 
 
 class _Books:
-    """The ledger, and the spans that its bookings come to."""
-
     def __init__(self, pods: Sequence[str]) -> None:
         self.ledger = goodput.begin(0.0)
         self.spans: list[tuple[float, float, Kind | None]] = []  # None: workers ran and showed nothing
