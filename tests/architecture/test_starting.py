@@ -14,6 +14,7 @@ from tests.architecture.package import ROOT
 PAGE = ROOT / "docs" / "starting.md"
 _PLATFORMS = "cli/test_platforms.py::test_a_job_of_two_nodes_goes_on_in_place_after_a_killed_worker"
 _SURVIVAL = "survival/test_survival.py::test_a_fault_costs_seconds_and_no_other_pod"
+_IN_PLACE = "rehearsal/test_plain_jobs.py::test_a_retryable_exit_code_or_a_lost_pod_restarts_the_others_in_place"
 _SCRIPTS = "cli/test_shims.py::test_a_script_that_calls_torchrun_recovers_in_place_from_a_killed_worker"
 _SHARDED = "examples/test_faults.py::test_a_sharded_model_goes_on_after_a_killed_worker_and_a_lost_pod"
 _TRAINERS = "frameworks/test_trainers.py::test_a_job_goes_on_after_a_killed_worker_and_a_lost_pod"
@@ -25,6 +26,7 @@ TESTS = {
     "the same in a container": "containers/test_shims.py::test_a_killed_worker_is_restarted_in_place",
     "PyTorchJob of fixed size": "examples/test_manifests.py::test_a_torch_job_trains_loses_a_pod_resumes_and_succeeds",
     "PyTorchJob with `elasticPolicy`": "survival/test_survival.py::test_an_elastic_job_goes_on_without_a_node_that_is_lost_for_good",
+    "PyTorchJob that an HPA scales": "rehearsal/test_torch_faults.py::test_an_elastic_job_is_scaled_up_and_down_and_goes_on",
     "PyTorchJob of the SDK's `create_job(train_func=…)`": "frameworks/test_kubeflow_sdk.py::test_a_function_that_the_sdk_of_v1_submits",
     "PyTorchJob, script with Accelerate": "frameworks/test_accelerate.py::test_a_script_of_accelerate_gets_over_the_loss_of_a_pod_while_the_other_stays",
     "PyTorchJob, script with DeepSpeed": "frameworks/test_deepspeed.py::test_a_script_of_deepspeed_gets_over_the_loss_of_a_pod_while_the_other_stays",
@@ -53,7 +55,9 @@ TESTS = {
     "horovodrun on a fixed list of hosts": "frameworks/test_horovod_jobs.py::test_a_static_job_waits_for_a_killed_host_and_starts_again",
     "horovodrun with a discovery script": "frameworks/test_horovod_jobs.py::test_an_elastic_job_goes_on_without_a_killed_host_and_grows_by_new_ones_until_it_is_stopped",
     "JobSet": "rehearsal/test_plain_jobs.py::test_a_jobset_whose_worker_is_killed_recovers_in_place",
+    "JobSet that restarts in place": _IN_PLACE,
     "Indexed Job": "rehearsal/test_plain_jobs.py::test_an_indexed_job_whose_pod_is_killed_gets_it_back",
+    "Indexed Job with `restartPolicyRules`": _IN_PLACE,
     "LeaderWorkerSet": f"{_PLATFORMS}[leaderworkerset]",
     "Volcano, plug-in `svc`": f"{_PLATFORMS}[volcano]",
     "Slurm": f"{_PLATFORMS}[slurm]",

@@ -8,7 +8,7 @@ from trainer_launch.rehearsal.faults import grammar, requests
 from trainer_launch.rehearsal.faults.requests import NETWORK_PARTS, Machine
 
 ABLE = Machine(namespaces=True, works=frozenset({*NETWORK_PARTS, "limit"}), memory=True)
-BY_US = ("kill worker", "stop worker", "kill pod", "term pod", "add node")
+BY_US = ("kill worker", "stop worker", "kill pod", "term pod", "add node", "scale workers=2")
 WITH_GROUND = ("partition", "slow link rate=1MB/s", "delay dns 3s", "fill shm")
 
 

@@ -55,3 +55,36 @@ def test_an_indexed_job_whose_pod_is_killed_gets_it_back(tmp_path: Path) -> None
     assert re.search(r"^train-1  Succeeded  2 ", told, re.MULTILINE), told
     assert re.search(r"^train-0  Succeeded  1 ", told, re.MULTILINE), told
     assert "Job train: Succeeded" in told
+
+
+RETRIED = ("--max-restarts", "0", "--fault", "kill worker node=1 at=step:12")
+
+
+@pytest.mark.parametrize(
+    ("example", "faults", "created"),
+    [
+        ("job-restart-rules", RETRIED, "1"),
+        ("jobset-in-place-restart", RETRIED, "1"),
+        ("jobset-in-place-restart", ("--fault", "kill pod node=1 at=step:12"), "2"),
+    ],
+)
+def test_a_retryable_exit_code_or_a_lost_pod_restarts_the_others_in_place(
+    example: str, faults: tuple[str, ...], created: str
+) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    ended = launch("local", "-f", str(EXAMPLES / f"{example}.yaml"), *faults)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert re.search(r"resumed at step \d+", ended.stdout)
+    assert re.search(r"^\S+-0  Succeeded +1 +[1-9] +0 ", ended.stderr, re.MULTILINE), ended.stderr
+    assert re.search(rf"^\S+-1  Succeeded +{created} +\d +0 ", ended.stderr, re.MULTILINE), ended.stderr
+
+
+@pytest.mark.parametrize("example", ["job-restart-rules", "jobset-in-place-restart"])
+def test_a_permanent_exit_code_fails_a_job_whose_containers_restart_in_place(example: str, tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    text = (EXAMPLES / f"{example}.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "job.yaml"
+    path.write_text(text.replace('"40"', "forty").replace("train_charlm.py", str(EXAMPLES / "train_charlm.py")))
+    ended = launch("local", "-f", str(path))
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert "(PodFailurePolicy)" in ended.stderr

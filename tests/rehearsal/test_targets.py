@@ -22,6 +22,7 @@ PODS = (*NODES, "job-launcher-0-0")
         ("kill pod pod=node-0-1", "job-node-0-1"),
         ("delay dns 3s", None),
         ("add node", None),
+        ("scale workers=1", None),
     ],
 )
 def test_a_fault_finds_its_pod(text: str, pod: str | None) -> None:

@@ -146,13 +146,46 @@ def test_a_worker_that_stops_for_good_is_found_to_hang_and_started_again(tmp_pat
 def test_a_node_joins_an_elastic_job_which_goes_on_with_more(tmp_path: Path) -> None:
     train = script(tmp_path, TRAIN.replace("{say}", PRINTS))
     words = ["trainer-launch", "run", "--", train, str(tmp_path / "saved"), "20", "2"]
-    container = f"{{name: pytorch, image: i, command: {json.dumps(words)}}}"
-    (tmp_path / "job.yaml").write_text(
+    assert sizes(elastic(tmp_path, words, 1, "add node at=step:5")) == ["1", "2"]
+
+
+GROWS_AND_SHRINKS = """
+seen = saved.with_name("sizes")
+if rank == 0:
+    seen.open("a").write(str(dist.get_world_size()))
+while "4" not in seen.read_text() or dist.get_world_size() > 2:
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.05)
+    print("step", step := step + 1, flush=True)
+"""
+
+
+def test_an_elastic_job_is_scaled_up_and_down_and_goes_on(tmp_path: Path) -> None:
+    head, _, rest = TRAIN.partition("while ")
+    train = script(tmp_path, head + GROWS_AND_SHRINKS + rest[rest.index("dist.barrier") :])
+    words = ["trainer-launch", "run", "--", train, str(tmp_path / "saved"), "0", "0"]
+    ended = elastic(tmp_path, words, 2, "scale workers=4 at=step:5", "scale workers=2 at='line:begun .* with 4'")
+    found = sizes(ended)
+    assert (found[0], found[-1]) == ("2", "2")
+    assert "4" in found, "a third worker may join before the fourth"
+    for index, status in enumerate(("(Succeeded|Completed)", "(Succeeded|Completed)", "Terminated", "Terminated")):
+        assert re.search(rf"^job-worker-{index}  {status} +1 +0 ", ended.stderr, re.MULTILINE), ended.stderr
+
+
+def elastic(folder: Path, command: list[str], replicas: int, *faults: str) -> subprocess.CompletedProcess[str]:
+    """An elastic PyTorchJob of one process on each node, rehearsed to its good end."""
+    container = f"{{name: pytorch, image: i, command: {json.dumps(command)}}}"
+    (folder / "job.yaml").write_text(
         "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: job}\nspec:\n"
-        "  elasticPolicy: {minReplicas: 1, maxReplicas: 2, maxRestarts: 10}\n  nprocPerNode: '1'\n"
-        f"  pytorchReplicaSpecs: {{Worker: {{template: {{spec: {{containers: [{container}]}}}}}}}}\n"
+        "  elasticPolicy: {minReplicas: 1, maxReplicas: 4, maxRestarts: 10}\n  nprocPerNode: '1'\n"
+        f"  pytorchReplicaSpecs: {{Worker: {{replicas: {replicas}, "
+        f"template: {{spec: {{containers: [{container}]}}}}}}}}\n"
     )
-    ended = launch("local", "-f", str(tmp_path / "job.yaml"), "--fault", "add node at=step:5")
+    ended = launch("local", "-f", str(folder / "job.yaml"), *(word for one in faults for word in ("--fault", one)))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    sizes = re.findall(r"^\[job-worker-0\] begun at \d+ with (\d)", ended.stdout, re.MULTILINE)
-    assert sizes == ["1", "2"]
+    return ended
+
+
+def sizes(ended: subprocess.CompletedProcess[str]) -> list[str]:
+    """How many workers the first one's job had, each time it began."""
+    return re.findall(r"^\[job-worker-0\] begun at \d+ with (\d)", ended.stdout, re.MULTILINE)

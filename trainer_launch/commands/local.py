@@ -50,6 +50,7 @@ faults:
   partition [for=10s]                slow link rate=1MB/s [for=10s]
   delay dns 20s                      fill shm [for=10s]
   oom                                add node
+  scale workers=4
 A fault hits the last node, or the one of node=N or pod=NAME. It is injected at
 step 1, or at=12s, at=1m, at=step:40, at=line:REGEX of what a pod prints.
 A FILE.yaml lists faults under "faults:", as such texts or with the same keys.
@@ -196,6 +197,9 @@ def _first(nodes: NodeRange, asked: Asked) -> int:
             f"--nodes {nodes.min}:{nodes.max} leaves room for {room}, but --fault 'add node' asks for {added}; "
             f"use --nodes {nodes.min}:{nodes.min + added}"
         )
+    odd = [one for one in asked.faults if one.workers is not None and not nodes.min <= one.workers <= nodes.max]
+    if odd:
+        raise UsageError(f"--fault {shown(odd[0].text)} is outside of --nodes {nodes.min}:{nodes.max}")
     return nodes.max - added
 
 

@@ -32,7 +32,7 @@ from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, Po
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
 from trainer_launch.rehearsal.controllers.restart_decisions import State
 from trainer_launch.rehearsal.faults.injection import Faults
-from trainer_launch.rehearsal.faults.requests import NOTHING, Asked
+from trainer_launch.rehearsal.faults.requests import NOTHING, Asked, workers_of
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
 from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
 from trainer_launch.rehearsal.report import summary
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is rehearsed, and how it grows: the same job with that many more nodes, where it can."""
+    """What is rehearsed, and how it is scaled: the same job with so many more nodes, or fewer, where it can."""
 
     workload: Workload
     grown: Callable[[int], Workload] | None = None
@@ -163,13 +163,12 @@ class Rehearsal:
         """The first process of the container that counts, while it runs."""
         return self._system.pids().get(f"{pod}/{self.state.pods[pod].draft.main}")
 
-    def grow(self) -> None:
-        """One more pod, as the controller makes it."""
+    def scale(self, workers: int | None) -> None:
+        """The controller sees another number of Worker replicas; None: one more than now."""
         assert self._job.grown is not None, "asked for before anything was started"
-        workload = self._job.grown(self._grown + 1)
-        self._grown += 1
-        for pod in self.kubelet.grow(workload):
-            self.take(job_lifecycle.PodAdded(self._system.now(), pod, workload.rules))
+        self._grown = self._grown + 1 if workers is None else workers - workers_of(self._job.workload.drafts)
+        workload = self._job.grown(self._grown)
+        self.take(job_lifecycle.Scaled(self._system.now(), self.kubelet.of(workload), workload.rules))
 
     def _sense(self) -> None:
         if self._watch is None:
@@ -319,7 +318,7 @@ def _ends(before: State | None, after: State, event: Event | None, at_s: float) 
         yield Entry(at_s=at_s, what=What.CONTAINER_ENDED, pod=event.pod, container=event.container, code=event.code)
     for name, old in ({} if before is None else before.states).items():
         new = after.states[name]
-        if _lives(old) and (new.starts > old.starts or not _lives(new)):
+        if _lives(old) and not new.in_place and (new.starts > old.starts or not _lives(new)):
             phase = Phase.FAILED if new.starts > old.starts else new.phase  # made anew at once, for it has failed
             yield Entry(at_s=at_s, what=What.POD_ENDED, pod=name, attempt=old.starts, text=phase.value)
 
@@ -379,6 +378,7 @@ def _followed(old: PodState, new: PodState, event: Exited) -> str:
         return "it is not created again" if new.phase is Phase.GONE else f"a new pod follows in {old.back_s:g} s"
     count = new.restarts.get(event.container, 0)
     if new.starts == old.starts and count > old.restarts.get(event.container, 0):
-        wait_s = new.due_s.get(event.container, event.at_s) - event.at_s
-        return f"restart {count} " + (f"in {wait_s:g} s" if wait_s else "now")
+        at_s = event.at_s + new.back_s if new.in_place else new.due_s.get(event.container, event.at_s)
+        of = " of all containers" if new.in_place else ""
+        return f"restart {count}{of} " + (f"in {wait_s:g} s" if (wait_s := at_s - event.at_s) else "now")
     return ""

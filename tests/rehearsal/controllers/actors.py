@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.rehearsal.controllers.manifests import documents_of, job_of
-from trainer_launch.rehearsal.controllers import fresh, job_lifecycle, scaled, workload_of
+from trainer_launch.rehearsal.controllers import job_lifecycle, scaled, workload_of
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, Stop
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
@@ -39,13 +39,11 @@ class Job:
         """Somebody deletes a pod."""
         return self._step(job_lifecycle.PodDeleted(self.now_s, pod, grace_s, back_s))
 
-    def add(self) -> list[str]:
-        """Somebody scales the job up by one worker."""
-        self._added += 1
-        before, after = (documents_of(*self._manifests), scaled(documents_of(*self._manifests), self._added))
-        workload = workload_of(after)
-        (number, *_) = fresh(workload_of(before), workload)[self._added - 1 :]
-        return self._step(job_lifecycle.PodAdded(self.now_s, pods(workload)[number], workload.rules))
+    def add(self, more: int = 1) -> list[str]:
+        """Somebody scales the job up by one worker, or by so many, or down."""
+        self._added += more
+        workload = workload_of(scaled(documents_of(*self._manifests), self._added))
+        return self._step(job_lifecycle.Scaled(self.now_s, pods(workload), workload.rules))
 
     def finish(self) -> None:
         """Whoever is asked to end does, with 0."""

@@ -28,6 +28,13 @@ def given(spec: str) -> str:
     return pytorch(f"{{{spec}, pytorchReplicaSpecs: {{Worker: {WORKER}}}}}")
 
 
+RULE = "{action: Restart, exitCodes: {operator: In, values: [%s]}}"
+
+
+def ruled(rules: str, policy: str = "restartPolicy: Never, ") -> str:
+    return workers("pytorch", f"{policy}restartPolicyRules: {rules.replace('%s', '1')}")
+
+
 def elastic(policy: str) -> str:
     return pytorch(f"{{elasticPolicy: {policy}, pytorchReplicaSpecs: {{Worker: {WORKER}}}}}")
 
@@ -66,6 +73,17 @@ def elastic(policy: str) -> str:
         (workers('pytorch', 'volumeMounts: [{name: v, mountPath: /v}]'), ["the volume v"]),
         (given("runPolicy: {cleanPodPolicy: Some}"), ["'Some'", "Running"]),
         (trainjob(), ["runtimeRef.name is 'rt'", "another -f"]),
+        (ruled(f"[{RULE}]", policy=""), ["containers[0].restartPolicy is missing", "has restartPolicyRules"]),
+        (ruled("[]", policy=""), ["containers[0].restartPolicy is missing"]),
+        (ruled(f"[{', '.join([RULE] * 21)}]"), ["restartPolicyRules is 'a list of 21'", "at most 20"]),
+        (ruled(f"[{RULE % ', '.join(['1'] * 256)}]"), ["exitCodes.values is 'a list of 256'", "at most 255"]),
+        (ruled("[{action: Restart}]"), ["restartPolicyRules[0].exitCodes is missing"]),
+        (ruled(f"[{RULE}]".replace("Restart,", "Stop,")), ["action is 'Stop'", "Restart, RestartAllContainers"]),
+        (ruled(f"[{RULE}]".replace("In,", "Among,")), ["operator is 'Among'", "one of In, NotIn"]),
+        (ruled(f"[{RULE % 'SIGKILL'}]"), ["values[0] is 'SIGKILL'", "whole number"]),
+        (ruled(f"[{RULE}]".replace("exitCodes", "onExitCodes")), ["onExitCodes", "did you mean exitCodes?"]),
+        (ruled("{}"), ["restartPolicyRules is an object", "a list"]),
+        (workers("pytorch", "restartPolicy: Sometimes"), ["'Sometimes'", "Always, OnFailure, Never"]),
     ],
 )  # fmt: skip
 def test_one_sentence_says_what_is_wrong(text: str, parts: list[str]) -> None:

@@ -221,6 +221,60 @@ def test_it_lives_like_the_others() -> None:
     assert job.wait(1.0) == ["start job-worker-2/pytorch"]
 
 
+def test_scaled_down_the_highest_indexes_end_with_their_own_grace_period() -> None:
+    job = elastic()
+    job.add(2)
+    assert job.add(-3) == [f"stop job-worker-{index}/pytorch" for index in (1, 2, 3)]
+    job.end("job-worker-3", 143)
+    assert job.phase("job-worker-3") == "Terminated"
+    assert job.wait(29) == []
+    assert job.wait(2) == ["kill job-worker-1/pytorch", "kill job-worker-2/pytorch"]
+    assert [*job.state.there] == ["job-worker-0"]
+
+
+def test_what_is_scaled_down_neither_fails_the_job_nor_completes_it() -> None:
+    job = torch()
+    job.add(-1)
+    job.end("job-worker-1", 0)
+    assert job.verdict is None
+    job.end("job-worker-0", 0)
+    assert job.verdict == (True, "PyTorchJobSucceeded"), "the other one is not waited for"
+
+
+def test_scaled_up_again_a_pod_starts_as_soon_as_its_old_one_has_ended() -> None:
+    job = elastic()
+    job.add(-1)
+    assert job.add() == []
+    assert job.end("job-worker-1", 143) == ["start job-worker-1/pytorch"]
+    job.add(-1)
+    job.end("job-worker-1", 143)
+    assert job.add() == ["start job-worker-1/pytorch"]
+    assert job.state.states["job-worker-1"].starts == 3
+
+
+def test_a_pod_that_waits_for_its_next_life_does_not_get_it_when_the_job_is_scaled_down() -> None:
+    job = elastic()
+    job.delete("job-worker-1", back_s=5)
+    job.end("job-worker-1", 137)
+    job.add(-1)
+    assert job.phase("job-worker-1") == "Terminated"
+    assert job.wait(60) == []
+
+
+def test_a_pod_that_is_being_deleted_does_not_come_back_when_the_job_is_scaled_down() -> None:
+    job = elastic()
+    job.delete("job-worker-1", grace_s=20, back_s=5)
+    job.add(-1)
+    job.end("job-worker-1", 143)
+    assert (job.phase("job-worker-1"), job.wait(60)) == ("Terminated", [])
+
+
+def test_scaling_to_the_size_it_has_changes_nothing() -> None:
+    job = elastic()
+    assert job.add(0) == []
+    assert len(job.state.there) == 2
+
+
 def test_nothing_is_added_after_the_end() -> None:
     job = elastic()
     job.end("job-worker-0", 0)

@@ -19,6 +19,7 @@ def rjob(name: str, spec: str = "backoffLimit: 0", pod: str = "", more: str = ""
 
 TWO = f"{rjob('node')}, {rjob('side')}"
 NEVER = "restartPolicy: Never"
+BOUNDLESS = "backoffLimit: 2147483647, podReplacementPolicy: Failed"
 
 
 def train(jobs: str = TWO, policy: str = "", trainer: str = "{numNodes: 2}", more: str = "") -> Job:
@@ -241,17 +242,141 @@ def test_what_does_not_fit_is_refused_with_its_place(jobs: str, more: str, part:
 
 def test_what_a_rehearsal_does_not_do_is_named_once() -> None:
     jobs = (
-        f"{rjob('node', 'ttlSecondsAfterFinished: 5, successPolicy: {rules: []}')}, {rjob('side', 'suspend: true')}"
+        f"{rjob('node', f'{BOUNDLESS}, ttlSecondsAfterFinished: 5, successPolicy: {{rules: []}}')}, "
+        f"{rjob('side', f'{BOUNDLESS}, suspend: true')}"
     )
     more = "coordinator: {replicatedJob: node}, suspend: true, failurePolicy: {restartStrategy: InPlaceRestart}"
     made = job_of(trainjob(more="suspend: true, managedBy: x.io/y"), runtime(jobs=jobs, more=more))
     assert made.ignored == (
         "suspend: the rehearsal runs anyway",
         "managedBy",
-        "restartStrategy InPlaceRestart: pods are recreated",
+        "restartStrategy InPlaceRestart: without JobSet's agent in every pod only failed pods are recreated",
         "ttlSecondsAfterFinished of a Job",
         "successPolicy of a Job",
+        "podReplacementPolicy of a Job",
     )
+
+
+# -- restartStrategy InPlaceRestart -----------------------------------------------------------
+
+
+ALL_NONZERO = "restartPolicyRules: [{action: %s, exitCodes: {operator: NotIn, values: [0%s]}}]"
+ABOUT = "{name: JOBSET_NAME, value: job}, {name: POD_NAME, value: p}"
+AGENT_RULE = ALL_NONZERO % ("RestartAllContainers", "")
+SIDECAR = f"{{name: agent, image: a, restartPolicy: Always, env: [{ABOUT}], {AGENT_RULE}}}"
+WORKER = f"{{name: w, image: i, restartPolicy: Never, {ALL_NONZERO % ('RestartAllContainers', ', 2')}}}"
+COMMAND = "{name: WORKER_COMMAND, value: sleep 1}"
+MAIN = f"{{name: w, image: a, restartPolicy: Never, env: [{ABOUT}, {COMMAND}], {ALL_NONZERO % ('Restart', ', 2')}}}"
+IN_SIDECAR = f"initContainers: [{SIDECAR}], containers: [{WORKER}]"
+IN_MAIN = f"containers: [{MAIN}]"
+
+
+def in_place(pod: str = IN_SIDECAR, limit: int = 3, rules: str = "", replicas: int = 3) -> str:
+    """A JobSet of so many pods that restart in place, as kubernetes-sigs/jobset's own examples have it."""
+    policy = "podFailurePolicy: {rules: [{action: FailJob, onExitCodes: {operator: In, values: [2]}}]}"
+    batch = f"parallelism: {replicas}, completions: {replicas}, {BOUNDLESS}, {policy}"
+    job = f"{{name: w, template: {{spec: {{{batch}, template: {{spec: {{restartPolicy: Never, {pod}}}}}}}}}}}"
+    failure = f"failurePolicy: {{restartStrategy: InPlaceRestart, maxRestarts: {limit}{rules}}}"
+    spec = f"{{replicatedJobs: [{job}], {failure}}}"
+    return f"apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\nmetadata: {{name: job}}\nspec: {spec}\n"
+
+
+@pytest.mark.parametrize("pod", [IN_SIDECAR, IN_MAIN])
+def test_a_container_that_restarts_makes_all_pods_restart_in_place_and_start_together(pod: str) -> None:
+    job = Job(in_place(pod))
+    assert job.began == [f"start job-w-0-{index}/w" for index in range(3)], "the agent is the rehearsal's part"
+    assert job.end("job-w-0-1", 137) == ["kill job-w-0-0/w", "kill job-w-0-2/w"]
+    assert job.end("job-w-0-0", 137) == [], "they wait for each other"
+    assert job.end("job-w-0-2", 137) == [f"start job-w-0-{index}/w" for index in range(3)]
+    assert {(state.starts, state.restart_count) for state in job.state.states.values()} == {(1, 1)}
+    assert "job-w-0-1 starts again: all pods restart in place (1 of 3)" in job.said[-1]
+    for index in range(3):
+        job.end(f"job-w-0-{index}")
+    assert job.verdict == (True, "AllJobsCompleted")
+
+
+def test_a_pod_that_is_lost_is_created_again_while_the_others_wait_for_it_in_place() -> None:
+    job = Job(in_place())
+    job.delete("job-w-0-2", back_s=5)
+    for index in (0, 1):
+        job.end(f"job-w-0-{index}", 137)
+    assert job.end("job-w-0-2", 137) == []
+    assert job.wait(4.9) == []
+    assert job.wait(0.2) == [f"start job-w-0-{index}/w" for index in range(3)]
+    assert starts(job) == {"w-0-0": 1, "w-0-1": 1, "w-0-2": 2}
+
+
+def test_restarts_in_place_count_towards_max_restarts() -> None:
+    job = Job(in_place(limit=1, replicas=1))
+    assert job.end("job-w-0-0", 137) == ["start job-w-0-0/w"]
+    job.wait(3600)
+    job.end("job-w-0-0", 7)
+    assert job.verdict == (False, "ReachedMaxRestarts")
+    assert job.state.condition is not None
+    assert job.state.condition.exit_code == 7
+    assert "its maxRestarts allow 1 restart" in job.state.condition.message
+
+
+def test_a_container_that_restarts_beside_the_agent_too_often_fails_the_jobset() -> None:
+    alone = WORKER.replace("RestartAllContainers", "Restart")
+    job = Job(in_place(f"initContainers: [{SIDECAR}], containers: [{alone}]", limit=1))
+    assert job.end("job-w-0-0", 137) == ["start job-w-0-0/w"], "the others do not hear of it"
+    job.end("job-w-0-0", 137)
+    assert job.verdict == (False, "ReachedMaxRestarts")
+
+
+def test_a_permanent_error_fails_a_jobset_that_restarts_in_place() -> None:
+    rules = ", rules: [{name: permanent, action: FailJobSet, onJobFailureReasons: [PodFailurePolicy]}]"
+    job = Job(in_place(rules=rules))
+    fails(job, "w-0-1", 2)
+    assert job.verdict == (False, "PodFailurePolicy")
+
+
+def test_without_the_rule_a_failed_job_is_created_again_with_all_others() -> None:
+    job = Job(in_place())
+    fails(job, "w-0-1", 2)
+    assert set(starts(job).values()) == {2}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (f"initContainers: [{SIDECAR}], ", ""),
+        ("JOBSET_NAME", "OTHER"),
+        ("image: a", "image: a, command: [sleep]"),
+        (AGENT_RULE, ALL_NONZERO % ("RestartAllContainers", ", 1")),
+    ],
+)
+def test_without_an_agent_that_can_restart_its_pod_the_healthy_ones_stay(old: str, new: str) -> None:
+    text = in_place().replace(old, new)
+    assert text != in_place()
+    made = job_of(text)
+    assert made.rules.strategy == "Recreate"
+    assert any("without JobSet's agent in every pod" in phrase for phrase in made.ignored)
+
+
+def test_another_strategy_and_the_agents_own_exit_code_are_honoured() -> None:
+    made = job_of(in_place().replace("InPlaceRestart", "Recreate"))
+    assert [one.name for one in made.drafts[0].template.init if not one.platforms] == [], (
+        "it lifts its barrier at once"
+    )
+    code = in_place().replace(ABOUT, f"{ABOUT}, {{name: IN_PLACE_RESTART_EXIT_CODE, value: '%s'}}")
+    assert job_of(code % "88").rules.strategy == "InPlaceRestart"
+    assert job_of(code % "0").rules.strategy == "Recreate"
+    assert job_of(code % "soon").rules.strategy == "Recreate"
+
+
+@pytest.mark.parametrize(
+    ("old", "part"),
+    [("backoffLimit: 2147483647", "expected 2147483647"), ("podReplacementPolicy: Failed", "expected Failed")],
+)
+def test_what_jobset_wants_for_restarts_in_place_has_to_be_there(old: str, part: str) -> None:
+    with pytest.raises(UsageError, match=f"is missing; {part}, because the restartStrategy is InPlaceRestart"):
+        job_of(
+            in_place()
+            .replace(f"{old}, ", "")
+            .replace(f"{BOUNDLESS}, ", BOUNDLESS.replace(old, "").strip(", ") + ", ")
+        )
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{99999999999}", "([a-z]+ ?)*:"])

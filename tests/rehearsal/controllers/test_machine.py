@@ -112,6 +112,116 @@ def test_on_failure_restarts_the_container_in_its_pod_at_once_and_then_with_back
     assert job.state.states["j-worker-0"].restart_count == 3
 
 
+RULES = "restartPolicy: Never, restartPolicyRules: [{action: %s, exitCodes: {operator: %s, values: [%s]}}]"
+
+
+def ruled(rules: str, spec: str = "restartPolicy: Never", init: str = "") -> Job:
+    """A PyTorchJob with a single worker, whose containers have restartPolicyRules."""
+    containers = f"containers: [{{name: pytorch, image: i, {rules}}}, {{name: side, image: i}}]"
+    template = f"{{spec: {{{containers}{f', initContainers: [{init}]' if init else ''}}}}}"
+    return Job(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {{{spec}, template: {template}}}}}}}"))
+
+
+@pytest.mark.parametrize("spec", ["restartPolicy: Never", "restartPolicy: ExitCode", "restartPolicy: OnFailure"])
+@pytest.mark.parametrize(
+    ("operator", "codes", "code", "restarts"),
+    [
+        ("In", "137, 138", 138, True),
+        ("In", "137, 138", 1, False),
+        ("NotIn", "0, 1", 137, True),
+        ("NotIn", "0, 1", 1, False),
+        ("In", "", 137, False),
+        ("NotIn", "", 0, True),
+    ],
+)
+def test_a_containers_rules_decide_by_its_exit_code_whatever_the_pod_says(
+    spec: str, operator: str, codes: str, code: int, restarts: bool
+) -> None:
+    job = ruled(RULES % ("Restart", operator, codes), spec)
+    assert job.end("job-worker-0", code) == (["start job-worker-0/pytorch"] if restarts else [])
+
+
+def test_the_first_rule_that_fits_counts_and_then_the_containers_own_policy() -> None:
+    rules = "[{action: Restart, exitCodes: {operator: In, values: [3]}}, %s]"
+    last = "{action: RestartAllContainers, exitCodes: {operator: In, values: [3, 4]}}"
+    job = ruled(f"restartPolicy: OnFailure, restartPolicyRules: {rules % last}")
+    assert job.end("job-worker-0", 3) == ["start job-worker-0/pytorch"]
+    job.wait(60)
+    assert job.end("job-worker-0", 4) == ["kill job-worker-0/side"]
+    job.end("job-worker-0", 137, "side")
+    job.wait(60)
+    job.end("job-worker-0", 5)
+    assert job.wait(60) == ["start job-worker-0/pytorch"], "OnFailure"
+    assert job.end("job-worker-0", 0) == []
+
+
+def test_what_no_rule_fits_fails_the_pod() -> None:
+    job = ruled(RULES % ("Restart", "In", "137"))
+    job.end("job-worker-0", 1)
+    job.end("job-worker-0", 0, "side")
+    assert job.verdict == (False, "PyTorchJobFailed")
+
+
+def test_the_rules_restarts_have_the_kubelets_back_off() -> None:
+    job = ruled(RULES % ("Restart", "In", "137"))
+    job.end("job-worker-0", 137)
+    job.end("job-worker-0", 137)
+    assert job.state.due_s() == job.now_s + 1
+    assert job.wait(1) == ["start job-worker-0/pytorch"]
+    job.end("job-worker-0", 137)
+    assert job.state.due_s() == job.now_s + 2
+
+
+def test_all_containers_start_again_in_the_same_pod_behind_its_init_containers() -> None:
+    job = ruled(RULES % ("RestartAllContainers", "In", "137"), init="{name: prepare, image: i}")
+    job.end("job-worker-0", 0, "prepare")
+    assert job.end("job-worker-0", 137) == ["kill job-worker-0/side"], "without a grace period"
+    assert job.end("job-worker-0", 137, "side") == ["start job-worker-0/prepare"]
+    asked = job.end("job-worker-0", 0, "prepare")
+    assert asked == ["start job-worker-0/pytorch", "start job-worker-0/side"]
+    state = job.state.states["job-worker-0"]
+    assert (state.starts, dict(state.restarts)) == (1, {"prepare": 1, "pytorch": 1, "side": 1})
+    job.end("job-worker-0", 137)
+    job.end("job-worker-0", 137, "side")
+    assert job.wait(0.9) == []
+    assert job.wait(0.2) == ["start job-worker-0/prepare"], "with back-off"
+
+
+def test_a_sidecar_may_restart_them_all_and_an_init_container_may_fail_by_its_own_policy() -> None:
+    rules = (RULES % ("RestartAllContainers", "In", "88")).replace("Never", "Always")
+    sidecar = f"{{name: watch, image: i, {rules}}}"
+    job = ruled("restartPolicy: OnFailure", init=sidecar)
+    assert job.end("job-worker-0", 88, "watch") == ["kill job-worker-0/pytorch", "kill job-worker-0/side"]
+    job = ruled("restartPolicy: Always", "restartPolicy: OnFailure", "{name: p, image: i, restartPolicy: Never}")
+    assert job.end("job-worker-0", 1, "p") == ["start job-worker-0/p"], "the operator makes the failed pod anew"
+    assert job.state.states["job-worker-0"].starts == 2
+
+
+def test_containers_that_restart_all_for_ever_are_given_up() -> None:
+    job = ruled(RULES % ("RestartAllContainers", "NotIn", "0"))
+    for _ in range(GIVE_UP):
+        job.end("job-worker-0", 137)
+        if job.verdict is None:
+            job.end("job-worker-0", 137, "side")
+            job.wait(30)
+    assert job.verdict == (False, "CrashLoopBackOff")
+
+
+def test_a_program_that_is_not_there_is_not_started_again_with_all_containers() -> None:
+    job = ruled(RULES % ("RestartAllContainers", "NotIn", "0"))
+    job.end("job-worker-0", 127)
+    assert job.verdict == (False, "ContainerCannotRun")
+
+
+def test_the_end_of_the_job_and_ctrl_c_end_a_restart_of_all_containers() -> None:
+    job = ruled(RULES % ("RestartAllContainers", "NotIn", "0"))
+    job.end("job-worker-0", 1)
+    job.stop()
+    job.end("job-worker-0", 137, "side")
+    assert job.state.is_done
+    assert job.phase("job-worker-0") == "Terminated"
+
+
 def test_always_restarts_what_ended_well_too() -> None:
     job = torch(worker="restartPolicy: Always")
     assert job.end("j-worker-0", 0) == ["start j-worker-0/pytorch"]

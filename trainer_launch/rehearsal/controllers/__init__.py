@@ -213,12 +213,6 @@ def scaled(documents: tuple[Field, ...], more: int) -> tuple[Field, ...]:
     return changed
 
 
-def fresh(before: Workload, after: Workload) -> tuple[int, ...]:
-    """Which drafts of the scaled job were not there before."""
-    known = {draft.hostname for draft in before.drafts}
-    return tuple(number for number, draft in enumerate(after.drafts) if draft.hostname not in known)
-
-
 def _scaled(found: Field, more: int) -> Field:
     for name, specs in found.get("spec").fields() if isinstance(found.get("spec").value, dict) else []:
         if not name.endswith("ReplicaSpecs"):

@@ -10,6 +10,7 @@ from trainer_launch.rehearsal.controllers import pod_lifecycle
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Rules, Workload
 from trainer_launch.rehearsal.controllers.restart_decisions import (
+    IN_PLACE,
     Again,
     AllAgain,
     Condition,
@@ -62,15 +63,15 @@ class PodDeleted:
 
 
 @dataclass(frozen=True, slots=True)
-class PodAdded:
-    """Somebody scales the job up by one pod, by which its rules change as well."""
+class Scaled:
+    """Somebody scales the job, up or down, by which its rules change as well."""
 
     at_s: float
-    pod: Pod
+    pods: tuple[Pod, ...]  # all that it has from now on
     rules: Rules
 
 
-Event = Exited | Due | StopAsked | PodDeleted | PodAdded
+Event = Exited | Due | StopAsked | PodDeleted | Scaled
 Step = tuple[State, list[Action], list[str]]  # and what to tell
 
 
@@ -105,14 +106,37 @@ def step(state: State, event: Event) -> Step:
             pod, state.states[pod.name], event.at_s, event.grace_s, event.back_s
         )
         state = _with(state, pod.name, changed)
-    elif isinstance(event, PodAdded) and event.pod.name not in state.pods:
-        pods = {**state.pods, event.pod.name: event.pod}
-        state = _with(replace(state, pods=pods, rules=event.rules), event.pod.name, PodState())
+    elif isinstance(event, Scaled):
+        state, actions = _scaled(state, event)
+    said: list[str] = []
+    if state.rules.strategy == IN_PLACE:  # before an agent begins again, the others know of it
+        state, more, said = _settle(state, event.at_s)
+        actions = actions + more
     for name in state.pods:
         changed, more = pod_lifecycle.due(state.pods[name], state.states[name], event.at_s)
         state, actions = _with(state, name, changed), actions + more
-    state, more, said = _settle(state, event.at_s)
-    return state, actions + more, said
+    state, more, text = _settle(state, event.at_s)
+    return state, actions + more, said + text
+
+
+def _scaled(state: State, event: Scaled) -> tuple[State, list[Action]]:
+    """Pods that are too many are deleted with their own grace period, missing ones are made (ReconcilePods)."""
+    actions: list[Action] = []
+    wanted = {pod.name: pod for pod in event.pods}
+    state = replace(state, rules=event.rules, pods={**state.pods, **wanted})
+    for name, pod in state.pods.items():
+        one = state.states.get(name, PodState())
+        if name not in wanted and not one.removed:
+            one, more = pod_lifecycle.deleted(pod, one, event.at_s, pod.draft.template.grace_s, None)
+            actions += more
+            gone = one.phase is Phase.PENDING and not one.running
+            one = replace(one, removed=True, stop_as=Phase.GONE, phase=Phase.GONE if gone else one.phase)
+        elif name in wanted and one.removed and one.running:
+            one = replace(one, removed=False, stop_as=Phase.PENDING)
+        elif name in wanted and one.removed:
+            one = PodState(starts=one.starts, deleted=one.deleted)
+        state = _with(state, name, one)
+    return state, actions
 
 
 def _settle(state: State, now_s: float) -> Step:
@@ -173,21 +197,43 @@ def _apply(state: State, decision: Decision, now_s: float) -> Step:
 def _again(state: State, decision: AllAgain, now_s: float) -> Step:
     """All pods of the JobSet, or of one Job of it, end and have another life."""
     child = decision.child
+    counted = state.counted + decision.counts
+    limit = f"{counted} of {state.rules.max_restarts}" if decision.counts else "does not count"
+    state = replace(state, attempt=state.attempt + 1, counted=counted)
+    if decision.in_place:
+        state, actions = _in_place(state, now_s)
+        return state, actions, [f"{decision.because.message}: all pods restart in place ({limit})"]
     chosen = [name for name, pod in state.pods.items() if child in (None, pod.draft.child)]
     state, actions = _stop_all(state, now_s, stop_as=Phase.PENDING, among=chosen)
     fresh = {name: _pending(state.states[name], now_s) for name in chosen}
-    counted = state.counted + decision.counts
-    limit = f"{counted} of {state.rules.max_restarts}" if decision.counts else "does not count"
     state = replace(
         state,
-        attempt=state.attempt + 1,
-        counted=counted,
         states={**state.states, **fresh},
         failed={name: n for name, n in state.failed.items() if child and name.partition("[")[0] != child},
         begun={name: at_s for name, at_s in state.begun.items() if child and name != child},
     )
     who = "all pods" if child is None else f"all pods of Job {child}"
     return state, actions, [f"{decision.because.message}: the controller restarts {who} ({limit})"]
+
+
+def _in_place(state: State, now_s: float) -> tuple[State, list[Action]]:
+    """Healthy pods restart all their containers, failed ones are made anew; all start when all of them can."""
+    actions: list[Action] = []
+    for name, pod in state.pods.items():
+        changed = one = state.states[name]
+        if one.phase is Phase.FAILED:
+            changed = replace(one, phase=Phase.PENDING, not_before_s=now_s)
+        elif one.is_active:
+            changed, more = pod_lifecycle.restarted(pod, one, now_s)
+            actions += more
+        state = _with(state, name, changed)
+    return replace(state, gathers=True), actions
+
+
+def _is_coming(state: PodState, now_s: float) -> bool:
+    """Whether it has to start again and cannot yet."""
+    stops = state.stopping and state.stop_as is Phase.PENDING and bool(state.running)
+    return stops or (state.phase is Phase.PENDING and state.not_before_s > now_s)
 
 
 def _pending(state: PodState, now_s: float) -> PodState:
@@ -202,6 +248,9 @@ def _pending(state: PodState, now_s: float) -> PodState:
 def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
     """Start the pods that are due and whose predecessors are ready, or complete."""
     actions: list[Action] = []
+    if state.gathers and any(_is_coming(one, now_s) for one in state.states.values()):
+        return state, actions
+    state = replace(state, gathers=False)
     for name, pod in [*state.pods.items(), *state.pods.items()]:  # twice: one may have waited for a later one
         one = state.states[name]
         if (
@@ -266,7 +315,7 @@ def _old_ones_run(pod: Pod, pods: Mapping[str, Pod], states: States, rules: Rule
     return any(
         one.stopping and one.running and one.stop_as is Phase.PENDING and not one.disrupted
         for name, one in states.items()
-        if rules.is_blocking or (pod.draft.child and pods[name].draft.child == pod.draft.child)
+        if rules.strategy == "BlockingRecreate" or (pod.draft.child and pods[name].draft.child == pod.draft.child)
     )
 
 
@@ -280,6 +329,6 @@ def is_stuck(states: States, now_s: float) -> bool:
 
 def without_the_lost(states: States) -> Condition:
     """How a job ends that is stuck."""
-    lost = [name for name, one in states.items() if one.phase is not Phase.SUCCEEDED]
+    lost = [name for name, one in states.items() if one.phase is not Phase.SUCCEEDED and not one.removed]
     text = f"no pod runs any more, and the job cannot complete without {', '.join(lost)}"
     return Condition(False, "PodLost", text, exit_codes.INFRASTRUCTURE)

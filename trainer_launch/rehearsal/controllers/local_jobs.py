@@ -331,6 +331,12 @@ _KEEP = ("/dev/shm", "/tmp", "/")  # mounts that this machine has itself
 Endpoint = tuple[str, int]  # pod, port
 
 
+def check_size(workload: Workload) -> None:
+    """Refuse what is too large for one machine. Raises UsageError: it has too many pods."""
+    if len(workload.drafts) > MAX_PODS:
+        raise UsageError(f"the job has {len(workload.drafts)} pods; a rehearsal runs at most {MAX_PODS}")
+
+
 def address_of(number: int) -> str:
     """The loopback address of a pod: 127.0.0.2 for the first."""
     return pod_values.address_of(number, "127.0")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from trainer_launch.model import exit_codes
-from trainer_launch.rehearsal.controllers.pod_values import Container, Pod
+from trainer_launch.rehearsal.controllers.pod_values import RESTART_ALL, Container, Pod
 
 BACK_OFF_S = 1.0  # before the second restart, doubled before each further one; the first is at once
 MAX_BACK_OFF_S = 30.0
@@ -62,6 +62,8 @@ class PodState:
     starts: int = 0  # lives, this one counted
     deleted: int = 0  # how many of them somebody has ended by deleting the pod
     disrupted: bool = False  # this one, too
+    removed: bool = False  # the job was scaled down
+    in_place: bool = False  # all its containers start again in the same pod
     stopping: bool = False
     stop_as: Phase = Phase.GONE  # what it is when it has stopped
     kill_at_s: float | None = None
@@ -88,8 +90,10 @@ class PodState:
 
 
 def born(pod: Pod, state: PodState) -> tuple[PodState, list[Action]]:
-    """A new life begins."""
+    """A new life begins, or in place all containers of this one begin again."""
     fresh = PodState(phase=Phase.INIT, starts=state.starts + 1, deleted=state.deleted)
+    if state.in_place:
+        fresh = replace(fresh, starts=state.starts, restarts=state.restarts)
     return _next_step(pod, fresh, 0)
 
 
@@ -101,14 +105,26 @@ def exited(pod: Pod, state: PodState, name: str, code: int, now_s: float) -> tup
         return (state if state.running else gone), []
     if state.is_over:
         return state, []
-    container = pod.container(name)
-    if container.sidecar or _restarts(pod, name, code):
+    if pod.container(name).rule(code) == RESTART_ALL:
+        return restarted(pod, state, now_s, _wait_s(state, name))
+    if _restarts(pod, name, code):
         return _waiting(state, name, now_s), []
     if state.phase is Phase.INIT:
         if code != 0:
             return _over(state, Phase.FAILED)
         return _next_step(pod, state, state.step + 1)
     return _settled(pod, state)
+
+
+def restarted(pod: Pod, state: PodState, now_s: float, wait_s: float = 0.0) -> tuple[PodState, list[Action]]:
+    """All its containers start again in the same pod, init containers first; what runs is killed without grace."""
+    names = [container.name for container in (*own_init(pod), *pod.containers)]
+    restarts = {name: state.restarts.get(name, 0) + (name not in state.due_s) for name in names}
+    state = replace(state, restarts=restarts, due_s={}, in_place=True, back_s=wait_s, not_before_s=now_s + wait_s)
+    if not state.running:
+        return replace(state, phase=Phase.PENDING), []
+    kills: list[Action] = [Stop(pod.name, name, kill=True) for name in sorted(state.running)]
+    return replace(state, stopping=True, stop_as=Phase.PENDING), kills
 
 
 def due(pod: Pod, state: PodState, now_s: float) -> tuple[PodState, list[Action]]:
@@ -130,6 +146,7 @@ def stopped(
     """Ask the whole pod to end; what has ended by itself stays as it is."""
     if state.is_over and not state.running:
         return state, []
+    state = replace(state, in_place=False)
     if not state.running:
         return replace(state, phase=stop_as, due_s={}, stopping=True), []
     if state.stopping:  # deleted before: the end of the job leaves it no more time, and no further life
@@ -202,18 +219,24 @@ def _next_step(pod: Pod, state: PodState, step: int) -> tuple[PodState, list[Act
 
 def _restarts(pod: Pod, name: str, code: int) -> bool:
     """Whether the kubelet starts it again in place; ExitCode is Never to it."""
-    policy = pod.draft.restart
-    if name in {container.name for container in pod.init}:
-        return code != 0 and policy in ("OnFailure", "Always")
-    return policy == "Always" or (policy == "OnFailure" and code != 0)
+    container = pod.container(name)
+    if code == 0 and not container.sidecar and container in pod.init:
+        return False
+    policy = container.restart or pod.draft.restart
+    always = container.sidecar or policy == "Always" or container.rule(code) is not None
+    return always or (policy == "OnFailure" and code != 0)
 
 
 def _waiting(state: PodState, name: str, now_s: float) -> PodState:
+    restarts = {**state.restarts, name: state.restarts.get(name, 0) + 1}
+    return replace(state, restarts=restarts, due_s={**state.due_s, name: now_s + _wait_s(state, name)})
+
+
+def _wait_s(state: PodState, name: str) -> float:
+    """The first restart is at once, unless the program cannot be run."""
     before = state.restarts.get(name, 0)
     at_once = before == 0 and not exit_codes.cannot_run(state.codes.get(name))
-    wait_s = 0.0 if at_once else back_off_s(before)
-    restarts = {**state.restarts, name: before + 1}
-    return replace(state, restarts=restarts, due_s={**state.due_s, name: now_s + wait_s})
+    return 0.0 if at_once else back_off_s(before)
 
 
 def _settled(pod: Pod, state: PodState) -> tuple[PodState, list[Action]]:

@@ -91,6 +91,25 @@ class EnvItem:
     is_secret: bool = False
 
 
+RESTART_ALL = "RestartAllContainers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitRule:
+    """A rule by exit codes, of a Job's podFailurePolicy or a container; with `conditions` by those of the pod."""
+
+    action: str  # FailJob, Ignore, Count, FailIndex; of a container Restart, RestartAllContainers
+    container: str | None = None
+    among: bool  # In, else NotIn
+    codes: tuple[int, ...]
+    conditions: tuple[str, ...] = ()
+    number: int = 0  # its place in the policy
+
+    def means(self, code: int) -> bool:
+        """Whether an exit code is one that the rule means."""
+        return (code in self.codes) is self.among
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
     """A container as the pod's specification has it; in a `Pod` its variables are resolved as well."""
@@ -108,8 +127,15 @@ class Container:
     ports: Mapping[str, int] = field(default_factory=dict)  # by name
     limits: Mapping[str, str] = field(default_factory=dict)
     requests: Mapping[str, str] = field(default_factory=dict)
+    restart: str | None = None  # its own restartPolicy, in place of the pod's
+    restart_rules: tuple[ExitRule, ...] = ()  # restartPolicyRules
     sidecar: bool = False  # an init container with restartPolicy Always: goes on beside the others
     platforms: bool = False  # a helper that the controller adds; a rehearsal has nothing for it to do
+    is_agent: bool = False  # the agent of JobSet's in-place restart, whose part the rehearsal plays
+
+    def rule(self, code: int) -> str | None:
+        """The action of the first rule that means this exit code."""
+        return next((rule.action for rule in self.restart_rules if rule.means(code)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +152,11 @@ class Template:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether JobSet's agent for restarts in place is in its pods."""
+        return any(one.is_agent for one in (*self.init, *self.containers))
 
     def container(self, name: str) -> Container | None:
         """The main container of this name."""
@@ -192,18 +223,6 @@ class Success:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExitRule:
-    """A rule of a Job's podFailurePolicy: by exit codes, or where there are `conditions` by those of the pod."""
-
-    action: str  # FailJob, Ignore, Count, FailIndex
-    container: str | None
-    among: bool  # In, else NotIn
-    codes: tuple[int, ...]
-    conditions: tuple[str, ...] = ()
-    number: int = 0  # its place in the policy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SetRule:
     """A rule of a JobSet's failurePolicy; of each of the three an empty one fits all."""
 
@@ -238,7 +257,7 @@ class Rules:
     children: Mapping[str, ChildRules] = field(default_factory=dict)
     max_restarts: int = 0  # of the whole JobSet
     set_rules: tuple[SetRule, ...] = ()
-    is_blocking: bool = False  # it starts again only when all of it has ended; else Job by Job
+    strategy: str = "Recreate"  # how a JobSet restarts: Recreate, BlockingRecreate, InPlaceRestart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

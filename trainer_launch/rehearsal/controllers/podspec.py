@@ -10,10 +10,13 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from trainer_launch.model.errors import UsageError
+from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.rehearsal.controllers.documents import Field, Mark, whole
 from trainer_launch.rehearsal.controllers.pod_values import (
+    RESTART_ALL,
     Container,
     EnvItem,
+    ExitRule,
     File,
     Filling,
     Mount,
@@ -23,6 +26,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
 )
 
 RESTARTS = ("Always", "OnFailure", "Never")
+_MAX_RULES, _MAX_CODES = 20, 255  # pkg/apis/core/validation
 # What a pod may hold that changes nothing for a rehearsal, and what it would change but a laptop cannot do.
 _POD_SILENT = (
     "imagePullSecrets", "enableServiceLinks", "automountServiceAccountToken", "dnsPolicy", "dnsConfig",
@@ -44,11 +48,10 @@ _CONTAINER_SILENT = (
 )  # fmt: skip
 _CONTAINER_IGNORED = (
     "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "securityContext", "volumeDevices",
-    "restartPolicyRules",
 )  # fmt: skip
 _CONTAINER_READ = (
     "name", "command", "args", "workingDir", "env", "resources", "volumeMounts", "restartPolicy", "ports",
-    "envFrom",
+    "envFrom", "restartPolicyRules",
 )  # fmt: skip
 _OWN_VOLUMES = (
     "emptyDir", "ephemeral", "downwardAPI", "projected", "configMap", "secret", "hostPath", "image", "csi",
@@ -70,7 +73,7 @@ def read_template(template: Field) -> Template:
     containers = tuple(map(read_container, spec.get("containers").items()))
     if not containers:
         raise spec.get("containers").bad("at least one container")
-    init = tuple(map(read_container, spec.get("initContainers").items()))
+    init = tuple(map(_init, spec.get("initContainers").items()))
     _unique(spec, containers, init)
     volumes = {volume.get("name").name(): _volume(volume) for volume in spec.get("volumes").items()}
     _mounted(spec, (*containers, *init), volumes)
@@ -94,19 +97,71 @@ def read_container(found: Field) -> Container:
     found.only((*_CONTAINER_READ, *_CONTAINER_SILENT, *_CONTAINER_IGNORED))
     resources = found.get("resources")
     resources.only(("limits", "requests", "claims"))
-    return Container(
-        name=found.get("name").name(),
-        command=found.get("command").texts(),
-        args=found.get("args").texts(),
-        items=read_env(found.get("env")),
-        sources=tuple(of_env_from(found.get("envFrom"))),
-        mounts=tuple(_mount(mount) for mount in found.get("volumeMounts").items()),
-        workdir=found.get("workingDir").text("") or None,
-        ports=MappingProxyType(dict(map(_port, found.get("ports").items()))),
-        limits=quantities(resources.get("limits")),
-        requests=quantities(resources.get("requests")),
-        sidecar=found.get("restartPolicy").choice(RESTARTS, "") == "Always",
+    return _as_agent(
+        Container(
+            name=found.get("name").name(),
+            command=found.get("command").texts(),
+            args=found.get("args").texts(),
+            items=read_env(found.get("env")),
+            sources=tuple(of_env_from(found.get("envFrom"))),
+            mounts=tuple(_mount(mount) for mount in found.get("volumeMounts").items()),
+            workdir=found.get("workingDir").text("") or None,
+            ports=MappingProxyType(dict(map(_port, found.get("ports").items()))),
+            limits=quantities(resources.get("limits")),
+            requests=quantities(resources.get("requests")),
+            restart=found.get("restartPolicy").choice(RESTARTS, "") or None,
+            restart_rules=_restart_rules(found),
+        )
     )
+
+
+def _init(found: Field) -> Container:
+    made = read_container(found)
+    made = replace(made, sidecar=made.restart == "Always")
+    return replace(made, platforms=True) if made.is_agent and made.sidecar else made
+
+
+def _restart_rules(found: Field) -> tuple[ExitRule, ...]:
+    """As the API server takes them (KEP-5307, KEP-5532)."""
+    rules = found.get("restartPolicyRules")
+    if rules.given and not found.get("restartPolicy").given:
+        raise found.get("restartPolicy").bad("Always, OnFailure or Never, as the container has restartPolicyRules")
+    _at_most(rules, _MAX_RULES)
+    return tuple(map(_restart_rule, rules.items()))
+
+
+def _restart_rule(rule: Field) -> ExitRule:
+    rule.only(("action", "exitCodes"))
+    codes = rule.get("exitCodes")
+    codes.only(("operator", "values"))
+    if not codes.given:
+        raise codes.bad("exitCodes with an operator and values")
+    _at_most(codes.get("values"), _MAX_CODES)
+    return ExitRule(
+        action=rule.get("action").choice(("Restart", RESTART_ALL)),
+        among=codes.get("operator").choice(("In", "NotIn")) == "In",
+        codes=tuple(value.number() for value in codes.get("values").items()),
+    )
+
+
+def _at_most(found: Field, most: int) -> None:
+    if len(found.items()) > most:
+        raise found.bad(f"at most {most} items", f"a list of {len(found.items())}")
+
+
+def _as_agent(made: Container) -> Container:
+    """JobSet's agent for restarts in place (cmd/in-place-restart-agent): its image is not here, nor is its JobSet.
+
+    As the main container it runs a command in a shell; the rehearsal does the rest.
+    """
+    env = {item.name: item.value for item in made.items}
+    if made.command or not {"JOBSET_NAME", "POD_NAME"} <= env.keys():
+        return made
+    code = parse_number(env.get("IN_PLACE_RESTART_EXIT_CODE", "1"), 0, MAX_COUNT)
+    made = replace(made, is_agent=code is not None and made.rule(code) is not None)
+    if "WORKER_COMMAND" not in env:
+        return made
+    return replace(made, command=("bash", "-c"), args=('exec bash -c "$WORKER_COMMAND"',))
 
 
 def read_env(found: Field) -> tuple[EnvItem, ...]:
@@ -246,6 +301,8 @@ def _ignored(spec: Field) -> Iterator[str]:
 
 
 def _ignored_of_container(container: Field) -> Iterator[str]:
+    if read_container(container).is_agent:
+        yield f"container {container.get('name').text()}: the rehearsal does the work of JobSet's agent"
     for key in container.mapping():
         if key == "lifecycle":
             yield from (f"lifecycle.{hook}" for hook in container.get(key).mapping())

@@ -57,6 +57,7 @@ class AllAgain:
     because: Condition
     counts: bool = True
     child: str | None = None  # only this Job
+    in_place: bool = False  # in the pods that there are
 
 
 Decision = Condition | Again | AllAgain
@@ -75,12 +76,18 @@ class State:
     attempt: int = 0  # restarts of the JobSet, or of its Jobs
     counted: int = 0  # of these, those that the limit is for
     begun: Mapping[str, float] = field(default_factory=dict)  # when each Job has begun
+    gathers: bool = False  # pods that restart in place wait for each other
     condition: Condition | None = None
     held_until_s: float | None = None  # when a failure that may not be the first is taken for it
     stop_at_s: float | None = None  # when pods that linger after the end are stopped
     asked: int = 0  # how often we were asked to stop
     grace_s: float | None = None  # shorter than the pods' own, when asked
     now_s: float = 0.0  # when the controller looks
+
+    @property
+    def there(self) -> Mapping[str, Pod]:
+        """The pods that the job has, without those by which it was scaled down."""
+        return {name: pod for name, pod in self.pods.items() if not self.states[name].removed}
 
     @property
     def age_s(self) -> float:
@@ -170,7 +177,7 @@ def _has_succeeded(job: State) -> bool:
 def _cannot_run(job: State) -> Iterator[Decision]:
     """What the kubelet would restart in place for ever, though its program cannot be run."""
     for name, state in job.states.items():
-        for container in state.due_s:
+        for container in (*state.due_s, *(state.codes if state.in_place else ())):
             if exit_codes.cannot_run(state.codes.get(container)):
                 yield _hopeless(job, name, container)
 
@@ -196,7 +203,8 @@ def _hopeless(job: State, pod: str, container: str) -> Condition:
 def _crash_loops(job: State) -> Iterator[Decision]:
     """What would be started again for ever: a rehearsal gives up, and says so."""
     for name, state in job.states.items():
-        count = max(state.restart_count, state.failures - job.counted)
+        asked = job.attempt if job.rules.strategy == IN_PLACE else 0
+        count = max(max(state.restarts.values(), default=0) - asked, state.failures - job.counted)
         if count >= GIVE_UP and job.age_s < count * _SHORT_LIFE_S:
             text = f"{name} was restarted {count} times; a cluster would continue, the rehearsal gives up"
             yield failure_of(job, name, "CrashLoopBackOff", text)
@@ -239,6 +247,7 @@ def _word(job: State) -> str:
 # -- Jobs and JobSets --------------------------------------------------------------------------
 
 
+IN_PLACE = "InPlaceRestart"
 RESTART = "RestartJobSet"  # what a failurePolicy does where none of its rules fits
 DISRUPTED = "DisruptionTarget"  # the condition of a pod that was evicted, or whose node went
 
@@ -263,6 +272,8 @@ def decide_jobs(job: State) -> Iterator[Decision]:
                 yield decision
     if failed:
         yield _of_set(job, failed)
+    elif job.rules.strategy == IN_PLACE:
+        yield from _in_place(job)
 
 
 # -- a JobSet ---------------------------------------------------------------------------------
@@ -289,6 +300,28 @@ def _of_set(job: State, failed: Sequence[_Failed]) -> Decision:
     return AllAgain(because, counts=counts, child=None if action.startswith(RESTART) else end.child)
 
 
+def _in_place(job: State) -> Iterator[Decision]:
+    """A pod that starts again makes all others do so (reconcileInPlaceRestart)."""
+    limit = job.rules.max_restarts
+    anew = next((name for name in job.states if not job.gathers and _starts_again(job, name)), None)
+    worst = max(job.states, key=lambda name: max(job.states[name].restarts.values(), default=0))
+    said = f"its maxRestarts allow {counted(limit, 'restart')}"
+    if anew is not None and job.counted < limit:
+        yield AllAgain(failure_of(job, anew, "", f"{anew} starts again"), in_place=True)
+    elif anew is not None:
+        yield failure_of(job, anew, "ReachedMaxRestarts", f"{anew} starts again; {said}")
+    elif max(job.states[worst].restarts.values(), default=0) > limit:
+        yield failure_of(job, worst, "ReachedMaxRestarts", f"{worst} restarts too often; {said}")
+
+
+def _starts_again(job: State, name: str) -> bool:
+    """Whether its agent begins anew, because its container or its whole pod does."""
+    pod, one = job.pods[name], job.states[name]
+    comes_back = one.phase is Phase.PENDING or (one.stopping and one.stop_as is Phase.PENDING)
+    restarts = any(pod.container(container).is_agent for container in one.due_s)
+    return bool(one.starts) and (one.phase is Phase.FAILED or comes_back or restarts)
+
+
 def _fits(job: State, rule: SetRule, end: _Failed) -> bool:
     whose = job.rules.children[end.child].replicated
     return (
@@ -311,7 +344,11 @@ def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision | _Fail
             job, child, unfinished, "DeadlineExceeded", text, "Job was active longer than specified deadline"
         )
         return
-    restarts = sum(state.restart_count for state in own.values() if state.is_active)
+    restarts = sum(
+        state.restart_count
+        for name, state in own.items()
+        if state.is_active and job.pods[name].draft.restart == "OnFailure"
+    )
     if restarts and restarts >= max(rules.backoff_limit, 1):
         worst = max(own, key=lambda name: own[name].restart_count)
         text = counted(restarts, "container restart")
@@ -379,7 +416,7 @@ def _index_of(job: State, child: str, name: str) -> str:
 def _matches(rule: ExitRule, state: PodState) -> bool:
     """Whether some container's exit code, never 0, is one that the rule means."""
     codes = [code for name, code in state.codes.items() if code != 0 and rule.container in (None, name)]
-    return not rule.conditions and any((code in rule.codes) is rule.among for code in codes)
+    return not rule.conditions and any(map(rule.means, codes))
 
 
 def _of_policy(job: State, name: str, rule: ExitRule | None) -> str:

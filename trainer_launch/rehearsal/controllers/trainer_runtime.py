@@ -35,6 +35,7 @@ from trainer_launch.rehearsal.controllers.podspec import (
     read_env,
     read_template,
 )
+from trainer_launch.rehearsal.controllers.restart_decisions import IN_PLACE
 from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, job_name, namespace
 
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
@@ -367,7 +368,7 @@ _SET_ACTIONS = (
 _REASONS = (
     "BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy",
 )  # fmt: skip
-_STRATEGIES = ("Recreate", "BlockingRecreate", "InPlaceRestart")
+_STRATEGIES = ("Recreate", "BlockingRecreate", IN_PLACE)
 _JOB = (
     "parallelism", "completions", "completionMode", "backoffLimit", "backoffLimitPerIndex", "maxFailedIndexes",
     "activeDeadlineSeconds", "podFailurePolicy", "template", "selector", "manualSelector",
@@ -382,6 +383,10 @@ def read(spec: Field, drafts: tuple[Draft, ...], children: dict[str, ChildRules]
     success, failure = spec.get("successPolicy"), spec.get("failurePolicy")
     success.only(("operator", "targetReplicatedJobs"))
     failure.only(("maxRestarts", "rules", "restartStrategy"))
+    strategy = failure.get("restartStrategy").choice(_STRATEGIES, "Recreate")
+    agents = all(draft.template.has_agent for draft in drafts)
+    if strategy == IN_PLACE:
+        _check_in_place(spec)
     chosen = [one.choice(names) for one in success.get("targetReplicatedJobs").items()] or names
     targets = dict.fromkeys(draft.child for draft in drafts if draft.role in chosen)
     return Rules(
@@ -395,8 +400,17 @@ def read(spec: Field, drafts: tuple[Draft, ...], children: dict[str, ChildRules]
         children=children,
         max_restarts=failure.get("maxRestarts").number(0),
         set_rules=tuple(_set_rule(rule, names) for rule in failure.get("rules").items()),
-        is_blocking=failure.get("restartStrategy").choice(_STRATEGIES, "Recreate") == "BlockingRecreate",
+        strategy="Recreate" if strategy == IN_PLACE and not agents else strategy,
     )
+
+
+def _check_in_place(spec: Field) -> None:
+    """As JobSet's webhook does."""
+    for job in spec.get("replicatedJobs").items():
+        for key, value in (("backoffLimit", _BOUNDLESS), ("podReplacementPolicy", "Failed")):
+            found = job.get("template", "spec", key)
+            if found.value != value:
+                raise found.bad(f"{value}, because the restartStrategy is InPlaceRestart")
 
 
 def _set_rule(rule: Field, names: tuple[str, ...]) -> SetRule:
@@ -456,13 +470,14 @@ def _exit_rule(rule: Field, number: int) -> ExitRule:
     )
 
 
-def ignored(spec: Field, jobs: list[Field]) -> Iterator[str]:
+def ignored(spec: Field, jobs: tuple[ReplicatedJob, ...]) -> Iterator[str]:
     """What of a JobSet and its Jobs means something to their controllers and nothing here."""
     yield from left_out(spec, _SET_IGNORED)
-    if spec.get("failurePolicy", "restartStrategy").value == "InPlaceRestart":
-        yield "restartStrategy InPlaceRestart: pods are recreated"
+    wants = spec.get("failurePolicy", "restartStrategy").value == IN_PLACE
+    if wants and not all(job.template.has_agent for job in jobs):
+        yield "restartStrategy InPlaceRestart: without JobSet's agent in every pod only failed pods are recreated"
     for job in jobs:
-        batch = job.get("template", "spec")
+        batch = job.field.get("template", "spec")
         if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").number(1):
             yield "completions of a Job: it has as many pods as its parallelism says"
         yield from left_out(batch, JOB_IGNORED, "of a Job")

@@ -387,7 +387,7 @@ def _ignored_of_job(job: TrainJob) -> Iterator[str]:
     yield from left_out(job.job.get("spec"), ("suspend", "managedBy", "ttlSecondsAfterFinished"))
     if job.has_pod_group:
         yield "podGroupPolicy"
-    yield from trainer_runtime.ignored(job.jobset, [one.field for one in job.jobs])
+    yield from trainer_runtime.ignored(job.jobset, job.jobs)
 
 
 def _ignored(job: TrainJob, one: ReplicatedJob) -> list[str]:

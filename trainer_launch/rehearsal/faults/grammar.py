@@ -123,8 +123,8 @@ class When:
 class Fault:
     """One fault, once."""
 
-    kind: str  # "kill worker", "stop worker", "kill pod", "term pod", "add node", "partition", "slow link",
-    # "delay dns", "fill shm", "oom"
+    kind: str  # "kill worker", "stop worker", "kill pod", "term pod", "add node", "scale", "partition",
+    # "slow link", "delay dns", "fill shm", "oom"
     when: When
     node: int | None = None  # index of the pod; None with no `pod`: the last node of the job
     pod: str | None = None  # by name, in place of `node`
@@ -133,6 +133,7 @@ class Fault:
     grace_s: float | None = None  # of "term pod": until SIGKILL
     back_s: float | None = 1.0  # of "kill pod" and "term pod": until it is made anew; None: never
     bytes_per_s: float | None = None  # of "slow link"
+    workers: int | None = None  # of "scale": how many Worker replicas the job has from then on
     text: str = ""  # its canonical text (`grammar.render`): what people are shown, and what a replay takes
     hint: str = field(default="", compare=False)  # a warning about how it was written
 
@@ -144,6 +145,7 @@ MAX_TEXT = 2_000  # characters of one fault; its canonical text is shorter
 MAX_PATTERN = 200  # of a regular expression
 MAX_STEP = 10**12 - 1
 MAX_GRACE_S = 3_600.0
+MAX_WORKERS = 200  # as many pods as a rehearsal runs
 _POD = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z.-]{0,251}[a-z0-9A-Z])?")
 _AT = (
     "a time with its unit (12s, 1m), step:NUMBER, or line:REGEX, in quotes if it has blanks, "
@@ -170,13 +172,14 @@ KINDS = {
     "kill pod": Form((*_WHOM, "back")),
     "term pod": Form((*_WHOM, "grace", "back")),
     "add node": Form(()),
+    "scale": Form(("workers",), needs=("workers",)),
     "partition": Form((*_WHOM, "for"), bare="for"),
     "slow link": Form((*_WHOM, "rate", "for"), needs=("rate",)),
     "delay dns": Form(("for",), needs=("for",), first=When(at_s=0.0), bare="for"),
     "fill shm": Form((*_WHOM, "for"), bare="for"),
     "oom": Form(_WHOM),
 }
-_KEYS = ("node", "pod", "worker", "at", "for", "grace", "back", "rate")
+_KEYS = ("node", "pod", "worker", "at", "for", "grace", "back", "rate", "workers")
 
 
 def parse(text: str, where: str = "--fault") -> Fault:
@@ -234,6 +237,8 @@ def render(fault: Fault) -> str:
         add("worker", str(fault.local_rank))
     if fault.bytes_per_s is not None:
         add("rate", render_rate(fault.bytes_per_s))
+    if fault.workers is not None:
+        add("workers", str(fault.workers))
     if fault.for_s is not None:
         add("for", render_duration(fault.for_s))
     if fault.grace_s is not None:
@@ -307,6 +312,10 @@ def _number(text: str) -> int | None:
     return parse_number(text, 0, MAX_COUNT)
 
 
+def _workers(text: str) -> int | None:
+    return parse_number(text, 1, MAX_WORKERS)
+
+
 def _grace(text: str) -> float | None:
     seconds = parse_duration(text)
     return seconds if seconds is not None and seconds <= MAX_GRACE_S else None
@@ -341,6 +350,7 @@ _VALUES = {
     "grace": _Value("grace_s", _grace, f"{DURATION}, one hour at most", "10s"),
     "back": _Value("back_s", parse_duration, f"{DURATION}, or never", "3s"),
     "rate": _Value("bytes_per_s", parse_rate, RATE, "1MB/s"),
+    "workers": _Value("workers", _workers, f"a number of Worker replicas from 1 to {MAX_WORKERS}", "4"),
     "at": _Value("when", _when, _AT, "10s"),
 }
 
@@ -378,7 +388,7 @@ def _at(when: When) -> str:
 
 DEFAULT_KINDS = ("kill worker", "stop worker", "kill pod", "term pod")  # what every machine can do
 LASTS = ("stop worker", "partition", "slow link", "fill shm")  # drawn with an end, or they would end the job
-NOT_BY_CHANCE = ("delay dns", "add node")
+NOT_BY_CHANCE = ("delay dns", "add node", "scale")
 MAX_NODE = 10_000
 _LASTS_S = (1.0, 9.0)  # at least, and how much more at most
 _SLOW = 1e6  # bytes per second of a slow link

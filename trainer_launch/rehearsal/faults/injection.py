@@ -148,8 +148,8 @@ class AnyDriver(Protocol):
     def leader(self, pod: str) -> int | None:
         """The pid of a pod's first process, None while there is none."""
 
-    def grow(self) -> None:
-        """Add a node to the job."""
+    def scale(self, workers: int | None) -> None:
+        """Change the job's Worker replicas to that number, or with None to one more."""
 
 
 class NotNow(Exception):
@@ -264,7 +264,7 @@ class Faults:
             self._over.append((driver.now_s() + fault.for_s, fault, pod, effect.undo))
 
     def _target(self, fault: Fault) -> str | None:
-        pods = self._driver.state.pods
+        pods = self._driver.state.there
         try:
             return requests.target(fault, nodes_of(pod.draft for pod in pods.values()), tuple(pods))
         except UsageError as problem:  # a node that is to be added first
@@ -331,10 +331,10 @@ def _delete_pod(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
     return Effect(delete)
 
 
-def _add_node(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
+def _scale(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
     if driver.state.condition is not None or driver.state.asked:
         raise Never("the job has ended")
-    return Effect(driver.grow)
+    return Effect(lambda: driver.scale(fault.workers))
 
 
 def _on_network(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
@@ -356,7 +356,8 @@ EFFECTS: Mapping[str, MakeEffect] = {
     "stop worker": _stop_worker,
     "kill pod": _delete_pod,
     "term pod": _delete_pod,
-    "add node": _add_node,
+    "add node": _scale,
+    "scale": _scale,
     "partition": _on_network,
     "slow link": _on_network,
     "delay dns": _on_network,

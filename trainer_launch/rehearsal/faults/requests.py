@@ -17,8 +17,8 @@ from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import shown
 from trainer_launch.rehearsal.controllers import text_of
 from trainer_launch.rehearsal.controllers.documents import Field, read_values
-from trainer_launch.rehearsal.controllers.local_jobs import RUN
-from trainer_launch.rehearsal.controllers.pod_values import Draft
+from trainer_launch.rehearsal.controllers.local_jobs import RUN, check_size
+from trainer_launch.rehearsal.controllers.pod_values import Draft, Workload
 from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.faults.grammar import KINDS, Chaos, Fault
 from trainer_launch.rehearsal.kubelet import pod_isolation
@@ -59,10 +59,15 @@ def nodes_of(drafts: Iterable[Draft]) -> tuple[str, ...]:
     return tuple(draft.hostname for draft in trainers or found or drafts)
 
 
+def workers_of(drafts: Iterable[Draft]) -> int:
+    """How many Worker replicas a job has."""
+    return sum(draft.role == "worker" for draft in drafts)
+
+
 # -- whom a fault is for -----------------------------------------------------------------------
 
 
-OF_ALL = ("delay dns", "add node")  # these are for the whole job
+OF_ALL = ("delay dns", "add node", "scale")  # these are for the whole job
 
 
 def target(fault: Fault, nodes: Sequence[str], pods: Sequence[str]) -> str | None:
@@ -146,27 +151,34 @@ def isolate(wanted: Asked) -> bool:
     return False
 
 
-def fitted(wanted: Asked, drafts: Sequence[Draft], grown: Callable[[int], object] | None) -> Asked:
-    """The same for this job; `grown` makes it with so many more nodes, None where it cannot grow. Logs hints.
+def fitted(wanted: Asked, drafts: Sequence[Draft], grown: Callable[[int], Workload] | None) -> Asked:
+    """The same for this job; `grown` makes it with so many more nodes, None where it cannot. Logs hints.
 
     Raises:
-        UsageError: a fault is for a pod that the job has not, or adds one to a job that cannot grow.
+        UsageError: a fault is for a pod that the job has not, or scales a job of a fixed size.
     """
-    nodes, pods = nodes_of(drafts), tuple(draft.hostname for draft in drafts)
-    added = [fault.text for fault in wanted.faults if fault.kind == "add node"]
+    chaos = None if wanted.chaos is None else wanted.chaos.over(range(len(nodes_of(drafts))))
+    scales = [fault for fault in wanted.faults if fault.kind in ("add node", "scale")]
+    if scales and grown is None:
+        raise UsageError(
+            f"--fault {shown(scales[0].text)} needs a job that can grow, and this one has a fixed number of nodes; "
+            "use a range such as --nodes 1:2, or with -f a job with Worker replicas"
+        )
+    if scales and grown is not None:
+        largest = grown(_most(scales, workers_of(drafts)))
+        check_size(largest)
+        drafts = largest.drafts
     for fault in wanted.faults:
         if fault.hint:
             _log.warning("%s", fault.hint)
-        target(fault, (*nodes, *added) if fault.node is not None else nodes, pods)
-    chaos = None if wanted.chaos is None else wanted.chaos.over(range(len(nodes)))
-    if added and grown is None:
-        raise UsageError(
-            f"--fault {shown(added[0])} needs a job that can grow, and this one has a fixed number of nodes; "
-            "use a range such as --nodes 1:2, or with -f a job with Worker replicas"
-        )
-    if added and grown is not None:
-        grown(len(added))
+        target(fault, nodes_of(drafts), tuple(draft.hostname for draft in drafts))
     return replace(wanted, chaos=chaos)
+
+
+def _most(scales: Sequence[Fault], workers: int) -> int:
+    """By how many nodes the job grows at most."""
+    added = sum(fault.kind == "add node" for fault in scales)
+    return max(workers, *(fault.workers or 0 for fault in scales)) + added - workers
 
 
 # -- YAML files --------------------------------------------------------------------------------

@@ -73,18 +73,16 @@ class Kubelet:
         # Paddle's launcher asks for the address of this machine's name, unless it is told.
         self._tells_address = workload.kind == "PaddleJob"
 
-    def grow(self, workload: Workload) -> tuple[Pod, ...]:
-        """Take in the same job with more pods; those that are new."""
-        known = {pod.name for pod in self.pods}
-        self._take_in(workload)
-        return tuple(pod for pod in self.pods if pod.name not in known)
+    def of(self, workload: Workload) -> tuple[Pod, ...]:
+        """The pods of the same job, scaled; those that are new are taken in."""
+        names = {draft.hostname for draft in workload.drafts}
+        if not names <= {pod.name for pod in self.pods}:
+            self._take_in(workload)
+        return tuple(pod for pod in self.pods if pod.name in names)
 
     def _take_in(self, workload: Workload) -> None:
         """Give every pod of the job what it needs on this machine; those that are here keep their addresses."""
-        if len(workload.drafts) > local_jobs.MAX_PODS:
-            raise UsageError(
-                f"the job has {len(workload.drafts)} pods; a rehearsal runs at most {local_jobs.MAX_PODS}"
-            )
+        local_jobs.check_size(workload)
         address_of = local_jobs.address_of if self.network is None else pod_isolation.address_of
         numbers = {pod.name: number for number, pod in enumerate(self.pods)}
         for draft in workload.drafts:
