@@ -15,7 +15,8 @@ EXAMPLES = DOCKER / "examples"  # scripts, and manifests to begin with
 
 
 def _manifests(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted(path for path in folder.rglob("*.yaml") if path.name != "kustomization.yaml"))
+    others = ("kustomization.yaml", "train_torchtune.yaml")  # the latter configures a recipe
+    return tuple(sorted(path for path in folder.rglob("*.yaml") if path.name not in others))
 
 
 FOR_PRODUCTION = _manifests(KUBERNETES)
