@@ -18,6 +18,7 @@ from tests.cli.launching import LAUNCHER, clean_env, launch, script, start
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(180)]
 TWO = ("--nproc-per-node", "2")
+FAILS = "os._exit(3)"  # at once: while Python shuts down, its connections are closed, and it has no exit code yet
 
 # Five steps of two or more ranks; in the sixth, rank 1 does what the case wants while the others wait for it.
 TRAIN = """
@@ -306,7 +307,7 @@ def test_without_the_recorder_there_are_stacks_and_the_reason_why_no_more(tmp_pa
 
 def test_nothing_is_collected_where_nobody_wants_it(tmp_path: Path) -> None:
     options = ("--max-restarts", "0", "--incident-dir", "none")
-    ended = launch("run", *options, *TWO, "--", training(tmp_path, "sys.exit(3)"), env={"TMPDIR": str(tmp_path)})
+    ended = launch("run", *options, *TWO, "--", training(tmp_path, FAILS), env={"TMPDIR": str(tmp_path)})
     assert ended.returncode == 3, ended.stderr
     assert list(tmp_path.glob("**/incident.json")) == []
 
@@ -314,7 +315,7 @@ def test_nothing_is_collected_where_nobody_wants_it(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_written_holds_nothing_up(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     options = ("--max-restarts", "0", "--incident-dir", str(tmp_path / "file"))
-    ended = launch("run", *options, *TWO, "--", training(tmp_path, "sys.exit(3)"))
+    ended = launch("run", *options, *TWO, "--", training(tmp_path, FAILS))
     assert ended.returncode == 3, ended.stderr
     assert "cannot save an incident in" in ended.stderr
     assert "set --incident-dir to a writable directory, or to none" in ended.stderr
@@ -325,7 +326,7 @@ def test_the_default_directory_is_not_used_if_it_belongs_to_another_user(tmp_pat
     place = tmp_path / "trainer-launch-incidents"
     place.mkdir(mode=0o700)
     os.chown(place, 1000, 1000)
-    words = ("run", "--max-restarts", "0", *TWO, "--", training(tmp_path, "sys.exit(3)"))
+    words = ("run", "--max-restarts", "0", *TWO, "--", training(tmp_path, FAILS))
     ended = launch(*words, env={"TMPDIR": str(tmp_path)})
     assert ended.returncode == 3, ended.stderr
     assert f"cannot save an incident in {place}: it belongs to another user (uid 1000); set" in ended.stderr

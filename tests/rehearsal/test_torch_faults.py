@@ -152,11 +152,18 @@ def test_a_node_joins_an_elastic_job_which_goes_on_with_more(tmp_path: Path) -> 
 GROWS_AND_SHRINKS = """
 seen = saved.with_name("sizes")
 if rank == 0:
-    seen.open("a").write(str(dist.get_world_size()))
+    with seen.open("a") as file:
+        file.write(str(dist.get_world_size()))
+dist.barrier()  # so that all read the same
 while "4" not in seen.read_text() or dist.get_world_size() > 2:
     dist.all_reduce(torch.ones(1))
     time.sleep(0.05)
-    print("step", step := step + 1, flush=True)
+    step += 1
+    if rank == 0:
+        beside = saved.with_name("new")
+        beside.write_text(str(step))
+        os.replace(beside, saved)
+    print("step", step, flush=True)
 """
 
 

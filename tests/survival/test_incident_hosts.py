@@ -180,11 +180,12 @@ def test_a_network_that_pauses_for_a_moment_accuses_and_ends_nobody(
 
 @LONG
 def test_a_newcomer_that_joins_is_no_incident(tmp_path: Path) -> None:
-    with situation("trains", tmp_path, *REPORT, "--hang-timeout", "4", at_first=2, contract=GROWING) as (job, gate):
+    report = ("--hang-report-after", "5", "--hang-timeout", "10")
+    with situation("trains", tmp_path, *report, at_first=2, contract=GROWING) as (job, gate):
         trained(job)
         job.start_next()
         trained(job)
         gate.open()
         words = over(job)
     assert all(one.startswith("reason=Succeeded exit=0 ") for one in words), words
-    assert not any(HANG.search(said(job, node)) for node in range(3))
+    assert [found.group() for node in range(3) for found in HANG.finditer(said(job, node))] == []
