@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.frameworks import frameworks
+from tests.kubernetes.published import ALL
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S)]
 
 READER = Path(__file__).with_name("api_classes.py")
 DISTIL = Path(__file__).with_name("distil.py")
 SCHEMAS = Path(__file__).parents[1] / "kubernetes" / "schemas"
-MANIFESTS = sorted(path for path in frameworks.EXAMPLES.parent.rglob("*.yaml") if path.name != "kustomization.yaml")
 
 
 def wrong_in(*paths: Path) -> list[str]:
@@ -25,8 +25,8 @@ def wrong_in(*paths: Path) -> list[str]:
 
 
 def test_published_manifests_hold_nothing_that_their_api_does_not_know() -> None:
-    assert len(MANIFESTS) > 8
-    assert wrong_in(*MANIFESTS) == []
+    assert len(ALL) > 8
+    assert wrong_in(*ALL) == []
 
 
 def test_the_schemas_that_quick_tests_read_are_those_of_the_published_classes() -> None:
