@@ -23,7 +23,6 @@ from trainer_launch.planning.wrappers import as_torchrun, see_through, typed_lau
 
 SHIM_SWITCH = "TRAINER_LAUNCH_SHIM"
 _SECRET_FILE, _SSH_KEY = "secret_file", "id_rsa"
-_PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 

@@ -213,7 +213,7 @@ class Typed(NamedTuple):
 
     def defaults(self, env: Mapping[str, str]) -> str | None:
         """The path of the file that it takes options from which were not typed, if there is one."""
-        if self.form is _DEEPSPEED or self.form is _TORCHTUNE:
+        if self.form is not _ACCELERATE:
             return "/job/hostfile" if self.form is _DEEPSPEED else None
         cache = env.get("XDG_CACHE_HOME") or f"{env.get('HOME', '')}/.cache"
         home = env.get("HF_HOME") or f"{cache}/huggingface"

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainer_launch.model import exit_codes
+from trainer_launch.model import Binding, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError, UsageError
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.json_lines import MessageError
@@ -447,7 +447,7 @@ class Starter:
         self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, Place]
     ) -> list[tuple[str, int, str]]:
         common, records = self._workers.env, self._workers.records
-        bound = dict(enumerate(self._workers.bindings))
+        bindings = self._workers.bindings or (Binding(()),) * len(processes)
         streams: list[dict[int, int]] = []
         theirs: list[int] = []
         try:
@@ -459,8 +459,8 @@ class Starter:
                 cwd=self._workers.cwd or os.getcwd(),
                 workers=tuple(
                     messages.ForkedWorker(
-                        cpus=bound[local_rank].cpus if bound else (),
-                        memory=bound[local_rank].node if bound else None,
+                        cpus=bindings[local_rank].cpus,
+                        memory=bindings[local_rank].node,
                         local_rank=local_rank,
                         environment={k: v for k, v in process.env.items() if common.get(k) != v},
                         streams=tuple(sorted(streams[local_rank])),

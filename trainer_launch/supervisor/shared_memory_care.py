@@ -94,10 +94,8 @@ def _need(reading: Reading) -> Need:
         return Need()  # one of several processes in a pod that somebody else owns
     if hosts_no_rank(job):
         return Need(workers=0)
-    gpus, is_mpi = reading.host.gpus.count, job.engine in _MPI
+    gpus, is_mpi = reading.host.gpus, job.engine in _MPI
     if job.nproc_per_node is None and is_mpi:
         # Only the job's launcher knows; two are the least that share anything.
-        return Need(workers=max(gpus, 2), on_gpus=reading.host.gpus.cuda > 0, is_mpi=True, is_guess=True)
-    return Need(
-        workers=place(job, reading.host).local_world_size or 1, on_gpus=reading.host.gpus.cuda > 0, is_mpi=is_mpi
-    )
+        return Need(workers=max(gpus.count, 2), on_gpus=gpus.cuda > 0, is_mpi=True, is_guess=True)
+    return Need(workers=place(job, reading.host).local_world_size or 1, on_gpus=gpus.cuda > 0, is_mpi=is_mpi)

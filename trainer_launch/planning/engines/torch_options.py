@@ -34,17 +34,14 @@ def asked(request: Request) -> dict[str, str]:
     for name, value in typed.items():
         option = torchrun_options.OPTIONS[name]
         torchrun_options.check_value(option, value, option.flag)
-    return {**torchrun_options.from_variables(request.env), **typed, **_numa(request)}
+    numa = {} if request.numa_binding == "off" else {"numa_binding": request.numa_binding}
+    return {**torchrun_options.from_variables(request.env), **typed, **numa}
 
 
 def numa_binding(own: str, command: Command) -> str:
     """The launcher's own option, else torchrun's."""
     typed = command.torchrun.options if command.torchrun else {}
     return own if own != "off" else typed.get("numa_binding", own)
-
-
-def _numa(request: Request) -> dict[str, str]:
-    return {} if request.numa_binding == "off" else {"numa_binding": request.numa_binding}
 
 
 def handed_over(request: Request, options: Mapping[str, str]) -> str | None:
@@ -207,12 +204,7 @@ def all_options(request: Request) -> dict[str, str]:
         ContractError: a job of several nodes lacks this node's rank or the address to meet at.
         UsageError: an option of torchrun is out of its form.
     """
-    typed = request.command.torchrun.options if request.command.torchrun else {}
-    for name, value in typed.items():
-        option = torchrun_options.OPTIONS[name]
-        torchrun_options.check_value(option, value, option.flag)
-    given = {**torchrun_options.from_variables(request.env), **typed, **_numa(request)}
-    kept = {name: value for name, value in given.items() if name not in JOB_OPTIONS}
+    kept = {name: value for name, value in asked(request).items() if name not in JOB_OPTIONS}
     kept.update(form_of_program(request))
     kept["nproc_per_node"] = worker_count(request)
     if request.topology.max_restarts is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -88,7 +88,7 @@ def read_template(template: Field) -> Template:
         fillings={name.get("name").text(): of_volume(name) for name in spec.get("volumes").items()},
         labels=_labels(template.get("metadata", "labels")),
         annotations=_labels(template.get("metadata", "annotations")),
-        ignored=tuple(dict.fromkeys(_ignored(spec))),
+        ignored=tuple(dict.fromkeys(_ignored(spec, (*init, *containers)))),
     )
 
 
@@ -284,7 +284,7 @@ def _mounted(spec: Field, containers: tuple[Container, ...], volumes: Mapping[st
                 raise spec.get("volumes").bad(f"the volume {mount.volume} that {container.name} mounts")
 
 
-def _ignored(spec: Field) -> Iterator[str]:
+def _ignored(spec: Field, made: Sequence[Container]) -> Iterator[str]:
     """What of this pod means something to a cluster and nothing here, in the order of the file."""
     for key in spec.mapping():
         if key in _POD_IGNORED:
@@ -296,13 +296,14 @@ def _ignored(spec: Field) -> Iterator[str]:
             yield f"volume {volume.get('name').text()} (projected): without {left}"
         elif kind not in ("", "emptyDir", "configMap", "secret", "projected"):
             yield f"volume {volume.get('name').text()} ({kind}): an empty directory instead"
-    for container in (*spec.get("initContainers").items(), *spec.get("containers").items()):
+    fields = (*spec.get("initContainers").items(), *spec.get("containers").items())
+    for container, one in zip(fields, made, strict=True):
+        if one.is_agent:
+            yield f"container {one.name}: the rehearsal does the work of JobSet's agent"
         yield from _ignored_of_container(container)
 
 
 def _ignored_of_container(container: Field) -> Iterator[str]:
-    if read_container(container).is_agent:
-        yield f"container {container.get('name').text()}: the rehearsal does the work of JobSet's agent"
     for key in container.mapping():
         if key == "lifecycle":
             yield from (f"lifecycle.{hook}" for hook in container.get(key).mapping())

@@ -204,7 +204,7 @@ def _crash_loops(job: State) -> Iterator[Decision]:
     """What would be started again for ever: a rehearsal gives up, and says so."""
     for name, state in job.states.items():
         asked = job.attempt if job.rules.strategy == IN_PLACE else 0
-        count = max(max(state.restarts.values(), default=0) - asked, state.failures - job.counted)
+        count = max(state.most_restarts - asked, state.failures - job.counted)
         if count >= GIVE_UP and job.age_s < count * _SHORT_LIFE_S:
             text = f"{name} was restarted {count} times; a cluster would continue, the rehearsal gives up"
             yield failure_of(job, name, "CrashLoopBackOff", text)
@@ -304,13 +304,13 @@ def _in_place(job: State) -> Iterator[Decision]:
     """A pod that starts again makes all others do so (reconcileInPlaceRestart)."""
     limit = job.rules.max_restarts
     anew = next((name for name in job.states if not job.gathers and _starts_again(job, name)), None)
-    worst = max(job.states, key=lambda name: max(job.states[name].restarts.values(), default=0))
+    worst = max(job.states, key=lambda name: job.states[name].most_restarts)
     said = f"its maxRestarts allow {counted(limit, 'restart')}"
     if anew is not None and job.counted < limit:
         yield AllAgain(failure_of(job, anew, "", f"{anew} starts again"), in_place=True)
     elif anew is not None:
         yield failure_of(job, anew, "ReachedMaxRestarts", f"{anew} starts again; {said}")
-    elif max(job.states[worst].restarts.values(), default=0) > limit:
+    elif job.states[worst].most_restarts > limit:
         yield failure_of(job, worst, "ReachedMaxRestarts", f"{worst} restarts too often; {said}")
 
 

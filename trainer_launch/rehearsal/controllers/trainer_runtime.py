@@ -280,10 +280,9 @@ def _initializer(job: ReplicatedJob, wish: Field) -> ReplicatedJob:
     sources = tuple(of_env_from(Field(secret, wish.path, wish.where)))
 
     def given(one: Container) -> Container:
-        made = upserted(one, items) if one.name == job.ancestor else one
         if one.name == job.ancestor:
-            made = replace(made, sources=(*made.sources, *sources))
-        return replace(made, platforms=not (made.command or made.args))  # its image's program, which is not here
+            one = replace(upserted(one, items), sources=(*one.sources, *sources))
+        return replace(one, platforms=not (one.command or one.args))  # its image's program, which is not here
 
     return on_containers(job, given)
 

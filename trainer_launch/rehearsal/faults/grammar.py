@@ -15,6 +15,7 @@ from typing import Any
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import MAX_COUNT, compiled_pattern, parse_number, shown
+from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS
 
 # -- quotes, durations, rates ------------------------------------------------------------------
 
@@ -145,7 +146,6 @@ MAX_TEXT = 2_000  # characters of one fault; its canonical text is shorter
 MAX_PATTERN = 200  # of a regular expression
 MAX_STEP = 10**12 - 1
 MAX_GRACE_S = 3_600.0
-MAX_WORKERS = 200  # as many pods as a rehearsal runs
 _POD = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z.-]{0,251}[a-z0-9A-Z])?")
 _AT = (
     "a time with its unit (12s, 1m), step:NUMBER, or line:REGEX, in quotes if it has blanks, "
@@ -313,7 +313,7 @@ def _number(text: str) -> int | None:
 
 
 def _workers(text: str) -> int | None:
-    return parse_number(text, 1, MAX_WORKERS)
+    return parse_number(text, 1, MAX_PODS)
 
 
 def _grace(text: str) -> float | None:
@@ -350,7 +350,7 @@ _VALUES = {
     "grace": _Value("grace_s", _grace, f"{DURATION}, one hour at most", "10s"),
     "back": _Value("back_s", parse_duration, f"{DURATION}, or never", "3s"),
     "rate": _Value("bytes_per_s", parse_rate, RATE, "1MB/s"),
-    "workers": _Value("workers", _workers, f"a number of Worker replicas from 1 to {MAX_WORKERS}", "4"),
+    "workers": _Value("workers", _workers, f"a number of Worker replicas from 1 to {MAX_PODS}", "4"),
     "at": _Value("when", _when, _AT, "10s"),
 }
 
