@@ -101,17 +101,19 @@ class Started:
         self.lines: list[str] = []
 
     def read_until(self, pattern: str, times: int = 1) -> list[str]:
-        """Read lines until `times` of them match; what their groups (or the whole match) hold."""
+        """Read until `times` matches were seen; what their groups (or the whole matches) hold.
+
+        A line may hold several: workers share a pipe, and an unbuffered print() writes a line and its end apart.
+        """
         assert self.process.stdout is not None
         found: list[str] = []
         while len(found) < times:
             line = self.process.stdout.readline()
             assert line, f"ended before {pattern!r} was seen {times} times:\n{''.join(self.lines)}"
             self.lines.append(line)
-            match = re.search(pattern, line)
-            if match:
-                found.append(match.group(match.lastindex or 0))
-        return found
+            print(line, end="")  # pytest shows it if the test hangs here
+            found += [match.group(match.lastindex or 0) for match in re.finditer(pattern, line)]
+        return found[:times]
 
     def signal(self, number: int) -> None:
         """Signal the launcher alone."""
