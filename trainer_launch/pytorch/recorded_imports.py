@@ -217,6 +217,7 @@ class Site:
         for name in _BUILTINS:
             vars(builtins).pop(name, None)
         self._clear_no_site()
+        sys.modules.pop("site", None)  # libraries of CUDA, which torch imports, import it
         import site  # noqa: F401  it runs main()
 
     def _clear_no_site(self) -> None:
