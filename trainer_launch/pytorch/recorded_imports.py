@@ -201,7 +201,9 @@ class Site:
         names: Any = site
         names.exec = _execute  # found before the builtin one
         names.execsitecustomize = names.execusercustomize = _nothing
+        before = frozenset(sys.modules)
         site.main()
+        self._codecs = [name for name in sys.modules if name.startswith("encodings.") and name not in before]
         self._finders = [finder for finder in sys.meta_path if finder not in self._finders]
         self._hooks = [hook for hook in sys.path_hooks if hook not in self._hooks]
         del sys.modules["site"]
@@ -219,6 +221,9 @@ class Site:
         self._clear_no_site()
         sys.modules.pop("site", None)  # libraries of CUDA, which torch imports, import it
         import site  # noqa: F401  it runs main()
+
+        for name in self._codecs:  # of .pth files: the interpreter has them already, and imports them once only
+            __import__(name)
 
     def _clear_no_site(self) -> None:
         """sys.flags says -S; what the program starts with the same flags would have no site-packages."""
