@@ -99,8 +99,10 @@ class Recorder:
         level: int = 0,
     ) -> Any:
         importer = (globals or {}).get("__name__") or ""
-        if locals is not globals or importer.startswith("importlib."):
-            # What a function imports, or an extension module, belongs to the import during which that happens.
+        is_loaded = not getattr((globals or {}).get("__spec__"), "_initializing", True)
+        if locals is not globals or is_loaded or importer.startswith("importlib."):
+            # What a function imports, or an extension module, belongs to the import during which that happens. C
+            # code imports in the name of the module that has called it, which typing does from Python 3.14 on.
             importer = self._importing[-1]
         full = _absolute(name, globals or {}, level) if level else name
         self._note(importer)
