@@ -110,7 +110,8 @@ class Finder:
         """Import each by its name: the program has import hooks of its own, which want to see that."""
         self._walked.update(names)
         modules = self._imports.modules
-        self._show(name for name in names if not isinstance(vars(modules[name]).get("__spec__"), ModuleSpec))
+        # Those under another name, as collections.abc, are put into sys.modules by the module that has them.
+        self._show(name for name in names if getattr(vars(modules[name]).get("__spec__"), "name", None) != name)
         for name in names:
             parent, _, child = name.rpartition(".")
             package = vars(modules[parent]) if parent in modules else {}
