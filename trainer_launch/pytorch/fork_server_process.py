@@ -53,13 +53,13 @@ def main(recorder: Recorder, site: Site) -> None:
 
     if serves == "workers":
         reason = reason or unfit()
-    if serves == "workers" and (script or module):
-        words = ("-m", module) if module else (script,)
-        reason = reason or load_time_variables.set_by(words, os.getcwd(), os.environ, site.path)
     files = _files()
     imports = recorder.stop([*([] if _is_safe() or not folder else [folder]), *site.path])
     if serves == "workers":
         imports.learn(names)
+    if serves == "workers" and (script or module):
+        words = ("-m", module) if module else (script,)
+        reason = reason or load_time_variables.set_by(words, os.getcwd(), imports.environment, site.path)
     origin = forked_process.Origin(
         launcher=int(launcher),
         handlers=handlers,
