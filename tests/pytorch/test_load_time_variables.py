@@ -180,7 +180,7 @@ kind.__contains__ = collections.abc.Mapping.__contains__
 import torch
 print(*sorted(names))
 """
-_OF_OTHERS = ("HOME", "PATH", "PYTHON", "USER", "TMPDIR", "NO_COLOR", "FORCE_COLOR", "TERM")
+_OF_OTHERS = ("HOME", "PATH", "PYTHON", "_PYTHON", "USER", "TMPDIR", "NO_COLOR", "FORCE_COLOR", "TERM")
 
 
 @pytest.mark.torch

@@ -39,10 +39,11 @@ _WORKER_S = 1.0  # more for each worker
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # where our package is
 # Not -m: it would look for our modules, and for Python's own, in the user's working directory first.
+# linecache: Python 3.13 and later import it for -c alone.
 # -S: what `site` executes is for the workers. What the interpreter itself imports has to be known before we import.
 _CODE = f"""
 import sys
-fresh = frozenset(sys.modules)
+fresh = frozenset(sys.modules) - {{'linecache'}}
 if '' in sys.path: sys.path.remove('')
 path = list(sys.path)
 sys.path.append({_ROOT!r})

@@ -215,7 +215,7 @@ class Worker:
         is_module = words[0] == "-m"
         path = "<frozen runpy>" if is_module else os.path.join(os.getcwd(), words[0])
         sys.argv[:] = ["-m", *words[2:]] if is_module else words
-        self._origin.finder.replace = self._replace
+        self._origin.finder.begin(self._replace)
         try:
             self._origin.site.run()
         except BaseException as problem:  # noqa: BLE001  a new interpreter will tell it as it always does

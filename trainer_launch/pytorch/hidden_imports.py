@@ -29,11 +29,7 @@ _NATIVE = ("torch", "numpy")  # whose libraries read variables when they are loa
 def hide(imports: Imports) -> Finder:
     """Hide what has been imported, once, in the fork server: its workers find it hidden."""
     finder = Finder(imports)
-    for name in imports.modules:
-        sys.modules.pop(name, None)
-    sys.modules.pop(_MAIN_AGAIN, None)
-    for package, child, _ in imports.detached:
-        delattr(package, child)
+    finder.take_away()
     _set_filters(imports.fresh_filters)
     if imports.loggers:
         logging.root.manager.loggerDict.clear()
@@ -57,6 +53,18 @@ class Finder:
         self._handed: set[str] = set()
         self._walked: set[str] = set()
 
+    def begin(self, replace: Replace) -> None:
+        """The program begins: what has been imported to get this far is hidden again."""
+        self.take_away()
+        self.replace = replace
+
+    def take_away(self) -> None:
+        """Hide everything."""
+        for name in (*self._imports.modules, _MAIN_AGAIN):
+            sys.modules.pop(name, None)
+        for package, child, _ in self._imports.detached:
+            vars(package).pop(child, None)
+
     def find_spec(self, name: str, _path: object = None, target: object = None) -> ModuleSpec | None:
         """A module that is hidden still; like the genuine specification but for its loader."""
         module = self._imports.modules.get(name)
@@ -78,6 +86,9 @@ class Finder:
         if root in self._walked:
             return  # as a part of another
         found = [name for name in self._imports.brought(root) if name not in self._handed]
+        if self.replace is None:
+            self._show(found)
+            return
         names = set(found)
         self._check(root, names)
         hooks = sys.meta_path[: sys.meta_path.index(self)]
@@ -99,7 +110,8 @@ class Finder:
         """Import each by its name: the program has import hooks of its own, which want to see that."""
         self._walked.update(names)
         modules = self._imports.modules
-        self._show(name for name in names if not isinstance(vars(modules[name]).get("__spec__"), ModuleSpec))
+        # Those under another name, as collections.abc, are put into sys.modules by the module that has them.
+        self._show(name for name in names if getattr(vars(modules[name]).get("__spec__"), "name", None) != name)
         for name in names:
             parent, _, child = name.rpartition(".")
             package = vars(modules[parent]) if parent in modules else {}
@@ -113,8 +125,6 @@ class Finder:
 
     def _check(self, root: str, names: set[str]) -> None:
         """In a new interpreter, the program would get the same."""
-        if self.replace is None:
-            return
         for name in names - {root}:
             if name in sys.modules and sys.modules[name] is not self._imports.modules[name]:
                 self._give_up(f"the program has another {name} in sys.modules before it imports {root}")

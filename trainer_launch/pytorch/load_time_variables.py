@@ -32,6 +32,8 @@ _LATER = (
 )
 # Read by the dynamic loader, the C library and the interpreter before any Python runs.
 _AT_EXEC = ("GLIBC_TUNABLES", "LANG", "LC_", "LD_", "MALLOC_", "PYTHON", "TZ")
+# Python 3.14 imports a module at the first ast.unparse(): now, as later imports of ours would show in workers.
+_IS_MAIN = ast.unparse(ast.parse("__name__ == '__main__'"))
 _ENVIRON = ("os.environ", "environ", "os.environb", "environb")
 _PUTENV = ("os.putenv", "putenv")
 _UPDATES = tuple(f"{name}.update" for name in _ENVIRON)
@@ -138,7 +140,7 @@ def _executed(body: Iterable[ast.AST], *, is_main: bool) -> Iterator[ast.stmt]:
 
 
 def _only_in_main(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+    return isinstance(node, ast.If) and ast.unparse(node.test) == _IS_MAIN
 
 
 def _written(node: ast.stmt) -> Iterator[_Write]:

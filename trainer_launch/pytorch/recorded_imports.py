@@ -99,8 +99,10 @@ class Recorder:
         level: int = 0,
     ) -> Any:
         importer = (globals or {}).get("__name__") or ""
-        if locals is not globals or importer.startswith("importlib."):
-            # What a function imports, or an extension module, belongs to the import during which that happens.
+        is_loaded = not getattr((globals or {}).get("__spec__"), "_initializing", True)
+        if locals is not globals or is_loaded or importer.startswith("importlib."):
+            # What a function imports, or an extension module, belongs to the import during which that happens. C
+            # code imports in the name of the module that has called it, which typing does from Python 3.14 on.
             importer = self._importing[-1]
         full = _absolute(name, globals or {}, level) if level else name
         self._note(importer)
@@ -201,7 +203,9 @@ class Site:
         names: Any = site
         names.exec = _execute  # found before the builtin one
         names.execsitecustomize = names.execusercustomize = _nothing
+        before = frozenset(sys.modules)
         site.main()
+        self._codecs = [name for name in sys.modules if name.startswith("encodings.") and name not in before]
         self._finders = [finder for finder in sys.meta_path if finder not in self._finders]
         self._hooks = [hook for hook in sys.path_hooks if hook not in self._hooks]
         del sys.modules["site"]
@@ -217,7 +221,11 @@ class Site:
         for name in _BUILTINS:
             vars(builtins).pop(name, None)
         self._clear_no_site()
+        sys.modules.pop("site", None)  # libraries of CUDA, which torch imports, import it
         import site  # noqa: F401  it runs main()
+
+        for name in self._codecs:  # of .pth files: the interpreter has them already, and imports them once only
+            __import__(name)
 
     def _clear_no_site(self) -> None:
         """sys.flags says -S; what the program starts with the same flags would have no site-packages."""
