@@ -143,6 +143,29 @@ def test_a_failure_is_logged_once_by_whom_it_concerns(tmp_path: Path, method: st
     assert re.findall(r"^[EW]\d{4} .*", loud + still, re.MULTILINE) == [], "torch has no word in it"
 
 
+@pytest.mark.parametrize("how", ["leaves", "fails"])
+def test_the_rank_that_leaves_first_has_the_exit_code_although_its_connections_close_before_it_has_ended(
+    tmp_path: Path, how: str
+) -> None:
+    """On a GPU the end of a process takes seconds: until then, the others have failed and all are asked to end."""
+    train = f"""
+import atexit, os, time
+rank, left = os.environ["RANK"], {str(tmp_path / "left")!r}
+def close():
+    open(left, "w").close()
+    time.sleep(60)
+if rank == "1":
+    atexit.register(close)
+    raise {"SystemExit(3)" if how == "leaves" else "ValueError('no luck')"}
+while not os.path.exists(left):
+    time.sleep(0.02)
+raise RuntimeError("[../gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:23456")
+"""
+    ended = launch("run", "--nproc-per-node", "2", "--max-restarts", "0", "--", script(tmp_path, train))
+    assert ended.returncode == (3 if how == "leaves" else 1), ended.stderr
+    assert "reason=Failed rank=1 " in ended.stderr
+
+
 def test_a_disk_that_takes_nothing_more_is_no_reason_to_end_the_job(tmp_path: Path) -> None:
     """Files can be made, but no byte can be written to one."""
     train = script(tmp_path, "import os, sys\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n")

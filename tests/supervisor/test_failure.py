@@ -15,6 +15,7 @@ from trainer_launch.supervisor.failure import (
     RULES,
     Evidence,
     classify,
+    death_of,
     fault_of,
     parse_agent_failure,
     unresolved,
@@ -241,6 +242,25 @@ def test_an_error_file_without_a_code_leaves_the_exit_code_alone() -> None:
     )
     for code in (True, "9", None, 10**9, -(10**9)):
         assert parse_agent_failure(json.dumps({"message": {"errorCode": code}})) == FailureRecord()
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "was_ended", "told"),
+    [
+        (None, 15, True, (3, None)),
+        (None, 9, True, (3, None)),
+        (None, 15, False, (None, 15)),  # somebody else's doing
+        (None, 11, True, (None, 11)),  # it has crashed after that
+        (4, None, True, (4, None)),
+    ],
+)
+def test_who_was_leaving_when_it_was_asked_to_end_has_its_own_exit_code(
+    code: int | None, number: int | None, was_ended: bool, told: tuple[int | None, int | None]
+) -> None:
+    said = {"message": {"message": "<NONE>", "errorCode": 3}}
+    death = death_of(1, 0, code, number, said, was_ended=was_ended)
+    assert (death.exit_code, death.signal) == told
+    assert death_of(1, 0, code, number, {}, was_ended=was_ended) == replace(death, exit_code=code, signal=number)
 
 
 def test_what_the_plug_in_writes_is_read_with_all_that_torch_has_no_keys_for() -> None:

@@ -381,7 +381,10 @@ def _code_of(problem: SystemExit) -> int:
     """What the interpreter makes of sys.exit's argument."""
     code = problem.code
     if code is None or isinstance(code, int):
-        return (code or 0) & 0xFF
+        code = (code or 0) & 0xFF
+        if code:  # its connections close before it has ended, and who fails of that may be seen first
+            _leave_error("<NONE>", "", code)  # torch's word
+        return code
     with contextlib.suppress(Exception):
         text = str(code)
         _leave_error(text, text)
@@ -424,13 +427,13 @@ def _text_of(problem: BaseException) -> str:
         return f"{type(problem).__name__}: <exception str() failed>"
 
 
-def _leave_error(text: str, lines: str) -> None:
+def _leave_error(text: str, lines: str, code: int = 1) -> None:
     """Where torch's @record leaves them, which PID 1 reads; unless the program uses that itself."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or (os.path.exists(path) and os.path.getsize(path)):
         return
     extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
-    message = {"message": text, "extraInfo": extra}
+    message = {"message": text, "errorCode": code, "extraInfo": extra}
     with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump({"message": message}, file)
 

@@ -219,12 +219,13 @@ class Group:
         place = self._places.get(end.process)
         said = error_lines.read_error_file(place.error_file if place is not None else None)
         rank, local_rank = (None, None) if place is None else (place.rank, place.local_rank)
-        death = failure.death_of(rank, local_rank, end.code, end.signal, said)
+        was_ended = self.state.ending is not None
+        death = failure.death_of(rank, local_rank, end.code, end.signal, said, was_ended=was_ended)
         if end.signal == signal.SIGABRT:
             death = aborted(death, lambda: self._system.last_lines(end.process))
         if end.exit_code != 0 and self.state.stop_signal is None:
             seen = replace(self._system.look(), last_lines=self._system.last_lines(end.process))
-            death = failure.fault_of(death, seen, was_ended=self.state.ending is not None)
+            death = failure.fault_of(death, seen, was_ended=was_ended)
         return [WorkerEnded(end, death)]
 
     def _asked(self, ask: Callable[[], bool]) -> list[Event]:

@@ -261,14 +261,24 @@ def code_of(death: FailureRecord) -> int:
 
 
 def death_of(
-    rank: int | None, local_rank: int | None, code: int | None, number: int | None, said: dict[str, Any]
+    rank: int | None,
+    local_rank: int | None,
+    code: int | None,
+    number: int | None,
+    said: dict[str, Any],
+    *,
+    was_ended: bool = False,
 ) -> FailureRecord:
-    """The death of a worker with what it has said in its error file."""
+    """The death of a worker with what it has said in its error file.
+
+    Who was leaving with an exit code of its own when our request to end came has that code.
+    """
+    left = error_lines.ended_in(said) if was_ended and number in (signal.SIGTERM, signal.SIGKILL) else {}
     return FailureRecord(
         rank=rank,
         local_rank=local_rank,
-        exit_code=code,
-        signal=number,
+        exit_code=left.get("exit_code", code),
+        signal=None if left else number,
         message=error_lines.message_in(said),
         lines=tuple(error_lines.traceback_in(said)),
     )
