@@ -265,7 +265,7 @@ SYMPTOMS = (
         _START + r"tensorflow\.\S*\.AbortedError\b[\s\S]*?(?:/job:|Collective ops is aborted)",
         r"because the JAX distributed service detected fatal errors",
         _START + r"xgboost\.core\.XGBoostError: [^\n]*/collective/result\.cc",
-        what="because another node or its network is gone",
+        what="because another rank or its network is gone",
         hint=PEER_HINT,
         code=exit_codes.INFRASTRUCTURE,
         again=True,
