@@ -215,6 +215,11 @@ def table(group: Sequence[Results]) -> str:
     return tables.markdown(lines)
 
 
+def rows(results: Results) -> list[str]:
+    """The row that compares: how long the job was not whole."""
+    return [_BY_SECTION[results.section].text]
+
+
 def cell(row: Row, who: str, results: Results) -> str:
     """What the fault did to one contestant; `missed` stands behind what this project promises alone."""
     figures = {figure.row: figure for figure in results.figures if figure.who == who}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.results import Figure, Results
 
 OURS = "trainer-launch"
+LAST_RELEASE = "0.1.0"
+WITHOUT = frozenset(
+    ("shell", "bare", "no init", "cat")
+)  # what a job has without any launcher: the least there can be
 CLEARLY = 1.1  # worse by so much is a loss; less is noise
 
 
@@ -84,25 +89,81 @@ def median_of(results: Results, row: str, who: str) -> float | None:
 
 
 def losses(results: Results, causes: Mapping[str, str], *, more_is_better: bool) -> list[str]:
-    """A line for each row and form of this project in which another is clearly better, with the cause."""
-    lines = []
+    """A line for each cause, with the rows and forms of this project in which another is clearly better."""
+    lines: dict[str, list[str]] = {}
     for row in rows_of(results):
-        figures = [figure for figure in results.figures if figure.row == row and figure.values]
-        medians = {figure.who: statistics.median(figure.values) for figure in figures}
+        medians = _medians(results, row)
         ours = {who: value for who, value in medians.items() if who.startswith(OURS)}
         theirs = {who: value for who, value in medians.items() if who not in ours}
+        unit = next(figure.unit for figure in results.figures if figure.row == row)
         for us, mine in ours.items():
-            ahead = {who: value for who, value in theirs.items() if _is_worse(mine, value, more_is_better)}
+            ahead = {
+                who: value for who, value in theirs.items() if _factor(mine, value, more_is_better) * CLEARLY < 1
+            }
             if ahead:
-                unit = figures[0].unit
                 named = ", ".join(f"{who} {number(value)} {unit}".rstrip() for who, value in ahead.items())
                 form = us if len(ours) > 1 else "here"
-                lines.append(f"- {row}: {number(mine)} {unit} {form}; {named}. {_cause(row, causes)}")
-    return lines
+                line = f"  - {row}: {number(mine)} {unit} {form}; {named}"
+                lines.setdefault(_cause(row, causes), []).append(line)
+    return [line for cause, rows in lines.items() for line in (f"- {cause}", *rows)]
 
 
-def _is_worse(ours: float, theirs: float, more_is_better: bool) -> bool:
-    return theirs > ours * CLEARLY if more_is_better else theirs * CLEARLY < ours
+def _medians(results: Results, row: str) -> dict[str, float]:
+    figures = [figure for figure in results.figures if figure.row == row and figure.values]
+    return {figure.who: statistics.median(figure.values) for figure in figures}
+
+
+def _factor(ours: float, theirs: float, more_is_better: bool) -> float:
+    """How many times better this project is; below 1: worse."""
+    better, worse = (ours, theirs) if more_is_better else (theirs, ours)
+    if better == worse:
+        return 1.0
+    return better / worse if worse else math.inf
+
+
+def factors(
+    results: Results, rows: Iterable[str], *, more_is_better: bool, without: bool = False
+) -> dict[str, float]:
+    """How many times better this project's first form is than the best of the others, for each row that has some.
+
+    The others are launchers, or, with `without`, what a job has without one. This project's last release is
+    neither. Who failed all its runs is worse by any factor.
+    """
+    found: dict[str, float] = {}
+    for row in rows:
+        medians = _medians(results, row)
+        tried = {figure.who for figure in results.figures if figure.row == row} - {LAST_RELEASE}
+        others = [who for who in tried if not who.startswith(OURS) and (who in WITHOUT) == without]
+        mine = next((value for who, value in medians.items() if who.startswith(OURS)), None)
+        if mine is not None and others:
+            theirs = [_factor(mine, medians[who], more_is_better) for who in others if who in medians]
+            found[row] = min(theirs, default=math.inf)
+    return found
+
+
+def conclusion(title: str, launchers: Mapping[str, float], without: Mapping[str, float]) -> list[str]:
+    """A section's line of the first table: the rows that this project wins, draws and loses, and by how much."""
+    wins = {row: factor for row, factor in launchers.items() if factor > CLEARLY}
+    draws = len(launchers) - len(wins) - len(_losses(launchers))
+    return [title, _times(wins), str(draws or "-"), _times(_losses(launchers)), _times(_losses(without))]
+
+
+def _losses(factors: Mapping[str, float]) -> dict[str, float]:
+    return {row: 1 / factor if factor else math.inf for row, factor in factors.items() if factor * CLEARLY < 1}
+
+
+def _times(factors: Mapping[str, float]) -> str:
+    if not factors:
+        return "-"
+    most = max(factors, key=lambda row: factors[row])
+    told = f"{len(factors)}: {_as_times(min(factors.values()))}"
+    if len(factors) > 1:
+        told += f" to {_as_times(factors[most])}"
+    return f"{told} times ({most})".replace("any times", "any factor")
+
+
+def _as_times(factor: float) -> str:
+    return "any" if math.isinf(factor) else f"{factor:.2g}" if factor < 10 else f"{factor:,.0f}"
 
 
 def _cause(row: str, causes: Mapping[str, str]) -> str:

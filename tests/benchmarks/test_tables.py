@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from benchmarks import tables
@@ -72,9 +74,11 @@ def test_rows_that_this_project_loses_are_told_with_the_cause() -> None:
         Figure("other", "tini", "s", [0.5]),
     )
     assert tables.losses(made, {"memory": "Python."}, more_is_better=False) == [
-        "- memory: 28.0 MB trainer-launch; tini 0.100 MB. Python.",
-        "- memory: 20.0 MB trainer-launch, plain; tini 0.100 MB. Python.",
-        "- other: 1.00 s here; tini 0.500 s. The cause is not known.",
+        "- Python.",
+        "  - memory: 28.0 MB trainer-launch; tini 0.100 MB",
+        "  - memory: 20.0 MB trainer-launch, plain; tini 0.100 MB",
+        "- The cause is not known.",
+        "  - other: 1.00 s here; tini 0.500 s",
     ]
 
 
@@ -83,13 +87,52 @@ def test_where_more_is_better_the_smaller_figure_loses() -> None:
         Figure("1 writer", "trainer-launch", "MB/s", [100.0]), Figure("1 writer", "cat", "MB/s", [900.0])
     )
     assert tables.losses(made, {"": "Lines."}, more_is_better=True) == [
-        "- 1 writer: 100 MB/s here; cat 900 MB/s. Lines."
+        "- Lines.",
+        "  - 1 writer: 100 MB/s here; cat 900 MB/s",
     ]
 
 
 def test_a_row_that_this_project_failed_or_has_alone_is_no_comparison() -> None:
     made = results(Figure("a", "trainer-launch", "s", [], [], ["late"]), Figure("a", "tini", "s", [0.1]))
     assert tables.losses(made, {}, more_is_better=False) == []
+
+
+def test_conclusions_compare_with_the_best_other_launcher_and_apart_from_it_with_none() -> None:
+    made = results(
+        Figure("start", "trainer-launch", "s", [2.0]),
+        Figure("start", "trainer-launch, plain", "s", [0.1]),  # another form, for other programs
+        Figure("start", "torchrun", "s", [3.0]),
+        Figure("start", "ft_launcher", "s", [4.0]),
+        Figure("start", "0.1.0", "s", [1.0]),
+        Figure("start", "shell", "s", [0.5]),
+        Figure("recovery", "trainer-launch", "s", [1.0]),
+        Figure("recovery", "torchrun", "s", [], [], ["never"]),
+        Figure("wake-ups", "trainer-launch", "/s", [0.0]),
+        Figure("wake-ups", "torchrun", "/s", [0.0]),
+        Figure("memory", "trainer-launch", "MB", [10.0]),
+        Figure("memory", "torchrun", "MB", [4.0]),
+        Figure("alone", "trainer-launch", "s", [1.0]),
+        Figure("failed", "trainer-launch", "s", [], [], ["late"]),
+        Figure("failed", "torchrun", "s", [1.0]),
+    )
+    rows = tables.rows_of(made)
+    launchers = tables.factors(made, rows, more_is_better=False)
+    without = tables.factors(made, rows, more_is_better=False, without=True)
+    assert launchers == {"start": 1.5, "recovery": math.inf, "wake-ups": 1.0, "memory": 0.4}
+    assert without == {"start": 0.25}
+    assert tables.conclusion("Start-up", launchers, without) == [
+        "Start-up",
+        "2: 1.5 to any factor (recovery)",
+        "1",
+        "1: 2.5 times (memory)",
+        "1: 4 times (start)",
+    ]
+    assert tables.conclusion("Start-up", {}, {})[1:] == ["-", "-", "-", "-"]
+
+
+def test_conclusions_know_where_more_is_better() -> None:
+    made = results(Figure("a", "trainer-launch", "MB/s", [100.0]), Figure("a", "torchrun", "MB/s", [50.0]))
+    assert tables.factors(made, ["a"], more_is_better=True) == {"a": 2.0}
 
 
 def test_machines_and_versions_are_never_mixed_in_a_table() -> None:
