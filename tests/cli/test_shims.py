@@ -398,6 +398,51 @@ def test_a_script_that_calls_torchrun_recovers_in_place_from_a_killed_worker(tmp
     assert ended.stdout.endswith("end\n")
 
 
+TOLD = """
+import os, sys
+print(f"of {os.environ['WORLD_SIZE']} restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
+sys.exit(int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 2)
+"""
+
+
+@torch
+@pytest.mark.parametrize(
+    ("options", "line", "code"),
+    [
+        ("--max-restarts 2", "torchrun --nproc-per-node 2", 0),
+        ("--max-restarts 1", "torchrun --nproc-per-node 2 --max-restarts 9", 1),
+        ("--max-restarts 1", "trainer-launch run --max-restarts 2 -- torchrun --nproc-per-node 2", 0),
+        ("", "trainer-launch run --max-restarts 1 -- torchrun --nproc-per-node 2", 1),
+    ],
+)
+def test_options_after_run_hold_in_a_script_unless_a_launcher_in_it_has_its_own(
+    tmp_path: Path, options: str, line: str, code: int
+) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    line = line.replace("trainer-launch", f"{sys.executable} -m trainer_launch")
+    program(tmp_path, "start.sh", f"{line} {script(tmp_path, TOLD)}")
+    ended = launch("run", *options.split(), "--", "./start.sh", env={"PATH": ours_in_path()}, cwd=tmp_path)
+    assert ended.returncode == code, ended.stderr
+    assert [ended.stdout.count(f"of 2 restart {number}") for number in range(4)] == [2, 2, 2 - 2 * code, 0]
+
+
+@torch
+def test_nodes_after_run_meet_in_a_script(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    program(tmp_path, "start.sh", f"torchrun --nproc-per-node 1 {script(tmp_path, TOLD)}")
+    port = str(free_port())
+    words = ("--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
+    env = {"PATH": ours_in_path()}
+    with (
+        start("run", *words, "--node-rank", "0", "--", "./start.sh", env=env, cwd=tmp_path) as first,
+        start("run", *words, "--node-rank", "1", "--", "./start.sh", env=env, cwd=tmp_path) as second,
+    ):
+        for node in (first, second):
+            code, output = node.end(timeout_s=120)
+            assert code == 0, output
+            assert "of 2 restart 2" in output
+
+
 @torch
 def test_a_login_shell_keeps_its_profile_and_the_launcher(tmp_path: Path) -> None:
     """The profile puts the job's Python first in PATH, as conda's does."""
