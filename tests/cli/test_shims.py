@@ -490,6 +490,41 @@ def test_a_stop_reaches_the_workers_of_a_script_and_they_may_save(tmp_path: Path
     assert said.count("saved") == 2, said
 
 
+# Stands for Nsight Systems and Compute, which need a GPU: a child is profiled, the report is written at its end.
+PROFILER = """
+import signal, subprocess, sys
+words = sys.argv[1:]
+child = subprocess.Popen(words[words.index("-o") + 2 :])
+signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
+code = child.wait()
+print("report written", flush=True)
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+@torch
+@pytest.mark.parametrize("line", ["nsys profile -t cuda -o f", "ncu --set full -o f"])
+def test_a_profiler_in_front_of_torchrun_writes_its_report_after_a_recovery_and_after_a_stop(
+    tmp_path: Path, line: str
+) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    words = line.split()
+    (tmp_path / "profiler.py").write_text(PROFILER)
+    program(tmp_path / "bin", words[0], f'exec {sys.executable} {tmp_path}/profiler.py "$@"')
+    typed = ("run", "--", *words, "torchrun", "--nproc-per-node", "2")
+    env = {"PATH": ours_in_path(tmp_path / "bin")}
+    ended = launch(*typed, script(tmp_path, LOST), env=env)
+    check_recovered(ended)
+    assert "report written" in ended.stdout
+    with start(*typed, script(tmp_path, STOPPED), env=env) as started:
+        started.read_until("trains", 2)
+        started.signal(signal.SIGTERM)
+        code, said = started.end()
+    assert code == 143, said
+    assert said.count("saved") == 2, said
+    assert "report written" in said, said
+
+
 def test_shims_for_scripts_can_be_switched_off_and_are_explained(tmp_path: Path) -> None:
     words = ("--", "sh", "-c", "command -v torchrun; exit 0")
     on = launch("run", *words)
