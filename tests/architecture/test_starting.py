@@ -36,6 +36,7 @@ TESTS = {
     "PyTorchJob, Trainer of Transformers": _TRAINERS,
     "PyTorchJob, Lightning": _TRAINERS,
     "torchtune, `tune run` with torchrun's options": _TRAINERS,
+    "TrainJob, `torchtune-…` runtime": "frameworks/test_trainers.py::test_a_trainjob_of_a_torchtune_runtime_goes_on_too",
     "Flyte's `Elastic` on several nodes": "examples/test_faults.py::test_flytes_elastic_on_several_nodes_loses_one_and_resumes",
     "TFJob, mirrored workers": "frameworks/test_tensorflow.py::test_a_mirrored_worker_that_is_killed_ends_the_others_and_all_start_again_in_place",
     "TFJob, parameter servers": "frameworks/test_tensorflow.py::test_a_lost_parameter_server_ends_the_chief_which_goes_on_from_the_checkpoint_when_it_is_back",
