@@ -398,6 +398,51 @@ def test_a_script_that_calls_torchrun_recovers_in_place_from_a_killed_worker(tmp
     assert ended.stdout.endswith("end\n")
 
 
+TOLD = """
+import os, sys
+print(f"of {os.environ['WORLD_SIZE']} restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
+sys.exit(int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 2)
+"""
+
+
+@torch
+@pytest.mark.parametrize(
+    ("options", "line", "code"),
+    [
+        ("--max-restarts 2", "torchrun --nproc-per-node 2", 0),
+        ("--max-restarts 1", "torchrun --nproc-per-node 2 --max-restarts 9", 1),
+        ("--max-restarts 1", "trainer-launch run --max-restarts 2 -- torchrun --nproc-per-node 2", 0),
+        ("", "trainer-launch run --max-restarts 1 -- torchrun --nproc-per-node 2", 1),
+    ],
+)
+def test_options_after_run_hold_in_a_script_unless_a_launcher_in_it_has_its_own(
+    tmp_path: Path, options: str, line: str, code: int
+) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    line = line.replace("trainer-launch", f"{sys.executable} -m trainer_launch")
+    program(tmp_path, "start.sh", f"{line} {script(tmp_path, TOLD)}")
+    ended = launch("run", *options.split(), "--", "./start.sh", env={"PATH": ours_in_path()}, cwd=tmp_path)
+    assert ended.returncode == code, ended.stderr
+    assert [ended.stdout.count(f"of 2 restart {number}") for number in range(4)] == [2, 2, 2 - 2 * code, 0]
+
+
+@torch
+def test_nodes_after_run_meet_in_a_script(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    program(tmp_path, "start.sh", f"torchrun --nproc-per-node 1 {script(tmp_path, TOLD)}")
+    port = str(free_port())
+    words = ("--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
+    env = {"PATH": ours_in_path()}
+    with (
+        start("run", *words, "--node-rank", "0", "--", "./start.sh", env=env, cwd=tmp_path) as first,
+        start("run", *words, "--node-rank", "1", "--", "./start.sh", env=env, cwd=tmp_path) as second,
+    ):
+        for node in (first, second):
+            code, output = node.end(timeout_s=120)
+            assert code == 0, output
+            assert "of 2 restart 2" in output
+
+
 @torch
 def test_a_login_shell_keeps_its_profile_and_the_launcher(tmp_path: Path) -> None:
     """The profile puts the job's Python first in PATH, as conda's does."""
@@ -443,6 +488,41 @@ def test_a_stop_reaches_the_workers_of_a_script_and_they_may_save(tmp_path: Path
         code, said = started.end()
     assert code == 143, said
     assert said.count("saved") == 2, said
+
+
+# Stands for Nsight Systems and Compute, which need a GPU: a child is profiled, the report is written at its end.
+PROFILER = """
+import signal, subprocess, sys
+words = sys.argv[1:]
+child = subprocess.Popen(words[words.index("-o") + 2 :])
+signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
+code = child.wait()
+print("report written", flush=True)
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+@torch
+@pytest.mark.parametrize("line", ["nsys profile -t cuda -o f", "ncu --set full -o f"])
+def test_a_profiler_in_front_of_torchrun_writes_its_report_after_a_recovery_and_after_a_stop(
+    tmp_path: Path, line: str
+) -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    words = line.split()
+    (tmp_path / "profiler.py").write_text(PROFILER)
+    program(tmp_path / "bin", words[0], f'exec {sys.executable} {tmp_path}/profiler.py "$@"')
+    typed = ("run", "--", *words, "torchrun", "--nproc-per-node", "2")
+    env = {"PATH": ours_in_path(tmp_path / "bin")}
+    ended = launch(*typed, script(tmp_path, LOST), env=env)
+    check_recovered(ended)
+    assert "report written" in ended.stdout
+    with start(*typed, script(tmp_path, STOPPED), env=env) as started:
+        started.read_until("trains", 2)
+        started.signal(signal.SIGTERM)
+        code, said = started.end()
+    assert code == 143, said
+    assert said.count("saved") == 2, said
+    assert "report written" in said, said
 
 
 def test_shims_for_scripts_can_be_switched_off_and_are_explained(tmp_path: Path) -> None:

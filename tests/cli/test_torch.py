@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import re
@@ -16,8 +17,10 @@ import pytest
 
 from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, script, shm_of_its_own, start
 from tests.conftest import require
+from tests.membership.test_authentication import Alter, Middle, every_way
 from tests.mpi.ssh import pods
 from tests.mpi.ssh.secrets import require_root
+from tests.ports import free_port
 from trainer_launch.host import machine, numa
 from trainer_launch.model import Gpus
 
@@ -573,3 +576,46 @@ print(f"{os.getuid()} {getpass.getuser()} {os.path.exists(cache_dir())}\\n", end
         assert ended.stderr.count("its programs get LOGNAME=trainer-launch USER=trainer-launch HOME=/") == 1
     finally:
         shutil.rmtree(folder)
+
+
+UNTIL_TOLD = """
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, step, ends = dist.get_rank(), 0, torch.zeros(1)
+while not ends.item():
+    step += 1
+    ends = torch.tensor([float(rank == 0 and os.path.exists(sys.argv[1]))])
+    dist.all_reduce(ends)
+    sys.stdout.write(f"step {step} of rank {rank}\\n" if step % 10 == 0 else "")
+    sys.stdout.flush()
+    time.sleep(0.02)
+dist.barrier()
+os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
+"""
+
+
+@every_way
+def test_a_signed_line_that_is_altered_on_the_way_costs_what_a_lost_connection_costs(
+    tmp_path: Path, altered: Alter
+) -> None:
+    secret, end, port = tmp_path / "secret", tmp_path / "end", free_port()
+    secret.write_text("right\n")
+    words = ["--nodes", "2", "--master-addr", "127.0.0.1", "--secret-file", str(secret), "--grace", "5"]
+    train = ["--", "torchrun", "--rdzv-id", "job", script(tmp_path, UNTIL_TOLD), str(end)]
+    with contextlib.ExitStack() as both:
+        middle = Middle(port)
+        both.callback(middle.close)
+        nodes = [
+            both.enter_context(start("run", *words, "--node-rank", str(rank), "--master-port", str(at), *train))
+            for rank, at in enumerate((port, middle.at.port))
+        ]
+        nodes[0].read_until("step 10 of rank 0")
+        middle.say, done = middle.once(b"renew", altered)
+        nodes[0].read_until("dropped a connection from 127.0.0.1: .*its signature is wrong")
+        assert done.is_set()
+        nodes[0].read_until("generation 2: 2 nodes, 0 restarts so far")
+        nodes[0].read_until("step 10 of rank 0")
+        end.touch()
+        for node in nodes:
+            code, output = node.end()
+            assert code == 0, output

@@ -1,4 +1,4 @@
-"""What Kubeflow's SDKs submit: an API server that has one runtime, and keeps what is created."""
+"""What Kubeflow's SDKs submit: an API server that has published runtimes, and keeps what is created."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from pathlib import Path
 from typing import Any
 
 from tests.frameworks import frameworks
+from trainer_launch.rehearsal.controllers.trainer_runtime import PUBLISHED
 
 _GROUP = "/apis/trainer.kubeflow.org/v1alpha1"
-_NODE = {
-    "name": "node",
-    "template": {
-        "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
-        "spec": {"template": {"spec": {"containers": [{"name": "node", "image": "any"}]}}},
-    },
-}
-RUNTIME = {
-    "apiVersion": "trainer.kubeflow.org/v1alpha1",
-    "kind": "ClusterTrainingRuntime",
-    "metadata": {"name": "torch-distributed", "labels": {"trainer.kubeflow.org/framework": "torch"}},
-    "spec": {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": [_NODE]}}},
-}
+_FRAMEWORKS = {"torch-distributed": "torch", "deepspeed-distributed": "deepspeed", "mlx-distributed": "mlx"}
+
+
+def _runtime(name: str) -> dict[str, Any]:
+    """As Trainer is released with it."""
+    specs = json.loads(PUBLISHED.read_text(encoding="utf-8"))["specs"]
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "ClusterTrainingRuntime",
+        "metadata": {"name": name, "labels": {"trainer.kubeflow.org/framework": _FRAMEWORKS[name]}},
+        "spec": specs[name],
+    }
 
 
 class _Api(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        found = self.path == f"{_GROUP}/clustertrainingruntimes/torch-distributed"
-        self._answer(200 if found else 404, RUNTIME if found else {"kind": "Status", "code": 404})
+        prefix, _, name = self.path.rpartition("/")
+        found = prefix == f"{_GROUP}/clustertrainingruntimes" and name in _FRAMEWORKS
+        self._answer(200 if found else 404, _runtime(name) if found else {"kind": "Status", "code": 404})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

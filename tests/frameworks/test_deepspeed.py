@@ -1,17 +1,32 @@
-"""DeepSpeed: its script under our torch engine; the `deepspeed` command as a program like any other, on CPUs."""
+"""DeepSpeed on CPUs: its script under our torch engine and over mpirun; the `deepspeed` command as any program."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import require
 from tests.frameworks import frameworks
 from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, got_over, lives, losses
+from trainer_launch.rehearsal.faults import requests
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + RUN_S)]
 PODS = ("deepspeed-master-0", "deepspeed-worker-0")
+OVER_MPIRUN = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {{name: deepspeed}}
+spec:
+  runtimeRef: {{name: deepspeed-distributed}}
+  trainer:
+    numNodes: 2
+    numProcPerNode: 1
+    command: [trainer-launch, run, --]
+    args: [mpirun, python, train_deepspeed.py, --steps, "200", --checkpoints, "{folder}"]
+"""
 
 
 def test_a_script_of_deepspeed_gets_over_the_loss_of_a_pod_while_the_other_stays() -> None:
@@ -39,3 +54,21 @@ def test_the_deepspeed_command_runs_as_any_program_once_on_each_node(tmp_path: P
     assert {f"rank {rank} of 2" for rank in (0, 1)} <= set(re.findall(r"rank \d of \d", output))
     assert [lives(output, pod) for pod in PODS] == [(1, 0), (1, 0)]
     assert "step 100/100" in output
+
+
+def test_over_mpirun_a_script_of_deepspeed_goes_on_from_its_checkpoint_after_a_killed_rank(tmp_path: Path) -> None:
+    """`deepspeed.init_distributed` asks MPI for ranks, and counts the local ones by host name."""
+    pytest.importorskip("mpi4py")
+    require(shutil.which("orterun") and shutil.which("sshd", path="/usr/sbin:/usr/bin"), "needs Open MPI and sshd")
+    why = requests.why_no_network(requests.look(network=True, memory=False))
+    require(not why, why)
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(OVER_MPIRUN.format(folder=tmp_path / "checkpoints"))
+    faults = ("--fault", "delay dns 1s", "--fault", "kill worker node=0 at=step:75")  # the first gives host names
+    with Rehearsal("deepspeed", manifest, *faults) as job:
+        code, output = job.ended()
+    assert code == 0, output
+    assert re.search(r"rank \d was ended by SIGKILL on deepspeed-node-0-0\S*; restart 1 of 3", output), output
+    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 50
+    assert lives(output, "deepspeed-launcher-0-0") == (1, 0), "no pod was made again"
+    assert "step 200/200" in output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli.launching import launch
+from tests.conftest import require
 from tests.frameworks import frameworks
 from tests.frameworks.kubeflow_api import submitted
 
@@ -40,6 +42,37 @@ from kubeflow.trainer import CustomTrainerContainer, TrainerClient
 from kubeflow.trainer.options import Name
 
 TrainerClient().train(trainer=CustomTrainerContainer(image="line", num_nodes=2), options=[Name("line")])
+"""
+# A function over MPI: the command that the SDK writes begins with mpirun, and each rank writes the function's file.
+OVER_MPI = """
+import sys
+from kubeflow.trainer import CustomTrainer, TrainerClient
+from kubeflow.trainer.options import Name
+
+def train(steps: int, checkpoint: str) -> None:
+    import os, time
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    begin = int(open(checkpoint).read()) if world.rank == 0 and os.path.exists(checkpoint) else 0
+    begin = world.bcast(begin)
+    if world.rank == 0 and begin:
+        print(f"resumed at step {begin}", flush=True)
+    for step in range(begin + 1, steps + 1):
+        assert world.allreduce(1) == 2
+        if world.rank == 0:
+            with open(checkpoint + ".new", "w") as file:
+                file.write(str(step))
+            os.replace(checkpoint + ".new", checkpoint)
+            print(f"step {step}/{steps}", flush=True)
+        time.sleep(0.05)
+        world.Barrier()
+
+TrainerClient().train(
+    runtime=sys.argv[1],
+    trainer=CustomTrainer(func=train, func_args={"steps": 60, "checkpoint": sys.argv[2]}, num_nodes=2),
+    options=[Name("line")],
+)
 """
 
 
@@ -70,6 +103,21 @@ def test_the_example_of_the_sdk(tmp_path: Path) -> None:
     assert job["kind"] == "TrainJob"
     assert job["spec"]["trainer"]["command"][0] == "bash", "the image's ENTRYPOINT does not run"
     check(rehearsed(tmp_path, job, "kill worker node=1 at=step:20"), ("line-node-0-0", "line-node-0-1"))
+
+
+@pytest.mark.parametrize("runtime", ["deepspeed-distributed", "mlx-distributed"])
+def test_a_function_over_mpi_that_the_sdk_submits(runtime: str, tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    require(shutil.which("orterun") and shutil.which("sshd", path="/usr/sbin:/usr/bin"), "needs Open MPI and sshd")
+    (tmp_path / "submit.py").write_text(OVER_MPI)
+    job = submitted([tmp_path / "submit.py", runtime, tmp_path / "line.txt"], tmp_path)
+    assert job["spec"]["trainer"]["command"][0] == "mpirun", "the image's ENTRYPOINT does not run"
+    output = rehearsed(tmp_path, job, "kill worker node=0 at=step:20")
+    assert re.search(r"rank \d was ended by SIGKILL on \S+; restart 1 of 3", output), output
+    (step,) = re.findall(r"resumed at step (\d+)", output)
+    assert int(step) >= 20
+    assert "step 60/60" in output
+    assert re.search(r"^line-launcher-0-0 +Succeeded +1 +0 ", output, re.MULTILINE), output
 
 
 def test_a_function_that_the_sdk_of_v1_submits(tmp_path: Path) -> None:

@@ -21,12 +21,33 @@ TYPED = {
     "torchtune": "tune run --nproc_per_node 1 train_torchtune.py --config train_torchtune.yaml steps=80 "
     "checkpoint={}/c",
 }
+TRAINJOB = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: local}
+spec:
+  runtimeRef: {name: torchtune-qwen2.5-1.5b}
+  trainer:
+    numNodes: 2
+    numProcPerNode: 1
+    command: [trainer-launch, run, --, tune, run, --nproc_per_node, "1"]
+    args: [train_torchtune.py, --config, train_torchtune.yaml, steps=80, checkpoint=/workspace/c]
+"""
 
 
 @pytest.mark.parametrize("name", TYPED)
 def test_a_job_goes_on_after_a_killed_worker_and_a_lost_pod(name: str, tmp_path: Path) -> None:
+    goes_on(name, "--nodes", "2", last=("--", *TYPED[name].format(tmp_path / "saved").split()))
+
+
+def test_a_trainjob_of_a_torchtune_runtime_goes_on_too(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(TRAINJOB)
+    goes_on("torchtune", "-f", str(tmp_path / "job.yaml"))
+
+
+def goes_on(name: str, *options: str, last: tuple[str, ...] = ()) -> None:
     faults = ("--fault", "kill worker node=1 at=step:30", "--fault", "kill pod node=1 at=step:60")
-    words = ("local", "--nodes", "2", *faults, "--", *TYPED[name].format(tmp_path / "saved").split())
+    words = ("local", *options, *faults, *last)
     beside = {"PATH": f"{Path(frameworks.python(name)).parent}:{os.environ['PATH']}"}
     job = Started(words, frameworks.env(beside), frameworks.EXAMPLES, launcher=frameworks.launcher(name))
     try:

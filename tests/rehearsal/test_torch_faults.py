@@ -14,6 +14,7 @@ import pytest
 from tests.cli.launching import DEADLINE_S, clean_env, launch, script
 from tests.conftest import require
 from tests.rehearsal import follower
+from trainer_launch.membership.authentication import WRONG_SECRET
 
 pytestmark = [
     pytest.mark.process,
@@ -189,3 +190,59 @@ def elastic(folder: Path, command: list[str], replicas: int, *faults: str) -> su
 def sizes(ended: subprocess.CompletedProcess[str]) -> list[str]:
     """How many workers the first one's job had, each time it began."""
     return re.findall(r"^\[job-worker-0\] begun at \d+ with (\d)", ended.stdout, re.MULTILINE)
+
+
+SECRETS = """
+apiVersion: v1
+kind: Secret
+metadata: {name: right}
+stringData: {job-secret: hunter2-hunter2}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: wrong}
+stringData: {job-secret: hunter3-hunter3}
+---
+"""
+
+
+def with_secrets(folder: Path, worker: str) -> str:
+    """A job of two nodes with a job secret each; the manifest's path."""
+    words = [script(folder, TRAIN.replace("{say}", PRINTS)), str(folder / "saved"), "40", "2"]
+
+    def replica(secret: str) -> object:
+        volume = {"name": "job-secret", "secret": {"secretName": secret}}
+        mount = {"name": "job-secret", "mountPath": "/etc/trainer-launch", "readOnly": True}
+        container = {"name": "pytorch", "image": "i", "args": words, "volumeMounts": [mount]}
+        template = {"spec": {"containers": [container], "volumes": [volume]}}
+        return {"replicas": 1, "restartPolicy": "Never", "template": template}
+
+    replicas = {"Master": replica("right"), "Worker": replica(worker)}
+    job = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "job"},
+        "spec": {
+            "nprocPerNode": "1",
+            "pytorchReplicaSpecs": replicas,
+        },
+    }
+    (folder / "job.yaml").write_text(SECRETS + json.dumps(job))
+    return str(folder / "job.yaml")
+
+
+def test_a_mounted_job_secret_admits_the_jobs_own_pods_also_after_a_fault(tmp_path: Path) -> None:
+    manifest = with_secrets(tmp_path, "right")
+    fault = ("--fault", "kill pod node=1 at=step:5")
+    ended = launch("local", "-f", manifest, *fault, "--log-level", "info")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len(re.findall(r"begun at [1-9]\d* with 2", ended.stdout)) == 2, ended.stdout
+    assert "hunter" not in ended.stdout + ended.stderr
+
+
+def test_a_pod_with_another_job_secret_is_refused_and_told_so(tmp_path: Path) -> None:
+    ended = launch("local", "-f", with_secrets(tmp_path, "wrong"))
+    assert ended.returncode != 0
+    assert WRONG_SECRET in ended.stdout + ended.stderr
+    assert "begun" not in ended.stdout
+    assert "hunter" not in ended.stdout + ended.stderr

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Job, Plan, Process
+from trainer_launch.model import Job, Origin, Plan, Process
+from trainer_launch.model.settings import JOB_FLAGS, PREFIX
 from trainer_launch.model.value_parsers import named
 from trainer_launch.planning.command import (
     OURS,
@@ -46,7 +47,7 @@ def plan(request: Request, reason: str) -> Plan:
         env[runtime_directory.VARIABLE] = request.scratch
     if request.shims is not None:
         argv = through_shims(argv, request.shims)
-        env["PATH"] = f"{request.shims}:{env.get('PATH', '/usr/bin:/bin')}"
+        env |= {"PATH": f"{request.shims}:{env.get('PATH', '/usr/bin:/bin')}", **_typed(request.job)}
         reasons.append("launchers that it calls, such as torchrun, run under trainer-launch")
     process = Process(
         name="program",
@@ -65,6 +66,13 @@ def plan(request: Request, reason: str) -> Plan:
     )
 
 
+def _typed(job: Job) -> dict[str, str]:
+    """Options that describe the job, for the launchers in a script."""
+    names = {option: PREFIX + name.upper() for name, option in JOB_FLAGS.items()}
+    facts = (fact for fact in job.facts if fact.origin is Origin.FLAG and fact.field in names)
+    return {names[fact.field]: fact.value for fact in facts}
+
+
 # -- warnings about commands that run as they are ----------------------------------------------
 
 
@@ -76,10 +84,9 @@ def warnings(request: Request) -> tuple[str, ...]:
         return ()
     if launcher is not None and launcher.name == OURS:
         return ()
-    asked = workers_asked_for(job)
     if launcher is not None and launcher.is_inside and launcher.is_shim and request.shims:
-        # The shim uses the launcher, or says why not.
-        return () if asked is None else (f"--nproc-per-node {asked} has no effect on the {launcher.name} in it.",)
+        return ()  # the shim uses the launcher, or says why not
+    asked = workers_asked_for(job)
     if launcher is not None and _is_covered(job, launcher):
         return (_starts_its_own(request, launcher, asked),)
     if asked is not None and job.engine not in ("mpirun", "sshd"):

@@ -380,9 +380,10 @@ def endpoints(local: LocalNetwork, pods: Iterable[Pod]) -> set[Endpoint]:
 
 
 def localised(container: Container, local: LocalNetwork, folder_of: Callable[[str], str | None]) -> Container:
-    """The container with this machine's addresses, ports and paths in it; `folder_of` tells where a volume is.
+    """The container with this machine's addresses, ports and paths in it.
 
-    What mpirun's ranks are told stands in the launcher, which need not mount the claims that they mount.
+    `folder_of` tells where a volume is, or a folder of the image. What mpirun's ranks are told stands in the
+    launcher, which need not mount the claims that they mount.
     """
     places = {**local.shared_mounts, **_places(container, folder_of)}
 
@@ -424,6 +425,8 @@ def _places(container: Container, folder_of: Callable[[str], str | None]) -> Map
         places |= {path: f"{root}{path}" for path in own}
         keys = {path.rpartition("/")[0] for path, file in container.files.items() if file.key}
         places |= {folder: f"{root}{folder}" for folder in keys}
+        homes = {key.rpartition("/")[0] for key in keys} - {""}  # of the image's user
+        places |= {home: folder for home in homes if (folder := folder_of(home)) is not None}
     return places
 
 

@@ -258,8 +258,11 @@ class Kubelet:
         return local_jobs.localised(container, self._local, lambda volume: self._folder(pod, volume, life))
 
     def _folder(self, pod: Pod, volume: str, life: int) -> str | None:
+        files = str(self._scratch / pod.name / "files")
         if volume == FILES:
-            return str(self._scratch / pod.name / "files")
+            return files
+        if volume.startswith("/"):  # a folder of the image, which this machine may have too
+            return None if os.access(volume, os.W_OK) else files + volume
         kind = pod.draft.template.volumes.get(volume)
         if kind is None:
             return None
