@@ -93,7 +93,7 @@ def component(name: str, scope: str) -> dict[str, Any]:
 
 
 def sbom(version: str, wheel: Path, epoch: int) -> dict[str, Any]:
-    """A CycloneDX document of the wheel: what it needs, required or optional, in the versions of constraints.txt."""
+    """A CycloneDX document of the wheel: what it needs, required or optional, in versions of constraints.txt."""
     required, every = dependencies(), dependencies(EXTRAS)
     checksum = hashlib.sha256(wheel.read_bytes()).hexdigest()
     own = {"type": "application", "bom-ref": NAME, "name": NAME, "version": version, "purl": purl(NAME, version)}
