@@ -96,7 +96,8 @@ def sbom(version: str, wheel: Path, epoch: int) -> dict[str, Any]:
     """A CycloneDX document of the wheel: what it needs, required or optional, in versions of constraints.txt."""
     required, every = dependencies(), dependencies(EXTRAS)
     checksum = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    own = {"type": "application", "bom-ref": NAME, "name": NAME, "version": version, "purl": purl(NAME, version)}
+    own: dict[str, Any] = {"type": "application", "bom-ref": NAME, "name": NAME, "version": version}
+    own |= {"purl": purl(NAME, version)}
     own |= {"licenses": [{"license": {"id": "Apache-2.0"}}], "hashes": [{"alg": "SHA-256", "content": checksum}]}
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.5.schema.json",
