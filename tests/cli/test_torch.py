@@ -18,6 +18,7 @@ from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, script,
 from tests.conftest import require
 from tests.mpi.ssh import pods
 from tests.mpi.ssh.secrets import require_root
+from tests.ports import free_port
 from trainer_launch.host import machine, numa
 from trainer_launch.model import Gpus
 
@@ -120,6 +121,17 @@ def test_workers_that_succeed_end_the_pod_with_0_and_see_what_torchrun_would_sho
         "[0:0] ['0', '0', '2', '2', '0', '1', '127.0.0.1'] ['--lr', '1']",
         "[0:1] ['1', '1', '2', '2', '0', '1', '127.0.0.1'] ['--lr', '1']",
     ]
+
+
+def test_a_worker_whose_rank_the_pod_itself_has_ends_without_a_word(tmp_path: Path) -> None:
+    """As in a PyTorchJob of 1 worker for each pod."""
+    train = script(tmp_path, "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    one = {"RANK": "0", "WORLD_SIZE": "1", "PET_NNODES": "1", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "0"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    meet = {f"{prefix}{name}": value for prefix in ("", "PET_") for name, value in place.items()}
+    ended = launch("run", "--", train, env=one | meet)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_torch_restarts_failed_workers_as_often_as_told_and_leaves_no_temporary_files(tmp_path: Path) -> None:
