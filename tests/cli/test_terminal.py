@@ -65,6 +65,11 @@ def test_a_terminal_without_color_gets_plain_text(env: dict[str, str]) -> None:
     assert "\x1b[" in on_a_terminal(("run", "--color", "always", *words[1:]), **env), "an option wins"
 
 
+@pytest.mark.parametrize(("action", "file"), [("page", "incident.html"), ("bundle", "incident.tar.gz")])
+def test_a_terminal_gets_no_page_and_no_bundle_but_the_command_that_saves_it(action: str, file: str) -> None:
+    assert f"redirect it: trainer-launch incidents {action} >{file}" in on_a_terminal(("incidents", action))
+
+
 def test_an_empty_no_color_says_nothing() -> None:
     assert "\x1b[" in on_a_terminal(("run", "--engine", "plain", "--prefix", "--", "echo", "x"), NO_COLOR="")
 

@@ -397,7 +397,7 @@ print(json.dumps({n: v for n, v in os.environ.items() if n.startswith("PET_") or
         }
 
 
-def test_local_ends_with_the_first_failing_pods_code_and_shows_its_last_words(tmp_path: Path) -> None:
+def test_local_ends_with_the_first_failing_pods_code_and_shows_its_termination_message(tmp_path: Path) -> None:
     train = script(tmp_path, f"{RANK}if rank == 1:\n    sys.exit(33)\n{WAIT}")
     ended = launch("local", "--nodes", "2", "--nproc-per-node", "1", "--", train)
     assert ended.returncode == 33
@@ -447,7 +447,7 @@ print(" ".join(map(str, seen)) + "\\n", end="")  # at once: the other worker wri
 """
 
 
-def test_workers_start_again_on_a_clean_slate(tmp_path: Path) -> None:
+def test_workers_start_again_after_a_cleanup(tmp_path: Path) -> None:
     """Children that left their session, daemons, deaf to SIGTERM, and shared memory of a worker that was killed."""
     train = script(tmp_path, RANK + LEAVES.format(folder=str(tmp_path)))
     words = ("run", "--nproc-per-node", "2", "--max-restarts", "1", "--", train)
