@@ -220,7 +220,8 @@ def _add_command(commands: Any, program: str, name: str) -> None:
     sub.add_argument("-h", "--help", action="help", help="show this help")
     told = f"show all options; {len(own - COMMON)} are not shown here" if has_rare else argparse.SUPPRESS
     sub.add_argument("--help-all", action=_ShowAll, nargs=0, help=told)
-    module.add_flags(sub)
+    if hasattr(module, "add_flags"):
+        module.add_flags(sub)
     for title, fields in GROUPS.items():
         headed = [field for field in fields if field in own]
         group = sub.add_argument_group(title) if headed else sub
@@ -313,18 +314,8 @@ _PREFLIGHT = (
     *("termination_log", "log_level"),
 )
 _LOCAL = (
-    *(
-        "engine",
-        "nodes",
-        "spares",
-        "nproc_per_node",
-        "max_restarts",
-        "rendezvous",
-        "start_method",
-        "preload",
-        "grace",
-    ),
-    *("stop_order", "signals", "hang_timeout", "hang_report_after", "incident_dir", "recorder"),
+    *("engine", "nodes", "spares", "nproc_per_node", "max_restarts", "rendezvous", "start_method", "preload"),
+    *("grace", "stop_order", "signals", "hang_timeout", "hang_report_after", "incident_dir", "recorder"),
     *("straggler_interval", "prefix", "color", "events", "log_level"),
 )
 _SSHD = (
@@ -388,15 +379,8 @@ GROUPS = {
         *("hosts", "host_discovery_script", "port_range", "secret_file", "ranks_by", "topology_label"),
     ),
     "restarts": (
-        *(
-            "max_restarts",
-            "restart_window",
-            "rejoin_timeout",
-            "min_nodes",
-            "shrink_after",
-            "spares",
-            "wait_timeout",
-        ),
+        *("max_restarts", "restart_window", "rejoin_timeout", "min_nodes", "shrink_after", "spares"),
+        "wait_timeout",
     ),
     "hangs and incidents": (
         *("hang_timeout", "hang_report_after", "progress_file", "incident_dir", "recorder", "straggler_interval"),
