@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 WORDS = ("local", "--nodes", "2", "--engine", "plain", "--", "echo", "hello")
 
 
-def on_a_terminal(words: tuple[str, ...], *, with_stderr: bool = False, **env: str) -> str:
+def on_a_terminal(words: tuple[str, ...], with_stderr: bool = False, /, **env: str) -> str:
     """Run a command line with a terminal as its output; what it shows."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
@@ -67,7 +67,7 @@ def test_a_terminal_without_color_gets_plain_text(env: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(("action", "file"), [("page", "incident.html"), ("bundle", "incident.tar.gz")])
 def test_a_terminal_gets_no_page_and_no_bundle_but_the_command_that_saves_it(action: str, file: str) -> None:
-    shown = on_a_terminal(("incidents", action), with_stderr=True)
+    shown = on_a_terminal(("incidents", action), True)
     assert f"redirect it: trainer-launch incidents {action} >{file}" in shown
 
 
