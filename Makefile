@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test test-long test-all test-frameworks test-containers test-pythons test-pythons-torch spec lint size bench bench-survival soak fuzz clean
+.PHONY: help venv system horovod demo test test-long test-all test-frameworks test-containers test-pythons test-pythons-torch spec lint size bench bench-survival soak fuzz release bump clean
 
 PYTHON ?=
 TORCH ?=
@@ -109,6 +109,17 @@ fuzz: venv ## fuzz every parser, guided by coverage, a minute each; FUZZ_ARGS="-
 	@$(BIN)/python -c "import atheris" 2>/dev/null || \
 		$(BIN)/python -m pip install -qq --constraint constraints.txt $(PIP_ARGS) atheris
 	$(BIN)/python -m tests.fuzz.fuzz $(FUZZ_ARGS)
+
+# `bump` changes three lines; tests/release/test_version.py holds them together. `release` publishes nothing.
+bump: ## write the number of the next version where it stands: VERSION=0.2.0
+	@[[ "$(VERSION)" =~ ^[0-9]+\.[0-9]+\.[0-9]+$$ ]] || { echo "bump: expected VERSION=N.N.N" >&2; exit 2; }
+	@grep -q '^## $(VERSION) (unreleased)$$' CHANGELOG.md || { echo "bump: CHANGELOG.md has no unreleased $(VERSION)" >&2; exit 2; }
+	sed -i 's/^__version__ = .*/__version__ = "$(VERSION)"/' trainer_launch/__init__.py
+	sed -i 's/^ARG VERSION=.*/ARG VERSION=$(VERSION)/' docker/Dockerfile
+	sed -i "s/^## $(VERSION) (unreleased)$$/## [$(VERSION)] - $$(date -u +%F)/" CHANGELOG.md
+
+release: venv ## make sdist, wheel, SBOM and checksums of the last commit in dist/, ready to publish
+	@$(BIN)/python -m tests.release.release dist
 
 clean: ## remove .venv and what tools left behind
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -135,3 +135,12 @@ def test_no_message_has_one_of_these_phrases() -> None:
 def test_no_docstring_or_comment_has_one_of_these_phrases(path: Path) -> None:
     text = " ".join(path.read_text(encoding="utf-8").replace("#", " ").split())
     assert [found[0] for found in PHRASES.finditer(text)] == []
+
+
+def test_no_name_of_a_test_has_one_of_these_phrases() -> None:
+    names = (
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^ *def (test_\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    assert [name for name in names if PHRASES.search(name.replace("_", " "))] == []

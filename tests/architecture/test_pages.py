@@ -105,6 +105,28 @@ def test_the_readmes_first_screen_names_the_two_commands_that_a_fresh_machine_ne
     assert set(named) <= set(targets)
 
 
+def test_the_readme_is_read_in_two_minutes() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def rows_of(page: str, head: str) -> dict[str, dict[str, str]]:
+    """A table of a page: each row by its first cell, its other cells by their heads."""
+    table = (ROOT / page).read_text(encoding="utf-8").partition(f"\n{head}")[2].partition("\n\n")[0]
+    first, _, *rows = (
+        [cell.strip() for cell in row.strip("|").split("|")] for row in f"{head}{table}".splitlines()
+    )
+    return {name: dict(zip(first[1:], cells, strict=True)) for name, *cells in rows}
+
+
+def test_the_readmes_figures_are_those_of_the_benchmarks() -> None:
+    """Each begins with the median of the row and column, or with `never`."""
+    results = rows_of("benchmarks/RESULTS.md", "| fault | this project must |")
+    for fault, figures in rows_of("README.md", "| fault | trainer-launch |").items():
+        for who, figure in figures.items():
+            measured = results[fault][f"{who}, elastic".replace("torchrun, tuned, elastic", "torchrun, expert")]
+            assert figure.split()[0] == measured.split()[0].strip("*"), f"{fault}, {who}"
+
+
 def test_ci_begins_with_the_readmes_own_make_test() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert re.findall(r"^(?:exec )?make ([a-z-]+)", script, re.MULTILINE)[0] == "test"

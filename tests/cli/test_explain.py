@@ -247,5 +247,24 @@ def test_the_help_of_a_command_with_few_options_shows_each() -> None:
     assert {name for name in options.COMMANDS["sshd"] if settings.flag_of(name) not in told} == set()
 
 
+@pytest.mark.parametrize("command", [[], ["sshd"], ["install-shims"], ["version"]])
+def test_help_all_is_the_help_where_that_hides_nothing(command: list[str]) -> None:
+    shown = launch(*command, "--help-all")
+    assert (shown.returncode, shown.stdout) == (0, launch(*command, "--help").stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--verison",), "unknown option --verison; did you mean --version?"),
+        (("--nodes", "2", "--", "train.py"), "unknown option --nodes;"),
+    ],
+)
+def test_an_unknown_option_before_the_command_is_named(words: tuple[str, ...], told: str) -> None:
+    ended = launch(*words)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"trainer-launch: error: {told} see trainer-launch --help")
+
+
 def test_the_version_is_told_in_every_usual_way() -> None:
     assert {launch(word).stdout for word in ("version", "--version", "-V")} == {f"trainer-launch {__version__}\n"}

@@ -123,7 +123,7 @@ def test_a_collective_that_one_rank_never_joins_and_a_stuck_data_loader_are_name
 
 
 @pytest.mark.torch
-def test_when_the_budget_is_spent_the_last_words_name_the_hang(tmp_path: Path) -> None:
+def test_when_the_budget_is_spent_the_termination_message_names_the_hang(tmp_path: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     words = tmp_path / "words"
     options = (
@@ -177,7 +177,7 @@ def test_who_prints_into_torchs_own_files_does_not_hang(tmp_path: Path) -> None:
     assert "beat 15" in log.read_text()
 
 
-def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_last_words(tmp_path: Path) -> None:
+def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_termination_message(tmp_path: Path) -> None:
     words = tmp_path / "words"
     options = ("--engine", "plain", "--hang-timeout", "1", "--incident-dir", str(tmp_path))
     ended = launch("run", *options, "--termination-log", str(words), "--", "sleep", "60")

@@ -79,7 +79,7 @@ def test_a_script_and_a_module_are_started_with_python(tmp_path: Path) -> None:
     assert module.stdout.endswith("'x']\n")
 
 
-def test_the_last_words_name_reason_node_and_exit_code(tmp_path: Path) -> None:
+def test_the_termination_message_names_reason_node_and_exit_code(tmp_path: Path) -> None:
     words = tmp_path / "termination-log"
     env = {"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3", "JAX_COORDINATOR_ADDRESS": "127.0.0.1:1"}
     program = "echo out of luck >&2; exit 9"

@@ -127,7 +127,9 @@ cli.main()
 """
 
 
-def test_who_is_asked_to_stop_after_the_last_words_ends_with_the_code_that_they_tell(tmp_path: Path) -> None:
+def test_who_is_asked_to_stop_after_the_termination_message_ends_with_the_code_that_they_tell(
+    tmp_path: Path,
+) -> None:
     words = tmp_path / "words"
     words.touch()
     env = clean_env({"TRAINER_LAUNCH_TERMINATION_LOG": str(words)})

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 WORDS = ("local", "--nodes", "2", "--engine", "plain", "--", "echo", "hello")
 
 
-def on_a_terminal(words: tuple[str, ...], **env: str) -> str:
+def on_a_terminal(words: tuple[str, ...], with_stderr: bool = False, /, **env: str) -> str:
     """Run a command line with a terminal as its output; what it shows."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
@@ -24,7 +24,7 @@ def on_a_terminal(words: tuple[str, ...], **env: str) -> str:
         env=clean_env({"TERM": "xterm"} | env),
         stdin=subprocess.DEVNULL,
         stdout=theirs,
-        stderr=subprocess.DEVNULL,
+        stderr=theirs if with_stderr else subprocess.DEVNULL,
     ) as process:
         os.close(theirs)
         shown = b"".join(_read(ours))
@@ -63,6 +63,12 @@ def test_a_terminal_without_color_gets_plain_text(env: dict[str, str]) -> None:
     assert "\x1b[" not in on_a_terminal(words, **env)
     assert "\x1b[" not in on_a_terminal(WORDS, **env)
     assert "\x1b[" in on_a_terminal(("run", "--color", "always", *words[1:]), **env), "an option wins"
+
+
+@pytest.mark.parametrize(("action", "file"), [("page", "incident.html"), ("bundle", "incident.tar.gz")])
+def test_a_terminal_gets_no_page_and_no_bundle_but_the_command_that_saves_it(action: str, file: str) -> None:
+    shown = on_a_terminal(("incidents", action), True)
+    assert f"redirect it: trainer-launch incidents {action} >{file}" in shown
 
 
 def test_an_empty_no_color_says_nothing() -> None:

@@ -125,6 +125,17 @@ def test_workers_that_succeed_end_the_pod_with_0_and_see_what_torchrun_would_sho
     ]
 
 
+def test_a_worker_whose_rank_the_pod_itself_has_ends_without_a_word(tmp_path: Path) -> None:
+    """As in a PyTorchJob of 1 worker for each pod."""
+    train = script(tmp_path, "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    one = {"RANK": "0", "WORLD_SIZE": "1", "PET_NNODES": "1", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "0"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    meet = {f"{prefix}{name}": value for prefix in ("", "PET_") for name, value in place.items()}
+    ended = launch("run", "--", train, env=one | meet)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_torch_restarts_failed_workers_as_often_as_told_and_leaves_no_temporary_files(tmp_path: Path) -> None:
     train = script(tmp_path, "import os, sys\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n")
     temporary = tmp_path / "tmp"
@@ -411,7 +422,7 @@ print(json.dumps({n: v for n, v in os.environ.items() if n.startswith("PET_") or
         }
 
 
-def test_local_ends_with_the_first_failing_pods_code_and_shows_its_last_words(tmp_path: Path) -> None:
+def test_local_ends_with_the_first_failing_pods_code_and_shows_its_termination_message(tmp_path: Path) -> None:
     train = script(tmp_path, f"{RANK}if rank == 1:\n    sys.exit(33)\n{WAIT}")
     ended = launch("local", "--nodes", "2", "--nproc-per-node", "1", "--", train)
     assert ended.returncode == 33
@@ -461,7 +472,7 @@ print(" ".join(map(str, seen)) + "\\n", end="")  # at once: the other worker wri
 """
 
 
-def test_workers_start_again_on_a_clean_slate(tmp_path: Path) -> None:
+def test_workers_start_again_after_a_cleanup(tmp_path: Path) -> None:
     """Children that left their session, daemons, deaf to SIGTERM, and shared memory of a worker that was killed."""
     train = script(tmp_path, RANK + LEAVES.format(folder=str(tmp_path)))
     words = ("run", "--nproc-per-node", "2", "--max-restarts", "1", "--", train)

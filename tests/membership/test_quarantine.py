@@ -122,7 +122,7 @@ def test_incidents_of_different_hours_do_not_add_up():
         {"also": (0,), "fault": msg.DEVICE, "evidence": ECC},
     ],
 )
-def test_who_only_looks_guilty_is_never_quarantined(fields):
+def test_who_only_looks_faulty_is_never_quarantined(fields):
     world, peers = running()
     for _ in range(12):
         fails(world, peers, 1, **fields)

@@ -538,7 +538,7 @@ def test_an_import_that_fails_twice_in_a_row_at_the_start_is_not_tried_a_third_t
         ("ValueError: NameError: name 'x' is not defined", False),
     ],
 )
-def test_a_slip_of_the_pen_that_ends_two_starts_in_a_row_is_not_tried_again_but_what_values_may_cause_is(
+def test_a_typo_that_ends_two_starts_in_a_row_is_not_tried_again_but_what_values_may_cause_is(
     message: str, is_over: bool
 ) -> None:
     world, peers = running()

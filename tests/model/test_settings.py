@@ -57,7 +57,9 @@ def test_what_kubernetes_injects_for_a_service_of_our_name_is_no_typo(service: s
 
 
 @pytest.mark.parametrize("name", ["metrics_port", "ssh_port", "master_port"])
-def test_a_link_to_a_service_is_no_setting_of_the_same_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_to_a_service_does_not_count_as_the_setting_of_the_same_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(settings.PREFIX + name.upper(), "tcp://[fd00::1]:9090")
     assert name not in settings.load({}).model_fields_set
     assert str(getattr(settings.load({name: "7"}), name)) == "7"

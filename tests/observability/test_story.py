@@ -96,7 +96,7 @@ def test_the_last_line_has_the_outcome() -> None:
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_whether_to_try_again_is_told_as_in_the_last_words(again: bool) -> None:
+def test_whether_to_try_again_is_told_as_in_the_termination_message(again: bool) -> None:
     for code in (1, 138):
         failure = Failure(reason="x", message="x", exit_code=code, again=again)
         ended = Outcome(verdict=Verdict.FAILED, failure=failure, took_s=1.5)

@@ -57,7 +57,7 @@ def test_a_launcher_is_recognised(line: str, name: str, is_inside: bool) -> None
         "env",
     ],
 )
-def test_a_word_that_is_no_command_is_no_launcher(line: str) -> None:
+def test_a_word_that_names_no_launcher_is_none(line: str) -> None:
     assert launcher_in(shlex.split(line)) is None
 
 

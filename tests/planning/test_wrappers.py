@@ -85,7 +85,7 @@ def test_a_command_stays_as_it_is_where_something_would_be_lost(line: str) -> No
     assert see_through(words) == ((), words)
 
 
-def test_no_command_is_no_command() -> None:
+def test_an_empty_command_stays_empty() -> None:
     assert see_through(()) == ((), ())
 
 

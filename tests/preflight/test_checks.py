@@ -236,7 +236,7 @@ def the_one_finding(broken: Subject) -> Finding:
     return loud[0]
 
 
-def test_a_container_in_which_all_is_well_passes_every_check() -> None:
+def test_a_healthy_container_passes_every_check() -> None:
     report = run_all(HEALTHY)
     assert report.verdict is Verdict.PASS
     skipped = [finding.check for finding in report.findings if finding.status is Status.SKIPPED]

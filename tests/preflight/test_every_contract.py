@@ -27,7 +27,7 @@ def subject_of(case: dict[str, object]) -> Subject | None:
 
 
 @pytest.mark.parametrize("case", READABLE)
-def test_no_check_fails_a_pod_in_which_all_is_well(case: dict[str, object]) -> None:
+def test_no_check_fails_a_healthy_pod(case: dict[str, object]) -> None:
     subject = subject_of(case)
     if subject is None:
         return

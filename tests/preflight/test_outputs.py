@@ -195,7 +195,7 @@ def test_a_faulty_nodes_own_part_comes_first_and_says_this_node() -> None:
 # -- the pod's status -------------------------------------------------------------------------
 
 
-def test_the_first_of_the_last_words_can_be_read_alone() -> None:
+def test_the_first_line_of_the_termination_message_can_be_read_alone() -> None:
     first, *rest = report_formats.termination_message(ALL, HERE, 30).splitlines()
     assert first.startswith("reason=PreflightFatal exit=30 retryable=false node=1 host=job-node-0-1 | 2 failed, ")
     assert "shm: /dev/shm has 64 MiB" in first
@@ -203,7 +203,7 @@ def test_the_first_of_the_last_words_can_be_read_alone() -> None:
     assert "  What to do: wait" in rest
 
 
-def test_the_last_words_fit_however_much_was_found() -> None:
+def test_the_termination_message_fits_however_much_was_found() -> None:
     many = Report(findings=tuple(replace(RETRYABLE, text="ö" * 500) for _ in range(100)))
     words = outcome.fitted(report_formats.termination_message(many, HERE, 20))
     assert len(words.encode()) <= 4096

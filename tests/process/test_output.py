@@ -120,7 +120,7 @@ def test_a_program_sees_the_terminal_that_we_have(tmp_path):
 
 
 @pytest.mark.parametrize("lines", [1, 5000])
-def test_the_last_words_hold_the_last_lines_of_a_program_without_a_label(tmp_path, lines):
+def test_the_termination_message_holds_the_last_lines_of_a_program_without_a_label(tmp_path, lines):
     words = tmp_path / "words"
     words.touch()
     program = f"import sys;[print('line', n, file=sys.stderr) for n in range({lines})];sys.exit('ValueError: bad')"
@@ -158,7 +158,7 @@ def test_a_reader_that_does_not_read_delays_no_stop(tmp_path):
         assert survivors(launcher.token) == []
 
 
-def test_the_last_words_hold_the_last_lines(tmp_path):
+def test_the_termination_message_holds_the_last_lines(tmp_path):
     words = tmp_path / "words"
     words.touch()
     program = "echo out; for i in 1 2 3; do echo line $i >&2; done; exit 6"

@@ -213,7 +213,7 @@ def switches(pid):
     return [line for text in status for line in text.splitlines() if line.startswith("voluntary")]
 
 
-def test_last_words_into_a_bind_mount(tmp_path):
+def test_a_termination_message_goes_into_a_bind_mount(tmp_path):
     require_namespaces()
     mounted, behind = tmp_path / "log", tmp_path / "behind"
     mounted.touch()

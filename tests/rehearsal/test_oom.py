@@ -50,7 +50,7 @@ def test_without_cgroups_there_is_another_way_to_kill() -> None:
 
 
 @pytest.mark.process
-def test_the_kernel_kills_for_memory_and_the_last_words_say_so(tmp_path: Path) -> None:
+def test_the_kernel_kills_for_memory_and_the_termination_message_says_so(tmp_path: Path) -> None:
     words = ("local", "--nodes", "2", "--engine", "plain", "--fault", "oom node=1 at=step:3")
     told = launch(*words, "--", script(tmp_path, EATS))
     why = pod_isolation.why_not()

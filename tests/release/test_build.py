@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,37 @@ def dist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 def test_two_builds_give_the_same_bytes(source: Path, dist: tuple[Path, Path], tmp_path: Path) -> None:
     for one, other in zip(dist, built(tmp_path, source), strict=True):
         assert one.read_bytes() == other.read_bytes(), one.name
+
+
+def test_a_release_is_the_same_each_time_and_has_checksums(source: Path, tmp_path: Path) -> None:
+    """In a clone of its own: what is released is the last commit."""
+    tree, folders = tmp_path / "a clone", (tmp_path / "one", tmp_path / "other")
+    shutil.copytree(source, tree, ignore=LEFT_BEHIND)
+    me = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+    for words in (("init", "-q"), ("add", "-A"), (*me, "commit", "-qm", "All")):
+        assert run(("git", *words), tree).returncode == 0
+    (tree / "trainer_launch" / "not_committed.py").write_text("")
+    for folder in folders:
+        made = run((sys.executable, "-m", "tests.release.release", folder), tree)
+        assert made.returncode == 0, made.stdout + made.stderr
+        assert made.stderr == "release: the changes that are not committed are not in it\n"
+    names = sorted(path.name for path in folders[0].iterdir())
+    assert names == ["SHA256SUMS", *(f"{NAME}{end}" for end in ("-py3-none-any.whl", ".cdx.json", ".tar.gz"))]
+    assert [(folders[0] / name).read_bytes() for name in names] == [
+        (folders[1] / name).read_bytes() for name in names
+    ]
+    assert run(("sha256sum", "--check", "--quiet", "SHA256SUMS"), folders[0]).returncode == 0
+    assert "trainer_launch/not_committed.py" not in zipfile.ZipFile(folders[0] / names[1]).namelist()
+    components = json.loads((folders[0] / names[2]).read_text())["components"]
+    pinned = dict(re.findall(r"^([\w.-]+)==([\w.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    told = {one["name"]: one["version"] for one in components}
+    assert {name: told[name] for name in told if name in pinned} == {
+        name: pinned[name] for name in told if name in pinned
+    }
+    required = {one["name"] for one in components if one["scope"] == "required"}
+    assert {"psutil", "pydantic", "pydantic-settings"} <= required
+    assert not required & {"rich", "matplotlib", "torch"}
+    assert all(one["licenses"] for one in components)
 
 
 def test_the_wheel_has_the_package_and_nothing_else(dist: tuple[Path, Path]) -> None:

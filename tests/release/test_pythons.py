@@ -18,7 +18,7 @@ OURS = f"{sys.version_info.major}.{sys.version_info.minor}"
 def asked(tmp_path: Path, *versions: str, **env: str) -> tuple[int, str, list[str]]:
     """The exit code, what was printed, and the sentences."""
     given = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "a cache"), "TORCH": "", **env}
-    ended = subprocess.run([SCRIPT, *versions], env=given, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run([SCRIPT, *versions], env=given, capture_output=True, text=True, timeout=400)
     return ended.returncode, ended.stdout, ended.stderr.splitlines()
 
 
@@ -41,6 +41,7 @@ def test_one_that_is_not_here_is_named_and_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.timeout(450)
 def test_one_that_pyenv_has_is_found_behind_its_shim_and_pips_reason_is_told(tmp_path: Path) -> None:
     shims, prefix = tmp_path / "the shims", tmp_path / "versions"
     shims.mkdir()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,25 @@ def test_the_image_has_the_same() -> None:
     found = re.search(r"^ARG VERSION=(\S+)$", (ROOT / "docker" / "Dockerfile").read_text(), re.MULTILINE)
     assert found is not None
     assert found[1] == trainer_launch.__version__
+
+
+def test_one_command_writes_the_next_version_everywhere(tmp_path: Path) -> None:
+    files = ("Makefile", "CHANGELOG.md", "docker/Dockerfile", "trainer_launch/__init__.py")
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 7.8.9 (unreleased)\n\n- More\n")
+    bump = ("make", "-s", "bump")
+    assert subprocess.run((*bump, "VERSION=7.8"), cwd=tmp_path, capture_output=True).returncode == 2
+    assert subprocess.run((*bump, "VERSION=7.8.8"), cwd=tmp_path, capture_output=True).returncode == 2
+    assert subprocess.run((*bump, "VERSION=7.8.9"), cwd=tmp_path, capture_output=True).returncode == 0
+    changed = [line for name in files[1:] for line in (tmp_path / name).read_text().splitlines() if "7.8.9" in line]
+    assert changed[1:] == ["ARG VERSION=7.8.9", '__version__ = "7.8.9"']
+    assert re.fullmatch(r"## \[7\.8\.9\] - \d{4}-\d\d-\d\d", changed[0])
+    texts = {path: path.read_text() for path in (ROOT / "trainer_launch").rglob("*.py")}
+    assert [path.name for path, text in texts.items() if f'"{trainer_launch.__version__}"' in text] == [
+        "__init__.py"
+    ]
 
 
 @pytest.mark.parametrize(("file", "name", "_"), [claim for claim in CLAIMS if claim[0]])

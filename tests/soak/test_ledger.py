@@ -107,7 +107,7 @@ def test_of_two_faults_at_a_time_one_may_hide_the_others_failure():
     assert cost.starts[0] == 1
 
 
-def test_last_words_have_to_fit_the_end():
+def test_a_termination_message_has_to_fit_the_end():
     cost = expected([Fault("term pod", (2,), 1.0)])
     ended = {"codes": ((), (), (STOPPED,), ()), "starts": 1}
     assert wrong(cost, seen(last_words=((), (), (STOPPED_WORDS,), ()), **ended)) == []

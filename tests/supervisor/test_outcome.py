@@ -78,7 +78,7 @@ def test_a_stop_tells_who_did_not_leave_with_0():
     assert outcome.summary(Outcome(verdict=Verdict.STOPPED, exits=ends)).endswith("| b ended with 5")
 
 
-def test_last_words_hold_summary_lines_and_what_to_do():
+def test_a_termination_message_holds_summary_lines_and_what_to_do():
     words = outcome.termination_message(FAILED).splitlines()
     assert words == [outcome.summary(FAILED), "step 1", "step 2", "What to do: raise the memory limit"]
     assert outcome.termination_message(Outcome(verdict=Verdict.SUCCEEDED)).count("\n") == 1
@@ -90,7 +90,7 @@ def test_survivors_are_named():
 
 
 @pytest.mark.parametrize("line", ["x" * 200, "ü" * 300, "🙂" * 5000, "\udc80" * 100])
-def test_last_words_fit_and_keep_the_latest_lines(line):
+def test_a_termination_message_fits_and_keeps_the_latest_lines(line):
     text = outcome.termination_message(with_lines(*[f"{i} {line}" for i in range(100)]))
     assert len(text.encode()) <= 4096
     words = text.splitlines()

@@ -92,10 +92,6 @@ class Version:
 """
 
     @staticmethod
-    def add_flags(parser: argparse.ArgumentParser) -> None:
-        """Nothing that only `version` knows."""
-
-    @staticmethod
     def main(_parsed: Parsed) -> int:
         """The command."""
         sys.stdout.write(f"trainer-launch {__version__}\n")

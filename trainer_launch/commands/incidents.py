@@ -26,7 +26,8 @@ EXAMPLES = """examples:
   kubectl exec POD -- trainer-launch incidents bundle >incident.tar.gz
   trainer-launch incidents show --incident-dir ./copied
 """
-_ACTIONS = ("list", "show", "page", "bundle")
+_FILES = {"page": "incident.html", "bundle": "incident.tar.gz"}
+_ACTIONS = ("list", "show", *_FILES)
 _WIDTH = 100
 _LINES = 20
 
@@ -56,11 +57,11 @@ def main(parsed: Parsed) -> int:
             _json([incident_bundle.as_json(one) for one in found]) if as_json else _table(found, place)
         )
         return 0
+    if action in _FILES and sys.stdout.isatty():
+        raise UsageError(f"a {action} is a file; redirect it: trainer-launch incidents {action} >{_FILES[action]}")
     one = incident_bundle.chosen(place, wanted)
     found = incident_bundle.moment(place, one)
     if action == "bundle":
-        if sys.stdout.isatty():
-            raise UsageError("a bundle is binary; redirect it: trainer-launch incidents bundle >incident.tar.gz")
         incident_bundle.pack(found, sys.stdout.buffer)
     elif action == "page":
         from trainer_launch.observability import incident_page

@@ -35,7 +35,7 @@ _EXAMPLES = """examples:
   trainer-launch run -- train.py --lr 1e-3       # run it"""
 _MORE = f"""'trainer-launch COMMAND --help' shows the options most people need; --help-all
 shows all. Every option has an environment variable: {PREFIX}GRACE=60
-is --grace 60. A flag wins over its variable."""
+is --grace 60. A flag takes precedence over its variable."""
 _COMMANDS = {  # as the help lists them
     "in the pod": ("run", "preflight", "sshd", "explain", "status", "incidents"),
     "on your machine": ("local",),
@@ -83,9 +83,18 @@ class _ShowAll(argparse.Action):
     """`--help-all`."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.formatter_class = _AllHelp
+        if parser.formatter_class is _Help:
+            parser.formatter_class = _AllHelp
         parser.print_help()
         parser.exit()
+
+
+class _Renamed(argparse.Action):
+    """What 0.1 called an option."""
+
+    def __call__(self, _: object, found: argparse.Namespace, value: object, flag: str | None = None) -> None:
+        setattr(found, self.dest, value)
+        found.renamed = (f"{flag} is deprecated; use {settings.flag_of(self.dest)}",)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -130,7 +139,7 @@ def _parse(program: str, argv: Sequence[str]) -> Parsed:
     command, given, words, flags = _typed(program, argv)
     loaded = settings.load(given)
     logs.set_up(loaded.log_level, os.environ.get(runtime_directory.NODE_LABEL))
-    for sentence in settings.unknown_variables(os.environ):
+    for sentence in (*flags.pop("renamed", ()), *settings.unknown_variables(os.environ)):
         logs.warn(sentence)
     return Parsed(command=command, settings=loaded, argv=words, flags=flags, given=given)
 
@@ -153,10 +162,12 @@ def _typed(
     if not called and not (own and own[0].startswith("-")):
         raise UsageError(_no_command(program, own))
     parser = build(program, called or tuple(COMMANDS))
+    if not called and own[0] not in parser._option_string_actions:
+        parser.refuse_unknown(own[0])
     found, unknown = parser.parse_known_args(own)
     flags = vars(found)
     if unknown:
-        flags.pop("parser", parser).refuse_unknown(unknown[0])
+        flags["parser"].refuse_unknown(unknown[0])
     del flags["parser"]
     command: Callable[[Parsed], int] = flags.pop("command")
     words: list[str] = flags.pop("words")
@@ -169,7 +180,7 @@ def _typed(
     return command, given, tuple(words if rest is None else rest), flags
 
 
-def build(program: str, names: Sequence[str]) -> argparse.ArgumentParser:
+def build(program: str, names: Sequence[str]) -> _Parser:
     """The parser of these commands."""
     parser = _Parser(
         prog=program,
@@ -181,6 +192,7 @@ def build(program: str, names: Sequence[str]) -> argparse.ArgumentParser:
         add_help=False,
     )
     parser.add_argument("-h", "--help", action="help", help="show this help")
+    parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     parser.add_argument(
         "-V", "--version", action="version", version=f"{program} {__version__}", help="show the version"
     )
@@ -206,10 +218,10 @@ def _add_command(commands: Any, program: str, name: str) -> None:
         add_help=False,
     )
     sub.add_argument("-h", "--help", action="help", help="show this help")
-    if has_rare:
-        told = f"show all options; {len(own - COMMON)} are not shown here"
-        sub.add_argument("--help-all", action=_ShowAll, nargs=0, help=told)
-    module.add_flags(sub)
+    told = f"show all options; {len(own - COMMON)} are not shown here" if has_rare else argparse.SUPPRESS
+    sub.add_argument("--help-all", action=_ShowAll, nargs=0, help=told)
+    if hasattr(module, "add_flags"):
+        module.add_flags(sub)
     for title, fields in GROUPS.items():
         headed = [field for field in fields if field in own]
         group = sub.add_argument_group(title) if headed else sub
@@ -277,6 +289,8 @@ def _add(parser: argparse._ActionsContainer, name: str, field: Any) -> None:
         return
     choices = typing.get_args(field.annotation) if typing.get_origin(field.annotation) is typing.Literal else ()
     parser.add_argument(*names, metavar="|".join(choices) or METAVARS[name], **words)
+    for old in (old for old, new in settings.RENAMED.items() if new == name):
+        parser.add_argument(settings.flag_of(old), dest=name, action=_Renamed, help=argparse.SUPPRESS)
 
 
 def _shown(default: object) -> str:
@@ -300,18 +314,8 @@ _PREFLIGHT = (
     *("termination_log", "log_level"),
 )
 _LOCAL = (
-    *(
-        "engine",
-        "nodes",
-        "spares",
-        "nproc_per_node",
-        "max_restarts",
-        "rendezvous",
-        "start_method",
-        "preload",
-        "grace",
-    ),
-    *("stop_order", "signals", "hang_timeout", "hang_report_after", "incident_dir", "recorder"),
+    *("engine", "nodes", "spares", "nproc_per_node", "max_restarts", "rendezvous", "start_method", "preload"),
+    *("grace", "stop_order", "signals", "hang_timeout", "hang_report_after", "incident_dir", "recorder"),
     *("straggler_interval", "prefix", "color", "events", "log_level"),
 )
 _SSHD = (
@@ -375,15 +379,8 @@ GROUPS = {
         *("hosts", "host_discovery_script", "port_range", "secret_file", "ranks_by", "topology_label"),
     ),
     "restarts": (
-        *(
-            "max_restarts",
-            "restart_window",
-            "rejoin_timeout",
-            "min_nodes",
-            "shrink_after",
-            "spares",
-            "wait_timeout",
-        ),
+        *("max_restarts", "restart_window", "rejoin_timeout", "min_nodes", "shrink_after", "spares"),
+        "wait_timeout",
     ),
     "hangs and incidents": (
         *("hang_timeout", "hang_report_after", "progress_file", "incident_dir", "recorder", "straggler_interval"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import logging
@@ -58,10 +57,6 @@ exit codes:
 """
 _LIST_BYTES = 65_536
 _log = logging.getLogger(__name__)
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """`run` has no options of its own."""
 
 
 def main(parsed: Parsed) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
@@ -44,10 +43,6 @@ _LEVELS = {"debug": "VERBOSE", "info": "INFO", "warning": "FATAL", "error": "FAT
 COMMAND = parse_command(("sshd", "-D", "-e"))  # until it is known where it is
 _NAMED = 12  # in a line of the log
 _log = logging.getLogger(__name__)
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Nothing that only `sshd` knows."""
 
 
 def main(parsed: Parsed) -> int:

@@ -56,14 +56,15 @@ PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.
 INTERNAL = frozenset({"RUN_DIR", "NODE_LABEL", "MPI", "MPI_RUN", "INSIDE"})
 OF_SHIMS = frozenset({"SHIM"})  # read by the shims of torchrun and others, not here
+RENAMED = {"hang_dir": "incident_dir"}  # what 0.1 called a setting; works in 0.2, and each use is a warning
 
 
 class _Variables(EnvSettingsSource):
     """The environment without links to Services; that to trainer-launch-metrics is called as --metrics-port is."""
 
     def __call__(self) -> dict[str, Any]:
-        """Read the variables, as pydantic does."""
-        return {name: value for name, value in super().__call__().items() if not is_link(name, value)}
+        """Read the variables."""
+        return _told({name.upper(): value for name, value in self.env_vars.items()})
 
 
 class Settings(BaseSettings):
@@ -329,9 +330,10 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Sett
         ) from None
 
 
-def _told(env: Mapping[str, str]) -> dict[str, str]:
-    given = {name: env.get(PREFIX + name.upper()) for name in Settings.model_fields}
-    return {name: value for name, value in given.items() if value and not is_link(name, value)}
+def _told(env: Mapping[str, str | None]) -> dict[str, str]:
+    fields = {**RENAMED, **{name: name for name in Settings.model_fields}}  # the new name counts where both are set
+    given = {name: env.get(PREFIX + name.upper()) for name in fields}
+    return {fields[name]: value for name, value in given.items() if value and not is_link(name, value)}
 
 
 def job_options(settings: Settings) -> dict[str, str]:
@@ -341,15 +343,18 @@ def job_options(settings: Settings) -> dict[str, str]:
 
 
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:
-    """One sentence for each TRAINER_LAUNCH_* variable that is unknown, with the nearest real one."""
+    """One sentence for each TRAINER_LAUNCH_* variable that is unknown or renamed, with the real one."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     sentences = []
     for name, value in sorted(variables.items()):
         rest = name.removeprefix(PREFIX)
         if not name.startswith(PREFIX) or name in known or rest in INTERNAL | OF_SHIMS or is_link(rest, value):
             continue
+        if new := RENAMED.get(rest.lower()):
+            sentences.append(f"{name} is deprecated; use {PREFIX}{new.upper()}")
+            continue
         near = nearest(rest, (one.removeprefix(PREFIX) for one in known))
-        advice = f"did you mean {PREFIX}{near}?" if near else "trainer-launch help run lists all"
+        advice = f"did you mean {PREFIX}{near}?" if near else "trainer-launch run --help-all lists all"
         sentences.append(f"unknown variable {named(name)}; {advice}")
     return sentences
 

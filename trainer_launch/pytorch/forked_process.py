@@ -250,7 +250,8 @@ class Worker:
         try:
             code = finish(problem)
             if self._recorder is not None and os.getpid() == self._pid:  # the program may have forked
-                flight_recorder.tell_at_end(self._recorder, int(self._worker.environment["RANK"]))
+                environment = {**self._request.environment, **self._worker.environment}
+                flight_recorder.tell_at_end(self._recorder, int(environment["RANK"]))
         except BaseException:  # noqa: BLE001  as a second Ctrl-C: nobody above would see it
             traceback.print_exc()
         if self._origin.has_preloaded or _has_finalisers():
