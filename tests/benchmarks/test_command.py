@@ -106,7 +106,7 @@ def test_no_section_is_begun_when_the_time_is_over(log: list[str], monkeypatch: 
 
 def test_an_unknown_section_is_one_sentence() -> None:
     words = (sys.executable, "-m", "benchmarks", "--only", "nothing")
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 2
     assert done.stderr.startswith("benchmarks: --only 'nothing' is none of startup, ")
     assert done.stderr.count("\n") == 1

@@ -31,7 +31,7 @@ from benchmarks.peers import Launcher
 from tests.conftest import require
 from tests.hosts import network
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 OURS = peers.OURS
 NOBODY = next(init for init in idle.INITS if not init.package and init.who != "trainer-launch")
 

@@ -17,7 +17,7 @@ import pytest
 from trainer_launch.rehearsal.controllers.local_jobs import _foreign
 
 LAUNCHER = (sys.executable, "-m", "trainer_launch")
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 # Of two workers, the one of rank 1 fails under torch's @record.
 RECORDED = """
 import os, time

@@ -115,7 +115,7 @@ def test_a_value_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
     from tests.cli.launching import LAUNCHER, clean_env
 
     env = {os.fsencode(k): os.fsencode(v) for k, v in clean_env(V2).items()} | {b"PET_NNODES": b"\xff\xfe2"}
-    ended = subprocess.run([*LAUNCHER, "explain"], env=env, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([*LAUNCHER, "explain"], env=env, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1
     assert "PET_NNODES" in ended.stderr

@@ -97,7 +97,7 @@ def test_fish_offers_the_same(folder: Path) -> None:
     asked = "; ".join(f"echo '== {typed}'; complete -C '{typed}'" for typed, _ in lines)
     env = {**os.environ, **asks(folder)}
     argv = (fish, "--no-config", "-c", f"source script.fish; {asked}")
-    told = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+    told = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
     assert told.stderr == ""
     answers = {part.partition("\n")[0]: part for part in told.stdout.split("== ")[1:]}
     for typed, word in lines:

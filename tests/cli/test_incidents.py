@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env, launch, script, start
 
-pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
 TWO = ("--nproc-per-node", "2")
 FAILS = "os._exit(3)"  # at once: while Python shuts down, its connections are closed, and it has no exit code yet
 

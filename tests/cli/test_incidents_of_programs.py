@@ -90,7 +90,7 @@ def test_without_py_spy_the_bundle_says_whose_stacks_are_missing(tmp_path: Path)
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *packages])}
     argv = ("run", "--engine", "plain", "--incident-dir", str(place), "--", sys.executable)
     words = (str(bare / "python"), "-m", "trainer_launch", *argv, script(tmp_path, PARENT))
-    ended = subprocess.run(words, env=clean_env(env), capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(words, env=clean_env(env), capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1, ended.stderr
     missing = only(place).incident.missing
     assert any(words.endswith("no Python stacks: py-spy is not installed") for words in missing), missing
@@ -215,7 +215,7 @@ def test_a_full_disk_still_has_the_sentence_and_the_job_ends_as_it_does(tmp_path
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_workers_that_cannot_answer_yield_what_can_be_had(tmp_path: Path) -> None:
     """Rank 1 is blocked in C code that holds the GIL, rank 2 is suspended, rank 3 has died in silence."""
     place = tmp_path / "incidents"

@@ -136,7 +136,7 @@ def test_a_reader_of_the_output_that_hangs_does_not_hold_up_a_stop(options: list
     with start("run", "--grace", "2", *options, "--", "sh", "-c", program) as launcher:
         launcher.read_until("ready")  # and from here on nothing is read
         launcher.signal(signal.SIGTERM)
-        code = launcher.process.wait(timeout=60)
+        code = launcher.process.wait(timeout=120)
     assert code == 143
 
 
@@ -179,7 +179,7 @@ def test_a_machine_that_runs_out_of_descriptors_is_one_sentence(tmp_path: Path, 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert ended.returncode == 138
     assert "Traceback" not in ended.stderr
@@ -189,7 +189,7 @@ def test_a_machine_that_runs_out_of_descriptors_is_one_sentence(tmp_path: Path, 
 @pytest.mark.parametrize("redirect", [">&-", "2>&-", "<&-", ">/dev/full"])
 def test_a_closed_or_full_stream_is_no_traceback(redirect: str, tmp_path: Path) -> None:
     words = f"{shlex.join(LAUNCHER)} run -- sh -c 'exit 7' {redirect}"
-    ended = subprocess.run(("sh", "-c", words), env=clean_env(), capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(("sh", "-c", words), env=clean_env(), capture_output=True, text=True, timeout=120)
     assert ended.returncode == 7
     assert "Traceback" not in ended.stderr
 
@@ -209,7 +209,7 @@ def test_a_users_file_of_any_name_is_not_taken_for_ours_or_pythons(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert ended.returncode == 5, ended.stderr
 

@@ -44,7 +44,7 @@ def run(words: list[str], path: list[Path], env: dict[str, str] | None = None) -
     """Run words with these folders first in PATH."""
     found = clean_env(env)
     found["PATH"] = os.pathsep.join([*map(str, path), found["PATH"]])
-    return subprocess.run(words, env=found, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, env=found, capture_output=True, text=True, timeout=120)
 
 
 def test_all_names_are_installed_and_installing_again_is_fine(shims: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_module_of_the_job_with_a_name_of_pythons_does_not_break_a_shim(shims:
     real = program(tmp_path / "bin", "deepspeed")
     found = clean_env({"PATH": os.pathsep.join(map(str, (shims, real.parent, "/usr/bin", "/bin")))})
     ended = subprocess.run(
-        ["deepspeed", "t.py"], env=found, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        ["deepspeed", "t.py"], env=found, cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert ended.stdout == f"real {real} t.py\n", ended.stderr
 

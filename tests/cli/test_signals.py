@@ -133,6 +133,6 @@ def test_who_is_asked_to_stop_after_the_termination_message_ends_with_the_code_t
     words = tmp_path / "words"
     words.touch()
     env = clean_env({"TRAINER_LAUNCH_TERMINATION_LOG": str(words)})
-    ended = subprocess.run([sys.executable, "-c", ASKED_AT_THE_END], env=env, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", ASKED_AT_THE_END], env=env, timeout=120)
     assert "exit=7" in words.read_text()
     assert ended.returncode == 7

@@ -282,7 +282,7 @@ kill -TERM $!; wait
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"}
     env.pop("TMPDIR", None)
     ended = subprocess.run(
-        [*PID1, "-m", "bash", "-c", shell], env=env, capture_output=True, text=True, timeout=60, check=False
+        [*PID1, "-m", "bash", "-c", shell], env=env, capture_output=True, text=True, timeout=120, check=False
     )
     told = json.loads(ended.stdout)
     assert [one["run_dir"].rpartition("/")[0] for one in told["launchers"]] == ["/dev/shm"], ended.stderr

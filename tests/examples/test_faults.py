@@ -22,7 +22,7 @@ from tests.examples.test_manifests import ENV, EXAMPLES, pod_of
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.process,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(400),
     pytest.mark.long("tests/examples/test_train_charlm.py"),
 ]
 HERE = {**ENV, "PYTHONPATH": str(EXAMPLES.parents[1])}

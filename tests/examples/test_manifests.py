@@ -21,7 +21,7 @@ from tests.conftest import require
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.process,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(400),
     pytest.mark.long("tests/examples/test_train_charlm.py"),
 ]
 
@@ -110,7 +110,7 @@ def test_the_ngram_model_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     def ended(*words: str) -> str:
         argv = [sys.executable, str(EXAMPLES / "train_ngrams.py"), "--model", str(tmp_path / "m.json"), *words]
         return subprocess.run(
-            argv, capture_output=True, text=True, timeout=60, check=True, env=dict(os.environ)
+            argv, capture_output=True, text=True, timeout=120, check=True, env=dict(os.environ)
         ).stdout
 
     ended("--modules", "11")

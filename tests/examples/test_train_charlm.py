@@ -39,7 +39,7 @@ def start(*argv: str) -> subprocess.Popen[str]:
 
 def run(*argv: str) -> str:
     with start(*argv) as process:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     return output
 

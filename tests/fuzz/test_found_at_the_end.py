@@ -17,7 +17,7 @@ from trainer_launch.supervisor.failure import parse_agent_failure
 
 
 @pytest.mark.process
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("line", ["Exit code: 0", "=   EXIT CODE: 0"])
 def test_a_job_whose_rank_prints_an_exit_code_of_0_and_fails_has_failed(line: str, tmp_path: Path) -> None:
     require(shutil.which("mpirun.openmpi"), "needs openmpi-bin")

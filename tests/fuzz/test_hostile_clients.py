@@ -40,7 +40,7 @@ from trainer_launch.preflight.cluster import node_link
 from trainer_launch.preflight.cluster.pair_tests import PAIR_TEST_CHILD as CHILD
 from trainer_launch.preflight.mpi import host_queries
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 GROWTH_BYTES = 24 << 20  # of PID 1; a server that kept what strangers send would have ten times that
 every_answer = pytest.mark.parametrize("answer", hostile.ANSWERS.values(), ids=list(hostile.ANSWERS))
 

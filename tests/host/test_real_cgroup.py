@@ -50,7 +50,7 @@ def test_auto_starts_no_more_workers_than_the_quota_allows() -> None:
             env=clean_env({"CUDA_VISIBLE_DEVICES": ""}),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=True,
         ).stdout
     explained = json.loads(told)
@@ -71,7 +71,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_named_with_limit_and_peak(
             env=clean_env(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
     assert ended.returncode == 137, ended.stderr

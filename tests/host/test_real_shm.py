@@ -29,7 +29,7 @@ def inside(
     """Run with a /dev/shm of this size, in a mount namespace."""
     wrap = ["unshare", "-m", "sh", "-c", MOUNT.format(size=size), "sh"]
     require(subprocess.run([*wrap, "true"], capture_output=True).returncode == 0, "mounting needs root")
-    return subprocess.run([*wrap, *argv], env=clean_env(env), capture_output=True, text=True, timeout=60)
+    return subprocess.run([*wrap, *argv], env=clean_env(env), capture_output=True, text=True, timeout=120)
 
 
 def python(code: str, size: str = "64m") -> Any:

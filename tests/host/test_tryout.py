@@ -54,7 +54,7 @@ def test_a_file_system_without_room_tells_so_and_keeps_nothing() -> None:
         ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.stdout == f"write {errno.ENOSPC} []\n", done.stderr
 

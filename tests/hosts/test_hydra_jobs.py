@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import require
 from tests.hosts.mpi import Job, Run, job, no_strays
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180), pytest.mark.long("tests/hosts/test_mpi_jobs.py")]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.long("tests/hosts/test_mpi_jobs.py")]
 
 LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libmpich.so.12")
 

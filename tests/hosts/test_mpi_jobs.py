@@ -18,7 +18,7 @@ from tests.hosts.mpi import Job, job, no_strays
 from tests.mpi.ssh import pods
 from tests.mpi.ssh.secrets import secret
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.conftest import require
 from tests.hosts.mpi import Job, job, no_strays
 from tests.process.world import ROOT
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.long("tests/hosts/test_mpi_jobs.py")]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400), pytest.mark.long("tests/hosts/test_mpi_jobs.py")]
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ os.write(1, b"ready\\n")
 while True:  # a signal that comes just before a sleep is heard after it
     time.sleep(0.1)
 """
-DEADLINE_S = 60
+DEADLINE_S = 120
 trainer_v2 = partial(jobs.trainer_v2, nodes=2, workers=2)
 elastic = partial(jobs.pytorchjob_elastic, nodes="2:2", workers=2)
 

@@ -25,7 +25,7 @@ def kustomize() -> list[str]:
     kubectl = shutil.which("kubectl")
     told = ""
     if kubectl:
-        asked = subprocess.run([kubectl, "version", "--client"], capture_output=True, text=True, timeout=60)
+        asked = subprocess.run([kubectl, "version", "--client"], capture_output=True, text=True, timeout=120)
         told = asked.stdout
     version = re.search(r"v(\d+)\.(\d+)", told)
     known = version is not None and (int(version[1]), int(version[2])) >= _FIRST

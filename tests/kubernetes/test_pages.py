@@ -80,7 +80,7 @@ def test_both_sides_become_pods_that_explain_knows(diff: str, tmp_path: Path) ->
 
 @pytest.mark.process
 @pytest.mark.torch
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.long("tests/kubernetes/test_rehearsals.py")
 @each_diff
 def test_the_changed_manifest_runs(diff: str, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_flytes_program_is_python_and_its_job_a_manifest() -> None:
 
 @pytest.mark.process
 @pytest.mark.torch
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.long("tests/kubernetes/test_rehearsals.py")
 def test_flytes_job_runs_its_task_on_three_nodes_under_the_entrypoint(tmp_path: Path) -> None:
     """With stand-ins for flytekit and its command; `launch` and the operator's variables are the real ones."""

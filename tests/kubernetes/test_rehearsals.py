@@ -14,7 +14,7 @@ from tests.conftest import require
 from tests.kubernetes import published
 from tests.schemas.validator import violations
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
 # Says who it is by the variables that its framework would read, and leaves something in the folder of checkpoints.
 SCRIPT = """

@@ -30,7 +30,7 @@ def make_certificates(folder: Path) -> None:
         ("req", *curve[:-2], "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost"),
         ("x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", *signed),
     ):
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=120)
 
 
 class StatusServer:

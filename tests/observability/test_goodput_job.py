@@ -16,7 +16,7 @@ from tests.conftest import require
 from tests.schemas.validator import violations
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
 # Saves each tenth step; SAY tells each one.
 TICKS_S = 0.02  # the kernel tells when a process began in ticks of 10 ms

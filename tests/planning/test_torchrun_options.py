@@ -28,7 +28,7 @@ print(json.dumps([
 def test_the_table_says_what_the_installed_torchs_parser_says() -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     answer = subprocess.run(
-        [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=True, timeout=120
     )
     theirs = {
         dest: (strings, flag, env, choices) for strings, dest, flag, env, choices in json.loads(answer.stdout)

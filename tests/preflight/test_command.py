@@ -64,7 +64,7 @@ def wrapped(
     """Run the command inside another one."""
     require(subprocess.run([*wrap, "true"], capture_output=True).returncode == 0, f"needs {wrap[0]}, and root")
     argv = [*wrap, *LAUNCHER, "preflight", "--json", *words]
-    return subprocess.run(argv, env=clean_env(env), capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, env=clean_env(env), capture_output=True, text=True, timeout=120)
 
 
 # -- what it says, where ----------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_a_port_range_that_is_taken_is_said_and_retryable(tmp_path: Path) -> Non
 def test_nobody_else_pays_for_the_checks() -> None:
     def loaded(*words: str) -> set[str]:
         argv = (sys.executable, "-X", "importtime", "-m", "trainer_launch", *words)
-        done = subprocess.run(argv, env=clean_env(), capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(argv, env=clean_env(), capture_output=True, text=True, timeout=120, check=True)
         return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import")}
 
     assert not {"trainer_launch.preflight", "psutil"} & loaded("run", "--", "true")
@@ -322,7 +322,7 @@ def test_a_preflight_that_is_asked_to_stop_says_what_it_waited_for(
         assert "cluster preflight: 1 of 2 nodes present" in waiting.stderr.readline()
     eventually(lambda: _listens(waiting.pid), "the node to take part")
     waiting.send_signal(number)
-    said, told = waiting.communicate(timeout=60)
+    said, told = waiting.communicate(timeout=120)
     assert (waiting.returncode, said) == (code, "")
     name = signal.Signals(number).name
     assert f"[trainer-launch] Preflight stopped by {name} after " in told
@@ -369,11 +369,11 @@ def test_a_reference_that_is_none_is_refused_and_nothing_measured_writes_none(tm
 def test_run_says_what_its_own_container_has_otherwise(tmp_path: Path) -> None:
     assert launch("preflight", "--state-dir", str(tmp_path), "--only", CONTAINER).returncode == 0
     argv = [*LAUNCHER, "run", "--state-dir", str(tmp_path), "--", "true"]
-    same = subprocess.run(argv, env=clean_env(), capture_output=True, text=True, timeout=60)
+    same = subprocess.run(argv, env=clean_env(), capture_output=True, text=True, timeout=120)
     assert same.returncode == 0
     assert "preflight's container" not in same.stderr
     other = subprocess.run(
-        ["prlimit", "--nofile=100:100", *argv], env=clean_env(), capture_output=True, text=True, timeout=60
+        ["prlimit", "--nofile=100:100", *argv], env=clean_env(), capture_output=True, text=True, timeout=120
     )
     assert other.returncode == 0
     assert "this one has 100 files: a process may open 100 files" in other.stderr

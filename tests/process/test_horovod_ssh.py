@@ -20,7 +20,7 @@ from trainer_launch.mpi.horovod_agent import Sessions
 
 pytestmark = pytest.mark.process
 SHIM = Path(horovod_ssh.__file__)
-DEADLINE_S = 60
+DEADLINE_S = 120
 GRACE_S = 1
 TELLS = "trap 'echo told; exit 3' TERM; echo ready $$; while :; do sleep 0.05; done"
 WITH_LOADER = """

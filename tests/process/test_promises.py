@@ -28,7 +28,7 @@ def many(*words):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TOKEN": token}
     argv = [sys.executable, str(MANY), *words]
     try:
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
     finally:
         end_all(token)
     assert done.returncode == 0, done.stderr

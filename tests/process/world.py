@@ -19,7 +19,7 @@ DRIVER = Path(__file__).with_name("driver.py")
 WORKER = Path(__file__).with_name("worker.py")
 PYTHON = (sys.executable, "-S", "-E")  # starts in 10 ms
 PID1 = ("unshare", "-pf", "--kill-child", "--mount-proc")
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def require_namespaces():

@@ -19,7 +19,7 @@ from tests.cli.launching import clean_env
 from tests.waiting import eventually
 
 DRIVER = Path(__file__).with_name("driver.py")
-DEADLINE_S = 60
+DEADLINE_S = 120
 PYTHON = (sys.executable, "-u")
 
 

@@ -31,7 +31,7 @@ def test_it_has_what_torchruns_has(tmp_path: Path, error: dict[str, object], cod
     theirs, ours, workers = tmp_path / "theirs.json", tmp_path / "ours.json", tmp_path / "worker.json"
     workers.write_text(json.dumps(error))
     env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(theirs)}
-    subprocess.run([sys.executable, "-c", _TORCHS, str(workers), str(code)], env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", _TORCHS, str(workers), str(code)], env=env, check=True, timeout=120)
     hand_up(str(workers), code, str(ours))
     assert ours.read_bytes() == theirs.read_bytes()
 

@@ -56,7 +56,7 @@ def sizes(tmp_path: Path, nodes: str, enough: int, fault: str, watched: int) -> 
 
 @pytest.mark.process
 @pytest.mark.torch
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("fault", "enough", "want"),
     [("kill pod back=never at=step:5", 1, ["2", "1"]), ("add node at=step:5", 2, ["1", "2"])],
@@ -69,7 +69,7 @@ def test_a_pod_that_is_lost_for_good_and_one_that_joins_late_change_the_jobs_siz
 
 @pytest.mark.process
 @pytest.mark.torch
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.long("tests/rehearsal/test_elastic_flags.py")
 def test_the_survivors_go_on_without_node_0(tmp_path: Path) -> None:
     why = requests.why_no_network(requests.look(network=True, memory=False))

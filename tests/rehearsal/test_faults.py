@@ -19,7 +19,7 @@ import pytest
 from tests.cli.launching import launch, start
 from tests.conftest import require
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 # Counts its steps in a file that outlives it, as a training script that saves each step.
 _BEGINS = "n=$(cat /claim/$HOSTNAME 2>/dev/null || echo 0); echo life from $n; "

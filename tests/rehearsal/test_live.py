@@ -172,7 +172,7 @@ def test_without_rich_there_is_no_table(terminal: Terminal) -> None:
 def test_where_output_is_no_terminal_there_is_no_table() -> None:
     read_end, write_end = pty.openpty()
     done = subprocess.run(
-        shows(), stdout=subprocess.PIPE, stderr=write_end, env={**os.environ, **ENV}, timeout=60, check=True
+        shows(), stdout=subprocess.PIPE, stderr=write_end, env={**os.environ, **ENV}, timeout=120, check=True
     )
     os.close(write_end)
     os.close(read_end)

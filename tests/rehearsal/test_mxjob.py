@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.launching import launch
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 # What ps-lite does with the variables: all report to the scheduler, which ends when all workers are done.
 NODE = """

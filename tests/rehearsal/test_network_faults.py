@@ -19,7 +19,7 @@ from trainer_launch.rehearsal.faults import requests
 pytestmark = [
     pytest.mark.process,
     pytest.mark.torch,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(400),
     pytest.mark.long("tests/rehearsal/test_networking.py"),
 ]
 

@@ -15,7 +15,7 @@ from tests.rehearsal.controllers.test_plain_jobs import INDEXED, TWO, a_job, a_s
 pytestmark = [
     pytest.mark.process,
     pytest.mark.torch,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(400),
     pytest.mark.long("tests/rehearsal/test_faults.py"),
 ]
 

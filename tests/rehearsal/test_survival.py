@@ -186,7 +186,7 @@ def test_the_report_of_a_rehearsal_that_is_interrupted_is_written_too(tmp_path: 
         while b"step 12 " not in running.stdout.readline():
             pass
         running.send_signal(signal.SIGINT)
-        running.communicate(timeout=60)
+        running.communicate(timeout=120)
     assert running.returncode == 130
     page = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert "<h1>Stopped before the job ended</h1>" in page

@@ -19,7 +19,7 @@ from trainer_launch.membership.authentication import WRONG_SECRET
 pytestmark = [
     pytest.mark.process,
     pytest.mark.torch,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(400),
     pytest.mark.long("tests/rehearsal/test_faults.py"),
 ]
 

@@ -175,7 +175,7 @@ def asked(pods: Pods, node: int) -> list[str]:
     inside = ("nsenter", "-t", str(pods.pods[node].launcher().pid), "--net")
     url = f"http://127.0.0.1:{METRICS_PORT}/metrics"
     get = f"import urllib.request as r; print(r.urlopen('{url}').read().decode(), end='')"
-    scraped = subprocess.run((*inside, sys.executable, "-c", get), capture_output=True, text=True, timeout=60)
+    scraped = subprocess.run((*inside, sys.executable, "-c", get), capture_output=True, text=True, timeout=120)
     try:
         values = exposition.parse(scraped.stdout)
         assert values["trainer_launch_step"], "no step"

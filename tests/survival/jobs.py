@@ -26,7 +26,7 @@ from tests.survival.kubelet import RESTART_S, Job, job, wait_until
 from trainer_launch.membership.timeouts import UNSEEN_S
 
 Fault = Callable[[Job], None]
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 _FAILURES = re.compile(r"store at .*, (\d+) failures? so far")
 _STEADY = 5  # steps after which a job is running, and not just starting
 
@@ -95,7 +95,7 @@ CONTRACTS = {
     "saving": Contract(FIXED.names, saving(FIXED.env_of)),
     "saving-elastic": Contract(ELASTIC.names, saving(ELASTIC.env_of)),
 }
-MARKS = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(180)]
+MARKS = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(300)]
 LONG = pytest.mark.long("tests/survival/test_survival.py")
 
 

@@ -26,7 +26,7 @@ def states(job: Job, node: int, tmp: Path) -> list[str]:
     inside = ("nsenter", "-t", str(job.pods[node].launcher().pid), "--net", "--pid", "--mount", "--uts")
     words = (*(inside if hasattr(job.machines[node], "namespace") else ()), *LAUNCHER, "status", "--json")
     env = clean_env({"TMPDIR": str(tmp), "PYTHONPATH": str(Path.cwd())})
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
     table = json.loads(done.stdout or "{}").get("job")
     return [row[2] for row in table["nodes"]] if table else []
 

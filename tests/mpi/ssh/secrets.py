@@ -36,7 +36,7 @@ def secret(folder: Path, form: Sequence[str] = P521, passphrase: str = "") -> Pa
     """A new job's Secret, mounted."""
     folder.mkdir(parents=True, exist_ok=True)
     argv = ("ssh-keygen", "-q", *form, "-N", passphrase, "-f", str(folder / "id_rsa"))
-    subprocess.run(argv, check=True, timeout=60)
+    subprocess.run(argv, check=True, timeout=120)
     shutil.copy(folder / "id_rsa.pub", folder / "authorized_keys")
     return folder
 

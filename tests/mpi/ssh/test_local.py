@@ -23,7 +23,7 @@ from tests.mpi.ssh.secrets import require_root
 pytestmark = [
     pytest.mark.process,
     pytest.mark.usefixtures("openssh"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.long("tests/mpi/ssh/test_mpirun.py"),
 ]
 

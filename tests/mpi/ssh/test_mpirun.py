@@ -22,7 +22,7 @@ from tests.process.world import survivors
 from tests.waiting import eventually
 from trainer_launch.mpi import ssh_client
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 # A rank that takes its time to save; orted would leave it one second.
 RANK = """trap 'sleep 3; echo saved >"{notes}/saved-$RANK"; exit 0' TERM
 RANK=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}
@@ -148,7 +148,7 @@ def test_what_hangs_ends_when_the_launcher_asks(job) -> None:
     began_s = time.monotonic()
     for address in ("127.0.0.2", "127.0.0.3"):
         argv = job.reach.argv(address, "trainer-launch-end-sessions 0.5")
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
         assert done.returncode == 0, done.stderr
         assert re.fullmatch(r"ended [1-9]\d*\n", done.stdout)
     assert job.strays() == []

@@ -16,7 +16,7 @@ from tests.mpi.ssh import seccomp
 from tests.mpi.ssh.secrets import client_of, require_openssh, worker
 from trainer_launch.host.deadline_subprocess import try_out
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 FILTER = (sys.executable, str(Path(seccomp.__file__)))
 REFUSED = "Read -1, expected"
 PARAMETER = "btl_vader_single_copy_mechanism"

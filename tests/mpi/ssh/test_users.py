@@ -200,7 +200,7 @@ def test_the_port_is_the_images_own(folder, image, user, port) -> None:
     wrap = pods.wrapped(pods.opened(folder), pods.made_up_user(folder), own, user=user)
     code = "from trainer_launch.mpi import ssh_client; print(ssh_client.port_of(('ssh',)))"
     env = clean_env({"PYTHONPATH": str(ROOT)})
-    done = subprocess.run((*wrap, sys.executable, "-c", code), env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run((*wrap, sys.executable, "-c", code), env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout == f"{port}\n", done.stderr
 
 

@@ -23,10 +23,10 @@ from trainer_launch.preflight.cluster.pair_tests import CHILD, Collectives
 sys.path.insert(0, str(CHILD.parent))
 from trainer_launch.preflight.children.collective_bench import _opened, bus_rate
 
-pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(400)]
 
 ENV = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-LIMIT_S = 60.0  # a loaded machine may take long
+LIMIT_S = 120.0  # a loaded machine may take long
 
 
 def test_a_store_takes_a_port_of_those_allowed_whoever_has_some_of_them() -> None:

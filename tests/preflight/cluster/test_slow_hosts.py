@@ -15,7 +15,7 @@ from tests.preflight.cluster.test_hosts import Pods, loud
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(400),
     pytest.mark.long("tests/preflight/cluster/test_hosts.py"),
 ]
 

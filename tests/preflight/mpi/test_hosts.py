@@ -18,7 +18,7 @@ from tests.conftest import require
 from tests.hosts.network import Host, hosts
 from tests.mpi.ssh.secrets import require_openssh, secret
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.long("tests/preflight/mpi/test_ring.py")]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400), pytest.mark.long("tests/preflight/mpi/test_ring.py")]
 PORT = 2222
 LAUNCH = (sys.executable, "-m", "trainer_launch")
 COME_S = 120  # for hosts to come, when all of them will

@@ -41,7 +41,7 @@ def ask(tmp_path: Path, question: Question, *before: str, path: str | None = Non
     """Run the script by a shell here, as sshd would."""
     text = "\n".join([*before, question.command("w-0")])
     done = subprocess.run(
-        ["sh", "-c", text], env={"PATH": path or "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60
+        ["sh", "-c", text], env={"PATH": path or "/usr/bin:/bin"}, capture_output=True, text=True, timeout=120
     )
     return host_queries.read(TOKEN, done.stdout)
 

@@ -54,5 +54,5 @@ deaths.stop()
 def test_torchs_log_tells_how_a_worker_ended_that_torch_collected_first(codes: str, named: str, first: str) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     words = [sys.executable, "-c", SCRIPT, codes, named]
-    ran = subprocess.run(words, env=clean_env(), capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(words, env=clean_env(), capture_output=True, text=True, timeout=120, check=False)
     assert (ran.returncode, ran.stdout.strip()) == (0, first), ran.stderr
