@@ -16,26 +16,11 @@ import pytest
 from tests.cli.launching import launch
 from tests.conftest import require
 from tests.frameworks import frameworks
-from tests.frameworks.kubeflow_api import submitted
+from tests.frameworks.kubeflow_api import EXAMPLE, submitted, submitted_by_v1
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + 240)]
 
-EXAMPLE = frameworks.EXAMPLES / "create_job.py"
 RUNTIME = frameworks.EXAMPLES.parent / "kubernetes" / "runtimes" / "torch-distributed-launch.yaml"
-# The SDK of the v1 Training Operator gives the function of the example one argument: a dict.
-V1 = """
-import sys
-from kubeflow.training import TrainingClient
-
-{function}
-TrainingClient().create_job(
-    name="line",
-    train_func=train,
-    parameters={{"steps": 60, "checkpoint": sys.argv[1]}},
-    num_workers=2,
-    num_procs_per_worker=1,
-)
-"""
 # An image that has the whole training process: the SDK writes no command, so the image's ENTRYPOINT and CMD run.
 CONTAINER = """
 from kubeflow.trainer import CustomTrainerContainer, TrainerClient
@@ -121,12 +106,7 @@ def test_a_function_over_mpi_that_the_sdk_submits(runtime: str, tmp_path: Path) 
 
 
 def test_a_function_that_the_sdk_of_v1_submits(tmp_path: Path) -> None:
-    text = EXAMPLE.read_text()
-    function = text[text.index("def train(") : text.index("def create_job(")]
-    head = "def train(given):\n    steps, checkpoint = given['steps'], given['checkpoint']"
-    function = re.sub(r"def train\(.*", head, function, count=1)
-    (tmp_path / "submit.py").write_text(V1.format(function=function))
-    job = submitted([tmp_path / "submit.py", tmp_path / "line.pt"], tmp_path)
+    job = submitted_by_v1(tmp_path, 60, str(tmp_path / "line.pt"))
     assert job["kind"] == "PyTorchJob"
     check(rehearsed(tmp_path, job, "kill worker node=1 at=step:20"), ("line-master-0", "line-worker-0"))
 
