@@ -137,7 +137,12 @@ def no_change(_host: str, _spec: Json) -> None:
 
 
 def submit(
-    cluster: Cluster, namespace: str, folder: Path, documents: Sequence[Json], change: Change = no_change
+    cluster: Cluster,
+    namespace: str,
+    folder: Path,
+    documents: Sequence[Json],
+    change: Change = no_change,
+    script: str = "",
 ) -> Running:
     """Create a job's pods, with what its controller makes beside them."""
     job = next(one for one in documents if "Runtime" not in one["kind"])
@@ -153,7 +158,7 @@ def submit(
     folder.chmod(0o755)
     name = job["metadata"]["name"]
     hosts = tuple(dict.fromkeys(one["hostname"] for one in snapshots))
-    objects = [_service(name), _code(), *_claim(namespace, checkpoints)]
+    objects = [_service(name), _code(script), *_claim(namespace, checkpoints)]
     for host in hosts:
         own = [one for one in snapshots if one["hostname"] == host]
         role = own[0]["pod"]["role"]
@@ -251,8 +256,9 @@ def _service(job: str) -> Json:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": job}, "spec": spec}
 
 
-def _code() -> Json:
-    data = {name: (published.EXAMPLES / name).read_text() for name in _SCRIPTS}
+def _code(script: str) -> Json:
+    """The scripts that pods run; `script` is one of the test's own, train.py."""
+    data = {name: (published.EXAMPLES / name).read_text() for name in _SCRIPTS} | {"train.py": script}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}, "data": data}
 
 

@@ -120,8 +120,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_called_that(
     def change(_host: str, spec: Json) -> None:
         spec["containers"][0]["resources"] = {"limits": {"memory": "700Mi"}}
 
-    documents = trainjob(["python3", "-c", EATER], nodes=1)
-    job = submit(cluster, namespace, tmp_path, documents, change)
+    job = submit(cluster, namespace, tmp_path, trainjob(["train.py"], nodes=1), change, script=EATER)
     ended = job.ended(HOSTS[0])
     assert ended["exitCode"] == 137, job.told()
     assert ended["message"].startswith("reason=OutOfMemory"), ended
