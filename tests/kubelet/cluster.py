@@ -185,7 +185,8 @@ def running() -> Iterator[Cluster]:
         try:
             yield _ready(process, state)
         finally:
-            process.kill()  # and the kernel everything that is in its namespaces
+            for init in psutil.Process(process.pid).children():
+                init.kill()  # it ends when the kernel has killed everything in its namespaces
             process.wait()
             _clean_up(state, missing)
 
@@ -231,7 +232,7 @@ def _clean_up(state: Path, made: Sequence[str]) -> None:
             eventually(functools.partial(_removed, group), f"{group} is empty", 60, 0.1)
     for folder in made:
         Path(folder).rmdir()
-    shutil.rmtree(state, ignore_errors=True)
+    shutil.rmtree(state)
 
 
 def _removed(group: str) -> bool:

@@ -156,9 +156,10 @@ def submit(
     checkpoints.mkdir()
     checkpoints.chmod(0o777)
     folder.chmod(0o755)
+    _claim(cluster, namespace, checkpoints)
     name = job["metadata"]["name"]
     hosts = tuple(dict.fromkeys(one["hostname"] for one in snapshots))
-    objects = [_service(name), _code(script), *_claim(namespace, checkpoints)]
+    objects = [_service(name), _code(script)]
     for host in hosts:
         own = [one for one in snapshots if one["hostname"] == host]
         role = own[0]["pod"]["role"]
@@ -262,7 +263,7 @@ def _code(script: str) -> Json:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}, "data": data}
 
 
-def _claim(namespace: str, folder: Path) -> list[Json]:
+def _claim(cluster: Cluster, namespace: str, folder: Path) -> None:
     """The disk of a job, which all its pods mount."""
     access = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     disk = {
@@ -272,10 +273,15 @@ def _claim(namespace: str, folder: Path) -> list[Json]:
         "hostPath": {"path": str(folder)},
     }
     claim = {**access, "volumeName": namespace, "resources": {"requests": {"storage": "1Gi"}}}
-    return [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": namespace}, "spec": disk},
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"}, "spec": claim},
-    ]
+    about = {"name": "checkpoints", "namespace": namespace}
+    cluster.apply(
+        [
+            {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": namespace}, "spec": disk},
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": about, "spec": claim},
+        ]
+    )
+    query = ("persistentvolumeclaim", "checkpoints", "-n", namespace)
+    cluster.eventually(lambda: cluster.get(*query)["status"].get("phase") == "Bound", "the claim is bound")
 
 
 def _job(host: str, job: str, spec: Json) -> Json:

@@ -169,7 +169,7 @@ def test_a_job_waits_for_names_that_dns_learns_late(cluster: Cluster, namespace:
     with cluster.lagging_dns():
         job = submit(cluster, namespace, tmp_path, trainjob(train(20)))
         for host in HOSTS:
-            job.until_it_says(host, "does not resolve")
+            job.until_it_says(host, f"no address for {HOSTS[0]}.job yet")
     assert [job.ended(host)["exitCode"] for host in HOSTS] == [0, 0], job.told()
     assert steps_in(job.logs(HOSTS[0]))[-1] == 20
 
