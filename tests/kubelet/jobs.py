@@ -55,11 +55,8 @@ class Running:
         return str(self.cluster.eventually(lambda: self.pod(host)["metadata"]["name"], f"a pod {host}"))
 
     def container(self, host: str, name: str = "") -> Json:
-        """The status of a container, else of the main one."""
-        status = self.pod(host)["status"]
-        listed = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-        found: Json = next((one for one in reversed(listed) if name in ("", one["name"])), {})
-        return found
+        """The status of a container of the newest pod, else of the main one."""
+        return _status(self.pod(host), name)
 
     def logs(self, host: str, *words: str, pod: str = "") -> str:
         return self.kubectl("logs", pod or self.name(host), *words, check=False).stdout
@@ -98,18 +95,23 @@ class Running:
             patch = json.dumps({"metadata": {"finalizers": wanted}})
             self.kubectl("patch", "pod", name, "--type=merge", "-p", patch, check=wanted is not None)
 
+    def until_status(self, pod: str, text: str) -> None:
+        """What `kubectl get pods` shows of it."""
+        self.cluster.eventually(lambda: text in self.kubectl("get", "pod", pod).stdout, self.told)
+
     def is_deleted(self, name: str) -> bool:
         """Whether somebody has deleted this pod, which may still have its grace."""
         return "deletionTimestamp" in self.cluster.get("pod", name, "-n", self.namespace)["metadata"]
 
-    def ended_as(self, name: str) -> Json:
-        """How the main container of this pod ended, by its status."""
+    def ended_as(self, pod: str, name: str = "") -> Json:
+        """The same of a container of this pod, whatever came after it."""
 
         def found() -> Any:
-            (status,) = self.cluster.get("pod", name, "-n", self.namespace)["status"]["containerStatuses"]
-            return status["state"].get("terminated")
+            return (
+                _status(self.cluster.get("pod", pod, "-n", self.namespace), name).get("state", {}).get("terminated")
+            )
 
-        return dict(self.cluster.eventually(found, lambda: f"the end of {name}:\n{self.told()}"))
+        return dict(self.cluster.eventually(found, lambda: f"the end of {pod}:\n{self.told()}"))
 
     def until_it_resumes(self, host: str) -> None:
         """Rank 0, which is there, has read a checkpoint and trains on."""
@@ -126,6 +128,12 @@ class Running:
         words += [self.kubectl("get", "events", "--sort-by=.lastTimestamp", check=False).stdout[-3000:]]
         words += [f"== {host}\n{self.logs(host, '--all-containers', '--tail=40')}" for host in self.hosts]
         return "\n".join(words)
+
+
+def _status(pod: Json, container: str) -> Json:
+    status = pod["status"]
+    listed = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    return next((one for one in reversed(listed) if container in ("", one["name"])), {})
 
 
 def _is_alive(pod: Json) -> bool:

@@ -54,15 +54,13 @@ def test_a_failed_preflight_is_an_error_of_the_init_container_with_its_reason(
             init["command"] += ["--storage", "/code"]  # a ConfigMap: read-only
 
     job = submit(cluster, namespace, tmp_path, trainjob(train(20), "torch-distributed-preflight"), change)
-    for host in HOSTS:
-        ended = job.ended(host, "preflight-check")
+    for name in [job.name(host) for host in HOSTS]:  # whatever the Jobs make after them
+        ended = job.ended_as(name, "preflight-check")
         assert ended["exitCode"] in (20, 30), job.told()
         assert "storage" in ended["message"], "every node says what is wrong with one"
         assert "/code" in ended["message"]
         assert HOSTS[1] in ended["message"]
-    name = job.name(HOSTS[1])
-    cluster.eventually(lambda: "Init:Error" in job.kubectl("get", "pod", name).stdout, job.told)
-    assert not job.container(HOSTS[1], "node").get("started"), "it never trained"
+        job.until_status(name, "Init:Error")
 
 
 def test_a_deleted_pod_saves_within_its_grace_and_the_job_resumes_in_another_pod(
