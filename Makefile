@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test test-long test-all test-frameworks test-containers test-pythons test-pythons-torch spec lint size bench bench-survival soak fuzz release bump clean
+.PHONY: help venv system horovod demo test test-long test-all test-frameworks test-containers test-kubelet test-pythons test-pythons-torch spec lint size bench bench-survival soak fuzz release bump clean
 
 PYTHON ?=
 TORCH ?=
@@ -47,12 +47,12 @@ SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder --max-worker-restart 2
 PYTEST := $(BIN)/python -m pytest -n 5 $(SIDE_BY_SIDE)
 
 test: system venv lint ## check style and types, then run all tests except the long ones; about ten minutes
-	$(PYTEST) -m "not long and not frameworks and not containers" $(PYTEST_ARGS)
+	$(PYTEST) -m "not long and not frameworks and not containers and not kubelet" $(PYTEST_ARGS)
 
 # Building Horovod takes minutes, once. It runs beside the tests, and tests that need it wait for it.
 test-long: system venv ## run the long tests that `make test` leaves out
 	@nice tests/setup/horovod.sh </dev/null >/dev/null 2>&1 &
-	$(PYTEST) -m "long and not frameworks and not containers" $(PYTEST_ARGS)
+	$(PYTEST) -m "long and not frameworks and not containers and not kubelet" $(PYTEST_ARGS)
 
 test-all: test test-long ## run both
 
@@ -64,6 +64,15 @@ test-containers: venv ## as root: run the tests in containers of images built fr
 	@tests/setup/system_packages.sh podman runc netavark aardvark-dns iptables catatonit debootstrap
 	@PYTHON=$(BIN)/python tests/setup/images.sh </dev/null || { [ $$? = 3 ] && [ "$$CI" != true ]; }
 	$(PYTEST) -n 2 -m containers tests/containers $(PYTEST_ARGS)
+
+# One cluster, so one test at a time.
+test-kubelet: venv ## as root: build Kubernetes once, in the user's cache, and run the tests on a real cluster of one node
+	@tests/setup/system_packages.sh podman runc netavark aardvark-dns iptables catatonit debootstrap containerd \
+		containernetworking-plugins etcd-server dnsmasq-base conntrack socat kmod openssl \
+		golang-go golang-github-modern-go-reflect2-dev dpkg-dev make rsync
+	@PYTHON=$(BIN)/python tests/setup/images.sh </dev/null || { [ $$? = 3 ] && [ "$$CI" != true ]; }
+	@tests/setup/kubernetes.sh </dev/null || { [ $$? = 3 ] && [ "$$CI" != true ]; }
+	$(BIN)/python -m pytest -n 0 -m kubelet tests/kubelet $(PYTEST_ARGS)
 
 # A developer's .venv has one Python; these are the others that the package supports, as far as this machine has them.
 PYTHONS ?= 3.10 3.12 3.13 3.14
@@ -77,7 +86,7 @@ define in_pythons # HOW TO FIND THEM, ARGUMENTS OF PYTEST
 endef
 
 test-pythons: system ## run the tests that need no torch with each other Python there is: PYTHONS="3.10 3.12 3.13 3.14"
-	$(call in_pythons,TORCH= tests/setup/pythons.sh $(PYTHONS),-m "not torch and not long and not frameworks and not containers")
+	$(call in_pythons,TORCH= tests/setup/pythons.sh $(PYTHONS),-m "not torch and not long and not frameworks and not containers and not kubelet")
 
 test-pythons-torch: system ## run torch's main tests with another Python, the last of PYTHONS; torch is installed once
 	$(call in_pythons,TORCH="$${TORCH:-yes}" tests/setup/pythons.sh $(lastword $(PYTHONS)),tests/cli/test_torch.py tests/pytorch)
