@@ -17,7 +17,7 @@ from trainer_launch.model.frozen import replace
 from trainer_launch.model.json_lines import encode
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.pytorch.recorder_questions import Recorders
-from trainer_launch.pytorch.worker_group import Event, Heard, Phase, State, StoreEnded
+from trainer_launch.pytorch.worker_group import Event, Heard, Phase, State, StoreEnded, WorkerEnded
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.hang_detection import Quiet
 from trainer_launch.supervisor.incident_bundle import FAILURE, HANG
@@ -48,6 +48,7 @@ class GroupIncidents:
         self.collector: Collector | None = None
         self._stalled: Collected | None = None  # what was told to the coordinator last
         self._failed: tuple[int, Mapping[str, tuple[int, ...]]] = (0, {})  # who entered what last, of a generation
+        self._ended_s: dict[int | None, float] = {}  # when the last worker of a rank ended
         self._explained: say.Explained | None = None  # why no rank went on when all nodes were asked last
 
     def close(self) -> None:
@@ -59,8 +60,14 @@ class GroupIncidents:
 
     def ended(self) -> list[RankState]:
         """This generation's workers that have no process any more."""
-        said, deaths = self.recorders.at_end, self.group.state.deaths
-        return [rank_state(one, self.group.node_rank, said.get(f"rank {one.rank}")) for one in deaths]
+        said, node = self.recorders.at_end, self.group.node_rank
+        seen_s = time.time() - timeouts.SHOW_RANKS_S / 2  # what other nodes tell may be as old
+        return [
+            rank_state(
+                one, node, said.get(f"rank {one.rank}"), max(0.0, seen_s - self._ended_s.get(one.rank, seen_s))
+            )
+            for one in self.group.state.deaths
+        ]
 
     def generation(self) -> int:
         """The present one's number."""
@@ -69,14 +76,22 @@ class GroupIncidents:
     def tell_ranks(self, collected: Collected | None) -> None:
         """Tell the coordinator what our ranks show, which asks all others, too."""
         self._stalled = collected
-        states = () if collected is None else fitting(collected.incident.states)
+        states = () if collected is None else fitting((*collected.incident.states, *self._ending(collected)))
         limit_s = 0.0 if collected is None else collected.limit_s
         self._send(say.Ranks(self.generation(), states, time.time_ns(), limit_s))
+
+    def _ending(self, collected: Collected) -> list[RankState]:
+        """Ranks whose processes are gone, while the group has not heard of their ends yet: they hang nowhere."""
+        known = {state.rank for state in collected.incident.states}
+        ours = [place.rank for name in self.group.names if (place := self.group.place_of(name)) is not None]
+        return [RankState(rank=rank, node=self.group.node_rank, quiet_s=0.0) for rank in ours if rank not in known]
 
     # -- what happens -------------------------------------------------------------------------
 
     def note(self, event: Event, before: State, after: State, watch: Watch | None) -> None:
         """The group has made a step, and has stopped nobody for it yet."""
+        if isinstance(event, WorkerEnded):
+            self._ended_s[event.death.rank] = time.time()
         if isinstance(event, Heard):
             self._hear(event.news, watch)
         is_over = before.ending is None and after.ending is not None and after.phase is Phase.RUNNING
@@ -154,12 +169,14 @@ class GroupIncidents:
             self.collector.explained(seen, told.text, told.cause, told.ranks, told.helps)
 
 
-def rank_state(death: FailureRecord, node_rank: int | None, said: Recorded | None = None) -> RankState:
-    """An ended worker, as an incident has it, with what it has said at its end."""
-    life = Life.FINISHED if death.exit_code == 0 else Life.DEAD
+def rank_state(
+    death: FailureRecord, node_rank: int | None, said: Recorded | None = None, quiet_s: float | None = None
+) -> RankState:
+    """An ended worker, as an incident has it, with what it has said at its end, which was so many seconds ago."""
+    life, quiet_s = (Life.FINISHED, quiet_s) if death.exit_code == 0 else (Life.DEAD, None)
     how = signal_name(death.signal) if death.signal is not None else f"exit code {death.exit_code}"
     groups = said.groups if said is not None else {}
-    return RankState(rank=death.rank or 0, node=node_rank, life=life, how=how, groups=groups)
+    return RankState(rank=death.rank or 0, node=node_rank, life=life, how=how, groups=groups, quiet_s=quiet_s)
 
 
 def aborted(death: FailureRecord, last_lines: Callable[[], Sequence[str]]) -> FailureRecord:

@@ -77,7 +77,7 @@ class Collected:
         states = []
         for state in self.incident.states:
             known = quiet.get(state.rank, ())[: 1 if state.doing is Doing.COLLECTIVE else 2]
-            quiet_s = min((since_s for since_s in known if since_s is not None), default=None)
+            quiet_s = min((since_s for since_s in known if since_s is not None), default=state.quiet_s)
             states.append(replace(state, quiet_s=quiet_s))
         return replace(self, incident=replace(self.incident, states=tuple(states)), limit_s=limit_s)
 

@@ -1,0 +1,91 @@
+"""What a node tells the coordinator of its ranks when another node sees no progress."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer_launch.membership import protocol as say
+from trainer_launch.model import Exit, FailureRecord
+from trainer_launch.model.collectives import Group, Life, RankState, explain
+from trainer_launch.pytorch import group_incidents
+from trainer_launch.pytorch.group_incidents import GroupIncidents
+from trainer_launch.pytorch.worker_group import WorkerEnded
+from trainer_launch.supervisor.incident_bundle import HANG, Incident
+from trainer_launch.supervisor.incident_collection import Collected
+
+NOW_NS = 10**18
+FINISHED = FailureRecord(rank=0, local_rank=0, exit_code=0)
+
+
+def incident(*states: RankState) -> Collected:
+    found = Incident(
+        sentence="", kind=HANG, time_s=0.0, job="", host="", node_rank=0, generation=1,
+        reason="", ranks=(), restart_helps=None, states=states,
+    )  # fmt: skip
+    return Collected(folder="", incident=found, explanation=None, limit_s=2.0)
+
+
+def told_of(*states: RankState) -> tuple[RankState, ...]:
+    """What node 0, which has the ranks 0 and 1, tells."""
+    places = {f"rank {rank}": SimpleNamespace(rank=rank) for rank in (0, 1)}
+    group: Any = SimpleNamespace(
+        names=tuple(places),
+        place_of=places.get,
+        node_rank=0,
+        generation=1,
+        state=SimpleNamespace(seen=1, deaths=()),
+    )
+    told: list[say.FromNode] = []
+    recorders: Any = SimpleNamespace(at_end={})
+    incidents = GroupIncidents(group, recorders, told.append, dict)
+    incidents.tell_ranks(incident(*states))
+    (ranks,) = told
+    assert isinstance(ranks, say.Ranks)
+    return ranks.states
+
+
+def waits(rank: int) -> RankState:
+    return RankState(rank=rank, node=rank, groups={"0": Group(title="pg", ranks="0-2", entered=6, done=5)})
+
+
+def test_a_rank_whose_end_the_group_has_not_heard_of_yet_is_told_and_nobody_is_accused_for_it() -> None:
+    states = told_of(RankState(rank=1, node=0, quiet_s=0.1))
+    assert [state.rank for state in states] == [1, 0]
+    found = explain((*states, waits(2)), NOW_NS, 2.0)
+    assert found is not None
+    assert not found.accuses, found.text
+    assert found.active, "all are asked again soon"
+
+
+@pytest.mark.parametrize("life", [Life.ALIVE, Life.FINISHED, Life.DEAD])
+def test_ranks_that_are_known_are_told_once(life: Life) -> None:
+    known = (RankState(rank=0, node=0, life=life), RankState(rank=1, node=0, life=life))
+    assert told_of(*known) == known
+
+
+@pytest.mark.parametrize(("later_s", "accuses"), [(0.0, False), (4.0, False), (6.0, True)])
+def test_who_has_just_finished_has_left_nobody_waiting_for_its_data(
+    later_s: float, accuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another node tells of a rank that waits may be from before that; once it cannot be, data is uneven."""
+    now_s = 1000.0
+    monkeypatch.setattr(group_incidents, "time", SimpleNamespace(time=lambda: now_s))
+    state = SimpleNamespace(seen=1, deaths=(FINISHED,), ending="done")
+    group: Any = SimpleNamespace(node_rank=0, state=state)
+    recorders: Any = SimpleNamespace(at_end={})
+    incidents = GroupIncidents(group, recorders, print, dict)
+    ended: Any = WorkerEnded(Exit(process="rank 0", code=0, signal=None, at_s=1.0), FINISHED)
+    incidents.note(ended, group.state, group.state, None)
+    now_s += later_s
+    found = explain((*incidents.ended(), waits(1), waits(2)), NOW_NS, 2.0)
+    assert found is not None
+    assert (found.accuses, found.active) == (accuses, not accuses), found.text
+    assert not accuses or "uneven" in found.text
+
+
+def test_when_a_killed_rank_ended_is_no_progress() -> None:
+    killed = FailureRecord(rank=0, local_rank=0, exit_code=137, signal=9)
+    assert group_incidents.rank_state(killed, 0, None, 1.0).quiet_s is None
