@@ -6,13 +6,11 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from benchmarks.peers import RELEASE
 from benchmarks.results import Figure, Results
 
 OURS = "trainer-launch"
-LAST_RELEASE = "0.1.0"
-WITHOUT = frozenset(
-    ("shell", "bare", "no init", "cat")
-)  # what a job has without any launcher: the least there can be
+WITHOUT = frozenset(("shell", "bare", "no init", "cat"))  # what a job has without any launcher
 CLEARLY = 1.1  # worse by so much is a loss; less is noise
 
 
@@ -81,13 +79,6 @@ def rows_of(results: Results) -> list[str]:
     return list(dict.fromkeys(figure.row for figure in results.figures))
 
 
-def median_of(results: Results, row: str, who: str) -> float | None:
-    for figure in results.figures:
-        if (figure.row, figure.who) == (row, who) and figure.values:
-            return statistics.median(figure.values)
-    return None
-
-
 def losses(results: Results, causes: Mapping[str, str], *, more_is_better: bool) -> list[str]:
     """A line for each cause, with the rows and forms of this project in which another is clearly better."""
     lines: dict[str, list[str]] = {}
@@ -97,9 +88,7 @@ def losses(results: Results, causes: Mapping[str, str], *, more_is_better: bool)
         theirs = {who: value for who, value in medians.items() if who not in ours}
         unit = next(figure.unit for figure in results.figures if figure.row == row)
         for us, mine in ours.items():
-            ahead = {
-                who: value for who, value in theirs.items() if _factor(mine, value, more_is_better) * CLEARLY < 1
-            }
+            ahead = {who: value for who, value in theirs.items() if _loses(_factor(mine, value, more_is_better))}
             if ahead:
                 named = ", ".join(f"{who} {number(value)} {unit}".rstrip() for who, value in ahead.items())
                 form = us if len(ours) > 1 else "here"
@@ -121,6 +110,10 @@ def _factor(ours: float, theirs: float, more_is_better: bool) -> float:
     return better / worse if worse else math.inf
 
 
+def _loses(factor: float) -> bool:
+    return factor * CLEARLY < 1
+
+
 def factors(
     results: Results, rows: Iterable[str], *, more_is_better: bool, without: bool = False
 ) -> dict[str, float]:
@@ -132,7 +125,7 @@ def factors(
     found: dict[str, float] = {}
     for row in rows:
         medians = _medians(results, row)
-        tried = {figure.who for figure in results.figures if figure.row == row} - {LAST_RELEASE}
+        tried = {figure.who for figure in results.figures if figure.row == row} - {RELEASE}
         others = [who for who in tried if not who.startswith(OURS) and (who in WITHOUT) == without]
         mine = next((value for who, value in medians.items() if who.startswith(OURS)), None)
         if mine is not None and others:
@@ -149,20 +142,19 @@ def conclusion(title: str, launchers: Mapping[str, float], without: Mapping[str,
 
 
 def _losses(factors: Mapping[str, float]) -> dict[str, float]:
-    return {row: 1 / factor if factor else math.inf for row, factor in factors.items() if factor * CLEARLY < 1}
+    return {row: 1 / factor if factor else math.inf for row, factor in factors.items() if _loses(factor)}
 
 
 def _times(factors: Mapping[str, float]) -> str:
     if not factors:
         return "-"
     most = max(factors, key=lambda row: factors[row])
-    told = f"{len(factors)}: {_as_times(min(factors.values()))}"
-    if len(factors) > 1:
-        told += f" to {_as_times(factors[most])}"
-    return f"{told} times ({most})".replace("any times", "any factor")
+    least = f"{_as_number(min(factors.values()))} to " if len(factors) > 1 else ""
+    highest = "any factor" if math.isinf(factors[most]) else f"{_as_number(factors[most])} times"
+    return f"{len(factors)}: {least}{highest} ({most})"
 
 
-def _as_times(factor: float) -> str:
+def _as_number(factor: float) -> str:
     return "any" if math.isinf(factor) else f"{factor:.2g}" if factor < 10 else f"{factor:,.0f}"
 
 

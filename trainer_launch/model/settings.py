@@ -324,7 +324,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Sett
     except ValidationError as problem:
         first = problem.errors()[0]
         name = str(first["loc"][0]).lower()
-        where = flag_of(name) if name in flags else PREFIX + name.upper()
+        where = flag_of(name) if name in flags else variable_of(name)
         raise UsageError(
             f"invalid value {str(first['input'])[:60]!r} for {where}: {_expected(first['msg'])}"
         ) from None
@@ -332,7 +332,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Sett
 
 def _told(env: Mapping[str, str | None]) -> dict[str, str]:
     fields = {**RENAMED, **{name: name for name in Settings.model_fields}}  # the new name counts where both are set
-    given = {name: env.get(PREFIX + name.upper()) for name in fields}
+    given = {name: env.get(variable_of(name)) for name in fields}
     return {fields[name]: value for name, value in given.items() if value and not is_link(name, value)}
 
 
@@ -344,19 +344,24 @@ def job_options(settings: Settings) -> dict[str, str]:
 
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:
     """One sentence for each TRAINER_LAUNCH_* variable that is unknown or renamed, with the real one."""
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = {variable_of(name) for name in Settings.model_fields}
     sentences = []
     for name, value in sorted(variables.items()):
         rest = name.removeprefix(PREFIX)
         if not name.startswith(PREFIX) or name in known or rest in INTERNAL | OF_SHIMS or is_link(rest, value):
             continue
         if new := RENAMED.get(rest.lower()):
-            sentences.append(f"{name} is deprecated; use {PREFIX}{new.upper()}")
+            sentences.append(f"{name} is deprecated; use {variable_of(new)}")
             continue
         near = nearest(rest, (one.removeprefix(PREFIX) for one in known))
         advice = f"did you mean {PREFIX}{near}?" if near else "trainer-launch run --help-all lists all"
         sentences.append(f"unknown variable {named(name)}; {advice}")
     return sentences
+
+
+def variable_of(name: str) -> str:
+    """The variable of a setting."""
+    return PREFIX + name.upper()
 
 
 def flag_of(name: str) -> str:

@@ -6,7 +6,7 @@ import re
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Job, Origin, Plan, Process
-from trainer_launch.model.settings import JOB_FLAGS, PREFIX
+from trainer_launch.model.settings import JOB_FLAGS, variable_of
 from trainer_launch.model.value_parsers import named
 from trainer_launch.planning.command import (
     OURS,
@@ -68,7 +68,7 @@ def plan(request: Request, reason: str) -> Plan:
 
 def _typed(job: Job) -> dict[str, str]:
     """Options that describe the job, for the launchers in a script."""
-    names = {option: PREFIX + name.upper() for name, option in JOB_FLAGS.items()}
+    names = {option: variable_of(name) for name, option in JOB_FLAGS.items()}
     facts = (fact for fact in job.facts if fact.origin is Origin.FLAG and fact.field in names)
     return {names[fact.field]: fact.value for fact in facts}
 
