@@ -73,12 +73,8 @@ class Running:
         )
 
     def ended(self, host: str, name: str = "") -> Json:
-        """How the container ended: `exitCode`, `message` and `reason`."""
-
-        def found() -> Any:
-            return self.container(host, name).get("state", {}).get("terminated")
-
-        return dict(self.cluster.eventually(found, lambda: f"the end of {host}:\n{self.told()}"))
+        """How a container of the newest pod, else its main one, ended: `exitCode`, `message` and `reason`."""
+        return self._ended(host, lambda: self.container(host, name))
 
     @contextlib.contextmanager
     def kept(self, *hosts: str) -> Iterator[list[str]]:
@@ -105,13 +101,13 @@ class Running:
 
     def ended_as(self, pod: str, name: str = "") -> Json:
         """The same of a container of this pod, whatever came after it."""
+        return self._ended(pod, lambda: _status(self.cluster.get("pod", pod, "-n", self.namespace), name))
 
+    def _ended(self, whose: str, status: Callable[[], Json]) -> Json:
         def found() -> Any:
-            return (
-                _status(self.cluster.get("pod", pod, "-n", self.namespace), name).get("state", {}).get("terminated")
-            )
+            return status().get("state", {}).get("terminated")
 
-        return dict(self.cluster.eventually(found, lambda: f"the end of {pod}:\n{self.told()}"))
+        return dict(self.cluster.eventually(found, lambda: f"the end of {whose}:\n{self.told()}"))
 
     def until_it_resumes(self, host: str) -> None:
         """Rank 0, which is there, has read a checkpoint and trains on."""

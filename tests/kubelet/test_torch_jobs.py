@@ -12,7 +12,7 @@ from tests.containers.images import MAKING_S
 from tests.containers.jobs import steps_in, train
 from tests.containers.test_limits import EATER
 from tests.kubelet.cluster import Cluster
-from tests.kubelet.jobs import Json, submit
+from tests.kubelet.jobs import Change, Json, Running, no_change, submit
 from tests.kubernetes import published
 
 pytestmark = [pytest.mark.kubelet, pytest.mark.process, pytest.mark.timeout(MAKING_S)]
@@ -30,6 +30,15 @@ def trainjob(words: Sequence[str], runtime: str = "torch-distributed-launch", no
         "spec": {"runtimeRef": {"name": runtime}, "trainer": trainer},
     }
     return [*published.documents(published.KUBERNETES / "runtimes" / f"{runtime}.yaml"), job]
+
+
+def training(
+    cluster: Cluster, namespace: str, folder: Path, change: Change = no_change, nodes: int = len(HOSTS)
+) -> Running:
+    """A job that has saved a checkpoint, and trains for longer than a test waits."""
+    job = submit(cluster, namespace, folder, trainjob(train(LONG), nodes=nodes), change)
+    job.until_it_says(HOSTS[0], "step 8/")
+    return job
 
 
 def test_preflight_in_init_containers_then_training_in_the_restricted_profile(
@@ -66,8 +75,7 @@ def test_a_failed_preflight_is_an_error_of_the_init_container_with_its_reason(
 def test_a_deleted_pod_saves_within_its_grace_and_the_job_resumes_in_another_pod(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    job = submit(cluster, namespace, tmp_path, trainjob(train(LONG)))
-    job.until_it_says(HOSTS[0], "step 8/")
+    job = training(cluster, namespace, tmp_path)
     with job.kept(HOSTS[1]) as (name,):
         job.kubectl("delete", "pod", name, "--wait=false")
         ended = job.ended_as(name)
@@ -82,9 +90,8 @@ def test_a_deleted_pod_saves_within_its_grace_and_the_job_resumes_in_another_pod
 def test_a_pod_that_is_lost_comes_back_with_another_address_and_the_others_go_on(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    job = submit(cluster, namespace, tmp_path, trainjob(train(LONG)))
+    job = training(cluster, namespace, tmp_path)
     job.until_it_says(HOSTS[1], "started 1 worker")
-    job.until_it_says(HOSTS[0], "step 8/")
     before, other = job.pod(HOSTS[0]), job.name(HOSTS[1])
     job.kubectl("delete", "pod", before["metadata"]["name"], "--grace-period=0", "--force")
     cluster.eventually(lambda: job.pod(HOSTS[0])["status"].get("podIP"), job.told)
@@ -100,8 +107,7 @@ def test_a_killed_container_is_restarted_by_the_kubelet_and_the_job_resumes(
     def change(_host: str, spec: Json) -> None:
         spec["restartPolicy"] = "OnFailure"
 
-    job = submit(cluster, namespace, tmp_path, trainjob(train(LONG)), change)
-    job.until_it_says(HOSTS[0], "step 8/")
+    job = training(cluster, namespace, tmp_path, change)
     name = job.name(HOSTS[1])
     identity = job.container(HOSTS[1])["containerID"].removeprefix("containerd://")
     assert cluster.ctr("tasks", "kill", "--signal", "SIGKILL", identity).returncode == 0
@@ -126,8 +132,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_called_that(
 
 
 def test_exec_and_logs_show_a_running_job(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
-    job = submit(cluster, namespace, tmp_path, trainjob(train(LONG)))
-    job.until_it_says(HOSTS[0], "step 8/")
+    job = training(cluster, namespace, tmp_path)
     told = job.execute(HOSTS[1], "trainer-launch", "status")
     assert told.returncode == 0, told.stderr
     for host in HOSTS:
@@ -149,8 +154,7 @@ def test_probes_pass_while_it_trains_and_a_pre_stop_hook_runs_before_the_signal(
         hook = ["sh", "-c", "trainer-launch status >/checkpoints/when-stopped"]
         container["lifecycle"] = {"preStop": {"exec": {"command": hook}}}
 
-    job = submit(cluster, namespace, tmp_path, trainjob(train(LONG), nodes=1), change)
-    job.until_it_says(HOSTS[0], "step 8/")
+    job = training(cluster, namespace, tmp_path, change, nodes=1)
     cluster.eventually(lambda: job.container(HOSTS[0])["ready"], job.told)
     job.kubectl("wait", "--for=condition=Ready", f"pod/{job.name(HOSTS[0])}", "--timeout=60s")
     with job.kept(HOSTS[0]) as (name,):
@@ -180,8 +184,7 @@ def test_a_pod_of_lower_priority_makes_room_and_its_job_resumes_when_there_is_ro
     def change(_host: str, spec: Json) -> None:
         spec["containers"][0]["resources"] = {"requests": {"cpu": f"{cores * 400}m"}}
 
-    job = submit(cluster, namespace, tmp_path, trainjob(train(LONG)), change)
-    job.until_it_says(HOSTS[0], "step 8/")
+    job = training(cluster, namespace, tmp_path, change)
     with job.kept(*HOSTS) as names:
         cluster.apply(urgent(namespace, f"{cores * 400}m", job.container(HOSTS[0])["image"]))
         victim, host = cluster.eventually(
@@ -218,8 +221,7 @@ def urgent(namespace: str, cpu: str, image: str) -> list[Json]:
 def test_pods_of_a_drained_node_save_and_the_job_resumes_when_the_node_is_back(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    job = submit(cluster, namespace, tmp_path, trainjob(train(LONG)))
-    job.until_it_says(HOSTS[0], "step 8/")
+    job = training(cluster, namespace, tmp_path)
     with cluster.without_node(), job.kept(*HOSTS) as names:
         options = ["--pod-selector=job=job", "--delete-emptydir-data", "--skip-wait-for-delete-timeout=1"]
         cluster.kubectl("drain", "node", *options)
