@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import get_args
+
 import pytest
 
-from trainer_launch.model import settings
+from trainer_launch.model import settings, settings_parser
 from trainer_launch.model.errors import UsageError
 
 
@@ -65,6 +68,49 @@ def test_a_link_to_a_service_does_not_count_as_the_setting_of_the_same_name(
     assert str(getattr(settings.load({name: "7"}), name)) == "7"
     monkeypatch.setenv(settings.PREFIX + name.upper(), "9090")
     assert str(getattr(settings.load({}), name)) == "9090"
+
+
+TEXTS = (
+    "",
+    "7",
+    "007",
+    "0",
+    "-1",
+    "7.5",
+    "7.",
+    ".5",
+    "1e3",
+    "99999",
+    "9999999999",
+    "1_000",
+    " 7",
+    "inf",
+    "nan",
+    "\u0663",
+)
+SWITCHES = ("1", "true", "yes", "off", "auto", "none", "None")
+
+
+def outcome(read: Callable[[dict[str, object], dict[str, str]], object], name: str, value: object) -> str:
+    try:
+        found = read({name: value}, {})
+    except UsageError as problem:
+        return str(problem)
+    return repr(found[name] if isinstance(found, dict) else getattr(found, name))
+
+
+@pytest.mark.parametrize("name", settings.Settings.model_fields)
+def test_what_needs_no_parser_is_read_as_the_parser_would(name: str) -> None:
+    choices = [
+        value for value in get_args(settings.Settings.model_fields[name].annotation) if isinstance(value, str)
+    ]
+    for value in (*TEXTS, *SWITCHES, *choices, True, False, 7, 7.5, -1, 10**9):
+        assert outcome(settings.load, name, value) == outcome(settings_parser.parsed, name, value), value
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError, match="frozen"):
+        settings.load({}).grace = 1.0
 
 
 def test_every_setting_has_a_description() -> None:

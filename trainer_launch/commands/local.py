@@ -107,7 +107,7 @@ def main(parsed: Parsed) -> int:
     is_mpi = _is_mpi(settings.engine, parsed.argv)
     is_given = "grace" in settings.model_fields_set
     launchers_s, _ = grace_of(settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given)
-    settings = settings.model_copy(update={"grace": launchers_s / _POD_GRACE})
+    settings = Settings({**vars(settings), "grace": launchers_s / _POD_GRACE})
     torchs = command.is_worker or command.torchrun is not None
     if settings.engine in ("torch", "torchrun") or (settings.engine == "auto" and torchs):
         programs.check_torch("torchrun")  # said once, and not by each pod

@@ -1,56 +1,18 @@
 """Every option of the launcher is a flag and a TRAINER_LAUNCH_* variable, declared here once.
 
-Flags win over variables, variables over defaults.
+Flags win over variables, variables over defaults. What is spelled plainly is read here; pydantic-settings parses
+the rest and says what is wrong. Loading it takes PID 1 as long as loading all else does, and 12 MB.
 """
 
-from __future__ import annotations
-
-import contextlib
-import importlib
+import operator
+import os
 import re
-import sys
-from collections.abc import Iterator, Mapping
-from types import ModuleType
-from typing import Any, Literal
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn
 
-from pydantic import Field, ValidationError
-
-from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import nearest
 from trainer_launch.model.value_parsers import named
-
-
-@contextlib.contextmanager
-def loaded_later(name: str) -> Iterator[None]:
-    """What imports this module meanwhile gets one that loads it at the first use; others get the module itself.
-
-    `importlib.util.LazyLoader` does not serve: the next `import` of such a module loads it.
-    """
-    if name in sys.modules:
-        yield
-        return
-    module = sys.modules[name] = _Later(name)
-    try:
-        yield
-    finally:
-        module.step_aside()
-
-
-class _Later(ModuleType):
-    """Stands for a module that is not loaded yet."""
-
-    def step_aside(self) -> None:
-        """Let the next import find the module itself."""
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-
-    def __getattr__(self, name: str) -> Any:
-        self.step_aside()
-        return getattr(importlib.import_module(self.__name__), name)
-
-
-with loaded_later("asyncio"):  # for its command lines only; with ssl that is a seventh of what PID 1 imports
-    from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.
@@ -59,250 +21,289 @@ OF_SHIMS = frozenset({"SHIM"})  # read by the shims of torchrun and others, not 
 RENAMED = {"hang_dir": "incident_dir"}  # what 0.1 called a setting; works in 0.2, and each use is a warning
 
 
-class _Variables(EnvSettingsSource):
-    """The environment without links to Services; that to trainer-launch-metrics is called as --metrics-port is."""
+class Option:
+    """One setting; on an object of `Settings` it is the value, the default where none was given."""
 
-    def __call__(self) -> dict[str, Any]:
-        """Read the variables."""
-        return _told({name.upper(): value for name, value in self.env_vars.items()})
+    def __init__(
+        self,
+        default: Any,
+        description: str,
+        gt: float | None = None,
+        ge: float | None = None,
+        le: float | None = None,
+    ) -> None:
+        self.default = default
+        self.description = description
+        self.gt, self.ge, self.le = gt, ge, le
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.annotation: Any = owner.__annotations__[name]
+
+    def __get__(self, settings: object, _: type) -> Any:
+        return self if settings is None else self.default
+
+    def read(self, value: object) -> Any:
+        """A value that needs no parser: text, a choice, a switch, a decimal number within its bounds.
+
+        Raises:
+            ValueError: the parser has to see it.
+        """
+        kinds = typing.get_args(self.annotation) or (self.annotation,)  # choices, if it has some
+        if kinds[0] in (int, float) and isinstance(value, str) and _DECIMAL.fullmatch(value):
+            value = kinds[0](value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if (value in kinds or type(value) in kinds) and not (is_number and self._excludes(value)):
+            return value
+        raise ValueError
+
+    def _excludes(self, value: Any) -> bool:
+        bounds = (self.gt, operator.gt), (self.ge, operator.ge), (self.le, operator.le)
+        return not all(bound is None or holds(value, bound) for bound, holds in bounds)
 
 
-class Settings(BaseSettings):
-    """How this launcher behaves."""
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True, case_sensitive=False
-    )
 
-    @classmethod
-    def settings_customise_sources(cls, *_: Any, **sources: Any) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags over variables; pydantic's own hook."""
-        return sources["init_settings"], _Variables(cls)
+def _option(default: Any, **told: Any) -> Any:
+    return Option(default, **told)
 
-    contract: str | None = Field(None, description="platform contract to read the pod as; default: detected")
-    engine: Literal["auto", "torch", "torchrun", "mpi", "horovodrun", "plain"] = Field(
+
+class Settings:
+    """How this launcher behaves; frozen. `model_fields` has its options, `model_fields_set` those given."""
+
+    model_fields: typing.ClassVar[dict[str, Option]]
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        vars(self).update(given)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"settings are frozen: {name}")
+
+    @property
+    def model_fields_set(self) -> frozenset[str]:
+        """What a flag or a variable has set."""
+        return frozenset(vars(self))
+
+    contract: str | None = _option(None, description="platform contract to read the pod as; default: detected")
+    engine: Literal["auto", "torch", "torchrun", "mpi", "horovodrun", "plain"] = _option(
         "auto", description="what runs the command: torch elastic, mpirun, horovodrun, or the program as it is"
     )
-    exec: bool = Field(
+    exec: bool = _option(
         False,
         description="replace the launcher with torchrun or the program: no supervision, no termination message",
     )
-    hosts: str | None = Field(None, description="hosts and slots for mpirun; default: the platform's hostfile")
-    host_discovery_script: str | None = Field(
+    hosts: str | None = _option(None, description="hosts and slots for mpirun; default: the platform's hostfile")
+    host_discovery_script: str | None = _option(
         None,
         description="script that prints mpirun's current hosts, one per line, used with --min-nodes; default: the "
         "platform's discover_hosts.sh",
     )
-    ssh_dir: str | None = Field(None, description="directory with the MPI job's SSH key")
-    ssh_port: int | None = Field(
+    ssh_dir: str | None = _option(None, description="directory with the MPI job's SSH key")
+    ssh_port: int | None = _option(
         None,
         ge=1,
         le=65535,
         description="port of sshd in the MPI pods; default: from the image's ssh configuration, else 22 for root, "
         "2222 for others",
     )
-    listen_address: str | None = Field(None, description="addresses to listen on; default: all")
-    insecure_host_keys: bool = Field(
+    listen_address: str | None = _option(None, description="addresses to listen on; default: all")
+    insecure_host_keys: bool = _option(
         False, description="skip the check of host keys, for images whose sshd cannot present the job's key"
     )
-    forward_env: str | None = Field(
+    forward_env: str | None = _option(
         None, description="more environment variables for MPI ranks; a secret is passed only if it is named here"
     )
-    nodes: str | None = Field(None, description="number of nodes, N or MIN:MAX")
-    nproc_per_node: str | None = Field(None, description="workers per node: a number, auto, gpu or cpu")
-    node_rank: str | None = Field(None, description="rank of this node, starting at 0")
-    master_addr: str | None = Field(None, description="host name or address of node 0")
-    master_port: str | None = Field(None, description="port on node 0 where the nodes meet")
-    max_restarts: str | None = Field(
+    nodes: str | None = _option(None, description="number of nodes, N or MIN:MAX")
+    nproc_per_node: str | None = _option(None, description="workers per node: a number, auto, gpu or cpu")
+    node_rank: str | None = _option(None, description="rank of this node, starting at 0")
+    master_addr: str | None = _option(None, description="host name or address of node 0")
+    master_port: str | None = _option(None, description="port on node 0 where the nodes meet")
+    max_restarts: str | None = _option(
         None, description="maximum worker failures per job; default: 3, or the job's own setting"
     )
-    restart_window: float | None = Field(
+    restart_window: float | None = _option(
         None,
         gt=0,
         le=31_536_000,
         description="count only the failures of the last SECONDS against --max-restarts; default: all failures",
     )
-    rejoin_timeout: float = Field(600.0, ge=0, le=604_800, description="seconds to wait for a lost node")
-    min_nodes: int | None = Field(
+    rejoin_timeout: float = _option(600.0, ge=0, le=604_800, description="seconds to wait for a lost node")
+    min_nodes: int | None = _option(
         None,
         ge=1,
         le=65_536,
         description="continue with N or more nodes, even where the platform fixes their number",
     )
-    shrink_after: float | None = Field(
+    shrink_after: float | None = _option(
         None,
         ge=0,
         le=604_800,
         description="seconds to wait for a lost node before continuing with fewer; default: 0 where the platform "
         "sets the minimum, 30 with --min-nodes",
     )
-    spares: int | None = Field(
+    spares: int | None = _option(
         None,
         ge=0,
         le=65_536,
         description="nodes that wait, with torch imported, to replace a lost or faulty one: in addition to "
         "--nodes, otherwise among the platform's nodes; default: the platform's nodes beyond --nodes",
     )
-    rendezvous: Literal["trainer-launch", "torch"] = Field(
+    rendezvous: Literal["trainer-launch", "torch"] = _option(
         "trainer-launch",
         description="how torch nodes meet: at the launcher's coordinator, or through torch's own backend",
     )
-    wait_timeout: float = Field(
+    wait_timeout: float = _option(
         600.0, ge=0, le=86_400, description="seconds to wait for node 0's name to resolve, or for mpirun's hosts"
     )
-    port_range: str | None = Field(None, description="open only these ports, besides the one where the nodes meet")
-    secret_file: str | None = Field(
+    port_range: str | None = _option(
+        None, description="open only these ports, besides the one where the nodes meet"
+    )
+    secret_file: str | None = _option(
         None,
         description="file with the job's secret, the same in all pods, without which no node joins; default: "
         "/etc/trainer-launch/job-secret where it is mounted, else a hash of the MPI job's SSH key",
     )
-    start_method: Literal["auto", "exec", "forkserver"] = Field(
+    start_method: Literal["auto", "exec", "forkserver"] = _option(
         "auto",
         description="how torch workers start: forkserver forks them from a process that has imported torch, exec "
         "starts each on its own, auto forks where it is safe; forkserver is an error where it is not",
     )
-    numa_binding: Literal["off", "auto", "node", "socket", "exclusive", "core-complex"] = Field(
+    numa_binding: Literal["off", "auto", "node", "socket", "exclusive", "core-complex"] = _option(
         "off",
         description="CPUs and memory of each torch worker: those of the NUMA node or socket that its GPU is at, an "
         "exclusive share of that node, or a group of cores with one cache; auto: node if each GPU's node is known",
     )
-    ranks_by: Literal["node", "topology"] = Field(
+    ranks_by: Literal["node", "topology"] = _option(
         "node",
         description="order of the nodes for the ranks: by node rank, or by topology label, so that ranks of one "
         "switch, rack or NVLink domain are neighbors",
     )
-    topology_label: str = Field(
+    topology_label: str = _option(
         "/etc/trainer-launch/topology",
         description="file or environment variable that holds this node's topology label, such as "
         "block-a/rack-3/nvl-1",
     )
-    preload: str | None = Field(
+    preload: str | None = _option(
         None, description="modules to import before workers are forked, besides torch, such as numpy,transformers"
     )
-    grace: float = Field(
+    grace: float = _option(
         25.0,
         ge=0,
         le=86_400,
         description="seconds from SIGTERM to SIGKILL; keep it below the pod's terminationGracePeriodSeconds",
     )
-    stop_order: Literal["leader", "group"] = Field(
+    stop_order: Literal["leader", "group"] = _option(
         "leader", description="who gets SIGTERM first: only each worker, or its whole process group"
     )
-    signals: str | None = Field(
+    signals: str | None = _option(
         None, description="action for a signal: forward, checkpoint, drain or terminate, as in USR1=checkpoint"
     )
-    shm_size: str = Field(
+    shm_size: str = _option(
         "auto",
         description="size of /dev/shm, such as 8Gi; auto: enlarge it for the workers where permitted; keep: never "
         "change it",
     )
-    hang_timeout: str | None = Field(
+    hang_timeout: str | None = _option(
         None,
         description="seconds without progress before workers count as hung; auto: learn the limit; default: off",
     )
-    hang_report_after: str = Field(
+    hang_report_after: str = _option(
         "auto",
         description="seconds without progress before a suspected hang is reported, with stacks and the rank that "
         "the others wait for; nobody is killed; auto: learn the limit, at least 60; off",
     )
-    incident_dir: str | None = Field(
+    incident_dir: str | None = _option(
         None,
         description="directory for what is collected about failures and hangs; none: collect nothing; default: "
         "trainer-launch-incidents in $TMPDIR",
     )
-    recorder: bool = Field(
+    recorder: bool = _option(
         True,
         description="keep torch's flight recorder on, and ask forked workers for it when they fail or hang",
     )
-    straggler_interval: int = Field(
+    straggler_interval: int = _option(
         60,
         ge=0,
         le=86_400,
         description="seconds between two looks for stragglers: ranks that reach collectives late, again and again; "
         "one is named after three looks; 0: off",
     )
-    progress_file: str | None = Field(
+    progress_file: str | None = _option(
         None, description="file whose changes count as progress, besides output and report()"
     )
-    preflight: Literal["enforce", "warn", "off"] = Field(
+    preflight: Literal["enforce", "warn", "off"] = _option(
         "enforce",
         description="effect of a failed check: enforce ends the pod with 20 or 30, warn only reports, off runs no "
         "checks",
     )
-    level: Literal["container", "quick", "standard", "deep"] = Field(
+    level: Literal["container", "quick", "standard", "deep"] = _option(
         "standard",
         description="depth of the checks. container: this container only; quick: also that all nodes are present; "
         "standard: also compare the nodes, test GPUs and pairs of nodes; deep: also all memory of each "
         "GPU, each path of a collective, and all nodes at once",
     )
-    pair_test: Literal["auto", "socket", "gloo", "nccl"] = Field(
+    pair_test: Literal["auto", "socket", "gloo", "nccl"] = _option(
         "auto", description="transport for the tests of node pairs; auto: NCCL if all nodes have GPUs, else sockets"
     )
-    threshold: str | None = Field(
+    threshold: str | None = _option(
         None,
         description="limits for passing: gemm, hbm, pcie and nccl as shares of the reference, peers as a share of "
         "the peers' median, pair as a share of all pairs' median, pair-mbps in MB/s; as in pair=0.3",
     )
-    reference: str | None = Field(None, description="file of healthy GPUs' performance; default: a built-in table")
-    write_reference: str | None = Field(
+    reference: str | None = _option(
+        None, description="file of healthy GPUs' performance; default: a built-in table"
+    )
+    write_reference: str | None = _option(
         None, description="file for this job's own measurements, as --reference reads them; node 0 writes it"
     )
-    only: str | None = Field(None, description="run only these checks")
-    skip: str | None = Field(None, description="skip these checks")
-    fatal: str | None = Field(None, description="end with 30 if one of these checks fails or warns")
-    deadline: float = Field(
+    only: str | None = _option(None, description="run only these checks")
+    skip: str | None = _option(None, description="skip these checks")
+    fatal: str | None = _option(None, description="end with 30 if one of these checks fails or warns")
+    deadline: float = _option(
         120.0,
         ge=0,
         le=86_400,
         description="seconds to wait for all nodes, their names, storage and drivers",
     )
-    storage: str | None = Field(
+    storage: str | None = _option(
         None, description="directories to test for checkpoints; shared:PATH must be one directory for all nodes"
     )
-    image: str | None = Field(None, description="name or digest of the image, compared with the other nodes'")
-    exit_warning: bool = Field(False, description="end with 10 if there are only warnings")
-    report: str | None = Field(None, description="file for the report, as JSON")
-    plot: str | None = Field(
+    image: str | None = _option(None, description="name or digest of the image, compared with the other nodes'")
+    exit_warning: bool = _option(False, description="end with 10 if there are only warnings")
+    report: str | None = _option(None, description="file for the report, as JSON")
+    plot: str | None = _option(
         None,
         description="plot of the bandwidth of node pairs, as PNG, SVG or PDF, written by node 0; needs matplotlib",
     )
-    prometheus_file: str | None = Field(None, description="report for Prometheus' textfile collector")
-    state_dir: str | None = Field(
+    prometheus_file: str | None = _option(None, description="report for Prometheus' textfile collector")
+    state_dir: str | None = _option(
         None,
         description="directory shared by the pod's containers: preflight saves its results there for run",
     )
-    prefix: bool = Field(
+    prefix: bool = _option(
         False,
         description="prefix each worker's lines with [node:rank]; show a line once if 3 or more ranks write it",
     )
-    output_limit: int = Field(
+    output_limit: int = _option(
         0, ge=0, le=1_000_000, description="lines per second of each worker's stdout and stderr; 0: no limit"
     )
-    color: Literal["auto", "always", "never"] = Field(
+    color: Literal["auto", "always", "never"] = _option(
         "auto", description="color the prefixes; auto: if stdout is a terminal and NO_COLOR is not set"
     )
-    termination_log: str = Field(
+    termination_log: str = _option(
         "/dev/termination-log",
         description="file for the termination message; the default is used only if it exists",
     )
-    events: str | None = Field(None, description="file for the event log, as JSON lines; -: stdout")
-    metrics_port: int = Field(
+    events: str | None = _option(None, description="file for the event log, as JSON lines; -: stdout")
+    metrics_port: int = _option(
         0, ge=0, le=65535, description="port for Prometheus metrics, on all addresses; 0: off"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
+    log_level: Literal["debug", "info", "warning", "error"] = _option(
         "info", description="lowest level of the launcher's own messages"
     )
 
 
-class _OfAnother(Settings):
-    """Of another pod, whose variables are told: those of this process do not count."""
-
-    @classmethod
-    def settings_customise_sources(cls, *_: Any, **sources: Any) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Nothing but what is given."""
-        return (sources["init_settings"],)
-
-
+Settings.model_fields = {name: option for name, option in vars(Settings).items() if isinstance(option, Option)}
 JOB_FLAGS: Mapping[str, str] = {
     "nodes": "nnodes",
     "nproc_per_node": "nproc_per_node",
@@ -319,27 +320,27 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Sett
     Raises:
         UsageError: a value does not fit; the sentence names the flag or variable.
     """
+    given = {**told(os.environ if env is None else env), **flags}
     try:
-        return Settings(**flags) if env is None else _OfAnother(**{**_told(env), **flags})
-    except ValidationError as problem:
-        first = problem.errors()[0]
-        name = str(first["loc"][0]).lower()
-        where = flag_of(name) if name in flags else variable_of(name)
-        raise UsageError(
-            f"invalid value {str(first['input'])[:60]!r} for {where}: {_expected(first['msg'])}"
-        ) from None
+        return Settings({name: Settings.model_fields[name].read(value) for name, value in given.items()})
+    except ValueError:
+        from trainer_launch.model import settings_parser  # most pods do without it
+
+        return Settings(settings_parser.parsed(flags, env))
 
 
-def _told(env: Mapping[str, str | None]) -> dict[str, str]:
+def told(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are set, by the settings' names; not links to Services."""
+    upper = {name.upper(): value for name, value in env.items()}
     fields = {**RENAMED, **{name: name for name in Settings.model_fields}}  # the new name counts where both are set
-    given = {name: env.get(variable_of(name)) for name in fields}
+    given = {name: upper.get(variable_of(name)) for name in fields}
     return {fields[name]: value for name, value in given.items() if value and not is_link(name, value)}
 
 
 def job_options(settings: Settings) -> dict[str, str]:
     """The settings that describe the job, by torchrun's option names."""
-    values = settings.model_dump(include=set(JOB_FLAGS))
-    return {JOB_FLAGS[name]: value for name, value in values.items() if value is not None}
+    values = {option: getattr(settings, name) for name, option in JOB_FLAGS.items()}
+    return {option: value for option, value in values.items() if value is not None}
 
 
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:
@@ -367,12 +368,6 @@ def variable_of(name: str) -> str:
 def flag_of(name: str) -> str:
     """The flag of a setting."""
     return "--" + name.replace("_", "-")
-
-
-def _expected(message: str) -> str:
-    """Pydantic's message as the second half of our sentence."""
-    told = re.sub(r"^Input should be |\bvalid |, unable to parse .*$", "", message)
-    return f"expected {told}" if told != message else message[0].lower() + message[1:]
 
 
 # -- service links -----------------------------------------------------------------------------
