@@ -105,22 +105,6 @@ def test_a_torch_job_loads_nothing_of_what_others_need() -> None:
     assert sorted(name for name in loaded if name.startswith(ours)) == []
 
 
-def test_a_module_that_is_loaded_later_is_the_module_itself() -> None:
-    code = (
-        "import sys\n"
-        "from trainer_launch.model import settings_parser\n"
-        "with settings_parser.loaded_later('wave'):\n"
-        "    import wave as early\n"
-        "assert 'wave' not in sys.modules\n"
-        "print(early.open.__name__, early.open is sys.modules['wave'].open)\n"
-        "with settings_parser.loaded_later('csv'):\n"
-        "    from csv import reader\n"
-        "import csv\n"
-        "print(csv.reader is reader)"
-    )
-    assert python("-c", code).stdout.split() == ["open", "True", "True"]
-
-
 @pytest.mark.parametrize("agent", ["agent", "horovod_agent"])
 def test_an_agent_loads_no_contract(agent: str) -> None:
     """PID 1 has read the pod already."""

@@ -158,7 +158,7 @@ class Run:
     def agent(self) -> psutil.Process:
         """What runs mpirun."""
         below = self._host.process_1(self.process).children()
-        return next(child for child in below if "trainer_launch.mpi import agent" in " ".join(child.cmdline()))
+        return next(child for child in below if child.name() == "mpirun agent")
 
     def terminate(self) -> None:
         """SIGTERM to the launcher, as kubelet sends it."""

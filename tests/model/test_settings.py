@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from trainer_launch.model import settings, settings_parser
+from trainer_launch.model import settings
 from trainer_launch.model.errors import UsageError
 
 
@@ -91,9 +91,9 @@ TEXTS = (
 SWITCHES = ("1", "true", "yes", "off", "auto", "none", "None")
 
 
-def outcome(read: Callable[[dict[str, object], dict[str, str]], object], name: str, value: object) -> str:
+def outcome(read: Callable[[dict[str, object]], object], name: str, value: object) -> str:
     try:
-        found = read({name: value}, {})
+        found = read({name: value})
     except UsageError as problem:
         return str(problem)
     return repr(found[name] if isinstance(found, dict) else getattr(found, name))
@@ -105,7 +105,9 @@ def test_what_needs_no_parser_is_read_as_the_parser_would(name: str) -> None:
         value for value in get_args(settings.Settings.model_fields[name].annotation) if isinstance(value, str)
     ]
     for value in (*TEXTS, *SWITCHES, *choices, True, False, 7, 7.5, -1, 10**9):
-        assert outcome(settings.load, name, value) == outcome(settings_parser.parsed, name, value), value
+        assert outcome(settings.load, name, value) == outcome(
+            lambda given: settings.parsed(given, given), name, value
+        ), value
 
 
 def test_settings_cannot_be_changed() -> None:

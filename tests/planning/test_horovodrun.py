@@ -42,7 +42,7 @@ def test_it_is_picked_by_the_command(line: str, engine: str) -> None:
 
 def test_the_agent_gets_the_command_as_typed_and_the_platforms_hosts() -> None:
     plan = engines.plan(request("horovodrun -np 4 --gloo python train.py --lr 1", OPERATOR))
-    assert plan.processes[0].argv[3:] == ("horovodrun", "-np", "4", "--gloo", "python", "train.py", "--lr", "1")
+    assert plan.processes[0].argv == ("horovodrun", "-np", "4", "--gloo", "python", "train.py", "--lr", "1")
     spec = told("horovodrun -np 4 python train.py")
     assert (spec.hostfile, spec.slots, spec.agent, spec.min_hosts) == ("/etc/mpi/hostfile", 2, "ssh", None)
     assert any("static" in reason for reason in plan.reasons)

@@ -8,9 +8,10 @@ import operator
 import os
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, NoReturn
 
+from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import nearest
 from trainer_launch.model.value_parsers import named
 
@@ -320,16 +321,45 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Sett
     Raises:
         UsageError: a value does not fit; the sentence names the flag or variable.
     """
-    given = {**told(os.environ if env is None else env), **flags}
+    given = {**_told(os.environ if env is None else env), **flags}
     try:
         return Settings({name: Settings.model_fields[name].read(value) for name, value in given.items()})
     except ValueError:
-        from trainer_launch.model import settings_parser  # most pods do without it
-
-        return Settings(settings_parser.parsed(flags, env))
+        return Settings(parsed(given, flags))
 
 
-def told(env: Mapping[str, str]) -> dict[str, str]:
+def parsed(given: Mapping[str, Any], flags: Collection[str] = ()) -> dict[str, Any]:
+    """The values of what flags (their names) and variables give, whatever their spelling.
+
+    Raises:
+        UsageError: a value does not fit; the sentence names the flag or variable.
+    """
+    from pydantic import Field, ValidationError, create_model  # seldom needed, and slow to load
+    from pydantic_settings import BaseSettings
+
+    options = {name: Settings.model_fields[name] for name in given}
+    fields: dict[str, Any] = {
+        name: (option.annotation, Field(option.default, gt=option.gt, ge=option.ge, le=option.le))
+        for name, option in options.items()
+    }
+    try:
+        return create_model("Settings", __base__=BaseSettings, **fields)(**given).model_dump()
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        name = str(first["loc"][0])
+        where = flag_of(name) if name in flags else variable_of(name)
+        raise UsageError(
+            f"invalid value {str(first['input'])[:60]!r} for {where}: {_expected(first['msg'])}"
+        ) from None
+
+
+def _expected(message: str) -> str:
+    """Pydantic's message as the second half of our sentence."""
+    rest = re.sub(r"^Input should be |\bvalid |, unable to parse .*$", "", message)
+    return f"expected {rest}" if rest != message else message[0].lower() + message[1:]
+
+
+def _told(env: Mapping[str, str]) -> dict[str, str]:
     """The variables that are set, by the settings' names; not links to Services."""
     upper = {name.upper(): value for name, value in env.items()}
     fields = {**RENAMED, **{name: name for name in Settings.model_fields}}  # the new name counts where both are set

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import IO
+from typing import IO, NoReturn
 
 from trainer_launch.host import logs, process_tree, runtime_directory
 from trainer_launch.model import exit_codes, json_lines
@@ -249,13 +249,14 @@ def _write(path: str | None, failure: object) -> None:
         logs.warn(f"cannot write {path}: {problem}")
 
 
-def run(kind: type[Agent] = Agent) -> None:
-    """The process, to its end."""
-    logs.set_up(os.environ.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "mpi")
-    spec = json_lines.parsed_spec(Spec, os.environ[runtime_directory.MPI_SPEC])
-    env = {name: value for name, value in os.environ.items() if name != runtime_directory.MPI_SPEC}
+def main(command: Sequence[str], env: Mapping[str, str], kind: type[Agent] = Agent) -> NoReturn:
+    """The process, a fork of PID 1, to its end; what it starts has its environment."""
+    os.environ.clear()
+    os.environ.update(env)
+    logs.set_up(env.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "mpi")
+    spec = json_lines.parsed_spec(Spec, os.environ.pop(runtime_directory.MPI_SPEC))
     try:
-        code = kind(spec, sys.argv[1:], env).run()
+        code = kind(spec, command, dict(os.environ)).run()
     except LaunchError as problem:
         code = problem.exit_code
         reason = "PeerLost" if code == exit_codes.INFRASTRUCTURE else "Misconfigured"

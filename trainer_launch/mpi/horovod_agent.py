@@ -23,14 +23,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from trainer_launch.host import files, logs, network, process_tree, runtime_directory
 from trainer_launch.model import Member, exit_codes, hostfile
 from trainer_launch.model.signal_policy import name_of
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import horovod_ssh, mpirun_command
+from trainer_launch.mpi import agent, horovod_ssh, mpirun_command
 from trainer_launch.mpi import job_state as st
-from trainer_launch.mpi.agent import Agent, Ended, Program, run
+from trainer_launch.mpi.agent import Agent, Ended, Program
 from trainer_launch.mpi.mpirun_messages import Said
 from trainer_launch.planning.horovodrun_options import HorovodCommand, render, split_command
 from trainer_launch.planning.mpi_launch_spec import Spec
@@ -39,9 +40,9 @@ from trainer_launch.planning.typed_mpirun import Typed
 _LOOK_S = 0.5  # between two looks at the sessions
 
 
-def main() -> None:
+def main(command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     """Run horovodrun, to its end."""
-    run(HorovodAgent)
+    agent.main(command, env, HorovodAgent)
 
 
 class HorovodAgent(Agent):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import io
 import logging
 import os
 import pwd
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from types import FrameType
 
-from trainer_launch.model import exit_codes
+from trainer_launch.model import Process, exit_codes
 
 log = logging.getLogger(__name__)
 
 Handler = Callable[[int, FrameType | None], object] | int | None
 
+_STDERR = 2
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -138,3 +143,48 @@ def _end(number: int, _frame: FrameType | None) -> None:
         return
     # Nothing was started, so there is nothing to stop and nobody to tell; os._exit, as an import may be half done.
     os._exit(exit_codes.of_signal(number) if number == signal.SIGINT else exit_codes.STOPPED)
+
+
+# -- a fork of ours that does something else ---------------------------------------------------
+
+
+def fork(process: Process, streams: Mapping[int, int], prepare: Callable[[], None] | None = None) -> int:
+    """Start a process that has loaded what we have, and runs a module of ours; its pid.
+
+    `streams` are the descriptors that become its 1 and 2.
+
+    Raises:
+        OSError: there is no room for another process.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        if prepare is not None:
+            prepare()
+        _begin_anew(process, streams)
+        importlib.import_module(process.module or "").main(process.argv, process.env)
+    except BaseException:  # noqa: BLE001  it must not go on as the launcher
+        traceback.print_exc()
+    finally:
+        os._exit(exit_codes.FAILED)  # main() ends the process itself
+
+
+def _begin_anew(process: Process, streams: Mapping[int, int]) -> None:
+    gc.freeze()  # what is ours here is never tidied up: its descriptors are closed, and their numbers used anew
+    os.setsid()
+    for fd, pipe in streams.items():
+        os.dup2(pipe, fd)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    with contextlib.suppress(OSError):  # no /proc: they stay open, and are passed on to nobody
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > _STDERR:
+                with contextlib.suppress(OSError):  # that of the list itself
+                    os.close(int(name))
+    if process.cwd is not None:
+        os.chdir(process.cwd)
+    with open("/proc/self/comm", "w", encoding="utf-8") as file:  # for ps; the command line is still the launcher's
+        file.write(f"{process.name} agent")

@@ -14,7 +14,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -88,24 +88,16 @@ class System:
         ours = self.streams(process)
         self._witness.begin()
         try:
-            out, err = ours.get(1), ours.get(2)
-            popen = subprocess.Popen(
-                process.argv,
-                env=process.env,
-                cwd=process.cwd,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-                preexec_fn=prepare,  # noqa: PLW1509  it calls the kernel only
-            )
+            popen = _started(process, ours, prepare) if process.module is None else None
+            pid = inherited.fork(process, ours, prepare) if popen is None else popen.pid
         except (OSError, ValueError) as error:
             raise why(process, error) from error
         finally:
             for fd in {*ours.values()}:
                 os.close(fd)
-        self._popens[popen.pid] = process.name, popen
-        self._pids[process.name] = popen.pid
-        return popen.pid
+        self._popens[pid] = process.name, popen
+        self._pids[process.name] = pid
+        return pid
 
     def streams(self, process: Process) -> dict[int, int]:
         """Make the pipes of a process; their write ends are the caller's."""
@@ -345,6 +337,20 @@ class System:
         signal.set_wakeup_fd(self._old_wakeup_fd)
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+
+def _started(
+    process: Process, streams: Mapping[int, int], prepare: Callable[[], None] | None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        process.argv,
+        env=process.env,
+        cwd=process.cwd,
+        stdout=streams.get(1),
+        stderr=streams.get(2),
+        start_new_session=True,
+        preexec_fn=prepare,  # noqa: PLW1509  it calls the kernel only
+    )
 
 
 def _collect(pid: int) -> int:

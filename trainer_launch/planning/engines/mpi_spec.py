@@ -12,12 +12,7 @@ from trainer_launch.planning.engines import child_env
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, SSH, Spec
 
-# What Python runs by -c; -m would look for our modules, and for Python's own, in the working directory first.
-_SAFE = "import sys; '' in sys.path and sys.path.remove('')"
-_AGENTS = {
-    "mpirun": f"{_SAFE}; from trainer_launch.mpi import agent; agent.run()",
-    "horovodrun": f"{_SAFE}; from trainer_launch.mpi import horovod_agent; horovod_agent.main()",
-}
+_AGENTS = {"mpirun": "trainer_launch.mpi.agent", "horovodrun": "trainer_launch.mpi.horovod_agent"}
 _MAX_RESTARTS = 3  # of failed ranks, unless the user says
 # A user who has set one of these reaches the hosts in a way of his own.
 _OWN_AGENTS = (
@@ -42,9 +37,10 @@ def plan(
     env[runtime_directory.VARIABLE] = request.scratch
     agent = Process(
         name=program,
-        argv=(request.python, "-c", _AGENTS[program], *command),
+        argv=tuple(command),
         env=env,
         label="launcher" if request.prefix else None,
+        module=_AGENTS[program],
     )
     return Plan(
         engine=engine,

@@ -1,0 +1,78 @@
+"""A fork of the launcher, which runs a module of ours, has nothing of the launcher's but what it has loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+LAUNCHER = """
+import os, signal, sys
+from trainer_launch.model import Process
+from trainer_launch.supervisor import events
+from trainer_launch.supervisor.system import System
+secret = open("/dev/null")
+os.set_inheritable(secret.fileno(), True)
+system = System()
+system.spawn(Process(name="mpirun", argv=tuple(sys.argv[1:]), env={"OURS": "1"}, module="tests.process.test_fork"))
+ended = []
+while not ended:
+    ended = [event.exit for event in system.wait(system.now() + 60) if isinstance(event, events.Exited)]
+print(ended[0].code, ended[0].signal)
+"""
+
+
+def main(argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """What the fork does."""
+    if argv[0] == "raise":
+        raise ValueError("of the fork")
+    if argv[0] == "die":
+        os.kill(os.getpid(), signal.SIGTERM)
+    seen = {
+        "argv": argv,
+        "env": dict(env),
+        "session": os.getsid(0) == os.getpid(),
+        "descriptors": len([name for name in os.listdir("/proc/self/fd") if int(name) > 2]) - 1,  # the list's own
+        "handlers": [n for n in (signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1) if signal.getsignal(n)],
+        "wakeup": signal.set_wakeup_fd(-1),
+        "name": Path("/proc/self/comm").read_text().strip(),
+    }
+    os.write(1, f"{json.dumps(seen)}\n".encode())
+    os._exit(7)
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", LAUNCHER, *words]
+    return subprocess.run(argv, text=True, capture_output=True, timeout=120, check=True)
+
+
+def test_it_has_its_own_session_and_none_of_the_launchers_descriptors_and_handlers() -> None:
+    told, code = run("mpirun", "-np", "2").stdout.splitlines()
+    assert json.loads(told) == {
+        "argv": ["mpirun", "-np", "2"],
+        "env": {"OURS": "1"},
+        "session": True,
+        "descriptors": 0,
+        "handlers": [],
+        "wakeup": -1,
+        "name": "mpirun agent",
+    }
+    assert code == "7 None"
+
+
+def test_it_never_goes_on_as_the_launcher_when_it_fails() -> None:
+    ended = run("raise")
+    assert ended.stdout == "1 None\n"
+    assert "ValueError: of the fork" in ended.stderr
+
+
+def test_the_launcher_sees_the_signal_that_it_died_of() -> None:
+    assert run("die").stdout == f"None {int(signal.SIGTERM)}\n"
