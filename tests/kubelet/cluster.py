@@ -140,6 +140,11 @@ class Cluster:
             f"== {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in (self.state / "log").iterdir()
         )
 
+    def said_of(self, namespace: str) -> str:
+        """The last lines in which the kubelet speaks of a namespace."""
+        text = (self.state / "log" / "kubelet").read_text(errors="replace")
+        return "\n".join([line for line in text.splitlines() if namespace in line][-30:])
+
     def eventually(
         self, condition: Callable[[], Any], what: str | Callable[[], str], within_s: float = DEADLINE_S
     ) -> Any:

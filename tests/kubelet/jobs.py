@@ -122,6 +122,8 @@ class Running:
         """Everything that may say why something did not happen."""
         words = [self.kubectl("get", "pods", "-o", "wide", check=False).stdout]
         words += [self.kubectl("get", "events", "--sort-by=.lastTimestamp", check=False).stdout[-3000:]]
+        words.append(self.kubectl("get", "pods", "-o", "jsonpath={.items[*].status}", check=False).stdout)
+        words.append(self.cluster.said_of(self.namespace))
         words += [f"== {host}\n{self.logs(host, '--all-containers', '--tail=40')}" for host in self.hosts]
         return "\n".join(words)
 
