@@ -14,13 +14,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from trainer_launch.host import network
+from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.units import aligned, counted, listed
 
 _CONNECT_S = 2.0

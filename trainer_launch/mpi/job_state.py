@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
 from trainer_launch.model import FailureRecord, Member
+from trainer_launch.model.frozen import dataclass
 from trainer_launch.mpi.mpirun_messages import Said
 
 

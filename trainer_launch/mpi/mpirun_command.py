@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Member, hostfile, redaction
+from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.planning.mpi_launch_spec import SSH, Spec
 from trainer_launch.planning.typed_mpirun import Typed

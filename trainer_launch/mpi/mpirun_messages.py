@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from trainer_launch.model import exit_codes
+from trainer_launch.model.frozen import dataclass
 
 _FATAL = frozenset(
     (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -34,7 +35,7 @@ class Said:
 def heard(said: Said, line: str) -> Said:
     """Take one line of mpirun's stderr in; what was said first stands."""
     for pattern, take in _PATTERNS:
-        found = pattern.search(line[:_MAX_CHARS])
+        found = re.search(pattern, line[:_MAX_CHARS])
         if found:
             return take(said, found)
     return said
@@ -83,36 +84,33 @@ _Take = Callable[[Said, "re.Match[str]"], Said]
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}"
 _HOST = rf"(?P<host>{_NAME})"
 _RANK, _SIGNAL = r"(?P<rank>\d+)", r"(?P<signal>\d+)"
-_PATTERNS: tuple[tuple[re.Pattern[str], _Take], ...] = tuple(
-    (re.compile(pattern), take)
-    for pattern, take in (
-        # -- Open MPI; its 5 breaks the first line --
-        (rf"noticed that process rank {_RANK} with PID \d+ on node {_HOST} exited on( signal {_SIGNAL})?", _failed),
-        (rf"^signal {_SIGNAL} \(", _failed_so),
-        (rf"^\s*Process name:\s*\[\S+,{_RANK}\]\s*$", _failed),
-        (r"^\s*Exit code:\s*(?P<code>\d+)", _failed_so),
-        (rf"MPI_ABORT was invoked on rank {_RANK} ", _failed),
-        (rf"^\s*Remote daemon:? ?.*? on node ({_NAME})()", _lost),
-        (r"(?:ORTE|PRTE|PRRTE) .*has (?:lost communication|unexpectedly failed)", _without_daemon),
-        (r"daemon failed to report back", _without_daemon),
-        (r"unable to find the specified executable", _not_run(exit_codes.NOT_FOUND)),
-        (r"unable to launch the specified application as it could not access", _not_run(exit_codes.NOT_EXECUTABLE)),
-        # -- Hydra --
-        (r"execvp error on file .*\(No such file", _not_run(exit_codes.NOT_FOUND)),
-        (r"execvp error on file .*\(Permission denied", _not_run(exit_codes.NOT_EXECUTABLE)),
-        (rf"^=\s+(?:RANK {_RANK} )?PID \d+ RUNNING AT {_HOST}", _failed),
-        (r"^=\s+EXIT CODE: (?P<end>\d+)", _failed),
-        (rf"^=\s+KILLED BY SIGNAL: {_SIGNAL}", _failed),
-        (rf"THE EXIT STRING: .*\(signal {_SIGNAL}\)", lambda *how: replace(_failed(*how), exit_code=None)),
-        (rf"MPI_Abort\(.*\) - process {_RANK}", _failed),
-        (rf"^Abort\(-?\d+\) on node \d+ \(rank {_RANK} in comm 0\)", _failed),
-        # -- ssh; Hydra keeps one for each host, and says nothing itself when that ends --
-        (rf"^(?:Connection to ({_NAME}) closed by remote host|Timeout, server ({_NAME}) not responding)", _lost),
-        (rf"ssh: connect to host {_HOST} port \d+: .*", _unreached),
-        (rf"ssh: Could not resolve hostname {_HOST}: .*", _unreached),
-        (rf"(?:\S+@)?{_HOST}: Permission denied \(.*", _unreached),
-        (r"Host key verification failed.*", _unreached),
-        (r"kex_exchange_identification: .*", _unreached),
-        (rf"No \S+ host key is known for \[?{_HOST}\]?.*", _unreached),
-    )
+_PATTERNS: tuple[tuple[str, _Take], ...] = (
+    # -- Open MPI; its 5 breaks the first line --
+    (rf"noticed that process rank {_RANK} with PID \d+ on node {_HOST} exited on( signal {_SIGNAL})?", _failed),
+    (rf"^signal {_SIGNAL} \(", _failed_so),
+    (rf"^\s*Process name:\s*\[\S+,{_RANK}\]\s*$", _failed),
+    (r"^\s*Exit code:\s*(?P<code>\d+)", _failed_so),
+    (rf"MPI_ABORT was invoked on rank {_RANK} ", _failed),
+    (rf"^\s*Remote daemon:? ?.*? on node ({_NAME})()", _lost),
+    (r"(?:ORTE|PRTE|PRRTE) .*has (?:lost communication|unexpectedly failed)", _without_daemon),
+    (r"daemon failed to report back", _without_daemon),
+    (r"unable to find the specified executable", _not_run(exit_codes.NOT_FOUND)),
+    (r"unable to launch the specified application as it could not access", _not_run(exit_codes.NOT_EXECUTABLE)),
+    # -- Hydra --
+    (r"execvp error on file .*\(No such file", _not_run(exit_codes.NOT_FOUND)),
+    (r"execvp error on file .*\(Permission denied", _not_run(exit_codes.NOT_EXECUTABLE)),
+    (rf"^=\s+(?:RANK {_RANK} )?PID \d+ RUNNING AT {_HOST}", _failed),
+    (r"^=\s+EXIT CODE: (?P<end>\d+)", _failed),
+    (rf"^=\s+KILLED BY SIGNAL: {_SIGNAL}", _failed),
+    (rf"THE EXIT STRING: .*\(signal {_SIGNAL}\)", lambda *how: replace(_failed(*how), exit_code=None)),
+    (rf"MPI_Abort\(.*\) - process {_RANK}", _failed),
+    (rf"^Abort\(-?\d+\) on node \d+ \(rank {_RANK} in comm 0\)", _failed),
+    # -- ssh; Hydra keeps one for each host, and says nothing itself when that ends --
+    (rf"^(?:Connection to ({_NAME}) closed by remote host|Timeout, server ({_NAME}) not responding)", _lost),
+    (rf"ssh: connect to host {_HOST} port \d+: .*", _unreached),
+    (rf"ssh: Could not resolve hostname {_HOST}: .*", _unreached),
+    (rf"(?:\S+@)?{_HOST}: Permission denied \(.*", _unreached),
+    (r"Host key verification failed.*", _unreached),
+    (r"kex_exchange_identification: .*", _unreached),
+    (rf"No \S+ host key is known for \[?{_HOST}\]?.*", _unreached),
 )

@@ -15,7 +15,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from shlex import join, quote
 
@@ -23,6 +23,7 @@ from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Job
 from trainer_launch.model.errors import NodeError, UsageError
+from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import parse_number
 
 _PLAIN_PORT = 22

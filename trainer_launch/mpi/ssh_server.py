@@ -9,7 +9,6 @@ import socket
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import NoReturn
@@ -18,6 +17,7 @@ import trainer_launch
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
+from trainer_launch.model.frozen import dataclass
 from trainer_launch.mpi import ssh_client
 from trainer_launch.mpi.ssh_client import Files, quoted
 from trainer_launch.planning.ssh_environment import Handed
