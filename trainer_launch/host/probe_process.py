@@ -1,13 +1,12 @@
 """One trial in a process of its own, started by path with `-I -S`: only the standard library, as little as can be.
 
 `probe.py storage FOLDER SECONDS` writes, renames and reads back a file, `probe.py memlock BYTES SECONDS` locks
-memory, `copy - SECONDS` reads another process's memory; `leave`, `seek` and `remove` take {"folder", "names"} as
+memory; `leave`, `seek` and `remove` take {"folder", "names"} as
 JSON. Each stage is told before it begins, so that who kills us knows where we hung.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -16,11 +15,9 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import ctypes
+    pass
 
 _SIZE = 1 << 20
-_COPIED = 4096
-_PR_SET_PTRACER, _ANY = 0x59616D61, -1
 
 
 def main() -> None:
@@ -125,40 +122,6 @@ def told(argument: str) -> tuple[str, list[str]]:
     return said["folder"], said["names"]
 
 
-def copy(_argument: str) -> dict[str, float]:
-    """Read another process's memory as Open MPI's ranks do (process_vm_readv), after the same permission."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(_ANY), 0, 0, 0)  # for Yama; without it there is no such call
-    tell(stage="fork")
-    source = ctypes.create_string_buffer(b"from another process", _COPIED)
-    reader = os.fork()
-    if reader == 0:
-        os._exit(_read(libc, os.getppid(), ctypes.addressof(source)))
-    tell(stage="process_vm_readv")
-    number = os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1])
-    if number > 0:
-        raise OSError(number, os.strerror(number))
-    if number < 0:
-        raise OSError(errno.EPERM, "the kernel ended the reader")
-    return {"bytes": float(_COPIED)}
-
-
-def _read(libc: ctypes.CDLL, pid: int, address: int) -> int:
-    """The errno of the call, 0 when it went well."""
-    import ctypes
-
-    class Part(ctypes.Structure):
-        _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
-
-    target = ctypes.create_string_buffer(_COPIED)
-    here, there = Part(ctypes.addressof(target), _COPIED), Part(address, _COPIED)
-    libc.process_vm_readv.restype = ctypes.c_ssize_t
-    read = libc.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, ctypes.c_ulong(0))
-    return 0 if read == _COPIED else ctypes.get_errno() or errno.EIO
-
-
 def memlock(argument: str) -> dict[str, float]:
     """Lock memory as RDMA does; the limit alone does not tell whether that works."""
     size = int(argument)
@@ -181,7 +144,7 @@ def memlock(argument: str) -> dict[str, float]:
     return {"bytes": float(size)}
 
 
-TRIALS = {"copy": copy, "storage": storage, "memlock": memlock, "leave": leave, "seek": seek, "remove": remove}
+TRIALS = {"storage": storage, "memlock": memlock, "leave": leave, "seek": seek, "remove": remove}
 
 if __name__ == "__main__":
     main()
