@@ -105,7 +105,9 @@ class Running:
 
     def _ended(self, whose: str, status: Callable[[], Json]) -> Json:
         def found() -> Any:
-            return status().get("state", {}).get("terminated")
+            seen = status()
+            assert _forgotten(seen) is None, f"run it again: {_forgotten(seen)}\n{self.told()}"
+            return seen.get("state", {}).get("terminated")
 
         return dict(self.cluster.eventually(found, lambda: f"the end of {whose}:\n{self.told()}"))
 
@@ -132,6 +134,15 @@ def _status(pod: Json, container: str) -> Json:
     status = pod["status"]
     listed = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
     return next((one for one in reversed(listed) if container in ("", one["name"])), {})
+
+
+def _forgotten(status: Json) -> str | None:
+    """What the kubelet says that has removed a deleted pod's container before it looked at its end.
+
+    It does so when it is slow, and never reports the end (kubernetes/kubernetes#122160).
+    """
+    last: Json = status.get("lastState", {}).get("terminated") or {}
+    return last["message"] if last.get("reason") == "ContainerStatusUnknown" else None
 
 
 def _is_alive(pod: Json) -> bool:
