@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 DEVICE = os.environ["JOB_DEVICE"]
 CHECKPOINT = Path(os.environ["GPU_TEST"]) / "checkpoint"
-NUMBERS = 1 << 22
+NUMBERS = 1 << 20
 PAUSE_S = 0.1  # so that progress lasts for longer than the timeout before somebody hangs
 ACT_STEP = 60
 COMPUTING_S = 18

@@ -126,33 +126,35 @@ def test_what_is_read_of_gpus_equals_what_nvidia_smi_prints(record_property: Rec
     everything = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     assert count(everything).count == len(facts.gpus)
     for gpu, said in zip(facts.gpus, smi.findall("gpu"), strict=True):
-        equal, silent = compare(gpu, said)
-        record_property(f"GPU {gpu.index}, equal", ", ".join(equal))
-        record_property(f"GPU {gpu.index}, not comparable", ", ".join(silent) or "nothing")
-        assert {"name", "uuid", "memory_total"} <= set(equal)
-        told = incident_facts.gpu(gpu.uuid)
-        assert re.fullmatch(r"GPU \S+: \d+ of \d+ MHz, (not )?throttled.*, \d+ °C", told), told
-        record_property(f"GPU {gpu.index}, as a straggler's log line has it", told.partition(": ")[2])
+        compared_facts = compare(gpu, said)
+        for kind, names in compared_facts.items():
+            record_property(f"GPU {gpu.index}, {kind}", ", ".join(names) or "nothing")
+        assert {"name", "uuid", "memory_total"} <= set(compared_facts["equal"])
+        assert not compared_facts["different"]
+        told = incident_facts.gpu(str(gpu.index))
+        assert re.fullmatch(r"GPU \d+: \d+ of \d+ MHz, (not )?throttled.*, \d+ °C", told), told
+        assert incident_facts.gpu(gpu.uuid), "NVML does not find a card by its UUID"
     assert incident_facts.gpus().count("== GPU ") == len(facts.gpus)
 
 
-def compare(gpu: Gpu, said: ElementTree.Element) -> tuple[list[str], list[str]]:
-    """Facts that both know and tell alike, and those that one of them does not know."""
-    equal, silent = [], []
+def compare(gpu: Gpu, said: ElementTree.Element) -> dict[str, list[str]]:
+    """Facts that both tell alike, tell differently, and that one of them does not tell."""
+    found: dict[str, list[str]] = {"equal": [], "different": [], "not told": []}
     for name, (path, printed) in FACTS.items():
         theirs, fact = (said.findtext(path) or "N/A").strip(), gpu.fact(name)
         ours = printed(fact.value) if fact.is_known else ""
         if not ours or theirs in ("N/A", "[N/A]", "Unknown Error"):
-            silent.append(name)
+            found["not told"].append(name)
+        elif ours == theirs:
+            found["equal"].append(name)
         else:
-            assert ours == theirs, f"{name}: {ours!r} is not {theirs!r}"
-            equal.append(name)
+            found["different"].append(f"{name} ({ours}, nvidia-smi: {theirs})")
     errors = [one for one in said.findall("ecc_errors/volatile/*") if "_uncorrectable" in one.tag]
     counts = [int(text) for one in errors if (text := one.text or "").isdigit()]
     if gpu.fact("ecc_uncorrected").is_known and counts:
-        assert gpu.value("ecc_uncorrected") == sum(counts)
-        equal.append("ecc_uncorrected")
-    return equal, silent
+        is_equal = gpu.value("ecc_uncorrected") == sum(counts)
+        found["equal" if is_equal else "different"].append("ecc_uncorrected")
+    return found
 
 
 def test_two_nodes_test_their_pair_over_nccl(card: Card, tmp_path: Path, record_property: Record) -> None:
