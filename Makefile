@@ -138,5 +138,5 @@ release: venv ## make sdist, wheel, SBOM and checksums of the last commit in dis
 	@$(BIN)/python -m tests.release.release dist
 
 clean: ## remove .venv and what tools left behind
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .gpu-wheels build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
