@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test test-long test-all test-frameworks test-containers test-kubelet test-pythons test-pythons-torch spec lint size bench bench-survival soak fuzz release bump clean
+.PHONY: help venv system horovod demo test test-long test-all test-frameworks test-containers test-kubelet test-gpu gpu-wheels test-pythons test-pythons-torch spec lint size bench bench-survival soak fuzz release bump clean
 
 PYTHON ?=
 TORCH ?=
@@ -47,12 +47,12 @@ SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder --max-worker-restart 2
 PYTEST := $(BIN)/python -m pytest -n 5 $(SIDE_BY_SIDE)
 
 test: system venv lint ## check style and types, then run all tests except the long ones; 20 minutes on 2 CPUs
-	$(PYTEST) -m "not long and not frameworks and not containers and not kubelet" $(PYTEST_ARGS)
+	$(PYTEST) -m "not long and not frameworks and not containers and not kubelet and not gpu" $(PYTEST_ARGS)
 
 # Building Horovod takes minutes, once. It runs beside the tests, and tests that need it wait for it.
 test-long: system venv ## run the long tests that `make test` leaves out
 	@nice tests/setup/horovod.sh </dev/null >/dev/null 2>&1 &
-	$(PYTEST) -m "long and not frameworks and not containers and not kubelet" $(PYTEST_ARGS)
+	$(PYTEST) -m "long and not frameworks and not containers and not kubelet and not gpu" $(PYTEST_ARGS)
 
 test-all: test test-long ## run both
 
@@ -74,6 +74,13 @@ test-kubelet: venv ## as root: build Kubernetes once, in the user's cache, and r
 	@tests/setup/kubernetes.sh </dev/null || { [ $$? = 3 ] && [ "$$CI" != true ]; }
 	$(BIN)/python -m pytest -n 0 -m kubelet tests/kubelet $(PYTEST_ARGS)
 
+# A machine with GPUs may have no network and a torch of its own: .venv is used if it is there, and never made here.
+test-gpu: ## with an NVIDIA GPU, without network: run GPU checks and jobs over NCCL on it; the result is build/gpu.md
+	@tests/setup/gpu.sh test $(PYTEST_ARGS)
+
+gpu-wheels: ## with network: pack in .gpu-wheels what `make test-gpu` needs besides torch; GPU_PYTHON=3.12
+	@tests/setup/gpu.sh pack $(GPU_PYTHON)
+
 # A developer's .venv has one Python; these are the others that the package supports, as far as this machine has them.
 PYTHONS ?= 3.10 3.12 3.13 3.14
 define in_pythons # HOW TO FIND THEM, ARGUMENTS OF PYTEST
@@ -86,7 +93,7 @@ define in_pythons # HOW TO FIND THEM, ARGUMENTS OF PYTEST
 endef
 
 test-pythons: system ## run the tests that need no torch with each other Python there is: PYTHONS="3.10 3.12 3.13 3.14"
-	$(call in_pythons,TORCH= tests/setup/pythons.sh $(PYTHONS),-m "not torch and not long and not frameworks and not containers and not kubelet")
+	$(call in_pythons,TORCH= tests/setup/pythons.sh $(PYTHONS),-m "not torch and not long and not frameworks and not containers and not kubelet and not gpu")
 
 test-pythons-torch: system ## run torch's main tests with another Python, the last of PYTHONS; torch is installed once
 	$(call in_pythons,TORCH="$${TORCH:-yes}" tests/setup/pythons.sh $(lastword $(PYTHONS)),tests/cli/test_torch.py tests/pytorch)
@@ -131,5 +138,5 @@ release: venv ## make sdist, wheel, SBOM and checksums of the last commit in dis
 	@$(BIN)/python -m tests.release.release dist
 
 clean: ## remove .venv and what tools left behind
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .gpu-wheels build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

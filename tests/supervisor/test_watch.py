@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.supervisor.test_frames import BATCH, REDUCE, SAVE
@@ -153,6 +155,26 @@ def test_nobody_is_ended_while_the_cause_shows_progress_and_all_are_asked_again_
             known = len(told)
             made.explained(explained(*ranks, accuses=False, active=True))
     assert 10 <= known <= 20
+
+
+class Spinning(Workers):
+    """They trained for two timeouts, and now burn CPU, as those that wait in NCCL do."""
+
+    def look(self):
+        signs = (min(self.looks, int(2 * T / Rules(timeout_s=T).pace_s)),)
+        return {
+            worker: replace(one, cpu_s=float(self.looks), signs=signs) for worker, one in super().look().items()
+        }
+
+
+@pytest.mark.parametrize(("is_active", "at_s"), [(False, (2 + PATIENCE) * T), (True, None)])
+def test_who_spins_in_a_collective_is_ended_unless_the_cause_shows_progress(watch, is_active, at_s):
+    coordinator = Coordinator(explained(77, accuses=not is_active, active=is_active), after_s=1.0)
+    made = watch(Spinning({ZERO: REDUCE}), alone=False, tell=coordinator.tell)
+    struck_s, hung = coordinator.struck_at_s(made, until_s=20 * T)
+    assert coordinator.told_at_s
+    assert (hung is None) == is_active
+    assert at_s is None or struck_s == pytest.approx(at_s, abs=5)
 
 
 @pytest.mark.parametrize("rules", [{}, {"rules": None, "report": Rules(timeout_s=T)}])

@@ -3,9 +3,9 @@
 What is a hang is decided in `hang_detection`, who is waited for in `collectives`. Nobody is killed before what the
 workers can tell is on disk. An event tells the worker group, or the supervisor's machine, which ends them.
 
-Where a coordinator can be asked, idle workers are ended only after it was. The node that has the cause ends its own
-at once; who waits for it, or is where a healthy rank may be for minutes, gets `PATIENCE` times as long. Nobody is
-ended while the cause shows progress, wherever it is.
+Where a coordinator can be asked, idle and busy workers are ended only after it was: who waits in gloo sleeps, in
+NCCL it spins. The node that has the cause ends its own at once; who waits for it, or is where a healthy rank may be
+for minutes, gets `PATIENCE` times as long. Nobody is ended while the cause shows progress, wherever it is.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Watch:
 
     def _to_end(self, found: Hang, now_s: float) -> Hang | None:
         """The hang, if its workers are to be ended now: it is explained, or nobody explains it."""
-        if found.kind is not Kind.IDLE or not self._watched.explained:
+        if found.kind is Kind.STOPPED or not self._watched.explained:
             return self._named(found, now_s)
         told, quiet, at_s = self._explained or (None, None, 0.0)
         fresh_s = max(FRESH_S, found.limit_s) if told is not None and told.active else FRESH_S

@@ -1,0 +1,218 @@
+"""Preflight on real cards: checks of GPUs, what NVIDIA's library says, and a pair of nodes over NCCL."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.launching import LAUNCHER, clean_env
+from tests.conftest import require
+from tests.gpu.conftest import IS_REHEARSED, Card, needs_card
+from tests.ports import free_port
+from tests.preflight.gpu import machine, node
+from trainer_launch.host import incident_facts
+from trainer_launch.host.machine import count
+from trainer_launch.preflight import registry, thresholds
+from trainer_launch.preflight.check import Where
+from trainer_launch.preflight.gpu import devices
+from trainer_launch.preflight.gpu.facts import Ending, Facts, Gpu
+
+pytestmark = [pytest.mark.gpu, pytest.mark.process, pytest.mark.torch]
+Record = Callable[[str, object], None]
+DEADLINE_S = 200.0
+RUNS = 5
+OF_GPUS = [one.id for one in registry.at(Where.GPU)]
+JUDGED = ("gemm", "hbm", "pcie", "nccl", "gpu-checksum")
+
+
+def findings(report: Path) -> dict[str, dict[str, Any]]:
+    found = json.loads(report.read_text())["findings"]
+    return {f"{one['check']} {one['subject']}".strip(): one for one in found}
+
+
+def job_env(rank: int, nodes: int, workers: int, port: int) -> dict[str, str]:
+    return {
+        "PET_NNODES": str(nodes),
+        "PET_NPROC_PER_NODE": str(workers),
+        "PET_NODE_RANK": str(rank),
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": str(port),
+        "JOB_COMPLETION_INDEX": str(rank),
+    }
+
+
+def test_checks_of_gpus_pass_and_tell_their_figures(tmp_path: Path, record_property: Record) -> None:
+    """In a rehearsal the cards and their load are simulated."""
+    report, measured = tmp_path / "report.json", tmp_path / "measured.json"
+    launcher: tuple[str, ...] = LAUNCHER
+    env: dict[str, str] = {}
+    n_gpus = count(os.environ).count
+    if IS_REHEARSED:
+        launcher, n_gpus = (sys.executable, str(node.__file__)), 1
+        told = machine.environment(tmp_path, gpus=n_gpus)
+        env = {name: told[name] for name in ("FAKE_NVML", "PYTHONPATH")} | {"FAKE_GPUS": str(n_gpus)}
+    require(n_gpus, "needs an NVIDIA GPU")
+    words = ("--level", "deep", "--only", ",".join((*OF_GPUS, *JUDGED)))
+    saved = ("--report", str(report), "--write-reference", str(measured))
+    done = subprocess.run(
+        (*launcher, "preflight", *words, *saved),
+        env=clean_env({**env, **job_env(0, 1, n_gpus, free_port())}),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    found = findings(report)
+    for name, one in found.items():
+        record_property(f"{name}: {one['status']}", one["text"])
+    for row in thresholds.load_table(str(measured)).rows.values():
+        record_property(f"{row.measure}, {row.model}", compared(row))
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = {one["check"] for one in found.values() if one["status"] == "pass"}
+    assert {"gpu-count", "gpu-load", "gpu-memory"} <= passed, done.stdout
+
+
+def compared(measured: thresholds.Reference) -> str:
+    """A figure beside its reference."""
+    known = thresholds.load_table(None).rows.get((measured.model.lower(), measured.measure))
+    if known is None:
+        return f"{measured.value:.4g} {measured.unit}; no reference"
+    share, least = measured.value / known.value, thresholds.kind_of(measured.measure).share
+    return (
+        f"{measured.value:.4g} {measured.unit}, {share:.0%} of the reference {known.value:g} (least: {least:.0%})"
+    )
+
+
+# What nvidia-smi -q -x prints below <gpu>, and what our fact should print as there; "" where it cannot be said.
+FACTS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "name": ("product_name", str),
+    "uuid": ("uuid", str),
+    "serial": ("serial", str),
+    "vbios": ("vbios_version", str),
+    "minor": ("minor_number", str),
+    "persistence": ("persistence_mode", lambda value: "Enabled" if value else "Disabled"),
+    "mig": ("mig_mode/current_mig", lambda value: "Enabled" if value else "Disabled"),
+    "recovery": ("gpu_recovery_action", lambda value: "" if value else "None"),
+    "ecc": ("ecc_mode/current_ecc", lambda value: "Enabled" if value else "Disabled"),
+    "memory_total": ("fb_memory_usage/total", lambda value: f"{value >> 20} MiB"),
+    "power_limit_w": ("gpu_power_readings/current_power_limit", lambda value: f"{value:.2f} W"),
+    "sm_mhz_max": ("max_clocks/sm_clock", lambda value: f"{value} MHz"),
+    "memory_mhz_max": ("max_clocks/mem_clock", lambda value: f"{value} MHz"),
+    "pcie_gen_max": ("pci/pci_gpu_link_info/pcie_gen/max_link_gen", str),
+    "pcie_width_max": ("pci/pci_gpu_link_info/link_widths/max_link_width", lambda value: f"{value}x"),
+    "remapped": ("remapped_rows/remapped_row_unc", lambda value: str(value[1])),
+}
+
+
+def test_what_is_read_of_gpus_equals_what_nvidia_smi_prints(record_property: Record) -> None:
+    needs_card("needs NVIDIA's library and a card")
+    require(shutil.which("nvidia-smi"), "needs nvidia-smi")
+    printed = subprocess.run(("nvidia-smi", "-q", "-x"), capture_output=True, text=True, timeout=60, check=True)
+    smi = ElementTree.fromstring(printed.stdout)
+    facts = devices.ask(os.environ, devices.FACTS_S)
+    assert facts.trouble == ""
+    assert len(facts.gpus) == int(smi.findtext("attached_gpus") or 0)
+    assert facts.driver == smi.findtext("driver_version")
+    everything = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    assert count(everything).count == len(facts.gpus)
+    for gpu, said in zip(facts.gpus, smi.findall("gpu"), strict=True):
+        compared_facts = compare(gpu, said)
+        for kind, names in compared_facts.items():
+            record_property(f"GPU {gpu.index}, {kind}", ", ".join(names) or "nothing")
+        assert {"name", "uuid", "memory_total"} <= set(compared_facts["equal"])
+        assert not compared_facts["different"]
+        told = incident_facts.gpu(str(gpu.index))
+        assert re.fullmatch(r"GPU \d+: \d+ of \d+ MHz, (not )?throttled.*, \d+ °C", told), told
+        assert incident_facts.gpu(gpu.uuid), "NVML does not find a card by its UUID"
+    assert incident_facts.gpus().count("== GPU ") == len(facts.gpus)
+
+
+def compare(gpu: Gpu, said: ElementTree.Element) -> dict[str, list[str]]:
+    """Facts that both tell alike, tell differently, and that one of them does not tell."""
+    found: dict[str, list[str]] = {"equal": [], "different": [], "not told": []}
+    for name, (path, printed) in FACTS.items():
+        theirs, fact = (said.findtext(path) or "N/A").strip(), gpu.fact(name)
+        ours = printed(fact.value) if fact.is_known else ""
+        if not ours or theirs in ("N/A", "[N/A]", "Unknown Error"):
+            found["not told"].append(name)
+        elif ours == theirs:
+            found["equal"].append(name)
+        else:
+            found["different"].append(f"{name} ({ours}, nvidia-smi: {theirs})")
+    errors = [one for one in said.findall("ecc_errors/volatile/*") if "_uncorrectable" in one.tag]
+    counts = [int(text) for one in errors if (text := one.text or "").isdigit()]
+    if gpu.fact("ecc_uncorrected").is_known and counts:
+        is_equal = gpu.value("ecc_uncorrected") == sum(counts)
+        found["equal" if is_equal else "different"].append("ecc_uncorrected")
+    return found
+
+
+def test_two_nodes_test_their_pair_over_nccl(card: Card, tmp_path: Path, record_property: Record) -> None:
+    """Both on one card and over sockets: a figure of no network."""
+    test = "gloo" if IS_REHEARSED else "nccl"
+    port, words = (
+        free_port(),
+        ("--level", "deep", "--pair-test", test, "--skip", "gpu-load", "--only", "pairs,full-job"),
+    )
+    started = [
+        subprocess.Popen(
+            (*LAUNCHER, "preflight", *words, "--report", str(tmp_path / f"{rank}.json")),
+            env=clean_env({**card.env, **job_env(rank, 2, 1, port), "NCCL_HOSTID": f"node-{rank}"}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [one.communicate(timeout=DEADLINE_S)[0] for one in started]
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+    assert [one.returncode for one in started] == [0, 0], said
+    found = findings(tmp_path / "0.json")
+    assert {found[name]["status"] for name in ("pairs", "full-job")} == {"pass"}, found
+    assert "over plain sockets" not in "".join(one["text"] for one in found.values())
+    assert f"({test}" in found["full-job"]["text"]
+    record_property("pairs", found["pairs"]["text"])
+    record_property("full-job", found["full-job"]["text"])
+
+
+def test_figures_scatter_by_less_than_their_thresholds_allow(record_property: Record) -> None:
+    """Each run is a new process, as in a preflight."""
+    figures: dict[tuple[int, str, str], list[float]] = {}
+    for one in [tested for _ in range(RUNS) for tested in load().tested]:
+        assert one.ending is Ending.DONE, one.why
+        for name, value, unit in one.figures:
+            figures.setdefault((one.gpu, name, unit), []).append(value)
+        begun = dict(one.stages)
+        figures.setdefault((one.gpu, "after import torch", "s"), []).append(begun["end"] - begun["device"])
+    assert figures
+    for (gpu, name, unit), values in figures.items():
+        spread = (max(values) - min(values)) / statistics.median(values)
+        record_property(f"{name} on GPU {gpu}", f"{statistics.median(values):.4g} {unit}, spread {spread:.1%}")
+        if not IS_REHEARSED and unit != "s":
+            assert spread < 1 - thresholds.kind_of(name).share, f"{name}: {values}"
+
+
+def load() -> devices.Load:
+    """All cards, or this machine's CPU, under the load of a preflight."""
+    if IS_REHEARSED:
+        argv = (sys.executable, devices.BENCH, "--device", "cpu")
+        return devices.loaded(
+            Facts(trouble="no GPU"), ((0, ""),), {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, argv, 60.0
+        )
+    n_gpus = count(os.environ).count
+    require(n_gpus, "needs an NVIDIA GPU")
+    return devices.cards(os.environ, sys.executable, "standard", n_gpus).load() or devices.Load()

@@ -1,0 +1,61 @@
+"""Where nothing can be tested, one sentence says so; and the page of a result."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tests.gpu.conftest import ROOT, Scenario, page
+
+SCRIPT = ROOT / "tests" / "setup" / "gpu.sh"
+FAKE = """#!/bin/sh
+case "$*" in
+"-") {state} ;;
+"- "*) {missing} ;;
+*) echo "started: $*"; exit 0 ;;
+esac
+"""
+
+
+def run(folder: Path, state: str, missing: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with a Python that gives these answers."""
+    python = folder / "python"
+    python.write_text(FAKE.format(state=state, missing=missing))
+    python.chmod(0o755)
+    given = {**os.environ, "PYTHON": str(python), "GPU_RESULT": str(folder / "out" / "page.md"), **env}
+    return subprocess.run((SCRIPT, "test", "-k", "pair"), env=given, capture_output=True, text=True, timeout=60)
+
+
+def test_without_a_gpu_the_run_fails_in_one_sentence(tmp_path: Path) -> None:
+    ended = run(tmp_path, "echo has torch 2.11.0, which sees no NVIDIA GPU", "exit 1")
+    assert ended.returncode == 3
+    assert (
+        ended.stderr == f"gpu: nothing was tested: {tmp_path}/python has torch 2.11.0, which sees no NVIDIA GPU\n"
+    )
+    assert ended.stdout == ""
+
+
+def test_a_missing_module_is_named_with_how_to_bring_it(tmp_path: Path) -> None:
+    ended = run(tmp_path, "true", "echo a_module_that_no_wheel_has")
+    assert ended.returncode != 0
+    assert ended.stderr.startswith("gpu: nothing was tested: ")
+    assert "has no a_module_that_no_wheel_has; run 'make gpu-wheels' with network" in ended.stderr
+
+
+def test_chosen_scenarios_are_run(tmp_path: Path) -> None:
+    ended = run(tmp_path, "true", "true")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("started: -m pytest ")
+    assert ended.stdout.endswith(" tests/gpu -k pair\n")
+
+
+def test_the_page_has_each_scenario_and_its_figures() -> None:
+    good = Scenario("it recovers", took_s=12.3, figures=[("without a new step", "1.4 s")])
+    bad = Scenario("it does not", "failed", 1.0, why="AssertionError: a | b\nmore")
+    told = page({"commit": "abc", "GPU": "1 NVIDIA H200"}, [good, bad])
+    assert told.startswith("## Last result\n\n20")
+    assert ", commit abc, GPU 1 NVIDIA H200: 1 of 2 scenarios passed.\n" in told
+    assert "| it recovers | passed | 12 s |\n" in told
+    assert "| it does not | failed: AssertionError: a / b more | 1 s |\n" in told
+    assert told.endswith("| it recovers | without a new step | 1.4 s |\n")
