@@ -228,7 +228,7 @@ check for an hour.""",
     missing=missing,
     shown=(MPIRUN, HOROVODRUN),
     causes={
-        "mpirun": "Two Pythons start first: the launcher, and the agent that checks every host.",
-        "": "These two Pythons take 0.4 s; the rest is not explained yet.",
+        "": "Python starts first (0.15 s), then each host is looked at, for which its sshd starts a process; here all hosts "
+        "share two cores.",
     },
 )
