@@ -140,8 +140,8 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=65_536,
-        description="nodes that wait, with torch imported, to replace a lost or faulty one: in addition to "
-        "--nodes, otherwise among the platform's nodes; default: the platform's nodes beyond --nodes",
+        description="nodes that wait to replace a lost or faulty one; local adds them to --nodes, elsewhere they "
+        "are among the platform's nodes; default: the platform's nodes beyond --nodes",
     )
     rendezvous: Literal["trainer-launch", "torch"] = Field(
         "trainer-launch",
@@ -153,8 +153,8 @@ class Settings(BaseSettings):
     port_range: str | None = Field(None, description="open only these ports, besides the one where the nodes meet")
     secret_file: str | None = Field(
         None,
-        description="file with the job's secret, the same in all pods, without which no node joins; default: "
-        "/etc/trainer-launch/job-secret where it is mounted, else a hash of the MPI job's SSH key",
+        description="file with the job's secret, the same in all pods; a node with another secret is refused; "
+        "default: /etc/trainer-launch/job-secret if mounted, else a hash of the MPI job's SSH key",
     )
     start_method: Literal["auto", "exec", "forkserver"] = Field(
         "auto",
