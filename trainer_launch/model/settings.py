@@ -290,7 +290,7 @@ class Settings(BaseSettings):
         0, ge=0, le=65535, description="port for Prometheus metrics, on all addresses; 0: off"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="lowest level of the launcher's own messages"
+        "info", description="lowest level of the launcher's own messages; local shows fewer unless it is given"
     )
 
 
