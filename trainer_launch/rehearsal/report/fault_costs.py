@@ -119,7 +119,7 @@ def curve(reached: Sequence[Reached], resumed: Sequence[Resume]) -> tuple[Stretc
     )
 
 
-_ON_THEIR_WAY = 2  # steps that workers still print after a fault has stopped them
+_LATE_STEPS = 2  # steps that workers still print after a fault has stopped them
 
 
 def _standstill(cost: Cost, history: History, mine: Sequence[Resume], stretches: Sequence[Stretch]) -> Cost:
@@ -131,7 +131,7 @@ def _standstill(cost: Cost, history: History, mine: Sequence[Resume], stretches:
     job = [one for one in mine if not one.is_apart]
     turn_s = min((one.at_s for one in job), default=None)  # when training went on, though it may repeat steps
     late = sum(at_s > fault.at_s for at_s, _ in points)
-    if turn_s is None and not history.succeeded and late <= _ON_THEIR_WAY:
+    if turn_s is None and not history.succeeded and late <= _LATE_STEPS:
         turn_s = _end_of_job_s(history)  # training never went on
     before = _before(stretches, fault.at_s, turn_s)
     reached = before[-1][1] if before else None
