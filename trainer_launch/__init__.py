@@ -1,4 +1,4 @@
-"""trainer_launch owns a training pod: reads what was injected, runs it as PID 1, says how it ended."""
+"""ENTRYPOINT and init container of a training pod: checks nodes, runs the job as PID 1, reports why it ended."""
 
 from __future__ import annotations
 

@@ -346,7 +346,9 @@ def test_the_command_lists_shows_and_packs(tmp_path: Path) -> None:
     assert len(rows) == 2
     newest = rows[-1].split()[0]
     text = incidents(place, "show", newest)
-    assert text.startswith("rank 1 ended with exit code 1: ValueError: no luck\n")
+    sentence, reason = text.splitlines()[:2]
+    assert sentence == "rank 1 ended with exit code 1: ValueError: no luck"
+    assert reason == "reason=Failed; a restart will not help"
     assert "failure at 20" in text
     assert "last output of rank-1:" in text
     assert incidents(place, "show") == text, "the newest without an ID"

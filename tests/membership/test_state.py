@@ -54,7 +54,7 @@ def test_those_who_wait_hear_who_is_missing_and_only_once():
     assert [m for m in world.told[peer] if isinstance(m, msg.Waiting)] == [
         msg.Waiting(1, 3, ("node 1 (pod-1)", "node 2"))
     ]
-    assert world.said == ["1 of 3 nodes, waiting for node 1 (pod-1), node 2"]
+    assert world.said == ["1 of 3 nodes, waiting up to 600 s for node 1 (pod-1), node 2"]
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,15 @@ def test_a_moment_has_one_incident_of_each_node_and_none_of_other_generations(tm
     assert [len(incident_bundle.moment(str(tmp_path), one)) for one in found] == [2, 2, 1]
 
 
+def test_a_node_that_was_told_of_a_failure_is_shown_behind_the_hang_that_led_to_it(tmp_path: Path) -> None:
+    bundle(tmp_path, 1, [state(5, 1, last=40)])
+    folder = incident_bundle.new_folder(str(tmp_path), "job-node0", NOW_S + 2)
+    told = "rank 5 failed on node 1 (host-1) by signal 9"
+    failure = Incident(sentence=told, kind="failure", time_s=NOW_S + 2, job="job", generation=3, node_rank=0)
+    incident_bundle.finish(folder, failure)
+    assert [one.incident.sentence for one in joined(tmp_path)] == [SENTENCE, told]
+
+
 def test_what_others_wrote_is_escaped_cleaned_of_secrets_and_nothing_runs(tmp_path: Path) -> None:
     text = page(nasty(tmp_path))
     assert "hunter2" not in text

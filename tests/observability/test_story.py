@@ -59,7 +59,7 @@ def test_a_run_that_succeeds() -> None:
 
 
 def test_a_run_that_waits_for_a_name() -> None:
-    told = story_of(ev.Unresolved(1.0, "no such host"), ev.GateOpened(2.0), exited(5.0, 0), wait_for=("a",))
+    told = story_of(ev.Unresolved(1.0, "no such host"), ev.Resolved(2.0), exited(5.0, 0), wait_for=("a",))
     assert told[1:4] == [("unresolved", "no such host"), ("resolved",), ("spawned", "main")]
 
 

@@ -78,3 +78,8 @@ def test_a_module_that_starts_workers_itself_is_no_worker(line: str, is_worker: 
 def test_no_command_is_an_error_that_says_how_to_write_one(words: list[str]) -> None:
     with pytest.raises(UsageError, match=r"--|program"):
         parse_command(words)
+
+
+def test_an_option_of_the_launcher_after_the_entrypoints_dashes_is_named_as_a_variable() -> None:
+    with pytest.raises(UsageError, match=r"goes before --, or into TRAINER_LAUNCH_NPROC_PER_NODE$"):
+        parse_command(["--nproc-per-node=2", "train.py"])

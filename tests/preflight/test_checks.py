@@ -81,7 +81,7 @@ JOBS: list[tuple[str, Subject, str]] = [
         "32 MiB of memory cannot be locked: Cannot allocate memory; the limit is 64 KiB",
     ),
     ("shm", subject(host={"shm_bytes": None, "shm_free_bytes": None}), "/dev/shm is not there"),
-    ("shm", subject(write_trouble=lambda size: errno.EROFS), "cannot be written: Read-only file system"),
+    ("shm", subject(write_problem=lambda size: errno.EROFS), "cannot be written: Read-only file system"),
     (
         "own-name",
         subject(
@@ -114,7 +114,7 @@ JOBS: list[tuple[str, Subject, str]] = [
     ("nccl-ib-hca", subject(env={"NCCL_IB_HCA": "^mlx5"}), "leaves none of mlx5_0:1, mlx5_1:1"),
     (
         "ports",
-        subject(topology=COORDINATOR, port_trouble=lambda port: (errno.EACCES, "")),
+        subject(topology=COORDINATOR, port_problem=lambda port: (errno.EACCES, "")),
         "cannot be opened here: Permission denied",
     ),
     ("storage", stored(Tried(stage="create", errno=errno.ENOENT)), "No such file or directory at create"),
@@ -127,7 +127,7 @@ JOBS: list[tuple[str, Subject, str]] = [
 NODES: list[tuple[str, Subject, str]] = [
     (
         "ports",
-        subject(topology=COORDINATOR, port_trouble=lambda port: (errno.EADDRINUSE, "pid 7 (sshd)")),
+        subject(topology=COORDINATOR, port_problem=lambda port: (errno.EADDRINUSE, "pid 7 (sshd)")),
         "port 29500 of node 0 cannot be opened here: Address already in use, pid 7 (sshd) has it",
     ),
     ("mtu", subject(route_to=no_route), "there is no route to node 0 at 10.0.0.6: Network is unreachable"),
@@ -287,7 +287,7 @@ def test_what_cannot_be_found_out_is_unknown_and_no_failure(check: str, broken: 
     assert (finding.check, finding.status, finding.fault) == (check, Status.UNKNOWN, None)
 
 
-def test_memory_that_cannot_be_locked_where_nothing_locks_it_troubles_nobody() -> None:
+def test_memory_that_cannot_be_locked_where_nothing_locks_it_is_no_finding() -> None:
     unlocked = subject(
         has_rdma=False,
         adapters=(),

@@ -99,8 +99,8 @@ HEALTHY = Subject(
     lookup=Names(ADDRESSES),
     ask=lambda name, limit_s: Answer.NXDOMAIN,
     route_to=lambda address: Route("10.0.0.7", 1450),
-    port_trouble=lambda port: None,
-    write_trouble=lambda size: None,
+    port_problem=lambda port: None,
+    write_problem=lambda size: None,
     leftovers=lambda: (),
     try_out=try_out,
 )

@@ -431,7 +431,7 @@ def test_what_cannot_start_ends_with_its_own_code_and_leaves_the_job() -> None:
 
 def test_a_name_that_does_not_resolve_ends_the_wait_for_it() -> None:
     group = Group(replace(PLAN, wait_for=("node-0",), wait_s=5.0))
-    assert group.actions == [ev.OpenGate(("node-0",))]
+    assert group.actions == [ev.Resolve(("node-0",))]
     group(ev.Unresolved(1.0, "not resolved yet: node-0"))
     group(ev.Deadline(5.0))
     failure = group.outcome().failure
@@ -440,14 +440,14 @@ def test_a_name_that_does_not_resolve_ends_the_wait_for_it() -> None:
 
 def test_a_name_that_resolves_lets_the_node_join() -> None:
     group = Group(replace(PLAN, wait_for=("node-0",), wait_s=5.0))
-    group(ev.GateOpened(1.0))
+    group(ev.Resolved(1.0))
     assert isinstance(group.told()[-1], say.Join)
 
 
 def test_a_coordinator_that_was_found_while_the_name_was_waited_for_is_not_away() -> None:
     group = Group(replace(PLAN, wait_for=("node-0",), wait_s=5.0))
     group.hear(Connected())
-    group(ev.GateOpened(1.0))
+    group(ev.Resolved(1.0))
     assert group.state.deadline_s is None
 
 

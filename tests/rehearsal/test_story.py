@@ -102,6 +102,12 @@ def test_a_job_that_never_goes_on_is_down_to_its_end() -> None:
     assert (cost.is_open, cost.downtime_s) == (True, near(8.0))
 
 
+def test_a_line_on_its_way_at_the_fault_does_not_make_a_job_go_on_that_never_does() -> None:
+    tale = Tale("a").start(0.0).steps(1.0, range(1, 11)).fault(2.0, "kill pod", "b").steps(2.1, [11])
+    (cost,) = analyse(tale.condition(10.0, "Failed", 138).history(ended_s=30.0, succeeded=False)).costs
+    assert (cost.is_open, cost.reached, cost.downtime_s) == (True, 11, near(7.9))
+
+
 def test_a_fault_after_the_last_step_of_a_job_that_succeeds_costs_nothing() -> None:
     tale = Tale("a").start(0.0).steps(1.0, range(1, 11)).fault(5.0, "slow link", "a")
     (cost,) = analyse(finished(tale, 9.0)).costs

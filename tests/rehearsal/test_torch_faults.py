@@ -83,7 +83,7 @@ def test_waits_restarts_and_their_causes_are_shown_and_what_each_fault_cost(tmp_
         "[trainer-launch] local-node-0-1 ended with exit code 137 (killed by SIGKILL); a new pod follows in 3 s"
         in told
     )
-    assert "1 of 2 nodes, waiting for node 1" in told
+    assert "1 of 2 nodes, waiting up to 600 s for node 1" in told
     assert "generation 1: 2 nodes" not in told, "what goes its ordinary way is not shown"
     price = r" \(kill {}, node-0-1, at [\d.]+ s\) cost [\d.]+ s without a new step, \d+ repeated steps?; reached"
     assert re.search("^Fault 1" + price.format("worker node=1 at=step:5"), told, re.MULTILINE), told

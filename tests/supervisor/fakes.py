@@ -60,11 +60,11 @@ class FakeSystem(System):
     def descendants(self):
         return self._immortal
 
-    def open_gate(self, names):
-        self._note("gate", *names)
+    def resolve_names(self, names):
+        self._note("resolve", *names)
 
-    def close_gate(self):
-        self._note("no gate")
+    def stop_resolving(self):
+        self._note("stop resolving")
 
     def look(self):
         self._note("look")

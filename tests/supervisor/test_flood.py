@@ -24,8 +24,8 @@ def told(flood: Flood, now_s: float | None) -> bytes:
 def test_the_same_line_of_eight_ranks_is_shown_once_and_then_with_its_number() -> None:
     clock = Clock()
     flood = Flood(clock=clock)
-    gates = [flood.gate("agent", 1, rank, f"[0:{rank}] ".encode()) for rank in range(8)]
-    shown = [gate(b"loading\n" + f"rank {rank}\n".encode()) for rank, gate in enumerate(gates)]
+    filters = [flood.filter("agent", 1, rank, f"[0:{rank}] ".encode()) for rank in range(8)]
+    shown = [shown_by(b"loading\n" + f"rank {rank}\n".encode()) for rank, shown_by in enumerate(filters)]
     assert shown == [b"loading\nrank 0\n", *[f"rank {rank}\n".encode() for rank in range(1, 8)]]
     assert flood.due_s == 101.0
     assert told(flood, 100.9) == b""
@@ -36,7 +36,7 @@ def test_the_same_line_of_eight_ranks_is_shown_once_and_then_with_its_number() -
 def test_a_line_that_a_rank_repeats_and_one_of_later_are_shown() -> None:
     clock = Clock()
     flood = Flood(clock=clock)
-    one, two, _ = [flood.gate("agent", 1, rank, b"[x] ") for rank in range(3)]
+    one, two, _ = [flood.filter("agent", 1, rank, b"[x] ") for rank in range(3)]
     assert one(b"a\n") == b"a\n"
     assert one(b"a\n") == b"a\n"
     clock.now_s += 1
@@ -47,17 +47,17 @@ def test_a_line_that_a_rank_repeats_and_one_of_later_are_shown() -> None:
 @pytest.mark.parametrize(("count", "prefix"), [(2, b"[x] "), (8, b"")])
 def test_nothing_is_folded_of_two_ranks_nor_without_a_prefix_nor_across_streams(count: int, prefix: bytes) -> None:
     flood = Flood(clock=Clock())
-    gates = [flood.gate("agent", 1, rank, prefix) for rank in range(count)]
-    gates += [flood.gate("agent", 2, 0, prefix)]
-    assert [gate(b"a\n\n") for gate in gates] == [b"a\n\n"] * len(gates)
+    filters = [flood.filter("agent", 1, rank, prefix) for rank in range(count)]
+    filters += [flood.filter("agent", 2, 0, prefix)]
+    assert [shown_by(b"a\n\n") for shown_by in filters] == [b"a\n\n"] * len(filters)
     assert flood.told(None) == []
 
 
 def test_bulk_output_is_not_folded() -> None:
     flood = Flood(clock=Clock())
-    gates = [flood.gate("agent", 1, rank, b"[x] ") for rank in range(3)]
+    filters = [flood.filter("agent", 1, rank, b"[x] ") for rank in range(3)]
     bulk = b"x\n" * (BULK_BYTES // 2 + 1)
-    assert [gate(bulk) for gate in gates] == [bulk] * 3
+    assert [shown_by(bulk) for shown_by in filters] == [bulk] * 3
     assert flood.told(None) == []
 
 
@@ -65,7 +65,7 @@ def test_the_rest_of_a_line_whose_beginning_was_shown_is_not_folded() -> None:
     flood, stream = Flood(clock=Clock()), Stream()
     sources = [Source(b"[%d] " % rank, stream) for rank in range(3)]
     for rank, source in enumerate(sources):
-        source.gate = flood.gate("agent", 1, rank, b"[%d] " % rank)
+        source.line_filter = flood.filter("agent", 1, rank, b"[%d] " % rank)
     assert sources[0].feed(b"done\n") == b"[0] done\n"
     assert sources[1].feed(b"saving ... ") + sources[1].flush() == b"[1] saving ... "
     assert sources[1].feed(b"done\ndone\n") == b"done\n"
@@ -83,13 +83,13 @@ def test_a_summary_is_told_by_its_end(line: str, expected: bool) -> None:
 def test_a_limit_lets_so_many_lines_a_second_through_and_counts_the_rest() -> None:
     clock = Clock()
     flood = Flood(lines_per_s=3, clock=clock)
-    gate = flood.gate("program", 1, None, b"[0] ")
-    assert gate(b"1\n2\n") == b"1\n2\n"
-    assert gate(b"3\n4\n5\n") == b"3\n"
+    shown_by = flood.filter("program", 1, None, b"[0] ")
+    assert shown_by(b"1\n2\n") == b"1\n2\n"
+    assert shown_by(b"3\n4\n5\n") == b"3\n"
     assert flood.due_s == 101.0
     clock.now_s = 101.5
-    assert gate(b"6\n") == b"... 2 lines dropped (--output-limit 3)\n6\n"
-    assert gate(b"7\n8\n9\n") == b"7\n8\n"
+    assert shown_by(b"6\n") == b"... 2 lines dropped (--output-limit 3)\n6\n"
+    assert shown_by(b"7\n8\n9\n") == b"7\n8\n"
     assert told(flood, 102.4) == b""
     assert told(flood, 102.5) == b"[0] ... 1 line dropped (--output-limit 3)\n"
     assert flood.due_s is None

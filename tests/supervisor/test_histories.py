@@ -107,17 +107,17 @@ def test_one_of_two_programs_is_not_there():
     assert (0, "leader", "b", TERM) in calls
 
 
-def test_the_gate_opens_and_the_program_runs():
-    opened = (ev.Unresolved(1, "not yet"), ev.GateOpened(2), ended(3))
+def test_the_names_resolve_and_the_program_runs():
+    opened = (ev.Unresolved(1, "not yet"), ev.Resolved(2), ended(3))
     ended_, calls = run(plan(wait_for=("x",), wait_s=9.0), *opened)
     assert ended_.verdict is Verdict.SUCCEEDED
-    assert calls[:3] == [(0, "gate", "x"), (2, "no gate"), (2, "spawn", "a")]
+    assert calls[:3] == [(0, "resolve", "x"), (2, "stop resolving"), (2, "spawn", "a")]
 
 
-def test_the_gate_stays_shut():
+def test_the_names_never_resolve():
     ended_, calls = run(plan(wait_for=("x",), wait_s=9.0), ev.Unresolved(1, "x: unknown"))
     assert (ended_.failure.reason, ended_.failure.message) == ("PeerLost", "x: unknown")
-    assert (outcome.exit_code(ended_), ended_.took_s, calls[-2]) == (138, 9, (9, "no gate"))
+    assert (outcome.exit_code(ended_), ended_.took_s, calls[-2]) == (138, 9, (9, "stop resolving"))
 
 
 def test_evidence_is_gathered_when_it_happens():

@@ -50,7 +50,7 @@ AT = {  # one way into each state
     Phase.DONE: (plan(), ended("a"), ended("b"), ev.Childless(1.0)),
 }
 EVENTS = {
-    "opened": ev.GateOpened(2.0),
+    "opened": ev.Resolved(2.0),
     "unresolved": ev.Unresolved(2.0, "x: unknown"),
     "ended": ended("a", at_s=2.0),
     "not spawned": ev.SpawnFailed(2.0, "a", 127, "no a"),
@@ -114,12 +114,12 @@ def test_a_deadline_that_comes_early_changes_nothing():
         assert state_machine.step(state, ev.Deadline(0.5)) == (state, ())
 
 
-def test_a_plan_begins_at_once_or_at_its_gate():
+def test_a_plan_begins_at_once_or_when_its_names_resolve():
     assert play(plan())[1] == (ev.Spawn(A), ev.Spawn(B))
     state, actions = play(plan(wait_for=("x", "y"), wait_s=5.0))
-    assert actions == (ev.OpenGate(("x", "y")),)
+    assert actions == (ev.Resolve(("x", "y")),)
     assert state.deadline_s == 5.0
-    assert state_machine.step(state, EVENTS["opened"])[1] == (ev.CloseGate(), ev.Spawn(A), ev.Spawn(B))
+    assert state_machine.step(state, EVENTS["opened"])[1] == (ev.StopResolving(), ev.Spawn(A), ev.Spawn(B))
 
 
 def test_a_plan_needs_distinct_processes():
@@ -128,16 +128,16 @@ def test_a_plan_needs_distinct_processes():
             state_machine.begin(plan(processes=processes), 0.0)
 
 
-def test_a_gate_that_stays_shut_fails_with_what_the_resolver_said():
+def test_names_that_never_resolve_fail_with_what_the_resolver_said():
     state, actions = play(*AT[Phase.WAITING], EVENTS["unresolved"], ev.Deadline(5.0))
-    assert (state.gate_failed, state.text, actions) == (True, "x: unknown", (ev.CloseGate(),))
+    assert (state.names_failed, state.text, actions) == (True, "x: unknown", (ev.StopResolving(),))
     assert state.verdict is Verdict.FAILED
     assert "has not answered for x" in play(*AT[Phase.WAITING], ev.Deadline(5.0))[0].text
 
 
 def test_a_stop_before_anything_is_spawned_is_a_stop():
     state, actions = play(*AT[Phase.WAITING], ASK)
-    assert (state.verdict, state.exits, actions) == (Verdict.STOPPED, (), (ev.CloseGate(),))
+    assert (state.verdict, state.exits, actions) == (Verdict.STOPPED, (), (ev.StopResolving(),))
 
 
 @pytest.mark.parametrize("number", sorted(STOP_SIGNALS))

@@ -95,8 +95,9 @@ def _shown(found: list[Stored]) -> Iterator[str]:
     """One moment's incidents: the sentence, the ranks of all nodes, then what each node has."""
     incident = found[0].incident
     yield incident.sentence
-    if incident.restart_helps is not None:
-        yield "a restart may help" if incident.restart_helps else "a restart will not help"
+    helps = {True: "a restart may help", False: "a restart will not help", None: ""}[incident.restart_helps]
+    if words := "; ".join(filter(None, (incident.reason and f"reason={incident.reason}", helps))):
+        yield words
     states = [state for one in found for state in one.incident.states]
     if states:
         yield ""

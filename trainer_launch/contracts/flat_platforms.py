@@ -336,7 +336,7 @@ def _refuse_ray(_source: Source) -> Job:
     raise ContractError(
         "KUBERAY_GEN_RAY_START_CMD: this pod belongs to a Ray cluster, and Ray starts its training workers itself; "
         "use the Ray image's own command, or run the job without Ray; "
-        "--contract unknown runs this pod as if nobody had said anything"
+        "--contract unknown ignores these variables"
     )
 
 

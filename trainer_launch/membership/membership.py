@@ -413,12 +413,11 @@ def _say(state: State) -> Step:
     known, told = state.said or (None, frozenset())
     state = replace(state, say_at_s=None, said=(now, peers))
     new = peers if now != known else peers - told
-    says = (Say(_sentence(now)),) if now != known and now.missing else ()
+    says = (Say(_sentence(now, state.settings.rejoin_timeout_s)),) if now != known and now.missing else ()
     return state, (*says, *(Send(peer, now) for peer in sorted(new)))
 
 
-def _sentence(now: msg.Waiting) -> str:
+def _sentence(now: msg.Waiting, at_most_s: float) -> str:
     more = now.wanted - now.present - len(now.missing)
-    return f"{now.present} of {now.wanted} nodes, waiting for {', '.join(now.missing)}" + (
-        f" and {more} more" if more > 0 else ""
-    )
+    names = ", ".join(now.missing) + (f" and {more} more" if more > 0 else "")
+    return f"{now.present} of {now.wanted} nodes, waiting up to {at_most_s:g} s for {names}"

@@ -146,8 +146,8 @@ class Settings:
         None,
         ge=0,
         le=65_536,
-        description="nodes that wait, with torch imported, to replace a lost or faulty one: in addition to "
-        "--nodes, otherwise among the platform's nodes; default: the platform's nodes beyond --nodes",
+        description="nodes that wait to replace a lost or faulty one; local adds them to --nodes, elsewhere they "
+        "are among the platform's nodes; default: the platform's nodes beyond --nodes",
     )
     rendezvous: Literal["trainer-launch", "torch"] = _option(
         "trainer-launch",
@@ -161,8 +161,8 @@ class Settings:
     )
     secret_file: str | None = _option(
         None,
-        description="file with the job's secret, the same in all pods, without which no node joins; default: "
-        "/etc/trainer-launch/job-secret where it is mounted, else a hash of the MPI job's SSH key",
+        description="file with the job's secret, the same in all pods; a node with another secret is refused; "
+        "default: /etc/trainer-launch/job-secret if mounted, else a hash of the MPI job's SSH key",
     )
     start_method: Literal["auto", "exec", "forkserver"] = _option(
         "auto",
@@ -300,7 +300,7 @@ class Settings:
         0, ge=0, le=65535, description="port for Prometheus metrics, on all addresses; 0: off"
     )
     log_level: Literal["debug", "info", "warning", "error"] = _option(
-        "info", description="lowest level of the launcher's own messages"
+        "info", description="lowest level of the launcher's own messages; local shows fewer unless it is given"
     )
 
 

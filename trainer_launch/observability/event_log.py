@@ -158,7 +158,7 @@ def of_step(event: ev.Event, before: State, after: State) -> tuple[Event, ...]:
     """What a step of the supervisor tells."""
     told: list[Event] = []
     match event:
-        case ev.GateOpened():
+        case ev.Resolved():
             told.append(("resolved", {}))
         case ev.Unresolved(text=text):
             told.append(("unresolved", {"text": text}))

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.settings import PREFIX
 from trainer_launch.planning.torchrun_options import OPTIONS, TorchrunCommand, check_value, split_command
 
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
@@ -73,7 +74,9 @@ def parse_command(argv: Sequence[str]) -> Command:
     if words[0] == "-m" and len(words) > 1:
         return Command(argv=words, kind=Kind.MODULE, program=words[1:])
     if words[0].startswith("-"):
-        raise UsageError(f"the command starts with {words[0]!r}; name a program, or -m and a Python module")
+        variable = PREFIX + words[0].partition("=")[0].lstrip("-").replace("-", "_").upper()
+        ours = f"; an option of the launcher goes before --, or into {variable}" if words[0][:2] == "--" else ""
+        raise UsageError(f"the command starts with {words[0]!r}; name a program, or -m and a Python module{ours}")
     if name == "torchrun":
         return Command(argv=words, kind=Kind.TORCHRUN, torchrun=split_command(words[1:]))
     if _PYTHON.fullmatch(name):

@@ -142,8 +142,8 @@ class Subject:
     lookup: dns.Lookup = dns.lookup
     ask: Callable[[str, float], dns.Answer] = dns.ask
     route_to: Callable[[str], Route] = network.route_to
-    port_trouble: Callable[[int], tuple[int, str] | None] = network.port_error
-    write_trouble: Callable[[int], int | None] = shm.write_error
+    port_problem: Callable[[int], tuple[int, str] | None] = network.port_error
+    write_problem: Callable[[int], int | None] = shm.write_error
     leftovers: Callable[[], tuple[shm.Segment, ...]] = shm.unheld
     try_out: Callable[[str, str, float], deadline_subprocess.Tried] = deadline_subprocess.try_out
 
@@ -283,7 +283,7 @@ class _Running:
         self._subject = subject
         self._limit_s = check.limit_s(subject) if limit_s is None else limit_s
         self._found: tuple[Finding, ...] = ()
-        self._trouble = ""
+        self._problem = ""
         self._took_s = 0.0
         self._began_s = time.monotonic()
         self._thread = self._start()
@@ -296,7 +296,7 @@ class _Running:
         try:
             self._found = tuple(self._check.run(self._subject))
         except Exception as problem:  # noqa: BLE001  a check that is wrong must not stop the job
-            self._trouble = f"internal error in this check: {type(problem).__name__}: {problem}"
+            self._problem = f"internal error in this check: {type(problem).__name__}: {problem}"
         self._took_s = time.monotonic() - began_s
 
     def findings(self) -> tuple[Finding, ...]:
@@ -307,8 +307,8 @@ class _Running:
         thread.join(max(0.0, self._began_s + self._limit_s - time.monotonic()))
         if thread.is_alive():
             return (self._unknown(f"it did not finish within {self._limit_s:g} s"),)
-        if self._trouble:
-            return (self._unknown(self._trouble),)
+        if self._problem:
+            return (self._unknown(self._problem),)
         return tuple(replace(finding, took_s=self._took_s) for finding in self._found)
 
     def _unknown(self, text: str) -> Finding:

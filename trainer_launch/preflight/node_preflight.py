@@ -136,7 +136,7 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
         doing.waiting, doing.undo = part.waiting, part.tokens.remove
         doing.release()
         if subject.topology.is_coordinator:
-            subject = replace(subject, port_trouble=lambda port: None)  # it is the cluster preflight that has it
+            subject = replace(subject, port_problem=lambda port: None)  # it is the cluster preflight that has it
         found = selection.run(subject, at_once).findings
 
         @functools.cache

@@ -282,16 +282,16 @@ def reach_store(host: str, port: int, is_over: Callable[[], int]) -> TCPStore:
     """
     # torch's own attempts would last until the timeout, and print a stack of C++ each.
     began_s = time.monotonic()
-    while (trouble := _trouble(host, port)) is not None:
+    while (problem := _connect_error(host, port)) is not None:
         waited_s = time.monotonic() - began_s
         if is_over() or waited_s > STORE_TIMEOUT.total_seconds():
-            text = f"the store at {host}:{port} could not be reached for {waited_s:.0f} s ({trouble})"
+            text = f"the store at {host}:{port} could not be reached for {waited_s:.0f} s ({problem})"
             raise DistNetworkError(f"{text}; {_ADVICE}")
         time.sleep(_STORE_LOOK_S)
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
 
 
-def _trouble(host: str, port: int) -> OSError | None:
+def _connect_error(host: str, port: int) -> OSError | None:
     try:
         socket.create_connection((host, port), _REACH_S).close()
     except OSError as problem:

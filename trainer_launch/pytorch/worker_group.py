@@ -270,7 +270,7 @@ def begin(plan: Plan, incarnation: str, at_s: float) -> Step:
     phase = Phase.WAITING if plan.wait_for else Phase.JOINING
     state = State(plan=plan, incarnation=incarnation, phase=phase, started_at_s=at_s, away_since_s=at_s)
     if plan.wait_for:
-        return replace(state, wait_until_s=at_s + plan.wait_s), (ev.OpenGate(plan.wait_for),)
+        return replace(state, wait_until_s=at_s + plan.wait_s), (ev.Resolve(plan.wait_for),)
     return state, (_join(state),)
 
 
@@ -286,10 +286,10 @@ def step(state: State, event: Event) -> Step:
     return state, ()
 
 
-def _open_gate(state: State, event: ev.GateOpened) -> Step:
+def _names_resolved(state: State, event: ev.Resolved) -> Step:
     away_since_s = None if state.away_since_s is None else event.at_s
     state = replace(state, phase=Phase.JOINING, wait_until_s=None, away_since_s=away_since_s, unresolved="")
-    return state, (ev.CloseGate(), _join(state))
+    return state, (ev.StopResolving(), _join(state))
 
 
 # -- the coordinator --------------------------------------------------------------------------
@@ -388,9 +388,9 @@ def _break_off(state: State, at_s: float) -> Step:
 
 
 def _end(state: State, word: say.Leave | None = None) -> Step:
-    gate = (ev.CloseGate(),) if state.phase is Phase.WAITING else ()
+    stop = (ev.StopResolving(),) if state.phase is Phase.WAITING else ()
     told = () if word is None else (Tell(word),)
-    return replace(state, phase=Phase.ENDED, wait_until_s=None), (*gate, *told, CloseStore())
+    return replace(state, phase=Phase.ENDED, wait_until_s=None), (*stop, *told, CloseStore())
 
 
 # -- workers ----------------------------------------------------------------------------------
@@ -580,7 +580,7 @@ _HANDLERS: dict[type, _Handler] = {
     ev.SpawnFailed: _not_spawned,
     ev.Hung: _hung,
     ev.Signalled: _signalled,
-    ev.GateOpened: _open_gate,
+    ev.Resolved: _names_resolved,
     ev.Unresolved: lambda state, event: (replace(state, unresolved=event.text), (ev.Say(event.text),)),
     ev.Deadline: _tick,
 }

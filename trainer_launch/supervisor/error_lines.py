@@ -146,7 +146,7 @@ SYMPTOMS = (
     _symptom(
         "Misconfigured",
         r"rendezvous: environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set",
-        what="because nothing told it its place in the job",
+        what="because the variables of a torch job are not set",
         hint="start it with --nproc-per-node N, or with the variables of a platform; trainer-launch explain shows "
         "what this pod was told",
         again=False,

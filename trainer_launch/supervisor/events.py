@@ -12,7 +12,7 @@ from trainer_launch.model.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class GateOpened:
+class Resolved:
     """All names resolve."""
 
     at_s: float
@@ -79,21 +79,21 @@ class Hung:
     since_s: float | None = None  # the last progress
 
 
-Event = GateOpened | Unresolved | Exited | SpawnFailed | Signalled | Deadline | Childless | Hung
+Event = Resolved | Unresolved | Exited | SpawnFailed | Signalled | Deadline | Childless | Hung
 
 
 # -- actions: what the loop has to do ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class OpenGate:
+class Resolve:
     """Begin to resolve these names."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CloseGate:
+class StopResolving:
     """Stop resolving."""
 
 
@@ -154,7 +154,7 @@ class Clean:
     """Remove what the dead have left in shared memory: all is gone, and starts again."""
 
 
-Action = OpenGate | CloseGate | Say | Spawn | SignalLeader | SignalGroup | SignalAll | Look | NameHanging | Clean
+Action = Resolve | StopResolving | Say | Spawn | SignalLeader | SignalGroup | SignalAll | Look | NameHanging | Clean
 
 
 # -- state -------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class State:
     cause: Exit | None = None  # the first failure
     hung: Hung | None = None  # the hang watch found that what runs has to end
     text: str = ""  # what the resolver or exec said
-    gate_failed: bool = False
+    names_failed: bool = False
     stop_signal: int | None = None  # what asked us to stop, when nothing had failed before
     restarts: int = 0  # done so far
     restarts_at_s: tuple[float, ...] = ()  # and when, the last hour's
@@ -257,4 +257,4 @@ class State:
         """How the run ended, for a state that is done."""
         if self.stopped:
             return Verdict.STOPPED
-        return Verdict.FAILED if self.gate_failed or self.cause or self.hung else Verdict.SUCCEEDED
+        return Verdict.FAILED if self.names_failed or self.cause or self.hung else Verdict.SUCCEEDED

@@ -99,8 +99,8 @@ _FIRST = (
     _Rule(
         "Hung",
         _agent_says("Hung"),
-        "read the saved stacks: the rank outside the collective in which the others wait is the cause; "
-        "if all are in it, check the network between the nodes",
+        "look at the rank and line that the message names; trainer-launch incidents show has those of all ranks; "
+        "if all ranks are in the same collective, check the network between the nodes",
         exit_code=exit_codes.INFRASTRUCTURE,
         again=True,
         shows=lambda evidence: _memory(evidence) if evidence.oom_killed else (),

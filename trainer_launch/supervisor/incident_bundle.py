@@ -238,12 +238,14 @@ def chosen(place: str, wanted: str | None) -> Stored:
 def moment(place: str, one: Stored) -> list[Stored]:
     """This incident and, on a shared volume, other nodes' of the same moment; the one that tells most first.
 
-    All nodes tell a suspected hang alike. Of a failure, those who have seen it say more than those who were told.
+    All nodes tell a suspected hang alike. Of a failure, those who have seen it say more than those who were told: a
+    node may have only the hang that led to it.
     """
     about, nodes = one.incident, {one.incident.node_rank: one}
-    for other in stored(place) if about.node_rank is not None and about.job else ():
+    others = stored(place) if about.node_rank is not None and about.job else ()
+    for other in sorted(others, key=lambda each: each.incident.kind != about.kind):
         said = other.incident
-        is_same = (said.job, said.kind, said.generation) == (about.job, about.kind, about.generation)
+        is_same = (said.job, said.generation) == (about.job, about.generation)
         if is_same and said.node_rank is not None and abs(said.time_s - about.time_s) <= _MOMENT_S:
             nodes.setdefault(said.node_rank, other)
     found = sorted(nodes.values(), key=lambda each: each.incident.node_rank or 0)

@@ -145,11 +145,11 @@ class _Run:
 def carry_out(system: System, action: ev.Action, plan: Plan) -> None:
     """Do what the machine asks for, but start and look."""
     match action:
-        case ev.OpenGate(names=names):
+        case ev.Resolve(names=names):
             log.info("waiting up to %g s for %s to resolve", plan.wait_s, ", ".join(names))
-            system.open_gate(names)
-        case ev.CloseGate():
-            system.close_gate()
+            system.resolve_names(names)
+        case ev.StopResolving():
+            system.stop_resolving()
         case ev.Say(text=text):
             log.warning("%s", text)
         case ev.SignalLeader(process=name, number=number):
@@ -196,7 +196,7 @@ def _is_request(number: int, before: Phase, state: State) -> bool:
 
 
 def _failure(state: State, system: System, evidence: Evidence) -> Failure | None:
-    if state.gate_failed:
+    if state.names_failed:
         return failure.unresolved(state.text)
     cause = state.cause
     if state.stopped:  # how it took the request is worth a word when it did not leave with 0

@@ -112,7 +112,7 @@ class Output:
             source = Untouched(b"", sink.stream)
         else:
             source = Source(prefix, sink.stream)
-            source.gate = self._flood.gate(process if member is None else "", streams[-1], member, prefix)
+            source.line_filter = self._flood.filter(process if member is None else "", streams[-1], member, prefix)
             with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
                 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         pipe = _Pipe(read_end, source, sink if to.is_shown else None, copies)

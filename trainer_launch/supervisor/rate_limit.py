@@ -125,7 +125,7 @@ class Flood:
         self._folds: dict[tuple[str, int], Fold] = {}  # by process and stream
         self._limits: list[tuple[int, bytes, Limit]] = []  # stream, prefix
 
-    def gate(self, process: str, stream: int, rank: int | None, prefix: bytes) -> Callable[[bytes], bytes]:
+    def filter(self, process: str, stream: int, rank: int | None, prefix: bytes) -> Callable[[bytes], bytes]:
         """What the whole lines of one pipe go through."""
         fold = self._folds.setdefault((process, stream), Fold(self._clock))
         limit = Limit(self.lines_per_s, self._clock) if self.lines_per_s else None
@@ -183,7 +183,7 @@ class Source:
 
     def __init__(self, prefix: bytes, stream: Stream) -> None:
         self.tail = b""
-        self.gate: Callable[[bytes], bytes] | None = None  # leaves lines out
+        self.line_filter: Callable[[bytes], bytes] | None = None  # leaves lines out
         self._prefix = prefix
         self._stream = stream
         self._pending = b""  # the begin of a line whose end has not come
@@ -205,9 +205,9 @@ class Source:
         if data:
             self._after_cr = False
         body = self._whole_lines(data)
-        if body and self.gate is not None:
+        if body and self.line_filter is not None:
             rest = body.find(b"\n") + 1 if self._mid_line else 0  # of a line whose begin was shown
-            body = body[:rest] + self.gate(body[rest:])
+            body = body[:rest] + self.line_filter(body[rest:])
         out = start + self._prefixed(body)
         return self._stream.admit(self, out) if out else b""
 

@@ -2,7 +2,7 @@ r"""What the supervisor does, as a pure state machine: `step(state, event) -> (s
 
 state    | opened  | unres. | ended, not spawned | terminate       | drain  | forward | deadline           | empty
 ---------|---------|--------|--------------------|-----------------|--------|---------|--------------------|---------
-WAITING  | RUNNING | say it | x                  | DONE            | DONE   | ignore  | DONE, gate failed  | x
+WAITING  | RUNNING | say it | x                  | DONE            | DONE   | ignore  | DONE, unresolved   | x
 RUNNING  | x       | ignore | last: CLEARING     | STOPPING        | relay, | relay   | kill what an ended | x
          |         |        | failed: STOPPING   |                 | note   |         | one left; none: x  |
 STOPPING | x       | ignore | last: CLEARING     | next rung       | relay  | relay   | 80 %: all are told | x
@@ -40,13 +40,13 @@ Step = tuple[State, tuple[ev.Action, ...]]
 
 
 def begin(plan: Plan, at_s: float) -> Step:
-    """Start a plan: at its gate when it waits for names, else at once."""
+    """Start a plan: after its names resolve, when it waits for some, else at once."""
     names = [p.name for p in plan.processes]
     if not names or len(set(names)) < len(names):
         raise InternalError(f"a plan needs processes with distinct names, found {names}")
     state = State(plan=plan, phase=Phase.WAITING, started_at_s=at_s)
     if plan.wait_for:
-        return replace(state, wait_until_s=at_s + plan.wait_s), (ev.OpenGate(plan.wait_for),)
+        return replace(state, wait_until_s=at_s + plan.wait_s), (ev.Resolve(plan.wait_for),)
     return _spawn_all(state)
 
 
@@ -65,7 +65,7 @@ def stop(state: State, at_s: float) -> Step:
 def _column(state: State, event: ev.Event) -> int:
     if isinstance(event, ev.Signalled):
         return {SignalAction.TERMINATE: 3, SignalAction.DRAIN: 4}.get(purpose(state, event.number), 5)
-    return {ev.GateOpened: 0, ev.Unresolved: 1, ev.Exited: 2, ev.SpawnFailed: 2, ev.Deadline: 6, ev.Childless: 7}[
+    return {ev.Resolved: 0, ev.Unresolved: 1, ev.Exited: 2, ev.SpawnFailed: 2, ev.Deadline: 6, ev.Childless: 7}[
         type(event)
     ]
 
@@ -92,9 +92,9 @@ def _say_it(state: State, event: ev.Unresolved) -> Step:
     return replace(state, text=event.text), (ev.Say(event.text),)
 
 
-def _open(state: State, event: ev.GateOpened) -> Step:
+def _open(state: State, event: ev.Resolved) -> Step:
     state, spawns = _spawn_all(replace(state, text="", wait_until_s=None))
-    return state, (ev.CloseGate(), *spawns)
+    return state, (ev.StopResolving(), *spawns)
 
 
 def _spawn_all(state: State) -> Step:
@@ -104,14 +104,14 @@ def _spawn_all(state: State) -> Step:
 
 
 def _unstarted(state: State, event: ev.Signalled) -> Step:
-    return replace(_done(state), stop_signal=event.number, asked=1), (ev.CloseGate(),)
+    return replace(_done(state), stop_signal=event.number, asked=1), (ev.StopResolving(),)
 
 
-def _lose_gate(state: State, event: ev.Deadline) -> Step:
+def _unresolved(state: State, event: ev.Deadline) -> Step:
     if _early(state.wait_until_s, event):
         return state, ()
     text = state.text or f"the resolver has not answered for {', '.join(state.plan.wait_for)}"
-    return replace(_done(state), gate_failed=True, text=text), (ev.CloseGate(),)
+    return replace(_done(state), names_failed=True, text=text), (ev.StopResolving(),)
 
 
 # -- ends of processes ------------------------------------------------------------------------
@@ -289,7 +289,7 @@ _Cell = Callable[[State, Any], Step]
 # fmt: off
 _TABLE: dict[Phase, tuple[_Cell, ...]] = {
     #                opened,   unres.,  ended,    terminate,     drain,      forward, deadline,       childless
-    Phase.WAITING:  (_open,    _say_it, _illegal, _unstarted,    _unstarted, _ignore, _lose_gate,     _illegal),
+    Phase.WAITING:  (_open,    _say_it, _illegal, _unstarted,    _unstarted, _ignore, _unresolved,    _illegal),
     Phase.RUNNING:  (_illegal, _ignore, _end,     _ask_running,  _drain,     _relay,  _tick_running,  _illegal),
     Phase.STOPPING: (_illegal, _ignore, _end,     _ask_stopping, _relay,     _relay,  _tick_stopping, _illegal),
     Phase.CLEARING: (_illegal, _ignore, _illegal, _ask_clearing, _no_more,   _ignore, _tick_clearing, _childless),

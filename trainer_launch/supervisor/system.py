@@ -62,7 +62,7 @@ class System:
         self._resolver = resolver
         self.clean: Callable[[], None] = lambda: None  # the caller's: removes shared memory that the dead have left
         self.launchers: Callable[[], Collection[int]] = tuple  # the caller's: others, which stop what is below them
-        self._gate: PendingNames | None = None
+        self._resolving: PendingNames | None = None
         self._popens: dict[int, tuple[str, subprocess.Popen[bytes] | None]] = {}  # by pid, until they have ended
         self._pids: dict[str, int] = {}  # of every process that was started
         self._told: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
@@ -220,18 +220,18 @@ class System:
         with contextlib.suppress(OSError):  # full, or closed: it wakes up anyway
             os.write(self._wake_write, bytes([signal.SIGCHLD]))
 
-    def open_gate(self, names: tuple[str, ...]) -> None:
+    def resolve_names(self, names: tuple[str, ...]) -> None:
         """Begin to resolve names; the answers come as events."""
-        self._gate = PendingNames(names, self._resolver)
-        self._selector.register(self._gate.fd, selectors.EVENT_READ)
-        self._gate.start()
+        self._resolving = PendingNames(names, self._resolver)
+        self._selector.register(self._resolving.fd, selectors.EVENT_READ)
+        self._resolving.start()
 
-    def close_gate(self) -> None:
+    def stop_resolving(self) -> None:
         """Stop resolving."""
-        if self._gate is not None:
-            self._selector.unregister(self._gate.fd)
-            self._gate.close()
-            self._gate = None
+        if self._resolving is not None:
+            self._selector.unregister(self._resolving.fd)
+            self._resolving.close()
+            self._resolving = None
 
     def wait(self, until_s: float | None) -> list[ev.Event]:
         """Sleep until something happened or the time has come; without a deadline there is no wake-up at all."""
@@ -255,11 +255,11 @@ class System:
         return [ev.Signalled(self.now(), number) for number in numbers if number != signal.SIGCHLD]
 
     def _resolved(self) -> list[ev.Event]:
-        if self._gate is None:
+        if self._resolving is None:
             return []
-        opened, text = self._gate.news(self.now())
+        opened, text = self._resolving.news(self.now())
         said: list[ev.Event] = [ev.Unresolved(self.now(), text)] if text else []
-        return [*said, ev.GateOpened(self.now())] if opened else said
+        return [*said, ev.Resolved(self.now())] if opened else said
 
     def _reap(self) -> list[ev.Event]:
         """Collect who has ended. Peek first: a child taken from its Popen would look like a success to it."""
@@ -327,7 +327,7 @@ class System:
 
     def close(self) -> None:
         """Give everything back; what still runs is killed. Only now do signals act as they did before."""
-        self.close_gate()
+        self.stop_resolving()
         if self._popens:
             self.signal_all(signal.SIGKILL, again=True)
         self.drain(0.0)

@@ -169,21 +169,21 @@ def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iter
     """A finding for each clock that is off; `offsets` are from one clock, with their uncertainty."""
     middle = statistics.median(offset for offset, _ in offsets)
     worst = 0.0
-    troubles: list[tuple[float, Finding]] = []
+    problems: list[tuple[float, Finding]] = []
     for name, (offset, error) in zip(names, offsets, strict=True):
         # What is sure to be off; node 0's clock is ahead of this one's by `offset`.
         off_s = max(0.0, abs(middle - offset) - error)
         worst = max(worst, off_s)
         if off_s > CLOCK_WARN_S:
-            troubles.append((off_s, _skewed(name, off_s, is_ahead=middle > offset)))
-    ordered = [finding for _, finding in sorted(troubles, key=lambda trouble: -trouble[0])]
+            problems.append((off_s, _skewed(name, off_s, is_ahead=middle > offset)))
+    ordered = [finding for _, finding in sorted(problems, key=lambda one: -one[0])]
     yield from ordered[:_SHOWN]
     for status in (Status.FAIL, Status.WARN):
         rest = [finding for finding in ordered[_SHOWN:] if finding.status is status]
         if rest:
             text = f"{rest[0].text}, and {len(rest) - 1} more off by less"
             yield replace(rest[0], subject=", ".join(one.subject for one in rest), text=text)
-    if not troubles:
+    if not problems:
         text = f"all clocks agree to {max(worst, 0.001):.3f} s"
         yield clock.passed(text, scope=Scope.JOB, measured=round(worst, 3), unit="s")
 

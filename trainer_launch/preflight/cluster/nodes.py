@@ -98,11 +98,11 @@ _MEANING: Mapping[Stage, str] = {
 ADVICE: Mapping[Stage, str] = {
     Stage.UNNAMED: "check which pods of the job are not running",
     Stage.NO_RECORD: "check whether its pod is scheduled (kubectl describe pod), and the job's headless Service",
-    Stage.UNREACHABLE: "see the routes and the CNI of both machines",
+    Stage.UNREACHABLE: "check the routes and the CNI of both machines",
     Stage.REFUSED: "check the events and the init containers of its pod",
-    Stage.TIMEOUT: "see network policies, both ways, for the port of node 0",
-    Stage.SILENT: "see what its process waits for; the machine may need a reboot",
-    Stage.RUNS: "see its own log, and network policies, both ways, for the port of node 0",
+    Stage.TIMEOUT: "check that network policies allow node 0's port in both directions",
+    Stage.SILENT: "check what its process waits for; the machine may need a reboot",
+    Stage.RUNS: "read its log, and check that network policies allow node 0's port in both directions",
 }
 
 

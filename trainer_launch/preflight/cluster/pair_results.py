@@ -254,7 +254,7 @@ def together(names: Sequence[str], way: str | None, rails: int, seen: Sequence[m
     ordered = sorted(failed.items(), key=lambda group: (len(group[1]), group[0]))  # who differs tells most
     return full_job.failed(
         Fault.NODE,
-        f"all pairs pass, yet all {who} fail, as {n_failed} of them say: this shows at full scale only",
+        f"all pairs pass, but all {who} fail, as {n_failed} of them report: the fault shows at full scale only",
         scope=Scope.JOB,
         measured=n_failed,
         expected=0,

@@ -46,7 +46,7 @@ class Collectives:
     def _start(self) -> None:
         self._buffer = b""
         self._told: Mapping[str, Any] | None = None  # its first words
-        self._trouble = ""
+        self._problem = ""
         self._sock, theirs = socket.socketpair()
         with theirs:
             try:
@@ -60,24 +60,24 @@ class Collectives:
                 )
             except OSError as problem:
                 self._child = None
-                self._trouble = f"its process could not be started: {problem.strerror}"
+                self._problem = f"its process could not be started: {problem.strerror}"
 
     def ability(self) -> str:
         """What this node can do, in the words of `ways`; waits until torch is imported."""
         with self._lock:
             told = self._ready(IMPORT_S)
         if told is None:
-            return pair_results.means_told(False, 0, self._trouble)
+            return pair_results.means_told(False, 0, self._problem)
         gpus = told.get("gpus", 0)
         return pair_results.means_told(
             told.get("gloo") is True, gpus if type(gpus) is int else 0, str(told.get("why", ""))[:200]
         )
 
     def _ready(self, limit_s: float) -> Mapping[str, Any] | None:
-        if self._told is None and not self._trouble:
+        if self._told is None and not self._problem:
             self._told = self._line(time.monotonic() + limit_s)
             if self._told is None:
-                self._trouble = self._trouble or f"torch was not imported within {limit_s:g} s"
+                self._problem = self._problem or f"torch was not imported within {limit_s:g} s"
         return self._told
 
     def run(self, test: msg.Test, listener: Listener) -> tuple[msg.Seen, ...]:
@@ -85,7 +85,7 @@ class Collectives:
         until_s = time.monotonic() + test.limit_s
         with self._lock:
             if self._ready(test.limit_s) is None:
-                return _failed(test, self._trouble)
+                return _failed(test, self._problem)
             told = self._asked(test, listener, until_s) if test.rank == 0 else self._ask(test, until_s, [])
             if told is None and not self._closing:
                 self._end()
@@ -116,7 +116,7 @@ class Collectives:
                 return None
             if not got:
                 status = self._child.wait() if self._child is not None else None
-                self._trouble = f"its process ended with {status}"
+                self._problem = f"its process ended with {status}"
                 return None
             self._buffer += got
         line, _, self._buffer = self._buffer.partition(b"\n")

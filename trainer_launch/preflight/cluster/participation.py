@@ -249,12 +249,12 @@ def _started(server: PreflightServer, nodes: int) -> NodeError | None:
     if not allow_connections(nodes):
         _log.warning(TOO_FEW_FILES, nodes)
     until_s = time.monotonic() + _PORT_S
-    while (problem := _trouble(server)) is not None and time.monotonic() < until_s:
+    while (problem := _start_error(server)) is not None and time.monotonic() < until_s:
         time.sleep(0.1)
     return problem
 
 
-def _trouble(server: PreflightServer) -> NodeError | None:
+def _start_error(server: PreflightServer) -> NodeError | None:
     try:
         server.start()
     except NodeError as problem:

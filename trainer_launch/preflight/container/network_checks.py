@@ -242,11 +242,11 @@ def ports(subject: Subject) -> Iterator[Finding]:
     if coordinator is None or not subject.has_peers or not subject.topology.is_coordinator:
         yield ports.skipped("this node opens no port that others know")
         return
-    trouble = subject.port_trouble(coordinator.port)
-    if trouble is None:
+    problem = subject.port_problem(coordinator.port)
+    if problem is None:
         yield ports.passed(f"port {coordinator.port} is free")
         return
-    number, holder = trouble
+    number, holder = problem
     may_not = number in (errno.EACCES, errno.EPERM)
     yield ports.failed(
         Fault.JOB if may_not else Fault.NODE,

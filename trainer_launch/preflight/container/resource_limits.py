@@ -162,7 +162,7 @@ def shm(subject: Subject) -> Iterator[Finding]:
         on_gpus=host.gpus.cuda > 0,
         is_mpi=subject.job.engine in ("mpirun", "sshd"),
     )
-    number = subject.write_trouble(min(_WRITTEN_BYTES, _bearable(subject)))
+    number = subject.write_problem(min(_WRITTEN_BYTES, _bearable(subject)))
     if subject.shm_size == "keep":  # it stays as it is; whether it is enough is a question all the same
         host = replace(host, may_enlarge_shm=False)
     decision = shared_memory.decide(host, need, "auto" if subject.shm_size == "keep" else subject.shm_size)
@@ -322,17 +322,17 @@ def _judged(folder: str, tried: Tried, limit_s: float) -> Finding:
 
 def _room(folder: str, seconds: float, free: int, inodes: int) -> Finding:
     text = f"{folder}: {in_units(free)} free, 1 MiB written, synced and read back in {seconds:.3f} s"
-    troubles = ["it is nearly full"] * (free < _LOW_BYTES)
-    troubles += [f"room for only {counted(inodes, 'more file')}"] * (0 <= inodes < _LOW_INODES)
-    troubles += ["it is slow"] * (seconds > _SLOW_S)
-    told = storage.warned if troubles else storage.passed
+    problems = ["it is nearly full"] * (free < _LOW_BYTES)
+    problems += [f"room for only {counted(inodes, 'more file')}"] * (0 <= inodes < _LOW_INODES)
+    problems += ["it is slow"] * (seconds > _SLOW_S)
+    told = storage.warned if problems else storage.passed
     return told(
-        "; ".join((text, *troubles)),
+        "; ".join((text, *problems)),
         subject=folder,
         measured=round(seconds, 3),
         expected=_SLOW_S,
         unit="s",
-        action="make room on the volume, or see why it is slow" if troubles else "",
+        action="make room on the volume, or see why it is slow" if problems else "",
     )
 
 

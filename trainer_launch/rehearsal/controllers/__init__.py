@@ -75,7 +75,7 @@ def overridden(
     """
     if nproc is not None and workload_of(_with_nproc(documents, "1")) == workload_of(_with_nproc(documents, "2")):
         kind = next((_kind(found) for found in documents if _module(found) is not None), "job")
-        raise UsageError(f"--nproc-per-node does not apply to this {kind}: its pods are told no number of workers")
+        raise UsageError(f"--nproc-per-node does not apply to this {kind}: its pods get no number of workers")
     if nodes is not None:
         documents = tuple(with_nodes(one, nodes) if _module(one) else one for one in documents)
     return documents if nproc is None else _with_nproc(documents, nproc)

@@ -119,6 +119,9 @@ def curve(reached: Sequence[Reached], resumed: Sequence[Resume]) -> tuple[Stretc
     )
 
 
+_LATE_STEPS = 2  # steps that workers still print after a fault has stopped them
+
+
 def _standstill(cost: Cost, history: History, mine: Sequence[Resume], stretches: Sequence[Stretch]) -> Cost:
     """With its time without a new step, counted from the last one that still came to the first beyond it."""
     fault, over_s = cost.fault, cost.over_s
@@ -127,6 +130,9 @@ def _standstill(cost: Cost, history: History, mine: Sequence[Resume], stretches:
         return cost
     job = [one for one in mine if not one.is_apart]
     turn_s = min((one.at_s for one in job), default=None)  # when training went on, though it may repeat steps
+    late = sum(at_s > fault.at_s for at_s, _ in points)
+    if turn_s is None and not history.succeeded and late <= _LATE_STEPS:
+        turn_s = _end_of_job_s(history)  # training never went on
     before = _before(stretches, fault.at_s, turn_s)
     reached = before[-1][1] if before else None
     worst = max(job, key=lambda one: one.lost, default=None)

@@ -332,7 +332,7 @@ _STATUS = {
     Doing.STOPPING: "Terminating",
     Doing.DOWN: "Restarting",
 }
-_TROUBLE = (Doing.DOWN, Doing.STOPPING, Doing.WAITING, Doing.INIT, Doing.RUNNING, Doing.OVER)
+_WORST_FIRST = (Doing.DOWN, Doing.STOPPING, Doing.WAITING, Doing.INIT, Doing.RUNNING, Doing.OVER)
 
 
 @dataclass(slots=True)
@@ -416,7 +416,7 @@ class TableState:
         standing = [(pod, one.walk.doing) for pod, one in self.pods.items()]
         if len(standing) <= most:
             return standing, ""
-        shown = sorted(standing, key=lambda one: _TROUBLE.index(one[1]))[: most - 1]
+        shown = sorted(standing, key=lambda one: _WORST_FIRST.index(one[1]))[: most - 1]
         names = {pod for pod, _ in shown}
         counts = Counter(one.status for pod, one in self.pods.items() if pod not in names)
         told = ", ".join(f"{count} {status}" for status, count in counts.items())
