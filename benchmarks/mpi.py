@@ -228,7 +228,7 @@ check for an hour.""",
     missing=missing,
     shown=(MPIRUN, HOROVODRUN),
     causes={
-        "": "Python starts first (0.15 s), then each host is looked at, for which its sshd starts a process; here all hosts "
-        "share two cores.",
+        "": "Python starts first (0.15 s), then each host is looked at, for which its sshd starts a process; here "
+        "all hosts share two cores.",
     },
 )
