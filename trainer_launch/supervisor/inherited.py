@@ -164,10 +164,9 @@ def fork(process: Process, streams: Mapping[int, int], prepare: Callable[[], Non
             prepare()
         _begin_anew(process, streams)
         importlib.import_module(process.module or "").main(process.argv, process.env)
-    except BaseException:  # noqa: BLE001  it must not go on as the launcher
+    finally:  # it must not go on as the launcher; main() ends the process itself
         traceback.print_exc()
-    finally:
-        os._exit(exit_codes.FAILED)  # main() ends the process itself
+        os._exit(exit_codes.FAILED)
 
 
 def _begin_anew(process: Process, streams: Mapping[int, int]) -> None:

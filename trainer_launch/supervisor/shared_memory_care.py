@@ -95,10 +95,11 @@ def copying_error() -> int:
     """The errno with which the kernel refuses to read another process's memory, as Open MPI's ranks do; or 0."""
     child = os.fork()  # so that nothing that it allows is allowed for us
     if child == 0:
-        number = 0
-        with contextlib.suppress(Exception):  # nothing is known
+        number = 0  # when nothing is known
+        try:
             number = _copied()
-        os._exit(number)
+        finally:
+            os._exit(number)
     return abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
