@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test test-long test-all test-frameworks test-containers test-kubelet test-gpu gpu-wheels test-pythons test-pythons-torch spec lint size bench bench-survival soak fuzz release bump clean
+.PHONY: help venv system horovod demo test test-long test-all test-frameworks test-containers test-kubelet test-gpu gpu-wheels test-versions spec lint size bench bench-survival soak fuzz release bump clean
 
 PYTHON ?=
 TORCH ?=
@@ -15,6 +15,7 @@ BENCH_ARGS ?=
 SOAK_ARGS ?=
 FUZZ_ARGS ?=
 SPEC_ARGS ?=
+VERSIONS ?=
 BIN := .venv/bin
 
 # Another environment may be active: it is neither used nor changed.
@@ -81,22 +82,10 @@ test-gpu: ## with an NVIDIA GPU, without network: run GPU checks and jobs over N
 gpu-wheels: ## with network: pack in .gpu-wheels what `make test-gpu` needs besides torch; GPU_PYTHON=3.12
 	@tests/setup/gpu.sh pack $(GPU_PYTHON)
 
-# A developer's .venv has one Python; these are the others that the package supports, as far as this machine has them.
-PYTHONS ?= 3.10 3.12 3.13 3.14
-define in_pythons # HOW TO FIND THEM, ARGUMENTS OF PYTEST
-	@found=$$($(1) </dev/null) || { [ $$? = 3 ] && [ "$$CI" != true ]; } || exit 1; worst=0; \
-	while IFS= read -r python; do \
-	    [ -n "$$python" ] || continue; \
-	    echo "== $$("$$python" -V), $$python"; \
-	    "$$python" -m pytest -n 5 $(SIDE_BY_SIDE) $(2) $(PYTEST_ARGS) </dev/null || worst=1; \
-	done <<<"$$found"; exit $$worst
-endef
-
-test-pythons: system ## run the tests that need no torch with each other Python there is: PYTHONS="3.10 3.12 3.13 3.14"
-	$(call in_pythons,TORCH= tests/setup/pythons.sh $(PYTHONS),-m "not torch and not long and not frameworks and not containers and not kubelet and not gpu")
-
-test-pythons-torch: system ## run torch's main tests with another Python, the last of PYTHONS; torch is installed once
-	$(call in_pythons,TORCH="$${TORCH:-yes}" tests/setup/pythons.sh $(lastword $(PYTHONS)),tests/cli/test_torch.py tests/pytorch)
+# A developer's .venv has one Python and one torch; these are the others that the package supports.
+test-versions: system venv ## run the main tests with other versions of torch, Python, MPI and ssh: VERSIONS="torch-2.4 mpi-5.0"
+	@tests/setup/system_packages.sh debootstrap
+	@$(BIN)/python -m tests.release.versions $(VERSIONS)
 
 spec: venv ## print the tests as sentences: what this program does, folder by folder; SPEC_ARGS="mpi ssh"
 	@$(BIN)/python tests/spec.py $(SPEC_ARGS)

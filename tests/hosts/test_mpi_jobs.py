@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import sys
@@ -32,7 +33,9 @@ def test_trainers_command_runs_on_every_host_in_the_order_of_the_list(three: Job
     run = three.launch("mpirun", "--tag-output", "hostname")
     assert run.end() == 0, run.output
     for rank in range(3):
-        assert f",{rank}]<stdout>:job-node-0-{rank}" in run.output
+        assert re.search(rf",{rank}\]<stdout>: ?job-node-0-{rank}\b", run.output), (
+            run.output
+        )  # Open MPI 5 has a space
     no_strays(three)
 
 
@@ -278,7 +281,7 @@ def test_a_launcher_that_is_a_node_too_needs_no_sshd(three: Job) -> None:
     three.start_workers()
     run = three.launch("mpirun", "--tag-output", "hostname")
     assert run.end() == 0, run.output
-    assert f"]<stdout>:{three.launcher.name}" in run.output
+    assert run.output.replace("]<stdout>: ", "]<stdout>:").count(f"]<stdout>:{three.launcher.name}") == 1
     assert run.output.count("]<stdout>:") == 4
 
 

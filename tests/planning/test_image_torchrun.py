@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import signal
+import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +130,21 @@ def test_a_launcher_without_entry_points_says_so_before_torchrun_does(monkeypatc
     programs.check_plug_in(plan("train.py", ETCD))  # its nodes meet without our plug-in
     with pytest.raises(NotRunnableError, match="torchrun cannot load the rendezvous backend trainer-launch"):
         programs.check_plug_in(plan("train.py", ALONE))
+
+
+def test_a_torchrun_that_loads_no_plug_ins_is_refused_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As that of torch 2.4, which would end with a KeyError."""
+    registry = tmp_path / "torch" / "distributed" / "elastic" / "rendezvous" / "registry.py"
+    registry.parent.mkdir(parents=True)
+    registry.write_text("")
+    (tmp_path / "torch" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ("trainer-launch",))
+    monkeypatch.setattr(metadata, "version", lambda _: "2.4.1")
+    with pytest.raises(NotRunnableError, match=r"torchrun of torch 2\.4\.1 loads no rendezvous backends"):
+        programs.check_plug_in(plan("train.py", ALONE))
+    registry.write_text('entry_points(group="torchrun.handlers")')
+    programs.check_plug_in(plan("train.py", ALONE))

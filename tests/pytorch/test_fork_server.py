@@ -251,7 +251,8 @@ def test_a_store_is_a_process_of_its_own_that_outlives_the_server(make: Make, tm
     assert forks.ask("reap", pids=[store["pid"]])["codes"] == [-signal.SIGKILL]
 
 
-_GREETING = struct.pack("=BIBI", 0, 0x3C85F7CE, 13, 7)  # what a TCPStore's client says first: VALIDATE, PING
+# What a TCPStore's client says first, VALIDATE, and a question that every torch's store answers: ADD 0 to "k".
+_GREETING = struct.pack("=BIBQsq", 0, 0x3C85F7CE, 4, 1, b"k", 0)
 
 
 def test_a_store_takes_all_ranks_at_once_without_asking_who_they_are(make: Make, tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ def test_a_store_takes_all_ranks_at_once_without_asking_who_they_are(make: Make,
         for sock in socks:
             sock.sendall(_GREETING)
         began_s = time.monotonic()
-        assert all(sock.recv(4) == _GREETING[-4:] for sock in socks)
+        assert all(sock.recv(8) == _GREETING[-8:] for sock in socks)
         assert time.monotonic() - began_s < 30  # 500 ranks of 0.1 s would take 50
 
 

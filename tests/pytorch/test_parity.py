@@ -35,6 +35,7 @@ OTHERWISE = {
 }
 # Variables that only we set, and why.
 ONLY_OURS = {
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "an older torchrun, such as that of torch 2.4, has no such option",
     "TRAINER_LAUNCH_RUN_DIR": "report() and the cleanup between generations find the run by it",
     "TORCH_FR_BUFFER_SIZE": "torch's flight recorder tells whom a hang waits for; --no-recorder leaves it off",
 }

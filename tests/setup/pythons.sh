@@ -3,7 +3,7 @@
 # need but torch, and this tree's package in it. Prints a line for each: where its Python is. They are kept in the
 # user's cache, named for what they were made of.
 #   pythons.sh VERSION [VERSION...]   as in 3.10; python3.10 on PATH, or what pyenv has of it
-#   TORCH            "yes": with torch as well, as tests/setup/venv.sh has it; or the requirement for it
+#   TORCH            the requirement for torch, which is installed as well
 #   XDG_CACHE_HOME   where caches are (default: ~/.cache); ours is its folder trainer-launch-pythons
 #   PIP_ARGS         further options for pip
 # One that cannot be found or made is named, and left out; ends with 3 then.
@@ -31,15 +31,9 @@ pyenv_has() { # pyenv's python3.10 only says that there is one, unless that vers
 }
 
 install() { # LOG PYTHON WHAT...
+    # Another torch than that of the constraints may be wanted.
     # shellcheck disable=SC2086
-    "$2" -m pip install -q -c "$root/constraints.txt" ${PIP_ARGS:-} "${@:3}" >"$1" 2>&1 </dev/null
-}
-
-install_torch() { # LOG PYTHON
-    local version
-    [ "$torch" = yes ] || { install "$1" "$2" "$torch"; return; }
-    version=$(sed -n 's/^torch==//p' "$root/constraints.txt")
-    install "$1" "$2" "torch==$version+cpu" || install "$1" "$2" "torch==$version"
+    "$2" -m pip install -q -c <(grep -v '^torch==' "$root/constraints.txt") ${PIP_ARGS:-} "${@:3}" >"$1" 2>&1 </dev/null
 }
 
 reason() { # LOG: why pip gave up
@@ -71,7 +65,7 @@ make_one() { # VERSION
         rm -rf "$venv"
         "$python" -m venv "$venv" >"$log" 2>&1 || fail "$1" "$python cannot make environments: $(tail -1 "$log")"
         if [ -n "$torch" ]; then
-            install_torch "$log" "$venv/bin/python" || fail "$1" "pip cannot install torch ($log): $(reason "$log")"
+            install "$log" "$venv/bin/python" "$torch" || fail "$1" "pip cannot install torch ($log): $(reason "$log")"
         fi
         install "$log" "$venv/bin/python" "$root[dev,gpu,local,mpi,report]" ||
             fail "$1" "pip cannot install what tests need ($log): $(reason "$log")"

@@ -132,7 +132,7 @@ def check_plug_in(plan: Plan) -> None:
     """See that torchrun will find our rendezvous, where it is told to use it.
 
     Raises:
-        NotRunnableError: this package is importable, but not installed.
+        NotRunnableError: this package is importable, but not installed; or torch is too old.
     """
     if plan.engine != "torchrun" or plan.meeting is None:
         return
@@ -144,6 +144,19 @@ def check_plug_in(plan: Plan) -> None:
             f"that name; install trainer-launch there with pip, or add --rendezvous torch",
             found=False,
         )
+    if not loads_plug_ins():
+        raise NotRunnableError(
+            f"torchrun of torch {metadata.version('torch')} loads no rendezvous backends of other packages, and so "
+            "not trainer-launch; leave --engine torchrun out, or add --rendezvous torch",
+            found=False,
+        )
+
+
+def loads_plug_ins() -> bool:
+    """Whether the installed torchrun looks for rendezvous backends of other packages: torch 2.4's does not."""
+    spec = importlib.util.find_spec("torch")
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    return any("torchrun.handlers" in text(f"{one}/distributed/elastic/rendezvous/registry.py") for one in folders)
 
 
 def is_our_python(word: str, path: str | None) -> bool:

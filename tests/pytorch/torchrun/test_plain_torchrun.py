@@ -18,6 +18,7 @@ from tests.waiting import eventually
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership.client import Client
 from trainer_launch.model import Endpoint
+from trainer_launch.planning import programs
 from trainer_launch.supervisor.failure import parse_agent_failure
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -37,6 +38,7 @@ END = "os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not w
 @pytest.fixture(autouse=True)
 def need_torch() -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    require(programs.loads_plug_ins(), "torchrun of this torch loads no plug-ins")
 
 
 def options(port: int, *words: str, nodes: int = 2) -> list[str]:

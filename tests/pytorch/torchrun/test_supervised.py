@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.launching import RECORDED, launch, script, start
 from tests.conftest import require
+from trainer_launch.planning import programs
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 RUN = ("run", "--engine", "torchrun", "--nproc-per-node", "2")
@@ -35,6 +36,7 @@ while True:
 @pytest.fixture(autouse=True)
 def need_torch() -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+    require(programs.loads_plug_ins(), "torchrun of this torch loads no plug-ins")
 
 
 @pytest.fixture
