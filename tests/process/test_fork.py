@@ -22,11 +22,13 @@ from trainer_launch.supervisor.system import System
 secret = open("/dev/null")
 os.set_inheritable(secret.fileno(), True)
 system = System()
-system.spawn(Process(name="mpirun", argv=tuple(sys.argv[1:]), env={"OURS": "1"}, module="tests.process.test_fork"))
-ended = []
-while not ended:
-    ended = [event.exit for event in system.wait(system.now() + 60) if isinstance(event, events.Exited)]
-print(ended[0].code, ended[0].signal)
+process = Process(name="mpirun", argv=tuple(sys.argv[1:]), env={"OURS": "1"}, module="tests.process.test_fork")
+system.spawn(process, (lambda: os.kill(os.getpid(), signal.SIGTERM)) if sys.argv[1] == "early" else None)
+seen = []
+while not any(isinstance(event, events.Exited) for event in seen):
+    seen += system.wait(system.now() + 60)
+print(seen[-1].exit.code, seen[-1].exit.signal)
+assert len(seen) == 1, seen
 """
 
 
@@ -74,5 +76,7 @@ def test_it_never_goes_on_as_the_launcher_when_it_fails() -> None:
     assert "ValueError: of the fork" in ended.stderr
 
 
-def test_the_launcher_sees_the_signal_that_it_died_of() -> None:
-    assert run("die").stdout == f"None {int(signal.SIGTERM)}\n"
+@pytest.mark.parametrize("when", ["early", "die"])
+def test_a_signal_to_it_is_none_to_the_launcher_which_sees_what_it_died_of(when: str) -> None:
+    """Before its own handlers are set, and after."""
+    assert run(when).stdout == f"None {int(signal.SIGTERM)}\n"

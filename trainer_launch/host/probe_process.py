@@ -12,10 +12,6 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 _SIZE = 1 << 20
 

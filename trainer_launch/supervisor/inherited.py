@@ -156,7 +156,14 @@ def fork(process: Process, streams: Mapping[int, int], prepare: Callable[[], Non
     Raises:
         OSError: there is no room for another process.
     """
-    pid = os.fork()
+    # A signal to the new process must not be written into our wake-up descriptor.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    ours = os.getpid()
+    try:
+        pid = os.fork()
+    finally:
+        if os.getpid() == ours:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if pid:
         return pid
     try:
@@ -183,7 +190,8 @@ def _begin_anew(process: Process, streams: Mapping[int, int]) -> None:
             if int(name) > _STDERR:
                 with contextlib.suppress(OSError):  # that of the list itself
                     os.close(int(name))
+        with open("/proc/self/comm", "w", encoding="utf-8") as file:  # for ps; the command line is the launcher's
+            file.write(f"{process.name} agent")
     if process.cwd is not None:
         os.chdir(process.cwd)
-    with open("/proc/self/comm", "w", encoding="utf-8") as file:  # for ps; the command line is still the launcher's
-        file.write(f"{process.name} agent")
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
