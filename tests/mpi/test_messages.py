@@ -104,6 +104,19 @@ def test_a_host_that_no_daemon_could_be_started_on_is_found_with_sshs_own_words(
     assert found.words in text
 
 
+LOST_DAEMON = """PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-job-launcher-0-0-12@0,0] on node job-launcher-0-0
+  Remote daemon: [prterun-job-launcher-0-0-12@0,3] on node job-node-0-2.job
+"""
+
+
+def test_a_host_that_ssh_could_not_log_in_to_is_not_lost_when_open_mpi_5_calls_it_so() -> None:
+    assert said(LOST_DAEMON).lost == "job-node-0-2.job"
+    refused = said(f"Host key verification failed.\n{LOST_DAEMON}")
+    assert refused == Said(unreached="job-node-0-2.job", words="Host key verification failed.")
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -28,8 +28,8 @@ class Said:
     signal: int | None = None
     host: str | None = None  # where the first rank failed
     lost: str | None = None  # a host that mpirun has lost, by its name
-    unreached: str | None = None  # a host that no daemon could be started on, or "" when it was not named
-    words: str = ""  # why not
+    unreached: str | None = None  # a host that ssh could not log in to, or "" when it was not named
+    words: str = ""  # why a daemon could not be started
 
 
 def heard(said: Said, line: str) -> Said:
@@ -67,11 +67,15 @@ def _not_run(code: int) -> _Take:
 
 
 def _lost(said: Said, found: re.Match[str]) -> Said:
-    return replace(said, lost=said.lost or found[1] or found[2])
+    """Open MPI 5 says it, too, of a host that ssh could not log in to."""
+    host = found[1] or found[2]
+    if said.unreached is not None:
+        return replace(said, unreached=said.unreached or host)
+    return replace(said, lost=said.lost or host)
 
 
 def _without_daemon(said: Said, found: re.Match[str]) -> Said:
-    return said if said.lost or said.words else replace(said, unreached="", words=found[0])
+    return said if said.lost or said.words else replace(said, words=found[0])
 
 
 def _unreached(said: Said, found: re.Match[str]) -> Said:
