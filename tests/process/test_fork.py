@@ -15,13 +15,14 @@ import pytest
 pytestmark = pytest.mark.process
 
 LAUNCHER = """
-import os, signal, sys
+import os, signal, sys, threading
 from trainer_launch.model import Process
 from trainer_launch.supervisor import events
 from trainer_launch.supervisor.system import System
 secret = open("/dev/null")
 os.set_inheritable(secret.fileno(), True)
 system = System()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
 process = Process(name="mpirun", argv=tuple(sys.argv[1:]), env={"OURS": "1"}, module="tests.process.test_fork")
 system.spawn(process, (lambda: os.kill(os.getpid(), signal.SIGTERM)) if sys.argv[1] == "early" else None)
 seen = []
@@ -52,12 +53,13 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-c", LAUNCHER, *words]
+    argv = [sys.executable, "-W", "always", "-c", LAUNCHER, *words]
     return subprocess.run(argv, text=True, capture_output=True, timeout=120, check=True)
 
 
 def test_it_has_its_own_session_and_none_of_the_launchers_descriptors_and_handlers() -> None:
-    told, code = run("mpirun", "-np", "2").stdout.splitlines()
+    ended = run("mpirun", "-np", "2")
+    told, code = ended.stdout.splitlines()
     assert json.loads(told) == {
         "argv": ["mpirun", "-np", "2"],
         "env": {"OURS": "1"},
@@ -68,6 +70,7 @@ def test_it_has_its_own_session_and_none_of_the_launchers_descriptors_and_handle
         "name": "mpirun agent",
     }
     assert code == "7 None"
+    assert ended.stderr == "", "Python warns of a fork beside threads"
 
 
 def test_it_never_goes_on_as_the_launcher_when_it_fails() -> None:

@@ -12,6 +12,7 @@ import pwd
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from types import FrameType
 
@@ -160,7 +161,9 @@ def fork(process: Process, streams: Mapping[int, int], prepare: Callable[[], Non
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     ours = os.getpid()
     try:
-        pid = os.fork()
+        with warnings.catch_warnings():  # Python 3.12 warns of threads; the new process takes no lock of ours
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
     finally:
         if os.getpid() == ours:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
