@@ -53,7 +53,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-W", "always", "-c", LAUNCHER, *words]
+    argv = [sys.executable, "-W", "always::DeprecationWarning", "-c", LAUNCHER, *words]
     return subprocess.run(argv, text=True, capture_output=True, timeout=120, check=True)
 
 
