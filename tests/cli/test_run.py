@@ -102,7 +102,10 @@ WITHOUT_RANK = (
 
 @pytest.mark.parametrize(
     ("program", "reason", "why"),
-    [(REFUSES, "ProgramError", "it refuses its arguments"), (WITHOUT_RANK, "Misconfigured", "told it its place")],
+    [
+        (REFUSES, "ProgramError", "it refuses its arguments"),
+        (WITHOUT_RANK, "Misconfigured", "a torch job are not set"),
+    ],
     ids=["arguments", "RANK"],
 )
 def test_refused_arguments_and_a_missing_rank_are_recognised_by_default(
