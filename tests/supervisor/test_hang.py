@@ -167,6 +167,14 @@ def test_our_own_absence_is_nobodys_hang():
     node.lives(T - 1)
 
 
+def test_who_spins_after_our_own_absence_is_found_by_the_progress_before_it():
+    node = running()
+    node.at_s += 100 * T
+    found, after_s = node.live(10 * T, busy=RANKS)
+    assert found.kind is Kind.BUSY
+    assert after_s == pytest.approx(hang_detection.PATIENCE * T, abs=1)
+
+
 def test_where_the_work_is_done_elsewhere_being_idle_says_nothing_but_missing_output_does():
     rules = Rules(timeout_s=T, weak_signs=False)
     Node(rules=rules).lives(100 * T)

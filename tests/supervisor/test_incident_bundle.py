@@ -137,6 +137,55 @@ def test_what_was_no_incident_leaves_nothing_and_takes_no_others_place(
     assert len(os.listdir(tmp_path)) == len(failures), "what was still being written is gone as well"
 
 
+def test_what_is_written_after_an_incident_was_dropped_does_not_bring_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, released = threading.Event(), threading.Event()
+    add: Any = incident_bundle.add
+
+    def late(folder: str, part: str, name: str, text: str, **how: bool) -> Any:
+        if name == "memory.txt":
+            asked.set()
+            released.wait(60)
+            os.makedirs(f"{folder}/{part}", exist_ok=True)  # as if it had begun before
+        return add(folder, part, name, text, **how)
+
+    monkeypatch.setattr(incident_facts, "memory", lambda: "much")
+    monkeypatch.setattr(incident_bundle, "add", late)
+    monkeypatch.setattr(incident_collection, "_FACTS_S", 0.2)
+    made = collector(tmp_path)
+    made.drop(made.collect(HANG, "nothing moves"))
+    assert asked.wait(60)
+    made.close()
+    before = set(threading.enumerate())
+    released.set()
+    for thread in before - {threading.current_thread()}:
+        thread.join(10)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_incident_that_workers_were_ended_for_is_kept_though_nobody_is_accused_later(
+    tmp_path: Path,
+) -> None:
+    made = collector(tmp_path)
+    one = made.collect(HANG, "rank 1 has been busy without progress")
+    made.tell(one)
+    made.drop(one)
+    made.close()
+    assert [os.path.basename(one.folder)] == os.listdir(tmp_path)
+
+
+def test_an_incident_of_the_same_second_as_one_that_was_dropped_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    made = collector(tmp_path)
+    made.drop(made.collect(HANG, "nothing moves"))
+    kept = made.collect(HANG, "rank 1 has been busy without progress")
+    made.close()
+    assert [os.path.basename(kept.folder)] == os.listdir(tmp_path)
+
+
 def test_where_nothing_can_be_saved_what_was_no_incident_hides_no_later_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

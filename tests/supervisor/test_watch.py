@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,9 @@ ZERO, ONE = (Worker(f"rank {rank}", 2**22 + rank, 1, rank, rank) for rank in (1,
 class Workers:
     """Workers with these stacks; they trained until time 0 and now sleep, or are in these states."""
 
-    def __init__(self, stacks, states=()):
+    def __init__(self, stacks, states=(), answer_s=0.0):
         self.stacks, self.states = stacks, dict(states)
+        self.at_s, self.answer_s = 0.0, answer_s  # the time, and how long they take to tell where they are
         self.asked = 0
         self.looks = 0
 
@@ -37,7 +39,17 @@ class Workers:
 
     def ask_all(self, workers):
         self.asked += 1
+        self.at_s += self.answer_s
         return {worker.pid: self.stacks[worker] for worker in workers if self.stacks[worker]}
+
+
+class Timed(Watch):
+    """Its time is that of its workers."""
+
+    def look(self, now_s):
+        workers: Any = self._workers
+        workers.at_s = max(now_s, workers.at_s)
+        return super().look(workers.at_s)
 
 
 @pytest.fixture
@@ -48,7 +60,7 @@ def watch(tmp_path):
         watched = Watched(**{"rules": Rules(timeout_s=T), **rules}, alone=alone, explained=tell is not None)
         about = About(place=str(tmp_path / "stacks"), env={})
         made.append(Collector(about, Sources(workers=workers, last_lines=lambda name: ())))
-        return Watch(watched, workers, 0.0, made[-1], tell)
+        return Timed(watched, workers, lambda: workers.at_s, made[-1], tell)
 
     yield make
     for collector in made:
@@ -108,7 +120,8 @@ class Coordinator:
         while now_s < until_s and hung is None:
             now_s = made.due_s
             hung = made.look(now_s)
-            if self.explanation and self.told_at_s and self.told_at_s[-1] is None:
+            now_s = made._workers.at_s
+            if self.told_at_s and self.told_at_s[-1] is None:
                 self.told_at_s[-1] = now_s
             if self.explanation and self.told_at_s and now_s >= self.told_at_s[-1] + self.after_s:
                 made.explained(self.explanation)
@@ -175,6 +188,26 @@ def test_who_spins_in_a_collective_is_ended_unless_the_cause_shows_progress(watc
     assert coordinator.told_at_s
     assert (hung is None) == is_active
     assert at_s is None or struck_s == pytest.approx(at_s, abs=5)
+
+
+@pytest.mark.parametrize("explanation", [explained(accuses=False), None])
+def test_collecting_for_long_is_no_gap_and_leaves_all_nodes_time_to_explain(watch, explanation):
+    coordinator = Coordinator(explanation, after_s=1.0)
+    made = watch(Spinning({ZERO: BATCH}, answer_s=9.0), alone=False, tell=coordinator.tell)
+    struck_s, hung = coordinator.struck_at_s(made, until_s=20 * T)
+    assert hung is not None
+    assert len(coordinator.told_at_s) == 1
+    assert struck_s - coordinator.told_at_s[0] >= (9.0 + 1.0 if explanation else ANSWER_S)
+
+
+def test_what_is_collected_for_another_node_is_no_gap_either(watch):
+    workers = Spinning({ZERO: BATCH})
+    made = watch(workers)
+    while made.due_s < 3 * T:
+        assert made.look(made.due_s) is None
+    workers.at_s += 9.0
+    made.reported()
+    assert struck_at_s(made)[0] == pytest.approx((2 + PATIENCE) * T, abs=3)
 
 
 @pytest.mark.parametrize("rules", [{}, {"rules": None, "report": Rules(timeout_s=T)}])

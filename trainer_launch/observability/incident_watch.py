@@ -167,7 +167,7 @@ class Incidents:
             explained=group is not None and self.collector is not None,
         )
         tell = self._warn if group is None else group.tell_ranks
-        return Watch(watched, Workers(self._sources), self._system.now(), self.collector, tell)
+        return Watch(watched, Workers(self._sources), self._system.now, self.collector, tell)
 
     def failed(self, failure: Failure, process: str) -> None:
         """A program has failed, and what it has started is still there."""

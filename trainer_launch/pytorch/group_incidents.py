@@ -140,9 +140,9 @@ class GroupIncidents:
         """Another node sees no progress; and what came of it."""
         match news:
             case say.ShowRanks(generation=asked) if asked == self.generation():
+                self._show_ranks(None if watch is None else watch.quiet())
                 if watch is not None:
                     watch.reported()
-                self._show_ranks(None if watch is None else watch.quiet())
             case say.Explained(generation=asked) if asked == self.generation():
                 self._note_explanation(news)
                 if watch is not None:

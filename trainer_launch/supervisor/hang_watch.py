@@ -76,23 +76,24 @@ class Watch:
         self,
         watched: Watched,
         workers: Workers,
-        now_s: float,
+        now: Callable[[], float],
         collector: Collector | None = None,
         tell: Callable[[Collected], None] | None = None,
     ) -> None:
         self._watched = watched
         self._workers = workers
+        self._now = now
         self._collector = collector
         self._tell = tell  # the coordinator, which asks all nodes; None: there is none
         self._told: tuple[object, float] | None = None  # of which quiet, and when
         self._seen: tuple[str, tuple[str, ...], Collected | None] | None = None  # what it was told
         self._explained: tuple[Explained, object, float] | None = None  # of which quiet, and when
-        self._node = hang_detection.begin(now_s)
+        self._node = hang_detection.begin(now())
         self._asked_at_s: float | None = None  # the begin of an idleness that was looked into
         self._elsewhere: tuple[Worker, ...] = ()  # who then did not wait for others
         self._reported_at_s: float | None = None  # the last progress before the hang that was reported
         self._has_reported = False
-        self.due_s = now_s
+        self.due_s = self._node.at_s
 
     def look(self, now_s: float) -> ev.Hung | None:
         """Look once; report a hang, and tell of one that the supervisor has to end."""
@@ -112,8 +113,9 @@ class Watch:
         return None
 
     def reported(self) -> None:
-        """Nothing more is reported until somebody makes progress."""
+        """Nothing more is reported until somebody makes progress; to have collected is no gap in the watch."""
         self._has_reported, self._reported_at_s = True, self._node.sign_at_s
+        self._node = replace(self._node, at_s=self._now())
 
     def explained(self, told: Explained) -> None:
         """What all nodes together know of the present quiet."""
@@ -149,8 +151,8 @@ class Watch:
             is_due = is_ours or found.for_s >= hang_detection.others_s(found)
             return replace(found, workers=own or found.workers) if is_due else None
         if self._told is None or self._told[0] != self._quiet or now_s >= self._told[1] + FRESH_S:
-            self._told = self._quiet, now_s
             self._report_only(found)
+            self._told = self._quiet, self._node.at_s
         return self._named(found, now_s) if now_s >= self._told[1] + ANSWER_S else None
 
     def _judged(self, rules: Rules | None) -> Hang | None:
@@ -206,9 +208,9 @@ class Watch:
 
     def _report_only(self, found: Hang) -> None:
         """The ranks that ours wait for may be on other nodes: all are asked, and the coordinator explains."""
-        self.reported()
         log.info("no progress: %s; collecting an incident", found.text)
         self._seen = self._collected(found)
+        self.reported()
         if self._seen[2] is not None and self._tell is not None:
             self._tell(self._seen[2])
 

@@ -16,7 +16,7 @@ import re
 import shutil
 import stat
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from datetime import datetime, timedelta, timezone
 from typing import BinaryIO
@@ -82,8 +82,10 @@ class Stored:
 # -- writing -----------------------------------------------------------------------------------
 
 
-def new_folder(place: str, name: str, at_s: float, *, must_be_ours: bool = False) -> str:
-    """Make the folder of a new incident.
+def new_folder(
+    place: str, name: str, at_s: float, *, must_be_ours: bool = False, used: Collection[str] = ()
+) -> str:
+    """Make the folder of a new incident, which is none of those that were used before.
 
     Raises:
         OSError: it cannot be made, or the place must be ours and is not.
@@ -95,6 +97,8 @@ def new_folder(place: str, name: str, at_s: float, *, must_be_ours: bool = False
     clean = re.sub(r"[^\w.-]", "_", name)[-100:]
     for number in range(1000):
         folder = f"{place}/{stamp}-{clean}-{number}"
+        if folder in used:
+            continue
         with contextlib.suppress(FileExistsError):
             os.makedirs(f"{folder}/{RECORDER}", mode=0o700)
             break
@@ -137,7 +141,8 @@ def add(folder: str, part: str, name: str, text: str, *, anew: bool = False) -> 
     data = redact_text(text[:_FILE_BYTES]).encode(errors="replace")[:most_bytes]
     path = os.path.join(folder, part, name)
     try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # not makedirs(): a bundle that was dropped stays away
+            os.mkdir(os.path.dirname(path), mode=0o700)
         with open(path, "wb" if anew else "xb") as file:
             file.write(data)
     except OSError as problem:

@@ -91,6 +91,7 @@ class Collector:
         self._last: tuple[Collected, Sequence[str]] | None = None  # and whose output counted
         self._told: dict[str, Incident] = {}  # what incident.json says, by folder
         self._dropped: set[str] = set()  # folders of what was no incident
+        self._announced: set[str] = set()  # folders that people were told of
         self._lock = threading.Lock()
 
     def collect(
@@ -168,14 +169,15 @@ class Collector:
         self.tell(self._write(collected, sentence=sentence, reason=reason, ranks=ranks, restart_helps=helps))
 
     def drop(self, collected: Collected) -> None:
-        """It was no incident: nothing of it is kept, as soon as nothing is written any more."""
-        if collected.folder:
+        """It was no incident: nothing of it is kept, unless people were told of it or workers were ended for it."""
+        if collected.folder and collected.folder not in self._announced:
             self._dropped.add(collected.folder)
             self._write(collected)
 
     def tell(self, collected: Collected) -> None:
         """Tell `status` and the event log, and people where it is; it may take the place of an old one."""
         if collected.folder:
+            self._announced.add(collected.folder)
             incident_bundle.remove_old(collected.folder)
         told, where = collected.incident, os.path.basename(collected.folder)
         values = {"kind": told.kind, "text": told.sentence, "id": where or None, "reason": told.reason or None}
@@ -226,7 +228,9 @@ class Collector:
         node = self._about.node_rank
         name = f"{self._about.job or 'run'}{'' if node is None else f'-node{node}'}"
         try:
-            return incident_bundle.new_folder(self._about.place, name, at_s, must_be_ours=self._about.is_default)
+            return incident_bundle.new_folder(
+                self._about.place, name, at_s, must_be_ours=self._about.is_default, used=self._dropped
+            )
         except OSError as problem:
             why = f"cannot save an incident in {self._about.place}: {problem.strerror}"
             log.warning("%s; set --incident-dir to a writable directory, or to none", why)
@@ -332,6 +336,8 @@ class Collector:
                 answers[name] = incident_bundle.add(collected.folder, incident_bundle.HOST, name, text())
             except OSError as problem:
                 answers[name] = f"{incident_bundle.HOST}/{name}: {_why(problem)}"
+            if collected.folder in self._dropped:  # while this was being written
+                shutil.rmtree(collected.folder, ignore_errors=True)
 
         threads = {name: begin_thread(name, note, name, text) for name, text in ask.items()}
         limit_s = max(0.0, min(_FACTS_S, end_s - time.monotonic()))
