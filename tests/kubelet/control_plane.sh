@@ -113,6 +113,7 @@ authentication: {anonymous: {enabled: false}, webhook: {enabled: false}, x509: {
 authorization: {mode: AlwaysAllow}
 evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%, nodefs.inodesFree: 1%}
 imageGCHighThresholdPercent: 100
+volumeStatsAggPeriod: 5s
 nodeStatusUpdateFrequency: 5s
 serializeImagePulls: false
 volumePluginDir: $state/kubelet/plugins

@@ -106,7 +106,8 @@ class Running:
     def _ended(self, whose: str, status: Callable[[], Json]) -> Json:
         def found() -> Any:
             seen = status()
-            assert _forgotten(seen) is None, f"run it again: {_forgotten(seen)}\n{self.told()}"
+            forgotten = _forgotten(seen)
+            assert forgotten is None, f"run it again: {forgotten}\n{self.told()}"
             return seen.get("state", {}).get("terminated")
 
         return dict(self.cluster.eventually(found, lambda: f"the end of {whose}:\n{self.told()}"))

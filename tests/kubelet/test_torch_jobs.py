@@ -131,6 +131,24 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_called_that(
     assert "700" in ended["message"], "the limit"
 
 
+def test_a_pod_that_the_kubelet_evicts_is_made_anew_and_its_job_resumes(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    def change(_host: str, spec: Json) -> None:
+        spec["volumes"].append({"name": "scratch", "emptyDir": {"sizeLimit": "1Mi"}})
+        spec["containers"][0]["volumeMounts"].append({"name": "scratch", "mountPath": "/scratch"})
+
+    job = training(cluster, namespace, tmp_path, change)
+    name = job.name(HOSTS[1])
+    filled = job.execute(HOSTS[1], "dd", "if=/dev/zero", "of=/scratch/full", "bs=1M", "count=8")
+    assert filled.returncode == 0, filled.stderr
+    job.until_status(name, "Evicted")
+    assert "scratch" in cluster.get("pod", name, "-n", namespace)["status"]["message"]
+    job.until_it_resumes(HOSTS[0])
+    assert job.container(HOSTS[0])["restartCount"] == 0
+    assert job.name(HOSTS[1]) != name
+
+
 def test_exec_and_logs_show_a_running_job(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
     job = training(cluster, namespace, tmp_path)
     told = job.execute(HOSTS[1], "trainer-launch", "status")
