@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from trainer_launch.model import Member, json_lines
+from trainer_launch.model import Member
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.mpi.mpirun_command import INTEL, MPICH, OPEN_MPI, Dialect
 from trainer_launch.planning import typed_mpirun
@@ -146,8 +146,3 @@ def test_hydra_hands_on_what_it_always_did_but_secrets_and_a_pods_own_things() -
     assert "MY_OWN" in handed_on
     pods_own = {"HOSTNAME", "KUBERNETES_SERVICE_HOST", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
     assert not {*pods_own, "TRAINER_LAUNCH_RUN_DIR"} & set(handed_on)
-
-
-def test_a_spec_survives_its_way_to_the_agent() -> None:
-    spec = Spec(contract="c", hostname="l", scratch="/run", forward=("A",), min_hosts=2)
-    assert json_lines.parsed_spec(Spec, json_lines.printed_spec(spec)) == spec

@@ -69,8 +69,8 @@ def test_the_script_always_tells_slots_as_horovod_fails_without() -> None:
 
 
 def test_only_allowed_variables_go_into_command_lines() -> None:
-    given = {"A": "1", "TOKEN": "x", "PATH": "/bin", "HOSTNAME": "launcher", "TRAINER_LAUNCH_MPI": "{}"}
-    told = horovod_agent.horovod_env(given, ("A", "PATH", "GONE", "HOSTNAME", "TRAINER_LAUNCH_MPI"), "/ours")
+    given = {"A": "1", "TOKEN": "x", "PATH": "/bin", "HOSTNAME": "launcher", "TRAINER_LAUNCH_MPI_RUN": "{}"}
+    told = horovod_agent.horovod_env(given, ("A", "PATH", "GONE", "HOSTNAME", "TRAINER_LAUNCH_MPI_RUN"), "/ours")
     assert told == {"A": "1", "PATH": "/ours:/bin", "PYTHONUNBUFFERED": "1"}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.planning.requests import request
-from trainer_launch.host import runtime_directory
-from trainer_launch.model import Job, Member, NodeRange, json_lines
+from tests.planning.test_mpirun import spec_of
+from trainer_launch.model import Job, Member, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
 from trainer_launch.planning.mpi_launch_spec import Spec
@@ -22,8 +22,7 @@ OPERATOR = Job(
 
 
 def told(line: str, job: Job = OPERATOR) -> Spec:
-    [agent] = engines.plan(request(line, job)).processes
-    return json_lines.parsed_spec(Spec, agent.env[runtime_directory.MPI_SPEC])
+    return spec_of(engines.plan(request(line, job)))
 
 
 @pytest.mark.parametrize(

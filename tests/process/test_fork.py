@@ -16,14 +16,15 @@ pytestmark = pytest.mark.process
 
 LAUNCHER = """
 import os, signal, sys, threading
-from trainer_launch.model import Process
+from trainer_launch.model import Forked, Process
 from trainer_launch.supervisor import events
 from trainer_launch.supervisor.system import System
 secret = open("/dev/null")
 os.set_inheritable(secret.fileno(), True)
 system = System()
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-process = Process(name="mpirun", argv=tuple(sys.argv[1:]), env={"OURS": "1"}, module="tests.process.test_fork")
+forked = Forked("tests.process.test_fork", {"a": "value"})
+process = Process(name="mpirun", argv=tuple(sys.argv[1:]), env={"OURS": "1"}, forked=forked)
 system.spawn(process, (lambda: os.kill(os.getpid(), signal.SIGTERM)) if sys.argv[1] == "early" else None)
 seen = []
 while not any(isinstance(event, events.Exited) for event in seen):
@@ -33,13 +34,14 @@ assert len(seen) == 1, seen
 """
 
 
-def main(argv: Sequence[str], env: Mapping[str, str]) -> None:
+def main(spec: object, argv: Sequence[str], env: Mapping[str, str]) -> None:
     """What the fork does."""
     if argv[0] == "raise":
         raise ValueError("of the fork")
     if argv[0] == "die":
         os.kill(os.getpid(), signal.SIGTERM)
     seen = {
+        "spec": spec,
         "argv": argv,
         "env": dict(env),
         "session": os.getsid(0) == os.getpid(),
@@ -61,6 +63,7 @@ def test_it_has_its_own_session_and_none_of_the_launchers_descriptors_and_handle
     ended = run("mpirun", "-np", "2")
     told, code = ended.stdout.splitlines()
     assert json.loads(told) == {
+        "spec": {"a": "value"},
         "argv": ["mpirun", "-np", "2"],
         "env": {"OURS": "1"},
         "session": True,

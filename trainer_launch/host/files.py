@@ -5,10 +5,12 @@ Little is imported: training scripts load this with `report()`.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import re
 import stat
+from collections.abc import Collection, Mapping
 
 from trainer_launch.model.errors import UsageError
 
@@ -91,3 +93,24 @@ def read_secret(path: str) -> bytes:
     if not secret:
         raise UsageError(f"the job's secret {path} is empty; put one there, the same in every pod")
     return hmac.digest(secret, _KEY_LABEL, "sha256") if _IS_KEY.match(secret) else secret
+
+
+# -- descriptors of a fork ---------------------------------------------------------------------
+
+
+def take_streams(streams: Mapping[int, int]) -> None:
+    """Put these descriptors where a process has its output."""
+    for number, fd in streams.items():
+        os.dup2(fd, number)
+
+
+def close_descriptors(keep: Collection[int] = ()) -> None:
+    """Close all but the three streams and these.
+
+    Raises:
+        OSError: /proc does not show which are open.
+    """
+    for word in os.listdir("/proc/self/fd"):
+        if int(word) > 2 and int(word) not in keep:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(int(word))

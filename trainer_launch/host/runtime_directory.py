@@ -24,7 +24,6 @@ SHM = "/dev/shm"  # where it is when nothing else may be written
 # -- the table: a test compares it with the code -----------------------------------------------
 
 VARIABLE = "TRAINER_LAUNCH_RUN_DIR"
-MPI_SPEC = "TRAINER_LAUNCH_MPI"
 MPI_RUN = "TRAINER_LAUNCH_MPI_RUN"
 NODE_LABEL = "TRAINER_LAUNCH_NODE_LABEL"
 INSIDE = "TRAINER_LAUNCH_INSIDE"
@@ -38,7 +37,6 @@ FUNCTION = "function."
 # By name: who sets it, who reads it, what it is.
 VARIABLES = {
     VARIABLE: ("PID 1", "all that it starts", "the runtime directory, by which they are known as the run's own"),
-    MPI_SPEC: ("PID 1", "the agent that runs mpirun or horovodrun", "its launch spec"),
     MPI_RUN: ("the agent", "the agent, on each host", "of which start a rank is, so that it is found on its host"),
     NODE_LABEL: ("a rehearsal", "its launchers", "what their lines begin with"),
     INSIDE: ("a rehearsal", "the same in namespaces of its own", "the number that it has there"),

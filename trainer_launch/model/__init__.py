@@ -194,6 +194,14 @@ class Destination:
     needles: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A module of ours whose `main(spec, argv, env)` runs in a fork of the launcher."""
+
+    module: str
+    spec: object
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """One process to start, completely described."""
@@ -205,7 +213,7 @@ class Process:
     label: str | None = None  # prefix for its lines; None: its output is passed on byte for byte
     streams: Mapping[int, Destination] = field(default_factory=dict)  # of 1 and 2, which do not only go to ours
     member: int | None = None  # its number among those whose equal lines are shown once
-    module: str | None = None  # whose main(argv, env) runs in a fork of the launcher, in place of a program
+    forked: Forked | None = None  # what runs in place of a program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import IO, NoReturn
 
-from trainer_launch.host import logs, process_tree, runtime_directory
-from trainer_launch.model import exit_codes, json_lines
+from trainer_launch.host import logs, process_tree
+from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import LaunchError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS, SignalAction, action_of, name_of, parse
 from trainer_launch.model.units import counted
@@ -249,12 +249,11 @@ def _write(path: str | None, failure: object) -> None:
         logs.warn(f"cannot write {path}: {problem}")
 
 
-def main(command: Sequence[str], env: Mapping[str, str], kind: type[Agent] = Agent) -> NoReturn:
+def main(spec: Spec, command: Sequence[str], env: Mapping[str, str], kind: type[Agent] = Agent) -> NoReturn:
     """The process, a fork of PID 1, to its end; what it starts has its environment."""
     os.environ.clear()
     os.environ.update(env)
     logs.set_up(env.get("TRAINER_LAUNCH_LOG_LEVEL") or "info", "mpi")
-    spec = json_lines.parsed_spec(Spec, os.environ.pop(runtime_directory.MPI_SPEC))
     try:
         code = kind(spec, command, dict(os.environ)).run()
     except LaunchError as problem:

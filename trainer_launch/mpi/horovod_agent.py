@@ -40,9 +40,9 @@ from trainer_launch.planning.typed_mpirun import Typed
 _LOOK_S = 0.5  # between two looks at the sessions
 
 
-def main(command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+def main(spec: Spec, command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     """Run horovodrun, to its end."""
-    agent.main(command, env, HorovodAgent)
+    agent.main(spec, command, env, HorovodAgent)
 
 
 class HorovodAgent(Agent):

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from trainer_launch.host import process_attributes
+from trainer_launch.host import files, process_attributes
 from trainer_launch.model import exit_codes
 from trainer_launch.pytorch import fork_server_process, forked_process, messages, process_reset
 from trainer_launch.pytorch.forked_process import Origin, Signs
@@ -108,7 +108,7 @@ def _fork_workers(
     for worker in request.workers:
         streams = dict(zip(worker.streams, given, strict=False))
         if forked_process.fork_one(signs):
-            process_reset.take_streams(streams)
+            files.take_streams(streams)
             for fd in {*fds, signs.report} - {signs.go}:
                 os.close(fd)
             _become_worker(origin, {**request.environment, **worker.environment}, worker.stacks, signs, work)

@@ -33,7 +33,7 @@ from dataclasses import field
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any, NoReturn
 
-from trainer_launch.host import process_attributes
+from trainer_launch.host import files, process_attributes
 from trainer_launch.model import exit_codes
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.pytorch import flight_recorder, messages, process_reset
@@ -176,12 +176,12 @@ class Worker:
         try:
             os.setsid()
             process_reset.restore_signals(self._origin.handlers)
-            process_reset.take_streams(self._streams)
+            files.take_streams(self._streams)
             kept = {*self._origin.descriptors, self._signs.go}
             if self._recorder is not None:
                 self._recorder = _out_of_the_way(self._recorder)
                 kept.add(self._recorder)
-            process_reset.close_descriptors(kept)
+            files.close_descriptors(kept)
             if (bound := self._worker).cpus:
                 process_attributes.binder(bound.local_rank, bound.cpus, bound.memory)()
             main = self._become()

@@ -7,12 +7,10 @@ that use them.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import io
 import itertools
 import logging
-import os
 import signal
 import sys
 import tempfile
@@ -80,20 +78,6 @@ def restore_signals(handlers: Mapping[int, Any]) -> None:
     for number, handler in handlers.items():
         if handler is not None and signal.getsignal(number) != handler:
             signal.signal(number, handler)
-
-
-def take_streams(streams: Mapping[int, int]) -> None:
-    """Put these descriptors where a process has its output."""
-    for number, fd in streams.items():
-        os.dup2(fd, number)
-
-
-def close_descriptors(keep: set[int]) -> None:
-    """Nothing is open but the three streams and what loaded libraries hold."""
-    for word in os.listdir("/proc/self/fd"):
-        if int(word) > 2 and int(word) not in keep:
-            with contextlib.suppress(OSError):  # the listing's own
-                os.close(int(word))
 
 
 def rebuild_streams() -> None:

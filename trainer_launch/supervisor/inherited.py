@@ -16,13 +16,13 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from types import FrameType
 
-from trainer_launch.model import Process, exit_codes
+from trainer_launch.host import files
+from trainer_launch.model import Forked, Process, exit_codes
 
 log = logging.getLogger(__name__)
 
 Handler = Callable[[int, FrameType | None], object] | int | None
 
-_STDERR = 2
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -149,7 +149,9 @@ def _end(number: int, _frame: FrameType | None) -> None:
 # -- a fork of ours that does something else ---------------------------------------------------
 
 
-def fork(process: Process, streams: Mapping[int, int], prepare: Callable[[], None] | None = None) -> int:
+def fork(
+    process: Process, forked: Forked, streams: Mapping[int, int], prepare: Callable[[], None] | None = None
+) -> int:
     """Start a process that has loaded what we have, and runs a module of ours; its pid.
 
     `streams` are the descriptors that become its 1 and 2.
@@ -173,7 +175,7 @@ def fork(process: Process, streams: Mapping[int, int], prepare: Callable[[], Non
         if prepare is not None:
             prepare()
         _begin_anew(process, streams)
-        importlib.import_module(process.module or "").main(process.argv, process.env)
+        importlib.import_module(forked.module).main(forked.spec, process.argv, process.env)
     finally:  # it must not go on as the launcher; main() ends the process itself
         traceback.print_exc()
         os._exit(exit_codes.FAILED)
@@ -182,17 +184,13 @@ def fork(process: Process, streams: Mapping[int, int], prepare: Callable[[], Non
 def _begin_anew(process: Process, streams: Mapping[int, int]) -> None:
     gc.freeze()  # what is ours here is never tidied up: its descriptors are closed, and their numbers used anew
     os.setsid()
-    for fd, pipe in streams.items():
-        os.dup2(pipe, fd)
+    files.take_streams(streams)
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     with contextlib.suppress(OSError):  # no /proc: they stay open, and are passed on to nobody
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > _STDERR:
-                with contextlib.suppress(OSError):  # that of the list itself
-                    os.close(int(name))
+        files.close_descriptors()
         with open("/proc/self/comm", "w", encoding="utf-8") as file:  # for ps; the command line is the launcher's
             file.write(f"{process.name} agent")
     if process.cwd is not None:

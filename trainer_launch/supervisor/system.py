@@ -88,8 +88,11 @@ class System:
         ours = self.streams(process)
         self._witness.begin()
         try:
-            popen = _started(process, ours, prepare) if process.module is None else None
-            pid = inherited.fork(process, ours, prepare) if popen is None else popen.pid
+            if process.forked is None:
+                popen = _started(process, ours, prepare)
+                pid = popen.pid
+            else:
+                popen, pid = None, inherited.fork(process, process.forked, ours, prepare)
         except (OSError, ValueError) as error:
             raise why(process, error) from error
         finally:

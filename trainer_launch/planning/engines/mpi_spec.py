@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainer_launch.contracts.mpi_operator import DISCOVERY
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Fact, Job, Origin, Plan, Process, json_lines, signal_policy
+from trainer_launch.model import Fact, Forked, Job, Origin, Plan, Process, signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning.engines import child_env
 from trainer_launch.planning.engines.request import Request
@@ -33,14 +33,13 @@ def plan(
         UsageError: no signal is left to stop by.
     """
     env = child_env.plain(request)
-    env[runtime_directory.MPI_SPEC] = json_lines.printed_spec(spec)
     env[runtime_directory.VARIABLE] = request.scratch
     agent = Process(
         name=program,
         argv=tuple(command),
         env=env,
         label="launcher" if request.prefix else None,
-        module=_AGENTS[program],
+        forked=Forked(_AGENTS[program], spec),
     )
     return Plan(
         engine=engine,
