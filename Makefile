@@ -105,7 +105,7 @@ bench-survival: venv ## as root, for hours: what each fault costs a job of three
 	$(BIN)/python -m benchmarks --only survival $(BENCH_ARGS)
 
 # The ledger is written as things happen: `.venv/bin/python -m tests.soak.report soak` sums it up at any time.
-soak: venv ## as root, for two hours: random faults on 4 pods, and a ledger of what has to hold; SOAK_ARGS="--minutes 20"
+soak: venv ## as root, for two hours: random faults on 6 pods, and a ledger of what has to hold; SOAK_ARGS="--minutes 20"
 	$(BIN)/python -m tests.soak.soak soak $(SOAK_ARGS)
 	$(BIN)/python -m tests.soak.report soak
 

@@ -7,10 +7,10 @@ makes of it is a defect.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-NODES = 4
+NODES = 6
 KILLED, STOPPED = 137, 143
 CRASH_LOOP_S = 10.0  # five failures in a row, each so soon after the workers' start, end a job as a crash loop
 _SHORT, _LONG = (1.5, 8.0), (CRASH_LOOP_S + 3.0, CRASH_LOOP_S + 12.0)
@@ -36,7 +36,7 @@ class Kind:
     may_pair: bool = False  # whether another fault may come at the same time
 
 
-KINDS = {
+TORCH = {
     "kill worker": Kind(charges=ONE, may_pair=True),
     "kill all workers": Kind(victims=0, charges=ONE, starts=(1, 2)),
     "kill worker while starting": Kind(victims=2, charges=(2, 2), starts=(1, 2)),
@@ -52,6 +52,12 @@ KINDS = {
     "slow link": Kind(starts=NONE, seconds=(3.0, 8.0)),
     "fill shm": Kind(starts=NONE, seconds=(2.0, 6.0)),
 }
+# Under --engine torchrun each node's torchrun has the store and the workers.
+TORCHRUN = {name: kind for name, kind in TORCH.items() if name not in ("kill store", "kill fork server")} | {
+    "kill all workers": Kind(victims=0, charges=(1, NODES), starts=(1, NODES)),
+    "kill torchrun": Kind(starts=(1, 3), may_pair=True),
+}
+KINDS: Mapping[str, Mapping[str, Kind]] = {"torch": TORCH, "torchrun": TORCHRUN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,47 +88,47 @@ class Cost:
     bound_s: float  # between two steps that are new
 
 
-def draw(seed: int, spared: int) -> Iterator[Trouble]:
+def draw(seed: int, spared: int, kinds: Mapping[str, Kind]) -> Iterator[Trouble]:
     """Troubles without end, each kind once before any comes again; the pod of node `spared` is never ended."""
     chance = random.Random(f"soak {seed} {spared}")
     number = 0
     while True:
-        deck = list(KINDS)
+        deck = list(kinds)
         chance.shuffle(deck)
         for kind in deck:
-            if not _fit(kind, spared):
+            fit = _fit(kind, kinds[kind], spared)
+            if not fit:
                 continue
             number += 1
-            faults = [_fault(kind, chance, _fit(kind, spared))]
-            if KINDS[kind].may_pair and chance.random() < _PAIRS:
-                other = chance.choice([name for name in KINDS if KINDS[name].may_pair])
-                fit = [node for node in _fit(other, spared) if node not in faults[0].nodes]
-                faults += [_fault(other, chance, fit)] if fit else []
+            faults = [_fault(kind, kinds[kind], chance, fit)]
+            if kinds[kind].may_pair and chance.random() < _PAIRS:
+                other = chance.choice([name for name in kinds if kinds[name].may_pair])
+                fit = [node for node in _fit(other, kinds[other], spared) if node not in faults[0].nodes]
+                faults += [_fault(other, kinds[other], chance, fit)] if fit else []
             # At least every third is a long one: workers that have trained for long are no crash loop.
             quiet = _LONG if number % 3 == 0 or chance.random() < 0.3 else _SHORT
             yield Trouble(tuple(faults), chance.choice((0.0, chance.uniform(0.0, 4.0))), chance.uniform(*quiet))
 
 
-def _fit(name: str, spared: int) -> list[int]:
+def _fit(name: str, kind: Kind, spared: int) -> list[int]:
     """Whom it may happen to."""
     if name == "kill store":
         return [0]
-    return [node for node in range(NODES) if KINDS[name].code is None or node != spared]
+    return [node for node in range(NODES) if kind.code is None or node != spared]
 
 
-def _fault(name: str, chance: random.Random, fit: Sequence[int]) -> Fault:
-    kind = KINDS[name]
+def _fault(name: str, kind: Kind, chance: random.Random, fit: Sequence[int]) -> Fault:
     nodes = chance.sample(fit, kind.victims or len(fit))
     return Fault(name, tuple(nodes), round(chance.uniform(*kind.seconds), 2))
 
 
-def expected(faults: Sequence[Fault]) -> Cost:
+def expected(faults: Sequence[Fault], known: Mapping[str, Kind]) -> Cost:
     """What faults that came together may cost.
 
     Of several one may hide another's failure, or prevent it; none may be charged, or start workers, more often than
     all do one by one.
     """
-    kinds = [KINDS[fault.kind] for fault in faults]
+    kinds = [known[fault.kind] for fault in faults]
     codes: list[tuple[int, ...]] = [() for _ in range(NODES)]
     for fault, kind in zip(faults, kinds, strict=True):
         for node in fault.nodes:

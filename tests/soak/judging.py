@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from tests.soak.growth import fit
 from tests.soak.looking import LAUNCHER, Look, Process
 
-ROLES = {LAUNCHER: 1, "server": 1, "worker": 1, "sleep": 1}  # and on the first node a store, a fork of the server
+ROLES = {  # by engine; torch's first node has a store, a fork of the server, as well
+    "torch": {LAUNCHER: 1, "server": 1, "worker": 1, "sleep": 1},
+    "torchrun": {LAUNCHER: 1, "torchrun": 1, "worker": 1, "sleep": 1},
+}
 SEGMENTS = 1  # the worker's
 LAUNCHER_KB_PER_HOUR = 2048.0
 OTHERS_KB_PER_HOUR = 16_384.0  # torch's own libraries live there
@@ -17,10 +20,10 @@ CLOSE_WAIT = 0
 INCIDENTS = 10
 
 
-def strange(look: Look) -> list[str]:
+def strange(look: Look, engine: str) -> list[str]:
     """What no well pod shows, a sentence each."""
     found = []
-    right = {**ROLES, "server": 2} if look.node == 0 else ROLES
+    right = ROLES[engine] | ({"server": 2} if engine == "torch" and look.node == 0 else {})
     if look.roles != right:
         found.append(f"pod {look.node} has the processes {look.roles}, where {right} are right")
     for what, count, bound in (

@@ -30,10 +30,11 @@ def summary(lines: Sequence[Line]) -> str:
     wrong = [line for line in lines if line["what"] == "violation"]
     troubles = [line for line in lines if line["what"] == "recovered"]
     episodes = [line for line in lines if line["what"] == "episode begins"]
+    jobs = [f"{line['contract']} with the engine {line['engine']}" for line in episodes]
     told = [
         f"soak of seed {begun['seed']}, {begun['minutes']:g} min, process {begun['pid']}: {state} after "
         f"{last['seconds'] / 60:.1f} min",
-        f"{len(episodes)} jobs ({', '.join(line['contract'] for line in episodes)}), {len(troubles)} troubles, "
+        f"{len(episodes)} jobs ({', '.join(jobs)}), {len(troubles)} troubles, "
         f"{sum(line['charges'] for line in troubles)} failures charged, "
         f"{sum(len(codes) for line in troubles for codes in line['codes'])} pods started again, "
         f"{sum(line['starts'] for line in troubles)} starts of workers, {len(wrong)} violations",

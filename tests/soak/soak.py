@@ -1,4 +1,4 @@
-"""Hours of random faults on 4 pods, as root: `python -m tests.soak.soak FOLDER [--minutes 120] [--seed 1]`.
+"""Hours of random faults on 6 pods, as root: `python -m tests.soak.soak FOLDER [--minutes 120] [--seed 1]`.
 
 What happens is written to FOLDER/ledger.jsonl as it happens; `python -m tests.soak.report FOLDER` sums it up at any
 time. SIGINT and SIGTERM end the soak in order. Ends with 1 when an invariant did not hold.
@@ -20,14 +20,14 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 from tests.process.world import survivors
 from tests.soak import faults, judging, steps
 from tests.soak.faults import NODES, Seen, Trouble
 from tests.soak.looking import Events, Look, asked, look
-from tests.soak.pods import Pods, pods
+from tests.soak.pods import CONTRACTS, Pods, pods
 from tests.soak.steps import Step
 from tests.survival.kubelet import wait_until
 
@@ -120,7 +120,7 @@ class Episode:
         known = {step.start for step in self._steps}
         ended = [len(pod.codes) for pod in self._job.pods]
         self._job.inflict(trouble)
-        cost, over_s = faults.expected(trouble.faults), time.monotonic()
+        cost, over_s = faults.expected(trouble.faults, faults.KINDS[self._job.engine]), time.monotonic()
         if cost.starts[0]:
             self._wait(lambda: self._is_steady(over_s, known), f"all to train after {names}", RECOVER_S)
         else:
@@ -174,7 +174,7 @@ class Episode:
         self._looks += looks
         self._ledger.note("look", pods=[asdict(one) for one in looks])
         firsts = {key: seen[0][1] for key, seen in judging.histories(self._looks).items()}
-        found = [text for one in looks for text in judging.strange(one)]
+        found = [text for one in looks for text in judging.strange(one, self._job.engine)]
         self._asked += 1
         if self._asked % _ASK_EACH == 1:
             found += asked(self._job, self._asked // _ASK_EACH % NODES)
@@ -229,16 +229,16 @@ def soak(folder: Path, minutes: float, seed: int, episodes: int, most: int | Non
 def _soak(ledger: Ledger, folder: Path, minutes: float, seed: int, episodes: int, most: int | None) -> int:
     ledger.note("begins", pid=os.getpid(), minutes=minutes, seed=seed, episodes=episodes)
     for number in range(episodes):
-        contract = ("fixed", "elastic")[(seed + number) % 2]
-        spared = (0, 1 + seed % (NODES - 1))[number // 2 % 2]
+        kind = list(product(CONTRACTS, faults.KINDS))[(seed + number) % 4]
+        spared = (0, 1 + seed % (NODES - 1))[number // 4 % 2]
         until_s = 60 * minutes * (number + 1) / episodes
         home = folder / f"episode-{number}"
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
-        ledger.note("episode begins", number=number, contract=contract, spared=spared)
+        ledger.note("episode begins", number=number, contract=kind[0], engine=kind[1], spared=spared)
         token = uuid.uuid4().hex
-        troubles = islice(faults.draw(seed + number, spared), most)
-        _episode(ledger, contract, home, token, troubles, until_s)
+        troubles = islice(faults.draw(seed + number, spared, faults.KINDS[kind[1]]), most)
+        _episode(ledger, kind, home, token, troubles, until_s)
         left = [f"process {pid} of the job is left" for pid in survivors(token)]
         ledger.violations_of([*left, *_namespaces_left()])
         if ledger.seconds > 60 * minutes:
@@ -250,9 +250,9 @@ def _soak(ledger: Ledger, folder: Path, minutes: float, seed: int, episodes: int
 
 
 def _episode(
-    ledger: Ledger, contract: str, home: Path, token: str, troubles: Iterator[Trouble], until_s: float
+    ledger: Ledger, kind: tuple[str, str], home: Path, token: str, troubles: Iterator[Trouble], until_s: float
 ) -> None:
-    with contextlib.closing(Stalls()) as stalls, pods(contract, home, token) as job:
+    with contextlib.closing(Stalls()) as stalls, pods(*kind, home, token) as job:
         episode = Episode(ledger, job, stalls)
         try:
             episode.begin()

@@ -1,4 +1,4 @@
-"""A minute of what `make soak` does for two hours: random faults on 4 pods, a fixed job and an elastic one."""
+"""A minute of what `make soak` does for two hours: random faults on 6 pods, jobs of both engines."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.cli.launching import script
@@ -19,13 +18,13 @@ from tests.survival.jobs import (
     FIXED,
     LONG,
     MARKS,
-    Fault,
     Recovery,
     Standing,
     begun,
     completed,
     hang_worker,
     kill_pod,
+    kill_torchrun,
     kill_worker,
     move_pod,
     need_hosts,
@@ -38,15 +37,6 @@ from trainer_launch.planning.engines import torchrun
 
 pytestmark = [*MARKS, LONG]
 ENGINE = ("--engine", torchrun.NAME)
-
-
-def torchrun_of(job: Job, node: int) -> psutil.Process:
-    children = job.pods[node].launcher().children()
-    return next(process for process in children if "torch.distributed.run" in process.cmdline())
-
-
-def kill_torchrun(node: int) -> Fault:
-    return lambda job: torchrun_of(job, node).kill()
 
 
 FAULTS = {
