@@ -31,7 +31,7 @@ from trainer_launch.rehearsal.controllers.local_jobs import address_of, own_envi
 JOB = "benchmark"
 LATEST_S = 120.0
 SIZES = (2, 8, 64, 512, 4096)
-REAL = 8
+REAL = (2, 8)  # two have a core each here, as pods of their own would
 WHOS = ("quick", "standard", "deep")
 SIMULATED = {"to the verdict": "s", "CPU of node 0": "s", "memory of node 0": "MB"}
 FACTS = {pair_results.FACT: "gloo"} | {
@@ -157,13 +157,13 @@ def rows(n_nodes: int) -> dict[str, str]:
     return {f"{n_nodes:,} nodes: {row}": unit for row, unit in SIMULATED.items()}
 
 
-def rehearsed(level: str, row: str, *more: str) -> Mapping[str, float]:
+def rehearsed(n_nodes: int, level: str, row: str, *more: str) -> Mapping[str, float]:
     """Real processes, all started at once."""
     options = ("--level", level, "--skip", "own-name,gloo-socket-ifname,cpu", *more)
     argv = (sys.executable, "-m", "trainer_launch", "preflight", *options)
     shared = {
         **own_environment(os.environ),
-        "PET_NNODES": str(REAL),
+        "PET_NNODES": str(n_nodes),
         "PET_NPROC_PER_NODE": "1",
         "PET_MASTER_ADDR": address_of(0),
         "PET_MASTER_PORT": str(network.free_port()),
@@ -172,7 +172,7 @@ def rehearsed(level: str, row: str, *more: str) -> Mapping[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         began_s = time.monotonic()
         started = []
-        for rank in map(str, range(REAL)):
+        for rank in map(str, range(n_nodes)):
             own = {"PET_NODE_RANK": rank, "JOB_COMPLETION_INDEX": rank, "HOSTNAME": f"local-node-0-{rank}"}
             words = (*argv, "--report", os.path.join(folder, f"{rank}.json"))
             started.append(
@@ -186,8 +186,8 @@ def rehearsed(level: str, row: str, *more: str) -> Mapping[str, float]:
     return {row: time.monotonic() - began_s}
 
 
-_REAL = f"{REAL} real nodes: from the first start to the last end"
-_GLOO = f"{REAL} real nodes, pairs tested by gloo: likewise"
+_REAL = {n: f"{n} real nodes: from the first start to the last end" for n in REAL}
+_GLOO = {n: f"{n} real nodes, pairs tested by gloo: likewise" for n in REAL}
 
 
 @contextlib.contextmanager
@@ -199,10 +199,13 @@ def opened() -> Iterator[Setup]:
         for level in WHOS[1:]
     ]
     cases += [
-        Case(level, {_REAL: "s"}, functools.partial(rehearsed, level, _REAL), LATEST_S, 4.0) for level in WHOS
+        Case(level, {row: "s"}, functools.partial(rehearsed, n, level, row), LATEST_S, 4.0)
+        for n, row in _REAL.items()
+        for level in WHOS
     ]
-    by_gloo = functools.partial(rehearsed, "standard", _GLOO, "--pair-test", "gloo")
-    cases.append(Case("standard", {_GLOO: "s"}, by_gloo, LATEST_S, 8.0))
+    for n, row in _GLOO.items():
+        by_gloo = functools.partial(rehearsed, n, "standard", row, "--pair-test", "gloo")
+        cases.append(Case("standard", {row: "s"}, by_gloo, LATEST_S, 8.0))
     yield Setup(cases)
 
 
@@ -214,12 +217,13 @@ Simulated nodes on real sockets of this machine, with pair tests answered at onc
 first connection until the last node has its verdict, with CPU and memory, Python included. Then real
 `trainer-launch preflight` processes that share this machine, without GPUs: container checks, cluster preflight,
 and from `standard` on real pair tests, over plain sockets unless gloo is named (each node then imports torch).
+Two real nodes have a core each here, as pods of their own would; eight share two.
 Other launchers check nodes before a job, too, but are not measured here: NVSentinel's preflight runs an NCCL
 all-reduce over all nodes, and dlrover-run with `--network-check` runs torch in pairs.""",
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
     whos=WHOS,
-    shown=(*(f"{n:,} nodes: to the verdict" for n in SIZES), _REAL, _GLOO),
+    shown=(*(f"{n:,} nodes: to the verdict" for n in SIZES), *_REAL.values(), *_GLOO.values()),
 )
 
 
