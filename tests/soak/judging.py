@@ -9,7 +9,7 @@ from tests.soak.looking import LAUNCHER, Look, Process
 
 ROLES = {  # by engine; torch's first node has a store, a fork of the server, as well
     "torch": {LAUNCHER: 1, "server": 1, "worker": 1, "sleep": 1},
-    "torchrun": {LAUNCHER: 1, "torchrun": 1, "worker": 1, "sleep": 1},
+    "torchrun": {LAUNCHER: 1, "torchrun": 1, "worker": 1},
 }
 SEGMENTS = 1  # the worker's
 LAUNCHER_KB_PER_HOUR = 2048.0
@@ -24,10 +24,14 @@ def strange(look: Look, engine: str) -> list[str]:
     """What no well pod shows, a sentence each."""
     found = []
     right = ROLES[engine] | ({"server": 2} if engine == "torch" and look.node == 0 else {})
-    if look.roles != right:
+    # What dead workers leave is cleared when torchrun ends, not before: nobody else knows of its workers' ends.
+    roles, segments = dict(look.roles), look.segments
+    if engine == "torchrun":
+        segments -= roles.pop("sleep", 0) - SEGMENTS
+    if roles != right:
         found.append(f"pod {look.node} has the processes {look.roles}, where {right} are right")
     for what, count, bound in (
-        ("segments of shared memory", look.segments, SEGMENTS),
+        ("segments of shared memory", segments, SEGMENTS),
         ("files in TMPDIR", look.tmp_files, TMP_FILES),
         ("incidents", look.incidents, INCIDENTS),
         ("bytes in TMPDIR", look.tmp_bytes, TMP_BYTES),

@@ -196,6 +196,12 @@ def test_what_is_left_in_a_pod_is_strange():
         assert len(judging.strange(look(**left), "torch")) == 1
 
 
+def test_what_dead_workers_of_torchrun_have_left_is_not_strange_as_long_as_each_has_left_it_all():
+    roles = {**judging.ROLES["torchrun"], "sleep": 3}
+    assert judging.strange(look(roles=roles, segments=3), "torchrun") == []
+    assert len(judging.strange(look(roles=roles, segments=4), "torchrun")) == 1
+
+
 def test_descriptors_and_threads_that_become_more_are_found():
     assert judging.grown(process(), process(fds=21)) == []
     assert len(judging.grown(process(), process(fds=24, threads=7))) == 2
