@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run a command of this tree in the root of another release of Debian, which debootstrap makes once, in the user's cache.
-# The command sees this tree, the user's caches, pip's settings and the network at their own paths; what else it writes
-# is forgotten, and all that it started ends with it.
+# The command sees this tree, the user's caches, pyenv's Pythons, pip's settings and the network at their own paths;
+# what else it writes is forgotten, and all that it started ends with it.
 #   debian.sh SUITE PACKAGE[,PACKAGE...] COMMAND [ARGUMENT...]
 #   XDG_CACHE_HOME   where caches are (default: ~/.cache); ours is its folder trainer-launch-debian
 # Needs root and debootstrap. Ends with 3 where the root cannot be made, and says why.
@@ -44,7 +44,7 @@ inside() { # as process 1 of a namespace of its own: all mounts and processes go
     for path in /sys /dev; do mount --rbind "$path" ".$path"; done
     for path in /tmp /run; do mount -t tmpfs tmpfs ".$path"; done
     chmod 1777 tmp
-    for path in /etc/resolv.conf /etc/ssl/certs /etc/pip.conf /etc/xdg/pip "$caches" "$tree"; do
+    for path in /etc/resolv.conf /etc/ssl/certs /etc/pip.conf /etc/xdg/pip "$(pyenv root 2>/dev/null)" "$caches" "$tree"; do
         [ -e "$path" ] || continue
         if [ -d "$path" ]; then mkdir -p ".$path"; else touch ".$path"; fi
         mount --bind "$path" ".$path"

@@ -17,7 +17,7 @@ from trainer_launch.model.value_parsers import named
 
 PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.
-INTERNAL = frozenset({"RUN_DIR", "NODE_LABEL", "MPI", "MPI_RUN", "INSIDE"})
+INTERNAL = frozenset({"RUN_DIR", "NODE_LABEL", "MPI_RUN", "INSIDE"})
 OF_SHIMS = frozenset({"SHIM"})  # read by the shims of torchrun and others, not here
 RENAMED = {"hang_dir": "incident_dir"}  # what 0.1 called a setting; works in 0.2, and each use is a warning
 
