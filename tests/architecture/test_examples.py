@@ -104,6 +104,7 @@ def test_the_new_engine_plans(extended: Path) -> None:
     assert json.loads(run(extended, "-m", "trainer_launch", *words[:2], "--engine", "julia", *words[2:]).stdout)
 
 
+@pytest.mark.long(only="that a new contract, check or engine keeps all rules of the architecture")
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_all_rules_hold_and_the_examples_own_tests_pass(extended: Path) -> None:

@@ -66,6 +66,7 @@ def test_a_process_1_is_read_in_all_its_rows(init: idle.Init) -> None:
     assert 0 < found["a signal"] < 10_000
 
 
+@pytest.mark.long("tests/benchmarks/test_runs.py")
 @pytest.mark.torch
 def test_a_killed_worker_is_seen_to_come_back() -> None:
     require(importlib.util.find_spec("torch"), "needs torch")
@@ -75,6 +76,7 @@ def test_a_killed_worker_is_seen_to_come_back() -> None:
     assert all(value > 0 for value in awake.values()), found
 
 
+@pytest.mark.long("tests/benchmarks/test_runs.py")
 @pytest.mark.torch
 def test_a_fault_of_the_matrix_is_survived_and_timed() -> None:
     require(network.missing() is None, str(network.missing()))
@@ -86,6 +88,7 @@ def test_a_fault_of_the_matrix_is_survived_and_timed() -> None:
     assert 0 < reading.value < survival.WATCH_S
 
 
+@pytest.mark.long("tests/benchmarks/test_runs.py")
 @pytest.mark.torch
 def test_a_job_reaches_its_last_step_without_faults_and_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
     require(network.missing() is None, str(network.missing()))
@@ -99,6 +102,7 @@ def test_a_job_reaches_its_last_step_without_faults_and_after_one(monkeypatch: p
     assert numbers(found)[schedule.RATIO] > 0
 
 
+@pytest.mark.long("tests/benchmarks/test_runs.py")
 @pytest.mark.torch
 def test_a_job_that_misses_its_last_step_says_which_and_keeps_the_undisturbed_time(
     monkeypatch: pytest.MonkeyPatch,
@@ -112,6 +116,7 @@ def test_a_job_that_misses_its_last_step_says_which_and_keeps_the_undisturbed_ti
     assert {found[row] for row in (schedule.FAULTY, schedule.RATIO)} == {"never: step 20: not within 0 s"}
 
 
+@pytest.mark.long("tests/benchmarks/test_runs.py")
 @pytest.mark.torch
 def test_jobs_with_and_without_the_recorder_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     require(importlib.util.find_spec("torch"), "needs torch")
@@ -122,6 +127,7 @@ def test_jobs_with_and_without_the_recorder_take_turns(monkeypatch: pytest.Monke
     assert found["2 workers: a step"] > 0
 
 
+@pytest.mark.long("tests/benchmarks/test_runs.py")
 @pytest.mark.torch
 def test_the_sentence_of_a_hang_is_timed() -> None:
     require(importlib.util.find_spec("torch"), "needs torch")

@@ -108,6 +108,7 @@ def test_a_stopped_worker_and_one_that_only_burns_cpu_start_again_and_a_long_ste
     assert "generation 2 is over: rank 1" in said
 
 
+@pytest.mark.long("tests/cli/test_hang.py")
 @pytest.mark.torch
 def test_a_collective_that_one_rank_never_joins_and_a_stuck_data_loader_are_named(tmp_path: Path) -> None:
     output, said, stacks = run(tmp_path, TORCH, "--hang-timeout", "2")
@@ -165,6 +166,7 @@ def test_who_prints_and_sleeps_does_not_hang(
     assert saved(tmp_path / "stacks") == []
 
 
+@pytest.mark.long("tests/cli/test_hang.py")
 @pytest.mark.torch
 def test_who_prints_into_torchs_own_files_does_not_hang(tmp_path: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")

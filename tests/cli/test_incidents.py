@@ -109,6 +109,7 @@ def test_by_default_a_hang_is_explained_and_nobody_is_killed(tmp_path: Path) -> 
     assert "missing_ranks={1}" in read.stdout + read.stderr
 
 
+@pytest.mark.long("tests/cli/test_incidents.py")
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -128,6 +129,7 @@ def test_the_sentence_tells_what_the_rank_is_in(tmp_path: Path, what: str, words
     assert words in shown(place, 0)["sentence"]
 
 
+@pytest.mark.long("tests/cli/test_incidents.py")
 @pytest.mark.parametrize(
     "what",
     ["save()", "from trainer_launch import report; report(checkpointing=True); time.sleep(9)"],
@@ -145,6 +147,7 @@ def test_who_saves_a_checkpoint_is_told_and_not_suspected(tmp_path: Path, what: 
     assert '"event":"incident"' not in log.read_text().replace(" ", "")
 
 
+@pytest.mark.long("tests/cli/test_incidents.py")
 @pytest.mark.parametrize(
     "what",
     [
@@ -188,6 +191,7 @@ def test_nobody_is_accused_or_ended_while_a_rank_of_another_node_evaluates(tmp_p
     assert json.loads(incidents(place, "list", "--json")) == []
 
 
+@pytest.mark.long("tests/cli/test_incidents.py")
 def test_a_rank_of_another_node_that_hangs_after_it_printed_is_named(tmp_path: Path) -> None:
     place = tmp_path / "incidents"
     watched = ("--hang-report-after", "2", "--incident-dir", str(place))

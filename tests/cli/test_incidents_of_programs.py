@@ -115,6 +115,7 @@ def test_any_program_may_be_quiet_where_nobody_asked_for_reports(tmp_path: Path)
     assert not place.exists()
 
 
+@pytest.mark.long("tests/cli/test_incidents_of_programs.py")
 @pytest.mark.torch
 def test_the_workers_of_torchrun_are_watched_and_their_failure_is_collected(tmp_path: Path) -> None:
     place = tmp_path / "incidents"
@@ -214,6 +215,7 @@ def test_a_full_disk_still_has_the_sentence_and_the_job_ends_as_it_does(tmp_path
     ), one.incident
 
 
+@pytest.mark.long("tests/cli/test_incidents_of_programs.py")
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 def test_workers_that_cannot_answer_yield_what_can_be_had(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def test_a_straggler_is_in_the_log_once_and_in_events_metrics_and_status(tmp_pat
     assert (line["rank"], line["node"]) == (1, 0)
 
 
+@LONG
 def test_on_two_nodes_the_rank_is_named_with_its_node(tmp_path: Path) -> None:
     nodes = ("--nodes", "2", "--nproc-per-node", "2", "--straggler-interval", str(EVERY_S))
     ended = launch("local", *nodes, "--", training(tmp_path, (3,), 1.5, for_s=LOOKED_S))

@@ -58,6 +58,7 @@ def test_the_first_failing_workers_end_is_the_pods(tmp_path: Path, ending: str, 
         assert any("no luck" in line for line in rest)
 
 
+@pytest.mark.long("tests/cli/test_torch.py")
 @both_ways
 def test_a_line_of_three_ranks_is_shown_once_and_the_diagnosis_has_it_for_the_rank_that_failed(
     tmp_path: Path, method: str
@@ -146,6 +147,7 @@ def test_torch_restarts_failed_workers_as_often_as_told_and_leaves_no_temporary_
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.long("tests/cli/test_torch.py")
 @both_ways
 def test_a_failure_is_logged_once_by_whom_it_concerns(tmp_path: Path, method: str) -> None:
     train = script(tmp_path, f"{RANK}if rank == 1:\n    sys.exit(3)\n{WAIT}")
@@ -567,6 +569,7 @@ sys.exit(cli.main())
     assert "this worker is not bound to CPUs: [Errno 22] Invalid argument" in ended.stderr
 
 
+@pytest.mark.long("tests/cli/test_torch.py")
 def test_a_uid_that_no_file_knows_has_a_name_a_home_and_torchs_caches_on_a_read_only_root() -> None:
     """As OpenShift starts a pod: a uid of its namespace, group 0, HOME=/."""
     require_root()
@@ -605,6 +608,7 @@ os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is 
 """
 
 
+@pytest.mark.long("tests/cli/test_torch.py")
 @every_way
 def test_a_signed_line_that_is_altered_on_the_way_costs_what_a_lost_connection_costs(
     tmp_path: Path, altered: Alter

@@ -88,6 +88,7 @@ def check(pod: Pod, contract: str | None) -> None:
     assert all("\n" not in warning for warning in job.warnings)
 
 
+@pytest.mark.long("tests/contracts/test_random_environments.py")
 @pytest.mark.timeout(400)
 @many
 @given(pods)

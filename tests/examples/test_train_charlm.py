@@ -56,6 +56,7 @@ def long_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.long("tests/examples/test_train_charlm.py")
 def test_two_ranks_learn_and_go_on_where_they_ended(tmp_path: Path) -> None:
     checkpoint = ("--checkpoint", str(tmp_path / "new" / "model.pt"))
     first = run(*TWO_RANKS, *checkpoint, "--steps", "20")
@@ -72,6 +73,7 @@ def test_two_ranks_learn_and_go_on_where_they_ended(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["model.pt"], "no temporary file is left"
 
 
+@pytest.mark.long("tests/examples/test_train_charlm.py")
 def test_a_resumed_run_ends_as_one_without_a_break(tmp_path: Path) -> None:
     checkpoint = ("--checkpoint", str(tmp_path / "model.pt"))
     run(*ALONE, *checkpoint, "--steps", "6")

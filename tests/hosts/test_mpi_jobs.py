@@ -92,6 +92,7 @@ def test_a_host_with_another_jobs_key_is_named_with_its_stage(three: Job) -> Non
     no_strays(three)
 
 
+@pytest.mark.long("tests/hosts/test_mpi_jobs.py")
 def test_an_agent_that_is_killed_is_started_again_and_the_job_goes_on(three: Job) -> None:
     three.start_workers()
     run = three.launch("mpirun", *three.train(40))
@@ -160,6 +161,7 @@ def test_a_killed_host_is_waited_for_and_the_job_goes_on(three: Job) -> None:
     assert run.steps() == list(range(30))
 
 
+@pytest.mark.long("tests/hosts/test_mpi_jobs.py")
 def test_with_a_minimum_the_survivors_go_on_and_take_the_host_in_again(three: Job) -> None:
     three.start_workers()
     options = ("--min-nodes", "2", "--shrink-after", "0")
@@ -177,6 +179,7 @@ def test_with_a_minimum_the_survivors_go_on_and_take_the_host_in_again(three: Jo
     no_strays(three)
 
 
+@pytest.mark.long("tests/hosts/test_mpi_jobs.py")
 def test_a_host_that_falls_silent_is_noticed(three: Job) -> None:
     three.start_workers()
     run = three.launch("mpirun", *three.train(400), options=("--min-nodes", "2", "--shrink-after", "0"))
@@ -294,6 +297,7 @@ def test_a_launcher_that_is_a_node_too_needs_no_sshd(three: Job) -> None:
     assert run.output.count("]<stdout>:") == 4
 
 
+@pytest.mark.long("tests/hosts/test_mpi_jobs.py")
 def test_hosts_of_the_discovery_script_join_and_leave(three: Job) -> None:
     names = [host.name for host in three.workers]
     three.hostfile.write_text(f"{names[0]} slots=1\n{names[1]} slots=1\n")
@@ -315,6 +319,7 @@ def test_hosts_of_the_discovery_script_join_and_leave(three: Job) -> None:
     no_strays(three)
 
 
+@pytest.mark.long("tests/hosts/test_mpi_jobs.py")
 def test_eight_hosts_come_in_any_order(tmp_path: Path) -> None:
     with job(tmp_path, 8) as eight:
         run = eight.launch("mpirun", *eight.train(5))

@@ -120,6 +120,7 @@ def test_the_nodes_of_a_job_meet_and_reduce(names, contract, world, tmp_path: Pa
     assert ranks == {str(rank) for rank in range(world)}
 
 
+@pytest.mark.long("tests/hosts/test_torch_jobs.py")
 @pytest.mark.parametrize(
     ("names", "contract"),
     [(("job-node-0-0", "job-node-0-1"), trainer_v2), (("job-worker-0", "job-worker-1"), elastic)],

@@ -286,6 +286,7 @@ def test_two_nodes_on_one_machine_whose_name_is_on_loopback_pass() -> None:
     assert [node.returncode for node in nodes] == [0, 0], said
 
 
+@pytest.mark.long("tests/preflight/test_command.py")
 @pytest.mark.parametrize("node_rank", ["0", "1"])
 def test_the_deadline_holds_where_dns_never_answers(tmp_path: Path, node_rank: str) -> None:
     conf = tmp_path / "resolv.conf"

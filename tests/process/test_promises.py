@@ -45,6 +45,7 @@ def test_death_by_any_signal_is_128_plus_its_number():
     assert codes == {number: 128 + number for number in codes}
 
 
+@pytest.mark.long("tests/process/test_promises.py")
 def test_no_survivor_in_100_trials():
     assert set(map(tuple, many("trials", "100").values())) == {(0, 0)}
 

@@ -235,6 +235,7 @@ print(torch.allclose(x.grad, 2 * torch.cos(x) - torch.sin(x)))
 """
 
 
+@pytest.mark.long("tests/pytorch/test_endings.py")
 def test_torch_compile_works(forks: Forks, tmp_path: Path) -> None:
     require(shutil.which("g++"), "torch.compile makes C++ for a CPU, which needs g++")
     if " " in (importlib.util.find_spec("torch").origin or ""):  # type: ignore[union-attr]

@@ -289,6 +289,7 @@ def test_a_program_for_which_a_fork_is_not_right_is_started_again_with_exec(tmp_
         forks.close()
 
 
+@pytest.mark.long("tests/pytorch/test_fidelity.py")
 def test_who_asks_for_forked_workers_gets_an_error_where_a_worker_needs_a_new_interpreter(tmp_path: Path) -> None:
     """Also where the worker itself finds that out; nothing runs twice."""
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")

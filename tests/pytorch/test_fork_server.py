@@ -363,6 +363,7 @@ def test_a_launcher_that_is_killed_while_the_server_imports_leaves_nothing(tmp_p
     wait_until_gone([int((tmp_path / "is").read_text())])
 
 
+@pytest.mark.long("tests/pytorch/test_fork_server.py")
 def test_a_server_is_renewed_when_a_loaded_file_has_changed(make: Make, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("value = 'first'\n")
     forks = make(preload=["mine"])

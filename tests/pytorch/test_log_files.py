@@ -25,6 +25,7 @@ for fd, words in (1, "out"), (1, "an apple of"), (2, "err"):
 """
 
 
+@pytest.mark.long("tests/pytorch/test_log_files.py")
 @pytest.mark.parametrize(
     "options",
     [

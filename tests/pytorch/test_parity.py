@@ -20,7 +20,7 @@ from tests.cli.launching import LAUNCHER, RECORDED, clean_env, ended, shm_of_its
 from tests.conftest import require
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.torch, pytest.mark.process]
+pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.long("tests/pytorch/test_fidelity.py")]
 
 PROBE = Path(__file__).with_name("parity_probe.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")

@@ -99,6 +99,7 @@ def test_a_killed_worker_is_started_again_where_it_was_told_to(tmp_path: Path) -
     assert 1 <= again < 100
 
 
+@pytest.mark.long("tests/rehearsal/test_faults.py")
 def test_without_a_target_it_is_the_last_node_and_without_a_time_its_first_step(tmp_path: Path) -> None:
     ended = rehearse(job(tmp_path, COUNTS_TOGETHER), "kill worker")
     assert row(ended.stderr, "job-worker-1")[2] == "1"
@@ -141,6 +142,7 @@ def test_an_evicted_pod_is_asked_first_and_has_its_grace(tmp_path: Path) -> None
     assert row(ended.stderr, "job-worker-0") == ["Succeeded", "2", "0", "0"]
 
 
+@pytest.mark.long("tests/rehearsal/test_faults.py")
 def test_who_does_not_hear_that_it_is_evicted_is_killed_after_the_grace(tmp_path: Path) -> None:
     text = f"[ -e /claim/$HOSTNAME ] || trap '' TERM; {COUNTS}"
     ended = rehearse(job(tmp_path, text, "replicas: 1"), "term pod grace=2s at=step:5 back=0s", code=1)
@@ -156,6 +158,7 @@ def test_a_pod_that_never_comes_back_fails_a_job_that_needs_it(tmp_path: Path) -
     assert "(PodLost)" in ended.stderr
 
 
+@pytest.mark.long("tests/rehearsal/test_faults.py")
 def test_a_node_that_is_added_has_what_its_controller_would_give_it(tmp_path: Path) -> None:
     text = f"echo I am $HOSTNAME of $PET_NNODES at $PET_RDZV_ENDPOINT; {COUNTS}"
     path = job(tmp_path, text, "replicas: 1", "elasticPolicy: {minReplicas: 1, maxReplicas: 3}")
@@ -205,6 +208,7 @@ def test_a_fault_that_never_came_is_said_and_makes_a_rehearsal_that_succeeded_en
     assert why in last
 
 
+@pytest.mark.long("tests/rehearsal/test_faults.py")
 def test_a_moment_without_a_unit_is_taken_as_seconds_and_one_warning_says_so(tmp_path: Path) -> None:
     ended = rehearse(job(tmp_path, COUNTS, "replicas: 1"), "kill worker at=2")
     assert ended.stderr.count("at=2 has no unit and is taken as seconds; write at=2s, or at=step:2 for a step") == 1
@@ -243,6 +247,7 @@ def test_a_job_from_flags_has_as_many_nodes_as_it_has() -> None:
 # -- by chance, and from flags ----------------------------------------------------------------
 
 
+@pytest.mark.long("tests/rehearsal/test_faults.py")
 def test_chance_is_told_so_that_it_can_be_had_again(tmp_path: Path) -> None:
     chaos = ("--chaos", "seed=7 rate=2/1s for=1.5s kinds=kill-worker,kill-pod")
     ended = launch("local", "-f", job(tmp_path, COUNTS, "replicas: 2, restartPolicy: ExitCode"), *chaos)

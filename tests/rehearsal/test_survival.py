@@ -83,6 +83,7 @@ def test_a_script_that_resumes_survives_being_killed_and_being_asked_to_stop(tmp
     assert re.search(r"<b>\d{1,2}</b><span>repeated steps</span>", page)
 
 
+@pytest.mark.long("tests/rehearsal/test_survival.py")
 def test_a_spare_takes_over_from_a_pod_that_never_comes_back(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RESUMES)
     fault = "kill pod node=1 back=never at=step:10"
@@ -94,6 +95,7 @@ def test_a_spare_takes_over_from_a_pod_that_never_comes_back(tmp_path: Path) -> 
     assert "Succeeded" in row, done.err
 
 
+@pytest.mark.long("tests/rehearsal/test_survival.py")
 @pytest.mark.parametrize(
     ("said", "exits"),
     [
@@ -115,6 +117,7 @@ def test_a_node_whose_device_failed_is_quarantined_and_one_whose_program_failed_
     assert (f"this node is quarantined: RuntimeError: {said}" in done.said) == ("138" in exits), done.err
 
 
+@pytest.mark.long("tests/rehearsal/test_survival.py")
 def test_old_lines_that_a_frameworks_launcher_prints_again_are_no_steps_lost(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "repeats", "--fault", "kill worker at=step:40", "--max-lost-steps", "5", last=120)
     assert done.out.count("step 20\n") == 2, "shown once more"
@@ -135,6 +138,7 @@ def test_a_script_that_never_loads_its_checkpoint_is_shown_up(tmp_path: Path) ->
     )
 
 
+@pytest.mark.long("tests/rehearsal/test_survival.py")
 def test_a_script_that_saves_too_rarely_is_shown_up_and_the_limit_is_the_users(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "saves_rarely", "--fault", "kill pod at=step:150", last=450)
     assert done.code == 1, done.err
@@ -193,6 +197,7 @@ def test_the_report_of_a_rehearsal_that_is_interrupted_is_written_too(tmp_path: 
     assert ">terminating<" in page
 
 
+@pytest.mark.long("tests/rehearsal/test_survival.py")
 def test_the_report_of_a_job_that_fails_is_written_too(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "fails", "--report", "out.html", "--report", "out.png")
     assert done.code == 2, done.err
@@ -200,6 +205,7 @@ def test_the_report_of_a_job_that_fails_is_written_too(tmp_path: Path) -> None:
     assert (tmp_path / "out.png").exists() or "needs a browser" in done.err
 
 
+@pytest.mark.long("tests/rehearsal/test_survival.py")
 @pytest.mark.torch
 def test_a_torch_job_on_two_nodes_that_never_resumes_is_shown_up_with_all_its_pods(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)

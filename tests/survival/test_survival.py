@@ -85,6 +85,7 @@ def test_a_fault_costs_seconds_and_no_other_pod(standing: Standing, name: str) -
         _fault_restarts_only_its_own_pod(running, name)
 
 
+@LONG
 @pytest.mark.parametrize("name", [name for name in FAULTS if "store" not in name and "address" not in name])
 @pytest.mark.parametrize("standing", ["saving", pytest.param("saving-elastic", marks=LONG)], indirect=True)
 def test_it_costs_no_more_where_the_script_saves_on_sigterm_and_exits_with_0(standing: Standing, name: str) -> None:
@@ -120,6 +121,7 @@ def test_a_killed_fork_server_concerns_no_worker_and_the_next_ones_come_from_ano
         assert recovery.failures == 1
 
 
+@LONG
 @pytest.mark.parametrize("standing", ["fixed"], indirect=True)
 def test_worker_0_killed_or_worker_1_hanging_costs_seconds_too(standing: Standing) -> None:
     """No node is missed for these, so it makes no difference whether the job may go on with fewer."""
@@ -134,6 +136,7 @@ def test_worker_0_killed_or_worker_1_hanging_costs_seconds_too(standing: Standin
         assert said == [0, 1, 0], "the node whose worker it is acts, and no other"
 
 
+@LONG
 def test_all_pods_restarted_one_after_another_lose_no_step(standing: Standing) -> None:
     """Each is stopped as soon as the one before it is started again, as a drained node pool does."""
     with standing.job() as running:
@@ -172,6 +175,7 @@ def test_a_pod_that_is_late_joins_an_elastic_job(tmp_path: Path, engine: tuple[s
         assert [pod.starts for pod in running.pods] == [1, 1, 1]
 
 
+@LONG
 def test_a_pod_above_the_maximum_waits_and_ends_well_with_the_job(tmp_path: Path) -> None:
     env_of = lambda node: ELASTIC.env_of(node) | {"PET_NNODES": "1:2", "TMPDIR": str(tmp_path / f"tmp-{node}")}  # noqa: E731
     for node in range(3):
@@ -223,6 +227,7 @@ while not os.path.exists(os.path.join(os.path.dirname(os.path.abspath(__file__))
 RACKS = ("block-b/rack-1", "block-a/rack-10", "block-a/rack-2")
 
 
+@LONG
 def test_ranks_follow_topology_labels_also_after_a_node_was_lost_and_came_back(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RANKED)
 

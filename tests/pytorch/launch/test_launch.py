@@ -32,6 +32,7 @@ def test_the_ranks_results_come_back_by_every_method_and_nothing_stays_in_the_pr
     assert said == [{"0": [0, 2, 7], "1": [1, 2, 7]}, [True, 1]] * 3
 
 
+@pytest.mark.long("tests/pytorch/launch/test_launch.py")
 def test_failures_are_told_and_a_crash_is_repaired_when_asked(tmp_path: Path) -> None:
     main = f"""say(failure(unlucky))
 say(failure(give_back_a_function))
@@ -65,6 +66,7 @@ say(failure(lambda: 1, open(1, closefd=False), start_method="spawn"))"""
     assert "nor by cloudpickle (" in unsent[1]
 
 
+@pytest.mark.long("tests/pytorch/launch/test_launch.py")
 def test_flytes_elastic_starts_the_workers_and_its_recoverable_exception_stays_recoverable(tmp_path: Path) -> None:
     (tmp_path / "flytekit" / "exceptions").mkdir(parents=True)
     (tmp_path / "flytekit" / "exceptions" / "user.py").write_text(
@@ -119,6 +121,7 @@ def test_asked_to_stop_the_workers_have_their_grace_and_the_script_ends_with_143
     assert said == ["finally"]
 
 
+@pytest.mark.long("tests/pytorch/launch/test_launch.py")
 def test_the_nodes_of_a_flyte_task_meet_and_each_has_its_own_ranks_results(tmp_path: Path) -> None:
     env = {
         "PET_RDZV_ENDPOINT": "job-worker-0:23456",

@@ -20,6 +20,7 @@ def need_torch() -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
+@pytest.mark.long("tests/pytorch/launch/test_processes.py")
 def test_workers_that_all_die_of_sigabrt_at_once_fail_the_job_and_nothing_hangs(tmp_path: Path) -> None:
     main = """say(failure(os.abort, max_restarts=1))
 say(failure(os.abort, start_method="spawn"))"""
@@ -31,6 +32,7 @@ say(failure(os.abort, start_method="spawn"))"""
         assert "by signal 6" in text
 
 
+@pytest.mark.long("tests/pytorch/launch/test_processes.py")
 def test_a_thread_may_call_it_and_the_processs_own_children_stay_its_own(tmp_path: Path) -> None:
     main = """import subprocess
 seen = []
@@ -64,6 +66,7 @@ say(trainer_launch.launch(hold, quick(start_method="fork")))"""
     assert output.count("buffered once") == 1
 
 
+@pytest.mark.long("tests/pytorch/launch/test_processes.py")
 def test_a_function_that_calls_sys_exit_ends_its_worker_as_a_program_would(tmp_path: Path) -> None:
     main = """say(trainer_launch.launch(sys.exit, quick(start_method="spawn"), 0))
 found = failure(sys.exit, 3)
@@ -95,6 +98,7 @@ say(failure(end_the_launcher, start_method="fork"))"""
     eventually(lambda: not any(alive(pid) for pid in workers(output)), "the workers end")
 
 
+@pytest.mark.long("tests/pytorch/launch/test_processes.py")
 def test_a_killed_fork_of_the_caller_fails_the_next_generation_and_leaves_no_worker(tmp_path: Path) -> None:
     """Workers that run go on; those of another generation could inherit nothing."""
     main = """import psutil

@@ -21,7 +21,7 @@ from trainer_launch.model import Endpoint
 from trainer_launch.planning import programs
 from trainer_launch.supervisor.failure import parse_agent_failure
 
-pytestmark = [pytest.mark.torch, pytest.mark.process]
+pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.long("tests/pytorch/torchrun/test_supervised.py")]
 
 REDUCE = """
 import os, torch, torch.distributed as dist

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.launching import clean_env
 from tests.conftest import require
 
-pytestmark = [pytest.mark.torch, pytest.mark.process]
+pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.long("tests/pytorch/torchrun/test_supervised.py")]
 
 # Each worker ends with a code of its own and is collected before anybody else could look; then torch tells of it.
 SCRIPT = """

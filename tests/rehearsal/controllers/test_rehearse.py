@@ -131,6 +131,7 @@ def test_a_failed_init_container_is_in_the_table_and_named_as_the_cause(tmp_path
     )
 
 
+@pytest.mark.long("tests/rehearsal/controllers/test_rehearse.py")
 def test_a_preflight_that_finds_the_same_again_says_so_in_one_line(tmp_path: Path) -> None:
     command = "command: [trainer-launch, preflight, --only, storage, --storage, /nowhere/at/all, --, sh]"
     init = f"{{name: check, image: i, {command}}}"
