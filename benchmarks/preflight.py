@@ -180,7 +180,11 @@ def rehearsed(n_nodes: int, level: str, row: str, *more: str) -> Mapping[str, fl
                     words, env={**shared, **own}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder
                 )
             )
-        codes = [process.wait() for process in started]
+        try:
+            codes = [process.wait() for process in started]
+        finally:  # also where they are too late
+            for process in started:
+                process.kill()
     if any(codes):
         raise Failed(f"exit codes {sorted(set(codes))}")
     return {row: time.monotonic() - began_s}
