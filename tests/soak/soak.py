@@ -228,9 +228,10 @@ def soak(folder: Path, minutes: float, seed: int, episodes: int, most: int | Non
 
 def _soak(ledger: Ledger, folder: Path, minutes: float, seed: int, episodes: int, most: int | None) -> int:
     ledger.note("begins", pid=os.getpid(), minutes=minutes, seed=seed, episodes=episodes)
+    kinds = list(product(CONTRACTS, faults.KINDS))
     for number in range(episodes):
-        kind = list(product(CONTRACTS, faults.KINDS))[(seed + number) % 4]
-        spared = (0, 1 + seed % (NODES - 1))[number // 4 % 2]
+        kind = kinds[(seed + number) % len(kinds)]
+        spared = (0, 1 + seed % (NODES - 1))[number // len(kinds) % 2]
         until_s = 60 * minutes * (number + 1) / episodes
         home = folder / f"episode-{number}"
         shutil.rmtree(home, ignore_errors=True)

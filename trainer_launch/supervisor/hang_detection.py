@@ -128,11 +128,10 @@ def begin(at_s: float) -> Node:
 
 def observe(node: Node, samples: Mapping[Worker, Sample], at_s: float, rules: Rules) -> Node:
     """Take in one look at all workers that are alive."""
-    fresh = {worker: Track(at_s, sample, sample, at_s) for worker, sample in samples.items()}
-    if any(worker not in node.tracks for worker in samples):
-        return Node(fresh, at_s, pauses_s=node.pauses_s)
-    if at_s - node.at_s > max(5.0, 4 * rules.pace_s):
-        return _resumed(replace(node, tracks=fresh), at_s)
+    has_others = any(worker not in node.tracks for worker in samples)
+    if has_others or at_s - node.at_s > max(5.0, 4 * rules.pace_s):
+        fresh = {worker: Track(at_s, sample, sample, at_s) for worker, sample in samples.items()}
+        return Node(fresh, at_s, pauses_s=node.pauses_s) if has_others else _resumed(node, fresh, at_s)
     tracks = {worker: _follow(node.tracks[worker], sample, at_s) for worker, sample in samples.items()}
     node_now = replace(node, tracks=tracks, at_s=at_s)
     if all(node.tracks[worker].last.signs == sample.signs for worker, sample in samples.items()):
@@ -142,11 +141,12 @@ def observe(node: Node, samples: Mapping[Worker, Sample], at_s: float, rules: Ru
     return replace(node_now, first_sign_at_s=first_s, sign_at_s=at_s, pauses_s=pauses_s)
 
 
-def _resumed(node: Node, at_s: float) -> Node:
-    """After a gap everybody starts anew, but it stays known that there was progress before."""
+def _resumed(node: Node, fresh: Mapping[Worker, Track], at_s: float) -> Node:
+    """After a gap everybody starts anew, but it stays known for how long there was progress before."""
     if node.first_sign_at_s is None or node.sign_at_s is None:
-        return replace(node, at_s=at_s)
-    return replace(node, at_s=at_s, first_sign_at_s=at_s - (node.sign_at_s - node.first_sign_at_s), sign_at_s=at_s)
+        return replace(node, tracks=fresh, at_s=at_s)
+    first_s = at_s - (node.sign_at_s - node.first_sign_at_s)
+    return replace(node, tracks=fresh, at_s=at_s, first_sign_at_s=first_s, sign_at_s=at_s)
 
 
 def limit_s(node: Node, rules: Rules) -> float | None:

@@ -141,8 +141,7 @@ def add(folder: str, part: str, name: str, text: str, *, anew: bool = False) -> 
     data = redact_text(text[:_FILE_BYTES]).encode(errors="replace")[:most_bytes]
     path = os.path.join(folder, part, name)
     try:
-        with contextlib.suppress(FileExistsError):  # not makedirs(): a bundle that was dropped stays away
-            os.mkdir(os.path.dirname(path), mode=0o700)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         with open(path, "wb" if anew else "xb") as file:
             file.write(data)
     except OSError as problem:
