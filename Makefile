@@ -62,13 +62,13 @@ test-frameworks: venv ## run the tests with TensorFlow, JAX and other frameworks
 	$(PYTEST) -n 2 -m frameworks tests/frameworks $(PYTEST_ARGS)
 
 test-containers: venv ## as root: run the tests in containers of images built from this tree, with podman
-	@tests/setup/system_packages.sh podman runc netavark aardvark-dns iptables catatonit debootstrap
+	@tests/setup/system_packages.sh podman runc netavark aardvark-dns iproute2 iptables catatonit debootstrap
 	@PYTHON=$(BIN)/python tests/setup/images.sh </dev/null || { [ $$? = 3 ] && [ "$$CI" != true ]; }
 	$(PYTEST) -n 2 -m containers tests/containers $(PYTEST_ARGS)
 
 # One cluster, so one test at a time.
 test-kubelet: venv ## as root: build Kubernetes once, in the user's cache, and run the tests on a real cluster of one node
-	@tests/setup/system_packages.sh podman runc netavark aardvark-dns iptables catatonit debootstrap containerd \
+	@tests/setup/system_packages.sh podman runc netavark aardvark-dns iproute2 iptables catatonit debootstrap containerd \
 		containernetworking-plugins etcd-server dnsmasq-base conntrack socat kmod openssl \
 		golang-go golang-github-modern-go-reflect2-dev dpkg-dev make rsync
 	@PYTHON=$(BIN)/python tests/setup/images.sh </dev/null || { [ $$? = 3 ] && [ "$$CI" != true ]; }

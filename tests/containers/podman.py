@@ -103,6 +103,8 @@ class Cluster:
 
     network: str
     folder: Path
+    bridge: str  # the network's interface on this machine
+    gateway: str  # its address there, where the pods' DNS is, too: 10.89.0.1/24
     pods: dict[str, Container] = field(default_factory=dict)
 
     def start(
@@ -127,6 +129,7 @@ class Cluster:
         made = Container(unique, folder)
         self.pods[name] = made
         command = [] if entrypoint else ["--entrypoint", json.dumps(list(words))]
+        self._keep_bridge()
         podman(
             *(
                 "run",
@@ -152,6 +155,17 @@ class Cluster:
         )
         return made
 
+    def _keep_bridge(self) -> None:
+        """Have a bridge whose hardware address is one of its own.
+
+        Else it has the lowest of its ports, another one with some pods that come or go; and pods that have asked
+        for it before get no answer from their DNS for half a minute.
+        """
+        if not Path("/sys/class/net", self.bridge).exists():  # podman removes it with its last port
+            _ip("link", "add", self.bridge, "address", "02:00:00:00:00:01", "type", "bridge")
+            _ip("address", "add", self.gateway, "dev", self.bridge)
+            _ip("link", "set", self.bridge, "up")
+
     def volume(self, name: str) -> str:
         """A folder of this machine that every pod may write, as `HOST:CONTAINER` wants its first half."""
         folder = self.folder / f"volume-{name}"
@@ -161,12 +175,19 @@ class Cluster:
         return str(folder)
 
 
+def _ip(*words: str) -> None:
+    subprocess.run(("ip", *words), check=True)
+
+
 @contextlib.contextmanager
 def cluster(name: str, folder: Path) -> Iterator[Cluster]:
     """A network of its own for the pods of a test."""
     network = f"trainer-launch-{name}-{os.getpid()}"
     podman("network", "create", "--internal", network)
-    made = Cluster(network, folder)
+    (about,) = json.loads(podman("network", "inspect", network).stdout)
+    (subnet,) = about["subnets"]
+    gateway = f"{subnet['gateway']}/{subnet['subnet'].partition('/')[2]}"
+    made = Cluster(network, folder, about["network_interface"], gateway)
     try:
         yield made
     finally:

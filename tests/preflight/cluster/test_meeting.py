@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,7 @@ from trainer_launch.preflight.cluster import node_link as meeting
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_link import Listener, NodeLink, Verdict, look
 from trainer_launch.preflight.cluster.nodes import Event, Names, Reply, Said, Settings, Stage
+from trainer_launch.preflight.cluster.pair_tests import run
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 
 JOB = "job"
@@ -439,6 +441,52 @@ def test_a_probe_of_a_waiting_node_tells_how_far_it_has_come() -> None:
         assert "cannot connect to node 0" in stuck.text
     finally:
         caller.close()
+
+
+def test_dns_that_is_silent_on_one_node_makes_no_way_between_nodes_faulty(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether names resolve is another check's question: the test goes where node 0 has seen the other node."""
+    one = job(2)
+    one.settings = replace(one.settings, names=Names(home=Endpoint("node-0.silent", one.port)))
+    asked, closed = socket.getaddrinfo, threading.Event()
+
+    def lookup(host: str, *args: object, **kwargs: object) -> object:
+        if host == "node-0.silent":
+            closed.wait(LATEST_S)
+            raise socket.gaierror(socket.EAI_AGAIN, "silence")
+        return asked(host, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(meeting, "_NAME_S", 0.2)
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    one.hold()
+    told = verdicts(one.call(0, bench=run), one.call(1, bench=run))
+    closed.set()
+    assert [(found.check, found.status) for found in told[0]][-1] == ("pairs", Status.PASS)
+    assert not failed(told[0])
+
+
+@pytest.mark.parametrize(
+    ("resolves_to", "address", "dialed"),
+    [
+        pytest.param(["10.0.0.7", "fd00::7"], "10.0.0.7", "10.0.0.7", id="its name leads there"),
+        pytest.param(["10.9.9.9"], "10.0.0.7", "node-1", id="its name leads elsewhere, as the job will"),
+        pytest.param([], "10.0.0.7", "10.0.0.7", id="its name leads nowhere"),
+        pytest.param([], "", "node-1", id="nobody has seen it"),
+    ],
+)
+def test_a_pair_test_goes_by_name_unless_the_name_adds_nothing(
+    monkeypatch: pytest.MonkeyPatch, resolves_to: list[str], address: str, dialed: str
+) -> None:
+    def lookup(*args: object, **kwargs: object) -> object:
+        if not resolves_to:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return [(0, 0, 0, "", (found, 1)) for found in resolves_to]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    test = msg.Test(0, 1, 2, "node-1", 1, "t", 1.0, address=address)
+    assert meeting._findable(test).host == dialed
+    assert meeting._findable(replace(test, rank=0)).host == "node-1", "who listens asks nobody"
 
 
 def test_looking_tells_no_name_refused_and_silent_apart() -> None:

@@ -32,6 +32,7 @@ from trainer_launch.preflight.cluster.pair_tests import run
 _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 _CONNECT_S = 3.0
+_NAME_S = 2.0  # less than the resolver's own time to ask again
 _ANSWER_S = 5.0
 _LATE_S = 4.0  # that a verdict may come after the deadline
 _SILENCE_S = 8.0  # of node 0, which says something every two seconds
@@ -222,8 +223,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
             case msg.Complete() | msg.Seek():
                 self._tell(message)
             case msg.Test():
-                test = threading.Thread(target=lambda: self.send(self._bench(message, self._listener)), daemon=True)
-                test.start()
+                threading.Thread(target=self._take_part, args=(message,), daemon=True).start()
             case msg.Decided(findings):
                 try:
                     self.end(tuple(msg.load_findings(findings)), is_shared=True)
@@ -231,6 +231,9 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
                     raise LostError(f"node 0's verdict cannot be read: {problem}") from None
             case msg.Refused(reason, _):
                 raise LostError(f"node 0 refuses: {reason}")
+
+    def _take_part(self, test: msg.Test) -> None:
+        self.send(self._bench(_findable(test), self._listener))
 
     def _learn_time(self, lines: Lines[msg.Message], until_s: float) -> None:
         """Four timestamps, as NTP has them; the fastest of some exchanges tells most."""
@@ -244,6 +247,17 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
             round_trip_s = max(0.0, (now - told.sent) - (told.answered - told.heard))
             if round_trip_s / 2 < self.offset[1]:
                 self.offset = (((told.heard - told.sent) + (told.answered - now)) / 2, round_trip_s / 2)
+
+
+def _findable(test: msg.Test) -> msg.Test:
+    """With an address for a name that leads there, or nowhere in time: whether it resolves is for the check dns."""
+    if test.rank == 0 or not test.address:
+        return test
+    try:
+        found = Resolving(test.host, test.port).within(_NAME_S)
+    except OSError:
+        found = [test.address]
+    return replace(test, host=test.address) if test.address in found else test
 
 
 # -- where others look for this node, and lend its socket ---------------------------------------

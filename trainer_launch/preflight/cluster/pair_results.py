@@ -383,7 +383,7 @@ class Rounds:
             peer = self._nodes[number].peer
             if peer is not None:
                 about = (self._round, rank, len(members), self._host(first), first.port, token)
-                yield Send(peer, msg.Test(*about, limit_s, way, self._way.rails, self._is_whole))
+                yield Send(peer, msg.Test(*about, limit_s, way, self._way.rails, self._is_whole, first.address))
 
     def _host(self, node: Node) -> str:
         """By name, as the job will; where none is known, where its connection came from."""
