@@ -44,7 +44,7 @@ inside() { # as process 1 of a namespace of its own: all mounts and processes go
     for path in /sys /dev; do mount --rbind "$path" ".$path"; done
     for path in /tmp /run; do mount -t tmpfs tmpfs ".$path"; done
     chmod 1777 tmp
-    for path in /etc/resolv.conf /etc/ssl/certs /etc/pip.conf /etc/xdg/pip "$(pyenv root 2>/dev/null)" "$caches" "$tree"; do
+    for path in /etc/hosts /etc/resolv.conf /etc/ssl/certs /etc/pip.conf /etc/xdg/pip "$(pyenv root 2>/dev/null)" "$caches" "$tree"; do
         [ -e "$path" ] || continue
         if [ -d "$path" ]; then mkdir -p ".$path"; else touch ".$path"; fi
         mount --bind "$path" ".$path"
