@@ -134,7 +134,9 @@ def _lm_resiliency(name: str) -> Contestant:
 
 
 def _nvrx(name: str) -> Contestant:
-    return Contestant(name=name, contract=jobs.ELASTIC, words=(peers.program_of("nvrx", "ft_launcher"),))
+    program = peers.program_of("nvrx", "ft_launcher")
+    # Told 1:3, it begins with one node, and keeps the others as spares.
+    return Contestant(name=name, contract=jobs.ELASTIC, words=(program,), more={"PET_NNODES": "3"})
 
 
 def _accelerate(name: str) -> Contestant:
