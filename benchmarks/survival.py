@@ -38,8 +38,8 @@ twice.
 - All may restart three times. A process that has not ended 30 s after SIGTERM is killed, as on Kubernetes.
 - accelerate launch and the shell (`exec python train.py` with ranks from the pod's variables) support fixed jobs
   only, ft_launcher and dlrover-run elastic ones. dlrover-run's master has its own host that no fault touches.
-- ft_launcher after 0.4.1 begins with the least number of nodes and keeps the others as spares: it is told 3, not 1 to
-  3, and so waits for a node that is lost for good.
+- ft_launcher after 0.4.1 begins with the least number of nodes and keeps the others as spares: it is told 3, not
+  1 to 3, and so waits for a node that is lost for good.
 - Not here: hyperpod-elastic-agent 1.1.3, which needs torch below 2.12 and the operator of SageMaker HyperPod; and
   torchft 0.2.0, a library that a training script calls, under any launcher.
 - A stopped worker: trainer-launch has `--hang-timeout 5`; the others use their defaults. ft_launcher's timeouts
