@@ -36,6 +36,7 @@ exec 9>&-
 
 inside() { # as process 1 of a namespace of its own: all mounts and processes go with it
     local work=/mnt path
+    export -nf inside # or the command would have it among its variables
     mount -t tmpfs tmpfs "$work"
     mkdir "$work/upper" "$work/work" "$work/root"
     mount -t overlay -o "lowerdir=$root,upperdir=$work/upper,workdir=$work/work" overlay "$work/root"
