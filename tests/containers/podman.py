@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.containers import images
+from tests.hosts.network import ip
 from tests.waiting import eventually
 
 DEADLINE_S = 240.0
@@ -155,16 +156,20 @@ class Cluster:
         )
         return made
 
+    @property
+    def has_bridge(self) -> bool:
+        return Path("/sys/class/net", self.bridge).exists()
+
     def _keep_bridge(self) -> None:
         """Have a bridge whose hardware address is one of its own.
 
         Else it has the lowest of its ports, another one with some pods that come or go; and pods that have asked
         for it before get no answer from their DNS for half a minute.
         """
-        if not Path("/sys/class/net", self.bridge).exists():  # podman removes it with its last port
-            _ip("link", "add", self.bridge, "address", "02:00:00:00:00:01", "type", "bridge")
-            _ip("address", "add", self.gateway, "dev", self.bridge)
-            _ip("link", "set", self.bridge, "up")
+        if not self.has_bridge:  # podman removes it with its last port
+            ip("link", "add", self.bridge, "address", "02:00:00:00:00:01", "type", "bridge")
+            ip("address", "add", self.gateway, "dev", self.bridge)
+            ip("link", "set", self.bridge, "up")
 
     def volume(self, name: str) -> str:
         """A folder of this machine that every pod may write, as `HOST:CONTAINER` wants its first half."""
@@ -173,10 +178,6 @@ class Cluster:
             folder.mkdir()
             folder.chmod(0o777)
         return str(folder)
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(("ip", *words), check=True)
 
 
 @contextlib.contextmanager
@@ -195,3 +196,5 @@ def cluster(name: str, folder: Path) -> Iterator[Cluster]:
         if found:
             podman("rm", "-f", "-t", "0", *found, check=False)
         podman("network", "rm", "-f", network, check=False)
+        if made.has_bridge:  # no pod of it ever started
+            ip("link", "delete", made.bridge)

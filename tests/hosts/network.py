@@ -42,31 +42,31 @@ class Host:
 
     def moves_to(self, address: str) -> None:
         """Give the host another address, as a pod has after it was made again."""
-        _ip("-n", self.namespace, "addr", "flush", "dev", "eth0")
-        _ip("-n", self.namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+        ip("-n", self.namespace, "addr", "flush", "dev", "eth0")
+        ip("-n", self.namespace, "addr", "add", f"{address}/24", "dev", "eth0")
         self.address = address
 
     def unplug(self, device: str = "eth0") -> None:
         """Let nothing reach the others, nor theirs this host: no packet is refused, all are lost."""
         switch, port = self._plug
-        _ip("-n", switch, "link", "set", f"{port}-{device}", "nomaster")
+        ip("-n", switch, "link", "set", f"{port}-{device}", "nomaster")
 
     def plug(self, device: str = "eth0") -> None:
         """Undo `unplug`."""
         switch, port = self._plug
-        _ip("-n", switch, "link", "set", f"{port}-{device}", "master", f"br-{device}")
+        ip("-n", switch, "link", "set", f"{port}-{device}", "master", f"br-{device}")
 
     def wire(self, device: str, address: str) -> None:
         """Give the host a device on the network of all devices of this name."""
         switch, port = self._plug
         port, bridge = f"{port}-{device}", f"br-{device}"
         if subprocess.run(("ip", "-n", switch, "link", "show", bridge), capture_output=True).returncode != 0:
-            _ip("-n", switch, "link", "add", bridge, "type", "bridge")
-            _ip("-n", switch, "link", "set", bridge, "up")
-        _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", device, "netns", self.namespace)
-        _ip("-n", switch, "link", "set", port, "master", bridge, "up")
-        _ip("-n", self.namespace, "addr", "add", f"{address}/24", "dev", device)
-        _ip("-n", self.namespace, "link", "set", device, "up")
+            ip("-n", switch, "link", "add", bridge, "type", "bridge")
+            ip("-n", switch, "link", "set", bridge, "up")
+        ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", device, "netns", self.namespace)
+        ip("-n", switch, "link", "set", port, "master", bridge, "up")
+        ip("-n", self.namespace, "addr", "add", f"{address}/24", "dev", device)
+        ip("-n", self.namespace, "link", "set", device, "up")
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start a program as process 1 of this host."""
@@ -117,7 +117,7 @@ def hosts(*names: str) -> Iterator[list[Host]]:
         for host in made:
             _namespace(host.namespace, undo)
             host.wire("eth0", host.address)
-            _ip("-n", host.namespace, "link", "set", "lo", "up")
+            ip("-n", host.namespace, "link", "set", "lo", "up")
             host.knows({other.name: other.address for other in made})
             undo.callback(shutil.rmtree, _NETNS / host.namespace, ignore_errors=True)
         yield made
@@ -132,8 +132,8 @@ def _collect(made: Sequence[Host]) -> None:
 
 
 def _namespace(name: str, undo: contextlib.ExitStack) -> None:
-    _ip("netns", "add", name)
-    undo.callback(_ip, "netns", "delete", name)
+    ip("netns", "add", name)
+    undo.callback(ip, "netns", "delete", name)
     undo.callback(_end_all_in, name)
 
 
@@ -144,5 +144,6 @@ def _end_all_in(namespace: str) -> None:
             psutil.Process(pid).kill()
 
 
-def _ip(*words: str) -> None:
+def ip(*words: str) -> None:
+    """Run iproute2's ip."""
     subprocess.run(("ip", *words), check=True, capture_output=True)

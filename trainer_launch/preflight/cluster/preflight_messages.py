@@ -144,7 +144,7 @@ class Test:
     way: _Way = "socket"  # or torch's gloo or nccl
     rails: Annotated[int, Bound(1, MAX_RAILS)] = 1  # each with a communicator of its own
     is_whole: bool = False  # one communicator for all rails of all nodes
-    address: Text = ""  # of the first one, as node 0 sees it; for who cannot resolve the host
+    address: Text = ""  # of the first one, as node 0 sees it; the host may not resolve elsewhere
 
 
 @dataclass(frozen=True, slots=True)
