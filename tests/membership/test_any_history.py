@@ -15,6 +15,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("again"), NODES),
     st.tuples(st.just("join"), NODES),
     st.tuples(st.just("join"), NODES),
+    st.tuples(st.just("join_unprepared"), NODES),
     st.tuples(st.just("join_all"), NODES),
     st.tuples(st.just("store"), NODES),
     st.tuples(st.just("store"), NODES),
@@ -50,8 +51,8 @@ class Play:
 
     def speak(self, what, peer):
         number = self.world.number
-        if what == "join":
-            self.world.join(peer)
+        if what in ("join", "join_unprepared"):
+            self.world.join(peer, prepared=what == "join")
         elif what == "gone":
             self.world.play(Gone(peer))
         else:

@@ -15,7 +15,7 @@ import pytest
 from tests.waiting import eventually
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.authentication import NO_SECRET, WRONG_SECRET
-from trainer_launch.membership.client import Client, Connected, Disconnected
+from trainer_launch.membership.client import Client, Connected, Disconnected, inquire
 from trainer_launch.membership.server import Server
 from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint
@@ -319,6 +319,21 @@ def test_a_join_that_was_not_answered_is_said_again_to_a_new_coordinator(cluster
     cluster.serve(2, port=cluster.port)
     cluster.join(cluster.node(1), 1)
     assert await_(zero, msg.Formed).size == 2
+
+
+def test_a_join_that_was_granted_meanwhile_is_not_said(cluster):
+    """A new coordinator would take this node for one without workers."""
+    clients = cluster.running(2)
+    cluster.join(clients[0], 0)
+    cluster.server.stop()
+    for client in clients:
+        await_(client, Disconnected)
+    cluster.serve(2, port=cluster.port)
+    for client in clients:
+        await_(client, msg.Restart)
+    status = inquire(Endpoint("127.0.0.1", cluster.port), "job")
+    assert isinstance(status, msg.Status)
+    assert [word for _, _, word, _ in status.nodes] == ["connected", "connected"]
 
 
 def test_the_last_word_arrives_although_the_server_stops_at_once(cluster):

@@ -38,7 +38,7 @@ def test_a_spare_waits_and_status_says_so():
     world, (*_, spare) = running()
     world.pass_time(100)
     assert (world.number, words(world)) == (1, ["running", "running", "spare"])
-    assert world.last(spare, msg.Waiting) == msg.Waiting(2, 2, ())
+    assert world.last(spare, msg.Waiting) == msg.Waiting(2, 2, (), running=True)
     assert status(world.state, world.now_s).spares == 1
 
 

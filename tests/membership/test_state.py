@@ -425,6 +425,58 @@ def test_newcomers_that_take_all_the_room_are_admitted_at_once():
     assert world.count(zero, msg.Restart) == 1
 
 
+def test_nobody_stops_for_a_newcomer_that_cannot_start_workers_yet():
+    world, (zero, one) = running(1, 3, ranks=(0, 1))
+    newcomer = world.call(2)
+    world.join(newcomer, prepared=False)
+    world.pass_time(60)
+    assert world.count(zero, msg.Restart) == 0
+    assert world.last(newcomer, msg.Waiting) == msg.Waiting(2, 3, (), running=True)
+    world.join(newcomer, after=0)
+    world.pass_time(0.01)
+    assert [world.count(peer, msg.Restart) for peer in (zero, one, newcomer)] == [1, 1, 0]
+    world.join(zero, one)
+    assert world.last(newcomer, msg.Formed).size == 3
+
+
+def test_only_those_that_can_start_workers_are_counted_as_newcomers():
+    world, (zero,) = running(1, 3, ranks=(0,))
+    world.join(world.call(1), prepared=False)
+    world.come(2)
+    world.pass_time(0.4)
+    assert world.count(zero, msg.Restart) == 0, "there may be more in a moment: one place is free"
+    world.pass_time(0.2)
+    assert world.count(zero, msg.Restart) == 1
+
+
+def test_a_newcomer_that_still_imports_is_taken_when_the_generation_ends_anyway():
+    world, peers = running(1, 3, ranks=(0, 1))
+    newcomer = world.call(2)
+    world.join(newcomer, prepared=False)
+    world.fail(peers[0])
+    world.join(*peers)
+    assert world.last(newcomer, msg.Formed).size == 3
+
+
+def test_a_node_that_can_start_workers_now_makes_nobody_wait_longer():
+    world = World(1, 3)
+    zero = world.come(0)[0]
+    one = world.call(1)
+    world.join(one, prepared=False)
+    world.pass_time(0.4)
+    world.join(one)
+    world.pass_time(0.11)
+    assert world.last(zero, msg.Formed).size == 2
+
+
+def test_a_node_waits_for_a_generation_once_however_often_it_says_so():
+    world = World(3)
+    peer = world.call(1)
+    world.join(peer, prepared=False)
+    world.join(peer)
+    assert world.state.n_joined == 1
+
+
 def test_a_fixed_job_shrinks_only_after_its_patience():
     world, (zero, one, _) = running(2, 3, shrink_after_s=30.0)
     world.play(Gone(one))
@@ -454,7 +506,7 @@ def test_spares_wait_take_over_and_end_well():
     world, (zero, one) = running(1, 2, ranks=(1, 2))
     spare, other = world.come(0, 3)
     world.pass_time(5)
-    assert world.last(spare, msg.Waiting) == msg.Waiting(2, 2, ())
+    assert world.last(spare, msg.Waiting) == msg.Waiting(2, 2, (), running=True)
     assert world.count(zero, msg.Restart) == 0
     world.play(Gone(one))
     world.join(zero)

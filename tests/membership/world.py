@@ -60,9 +60,10 @@ class World:
     def say(self, peer, message):
         self.play(Said(peer, message))
 
-    def join(self, *peers, after=None):
+    def join(self, *peers, after=None, prepared=True):
         for peer in peers:
-            self.say(peer, msg.Join(self.incarnations[peer], self.number if after is None else after))
+            generation = self.number if after is None else after
+            self.say(peer, msg.Join(self.incarnations[peer], generation, prepared=prepared))
 
     def come(self, *ranks, **fields):
         """Nodes call and join, in this order."""

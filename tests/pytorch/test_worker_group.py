@@ -31,6 +31,7 @@ MEMBER = Membership(
     max_restarts=3,
 )
 PLAN = Plan(engine="torch", processes=(), workers=WORKERS, membership=MEMBER, grace_s=10.0)
+FORKING = replace(PLAN, workers=replace(WORKERS, forks=True))
 PEER_LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1"
 
 
@@ -106,6 +107,37 @@ def train(group: Group, generation: int = 1) -> None:
 
 def starts(group: Group) -> list[worker_group.StartWorkers]:
     return [action for action in group.actions if isinstance(action, worker_group.StartWorkers)]
+
+
+def test_a_node_joins_at_once_and_again_when_it_can_start_workers() -> None:
+    group = Group(FORKING)
+    assert group.actions == [worker_group.Tell(say.Join("me", failed=True, prepared=False))]
+    group.hear(Connected())
+    assert group(worker_group.Prepared(1.0)) == [worker_group.Tell(say.Join("me", failed=True))]
+    assert group(worker_group.Prepared(2.0)) == []
+
+
+def test_a_node_that_is_taken_before_it_can_start_workers_does_not_join_again() -> None:
+    group = Group(FORKING)
+    train(group)
+    assert len(group.told()) == 2, "Join and Store"
+    rejoins = [*group.hear(say.Restart(1, "x")), *group.ends(0), *group.ends(1), *group.clear()]
+    assert worker_group.Tell(say.Join("me", 1, (), failed=False)) in rejoins
+
+
+def test_a_node_that_could_start_workers_before_it_joins_says_so() -> None:
+    group = Group(replace(FORKING, wait_for=("node-0",), wait_s=60.0))
+    group(worker_group.Prepared(1.0))
+    group(ev.Resolved(2.0))
+    assert group.told() == [say.Join("me", failed=True)]
+
+
+def test_a_node_that_can_never_start_workers_leaves_before_anybody_stops_for_it() -> None:
+    group = Group(FORKING)
+    group.hear(Connected())
+    group(worker_group.CannotStart(1.0, "importing torch failed", 2))
+    assert isinstance(group.told()[-1], say.Leave)
+    assert group.state.phase is Phase.ENDED
 
 
 def test_a_node_joins_opens_the_store_and_starts_its_workers_once_all_go() -> None:

@@ -32,6 +32,7 @@ from tests.survival.jobs import (
     need_hosts,
     restarts_only_its_own_pod,
     status_in,
+    steps,
     stop_pod,
     trainer_v2,
     training,
@@ -165,11 +166,32 @@ def test_an_elastic_job_goes_on_without_a_node_that_is_lost_for_good(
         assert recovery.starts == [0, 0, 0]
 
 
-@ENGINES
-def test_a_pod_that_is_late_joins_an_elastic_job(tmp_path: Path, engine: tuple[str, ...]) -> None:
+@LONG
+def test_a_pod_that_is_late_joins_an_elastic_job_of_torchrun(tmp_path: Path) -> None:
+    engine = ("--engine", torchrun.NAME)
     with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of, *engine, at_first=2) as running:
         begun(running, workers=2)
         running.start_next()
+        begun(running, workers=3)
+        completed(running)
+        assert [pod.starts for pod in running.pods] == [1, 1, 1]
+
+
+def test_a_pod_that_is_late_joins_an_elastic_job_which_trains_on_while_it_imports(tmp_path: Path) -> None:
+    goes = tmp_path / "may-go-on"
+    wait = f"while 'IS_SLOW' in os.environ and not os.path.exists({str(goes)!r}):\n    time.sleep(0.05)\n"
+    (tmp_path / "slow_import.py").write_text(f"import os, time\n{wait}")
+    env_of = lambda node: ELASTIC.env_of(node) | ({"IS_SLOW": "1"} if node == 2 else {})  # noqa: E731
+    with job(ELASTIC.names, training(tmp_path), env_of, "--preload", "slow_import", at_first=2) as running:
+        begun(running, workers=2)
+        late = running.start_next()
+        waits = lambda: "the job runs on 2 other nodes until this node can start workers" in "".join(late.lines)  # noqa: E731
+        wait_until(waits, "the late pod to be told that it is waited for", running.pods, DEADLINE_S)
+        before = steps(tmp_path)[-1]
+        went_on = lambda: steps(tmp_path)[-1].number >= before.number + 20  # noqa: E731
+        wait_until(went_on, "the others to train on", running.pods, DEADLINE_S)
+        assert steps(tmp_path)[-1].start == before.start
+        goes.touch()
         begun(running, workers=3)
         completed(running)
         assert [pod.starts for pod in running.pods] == [1, 1, 1]

@@ -36,6 +36,7 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.goodput import Told
 from trainer_launch.model.json_lines import MessageError
+from trainer_launch.model.units import counted
 
 _READ_BYTES = 65536
 _MAX_SEATS = 64  # that are asked for a coordinator
@@ -385,6 +386,8 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             )
         if isinstance(message, msg.Join):
             with self._lock:
+                if message.generation < self._hello.generation:
+                    return  # it has been granted meanwhile
                 self._wish = message
                 self._joined_after = message.generation
         super().send(message)
@@ -398,8 +401,10 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
                 tell(self._run_dir, "generation_formed", generation=number, restarts=restarts, **where)
             case msg.Waiting(present=present, wanted=wanted, missing=missing) if missing:
                 _log.info("%d of %d nodes are here; missing: %s", present, wanted, ", ".join(missing))
-            case msg.Waiting(present=size, wanted=wanted) if size == wanted:
+            case msg.Waiting(present=size, wanted=wanted, running=True) if size == wanted:
                 _log.info("this node is a spare: the job runs on %d other nodes", size)
+            case msg.Waiting(present=size, running=True):
+                _log.info("the job runs on %s until this node can start workers", counted(size, "other node"))
             case msg.Restart(generation=number, reason=reason):
                 _log.info("generation %d ends: %s", number, reason)
                 tell(self._run_dir, "generation_ended", generation=number, reason=reason)

@@ -11,7 +11,21 @@ from trainer_launch.membership import quarantine, timeouts
 from trainer_launch.membership.election import binding, may_form, remember
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.retry_policy import recent, why_not_again, why_spent
-from trainer_launch.membership.state import Key, Members, Node, Phase, Reply, Run, Say, Send, State, Suspicion, runs
+from trainer_launch.membership.state import (
+    Key,
+    Members,
+    Node,
+    Phase,
+    Reply,
+    Run,
+    Say,
+    Send,
+    State,
+    Suspicion,
+    newcomers,
+    room,
+    runs,
+)
 from trainer_launch.model import FailureRecord
 from trainer_launch.model.collectives import MAX_ENTERED, entered_in_words
 from trainer_launch.model.frozen import replace
@@ -200,10 +214,9 @@ def _admit_at_s(state: State) -> float | None:
     """A moment after the latest newcomer, while there is room and nobody has finished; at once if no more fit."""
     if not runs(state) or state.run is None or state.run.done:
         return None
-    room = state.settings.max_nodes - len(state.run.members)
-    if room <= 0 or state.n_joined == 0:
+    if room(state) <= 0 or state.n_joined == 0 or not (prepared := len(newcomers(state))):
         return None
-    return state.joined_s + (state.settings.gather_s if state.n_joined < room else 0.0)
+    return state.joined_s + (state.settings.gather_s if prepared < room(state) else 0.0)
 
 
 # -- ending one, and the job ----------------------------------------------------------------------

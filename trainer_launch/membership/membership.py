@@ -7,7 +7,8 @@ state \ event | Join           | a member lost, leaves | Failed; no Store in tim
 GATHERING     | enough: FORMED | wait on               | ignore                   | -     | -        | OVER
 FORMED        | a member's:    | GATHERING, free of    | GATHERING, Failed is     | RUN-  | -        | see left
 RUNNING       | GATHERING; a   | charge                | charged; too often: OVER | NING  | OVER     | -
-              | newcomer's:    |                       |                          | -     |          |
+              | prepared new-  |                       |                          | -     |          |
+              | comer's:       |                       |                          |       |          |
               | soon GATHERING |                       |                          |       |          |
 OVER          | the end again  | -                     | -                        | -     | -        | -
 
@@ -58,6 +59,7 @@ from trainer_launch.membership.state import (
     has_finished,
     is_working,
     missing,
+    newcomers,
     runs,
     waiting,
     why_stranger,
@@ -143,8 +145,10 @@ def _join(state: State, node: Node, join: msg.Join, now_s: float) -> Step:
         state, replies = die(state, f"{node.name} starts again", now_s, but=node.key)
     if state.run is not None and join.generation == state.run.number:
         state = quarantine.hear(note_ends(state, node.key, join), node, join)
-    joined = replace(state.nodes[node.key], joined=True, goodput=join.goodput, told_s=now_s)
-    state = replace(_with_node(state, joined), joined_s=now_s)
+    is_new = runs(state) or not node.joined  # else it only tells that it can start workers now
+    joined = replace(state.nodes[node.key], joined=True, prepared=join.prepared)
+    joined = replace(joined, goodput=join.goodput, told_s=now_s)
+    state = replace(_with_node(state, joined), joined_s=now_s if is_new else state.joined_s)
     if node.node_rank != (state.settings.candidate or 0):  # this launcher's own node serves the coordinator
         state, told = quarantine.evict(state, joined)
         replies += told
@@ -380,7 +384,7 @@ def _tick(state: State, now_s: float) -> Step:
         state, more = charge(state)
         replies += more
     if state.admit_at_s is not None and now_s >= state.admit_at_s and state.run is not None:
-        names = ", ".join(n.name for n in state.nodes.values() if n.joined and n.key not in state.run.members)
+        names = ", ".join(node.name for node in newcomers(state))
         state, more = die(state, f"{names[:500]} may join", now_s, grows=True)
         replies += more
     for tick in (stall.tick, lateness.tick):

@@ -180,6 +180,7 @@ class Join:
     generation: Count = 0  # the last one that it was in; a Join that is overtaken by a newer one means nothing
     finished: _Ranks = ()  # ranks that had ended with exit code 0 before that one was over
     failed: bool = False  # whether a worker had failed for a reason of its own
+    prepared: bool = True  # False: it cannot start workers yet, and joins again when it can
     goodput: Told | None = None  # its ledger
     fault: Name | None = None  # DEVICE: what that worker's death proves
     evidence: FreeText = ""  # for it
@@ -316,11 +317,12 @@ class Quarantined(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Who is missing before the next generation; nobody, for a spare."""
+    """Who is missing before the next generation; nobody while one runs."""
 
     present: Nodes
     wanted: Nodes
     missing: tuple[Text, ...]  # the first few by name
+    running: bool = False  # on those that are present
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class Node:
     incarnation: str
     peer: int | None  # its connection, None: lost
     joined: bool = False  # waits for a generation
+    prepared: bool = True  # could start workers at once
     returning: bool = False  # has been in a generation; if it is alive it will join again
     lost_s: float | None = None  # when its connection ended
     claims: tuple[Claim, ...] = ()  # the generations that it has taken
@@ -390,11 +391,22 @@ def has_finished(state: State, key: Key) -> bool:
     return runs(state) and state.run is not None and key in state.run.done
 
 
+def room(state: State) -> int:
+    """For how many more nodes the generation that runs has room."""
+    return 0 if state.run is None else state.settings.max_nodes - len(state.run.members)
+
+
+def newcomers(state: State) -> tuple[Node, ...]:
+    """Who is not in the generation that runs and could start workers: it does not stop for a node that imports."""
+    members = state.run.members if state.run is not None else ()
+    return tuple(node for node in state.nodes.values() if node.joined and node.prepared and node.key not in members)
+
+
 def waiting(state: State) -> msg.Waiting:
     """What those that wait are told."""
     low, high = state.settings.min_nodes, state.settings.max_nodes
     if runs(state) and state.run is not None:
-        return msg.Waiting(len(state.run.members), len(state.run.members), ())
+        return msg.Waiting(len(state.run.members), high, (), running=True)
     present = state.n_joined
     return msg.Waiting(present, low if present < low else high, missing(state))
 
@@ -492,7 +504,7 @@ def _state_of(state: State, node: Node) -> str:
     if is_working(state, node.key):
         return "running" if state.phase is Phase.RUNNING else "starting"
     if node.joined:
-        return "spare" if runs(state) else "joined"
+        return "spare" if runs(state) and not room(state) else "joined"
     return "connected"
 
 

@@ -253,10 +253,12 @@ class Starter:
 
     # -- the fork server ----------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Start the fork server, so that it imports torch while everything else goes on."""
+    def begin(self) -> bool:
+        """Start the fork server, which imports torch while all else goes on; False: `answer` will tell."""
         if self.forks or self._hosts_store():
             self._start_server()
+        self._is_awaited = self._server is not None
+        return not self._is_awaited
 
     def prepare(self) -> bool:
         """Make sure of it; False: `answer` or `server_ended` will tell."""

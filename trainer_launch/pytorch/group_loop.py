@@ -127,7 +127,7 @@ class Group:
         self._attempt_folder = ""
         self._store_failed_in = -1  # a generation
         self._starter = Starter(workers, system, self._hosts_store)
-        self._starter.begin()
+        self._queue += self._asked(self._starter.begin)
         self._client = _client(membership, workers, incarnation, secret, system)
         self._client.goodput = lambda: None if self.goodput is None else self.goodput.told()
         recorders, send = self._starter.recorders, self._client.send
@@ -184,7 +184,7 @@ class Group:
         ends = [event for event in happened if isinstance(event, ev.Exited)]
         last = [event for event in happened if isinstance(event, ev.Childless)]
         events: list[Event] = [event for event in happened if event not in ends and event not in last]
-        events += [*self._news(), *self._asked(self._starter.answer)]
+        events += [*self._asked(self._starter.answer), *self._news()]  # what is prepared counts for what is formed
         events += [event for end in ends for event in self._ended(end)]
         events += last
         now_s = self._system.now()

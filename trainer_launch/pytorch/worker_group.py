@@ -46,7 +46,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Workers, and a store, can be started."""
+    """Workers, and a store, can be started; this also comes once without being asked for."""
 
     at_s: float
     attempt_folder: str = ""  # for error files and logs, a folder for each worker; "": none
@@ -219,7 +219,8 @@ class State:
     unresolved: str = ""  # what the resolver says of it
     formed: say.Formed | None = None
     go: say.Go | None = None
-    is_prepared: bool = False
+    was_prepared: bool = False  # workers could be started once, which the coordinator knows
+    is_prepared: bool = False  # for this generation
     attempt_folder: str = ""  # of this generation's workers
     has_store: bool = False  # this node has opened this generation's store
     seen: int = 0  # the last generation that this node was in
@@ -269,6 +270,7 @@ def begin(plan: Plan, incarnation: str, at_s: float) -> Step:
     """Join the job, once node 0's name resolves where that is waited for."""
     phase = Phase.WAITING if plan.wait_for else Phase.JOINING
     state = State(plan=plan, incarnation=incarnation, phase=phase, started_at_s=at_s, away_since_s=at_s)
+    state = replace(state, was_prepared=not state.workers.forks)
     if plan.wait_for:
         return replace(state, wait_until_s=at_s + plan.wait_s), (ev.Resolve(plan.wait_for),)
     return state, (_join(state),)
@@ -324,7 +326,7 @@ def _hear(state: State, heard: Heard) -> Step:
 
 def _join(state: State) -> Tell:
     ends, proof = state.ends, next((one for one in state.deaths if one.fault == say.DEVICE), FailureRecord())
-    join = say.Join(state.incarnation, state.seen, ends.finished, ends.failed)
+    join = say.Join(state.incarnation, state.seen, ends.finished, ends.failed, state.was_prepared)
     return Tell(replace(join, fault=proof.fault, evidence=proof.evidence))
 
 
@@ -335,6 +337,9 @@ def _form(state: State, formed: say.Formed) -> Step:
 
 
 def _prepared(state: State, event: Prepared) -> Step:
+    was_prepared, state = state.was_prepared, replace(state, was_prepared=True)
+    if state.phase is Phase.JOINING and not was_prepared:  # a generation that runs ends for this node only now
+        return state, (_join(state),)
     if state.phase is not Phase.FORMED or state.formed is None or state.has_store:
         return state, ()
     state = replace(state, is_prepared=True, attempt_folder=event.attempt_folder)
