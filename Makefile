@@ -115,12 +115,13 @@ fuzz: venv ## fuzz every parser, guided by coverage, a minute each; FUZZ_ARGS="-
 		$(BIN)/python -m pip install -qq --constraint constraints.txt $(PIP_ARGS) atheris
 	$(BIN)/python -m tests.fuzz.fuzz $(FUZZ_ARGS)
 
-# `bump` changes three lines; tests/release/test_version.py holds them together. `release` publishes nothing.
+# tests/release/test_version.py holds together what `bump` changes. `release` publishes nothing.
 bump: ## write the number of the next version where it stands: VERSION=0.2.0
 	@[[ "$(VERSION)" =~ ^[0-9]+\.[0-9]+\.[0-9]+$$ ]] || { echo "bump: expected VERSION=N.N.N" >&2; exit 2; }
 	@grep -q '^## $(VERSION) (unreleased)$$' CHANGELOG.md || { echo "bump: CHANGELOG.md has no unreleased $(VERSION)" >&2; exit 2; }
 	sed -i 's/^__version__ = .*/__version__ = "$(VERSION)"/' trainer_launch/__init__.py
 	sed -i 's/^ARG VERSION=.*/ARG VERSION=$(VERSION)/' docker/Dockerfile
+	sed -i -E 's/(newTag: )[0-9.]+/\1$(VERSION)/' docker/kubernetes/kustomization.yaml docker/kubernetes/examples/*/kustomization.yaml
 	sed -i "s/^## $(VERSION) (unreleased)$$/## [$(VERSION)] - $$(date -u +%F)/" CHANGELOG.md
 
 release: venv ## make sdist, wheel, SBOM and checksums of the last commit in dist/, ready to publish
