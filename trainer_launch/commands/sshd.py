@@ -149,6 +149,7 @@ def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:
 # -- what sshd logs ----------------------------------------------------------------------------
 
 
+# One of both, and then the other; from OpenSSH 9.8 on only the second.
 _FIRST = re.compile(
     rb"kex_exchange_identification: (?:read: )?Connection (?:closed by remote host|reset by peer)\s*"
 )
@@ -159,11 +160,10 @@ _LINE_BYTES = 4096
 
 
 class ProbeFilter:
-    """Takes these pairs of lines out of sshd's log, counts them, and names each address once."""
+    """Takes these lines out of sshd's log, counts the connections, and names each address once."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._open = 0  # first lines whose second has not come
         self._rest = b""  # the beginning of a line
         self._addresses: set[bytes] = set()
 
@@ -178,12 +178,10 @@ class ProbeFilter:
 
     def _is_hidden(self, line: bytes) -> bool:
         if _FIRST.fullmatch(line):
-            self._open += 1
             return True
-        found = _SECOND.fullmatch(line) if self._open else None
+        found = _SECOND.fullmatch(line)
         if found is None:
             return False
-        self._open -= 1
         self.count += 1
         self._name(found[1])
         return True

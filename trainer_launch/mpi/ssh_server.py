@@ -31,6 +31,9 @@ _CLOSED_SHELLS = ("nologin", "false")
 # bash reads ~/.bashrc where it finds that ssh started it and that it is the first shell: ranks would have another
 # PATH than the container, and than those that run on the launcher's own node.
 _NO_RC_FILES = {"SHLVL": "1"}
+# From OpenSSH 9.8 on, who connects without a login more than 15 times is refused for a while: a launcher that looks
+# whether sshd is up, and all that have the address of the same Kubernetes node.
+_NO_PENALTIES = "PerSourcePenalties no\n"
 _MAX_BYTES = 1_048_576
 _LOGIN_GRACE_S = 30  # for who has connected to prove the key
 # In a mount namespace of its own: the folder's parent as it is, plus the folder. $1 the folder, $2 where the old
@@ -84,10 +87,11 @@ def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[st
     argv = (*program, "-D", "-e", "-f", files.server)
     wrapper, told = _tried((*program, "-T", "-f", files.server), f"{files.folder}/old")
     wrong = tuple(name for name, value in env.items() if f"setenv {name}={value}" not in told)
-    if wrong:  # an older sshd reads quotes in its own way: rather without than with another value
+    more = _NO_PENALTIES if any(line.startswith("persourcepenalties ") for line in told) else ""
+    if wrong or more:  # an older sshd reads quotes in its own way: rather without than with another value
         os.unlink(files.server)
         kept = {name: value for name, value in env.items() if name not in wrong}
-        ssh_client.write(files.server, text + set_env(kept))
+        ssh_client.write(files.server, text + more + set_env(kept))
     return Ready(argv=(*wrapper, *argv), unfit=wrong)
 
 

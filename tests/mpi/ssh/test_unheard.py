@@ -11,12 +11,12 @@ from tests.mpi.ssh.secrets import client_of, secret, ssh, worker
 from tests.waiting import eventually
 from trainer_launch.commands.sshd import ProbeFilter
 
+NEWER = b"Connection closed by 10.0.0.1 port 4244\n"  # OpenSSH 9.8 and later have no other line
 PROBE = (
     b"kex_exchange_identification: Connection closed by remote host\nConnection closed by 10.0.0.1 port 4242\n"
     b"kex_exchange_identification: read: Connection reset by peer\r\nConnection reset by 10.0.0.1 port 4243\r\n"
 )
 KEPT = (
-    b"Connection closed by 10.0.0.1 port 4244\n",  # whose first line never came
     b"Connection closed by authenticating user root 10.0.0.1 port 36808 [preauth]\n",
     b"Connection closed by 10.0.0.9 port 36792 [preauth]\n",
     b"Invalid user somebody from 10.0.0.9 port 36834\n",
@@ -33,6 +33,12 @@ def test_lines_of_probes_are_counted_and_all_others_are_kept(size: int) -> None:
     shown = b"".join(probes(text[at : at + size]) for at in range(0, len(text), size))
     assert shown == b"".join(KEPT) * 2
     assert probes.count == 4
+
+
+def test_the_only_line_of_a_newer_sshd_is_one_of_a_probe() -> None:
+    probes = ProbeFilter()
+    assert probes(NEWER + KEPT[0] + NEWER) == KEPT[0]
+    assert probes.count == 2
 
 
 def test_an_unfinished_line_is_shown_at_the_end() -> None:
@@ -55,7 +61,7 @@ def test_a_readiness_probe_costs_one_line_and_a_stranger_is_logged(tmp_path, mou
         with contextlib.closing(socket.create_connection(("127.0.0.1", it.port), 5)) as scan:
             scan.sendall(b"GET / HTTP/1.0\r\n\r\n")
             scan.recv(64)
-        it.await_log("client sent invalid protocol identifier")
+        it.await_log("banner exchange: Connection from 127.0.0.1 port ")
         stranger = client_of(tmp_path, secret(tmp_path / "another job"), it.port, check_host_keys=False)
         assert ssh(stranger, "true").returncode == 255
         it.await_log("Connection closed by authenticating user")
@@ -71,10 +77,19 @@ def test_a_readiness_probe_costs_one_line_and_a_stranger_is_logged(tmp_path, mou
 
 @pytest.mark.process
 @pytest.mark.usefixtures("openssh")
+def test_probes_however_many_keep_no_launcher_out(tmp_path, mount) -> None:
+    with worker(tmp_path, mount) as it:
+        for _ in range(60):
+            socket.create_connection(("127.0.0.1", it.port), 5).close()
+        assert ssh(client_of(tmp_path, mount, it.port), "true").returncode == 0
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("openssh")
 def test_with_the_debug_log_each_connection_is_shown(tmp_path, mount) -> None:
     with worker(tmp_path, mount, "--log-level", "debug") as it:
         socket.create_connection(("127.0.0.1", it.port), 5).close()
-        it.await_log("kex_exchange_identification: ")
+        it.await_log("Connection closed by 127.0.0.1 port ")
 
 
 def _left(log: str) -> int:
