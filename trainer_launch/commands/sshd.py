@@ -149,7 +149,7 @@ def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:
 # -- what sshd logs ----------------------------------------------------------------------------
 
 
-# One of both, and then the other; from OpenSSH 9.8 on only the second.
+# A probe leaves two lines, the first of which OpenSSH 9.8 and later do not write.
 _FIRST = re.compile(
     rb"kex_exchange_identification: (?:read: )?Connection (?:closed by remote host|reset by peer)\s*"
 )

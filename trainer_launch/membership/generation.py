@@ -214,7 +214,10 @@ def _admit_at_s(state: State) -> float | None:
     """A moment after the latest newcomer, while there is room and nobody has finished; at once if no more fit."""
     if not runs(state) or state.run is None or state.run.done:
         return None
-    if room(state) <= 0 or state.n_joined == 0 or not (prepared := len(newcomers(state))):
+    if room(state) <= 0 or state.n_joined == 0:
+        return None
+    prepared = len(newcomers(state))
+    if not prepared:
         return None
     return state.joined_s + (state.settings.gather_s if prepared < room(state) else 0.0)
 

@@ -146,8 +146,8 @@ def _join(state: State, node: Node, join: msg.Join, now_s: float) -> Step:
     if state.run is not None and join.generation == state.run.number:
         state = quarantine.hear(note_ends(state, node.key, join), node, join)
     is_new = runs(state) or not node.joined  # else it only tells that it can start workers now
-    joined = replace(state.nodes[node.key], joined=True, prepared=join.prepared)
-    joined = replace(joined, goodput=join.goodput, told_s=now_s)
+    known = state.nodes[node.key]
+    joined = replace(known, joined=True, prepared=join.prepared, goodput=join.goodput, told_s=now_s)
     state = replace(_with_node(state, joined), joined_s=now_s if is_new else state.joined_s)
     if node.node_rank != (state.settings.candidate or 0):  # this launcher's own node serves the coordinator
         state, told = quarantine.evict(state, joined)

@@ -33,7 +33,7 @@ _CLOSED_SHELLS = ("nologin", "false")
 _NO_RC_FILES = {"SHLVL": "1"}
 # From OpenSSH 9.8 on, who connects without a login more than 15 times is refused for a while: a launcher that looks
 # whether sshd is up, and all that have the address of the same Kubernetes node.
-_NO_PENALTIES = "PerSourcePenalties no\n"
+_NO_PENALTIES = ("-o", "PerSourcePenalties=no")
 _MAX_BYTES = 1_048_576
 _LOGIN_GRACE_S = 30  # for who has connected to prove the key
 # In a mount namespace of its own: the folder's parent as it is, plus the folder. $1 the folder, $2 where the old
@@ -84,15 +84,14 @@ def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[st
         files, port=reach.port, addresses=addresses, user=me.name, is_root=is_root, log_level=log_level
     )
     ssh_client.write(files.server, text + set_env(env))
-    argv = (*program, "-D", "-e", "-f", files.server)
     wrapper, told = _tried((*program, "-T", "-f", files.server), f"{files.folder}/old")
     wrong = tuple(name for name, value in env.items() if f"setenv {name}={value}" not in told)
-    more = _NO_PENALTIES if any(line.startswith("persourcepenalties ") for line in told) else ""
-    if wrong or more:  # an older sshd reads quotes in its own way: rather without than with another value
+    if wrong:  # an older sshd reads quotes in its own way: rather without than with another value
         os.unlink(files.server)
         kept = {name: value for name, value in env.items() if name not in wrong}
-        ssh_client.write(files.server, text + more + set_env(kept))
-    return Ready(argv=(*wrapper, *argv), unfit=wrong)
+        ssh_client.write(files.server, text + set_env(kept))
+    more = _NO_PENALTIES if any(line.startswith("persourcepenalties ") for line in told) else ()
+    return Ready(argv=(*wrapper, *program, "-D", "-e", "-f", files.server, *more), unfit=wrong)
 
 
 # -- what sshd is told ------------------------------------------------------------------------

@@ -184,7 +184,8 @@ class Group:
         ends = [event for event in happened if isinstance(event, ev.Exited)]
         last = [event for event in happened if isinstance(event, ev.Childless)]
         events: list[Event] = [event for event in happened if event not in ends and event not in last]
-        events += [*self._asked(self._starter.answer), *self._news()]  # what is prepared counts for what is formed
+        # In this order: behind a Formed, Prepared would look like the answer to what that asks for.
+        events += [*self._asked(self._starter.answer), *self._news()]
         events += [event for end in ends for event in self._ended(end)]
         events += last
         now_s = self._system.now()

@@ -56,8 +56,7 @@ def test_probes_from_many_addresses_interleaved_are_all_recognised() -> None:
 @pytest.mark.usefixtures("openssh")
 def test_a_readiness_probe_costs_one_line_and_a_stranger_is_logged(tmp_path, mount) -> None:
     with worker(tmp_path, mount) as it:
-        for _ in range(20):
-            socket.create_connection(("127.0.0.1", it.port), 5).close()
+        probe(it.port, 20)
         with contextlib.closing(socket.create_connection(("127.0.0.1", it.port), 5)) as scan:
             scan.sendall(b"GET / HTTP/1.0\r\n\r\n")
             scan.recv(64)
@@ -79,8 +78,7 @@ def test_a_readiness_probe_costs_one_line_and_a_stranger_is_logged(tmp_path, mou
 @pytest.mark.usefixtures("openssh")
 def test_probes_however_many_keep_no_launcher_out(tmp_path, mount) -> None:
     with worker(tmp_path, mount) as it:
-        for _ in range(60):
-            socket.create_connection(("127.0.0.1", it.port), 5).close()
+        probe(it.port, 60)
         assert ssh(client_of(tmp_path, mount, it.port), "true").returncode == 0
 
 
@@ -88,8 +86,14 @@ def test_probes_however_many_keep_no_launcher_out(tmp_path, mount) -> None:
 @pytest.mark.usefixtures("openssh")
 def test_with_the_debug_log_each_connection_is_shown(tmp_path, mount) -> None:
     with worker(tmp_path, mount, "--log-level", "debug") as it:
-        socket.create_connection(("127.0.0.1", it.port), 5).close()
+        probe(it.port)
         it.await_log("Connection closed by 127.0.0.1 port ")
+
+
+def probe(port: int, times: int = 1) -> None:
+    """As a kubelet does it."""
+    for _ in range(times):
+        socket.create_connection(("127.0.0.1", port), 5).close()
 
 
 def _left(log: str) -> int:
