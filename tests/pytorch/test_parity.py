@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import importlib.util
 import itertools
 import json
@@ -47,6 +49,7 @@ ARGUMENTS = {"forkserver": ("x", ""), "exec": ("x", "$$y", "${local_rank}")}
 STACKS = r"/stacks\.\d+$"
 # A thread of a forked worker answers the launcher on this descriptor.
 RECORDER = {"1000": "socket:"}
+LATER = ("--signals-to-handle", "--virtual-local-rank")  # options that an older torchrun lacks
 OTHER_SIGNALS = 1 << (signal.SIGRTMAX - 1 - 1) | 1 << (32 - 1) | 1 << (33 - 1)
 
 
@@ -120,6 +123,8 @@ def _compare_environments(their: dict[str, str], our: dict[str, str]) -> None:
         tail = re.search(r"/attempt_.*", our[name])
         assert tail is None or their[name].endswith(tail.group()), (name, our[name])
         their[name] = our[name]
+    if importlib.metadata.version("torch").startswith("2.4."):  # lets rank 0 serve the store that nodes meet by
+        their["TORCHELASTIC_USE_AGENT_STORE"] = our["TORCHELASTIC_USE_AGENT_STORE"]
     assert our.keys() - their.keys() <= ONLY_OURS.keys()
     assert {name: our[name] for name in their.keys() & our.keys()} == {
         **their,
@@ -158,8 +163,16 @@ ONE_NODE = {
 }
 
 
+@functools.cache
+def help_of_torchrun() -> str:
+    """All options of the installed torchrun."""
+    return subprocess.run([*TORCHRUN, "--help"], capture_output=True, text=True, timeout=120, check=True).stdout
+
+
 @pytest.mark.parametrize("case", ONE_NODE.values(), ids=ONE_NODE)
 def test_on_one_node(tmp_path: Path, case: Case) -> None:
+    later = [option for option in LATER if any(word.startswith(option) for word in case.words)]
+    require(all(option in help_of_torchrun() for option in later), f"this torchrun lacks {', '.join(later)}")
     nodes = [(*case.words, *case.given)]
     for method in ("exec", "forkserver"):
         ours = ran((*case.within, *OURS, method, "--", "torchrun"), tmp_path / method, nodes, method, case.env)
