@@ -128,6 +128,7 @@ class Started:
         reader.start()
         reader.join(timeout_s)
         if reader.is_alive():
+            print(*rest, sep="")  # pytest shows it
             raise subprocess.TimeoutExpired(self.process.args, timeout_s, "".join([*self.lines, *rest]))
         return self.process.wait(timeout_s), "".join([*self.lines, *rest])
 
