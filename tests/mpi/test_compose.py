@@ -49,6 +49,7 @@ def test_open_mpi_5_is_told_by_its_own_names_what_the_platform_said_by_the_old_o
     assert env["PRTE_MCA_plm_ssh_args"] == "-F /run/ssh -o ConnectionAttempts=10"
     assert env["PRTE_MCA_prte_keep_fqdn_hostnames"] == "true"
     assert env["PRTE_MCA_oob_tcp_keepalive_time"] == "1"
+    assert env["PRTE_MCA_odls_base_max_threads"] == "0"
 
 
 def test_what_the_user_has_set_stands() -> None:

@@ -165,6 +165,9 @@ def openmpi_env(given: Mapping[str, str], major: int, ssh_config: str | None) ->
         for name, value in given.items():
             if name.startswith("OMPI_MCA_plm_rsh_"):
                 told.setdefault(f"PRTE_MCA_plm_ssh_{name.removeprefix('OMPI_MCA_plm_rsh_')}", value)
+        # Else its daemons fork ranks in 16 threads, and may miss the end of one in its first milliseconds: the job
+        # then never ends (5.0.7, about 1 start in 150 on two busy cores).
+        told.setdefault("PRTE_MCA_odls_base_max_threads", "0")
     for name, value in _ALIVE.items():
         told.setdefault(f"{prefix}oob_tcp_{name}", value)
     told.setdefault(f"{prefix}{'prte' if new else 'orte'}_keep_fqdn_hostnames", "true")
