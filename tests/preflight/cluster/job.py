@@ -50,6 +50,7 @@ class Simulation:
         self.own: Mapping[int, Sequence[Finding]] = {}
         self.measures: Mapping[int, Sequence[Measure]] = {}
         self.sees: Callable[[str, int, int], bool] = lambda folder, node, other: True
+        self.blind: set[int] = set()  # cannot look into shared folders
         self.mute: set[int] = set()  # send no record and no result
         self.told: dict[int, list[msg.Message]] = {}
         self.looked: list[tuple[Endpoint | None, ...]] = []
@@ -100,11 +101,10 @@ class Simulation:
             facts = {"torch": "2.9.0", **self.facts.get(rank, {})}
             own = msg.dump_findings(self.own.get(rank, ()))
             measures = tuple(self.measures.get(rank, ()))
-            self.say(rank, msg.Record(facts, self.offsets.get(rank, 0.0), 0.001, own, measures))
-        elif isinstance(message, msg.Seek):
-            folders = self.settings.storage
-            found = {at: ",".join(o for o in message.ranks if self.sees(at, rank, int(o))) for at in folders}
-            self.say(rank, msg.Sought(found))
+            tokens = (
+                {} if rank in self.blind else {at: self.found(at, rank, message) for at in self.settings.storage}
+            )
+            self.say(rank, msg.Record(facts, self.offsets.get(rank, 0.0), 0.001, own, measures, tokens=tokens))
         elif isinstance(message, msg.Test):
             self.rounds = max(self.rounds, message.round + 1)
             one, other = map(int, message.token.split("-")[-2:])
@@ -118,6 +118,11 @@ class Simulation:
                     for rail in range(message.rails)
                 ]
             self.say(rank, msg.Result(message.round, tuple(msg.Seen(*one) for one in seen)))
+
+    def found(self, folder: str, rank: int, complete: msg.Complete) -> str:
+        """The first of the tokens that this node sees there, or its own."""
+        sought = (token for token in complete.tokens if self.sees(folder, rank, int(token.partition("-")[0])))
+        return next(sought, f"{rank}-a")
 
     @property
     def is_over(self) -> bool:

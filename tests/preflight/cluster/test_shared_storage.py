@@ -83,23 +83,28 @@ def test_of_two_nodes_of_which_one_or_both_cannot_write_there_nobody_else_is_bla
     assert {one.check for one in job.loud()} == {"storage"}
 
 
-def test_who_does_not_answer_is_waited_for_and_not_accused() -> None:
+def test_who_could_not_look_is_not_accused() -> None:
     job = Simulation(4, storage={AT: True})
-    answer = job.answer
-    job.answer = (  # type: ignore[method-assign]
-        lambda rank, message: None if rank == 3 and isinstance(message, msg.Seek) else answer(rank, message)
-    )
+    job.blind = {3}
     job.come(*range(4))
-    assert not job.is_over
-    job.wait(20)
     assert job.is_over
     assert not job.loud()
+
+
+@pytest.mark.parametrize("blind", [(0,), (0, 1)])
+def test_with_less_than_two_that_could_look_nothing_is_known(blind: tuple[int, ...]) -> None:
+    job = Simulation(2, storage={AT: True})
+    job.blind = set(blind)
+    job.come(0, 1)
+    (finding,) = [one for one in job.hall.findings if one.check == "shared-storage"]
+    assert (finding.status, finding.text) == (Status.UNKNOWN, f"no two nodes have looked into {AT}")
 
 
 def test_nothing_is_sought_where_no_folder_was_given() -> None:
     job = Simulation(3)
     job.come(*range(3))
-    assert not any(isinstance(message, msg.Seek) for told in job.told.values() for message in told)
+    sought = [message.tokens for told in job.told.values() for message in told if isinstance(message, msg.Complete)]
+    assert sought == [()] * 3
     assert not [one for one in job.hall.findings if one.check == "shared-storage"]
 
 
@@ -112,15 +117,15 @@ def test_tokens_are_found_in_the_same_folder_only_and_removed(tmp_path: Path) ->
     for folder in (same, other):
         Path(folder).mkdir()
     nodes = [
-        Tokens((same,), 0, try_out),
-        Tokens((same, "/no/such/folder"), 1, try_out),
-        Tokens((other,), 2, try_out),
+        Tokens((same,), "a", try_out),
+        Tokens((same, "/no/such/folder"), "b", try_out),
+        Tokens((other,), "c", try_out),
     ]
     for node in nodes:
-        node.leave("salt")
-    assert nodes[0].seek(("1", "2", "77")) == {same: "1"}
-    assert nodes[1].seek(("0", "2")) == {same: "0"}
-    assert nodes[2].seek(("0", "1")) == {other: ""}
+        node.leave()
+    assert nodes[0].seek(("b", "c", "unknown")) == {same: "b"}
+    assert nodes[1].seek(("unknown", "a", "b")) == {same: "a"}
+    assert nodes[2].seek(("a", "b")) == {other: "c"}
     for node in nodes:
         node.remove()
         node.remove()
@@ -133,8 +138,8 @@ def test_a_folder_that_hangs_or_fails_is_left_out() -> None:
         "/fails": Tried(stage="look", errno=errno.EIO),
     }
     tokens = Tokens(
-        tuple(outcomes), 0, lambda what, word, limit_s: outcomes["/hangs" if "/hangs" in word else "/fails"]
+        tuple(outcomes), "a", lambda what, word, limit_s: outcomes["/hangs" if "/hangs" in word else "/fails"]
     )
-    tokens.leave("salt")
-    assert tokens.seek(("1",)) == {}
+    tokens.leave()
+    assert tokens.seek(("b",)) == {}
     tokens.remove()

@@ -15,10 +15,10 @@ from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import nodes, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.pair_results import PairTests, Rounds
-from trainer_launch.preflight.cluster.shared_storage import Sharing
 
 NEWS_S = 2.0  # between two words to those who wait, which show that this node lives
 _SHOWN = 8
+_SOUGHT = 32  # nodes whose tokens all look for in shared folders
 _COME_BACK_S = 4.0  # for who was lost after all were there
 
 
@@ -27,7 +27,6 @@ class Phase(Enum):
 
     CALLING = "calling"
     RECORDING = "recording"
-    SEEKING = "seeking"
     TESTING = "testing"
     OVER = "over"
 
@@ -50,10 +49,9 @@ class ClusterPreflight:
         self._looked: dict[nodes.Key, nodes.Stuck] = {}
         self._looking: tuple[nodes.Key, ...] | None = None
         self._record_until_s = 0.0
-        self._sharing = Sharing(settings, ())
         self._rounds: Rounds | None = None
         self.seen = PairTests()  # the pair tests, when it is over
-        self._steps = dict(zip(Phase, (self._call, self._record, self._seek, self._test), strict=False))
+        self._steps = dict(zip(Phase, (self._call, self._record, self._test), strict=False))
         self.phase = Phase.CALLING
         self.findings: tuple[Finding, ...] = ()  # when it is over
 
@@ -79,8 +77,6 @@ class ClusterPreflight:
                 times.append(self._last_came_s + self._settings.gather_s)
         elif self.phase is Phase.RECORDING:
             times.append(self._record_until_s)
-        elif self.phase is Phase.SEEKING:
-            times.append(self._sharing.until_s)
         elif self._rounds is not None:
             times.append(self._rounds.until_s)
         return min(times)
@@ -115,12 +111,11 @@ class ClusterPreflight:
                 node.facts, node.offset = dict(message.facts), (message.offset_s, message.error_s)
                 node.findings = present_nodes.told(message.findings)
                 node.measures, node.checksums = message.measures, message.checksums
+                node.tokens = dict(message.tokens)
                 self._n_recorded += not node.has_record
                 node.has_record = True
             case msg.Found() if node is not None and not node.has_record:
                 node.findings = present_nodes.told(message.findings)
-            case msg.Sought() if node is not None:
-                self._sharing.take(node.key, message)
             case msg.Result() if node is not None and self._rounds is not None:
                 self._rounds.take(node.key, message)
 
@@ -142,7 +137,7 @@ class ClusterPreflight:
         if self.phase is Phase.CALLING:
             yield nodes.Send(peer, self._news(now_s, ()))
         else:
-            yield nodes.Send(peer, msg.Complete(self._settings.salt, len(self._nodes)))
+            yield nodes.Send(peer, self._complete())
 
     def _refusal(self, said: msg.Present, key: nodes.Key, old: nodes.Node | None) -> msg.Refused | None:
         if (for_good := nodes.turned_away(said, key, self._settings)) is not None:
@@ -202,7 +197,7 @@ class ClusterPreflight:
             self._nodes = {node.key: node for node in sorted(self._present(), key=nodes.in_order)}
             self._lost.clear()
             for node in self._present():
-                yield nodes.Send(node.peer or 0, msg.Complete(settings.salt, n_present))
+                yield nodes.Send(node.peer or 0, self._complete())
         elif now_s >= self._until_s:
             missing = self._missing()
             yield from self._decide(
@@ -216,6 +211,11 @@ class ClusterPreflight:
             yield nodes.Look(
                 tuple(nodes.place_of(key, self._nodes, settings.names) for key in self._looking), limit_s
             )
+
+    def _complete(self) -> msg.Complete:
+        """All look for the tokens of the same nodes; incarnations are random, and so is the choice."""
+        tokens = sorted(node.incarnation for node in self._nodes.values())[:_SOUGHT]
+        return msg.Complete(self._settings.salt, tuple(tokens if self._settings.storage else ()))
 
     def _missing(self) -> list[nodes.Key]:
         return nodes.missing_keys(self._nodes, self._settings.min_nodes)
@@ -234,19 +234,11 @@ class ClusterPreflight:
         if waited or len(present) < 2:
             yield from self._decide(self._compared(), [present_nodes.midway(node) for node in waited])
             return
-        self.phase = Phase.SEEKING
-        self._sharing = Sharing(self._settings, present)
-        yield from self._sharing.begin(now_s)
-        yield from self._seek(now_s)
-
-    def _seek(self, now_s: float) -> Iterator[nodes.Reply]:
-        if not self._sharing.is_due(now_s, self._lost):
-            return
         if not self._settings.with_pairs:
             yield from self._decide(self._compared(), self._midway())
             return
         self.phase = Phase.TESTING
-        self._rounds = Rounds(self._settings, list(self._nodes.values()))
+        self._rounds = Rounds(self._settings, present)
         yield from self._rounds.begin(now_s)
 
     def _test(self, now_s: float) -> Iterator[nodes.Reply]:
@@ -267,7 +259,6 @@ class ClusterPreflight:
             nodes=[node for node in self._nodes.values() if node.has_record],
             n_present=len(self._nodes),
             collisions=self._collisions,
-            sharing=self._sharing,
             rounds=self._rounds,
         )
         runs = dict.fromkeys(check.run for check in registry.at(Where.CLUSTER))

@@ -52,7 +52,7 @@ class Verdict:
     is_shared: bool = False  # node 0 has decided it, and tells it in its own log, too
 
 
-News: TypeAlias = msg.Complete | msg.Seek | msg.Waiting | Verdict
+News: TypeAlias = msg.Complete | msg.Waiting | Verdict
 
 
 class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
@@ -220,7 +220,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
                 self._until_s = max(self._until_s, time.monotonic() + left_s + _GRACE_S)
                 self.stage, self.waiting = "it takes part in the cluster preflight", message
                 self._tell(message)
-            case msg.Complete() | msg.Seek():
+            case msg.Complete():
                 self._tell(message)
             case msg.Test():
                 threading.Thread(target=self._take_part, args=(message,), daemon=True).start()

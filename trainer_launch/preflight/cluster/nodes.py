@@ -17,7 +17,6 @@ from trainer_launch.preflight.thresholds import Shares, Table, Thresholds
 if TYPE_CHECKING:
     from trainer_launch.preflight.check import Check
     from trainer_launch.preflight.cluster.pair_results import Rounds
-    from trainer_launch.preflight.cluster.shared_storage import Sharing
 
 _FIRST = re.compile(r"(?P<stem>[^.]*-)0")  # the first of some hosts with an index each
 
@@ -234,6 +233,7 @@ class Node:
     findings: tuple[Finding, ...] = ()
     measures: tuple[Measure, ...] = ()
     checksums: tuple[Checksum, ...] = ()
+    tokens: dict[str, str] = field(default_factory=dict)  # by folder, whose was found there
     has_record: bool = False
 
     @property
@@ -250,7 +250,6 @@ class Cluster:
     nodes: Sequence[Node]  # that have told what they are, in the order of their ranks
     n_present: int
     collisions: Mapping[Key, Collection[str]] = field(default_factory=dict)  # hosts that want one rank
-    sharing: Sharing
     rounds: Rounds | None = None  # of pair tests, if there were any
 
     @property

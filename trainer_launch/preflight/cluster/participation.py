@@ -94,11 +94,9 @@ class Gathering:
                     self.link.hurry()
                 case Verdict():
                     return news
-                case msg.Seek(ranks):
-                    self.link.send(msg.Sought(self.tokens.seek(ranks)))
-                case msg.Complete(salt, _):
+                case msg.Complete(salt, tokens):
                     self.lookout.stop()
-                    self._tell(salt, check_here())
+                    self._tell(salt, tokens, check_here())
                 case msg.Waiting() if news.present < news.wanted and time.monotonic() - said_s >= _SAY_AGAIN_S:
                     said_s = time.monotonic()
                     _log.info("cluster preflight: %s", _waiting(news))
@@ -112,9 +110,8 @@ class Gathering:
             return f"waiting for nodes: {_waiting(news)}"
         return f"comparing and testing {counted(news.present, 'node')}"
 
-    def _tell(self, salt: str, found: Sequence[Finding]) -> None:
+    def _tell(self, salt: str, tokens: Sequence[str], found: Sequence[Finding]) -> None:
         subject, key = self.subject, salt.encode() + self.secret
-        self.tokens.leave(salt)
         told = node_facts.quick_facts(
             subject.env, subject.command, subject.topology.local_world_size, subject.host.gpus.count, key
         )
@@ -127,8 +124,8 @@ class Gathering:
                     told[f"{TOLD}{one.id}"] = one.tell(subject)
         offset_s, error_s = self.link.offset
         told |= node_facts.of_gpus(subject.cards) | node_facts.of_adapters(subject.adapters)
-        measured = node_facts.measured(subject.cards)
-        self.link.send(msg.Record(node_facts.cut(told), offset_s, error_s, _dumped(found), *measured))
+        measured, seen = node_facts.measured(subject.cards), self.tokens.seek(tokens)
+        self.link.send(msg.Record(node_facts.cut(told), offset_s, error_s, _dumped(found), *measured, seen))
 
 
 def _dumped(found: Sequence[Finding]) -> str:
@@ -166,9 +163,12 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
                 yield problem
                 return
             undo.callback(server.stop)
+        incarnation = secrets.token_hex(8)
+        undo.callback((tokens := Tokens(tuple(calling.storage), incarnation, subject.try_out)).remove)
+        tokens.leave()  # before this node is present: when all are, all can look
         link = NodeLink(
             Endpoint("localhost", place.port) if topology.is_coordinator else place,
-            msg.Present(msg.VERSION, calling.job, rank, hostname, secrets.token_hex(8), place.port),
+            msg.Present(msg.VERSION, calling.job, rank, hostname, incarnation, place.port),
             deadline_s=settings.deadline,
             port=None if topology.is_coordinator or place.host.startswith("127.") else place.port,
             ports=ports_of(settings),
@@ -177,7 +177,6 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         )
         undo.callback(link.close)
         undo.callback((lookout := _lookout(link, calling, rank, secret)).stop)
-        undo.callback((tokens := Tokens(tuple(calling.storage), rank, subject.try_out)).remove)
         read_s = subject.left_s(node_facts.LEAST_S, node_facts.READ_S)
         yield Gathering(
             link,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple, TypeAlias
 
 from trainer_launch.membership.protocol import Challenge, Hello, NodeRank, Nodes, StatusQuery
@@ -69,6 +69,7 @@ class Record:
     findings: _Findings  # as a verdict's
     measures: Measures = ()
     checksums: Checksums = ()
+    tokens: _Facts = field(default_factory=dict)  # whose this node found, by folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +85,6 @@ class Found:
     """What this node's own checks have found before all were there: the others are told, should they never be."""
 
     findings: _Findings  # as a verdict's
-
-
-@dataclass(frozen=True, slots=True)
-class Sought:
-    """Whose tokens this node has found, by folder: their ranks, with commas."""
-
-    found: _Facts
 
 
 # -- from the server --------------------------------------------------------------------------
@@ -120,14 +114,7 @@ class Complete:
     """All are there: send the record. Secrets are compared by hashes with this salt."""
 
     salt: Name
-    nodes: Nodes
-
-
-@dataclass(frozen=True, slots=True)
-class Seek:
-    """Look for the tokens of these nodes in the folders for checkpoints."""
-
-    ranks: tuple[Text, ...]
+    tokens: tuple[Name, ...]  # the incarnations of the nodes to look for in folders for checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +153,14 @@ class Here:
     stage: Text
 
 
-FromNode: TypeAlias = Present | Alive | Time | Record | Result | Found | Sought | Hello | StatusQuery
-FromServer: TypeAlias = Challenge | Waiting | TimeIs | Complete | Seek | Test | Decided | Refused
+FromNode: TypeAlias = Present | Alive | Time | Record | Result | Found | Hello | StatusQuery
+FromServer: TypeAlias = Challenge | Waiting | TimeIs | Complete | Test | Decided | Refused
 Message: TypeAlias = FromNode | FromServer | Here
 
 
 _CODEC = Codec(
-    *(Present, Alive, Time, Record, Result, Found, Sought, Hello, StatusQuery),
-    *(Challenge, Waiting, TimeIs, Complete, Seek, Test, Decided, Refused),
+    *(Present, Alive, Time, Record, Result, Found, Hello, StatusQuery),
+    *(Challenge, Waiting, TimeIs, Complete, Test, Decided, Refused),
     Here,
 )
 render = _CODEC.encode
