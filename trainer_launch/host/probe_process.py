@@ -1,8 +1,8 @@
 """One trial in a process of its own, started by path with `-I -S`: only the standard library, as little as can be.
 
 `probe.py storage FOLDER SECONDS` writes, renames and reads back a file, `probe.py memlock BYTES SECONDS` locks
-memory; `leave`, `seek` and `remove` take {"folder", "names"} as
-JSON. Each stage is told before it begins, so that who kills us knows where we hung.
+memory; `leave` and `remove` take a path, `seek` a JSON list of paths in one folder. Each stage is told before it
+begins, so that who kills us knows where we hung.
 """
 
 from __future__ import annotations
@@ -82,40 +82,30 @@ def sync_folder(folder: str) -> None:
         os.close(place)
 
 
-def leave(argument: str) -> dict[str, float]:
-    """Make files of these names, for other nodes to see."""
-    folder, names = told(argument)
-    for name in names:
-        tell(stage="create")
-        file = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        os.fsync(file)
-        os.close(file)
-    sync_folder(folder)
-    return {"left": float(len(names))}
+def leave(path: str) -> dict[str, float]:
+    """Make this file, for other nodes to see."""
+    tell(stage="create")
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    os.fsync(file)
+    os.close(file)
+    sync_folder(os.path.dirname(path))
+    return {"left": 1.0}
 
 
 def seek(argument: str) -> dict[str, float]:
-    """Which of these names are there."""
-    folder, names = told(argument)
+    """Which of these paths in one folder are there."""
+    paths = json.loads(argument)
     tell(stage="look")
-    os.stat(folder)
-    return {name: float(os.path.lexists(os.path.join(folder, name))) for name in names}
+    os.stat(os.path.dirname(paths[0]))
+    return {path: float(os.path.lexists(path)) for path in paths}
 
 
-def remove(argument: str) -> dict[str, float]:
-    """Remove files of these names."""
-    folder, names = told(argument)
+def remove(path: str) -> dict[str, float]:
+    """Remove this file, if it is there."""
     tell(stage="unlink")
-    for name in names:
-        if os.path.lexists(os.path.join(folder, name)):
-            os.unlink(os.path.join(folder, name))
-    return {"removed": float(len(names))}
-
-
-def told(argument: str) -> tuple[str, list[str]]:
-    """The folder, and names in it."""
-    said = json.loads(argument)
-    return said["folder"], said["names"]
+    if os.path.lexists(path):
+        os.unlink(path)
+    return {"removed": 1.0}
 
 
 def memlock(argument: str) -> dict[str, float]:

@@ -122,7 +122,7 @@ def test_tokens_are_found_in_the_same_folder_only_and_removed(tmp_path: Path) ->
         Tokens((other,), "c", try_out),
     ]
     for node in nodes:
-        node.leave()
+        node.leave(10.0)
     assert nodes[0].seek(("b", "c", "unknown")) == {same: "b"}
     assert nodes[1].seek(("unknown", "a", "b")) == {same: "a"}
     assert nodes[2].seek(("a", "b")) == {other: "c"}
@@ -140,6 +140,6 @@ def test_a_folder_that_hangs_or_fails_is_left_out() -> None:
     tokens = Tokens(
         tuple(outcomes), "a", lambda what, word, limit_s: outcomes["/hangs" if "/hangs" in word else "/fails"]
     )
-    tokens.leave()
+    tokens.leave(10.0)
     assert tokens.seek(("b",)) == {}
     tokens.remove()

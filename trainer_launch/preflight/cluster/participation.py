@@ -165,7 +165,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             undo.callback(server.stop)
         incarnation = secrets.token_hex(8)
         undo.callback((tokens := Tokens(tuple(calling.storage), incarnation, subject.try_out)).remove)
-        tokens.leave()  # before this node is present: when all are, all can look
+        tokens.leave(settings.deadline / 4)  # before this node is present: when all are, all can look
         link = NodeLink(
             Endpoint("localhost", place.port) if topology.is_coordinator else place,
             msg.Present(msg.VERSION, calling.job, rank, hostname, incarnation, place.port),

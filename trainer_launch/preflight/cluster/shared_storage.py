@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from trainer_launch.host.deadline_subprocess import Tried
@@ -91,10 +92,10 @@ class Tokens:
         self._folders, self._own, self._try_out = folders, own, try_out
         self._are_left = False
 
-    def leave(self) -> None:
-        """Leave them; where that fails, others do not find it."""
+    def leave(self, limit_s: float) -> None:
+        """Leave them; where that fails, others do not find them."""
         self._are_left = True
-        tried = self._in_each("leave", (self._own,), _LEAVE_S)
+        tried = self._in_each("leave", lambda folder: _path(folder, self._own), min(limit_s, _LEAVE_S))
         self._folders = [folder for folder, its in tried.items() if not its.timed_out]  # one hang is enough
 
     def seek(self, tokens: Sequence[str]) -> dict[str, str]:
@@ -102,27 +103,27 @@ class Tokens:
 
         A folder that could not be looked into is left out.
         """
+        if not tokens:
+            return {}
+        tried = self._in_each("seek", lambda folder: json.dumps([_path(folder, one) for one in tokens]), _SEEK_S)
         return {
-            folder: next((token for token in tokens if its.values.get(_name(token))), self._own)
-            for folder, its in self._in_each("seek", tokens, _SEEK_S).items()
+            folder: next((token for token in tokens if its.values.get(_path(folder, token))), self._own)
+            for folder, its in tried.items()
             if its.is_good
         }
 
     def remove(self) -> None:
         """Once is enough."""
         if self._are_left:
-            self._in_each("remove", (self._own,), _LEAVE_S)
+            self._in_each("remove", lambda folder: _path(folder, self._own), _LEAVE_S)
         self._are_left = False
 
-    def _in_each(self, what: str, tokens: Sequence[str], limit_s: float) -> Mapping[str, Tried]:
-        if not self._folders:
-            return {}
-
+    def _in_each(self, what: str, argument: Callable[[str], str], limit_s: float) -> Mapping[str, Tried]:
         def tried(folder: str) -> Tried:
-            return self._try_out(what, json.dumps({"folder": folder, "names": list(map(_name, tokens))}), limit_s)
+            return self._try_out(what, argument(folder), limit_s)
 
-        return at_once(self._folders, tried, len(self._folders))
+        return at_once(self._folders, tried, len(self._folders)) if self._folders else {}
 
 
-def _name(token: str) -> str:
-    return f".trainer-launch-token-{token}"
+def _path(folder: str, token: str) -> str:
+    return os.path.join(folder, f".trainer-launch-token-{token}")
