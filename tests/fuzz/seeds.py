@@ -94,7 +94,7 @@ _CALLED = (
     coordination.Hello(coordination.VERSION, "job", 1, "n-1", "i1"),
     calling.Waiting(1, 2, ("a",), 3.0), calling.TimeIs(1.0, 2.0, 3.0), calling.Complete("salt", ("i0", "i1")),
     calling.Test(1, 0, 2, "h", 1, "tok", 5.0), calling.Decided("[]"),
-    calling.Refused("no", False), calling.Here("h", "i", "dns"),
+    calling.Refused("no", False), calling.Here("dns"),
 )  # fmt: skip
 
 

@@ -111,15 +111,6 @@ def test_a_link_that_fails_now_and_then_keeps_its_rate() -> None:
     assert [(link.ends, link.failed, link.tests) for link in found.links] == [((0, 1), 2, 3)]
 
 
-def test_a_node_found_faulty_before_is_left_out_and_the_ring_closes_over_it() -> None:
-    trial = Trial(n_nodes=6, absent=frozenset({2}))
-    met = set()
-    while pairs := next_round(trial):
-        met |= set(pairs)
-        trial = record(trial, dict.fromkeys(pairs, True))
-    assert met == {(0, 1), (1, 3), (3, 4), (4, 5), (0, 5)}
-
-
 def test_a_node_both_of_whose_ring_links_are_bad_is_not_accused_for_them() -> None:
     found = find(8, fails=lambda ends: ends in {(2, 3), (3, 4)})
     assert found.nodes == ()
@@ -230,12 +221,3 @@ def test_every_single_bad_edge_of_a_tree_and_every_bad_node_is_named_alone_in_a_
         assert found.nodes == (node,)
         assert nothing_else(found)
         assert found.rounds <= 10
-
-
-def test_a_deep_trial_goes_round_a_node_that_was_found_faulty_before() -> None:
-    trial = Trial(n_nodes=9, absent=frozenset({4}), is_deep=True)
-    while pairs := next_round(trial):
-        trial = record(trial, dict.fromkeys(pairs, True))
-    others = [0, 1, 2, 3, 5, 6, 7, 8]
-    assert {pair(others[one], others[other]) for one, other in double_tree(8)} <= set(trial.results)
-    assert not any(4 in ends for ends in trial.results)

@@ -42,7 +42,6 @@ class Trial:
     n_nodes: int
     is_deep: bool = False  # the trees' edges, too
     rounds: int = 0
-    absent: frozenset[int] = frozenset()  # nodes that were found faulty before, by themselves
     results: Mapping[Pair, tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))  # passed, failed
 
 
@@ -83,7 +82,7 @@ def record(trial: Trial, passed: Mapping[Pair, bool]) -> Trial:
 
 def next_round(*trials: Trial) -> tuple[Pair, ...]:
     """The pairs to test at the same time, each node at most once; none: all is known that can be."""
-    planned = _planned(trials[0])
+    planned = _planned(trials[0].n_nodes, trials[0].is_deep)
     n_rounds = trials[0].rounds
     if n_rounds < len(planned):
         return planned[n_rounds]
@@ -129,7 +128,7 @@ def _by_rail(found: Iterable[tuple[_Named, int]]) -> dict[_Named, tuple[int, ...
 
 
 def _of_rail(trial: Trial) -> Faulty:
-    standing = _Standing(trial, _planned(trial))
+    standing = _Standing(trial, _planned(trial.n_nodes, trial.is_deep))
     failed = sorted(ends for ends, (_, n_failed) in trial.results.items() if n_failed)
     links, unresolved = [], []
     for ends in failed:
@@ -149,7 +148,6 @@ class _Standing:
     """Each node's standing: cleared, accused, or a suspect."""
 
     def __init__(self, trial: Trial, planned: list[tuple[Pair, ...]]) -> None:
-        members = _members(trial)
         self.cleared = {node for ends, (n_passed, _) in trial.results.items() if n_passed for node in ends}
         ring = {ends for chosen in planned for ends in chosen}
         met: Counter[int] = Counter()  # cleared partners that a node has failed with
@@ -159,27 +157,16 @@ class _Standing:
                 if n_failed and partner in self.cleared:
                     met[node] += 1
                     off_ring[node] += ends not in ring
-        rest = [node for node in members if node not in self.cleared]
+        rest = [node for node in range(trial.n_nodes) if node not in self.cleared]
         # Where hardly anybody is cleared, all that are must have been met.
         everybody = max(WITNESSES, len(self.cleared))
         self.accused = {node for node in rest if off_ring[node] >= WITNESSES or met[node] >= everybody}
         self.suspects = [node for node in rest if node not in self.accused]
 
 
-def _members(trial: Trial) -> list[int]:
-    return [node for node in range(trial.n_nodes) if node not in trial.absent]
-
-
-def _planned(trial: Trial) -> list[tuple[Pair, ...]]:
-    """The rounds that are held whatever they show."""
-    members = _members(trial)
-    plan = _plan(len(members), trial.is_deep)
-    return [tuple((members[one], members[other]) for one, other in chosen) for chosen in plan]
-
-
 @lru_cache(maxsize=8)
-def _plan(n: int, is_deep: bool) -> list[tuple[Pair, ...]]:
-    """The ring's edges, and perhaps the trees', in rounds that use each node once."""
+def _planned(n: int, is_deep: bool) -> list[tuple[Pair, ...]]:
+    """The rounds that are held whatever they show: the ring's edges, and perhaps the trees', each node once."""
     return _ring_rounds(n) + (rounds(n) if is_deep else [])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from trainer_launch.model.errors import UsageError
@@ -85,12 +84,11 @@ def named(text: str | None, flag: str) -> tuple[str, ...]:
     return names
 
 
-def listed(places: Collection[Where] = tuple(Where)) -> str:
+def listed() -> str:
     """All of them for people: where each runs, its name, and what a pass means."""
-    shown = at(*places)
-    width = max((len(check.id) for check in shown), default=0)
+    width = max(len(check.id) for check in CHECKS)
     lines = []
-    for place in places:
+    for place in Where:
         lines += ["", f"{place.value}:"]
-        lines += [f"  {check.id:{width}}  {check.title}" for check in shown if check.where is place]
+        lines += [f"  {check.id:{width}}  {check.title}" for check in at(place)]
     return "\n".join(lines[1:]) + "\n"

@@ -257,7 +257,7 @@ def test_room_is_made_for_a_large_job_as_far_as_the_hard_limit_goes() -> None:
 
 
 def test_without_descriptors_a_nodes_own_listener_does_not_spin() -> None:
-    listener = Listener(None, lambda: msg.Here("host-1", "x", "it waits"))
+    listener = Listener(None, lambda: msg.Here("it waits"))
     try:
         with no_descriptors() as late:
             late.connect(("127.0.0.1", listener.port))
@@ -274,11 +274,11 @@ def test_without_descriptors_a_nodes_own_listener_does_not_spin() -> None:
 def test_with_a_port_range_a_node_listens_on_no_port_beside_it_and_says_so_when_there_is_none() -> None:
     low = free_port()
     among = PortRange(low, low)
-    listener = Listener(None, lambda: msg.Here("host-1", "x", "it waits"), among)
+    listener = Listener(None, lambda: msg.Here("it waits"), among)
     try:
         assert listener.port == low
         with pytest.raises(NodeError, match=f"--port-range {among} is taken"):
-            Listener(None, lambda: msg.Here("host-1", "x", "it waits"), among)
+            Listener(None, lambda: msg.Here("it waits"), among)
     finally:
         listener.close()
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    made = Listener(None, lambda: msg.Here("host", "x", "waiting"))
+    made = Listener(None, lambda: msg.Here("waiting"))
     yield made
     made.close()
 

@@ -40,14 +40,14 @@ class ClusterPreflight:
         self._look_at_s = self._until_s - min(settings.look_s, settings.deadline_s / 3)
         self._news_at_s = now_s + NEWS_S
         self._last_came_s = now_s
-        self._nodes: dict[nodes.Key, nodes.Node] = {}
+        self._nodes: dict[int, nodes.Node] = {}
         self._peers: dict[int, nodes.Node] = {}
-        self._lost: set[nodes.Key] = set()  # that were here
+        self._lost: set[int] = set()  # that were here
         self._n_recorded = 0
         self._at_work = ""  # a host whose job runs already
-        self._collisions: dict[nodes.Key, set[str]] = {}
-        self._looked: dict[nodes.Key, nodes.Stuck] = {}
-        self._looking: tuple[nodes.Key, ...] | None = None
+        self._collisions: dict[int, set[str]] = {}
+        self._looked: dict[int, nodes.Stuck] = {}
+        self._looking: tuple[int, ...] | None = None
         self._record_until_s = 0.0
         self._rounds: Rounds | None = None
         self.seen = PairTests()  # the pair tests, when it is over
@@ -117,12 +117,12 @@ class ClusterPreflight:
             case msg.Found() if node is not None and not node.has_record:
                 node.findings = present_nodes.told(message.findings)
             case msg.Result() if node is not None and self._rounds is not None:
-                self._rounds.take(node.key, message)
+                self._rounds.take(node.rank, message)
 
     def _greet(self, peer: int, address: str, said: msg.Present, now_s: float) -> Iterator[nodes.Reply]:
-        key: nodes.Key = said.host if said.node_rank is None else said.node_rank
-        old = self._nodes.get(key)
-        if (refusal := self._refusal(said, key, old)) is not None:
+        rank = said.node_rank
+        old = self._nodes.get(rank)
+        if (refusal := self._refusal(said, old)) is not None:
             yield nodes.Send(peer, refusal)
             yield nodes.Drop(peer)
             return
@@ -130,8 +130,8 @@ class ClusterPreflight:
             self._peers.pop(old.peer, None)
             yield nodes.Drop(old.peer)
         self._n_recorded -= old is not None and old.has_record
-        self._lost.discard(key)
-        self._nodes[key] = node = nodes.Node(key, said.host, said.incarnation, address, said.port, peer, now_s)
+        self._lost.discard(rank)
+        self._nodes[rank] = node = nodes.Node(rank, said.host, said.incarnation, address, said.port, peer, now_s)
         self._peers[peer] = node
         self._last_came_s = now_s
         if self.phase is Phase.CALLING:
@@ -139,12 +139,14 @@ class ClusterPreflight:
         else:
             yield nodes.Send(peer, self._complete())
 
-    def _refusal(self, said: msg.Present, key: nodes.Key, old: nodes.Node | None) -> msg.Refused | None:
-        if (for_good := nodes.turned_away(said, key, self._settings)) is not None:
+    def _refusal(self, said: msg.Present, old: nodes.Node | None) -> msg.Refused | None:
+        if (for_good := nodes.turned_away(said, self._settings)) is not None:
             return for_good
         if old is not None and old.peer is not None and old.host != said.host:
-            self._collisions.setdefault(key, {old.host}).add(said.host)
-            return msg.Refused(f"{old.name} is there already, so {said.host} cannot be node {key} as well", True)
+            self._collisions.setdefault(old.rank, {old.host}).add(said.host)
+            return msg.Refused(
+                f"{old.name} is there already, so {said.host} cannot be node {old.rank} as well", True
+            )
         is_back = old is not None and old.incarnation == said.incarnation
         if self.phase is not Phase.CALLING and not (is_back and self.phase is Phase.RECORDING):
             return msg.Refused("the cluster preflight is over; the other nodes continue", retry=True)
@@ -154,7 +156,7 @@ class ClusterPreflight:
         node = self._peers.pop(peer, None)
         if node is not None and node.peer == peer:
             node.peer, node.lost, node.lost_s = None, how, now_s
-            self._lost.add(node.key)
+            self._lost.add(node.rank)
 
     def _present(self) -> list[nodes.Node]:
         return [node for node in self._nodes.values() if node.peer is not None]
@@ -168,7 +170,7 @@ class ClusterPreflight:
         )  # this process was stopped: their lines may wait unread
         self._news_at_s = now_s + NEWS_S
         missing = self._missing() if self.phase is Phase.CALLING else []
-        news = self._news(now_s, tuple(self._name(key) for key in missing[:_SHOWN]))
+        news = self._news(now_s, tuple(self._name(rank) for rank in missing[:_SHOWN]))
         for node in self._present():
             if was_away:
                 node.heard_s = now_s
@@ -194,7 +196,7 @@ class ClusterPreflight:
         elif n_present >= settings.max_nodes or (n_present >= settings.min_nodes and gathered):
             self.phase = Phase.RECORDING
             self._record_until_s = now_s + settings.record_s
-            self._nodes = {node.key: node for node in sorted(self._present(), key=nodes.in_order)}
+            self._nodes = {node.rank: node for node in sorted(self._present(), key=lambda node: node.rank)}
             self._lost.clear()
             for node in self._present():
                 yield nodes.Send(node.peer or 0, self._complete())
@@ -209,7 +211,7 @@ class ClusterPreflight:
             self._looking = tuple(self._missing()[: present_nodes.MAX_LOOKED])
             limit_s = max(0.2, self._until_s - now_s - 0.4)
             yield nodes.Look(
-                tuple(nodes.place_of(key, self._nodes, settings.names) for key in self._looking), limit_s
+                tuple(nodes.place_of(rank, self._nodes, settings.names) for rank in self._looking), limit_s
             )
 
     def _complete(self) -> msg.Complete:
@@ -217,11 +219,11 @@ class ClusterPreflight:
         tokens = sorted(node.incarnation for node in self._nodes.values())[:_SOUGHT]
         return msg.Complete(self._settings.salt, tuple(tokens if self._settings.storage else ()))
 
-    def _missing(self) -> list[nodes.Key]:
-        return nodes.missing_keys(self._nodes, self._settings.min_nodes)
+    def _missing(self) -> list[int]:
+        return nodes.missing_ranks(self._nodes, self._settings.min_nodes)
 
-    def _name(self, key: nodes.Key) -> str:
-        return present_nodes.named(key, self._nodes.get(key), self._settings.names)
+    def _name(self, rank: int) -> str:
+        return present_nodes.named(rank, self._nodes.get(rank), self._settings.names)
 
     def _record(self, now_s: float) -> Iterator[nodes.Reply]:
         if self._n_recorded < len(self._nodes) and not self._lost and now_s < self._record_until_s:

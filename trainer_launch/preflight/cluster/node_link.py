@@ -85,7 +85,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._deadline_at_s = self._began_s + deadline_s
         self.stage = "it has just started"
         self.waiting: msg.Waiting | None = None  # node 0's latest word
-        self._host, self._incarnation = present.host, present.incarnation
+        self._host = present.host
         self._ports = ports
         self._listener = Listener(port, self._here, ports)
         super().__init__("node 0", msg.render, _PAUSE_S)
@@ -111,7 +111,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._listener.close()
 
     def _here(self) -> msg.Here:
-        return msg.Here(self._host, self._incarnation, self.stage)
+        return msg.Here(self.stage)
 
     # -- the thread ---------------------------------------------------------------------------
 
@@ -384,9 +384,7 @@ def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
     return stuck_at(Stage.RUNS, f"{at} is a coordinator" if isinstance(said, Challenge) else at)
 
 
-def look_at_all(
-    places: Sequence[Endpoint | None], limit_s: float, by: Callable[[Endpoint | None, float], Stuck] = look
-) -> list[Stuck]:
+def look_at_all(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck]:
     """Many at once; who keeps even the resolver waiting has no DNS record that could be had in time."""
     found: Queue[tuple[int, Stuck]] = Queue()
     until_s = time.monotonic() + limit_s
@@ -397,7 +395,7 @@ def look_at_all(
             if left_s <= 0:
                 return
             rounds = 1 + (len(places) - 1 - number) // _THREADS
-            found.put((number, by(places[number], left_s / rounds)))
+            found.put((number, look(places[number], left_s / rounds)))
 
     for start in range(min(_THREADS, len(places))):
         threading.Thread(target=work, args=(start,), daemon=True, name="look").start()

@@ -116,8 +116,6 @@ def stuck_at(stage: Stage, seen: str) -> Stuck:
 TOLD = "check "  # how a fact begins that is a check's own, and not compared
 LEASE_S = 6.0  # a node that says nothing for so long is lost
 
-Key: TypeAlias = "int | str"  # a node's rank, or its host name where nothing tells ranks
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -219,7 +217,7 @@ Reply: TypeAlias = Send | Drop | Look | Over
 class Node:
     """One that has come."""
 
-    key: Key
+    rank: int
     host: str
     incarnation: str
     address: str  # as its connection has it
@@ -239,7 +237,7 @@ class Node:
     @property
     def name(self) -> str:
         """As people know it."""
-        return label(self.key, self.host)
+        return label(self.rank, self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +247,7 @@ class Cluster:
     settings: Settings
     nodes: Sequence[Node]  # that have told what they are, in the order of their ranks
     n_present: int
-    collisions: Mapping[Key, Collection[str]] = field(default_factory=dict)  # hosts that want one rank
+    collisions: Mapping[int, Collection[str]] = field(default_factory=dict)  # hosts that want one rank
     rounds: Rounds | None = None  # of pair tests, if there were any
 
     @property
@@ -263,11 +261,9 @@ class Cluster:
         return {node.name: node.facts[key] for node in self.nodes if key in node.facts}
 
 
-def label(key: Key, host: str | None) -> str:
+def label(rank: int, host: str | None) -> str:
     """A node for people."""
-    if isinstance(key, str):
-        return key
-    return f"node {key} ({host})" if host else f"node {key}"
+    return f"node {rank} ({host})" if host else f"node {rank}"
 
 
 # -- who is a node of this job, who is not, and who is missing ---------------------------------
@@ -277,15 +273,15 @@ def label(key: Key, host: str | None) -> str:
 NOT_YET = msg.Refused("node 0 is still in preflight; its coordinator starts afterwards", retry=True)
 
 
-def turned_away(said: msg.Present, key: Key, settings: Settings) -> msg.Refused | None:
+def turned_away(said: msg.Present, settings: Settings) -> msg.Refused | None:
     """Why a node is turned away for good, if it is."""
     if (refused := other_version(said)) is not None:
         return refused
     if said.job != settings.job:
         return _another_job(said.job, settings)
-    if isinstance(key, int) and key >= settings.max_nodes:
+    if said.node_rank >= settings.max_nodes:
         last = settings.max_nodes - 1
-        return msg.Refused(f"node rank {key} is invalid: this job has nodes 0 to {last}", retry=False)
+        return msg.Refused(f"node rank {said.node_rank} is invalid: this job has nodes 0 to {last}", retry=False)
     return None
 
 
@@ -305,21 +301,11 @@ def _another_job(name: str, settings: Settings) -> msg.Refused:
     return msg.Refused(f"this is the preflight of job {settings.job}, not {name}", retry=False)
 
 
-def missing_keys(nodes: Mapping[Key, Node], min_nodes: int) -> list[Key]:
-    """Ranks that are not there; where nothing tells ranks, only those that came and went."""
-    gone: list[Key] = [key for key, node in nodes.items() if node.peer is None]
-    if any(isinstance(key, str) for key in nodes):
-        return sorted(gone, key=str)
+def missing_ranks(nodes: Mapping[int, Node], min_nodes: int) -> list[int]:
+    """Ranks that are not there."""
     return [rank for rank in range(min_nodes) if rank not in nodes or nodes[rank].peer is None]
 
 
-def place_of(key: Key, nodes: Mapping[Key, Node], names: Names) -> Endpoint | None:
+def place_of(rank: int, nodes: Mapping[int, Node], names: Names) -> Endpoint | None:
     """Where to look for a node: where it was, or should be."""
-    if key in nodes:
-        return Endpoint(nodes[key].address, nodes[key].port)
-    return names.place(key) if isinstance(key, int) else None
-
-
-def in_order(node: Node) -> tuple[int, str]:
-    """Nodes are numbered in this order."""
-    return (node.key, "") if isinstance(node.key, int) else (0, node.key)
+    return Endpoint(nodes[rank].address, nodes[rank].port) if rank in nodes else names.place(rank)

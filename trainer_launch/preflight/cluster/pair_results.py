@@ -14,7 +14,7 @@ from trainer_launch.preflight import fault_isolation, gpu_judgement
 from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_facts import listed
-from trainer_launch.preflight.cluster.nodes import Cluster, Key, Node, Send, Settings
+from trainer_launch.preflight.cluster.nodes import Cluster, Node, Send, Settings
 from trainer_launch.preflight.fault_isolation import Faulty, Link, Pair, Trial
 from trainer_launch.preflight.thresholds import MBYTE, SHARE_OF_PLAIN_SOCKETS, Thresholds
 
@@ -334,7 +334,7 @@ class Rounds:
     def __init__(self, settings: Settings, nodes: Sequence[Node]) -> None:
         self._settings = settings
         self._nodes = nodes
-        self._numbers = {node.key: number for number, node in enumerate(nodes)}
+        self._numbers = {node.rank: number for number, node in enumerate(nodes)}
         self._way = choose_means(settings.pair_test, [node.facts.get(FACT) for node in nodes])
         self._model = _model(nodes) if self._way.pairs == NCCL else ""
         self._thresholds = self._with_reference()
@@ -387,15 +387,15 @@ class Rounds:
 
     def _host(self, node: Node) -> str:
         """By name, as the job will; where none is known, where its connection came from."""
-        place = self._settings.names.place(node.key) if isinstance(node.key, int) else None
+        place = self._settings.names.place(node.rank)
         return node.address if place is None else place.host
 
-    def take(self, key: Key, result: msg.Result) -> None:
+    def take(self, rank: int, result: msg.Result) -> None:
         """What one end says; words of an earlier round are too late."""
-        if result.round == self._round and key in self._numbers:
-            self._results.setdefault(self._numbers[key], result)
+        if result.round == self._round and rank in self._numbers:
+            self._results.setdefault(self._numbers[rank], result)
 
-    def is_due(self, now_s: float, lost: Collection[Key]) -> bool:
+    def is_due(self, now_s: float, lost: Collection[int]) -> bool:
         """Whether the round has ended."""
         n_busy = len(self._nodes) if self._is_whole else 2 * len(self._chosen)
         if now_s < self.until_s and len(self._results) + len(lost) < n_busy:

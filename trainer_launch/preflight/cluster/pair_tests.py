@@ -33,10 +33,8 @@ _MAX_BYTES = 1 << 16
 class Collectives:
     """The child, and what it can do; `python` has the program's torch, its stores listen on `ports`."""
 
-    def __init__(
-        self, python: Sequence[str], env: Mapping[str, str], ports: PortRange | None = None, child: Path = CHILD
-    ) -> None:
-        self._argv = (*python, str(child))
+    def __init__(self, python: Sequence[str], env: Mapping[str, str], ports: PortRange | None = None) -> None:
+        self._argv = (*python, str(CHILD))
         self._ports = ports
         self._env = dict(env)
         self._lock = threading.Lock()

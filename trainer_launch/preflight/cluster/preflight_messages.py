@@ -47,7 +47,7 @@ class Present:
 
     version: Nodes
     job: Name
-    node_rank: NodeRank | None
+    node_rank: NodeRank
     host: Name
     incarnation: Name
     port: Port
@@ -148,8 +148,6 @@ class Decided:
 class Here:
     """This node runs; how far it has come with the cluster preflight."""
 
-    host: Name
-    incarnation: Name
     stage: Text
 
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 from trainer_launch.membership.protocol import Hello, StatusQuery
@@ -23,19 +23,11 @@ _HANG_UP_S = 2.0  # for the termination message
 _SILENCE_S = 20.0  # until the kernel ends a connection whose other end does not answer
 _log = logging.getLogger(__name__)
 
-LookAtAll = Callable[[Sequence[Endpoint | None], float], Sequence[nodes.Stuck]]
-
 
 class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
     """The cluster preflight of one job, on the port that its nodes meet at; it is free again after `stop`."""
 
-    def __init__(
-        self,
-        settings: nodes.Settings,
-        endpoint: Endpoint,
-        secret: bytes | None = None,
-        look: LookAtAll = look_at_all,
-    ) -> None:
+    def __init__(self, settings: nodes.Settings, endpoint: Endpoint, secret: bytes | None = None) -> None:
         super().__init__(
             msg.parse,
             msg.render,
@@ -45,7 +37,6 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
         )
         self._settings = settings
         self._endpoint = endpoint
-        self._look = look
         self._looked: SimpleQueue[nodes.Looked] = SimpleQueue()
         self._is_over = False
 
@@ -111,7 +102,7 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
                 self._is_over = True
 
     def _look_at(self, places: Sequence[Endpoint | None], limit_s: float) -> None:
-        self._looked.put(nodes.Looked(self._look(places, limit_s)))
+        self._looked.put(nodes.Looked(look_at_all(places, limit_s)))
         self._nudge()
 
     # -- connections --------------------------------------------------------------------------

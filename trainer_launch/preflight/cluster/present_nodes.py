@@ -11,7 +11,7 @@ from trainer_launch.model.units import counted
 from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_facts import listed
-from trainer_launch.preflight.cluster.nodes import ADVICE, Cluster, Key, Names, Node, Settings, Stage, Stuck, label
+from trainer_launch.preflight.cluster.nodes import ADVICE, Cluster, Names, Node, Settings, Stage, Stuck, label
 
 NAME = "roll-call"
 AT_WORK = "at work"
@@ -20,36 +20,36 @@ _MAX_TOLD = 50
 _MAX_OF_A_NODE = 20
 
 
-def named(key: Key, node: Node | None, names: Names) -> str:
+def named(rank: int, node: Node | None, names: Names) -> str:
     """A node for people, whether it ever came or not."""
     if node is not None:
         return node.name
-    place = names.place(key) if isinstance(key, int) else None
-    return label(key, place.host if place is not None else None)
+    place = names.place(rank)
+    return label(rank, place.host if place is not None else None)
 
 
 def absent(
-    missing: Sequence[Key],
-    nodes: Mapping[Key, Node],
-    looked: Mapping[Key, Stuck],
+    missing: Sequence[int],
+    nodes: Mapping[int, Node],
+    looked: Mapping[int, Stuck],
     settings: Settings,
     n_present: int,
-    name: Callable[[Key], str],
+    name: Callable[[int], str],
 ) -> list[Finding]:
     """One finding for all that did not come, then one for each; of many, the last is for all that are left."""
     n_missing = settings.min_nodes - n_present
-    shown = listed([name(key) for key in missing])
+    shown = listed([name(rank) for rank in missing])
     text = f"{n_present} of {settings.min_nodes} nodes were present after {settings.deadline_s:g} s"
     text += f"; missing: {shown}" if shown else f"; {n_missing} are missing, and their names are unknown"
     counts = {"measured": n_present, "expected": settings.min_nodes, "unit": "nodes"}
     action = "check why these pods are not running, or wait longer with --deadline"
     found = [all_present.failed(Fault.NODE, text, scope=Scope.JOB, action=action, **counts)]
-    for key in missing[:_MAX_TOLD]:
-        stuck, node = looked.get(key), nodes.get(key)
+    for rank in missing[:_MAX_TOLD]:
+        stuck, node = looked.get(rank), nodes.get(rank)
         why = "" if stuck is None else f": {stuck.text}"
         was_here = f"; it was here before, and {node.lost}" if node is not None and node.lost else ""
-        found.append(_absent(name(key), stuck, f"{name(key)} is missing{why}{was_here}"))
-    rest = [name(key) for key in missing[_MAX_TOLD:]]
+        found.append(_absent(name(rank), stuck, f"{name(rank)} is missing{why}{was_here}"))
+    rest = [name(rank) for rank in missing[_MAX_TOLD:]]
     if rest:
         text = f"missing, too, {counted(len(rest), 'more node')}: {listed(rest)}"
         found.append(_absent(", ".join(rest), None, text))
@@ -76,14 +76,14 @@ def broken(mistake: Exception) -> Finding:
     return all_present.unknown(text, scope=Scope.JOB, action=action)
 
 
-def collided(collisions: Mapping[Key, Collection[str]]) -> list[Finding]:
+def collided(collisions: Mapping[int, Collection[str]]) -> list[Finding]:
     """Hosts that want the same rank."""
     action = "give each pod an index of its own (PET_NODE_RANK, --node-rank), in one replicatedJob"
     found = []
-    for key, hosts in collisions.items():
+    for rank, hosts in collisions.items():
         ordered = sorted(hosts)
-        text = f"{' and '.join(ordered)} both claim to be node {key}"
-        found.append(all_present.failed(Fault.JOB, text, subject=label(key, ordered[0]), action=action))
+        text = f"{' and '.join(ordered)} both claim to be node {rank}"
+        found.append(all_present.failed(Fault.JOB, text, subject=label(rank, ordered[0]), action=action))
     return found
 
 
