@@ -100,6 +100,14 @@ def test_with_less_than_two_that_could_look_nothing_is_known(blind: tuple[int, .
     assert (finding.status, finding.text) == (Status.UNKNOWN, f"no two nodes have looked into {AT}")
 
 
+def test_a_node_that_is_alone_is_told_nothing_of_it() -> None:
+    job = Simulation(1, max_nodes=2, storage={AT: True})
+    job.come(0)
+    job.wait(10)
+    assert job.is_over
+    assert not [one for one in job.hall.findings if one.check == "shared-storage"]
+
+
 def test_nothing_is_sought_where_no_folder_was_given() -> None:
     job = Simulation(3)
     job.come(*range(3))

@@ -23,7 +23,7 @@ def shared_storage(cluster: Cluster) -> Iterator[Finding]:
     """Each folder of --storage is the same for all nodes, where it has to be."""
     # Who cannot write there at all is told by its own check.
     able = [node for node in cluster.nodes if not _cannot_write(node)]
-    for folder, must in cluster.settings.storage.items():
+    for folder, must in cluster.settings.storage.items() if len(cluster.nodes) > 1 else ():
         groups = grouped((node.tokens[folder], node.name) for node in able if folder in node.tokens)
         yield _judged(folder, sorted(groups.values(), key=len, reverse=True), must)
 
