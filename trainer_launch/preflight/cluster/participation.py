@@ -153,13 +153,11 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
     calling = _calling(subject, settings, skipped, place, nodes)
     server = None
     with contextlib.ExitStack() as undo:
-        collectives = _collectives(subject, settings, skipped)
-        if collectives is not None:
+        if (collectives := _collectives(subject, settings, skipped)) is not None:
             undo.callback(collectives.close)
         if topology.is_coordinator:
             server = PreflightServer(calling, Endpoint("", place.port), secret)
-            problem = _started(server, nodes.max)
-            if problem is not None:
+            if (problem := _started(server, nodes.max)) is not None:
                 yield problem
                 return
             undo.callback(server.stop)
