@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -151,3 +153,13 @@ def test_a_folder_that_hangs_or_fails_is_left_out() -> None:
     tokens.leave(10.0)
     assert tokens.seek(("b",)) == {}
     tokens.remove()
+
+
+@pytest.mark.process
+def test_a_folder_that_hangs_is_given_up_at_its_limit(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".trainer-launch-token-a")  # opening it waits for a reader
+    tokens = Tokens((str(tmp_path),), "a", try_out)
+    began_s = time.monotonic()
+    tokens.leave(0.3)
+    assert tokens.seek(("a", "b")) == {}
+    assert time.monotonic() - began_s < 5.0
