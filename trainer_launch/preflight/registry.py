@@ -60,7 +60,6 @@ CHECKS: tuple[Check[Any], ...] = (
     launcher_checks.mpi_programs,
     launcher_checks.mpi_slots,
     launcher_checks.mpi_callback,
-    launcher_checks.mpi_tree,
     ring.mpi_ring,
 )
 

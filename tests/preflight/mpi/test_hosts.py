@@ -187,39 +187,6 @@ def test_a_host_that_a_firewall_keeps_from_calling_back_is_named(well: Job) -> N
     assert code == 20
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_workers_are_tried_from_each_other_as_a_tree_of_daemons_would(
-    well: Job, closed: bool, tmp_path: Path
-) -> None:
-    """Here of radix 1: w-0 starts the daemon of w-1, which starts that of w-2."""
-    env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "FOLDER": str(tmp_path / "ssh"), "KEYS": str(well.mount)}
-    if closed:
-        well.workers["w-2"].knows({"w-2": "127.0.0.1"})
-        well.workers["w-1"].knows({"w-1": "127.0.0.1"})
-    try:
-        started = well.launcher.start((sys.executable, "-c", TREE), env)
-        out, _ = started.communicate(timeout=END_S)
-    finally:
-        everybody = {host.name: host.address for host in (well.launcher, *well.workers.values())}
-        for host in well.workers.values():
-            host.knows(everybody)
-    if closed:
-        assert "warn w-1 cannot log in to w-2: " in out
-    else:
-        assert out.strip() == "pass all 2 paths between workers that a tree of daemons uses are open"
-
-
-TREE = """
-import os
-from trainer_launch.model import Job
-from trainer_launch.preflight.mpi.launcher_checks import tree_findings
-from trainer_launch.mpi.ssh_client import prepared
-client = prepared(Job(contract="", details={"ssh_dir": os.environ["KEYS"]}), os.environ["FOLDER"], port=2222)
-for one in tree_findings(("w-0", "w-1", "w-2"), client, os.environ, radix=1):
-    print(one.status.value, one.text)
-"""
-
-
 # -- ill --------------------------------------------------------------------------------------
 
 ILL = ("w-other-job", "w-refuses", "w-noise", "w-no-shell", "w-version", "w-no-orted", "w-no-sshd", "w-closed")

@@ -236,19 +236,3 @@ def test_where_nothing_is_there_to_call_with_it_is_unknown() -> None:
     answer = changed(calls={"10.0.0.1": "neither python3 nor bash is there to try it with"})
     [found] = launcher_checks.called_back({"w-0": answer}, [])
     assert found.status is Status.UNKNOWN
-
-
-# -- the tree of daemons ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("n_hosts", "radix", "edges"),
-    [
-        (64, 64, ()),
-        (66, 64, ((0, 64), (0, 65))),
-        (3, 1, ((0, 1), (1, 2))),
-        (7, 2, ((0, 2), (0, 3), (1, 4), (1, 5), (2, 6))),
-    ],
-)
-def test_daemons_are_started_by_a_tree_with_the_launcher_at_its_root(n_hosts, radix, edges) -> None:
-    assert launcher_checks.edges(n_hosts, radix) == edges

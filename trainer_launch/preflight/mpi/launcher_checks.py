@@ -8,23 +8,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Member
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import all_of, counted, grouped, listed
-from trainer_launch.mpi.ssh_client import AGENT, Client
 from trainer_launch.planning import typed_mpirun
 from trainer_launch.planning.command import Command
 from trainer_launch.planning.horovodrun_options import is_horovodrun, split_command
 from trainer_launch.planning.mpi_launch_spec import KUBEXEC
 from trainer_launch.planning.reading import ports_of
 from trainer_launch.planning.typed_mpirun import Typed
-from trainer_launch.preflight.check import Check, Subject, Where, at_once, check
+from trainer_launch.preflight.check import Check, Subject, Where, check
 from trainer_launch.preflight.mpi.host_queries import (
-    AT_ONCE,
     Answer,
     Hosts,
     Launcher,
@@ -146,13 +143,6 @@ def mpi_callback(hosts: Hosts) -> Iterator[Finding]:
     """Every host can connect to the launcher, as mpirun's daemons do."""
     if hosts.client is not None:
         yield from called_back(hosts.let_in, hosts.callers)
-
-
-@check("mpi-tree", Where.MPI)
-def mpi_tree(hosts: Hosts) -> Iterator[Finding]:
-    """Hosts can log in to each other where mpirun's daemons start others: in jobs of more than 64 hosts."""
-    if hosts.client is not None:
-        yield from tree_findings(tuple(hosts.let_in), hosts.client, hosts.launcher.env)
 
 
 # -- what the hosts' answers come to: findings, each with the hosts that it is about ----------
@@ -375,49 +365,3 @@ def called_back(answers: Mapping[str, Answer], heard: Iterable[str]) -> Iterator
         yield mpi_callback.passed(
             f"{all_of(len(answers), 'host')} can connect back to the launcher", scope=Scope.JOB
         )
-
-
-# -- tree of daemons ---------------------------------------------------------------------------
-
-
-RADIX = 64  # of PRRTE's tree, and of Open MPI 4's: up to so many hosts the launcher starts all daemons itself
-_TRY_S = 20.0
-
-
-def edges(n_hosts: int, radix: int = RADIX) -> tuple[tuple[int, int], ...]:
-    """Hosts that start others' daemons, with each of those, by index; the launcher is the root of the tree."""
-    return tuple(((node - 1) // radix - 1, node - 1) for node in range(radix + 1, n_hosts + 1))
-
-
-def tree_findings(
-    hosts: Sequence[str], client: Client, env: Mapping[str, str], radix: int = RADIX
-) -> tuple[Finding, ...]:
-    """Try every edge of the tree, as many at once as mpirun would."""
-    tried = edges(len(hosts), radix)
-    if not tried:
-        return ()
-
-    def attempt(edge: tuple[int, int]) -> deadline_subprocess.Ended:
-        parent, child = (hosts[end] for end in edge)
-        # Sessions of `trainer-launch sshd` find an ssh that has the job's key and configuration.
-        with_port = f"-p {client.port} -o BatchMode=yes -o ConnectTimeout=5 {child} true"
-        command = f"if command -v {AGENT} >/dev/null; then {AGENT} {with_port}; else ssh {with_port}; fi"
-        return deadline_subprocess.run(client.argv(parent, command), env, _TRY_S)
-
-    bad = {edge: one for edge, one in at_once(tried, attempt, AT_ONCE).items() if one.code != 0}
-    if not bad:
-        text = f"all {len(tried)} paths between workers that a tree of daemons uses are open"
-        return (mpi_tree.passed(text, scope=Scope.JOB),)
-    whys = [f"{hosts[one]} - {hosts[other]}: {bad[one, other].why()}" for one, other in list(bad)[:_SHOWN]]
-    one, other = next(iter(bad))
-    more = f" and {len(bad) - 1} others" if len(bad) > 1 else ""
-    return (
-        mpi_tree.warned(
-            f"{hosts[one]} cannot log in to {hosts[other]}{more}: {bad[one, other].why()}",
-            scope=Scope.LINK,
-            subject=f"{hosts[one]} - {hosts[other]}{more}",
-            evidence=tuple(whys),
-            action=f"let workers reach each other's sshd with the job's key: of over {radix} daemons some start "
-            "the others, unless this launcher runs mpirun, which starts all by itself",
-        ),
-    )
