@@ -67,7 +67,7 @@ make_one() { # VERSION
         if [ -n "$torch" ]; then
             install "$log" "$venv/bin/python" "$torch" || fail "$1" "pip cannot install torch ($log): $(reason "$log")"
         fi
-        install "$log" "$venv/bin/python" "$root[dev,gpu,local,mpi,report]" ||
+        install "$log" "$venv/bin/python" "$root[dev,gpu,local,mpi]" ||
             fail "$1" "pip cannot install what tests need ($log): $(reason "$log")"
         touch "$venv/.ready"
     fi

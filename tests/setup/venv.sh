@@ -52,4 +52,4 @@ else
         pip_install "torch==$version"
     fi
 fi
-pip_install --editable '.[dev,torch,mpi,gpu,local,report]'
+pip_install --editable '.[dev,torch,mpi,gpu,local]'

@@ -41,7 +41,7 @@ examples:
   trainer-launch preflight --level container           # this container only
   trainer-launch preflight --level deep                # test everything
   trainer-launch preflight --skip dns --fatal cpu,mtu
-  trainer-launch preflight --plot pairs.png            # plot the bandwidth
+  trainer-launch preflight --plot pairs.svg            # plot the bandwidth
   trainer-launch preflight --json                      # the report as JSON
 """
 
@@ -84,6 +84,7 @@ def _main(parsed: Parsed, settings: Settings, doing: Doing) -> int:
     thresholds.parse_flag(settings.threshold)
     thresholds.load_table(settings.reference)
     ports_of(settings)
+    heatmap.check_path(settings.plot)
     report_formats.check_files(_files(settings))
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(with_container(subject_of(reading, settings)))

@@ -273,8 +273,7 @@ class Settings:
     exit_warning: bool = _option(False, description="end with 10 if there are only warnings")
     report: str | None = _option(None, description="file for the report, as JSON")
     plot: str | None = _option(
-        None,
-        description="plot of the bandwidth of node pairs, as PNG, SVG or PDF, written by node 0; needs matplotlib",
+        None, description="plot of the bandwidth of node pairs, an .svg file, written by node 0"
     )
     prometheus_file: str | None = _option(None, description="report for Prometheus' textfile collector")
     state_dir: str | None = _option(

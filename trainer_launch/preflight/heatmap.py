@@ -1,67 +1,68 @@
-"""--plot: how fast pairs of nodes are, drawn by matplotlib in a process of its own.
+"""--plot: how fast pairs of nodes are, as an SVG file.
 
-Up to 64 nodes: one square for each pair. Of more, one square for each node, with its slowest test, since nearly all
-pairs are untested; rows below show the tests of those that are at fault.
+Each node has its place on a diagonal. The square left of one node and below another is the slowest test of the two.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import math
-import os
-import sys
 import textwrap
-from typing import Any
+from collections.abc import Iterator, Mapping
+from html import escape
 
-from trainer_launch.host import deadline_subprocess, files, logs
-from trainer_launch.model import Json
+from trainer_launch.host import logs
+from trainer_launch.model.errors import UsageError
 from trainer_launch.model.units import counted
+from trainer_launch.observability.html import clean
 from trainer_launch.preflight.cluster.node_facts import listed
 from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.fault_isolation import Pair
+from trainer_launch.preflight.report_formats import write_file
 from trainer_launch.preflight.thresholds import MBYTE
 
-_LIMIT_S = 120.0  # the first time, matplotlib looks at all fonts
-NO_MATPLOTLIB = 3
-CANNOT_WRITE = 4
-_WHYS = {NO_MATPLOTLIB: "it needs matplotlib: pip install 'trainer-launch[report]'"}  # by the child's exit code
-LARGEST_MATRIX = 64
-_WRITTEN_IN = 16  # nodes: up to here each square has its figure
-_ROWS = 12  # of those at fault
-_PARTNERS = 12  # of one of them
-_RED = "#d62728"
-_UNTESTED = "#e8e8e8"
-_SHADES = "viridis"  # slow is dark
+_MOST_FIGURES = 16  # nodes: up to here each square has its figure
+_WIDE_PX, _NARROW_PX = 44, 16  # of a square, with a figure and without
+_LETTER_PX, _LINE_PX, _MARGIN_PX = 7, 18, 16
+_TITLE_LETTERS = 100
+_SLOW, _FAST = (33, 102, 172), (222, 235, 247)  # red, green, blue
+_FAILED, _FAULTY, _UNTESTED = "#000000", "#d62728", "#f4f4f4"
+_CENTERED = 'text-anchor="middle" dominant-baseline="central"'
+_LEGEND = "dark: slow; black: failed; outlined in red: faulty; empty: not tested"
 
 
-def plot(path: str, tests: PairTests | None) -> None:
-    """Draw it, or say why not: no job ends for want of a picture."""
-    if tests is None or not tests.tests:
+def check_path(path: str | None) -> None:
+    """Find out whether --plot can write this file.
+
+    Raises:
+        UsageError: it is no SVG file by its name.
+    """
+    if path is not None and not path.lower().endswith(".svg"):
+        raise UsageError(f"--plot {path} is not supported: plots are SVG files; name a file that ends in .svg")
+
+
+def plot(path: str, seen: PairTests | None) -> None:
+    """Write the plot, or warn why not: no job ends for want of a plot."""
+    if seen is None or not seen.tests:
         logs.warn(f"--plot: {path} was not written: no pairs of nodes were tested")
         return
-    streams = deadline_subprocess.Streams(text=json.dumps(drawing(tests)))
-    drawn = deadline_subprocess.run((sys.executable, __file__, path), None, _LIMIT_S, streams)
-    if drawn.code != 0:
-        last = (drawn.failure or drawn.out.strip() or drawn.err.strip()).splitlines()[-1:] or ["no word"]
-        logs.warn(f"--plot: {path} was not written: {_WHYS.get(drawn.code or 1, last[0][:200])}")
+    write_file("--plot", path, drawn(seen))
 
 
-def drawing(seen: PairTests) -> dict[str, Json]:
-    """Each pair once, with the slowest of its tests in MB/s, or null where one failed."""
-    worst: dict[Pair, float | None] = {}
-    for test in seen.tests:
-        rate = test.rate / MBYTE if test.is_whole else None
-        before = worst.get(test.ends, rate)
-        worst[test.ends] = None if rate is None or before is None else min(rate, before)
-    links = [link.ends for link in seen.faulty.links]
-    return {
-        "title": _title(seen),
-        "names": list(seen.names),
-        "tests": [[one, other, rate] for (one, other), rate in worst.items()],
-        "faulty": [*seen.faulty.nodes, *(node for node, _ in seen.faulty.rails)],
-        "links": [list(ends) for ends in (*links, *seen.faulty.unresolved)],
-    }
+def drawn(seen: PairTests) -> str:
+    """The SVG file: a square for each tested pair, with a title; names; outlines around what is faulty."""
+    names = [clean(name) for name in seen.names]
+    side = _WIDE_PX if len(names) <= _MOST_FIGURES else _NARROW_PX
+    lines = [*textwrap.wrap(_title(seen), _TITLE_LETTERS), f"slowest test of each pair; {_LEGEND}"]
+    left, top = _MARGIN_PX + _LETTER_PX * max(map(len, names)), _MARGIN_PX + _LINE_PX * len(lines)
+    width = max(left + side * len(names), _LETTER_PX * _TITLE_LETTERS) + _MARGIN_PX
+    height = top + side * len(names) + _MARGIN_PX
+    words = "".join(_text(_MARGIN_PX, _LINE_PX * row, line) for row, line in enumerate(lines, 1))
+    body = "\n".join((*_nodes(seen, names, side), *_squares(seen, names, side), *_outlines(seen, len(names), side)))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">\n'
+        f'<rect width="{width}" height="{height}" fill="white"/>{words}\n'
+        f'<g transform="translate({left} {top})">\n{body}\n</g>\n</svg>\n'
+    )
 
 
 def _title(seen: PairTests) -> str:
@@ -74,207 +75,76 @@ def _title(seen: PairTests) -> str:
     return f"Bandwidth between {len(names)} nodes, {counted(len(seen.tests), 'test')}: {what}"
 
 
-# -- the picture --------------------------------------------------------------------------------
+def _slowest(seen: PairTests) -> Mapping[Pair, float | None]:
+    """Each pair once, with the slowest of its tests in MB/s, or None where one failed."""
+    worst: dict[Pair, float | None] = {}
+    for test in seen.tests:
+        rate = test.rate / MBYTE if test.is_whole else None
+        before = worst.get(test.ends, rate)
+        worst[test.ends] = None if rate is None or before is None else min(rate, before)
+    return worst
 
 
-def main() -> int:
-    """Read JSON, draw, write to the path that is the argument; the exit code says what was missing."""
-    path = sys.argv[1]
-    told = json.load(sys.stdin)
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        return NO_MATPLOTLIB
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = ""  # the same picture is the same file
-    figure = drawn(told)
-    ending = os.path.splitext(path)[1][1:].lower() or "png"
-    try:
-        save(figure, path, ending)
-    except (OSError, ValueError) as problem:  # the folder; an ending that is no format
-        sys.stdout.write(getattr(problem, "strerror", None) or str(problem).splitlines()[0])
-        return CANNOT_WRITE
-    return 0
+def _faulty_nodes(seen: PairTests) -> list[int]:
+    return [*seen.faulty.nodes, *(node for node, _ in seen.faulty.rails)]
 
 
-def save(figure: Any, path: str, ending: str) -> None:
-    """Write beside it and rename: a reader sees all of it or the old one."""
-    image = io.BytesIO()
-    figure.savefig(image, format=ending, dpi=110, bbox_inches="tight", metadata=None)
-    files.replace(os.path.realpath(path), image.getvalue(), 0o644)
+def _nodes(seen: PairTests, names: list[str], side: int) -> Iterator[str]:
+    """A row for each node: its name, where its tests may be, and its number on the diagonal."""
+    faulty = _faulty_nodes(seen)
+    size = min(12, side // 2)
+    for node, name in enumerate(names):
+        look = f'fill="{_FAULTY}" font-weight="bold"' if node in faulty else ""
+        middle = side * node + side // 2
+        yield _rect((0, node, node, 1), side, f'fill="{_UNTESTED}"')
+        yield _text(-4, middle, name, f'text-anchor="end" dominant-baseline="central" {look}')
+        yield _text(middle, middle, str(node), f'{_CENTERED} font-size="{size}" {look}')
 
 
-def drawn(told: Any) -> Any:
-    """The figure; `told` has names, tests (node, node, MB/s or null), faulty nodes, faulty links and a title."""
-    from matplotlib.figure import Figure
-
-    tests = {(min(one, other), max(one, other)): rate for one, other, rate in told["tests"]}
-    rates = [rate for rate in tests.values() if rate is not None]
-    unit, size = ("GB/s", 1000.0) if max(rates, default=0) >= 10_000 else ("MB/s", 1.0)
-    scaled = {ends: None if rate is None else rate / size for ends, rate in tests.items()}
-    picture = Picture(told, scaled, unit)
-    if picture.count <= LARGEST_MATRIX:
-        side = min(13.0, 4.5 + 0.28 * picture.count)
-        figure = Figure(figsize=(side + 1.5, side))
-        above = figure.subplots()
-        picture.matrix(above)
-    else:
-        rows = picture.rows()
-        height = 0.5 + 0.42 * len(rows)
-        figure = Figure(figsize=(11, 9.5 + (height if rows else 0)))
-        if rows:
-            above, below = figure.subplots(2, 1, height_ratios=(9.5, height))
-            picture.details(below, rows)
-        else:
-            above = figure.subplots()
-        picture.grid(above)
-    above.set_title("\n".join(textwrap.wrap(told["title"], 100)), fontsize=11)
-    return figure
+def _squares(seen: PairTests, names: list[str], side: int) -> Iterator[str]:
+    rates = _slowest(seen)
+    fastest = max((rate for rate in rates.values() if rate is not None), default=0.0) or 1.0
+    unit, size = ("GB/s", 1000.0) if fastest >= 10_000 else ("MB/s", 1.0)
+    for ends, rate in rates.items():
+        column, row = min(ends), max(ends)
+        color = _FAILED if rate is None else _shade(rate / fastest)
+        figure = "failed" if rate is None else _figure(rate / size)
+        words = figure if rate is None else f"{figure} {unit}"
+        title = f"{names[column]} - {names[row]}: {words}"
+        yield _rect((column, row, 1, 1), side, f'fill="{color}" stroke="white"', title)
+        if len(names) <= _MOST_FIGURES:
+            is_dark = rate is None or rate < 0.5 * fastest
+            look = f'{_CENTERED} font-size="11" fill="{"white" if is_dark else "black"}" pointer-events="none"'
+            yield _text(side * column + side // 2, side * row + side // 2, figure, look)
 
 
-class Picture:
-    """What is drawn: pairs and their rates in `unit`, None where a test failed."""
-
-    def __init__(self, told: Any, tests: dict[tuple[int, int], float | None], unit: str) -> None:
-        from matplotlib import colormaps
-        from matplotlib.colors import Normalize
-
-        self.names: list[str] = told["names"]
-        self.count = len(self.names)
-        self.tests = tests
-        self.unit = unit
-        self.faulty: dict[int, None] = dict.fromkeys(told["faulty"])
-        self.links: list[tuple[int, int]] = [(min(ends), max(ends)) for ends in told["links"]]
-        self.fastest = max((rate for rate in tests.values() if rate is not None), default=1.0) or 1.0
-        self.shades = colormaps[_SHADES].with_extremes(bad=_UNTESTED)
-        self.norm = Normalize(0, self.fastest)
-
-    def matrix(self, axes: Any) -> None:
-        """One square for each pair, above and below the diagonal alike."""
-        values = [[math.nan] * self.count for _ in range(self.count)]
-        for (one, other), rate in self.tests.items():
-            if rate is not None:
-                values[one][other] = values[other][one] = rate
-        image = axes.imshow(values, cmap=self.shades, norm=self.norm)
-        for (one, other), rate in self.tests.items():
-            for row, column in ((one, other), (other, one)):
-                self._mark(axes, row, column, rate, shown(rate) if self.count <= _WRITTEN_IN else "", 8)
-        font = max(5, min(10, 420 // self.count))
-        axes.set_xticks(range(self.count), [str(node) for node in range(self.count)], fontsize=font, rotation=90)
-        axes.set_yticks(range(self.count), [self._label(node) for node in range(self.count)], fontsize=font)
-        for node in self.faulty:
-            self._outline(axes, -0.5, node - 0.5, self.count, 1)
-            for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
-                labels[node].set(color=_RED, fontweight="bold")
-        for one, other in self.links:
-            self._outline(axes, other - 0.5, one - 0.5, 1, 1)
-            self._outline(axes, one - 0.5, other - 0.5, 1, 1)
-        axes.set_xlabel(f"node; grey: not tested, red: failed, outlined: faulty; {len(self.tests)} pairs")
-        axes.figure.colorbar(image, ax=axes, label=self.unit, shrink=0.7)
-
-    def grid(self, axes: Any) -> None:
-        """One square for each node: its slowest test, but nobody is shown by a test with one that is at fault."""
-        across = math.ceil(math.sqrt(self.count))
-        down = math.ceil(self.count / across)
-        values = [[math.nan] * across for _ in range(down)]
-        failed = set()
-        for (one, other), rate in self.tests.items():
-            for node, partner in ((one, other), (other, one)):
-                row, column = divmod(node, across)
-                if partner in self.faulty and node not in self.faulty:
-                    continue
-                if rate is None:
-                    failed.add(node)
-                elif not values[row][column] <= rate:  # nan: the first one
-                    values[row][column] = rate
-        image = axes.imshow(values, cmap=self.shades, norm=self.norm, aspect="equal")
-        for node in failed:
-            row, column = divmod(node, across)
-            self._fill(axes, row, column)
-        for node in self.faulty:
-            row, column = divmod(node, across)
-            self._outline(axes, column - 0.5, row - 0.5, 1, 1)
-        for node in list(self.faulty)[:_ROWS]:
-            row, column = divmod(node, across)
-            right = column < across * 0.7
-            axes.annotate(
-                self.names[node],
-                (column, row),
-                xytext=(14 if right else -14, 10),
-                textcoords="offset points",
-                ha="left" if right else "right",
-                color="black",
-                fontsize=9,
-                fontweight="bold",
-                arrowprops={"arrowstyle": "-", "color": "black"},
-                bbox={"boxstyle": "round,pad=0.2", "fc": "white", "ec": _RED, "alpha": 0.9},
-            )
-        step = max(1, down // 16)
-        rows = range(0, down, step)
-        axes.set_yticks(list(rows), [f"node {row * across}" for row in rows], fontsize=8)
-        axes.set_xticks(
-            list(range(0, across, step)), [f"+{column}" for column in range(0, across, step)], fontsize=8
-        )
-        axes.set_xlabel(
-            "each square is a node: its slowest test with a healthy node; red: a test failed, outlined: faulty; "
-            f"{len(self.tests)} of {self.count * (self.count - 1) // 2} pairs tested",
-            fontsize=9,
-        )
-        axes.figure.colorbar(image, ax=axes, label=self.unit, shrink=0.7)
-
-    def rows(self) -> list[tuple[str, list[tuple[str, float | None]]]]:
-        """Those at fault, each with its tests."""
-        found = []
-        for node in list(self.faulty)[:_ROWS]:
-            its = [(ends, rate) for ends, rate in self.tests.items() if node in ends]
-            tests = [(f"with {ends[0] + ends[1] - node}:", rate) for ends, rate in its[:_PARTNERS]]
-            found.append((self.names[node], tests))
-        links = self.links[: _ROWS - len(found)]
-        return found + [(f"{self.names[link[0]]} - {link[1]}", [("", self.tests.get(link))]) for link in links]
-
-    def details(self, axes: Any, rows: list[tuple[str, list[tuple[str, float | None]]]]) -> None:
-        """One row for each that is at fault, one square for each of its tests."""
-        across = max(4, *(len(tests) for _, tests in rows))
-        values = [[math.nan] * across for _ in rows]
-        for number, (_, tests) in enumerate(rows):
-            for column, (_, rate) in enumerate(tests):
-                values[number][column] = math.nan if rate is None else rate
-        axes.imshow(values, cmap=self.shades, norm=self.norm, aspect="auto")
-        for number, (_, tests) in enumerate(rows):
-            for column, (partner, rate) in enumerate(tests):
-                self._mark(axes, number, column, rate, f"{partner} {shown(rate)}".strip(), 9)
-        axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9, color=_RED, fontweight="bold")
-        axes.set_xticks([])
-        axes.set_xlabel(f"tests of faulty nodes and links, in {self.unit}", fontsize=9)
-
-    def _mark(self, axes: Any, row: int, column: int, rate: float | None, text: str, size: int) -> None:
-        """A failure in red, and the words: black on what is light, white on what is dark."""
-        if rate is None:
-            self._fill(axes, row, column)
-        color = "black" if rate is not None and rate > 0.6 * self.fastest else "white"
-        if text:
-            axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
-
-    def _fill(self, axes: Any, row: int, column: int) -> None:
-        self._outline(axes, column - 0.5, row - 0.5, 1, 1, facecolor=_RED, edgecolor="none")
-
-    def _outline(self, axes: Any, left: float, top: float, width: float, height: float, **look: Any) -> None:
-        from matplotlib.patches import Rectangle
-
-        look = look or {"fill": False, "edgecolor": "black", "linewidth": 2, "clip_on": False}
-        axes.add_patch(Rectangle((left, top), width, height, **look))
-
-    def _label(self, node: int) -> str:
-        """The number alone where there is no room for names."""
-        return self.names[node] if self.count <= 2 * _WRITTEN_IN or node in self.faulty else str(node)
+def _outlines(seen: PairTests, n_nodes: int, side: int) -> Iterator[str]:
+    """Around the row and the column of a faulty node, and around the square of a faulty link."""
+    look = f'fill="none" stroke="{_FAULTY}" stroke-width="2"'
+    for node in _faulty_nodes(seen):
+        yield _rect((0, node, node + 1, 1), side, look)
+        yield _rect((node, node, 1, n_nodes - node), side, look)
+    for ends in (*(link.ends for link in seen.faulty.links), *seen.faulty.unresolved):
+        yield _rect((min(ends), max(ends), 1, 1), side, look)
 
 
-def shown(rate: float | None) -> str:
+def _shade(share: float) -> str:
+    """The color of a rate, as a share of the fastest."""
+    red, green, blue = (round(slow + share * (fast - slow)) for slow, fast in zip(_SLOW, _FAST, strict=True))
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def _figure(rate: float) -> str:
     """A rate in three digits, or four before the point."""
-    if rate is None:
-        return "failed"
     return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _rect(place: tuple[int, int, int, int], side: int, look: str, title: str = "") -> str:
+    """A rectangle; `place` is its column, row, width and height, in squares of `side` pixels."""
+    left, top, width, height = (side * number for number in place)
+    inside = f"<title>{escape(title)}</title>" if title else ""
+    return f'<rect x="{left}" y="{top}" width="{width}" height="{height}" {look}>{inside}</rect>'
+
+
+def _text(left: int, top: int, words: str, look: str = "") -> str:
+    return f'<text x="{left}" y="{top}" {look}>{escape(words)}</text>'
