@@ -1,19 +1,16 @@
-"""Checks that compare what is known of each GPU with a bound, as a table; and how many there are.
+"""Checks that compare what is known of each GPU with a bound; and how many there are.
 
 One finding tells of all GPUs of a node, with the bad ones named; what a card does not tell is unknown.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
 
 from trainer_launch.host.deadline_subprocess import REAP_S
-from trainer_launch.model.findings import Fault, Finding, Status, Value
+from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.model.units import counted, in_units
-from trainer_launch.preflight.check import Check, Needs, Subject, Where, check
+from trainer_launch.preflight.check import Needs, Subject, Where, check
 from trainer_launch.preflight.gpu.devices import FACTS_S, MOST_HELD_BYTES, SETTLE_S, STUCK, Load
 from trainer_launch.preflight.gpu.facts import DRAIN, Fact, Facts, Gpu, State, Trouble, Watched, summed, visible
 
@@ -51,125 +48,7 @@ def watched(subject: Subject) -> tuple[Watched, ...]:
     return tuple(found.watched[gpu.index] for gpu in subject.cards.gpus if gpu.index in found.watched)
 
 
-# -- the table --------------------------------------------------------------------------------
-
-
-Cards: TypeAlias = "Sequence[Card]"
-Row: TypeAlias = Callable[[str, Subject], Iterator[Finding]]
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One GPU to compare: the fact without which nothing is known, and all values by name."""
-
-    index: int
-    fact: Fact
-    values: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A card whose `value` is beyond `bound` is bad; `text` says it, and `action` what to do, with its values."""
-
-    value: str
-    text: str
-    action: str = DRAIN
-    bound: float | str = 0  # or the name of another value
-    is_beyond: Callable[[Any, Any], bool] = operator.gt
-    status: Status = Status.FAIL
-    measured: Value = None  # in place of value and bound, which the finding has otherwise
-    is_told: bool = True  # whether it has the value
-    is_bound_told: bool = True
-    unit: str = ""
-
-    def broken(self, card: Card) -> Trouble | None:
-        """What is wrong with this card, if it is; what is not known is not beyond anything."""
-        value = card.values.get(self.value)
-        bound = card.values.get(self.bound) if isinstance(self.bound, str) else self.bound
-        if value is None or bound is None or not self.is_beyond(value, bound):
-            return None
-        is_told = self.is_told and self.measured is None
-        return Trouble(
-            gpu=card.index,
-            text=self.text.format_map(card.values),
-            status=self.status,
-            measured=value if is_told else self.measured,
-            expected=bound if is_told and self.is_bound_told else None,
-            unit=self.unit,
-            action=self.action.format_map(card.values),
-        )
-
-
-def _row(cards: Callable[[Subject], Cards], good: str | Callable[[Cards], str], *bounds: Bound) -> Row:
-    """One comparison of all cards: the first bound that a card breaks is told of it."""
-
-    def findings(name: str, subject: Subject) -> Iterator[Finding]:
-        found = cards(subject)
-        broken = (next(filter(None, (bound.broken(card) for bound in bounds)), None) for card in found)
-        asked = [(card.index, card.fact) for card in found]
-        yield from summed(name, asked, broken, good if isinstance(good, str) else good(found))
-
-    return findings
-
-
-def _table(
-    name: str,
-    title: str,
-    *rows: Row,
-    needs: Needs = Needs.NOTHING,
-    limit_s: Callable[[Subject], float] = facts_limit_s,
-) -> Check[Subject]:
-    def run(subject: Subject) -> Iterator[Finding]:
-        for row in rows:
-            yield from row(name, subject)
-
-    return Check(id=name, title=title, run=run, where=Where.GPU, needs=needs, limit_s=limit_s)
-
-
-def _at_rest(fact: str, found: Iterable[Gpu]) -> list[Card]:
-    return [Card(gpu.index, gpu.fact(fact), _values(gpu)) for gpu in found]
-
-
-def _values(gpu: Gpu) -> dict[str, Any]:
-    known = {name: fact.value for name, fact in gpu.facts.items() if fact.is_known}
-    _, replaced, pending, failed = known.get("remapped", (0, 0, None, None))
-    recovery = known.get("recovery", 0)
-    return known | {
-        "uuid": gpu.uuid,
-        "rows_replaced": replaced,
-        "rows_pending": pending,
-        "rows_failed": failed,
-        "used": in_units(known.get("memory_used", 0)),
-        "total": in_units(known.get("memory_total", 0)),
-        "recovery_words": _RECOVERY.get(recovery, f"recovery action {recovery}"),
-    }
-
-
-def _under_load(subject: Subject) -> list[Card]:
-    """By the greatest values that were seen, and by how much counters grew."""
-    return [
-        Card(
-            one.index,
-            one.fact("pcie_width"),
-            {name: one.most(name) for name in one.facts} | {"pcie_replays": one.growth("pcie_replays")},
-        )
-        for one in watched(subject)
-    ]
-
-
-def _total(cards: Cards, name: str) -> int:
-    return sum(int(card.values.get(name, 0)) for card in cards)
-
-
-def _all_gpus(subject: Subject) -> list[Card]:
-    """Also those that do not answer."""
-    found = () if subject.cards is None else subject.cards.gpus
-    return [
-        Card(gpu.index, Fact(State.KNOWN, 0), {"lost": gpu.lost})
-        if gpu.lost
-        else Card(gpu.index, gpu.fact("recovery"), _values(gpu))
-        for gpu in found
-    ]
+# -- what each GPU tells at rest --------------------------------------------------------------
 
 
 # As nvmlGpuRecoveryAction has them.
@@ -185,36 +64,158 @@ _RECOVERY = {
 _RESET = "have the GPU reset before it is used: a bad row of its memory is still in use"
 
 
-def _has_rows(gpu: Gpu) -> bool:
-    """Remapped rows from A100 on, retired pages on older cards."""
-    return gpu.fact("remapped").state is not State.UNSUPPORTED
+def _at_rest(
+    name: str, found: Sequence[Gpu], fact: str, judge: Callable[[Gpu], Trouble | None], good: str
+) -> Iterator[Finding]:
+    """The findings of the check `name`; without `fact` nothing is known of a GPU."""
+    return summed(name, [(gpu.index, gpu.fact(fact)) for gpu in found], map(judge, found), good)
 
 
-def _settled(subject: Subject) -> list[Card]:
-    """Before any context of ours; a container does not see others' processes, but their memory."""
+@check("gpu-recovery", Where.GPU, limit_s=facts_limit_s)
+def gpu_recovery(subject: Subject) -> Iterator[Finding]:
+    """The driver asks for no reset of a GPU, and none is gone."""
+    found = () if subject.cards is None else subject.cards.gpus
+    asked = [(gpu.index, Fact(State.KNOWN) if gpu.lost else gpu.fact("recovery")) for gpu in found]
+    yield from summed(gpu_recovery.id, asked, map(_recovery, found), "the driver asks for no recovery")
+
+
+def _recovery(gpu: Gpu) -> Trouble | None:
+    if gpu.lost:
+        return Trouble(gpu=gpu.index, text=f"does not answer: {gpu.lost}", measured=gpu.lost)
+    wanted = gpu.value("recovery", 0)
+    if wanted <= 0:
+        return None
+    words = _RECOVERY.get(wanted, f"recovery action {wanted}")
+    text = f"needs {words}, says the driver ({gpu.uuid})"
+    return Trouble(
+        gpu=gpu.index, text=text, measured=wanted, expected=0, action=f"drain this node: it needs {words}"
+    )
+
+
+@check("gpu-ecc", Where.GPU, limit_s=facts_limit_s)
+def gpu_ecc(subject: Subject) -> Iterator[Finding]:
+    """GPU memory had no error that could not be corrected since the driver was loaded."""
+    found = gpus(subject)
+    ever = sum(gpu.value("ecc_uncorrected_ever", 0) for gpu in found)
+    good = f"no uncorrected memory error since the driver was loaded ({ever} in their lives)"
+    yield from _at_rest(gpu_ecc.id, found, "ecc_uncorrected", _ecc, good)
+
+
+def _ecc(gpu: Gpu) -> Trouble | None:
+    errors = gpu.value("ecc_uncorrected", 0)
+    if errors <= 0:
+        return None
+    text = f"had {errors} uncorrected memory errors since the driver was loaded ({gpu.uuid})"
+    action = "have the GPU reset before it is used; if the errors come back, have the card replaced"
+    return Trouble(gpu=gpu.index, text=text, measured=errors, expected=0, unit="errors", action=action)
+
+
+@check("gpu-remap", Where.GPU, limit_s=facts_limit_s)
+def gpu_remap(subject: Subject) -> Iterator[Finding]:
+    """No bad row of GPU memory waits for a spare one, which takes a reset, and there are spare ones left.
+
+    Cards have remapped rows from A100 on, older ones retired pages.
+    """
+    found = gpus(subject)
+    old = [gpu for gpu in found if gpu.fact("remapped").state is State.UNSUPPORTED]
+    new = [gpu for gpu in found if gpu not in old]
+    replaced = sum(gpu.value("remapped", _NO_ROWS)[1] for gpu in new)
+    good = f"no row of memory waits for a spare one ({replaced} were replaced for errors)"
+    yield from _at_rest(gpu_remap.id, new, "remapped", _rows, good)
+    yield from _at_rest(gpu_remap.id, old, "retired_pending", _pages, "no page of memory waits for its retirement")
+
+
+_NO_ROWS = (0, 0, 0, 0)  # corrected, replaced, whether some are pending, whether it failed
+
+
+def _rows(gpu: Gpu) -> Trouble | None:
+    _, replaced, pending, failed = gpu.value("remapped", _NO_ROWS)
+    if failed:
+        text = f"has a bad row of memory and no spare one for it: remapping failed ({gpu.uuid})"
+        return Trouble(
+            gpu=gpu.index, text=text, measured="failed", action="drain this node for good: replace the card"
+        )
+    text = f"has a bad row of memory whose remapping waits for a reset ({replaced} so far, {gpu.uuid})"
+    return Trouble(gpu=gpu.index, text=text, measured="pending", action=_RESET) if pending else None
+
+
+def _pages(gpu: Gpu) -> Trouble | None:
+    text = f"has a bad page of memory whose retirement waits for a reset ({gpu.uuid})"
+    is_bad = gpu.value("retired_pending", 0)
+    return Trouble(gpu=gpu.index, text=text, measured="pending", action=_RESET) if is_bad else None
+
+
+@check("gpu-persistence", Where.GPU, limit_s=facts_limit_s)
+def gpu_persistence(subject: Subject) -> Iterator[Finding]:
+    """The driver stays loaded (persistence mode): without it starts take seconds more, and counters are lost."""
+    good = "the driver stays loaded (persistence mode)"
+    yield from _at_rest(gpu_persistence.id, gpus(subject), "persistence", _persistence, good)
+
+
+def _persistence(gpu: Gpu) -> Trouble | None:
+    action = "run nvidia-persistenced on that machine; starts are slower without it"
+    bad = Trouble(gpu=gpu.index, text="is not in persistence mode", status=Status.WARN, action=action)
+    return None if gpu.value("persistence", 1) else bad
+
+
+@check("gpu-memory", Where.GPU, limit_s=lambda subject: _FACTS_LIMIT_S + SETTLE_S + FACTS_S)
+def gpu_memory(subject: Subject) -> Iterator[Finding]:
+    """GPU memory is free: somebody who died a moment ago may hold it for a while, others for ever.
+
+    It is asked before any context of ours; a container does not see others' processes, but their memory.
+    """
     cards = subject.cards
-    found = () if cards is None else visible(cards.settled().gpus, cards.shown)
-    return _at_rest("memory_used", [gpu for gpu in found if not gpu.lost])
+    shown = () if cards is None else visible(cards.settled().gpus, cards.shown)
+    found = [gpu for gpu in shown if not gpu.lost]
+    most = max((gpu.value("memory_used", 0) for gpu in found), default=0)
+    yield from _at_rest(gpu_memory.id, found, "memory_used", _memory, f"at most {in_units(most)} in use")
 
 
-def _most_used(cards: Cards) -> str:
-    return f"at most {in_units(max((card.values.get('memory_used', 0) for card in cards), default=0))} in use"
+def _memory(gpu: Gpu) -> Trouble | None:
+    used = gpu.value("memory_used", 0)
+    if used <= MOST_HELD_BYTES:
+        return None
+    return Trouble(
+        gpu=gpu.index,
+        text=f"has {in_units(used)} of its {in_units(gpu.value('memory_total', 0))} in use before the job starts",
+        measured=used,
+        expected=MOST_HELD_BYTES,
+        unit="bytes",
+        action="see on that machine who holds it (nvidia-smi): a process that was left behind, or another pod",
+    )
 
 
-def _margins(subject: Subject) -> list[Card]:
-    """A card's own margin where it tells that, else what is left to its slowdown threshold."""
+# -- what each GPU tells under load -----------------------------------------------------------
+
+
+@check("gpu-temperature", Where.GPU, needs=Needs.LOAD, limit_s=load_limit_s)
+def gpu_temperature(subject: Subject) -> Iterator[Finding]:
+    """Under load each GPU stays clear of the temperature at which it slows itself down."""
     seen = {one.index: one for one in watched(subject)}
     when = "under load" if seen else "at rest"
-    cards = []
-    for gpu in gpus(subject):
-        margin = _margin(gpu, seen.get(gpu.index))
-        unknown = Fact(State.UNKNOWN, why="neither margin nor threshold is told")
-        fact = unknown if margin is None else Fact(State.KNOWN, margin)
-        cards.append(Card(gpu.index, fact, {"margin_c": margin, "when": when}))
-    return cards
+    margins = {gpu.index: _margin(gpu, seen.get(gpu.index)) for gpu in gpus(subject)}
+    unknown = Fact(State.UNKNOWN, why="neither margin nor threshold is told")
+    asked = [(gpu, unknown if margin is None else Fact(State.KNOWN)) for gpu, margin in margins.items()]
+    known = {gpu: margin for gpu, margin in margins.items() if margin is not None}
+    judged = [
+        Trouble(
+            gpu=gpu,
+            text=f"is {margin:g} \u00b0C {when} from the temperature at which it slows down",
+            status=Status.WARN,
+            measured=margin,
+            expected=_NEAR_C,
+            unit="\u00b0C",
+            action="see the cooling of that machine",
+        )
+        for gpu, margin in known.items()
+        if margin < _NEAR_C
+    ]
+    good = f"at least {min(known.values(), default=0):g} \u00b0C to go {when} until they slow down"
+    yield from summed(gpu_temperature.id, asked, judged, good)
 
 
 def _margin(gpu: Gpu, seen: Watched | None) -> float | None:
+    """A card's own margin where it tells that, else what is left to its slowdown threshold."""
     margin = seen.least("margin_c") if seen is not None else gpu.value("margin_c")
     if margin is not None:
         return float(margin)
@@ -223,167 +224,46 @@ def _margin(gpu: Gpu, seen: Watched | None) -> float | None:
     return None if hottest is None or threshold is None else float(threshold - hottest)
 
 
-def _coolest(cards: Cards) -> str:
-    least = min((card.fact.value for card in cards if card.fact.is_known), default=0)
-    return f"at least {least:g} \u00b0C to go {cards[0].values['when'] if cards else ''} until they slow down"
+@check("gpu-pcie", Where.GPU, needs=Needs.LOAD, limit_s=load_limit_s)
+def gpu_pcie(subject: Subject) -> Iterator[Finding]:
+    """The way from the processor to each GPU is as wide and as fast under load as card and slot allow."""
+    found = watched(subject)
+    asked = [(one.index, one.fact("pcie_width")) for one in found]
+    yield from summed(gpu_pcie.id, asked, map(_pcie, found), "PCIe as wide and as fast as it can be")
 
 
-def _is_less(value: float, most: float) -> bool:
-    """Than it could be; 0 is no value."""
-    return 0 < value < most
-
-
-RECOVERY = _table(
-    "gpu-recovery",
-    "The driver asks for no reset of a GPU, and none is gone.",
-    _row(
-        _all_gpus,
-        "the driver asks for no recovery",
-        Bound("lost", "does not answer: {lost}", is_beyond=operator.ne, is_bound_told=False),
-        Bound(
-            "recovery",
-            "needs {recovery_words}, says the driver ({uuid})",
-            "drain this node: it needs {recovery_words}",
-        ),
-    ),
-)
-ECC = _table(
-    "gpu-ecc",
-    "GPU memory had no error that could not be corrected since the driver was loaded.",
-    _row(
-        lambda subject: _at_rest("ecc_uncorrected", gpus(subject)),
-        lambda cards: (
-            "no uncorrected memory error since the driver was loaded "
-            f"({_total(cards, 'ecc_uncorrected_ever')} in their lives)"
-        ),
-        Bound(
-            "ecc_uncorrected",
-            "had {ecc_uncorrected} uncorrected memory errors since the driver was loaded ({uuid})",
-            "have the GPU reset before it is used; if the errors come back, have the card replaced",
-            unit="errors",
-        ),
-    ),
-)
-REMAP = _table(
-    "gpu-remap",
-    "No bad row of GPU memory waits for a spare one, which takes a reset, and there are spare ones left.",
-    _row(
-        lambda subject: _at_rest("remapped", filter(_has_rows, gpus(subject))),
-        lambda cards: (
-            f"no row of memory waits for a spare one ({_total(cards, 'rows_replaced')} were replaced for errors)"
-        ),
-        Bound(
-            "rows_failed",
-            "has a bad row of memory and no spare one for it: remapping failed ({uuid})",
-            "drain this node for good: replace the card",
-            measured="failed",
-        ),
-        Bound(
-            "rows_pending",
-            "has a bad row of memory whose remapping waits for a reset ({rows_replaced} so far, {uuid})",
-            _RESET,
-            measured="pending",
-        ),
-    ),
-    _row(
-        lambda subject: _at_rest("retired_pending", (gpu for gpu in gpus(subject) if not _has_rows(gpu))),
-        "no page of memory waits for its retirement",
-        Bound(
-            "retired_pending",
-            "has a bad page of memory whose retirement waits for a reset ({uuid})",
-            _RESET,
-            measured="pending",
-        ),
-    ),
-)
-PERSISTENCE = _table(
-    "gpu-persistence",
-    "The driver stays loaded (persistence mode): without it starts take seconds more, and counters are lost.",
-    _row(
-        lambda subject: _at_rest("persistence", gpus(subject)),
-        "the driver stays loaded (persistence mode)",
-        Bound(
-            "persistence",
-            "is not in persistence mode",
-            "run nvidia-persistenced on that machine; starts are slower without it",
-            bound=1,
-            is_beyond=operator.lt,
-            status=Status.WARN,
-            is_told=False,
-        ),
-    ),
-)
-MEMORY = _table(
-    "gpu-memory",
-    "GPU memory is free: somebody who died a moment ago may hold it for a while, others for ever.",
-    _row(
-        _settled,
-        _most_used,
-        Bound(
-            "memory_used",
-            "has {used} of its {total} in use before the job starts",
-            "see on that machine who holds it (nvidia-smi): a process that was left behind, or another pod",
-            bound=MOST_HELD_BYTES,
-            unit="bytes",
-        ),
-    ),
-    limit_s=lambda subject: _FACTS_LIMIT_S + SETTLE_S + FACTS_S,
-)
-TEMPERATURE = _table(
-    "gpu-temperature",
-    "Under load each GPU stays clear of the temperature at which it slows itself down.",
-    _row(
-        _margins,
-        _coolest,
-        Bound(
-            "margin_c",
-            "is {margin_c:g} \u00b0C {when} from the temperature at which it slows down",
-            "see the cooling of that machine",
-            bound=_NEAR_C,
-            is_beyond=operator.lt,
-            status=Status.WARN,
-            unit="\u00b0C",
-        ),
-    ),
-    needs=Needs.LOAD,
-    limit_s=load_limit_s,
-)
-PCIE = _table(
-    "gpu-pcie",
-    "The way from the processor to each GPU is as wide and as fast under load as card and slot allow.",
-    _row(
-        _under_load,
-        "PCIe as wide and as fast as it can be",
-        Bound(
-            "pcie_width",
-            "has {pcie_width:g} of {pcie_width_max:g} PCIe lanes under load",
-            "drain this node: have the card, its slot and its riser seen to",
-            bound="pcie_width_max",
-            is_beyond=_is_less,
+def _pcie(one: Watched) -> Trouble | None:
+    """By the greatest values that were seen, of which 0 is none, and by how much counters grew."""
+    lanes, most_lanes, generation, latest = (
+        one.most(name) or 0 for name in ("pcie_width", "pcie_width_max", "pcie_gen", "pcie_gen_max")
+    )
+    replays = one.growth("pcie_replays") or 0
+    if 0 < lanes < most_lanes:
+        return Trouble(
+            gpu=one.index,
+            text=f"has {lanes:g} of {most_lanes:g} PCIe lanes under load",
+            measured=lanes,
+            expected=most_lanes,
             unit="lanes",
-        ),
-        Bound(
-            "pcie_gen",
-            "is at PCIe generation {pcie_gen:g} under load, and could be at {pcie_gen_max:g}",
-            "see the BIOS of that machine, and the card's slot",
-            bound="pcie_gen_max",
-            is_beyond=_is_less,
+            action="drain this node: have the card, its slot and its riser seen to",
+        )
+    if 0 < generation < latest:
+        return Trouble(
+            gpu=one.index,
+            text=f"is at PCIe generation {generation:g} under load, and could be at {latest:g}",
             status=Status.WARN,
-        ),
-        Bound(
-            "pcie_replays",
-            "had to send {pcie_replays:g} PCIe packets again during our tests",
-            bound=_MANY_REPLAYS,
-            status=Status.WARN,
-            unit="replays",
-        ),
-    ),
-    needs=Needs.LOAD,
-    limit_s=load_limit_s,
-)
+            measured=generation,
+            expected=latest,
+            action="see the BIOS of that machine, and the card's slot",
+        )
+    text = f"had to send {replays:g} PCIe packets again during our tests"
+    bad = Trouble(
+        gpu=one.index, text=text, status=Status.WARN, measured=replays, expected=_MANY_REPLAYS, unit="replays"
+    )
+    return bad if replays > _MANY_REPLAYS else None
 
 
-# -- what is more than a bound ----------------------------------------------------------------
+# -- how many there are, and whether they are whole ---------------------------------------------
 
 
 @check("gpu-count", Where.GPU, limit_s=facts_limit_s)
