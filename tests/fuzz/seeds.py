@@ -256,7 +256,7 @@ def _gpu_answer() -> Iterator[str]:
     }
     yield json.dumps({"trouble": "", "gpus": [watched]})
     for line in (
-        {"stage": "gemm", "at": 1.5}, {"facts": {"torch": "2"}}, {"measure": ["gemm", 1.5, "TFLOP/s"]}, {"done": True},
+        {"stage": "gemm"}, {"facts": {"torch": "2"}}, {"measure": ["gemm", 1.5, "TFLOP/s"]}, {"done": True},
         {"checksum": "ab", "repeats": 3, "different": 0}, {"patterns": {"bytes": 1, "wrong": 0}}, {"error": "x", "kind": "import"},
         {"collective": {"good": True}, "lines": ["Using network IB"]}, {"peers": {"rate": 1.5, "why": "", "size": 2, "good": True}},
     ):  # fmt: skip

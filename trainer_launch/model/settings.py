@@ -248,7 +248,7 @@ class Settings:
     )
     threshold: str | None = _option(
         None,
-        description="limits for passing: gemm, hbm, pcie and nccl as shares of the reference, peers as a share of "
+        description="limits for passing: gemm, hbm and pcie as shares of the reference, peers as a share of "
         "the peers' median, pair as a share of all pairs' median, pair-mbps in MB/s; as in pair=0.3",
     )
     reference: str | None = _option(

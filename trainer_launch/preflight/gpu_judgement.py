@@ -84,7 +84,8 @@ def _groups(
     groups = grouped(((one.name, one.model, one.unit), (node, one)) for node, one in pairs)
     for (name, model, _), members in groups.items():
         kind = kind_of(name)
-        yield kind, model, _cards(kind, members, table.of(members[0][1]), shares)
+        if kind is not None:
+            yield kind, model, _cards(kind, members, table.of(members[0][1]), shares)
 
 
 def _cards(
@@ -157,8 +158,7 @@ def _of_node(
 ) -> Finding:
     worst = min(cards, key=lambda card: card.measure.value)
     one = worst.measure
-    gpus = [card.measure.gpu for card in cards if card.measure.gpu is not None]
-    where = f"{name}, GPU {', '.join(map(str, gpus))}" if gpus and not is_whole else name
+    where = name if is_whole else f"{name}, GPU {', '.join(str(card.measure.gpu) for card in cards)}"
     parts = [f"{worst.of_peers:.0%} of what the others of its model do"] if worst.of_peers is not None else []
     if worst.of_reference is not None and reference is not None:
         parts.insert(0, f"{worst.of_reference:.0%} of the reference {reference.value:g}")
@@ -166,7 +166,7 @@ def _of_node(
         check=kind.name,
         status=status,
         fault=Fault.NODE if status is Status.FAIL else None,
-        scope=Scope.NODE if is_whole or not gpus else Scope.GPU,
+        scope=Scope.NODE if is_whole else Scope.GPU,
         subject=where,
         text=f"{where} delivers {one.value:.4g} {one.unit} ({one.name}, {one.model or 'unknown model'}): "
         f"{' and '.join(parts)}",
@@ -233,8 +233,7 @@ def _well(
 
 
 def _evidence(card: _Card, name: str) -> str:
-    gpu = "" if card.measure.gpu is None else f", GPU {card.measure.gpu}"
-    return f"{name}{gpu}: {card.measure.value:.4g} {card.measure.unit}"
+    return f"{name}, GPU {card.measure.gpu}: {card.measure.value:.4g} {card.measure.unit}"
 
 
 def _median(measures: Iterable[Measure]) -> float:

@@ -156,20 +156,17 @@ _CARD = (
 )
 _MEMORY = "see that card's memory: ECC errors and remapped rows (nvidia-smi -q -d ECC)"
 _PCIE = "see that card's PCIe generation and width under load"
-_NVLINK = "see that card's NVLink state (nvidia-smi nvlink -s) and what NCCL chose"
 KINDS = (
     Kind("gemm", "No GPU multiplies matrices slowly.", ("gemm",), 0.85, 0.93, _CARD),
     Kind("hbm", "No GPU copies slowly in its own memory.", ("hbm",), 0.90, 0.93, _MEMORY),
-    Kind("pcie", "No GPU copies slowly from and to the host.", ("h2d", "d2h", "pcie"), 0.85, 0.90, _PCIE),
-    Kind("nccl", "No GPU reduces slowly with NCCL.", ("nccl",), 0.85, 0.90, _NVLINK),
+    Kind("pcie", "No GPU copies slowly from and to the host.", ("h2d", "d2h"), 0.85, 0.90, _PCIE),
 )
-_OTHER = Kind("measures", "", ("",), 0.85, 0.90, _CARD)
 NAMES = (*(kind.name for kind in KINDS), PEERS, PAIR, PAIR_MBPS)
 
 
-def kind_of(name: str) -> Kind:
-    """How a measure of this name is judged."""
-    return next((kind for kind in KINDS if name.startswith(kind.measures)), _OTHER)
+def kind_of(name: str) -> Kind | None:
+    """How a measure of this name is judged; None: it is not."""
+    return next((kind for kind in KINDS if name.startswith(kind.measures)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def gpu_answer(data: bytes) -> None:
     """What the children that look at GPUs print."""
     facts = bench_results.facts_of(data)
     for gpu in facts.gpus:
-        assert isinstance(gpu.uuid + gpu.model + gpu.label, str)
+        assert isinstance(gpu.uuid + gpu.model, str)
     bench_results.visible(facts.gpus, "0,GPU-1")
     _, watched = bench_results.watched_of(data)
     for one in watched.values():

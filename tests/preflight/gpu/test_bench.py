@@ -195,9 +195,7 @@ def test_what_cannot_be_read_is_nothing(said: bytes) -> None:
 
 
 def test_what_torch_is_told_of_the_network_is_nccls_own_log() -> None:
-    said = lines(
-        {"collective": {"seconds": 0.5, "good": True}, "lines": ["NCCL INFO Using network IB"]}, {"done": True}
-    )
+    said = lines({"collective": {"good": True}, "lines": ["NCCL INFO Using network IB"]}, {"done": True})
     assert facts.benched(0, "", said, ENDED).network == "IB"
 
 
@@ -208,8 +206,8 @@ from trainer_launch.preflight.children import gpu_bench
 class Device(str):  # torch takes it for the CPU, the bench for a GPU
     def __eq__(self, other): return str(other) in ("cuda", "cpu")
     __hash__ = str.__hash__
-card = types.SimpleNamespace(name="NVIDIA H200", uuid="1234", major=9, minor=0)
-cuda = dict(is_available=lambda: True, get_device_properties=lambda index: card, get_arch_list=lambda: ["sm_90"],
+card = types.SimpleNamespace(name="NVIDIA H200", uuid="1234")
+cuda = dict(is_available=lambda: True, get_device_properties=lambda index: card,
             synchronize=lambda: None, mem_get_info=lambda: (1 << 24, 1 << 24), empty_cache=lambda: None)
 for name, value in cuda.items():
     setattr(torch.cuda, name, value)
@@ -239,12 +237,8 @@ def test_what_is_only_done_with_cuda_runs_too() -> None:
     )
     found = facts.benched(0, "", ended.stdout, ENDED)
     assert (found.ending, found.why) == (Ending.DONE, "")
-    assert (found.facts["model"], found.facts["capability"], found.facts["built_for"]) == (
-        "NVIDIA H200",
-        "sm_90",
-        "sm_90",
-    )
+    assert found.facts["model"] == "NVIDIA H200"
     assert found.uuid == "1234"
     assert found.network == "IB"
     assert [line.partition(" INFO ")[2][:6] for line in found.lines] == ["NET/IB", "Using "]
-    assert [name for name, _ in found.stages][-2:] == ["nccl", "end"]
+    assert found.stage == "end"

@@ -55,12 +55,12 @@ FAULTS: dict[str, tuple[Change, list[tuple[str, str, str]]]] = {
     "remap pending": (card(2, remapped=[0, 1, 1, 0]), [("gpu-remap", NODE, "GPU 2")]),
     "remap failed": (card(2, remapped=[0, 9, 0, 1]), [("gpu-remap", NODE, "GPU 2")]),
     "retired pages pending": (
-        card(0, remapped={"error": 3}, retired=[1], retired_pending=1),
+        card(0, remapped={"error": 3}, retired_pending=1),
         [("gpu-remap", NODE, "GPU 0")],
     ),
     "recovery action": (card(3, recovery=2), [("gpu-recovery", NODE, "GPU 3")]),
     "lost": (
-        lambda told: told["gpus"].__setitem__(1, told["gpus"][1] | {"power": {"error": 15}}),
+        lambda told: told["gpus"].__setitem__(1, told["gpus"][1] | {"temperature": {"error": 15}}),
         [("gpu-recovery", NODE, "GPU 1")],
     ),
     "MIG left on": (card(0, mig=1), [("gpu-mig", NODE, "GPU 0")]),
@@ -136,7 +136,7 @@ def test_healthy_cards_at_their_power_limit_give_no_warning(level: str, tmp_path
     assert ("gpu-load" in {one.check for one in found}) is (level != "quick")
 
 
-UNTOLD = ("ecc", "uncorrected", "corrected", "uncorrected_ever", "remapped", "nvlinks", "mig", "margin", "fabric")
+UNTOLD = ("uncorrected", "uncorrected_ever", "remapped", "nvlinks", "mig", "margin", "fabric")
 
 
 def test_what_a_card_or_a_driver_does_not_tell_is_no_fault(tmp_path: Path) -> None:

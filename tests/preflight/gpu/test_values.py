@@ -21,7 +21,7 @@ from trainer_launch.preflight.cluster.node_facts import NCCL, differences
 from trainer_launch.preflight.gpu import facts as bench_results
 from trainer_launch.preflight.gpu import load_checks
 from trainer_launch.preflight.gpu.devices import Cards, Load
-from trainer_launch.preflight.gpu.facts import Fact, Gpu, State, numbered, visible
+from trainer_launch.preflight.gpu.facts import Fact, State, numbered, visible
 
 JSON = some.recursive(
     some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=5),
@@ -64,7 +64,6 @@ def test_the_job_sees_what_the_variable_shows(shown: str | None, indices: list[i
 def test_numbers_are_told_in_ranges() -> None:
     assert numbered([3]) == "GPU 3"
     assert numbered([7, 0, 1, 2]) == "GPUs 0-2, 7"
-    assert Gpu(index=3).label == "GPU 3"
 
 
 def test_models_driver_and_the_nccl_that_is_loaded_are_told() -> None:

@@ -31,7 +31,7 @@ _REDUCTIONS = 5
 _COPY_S = {"cuda": 0.1, "cpu": 0.005}
 _SHARE = 0.95  # of the memory that is free
 _PATTERNS = (0x55555555, -0x55555556)  # its complement
-_LIBRARY = re.compile(r"\S*/(libnccl|librccl|libcublas)\.so[^/\s]*$", re.MULTILINE)
+_LIBRARY = re.compile(r"\S*/(libnccl|libcublas)\.so[^/\s]*$", re.MULTILINE)
 _NCCL_LINE = re.compile(r"NCCL (?:INFO|version|WARN).*")
 _MAX_LINES = 60
 _NCCL_NETS = ("network", "NET/", "NET plugin", "NCCL version", "WARN")
@@ -58,7 +58,6 @@ class Bench:
 
     def __init__(self, out: int, device: str, level: str, peers: str = "0:1:") -> None:
         self._out, self._device, self._level = out, device, level
-        self._began = time.monotonic()
         rank, size, self._folder = peers.split(":", 2)
         self._rank, self._size = int(rank), int(size)
         self._backend = "nccl" if device == "cuda" else "gloo"
@@ -93,7 +92,7 @@ class Bench:
             self._say(error=f"{type(problem).__name__}: {problem}"[:600], kind="failed")
 
     def _begin(self, stage: str) -> None:
-        self._say(stage=stage, at=round(time.monotonic() - self._began, 3))
+        self._say(stage=stage)
 
     def _say(self, **values: Any) -> None:
         os.write(self._out, json.dumps(values).encode() + b"\n")
@@ -110,8 +109,6 @@ class Bench:
                 raise RuntimeError(f"torch {torch.__version__}, built {built}, sees no GPU")
             properties = torch.cuda.get_device_properties(0)
             told |= {"model": properties.name, "uuid": str(getattr(properties, "uuid", ""))}
-            told["capability"] = f"sm_{properties.major}{properties.minor}"
-            told["built_for"] = " ".join(torch.cuda.get_arch_list())
         torch.zeros(1, device=self._device)
         self._sync()
         self._say(facts=told | libraries())
@@ -195,15 +192,11 @@ class Bench:
         """One rank alone: the library is loaded, finds its network and its device, and adds right."""
         import torch.distributed as dist
 
-        began = time.perf_counter()
         dist.init_process_group(self._backend, store=dist.HashStore(), rank=0, world_size=1)
         sent = self._torch.full((1 << 18,), 3.0, device=self._device)
         dist.all_reduce(sent)
         self._sync()
-        took_s = time.perf_counter() - began
-        self._say(
-            collective={"seconds": round(took_s, 3), "good": bool((sent == 3.0).all())}, lines=list(told(aside))
-        )
+        self._say(collective={"good": bool((sent == 3.0).all())}, lines=list(told(aside)))
 
     def _peers(self) -> None:
         """All GPUs of the node together: every number of a sum is right, and how fast a large one is."""
@@ -254,7 +247,7 @@ def libraries() -> dict[str, str]:
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         loaded = {found[1]: found[0] for found in _LIBRARY.finditer(file.read())}
     versions = {}
-    for name, ask in (("libnccl", nccl_version), ("librccl", nccl_version), ("libcublas", cublas_version)):
+    for name, ask in (("libnccl", nccl_version), ("libcublas", cublas_version)):
         with contextlib.suppress(OSError, AttributeError):
             if name in loaded:
                 versions[name[len("lib") :]] = ask(ctypes.CDLL(loaded[name]))

@@ -30,10 +30,8 @@ _NVLINK_SPEED, _NVLINK_SPEED_COMMON = 164, 90
 _NVLINK_ERRORS = (161, 162, 163)  # replay, recovery, CRC
 _OLD_NVLINK_ERRORS = (0, 1, 2, 3)  # replay, recovery, CRC of flits and of data
 _MAX_LINKS = 18
-_SM, _MEMORY = 1, 2  # clocks
-_CORRECTED, _UNCORRECTED, _VOLATILE, _AGGREGATE = 0, 1, 0, 1
-_SHUTDOWN, _SLOWDOWN = 0, 1  # temperatures
-_CAUSES_OF_RETIREMENT = (0, 1)
+_UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
+_SLOWDOWN = 1  # a temperature
 _VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a field, by its type
 _LIMIT_S = 60
 _XID = re.compile(r"^[^;]*?,[^;]*?,(\d+)[^;]*;NVRM: Xid \(PCI:([0-9A-Fa-f:]+)[^)]*\): (\d+)")
@@ -76,7 +74,6 @@ def told(nvml: Any) -> dict[str, Any]:
         return {
             "trouble": "",
             "driver": fact(nvml, lambda: text(nvml.nvmlSystemGetDriverVersion())),
-            "cuda": fact(nvml, lambda: nvml.nvmlSystemGetCudaDriverVersion()),
             "gpus": gpus,
             "log": earlier_xids(),
         }
@@ -130,30 +127,16 @@ def readings(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
     return {
         "name": lambda: text(nvml.nvmlDeviceGetName(handle)),
         "uuid": lambda: text(nvml.nvmlDeviceGetUUID(handle)),
-        "serial": lambda: text(nvml.nvmlDeviceGetSerial(handle)),
-        "vbios": lambda: text(nvml.nvmlDeviceGetVbiosVersion(handle)),
-        "minor": lambda: nvml.nvmlDeviceGetMinorNumber(handle),
         "pci": lambda: pci(nvml, handle),
-        "numa": lambda: numa(pci(nvml, handle)),
         "recovery": lambda: field(nvml, handle, _RECOVERY_ACTION),
-        "ecc": lambda: nvml.nvmlDeviceGetEccMode(handle)[0],
         "ecc_uncorrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _VOLATILE),
-        "ecc_corrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _CORRECTED, _VOLATILE),
         "ecc_uncorrected_ever": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _AGGREGATE),
-        "ecc_corrected_ever": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _CORRECTED, _AGGREGATE),
         "remapped": lambda: list(nvml.nvmlDeviceGetRemappedRows(handle)),
-        "retired": lambda: sum(
-            len(nvml.nvmlDeviceGetRetiredPages(handle, cause)) for cause in _CAUSES_OF_RETIREMENT
-        ),
         "retired_pending": lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle),
         "mig": lambda: nvml.nvmlDeviceGetMigMode(handle)[0],
         "persistence": lambda: nvml.nvmlDeviceGetPersistenceMode(handle),
         "memory_total": lambda: memory(nvml, handle).total,
         "memory_used": lambda: memory(nvml, handle).used,
-        "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
-        "sm_mhz_max": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, _SM),
-        "memory_mhz_max": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, _MEMORY),
-        "shutdown_c": lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, _SHUTDOWN),
         "slowdown_c": lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, _SLOWDOWN),
         "nvlinks": lambda: nvlinks(nvml, handle),
         "nvlink_mbps": lambda: nvlink_mbps(nvml, handle),
@@ -166,9 +149,6 @@ def moving(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
     """What changes under load."""
     return {
         "clock_reasons": lambda: clock_reasons(nvml, handle),
-        "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, _SM),
-        "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, _MEMORY),
-        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
         "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, 0),
         "margin_c": lambda: nvml.nvmlDeviceGetMarginTemperature(handle),
         "pcie_gen": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
@@ -189,12 +169,6 @@ def pci(nvml: Any, handle: Any) -> str:
     """The address on the bus, as the kernel writes it."""
     domain, _, rest = text(nvml.nvmlDeviceGetPciInfo(handle).busId).lower().partition(":")
     return f"{domain[-4:]}:{rest}"
-
-
-def numa(address: str) -> int:
-    """The NUMA node of its slot; -1: the kernel knows none."""
-    with open(f"/sys/bus/pci/devices/{address}/numa_node", encoding="ascii") as file:
-        return int(file.read())
 
 
 def field(nvml: Any, handle: Any, number: int, link: int | None = None) -> Any:
@@ -364,7 +338,6 @@ class WatchedGpu:
             self._see(name, self._reads[name])
         return {
             "index": self._index,
-            "uuid": fact(self._nvml, lambda: text(self._nvml.nvmlDeviceGetUUID(self._handle))),
             "busy": self._busy,
             "xids": ["known", self._events] if self._event_set[0] == "known" else self._event_set,
             "reasons": {str(bit): count for bit, count in self._reasons.items()},

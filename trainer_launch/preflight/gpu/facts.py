@@ -61,11 +61,6 @@ class Gpu:
         return found.value if found.is_known else default
 
     @property
-    def label(self) -> str:
-        """For people."""
-        return f"GPU {self.index}"
-
-    @property
     def uuid(self) -> str:
         """Which card it is, wherever it is put; empty where it is not told."""
         return str(self.value("uuid", ""))
@@ -223,7 +218,6 @@ class Benched:
     ending: Ending = Ending.NOT_RUN
     why: str = ""
     stage: str = ""  # the last one that was begun
-    stages: tuple[tuple[str, float], ...] = ()  # all of them, and when each was begun, in seconds
     facts: Mapping[str, str] = field(default_factory=dict)  # torch, cuda, nccl, cublas, model ...
     figures: tuple[tuple[str, float, str], ...] = ()  # name, value, unit
     checksum: str = ""
@@ -270,8 +264,7 @@ def benched(gpu: int, uuid: str, said: bytes, seen: Limits) -> Benched:
 
 def _with(made: Benched, told: Any) -> Benched:
     if "stage" in told:
-        stage, at_s = str(told["stage"])[:60], float(told.get("at", 0.0))
-        return replace(made, stage=stage, stages=(*made.stages, (stage, at_s)))
+        return replace(made, stage=str(told["stage"])[:60])
     if "facts" in told:
         facts = {str(name)[:60]: str(value)[:300] for name, value in told["facts"].items()}
         return replace(made, facts=MappingProxyType(facts), uuid=made.uuid or facts.get("uuid", ""))

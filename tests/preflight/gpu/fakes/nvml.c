@@ -22,7 +22,6 @@ static int card, n_events;
 int nvmlInitWithFlags(unsigned flags) { return SUCCESS; }
 int nvmlShutdown(void) { return SUCCESS; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { return snprintf(text, size, "550.54.15"), SUCCESS; }
-int nvmlSystemGetCudaDriverVersion(int *version) { return *version = 12040, SUCCESS; }
 int nvmlDeviceGetCount_v2(unsigned *count) { return *count = 1, SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device) { return *device = &card, SUCCESS; }
 int nvmlDeviceGetName(Device d, char *text, unsigned size) { return snprintf(text, size, "NVIDIA H200"), SUCCESS; }
@@ -30,7 +29,6 @@ int nvmlDeviceGetUUID(Device d, char *text, unsigned size) { return snprintf(tex
 int nvmlDeviceGetPciInfo_v3(Device d, struct Pci *pci) {
   return snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:9B:00.0"), SUCCESS;
 }
-int nvmlDeviceGetEccMode(Device d, unsigned *now, unsigned *next) { return *now = *next = 1, SUCCESS; }
 int nvmlDeviceGetTotalEccErrors(Device d, unsigned kind, unsigned counter, unsigned long long *count) {
   return *count = 100 + 10 * kind + counter, SUCCESS;
 }
@@ -39,7 +37,6 @@ int nvmlDeviceGetRemappedRows(Device d, unsigned *corrected, unsigned *uncorrect
 }
 int nvmlDeviceGetRetiredPagesPendingStatus(Device d, unsigned *pending) { return NOT_SUPPORTED; }
 int nvmlDeviceGetMigMode(Device d, unsigned *now, unsigned *next) { return *now = 0, *next = 1, SUCCESS; }
-int nvmlDeviceGetPersistenceMode(Device d, unsigned *mode) { return *mode = 1, SUCCESS; }
 int nvmlDeviceGetMemoryInfo_v2(Device d, struct Memory *memory) {
   if (memory->version != (sizeof *memory | 2u << 24)) return INVALID;
   return memory->total = 150754820096ULL, memory->used = 4194304, SUCCESS;
@@ -51,10 +48,6 @@ int nvmlDeviceGetMarginTemperature(Device d, struct Margin *margin) {
   if (margin->version != (sizeof *margin | 1u << 24)) return INVALID;
   return margin->margin = 24, SUCCESS;
 }
-int nvmlDeviceGetClockInfo(Device d, unsigned kind, unsigned *mhz) { return *mhz = kind == 1 ? 1440 : 3201, SUCCESS; }
-int nvmlDeviceGetMaxClockInfo(Device d, unsigned kind, unsigned *mhz) { return *mhz = kind == 1 ? 1980 : 3201, SUCCESS; }
-int nvmlDeviceGetPowerUsage(Device d, unsigned *mw) { return *mw = 694000, SUCCESS; }
-int nvmlDeviceGetEnforcedPowerLimit(Device d, unsigned *mw) { return *mw = 700000, SUCCESS; }
 int nvmlDeviceGetCurrPcieLinkGeneration(Device d, unsigned *gen) { return *gen = 5, SUCCESS; }
 int nvmlDeviceGetMaxPcieLinkGeneration(Device d, unsigned *gen) { return *gen = 5, SUCCESS; }
 int nvmlDeviceGetCurrPcieLinkWidth(Device d, unsigned *width) { return *width = 8, SUCCESS; }

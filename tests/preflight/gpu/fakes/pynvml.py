@@ -64,20 +64,13 @@ def nvmlSystemGetDriverVersion():
     return asked("driver")
 
 
-def nvmlSystemGetCudaDriverVersion():
-    return asked("cuda")
-
-
 def nvmlDeviceGetPciInfo(gpu):
     return SimpleNamespace(busId=asked("pci", gpu))
 
 
-def nvmlDeviceGetEccMode(gpu):
-    return [asked("ecc", gpu)] * 2
-
-
 def nvmlDeviceGetTotalEccErrors(gpu, kind, counter):
-    return asked(("corrected", "uncorrected")[kind] + ("", "_ever")[counter], gpu)
+    assert kind == 1
+    return asked("uncorrected" + ("", "_ever")[counter], gpu)
 
 
 def nvmlDeviceGetMigMode(gpu):
@@ -92,20 +85,9 @@ def nvmlDeviceGetMemoryInfo(gpu, version=None):
     return SimpleNamespace(total=asked("memory_total", gpu), used=used)
 
 
-def nvmlDeviceGetRetiredPages(gpu, cause):
-    return asked("retired", gpu)
-
-
-def nvmlDeviceGetClockInfo(gpu, kind):
-    return asked(f"mhz_{kind}", gpu)
-
-
-def nvmlDeviceGetMaxClockInfo(gpu, kind):
-    return asked(f"mhz_max_{kind}", gpu)
-
-
 def nvmlDeviceGetTemperatureThreshold(gpu, kind):
-    return asked(("shutdown", "slowdown")[kind], gpu)
+    assert kind == 1
+    return asked("slowdown", gpu)
 
 
 def nvmlDeviceGetTemperature(gpu, sensor):
@@ -159,14 +141,9 @@ def nvmlEventSetWait_v2(event_set, wait_ms):
 _PLAIN = {
     "nvmlDeviceGetName": "name",
     "nvmlDeviceGetUUID": "uuid",
-    "nvmlDeviceGetSerial": "serial",
-    "nvmlDeviceGetVbiosVersion": "vbios",
-    "nvmlDeviceGetMinorNumber": "minor",
     "nvmlDeviceGetRemappedRows": "remapped",
     "nvmlDeviceGetRetiredPagesPendingStatus": "retired_pending",
     "nvmlDeviceGetPersistenceMode": "persistence",
-    "nvmlDeviceGetEnforcedPowerLimit": "power_limit",
-    "nvmlDeviceGetPowerUsage": "power",
     "nvmlDeviceGetMarginTemperature": "margin",
     "nvmlDeviceGetCurrPcieLinkGeneration": "pcie_gen",
     "nvmlDeviceGetMaxPcieLinkGeneration": "pcie_gen_max",
