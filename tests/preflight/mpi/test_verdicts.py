@@ -13,7 +13,7 @@ from tests.ports import free_port
 from trainer_launch.model import Member, PortRange
 from trainer_launch.model.findings import Fault, Status
 from trainer_launch.preflight.mpi import host_queries, launcher_checks
-from trainer_launch.preflight.mpi.host_queries import Answer, Question, Refusal, Stage, refusal
+from trainer_launch.preflight.mpi.host_queries import Answer, Refusal, Stage, refusal, script_command
 
 TOKEN = "t0k3n"
 GOOD = Answer(
@@ -37,9 +37,9 @@ def changed(**fields) -> Answer:
 # -- the script and its answer ----------------------------------------------------------------
 
 
-def ask(tmp_path: Path, question: Question, *before: str, path: str | None = None) -> Answer:
+def ask(command: str, *before: str, path: str | None = None) -> Answer:
     """Run the script by a shell here, as sshd would."""
-    text = "\n".join([*before, question.command("w-0")])
+    text = "\n".join([*before, command])
     done = subprocess.run(
         ["sh", "-c", text], env={"PATH": path or "/usr/bin:/bin"}, capture_output=True, text=True, timeout=120
     )
@@ -56,9 +56,7 @@ def test_the_script_tells_what_is_there(tmp_path: Path) -> None:
     tools = tmp_path / "a folder"
     fake(tools, "mpirun", "mpirun (Open MPI) 4.1.4")
     fake(tools, "orted", "")
-    answer = ask(
-        tmp_path, Question(token=TOKEN, mpirun="mpirun", daemons=("orted", "prted")), path=f"{tools}:/usr/bin:/bin"
-    )
+    answer = ask(script_command(TOKEN, "w-0", "mpirun", ("orted", "prted")), path=f"{tools}:/usr/bin:/bin")
     assert (answer.began, answer.ended, answer.noise) == (True, True, ())
     assert (answer.mpirun, answer.version) == (str(tools / "mpirun"), "4.1.4")
     assert answer.daemons == {"orted": str(tools / "orted")}
@@ -69,20 +67,20 @@ def test_the_script_tells_what_is_there(tmp_path: Path) -> None:
 def test_the_script_bears_that_nothing_is_there(tmp_path: Path) -> None:
     (tmp_path / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
     (tmp_path / "env").symlink_to(shutil.which("env") or "/usr/bin/env")
-    question = Question(token=TOKEN, mpirun="no mpirun", daemons=("orted",), addresses=("127.0.0.1",), port=9)
-    answer = ask(tmp_path, question, path=str(tmp_path))
+    command = script_command(TOKEN, "w-0", "no mpirun", ("orted",), ("127.0.0.1",), 9)
+    answer = ask(command, path=str(tmp_path))
     assert answer.ended
     assert (answer.mpirun, answer.version, dict(answer.daemons), answer.cpus) == (None, None, {}, None)
     assert "neither python3 nor bash" in answer.calls["127.0.0.1"]
 
 
-def test_the_script_says_why_it_cannot_call_back(tmp_path: Path) -> None:
-    question = Question(token=TOKEN, mpirun="x", daemons=(), addresses=("127.0.0.1",), port=9)
-    assert "refused" in ask(tmp_path, question).calls["127.0.0.1"]
+def test_the_script_says_why_it_cannot_call_back() -> None:
+    command = script_command(TOKEN, "w-0", "x", (), ("127.0.0.1",), 9)
+    assert "refused" in ask(command).calls["127.0.0.1"]
 
 
-def test_what_a_login_shell_prints_is_told_apart(tmp_path: Path) -> None:
-    answer = ask(tmp_path, Question(token=TOKEN, mpirun="x", daemons=()), "echo Welcome", "echo")
+def test_what_a_login_shell_prints_is_told_apart() -> None:
+    answer = ask(script_command(TOKEN, "w-0", "x", ()), "echo Welcome", "echo")
     assert answer.noise == ("Welcome",)
     assert answer.ended
 

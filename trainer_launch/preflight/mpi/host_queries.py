@@ -19,14 +19,16 @@ from pathlib import PurePosixPath
 
 from trainer_launch.host.deadline_subprocess import Ended, run
 from trainer_launch.host.network import free_port, is_here, listen, route_to
-from trainer_launch.model import Endpoint, Job, Member, PortRange
+from trainer_launch.model import Endpoint, Member, PortRange
 from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.settings import Settings
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.mpirun_command import INTEL, OPEN_MPI, Dialect, recognised
 from trainer_launch.mpi.ssh_client import Client, prepared
+from trainer_launch.planning.reading import ports_of
 from trainer_launch.planning.typed_mpirun import Typed
-from trainer_launch.preflight.check import at_once
+from trainer_launch.preflight.check import Subject, at_once
 from trainer_launch.preflight.thresholds import Thresholds
 
 _SHOWN = 200
@@ -71,21 +73,13 @@ say end
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S{0,20}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is asked of a host."""
-
-    token: str
-    mpirun: str  # as typed
-    daemons: Sequence[str]
-    addresses: Sequence[str] = ()  # of the launcher, to call back
-    port: int = 0
-
-    def command(self, host: str) -> str:
-        """The command line for the host's shell."""
-        words = [self.mpirun, " ".join(self.daemons), str(self.port), f"{self.token} {host}", *self.addresses]
-        args = " ".join(map(shlex.quote, words))
-        return f"exec env T={shlex.quote(self.token)} sh -c {shlex.quote(_SCRIPT)} sh {args}"
+def script_command(
+    token: str, host: str, mpirun: str, daemons: Sequence[str], addresses: Sequence[str] = (), port: int = 0
+) -> str:
+    """The command line for the host's shell; the host calls back `port` at these addresses of the launcher."""
+    words = [mpirun, " ".join(daemons), str(port), f"{token} {host}", *addresses]
+    args = " ".join(map(shlex.quote, words))
+    return f"exec env T={shlex.quote(token)} sh -c {shlex.quote(_SCRIPT)} sh {args}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,17 +300,12 @@ _NEW_OPEN_MPI = 5
 class Launcher:
     """What is known before any host was asked."""
 
-    job: Job
-    env: Mapping[str, str]
+    subject: Subject
+    settings: Settings
     folder: str  # private and new
     typed: Typed  # of which nothing but the program is known where ranks are started without MPI
-    has_command: bool = True  # that is to be run; without one nobody knows which mpirun it will use
-    port: int | None = None  # of the hosts' sshd
-    check_host_keys: bool = True
-    ports: PortRange | None = None  # what may be listened on here
-    deadline_s: float = 0.0  # for hosts to come
-    thresholds: Thresholds = field(default_factory=Thresholds)  # of pairs
-    with_ring: bool = True
+    deadline_s: float  # for hosts to come
+    thresholds: Thresholds  # of pairs
 
     @property
     def mpirun(self) -> str | None:
@@ -326,7 +315,7 @@ class Launcher:
     @property
     def members(self) -> Sequence[Member]:
         """The hosts."""
-        return self.job.members or ()
+        return self.subject.job.members or ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,11 +353,11 @@ def look(launcher: Launcher) -> Hosts:
     """Look at all hosts, to the end of the deadline at most if some are not there."""
     try:
         client = prepared(
-            launcher.job,
+            launcher.subject.job,
             f"{launcher.folder}/ssh",
-            port=launcher.port,
-            check_host_keys=launcher.check_host_keys,
-            path=launcher.env.get("PATH"),
+            port=launcher.settings.ssh_port,
+            check_host_keys=not launcher.settings.insecure_host_keys,
+            path=launcher.subject.env.get("PATH"),
         )
     except LaunchError as problem:
         return Hosts(launcher=launcher, trouble=problem)
@@ -377,18 +366,13 @@ def look(launcher: Launcher) -> Hosts:
     there = [host for host in hosts if host not in stuck]
     dialect, own = _own(launcher)
     token = secrets.token_hex(12)
-    listener = CallbackListener(token, launcher.ports)
+    listener = CallbackListener(token, ports_of(launcher.settings))
     try:
-        question = Question(
-            token=token,
-            mpirun=launcher.mpirun or "-",
-            daemons=own.daemons,
-            addresses=ways_back(there, _source_to),
-            port=listener.port,
-        )
+        addresses = ways_back(there, _source_to)
 
         def asked(host: str) -> Ended:
-            return run(argv_on(host, question.command(host), client), launcher.env, _ASK_S)
+            command = script_command(token, host, launcher.mpirun or "-", own.daemons, addresses, listener.port)
+            return run(argv_on(host, command, client), launcher.subject.env, _ASK_S)
 
         told = at_once(there, asked, AT_ONCE)
     finally:
@@ -445,12 +429,13 @@ def _wait(hosts: Sequence[str], port: int, deadline_s: float) -> dict[str, Refus
 
 def _own(launcher: Launcher) -> tuple[Dialect | None, Own]:
     """The launcher's mpirun, and what it starts on other hosts."""
-    path = launcher.env.get("PATH")
+    env = launcher.subject.env
+    path = env.get("PATH")
     found = shutil.which(launcher.mpirun, path=path) if launcher.mpirun else None
     if found is None or launcher.mpirun is None:
         nothing = Own(mpirun=launcher.mpirun or "", version=None, daemons=(), daemon=None)
-        return None, replace(nothing, is_here=False, is_needed=launcher.has_command)
-    said = run((found, "--version"), launcher.env, _VERSION_S)
+        return None, replace(nothing, is_here=False, is_needed=launcher.subject.command is not None)
+    said = run((found, "--version"), env, _VERSION_S)
     dialect = recognised(said.out + said.err)
     daemons = _daemons(dialect)
     if "/" in launcher.mpirun:  # it starts what lies beside itself

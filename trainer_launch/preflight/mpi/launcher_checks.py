@@ -18,7 +18,6 @@ from trainer_launch.planning import typed_mpirun
 from trainer_launch.planning.command import Command
 from trainer_launch.planning.horovodrun_options import is_horovodrun, split_command
 from trainer_launch.planning.mpi_launch_spec import KUBEXEC
-from trainer_launch.planning.reading import ports_of
 from trainer_launch.planning.typed_mpirun import Typed
 from trainer_launch.preflight.check import Check, Subject, Where, check
 from trainer_launch.preflight.mpi.host_queries import (
@@ -33,7 +32,6 @@ from trainer_launch.preflight.mpi.host_queries import (
 from trainer_launch.preflight.thresholds import Thresholds
 
 _SHOWN = 5
-_WITHOUT_RING = ("container", "quick")
 _ACTION_CALLBACK = (
     "let the workers connect to the launcher on any port: see NetworkPolicies, the mesh's sidecars, and firewalls"
 )
@@ -58,17 +56,12 @@ def findings(
         return (mpi_hosts.skipped(why),)
     folder = private_folder()
     launcher = Launcher(
-        job=subject.job,
-        env=subject.env,
+        subject=subject,
+        settings=settings,
         folder=folder,
         typed=_typed(subject.command),
-        has_command=subject.command is not None,
-        port=settings.ssh_port,
-        check_host_keys=not settings.insecure_host_keys,
-        ports=ports_of(settings),
         deadline_s=left_s,
         thresholds=thresholds,
-        with_ring=settings.level not in _WITHOUT_RING,
     )
     wanted = {one.id for one in checks}
     try:

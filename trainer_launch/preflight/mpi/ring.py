@@ -72,7 +72,7 @@ class Heard:
 @check(RING, Where.MPI)
 def mpi_ring(hosts: Hosts) -> Iterator[Finding]:
     """A hello and a ring over MPI itself come to their end, and no pair of hosts is slow."""
-    if not hosts.launcher.with_ring:
+    if hosts.launcher.settings.level == "quick":
         return
     launcher, client, dialect = hosts.launcher, hosts.client, hosts.dialect
     if client is None or dialect is None:
@@ -81,7 +81,7 @@ def mpi_ring(hosts: Hosts) -> Iterator[Finding]:
         return
 
     def has(host: str, command: str) -> deadline_subprocess.Ended:
-        return deadline_subprocess.run(argv_on(host, command, client), launcher.env, _HAS_S)
+        return deadline_subprocess.run(argv_on(host, command, client), launcher.subject.env, _HAS_S)
 
     way = _way(launcher, dialect, client)
     yield from findings(tuple(hosts.let_in), _python(launcher.typed.program), way, has, launcher.thresholds)
@@ -208,7 +208,7 @@ def _renamed(finding: Finding, first: Heard) -> Finding:
 
 
 def _way(launcher: Launcher, dialect: Dialect, client: Client) -> Way:
-    config, env_of = client.files.client, client.account.added_to
+    config, env_of, env = client.files.client, client.account.added_to, launcher.subject.env
     taken, numbers = launcher.typed, itertools.count()  # several run at once
 
     def way(hosts: Sequence[str], program: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
@@ -219,13 +219,13 @@ def _way(launcher: Launcher, dialect: Dialect, client: Client) -> Way:
         )
         if dialect.is_hydra:
             Path(path).write_text(hostfile.render_hydra(members), encoding="utf-8")
-            argv = mpirun_command.hydra_argv(ours, path, len(hosts), mpirun_command.but_secrets(launcher.env))
-            return argv, env_of(mpirun_command.hydra_env(launcher.env, dialect.name, config))
+            argv = mpirun_command.hydra_argv(ours, path, len(hosts), mpirun_command.but_secrets(env))
+            return argv, env_of(mpirun_command.hydra_env(env, dialect.name, config))
         Path(path).write_text(hostfile.render_open_mpi(members), encoding="utf-8")
         argv = mpirun_command.openmpi_argv(
-            ours, path, len(hosts), mpirun_command.allowed(launcher.env), is_root=os.geteuid() == 0
+            ours, path, len(hosts), mpirun_command.allowed(env), is_root=os.geteuid() == 0
         )
-        return argv, env_of(mpirun_command.openmpi_env(launcher.env, dialect.major, config))
+        return argv, env_of(mpirun_command.openmpi_env(env, dialect.major, config))
 
     return way
 
