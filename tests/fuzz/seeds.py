@@ -256,9 +256,9 @@ def _gpu_answer() -> Iterator[str]:
     }
     yield json.dumps({"trouble": "", "gpus": [watched]})
     for line in (
-        {"stage": "gemm"}, {"facts": {"torch": "2"}}, {"measure": ["gemm", 1.5, "TFLOP/s"]}, {"done": True},
-        {"checksum": "ab", "repeats": 3, "different": 0}, {"patterns": {"bytes": 1, "wrong": 0}}, {"error": "x", "kind": "import"},
-        {"collective": {"good": True}, "lines": ["Using network IB"]}, {"peers": {"rate": 1.5, "why": "", "size": 2, "good": True}},
+        {"stage": "gemm"}, {"facts": {"torch": "2"}}, {"figures": [["gemm", 1.5, "TFLOP/s"]]}, {"ending": "done"},
+        {"checksum": "ab", "repeats": 3, "different": 0}, {"tested_bytes": 1, "wrong_words": 0}, {"why": "x", "ending": "import"},
+        {"sums_right": True, "lines": ["Using network IB"]}, {"peers": {"rate": 1.5, "why": "", "size": 2, "good": True}},
     ):  # fmt: skip
         yield json.dumps(line)
 

@@ -107,7 +107,7 @@ def gpu_answer(data: bytes) -> None:
     _, watched = bench_results.watched_of(data)
     for one in watched.values():
         assert isinstance(one.index, int)
-    made = bench_results.benched(0, "", data, bench_results.Limits(status=1, timed_out=False, limit_s=1.0))
+    made = bench_results.benched(0, "", deadline_subprocess.Ended(status=1, stdout=data), 1.0)
     assert all(math.isfinite(one.value) for one in findings.fitted(bench_results.measures([made])))
     bench_results.network(made.lines)
     bench_results.measures([made])

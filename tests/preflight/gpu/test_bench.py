@@ -6,15 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.preflight.gpu import devices, facts
-from trainer_launch.preflight.gpu.facts import Benched, Ending, Facts, Limits
+from trainer_launch.preflight.gpu.facts import Benched, Ending, Facts
 
-ENDED = Limits(status=0, timed_out=False, limit_s=60.0)
+LIMIT_S = 60.0
 FLIP = """
 import torch
 product, count = torch.mm, [0]
@@ -54,7 +56,7 @@ def bench(sabotage: str = "", *words: str) -> Benched:
     ended = subprocess.run(
         argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=100, check=False
     )
-    return facts.benched(0, "", ended.stdout, Limits(status=ended.returncode, timed_out=False, limit_s=100.0))
+    return facts.benched(0, "", Ended(status=ended.returncode, stdout=ended.stdout), LIMIT_S)
 
 
 @pytest.mark.torch
@@ -110,7 +112,7 @@ def test_who_waits_for_a_gpu_that_does_not_come_says_so(tmp_path: Path) -> None:
 def test_a_torch_that_sees_no_gpu_says_so() -> None:
     argv = (sys.executable, devices.BENCH)
     said = subprocess.run(argv, capture_output=True, timeout=100, check=False).stdout
-    found = facts.benched(0, "", said, ENDED)
+    found = facts.benched(0, "", Ended(status=0, stdout=said), LIMIT_S)
     assert found.ending is Ending.FAILED
     assert "sees no GPU" in found.why
 
@@ -118,7 +120,7 @@ def test_a_torch_that_sees_no_gpu_says_so() -> None:
 def test_a_python_without_torch_says_so() -> None:
     argv = (sys.executable, "-I", "-S", devices.BENCH)
     said = subprocess.run(argv, capture_output=True, timeout=100, check=False).stdout
-    assert facts.benched(0, "", said, ENDED).ending is Ending.NO_TORCH
+    assert facts.benched(0, "", Ended(status=0, stdout=said), LIMIT_S).ending is Ending.NO_TORCH
 
 
 @pytest.mark.torch
@@ -176,27 +178,35 @@ def lines(*told: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize(
     ("seen", "ending", "text"),
     [
-        (Limits(status=-9, timed_out=True, limit_s=60.0), Ending.HUNG, "hung at 'gemm', and was killed after 60 s"),
-        (Limits(status=None, timed_out=True, limit_s=60.0), Ending.STUCK, "not even SIGKILL ends it"),
-        (Limits(status=-11, timed_out=False, limit_s=60.0), Ending.DIED, "died at 'gemm' (signal 11)"),
-        (Limits(status=3, timed_out=False, limit_s=60.0), Ending.DIED, "died at 'gemm' (exit code 3)"),
+        (Ended(status=-9, timed_out=True), Ending.HUNG, "hung at 'gemm', and was killed after 60 s"),
+        (Ended(status=None, timed_out=True), Ending.STUCK, "not even SIGKILL ends it"),
+        (Ended(status=-11, timed_out=False), Ending.DIED, "died at 'gemm' (signal 11)"),
+        (Ended(status=3, timed_out=False), Ending.DIED, "died at 'gemm' (exit code 3)"),
     ],
 )
-def test_how_a_child_ended_is_told_with_the_stage_it_was_at(seen: Limits, ending: Ending, text: str) -> None:
-    found = facts.benched(3, "GPU-3", lines({"stage": "device"}, {"stage": "gemm"}), seen)
+def test_how_a_child_ended_is_told_with_the_stage_it_was_at(seen: Ended, ending: Ending, text: str) -> None:
+    found = facts.benched(3, "GPU-3", replace(seen, stdout=lines({"stage": "device"}, {"stage": "gemm"})), LIMIT_S)
     assert found.ending is ending
     assert text in found.why
 
 
-@pytest.mark.parametrize("said", [b"", b"\xff\x00", b"[]", b"{}", b'{"measure": 1}', b'{"facts": []}', b"1\nnull"])
+def test_a_line_that_was_cut_leaves_what_was_found_before() -> None:
+    said = lines(
+        {"stage": "device", "facts": {"torch": "2"}}, {"stage": "gemm", "figures": [["gemm", 1.5, "TFLOP/s"]]}
+    )
+    found = facts.benched(0, "", Ended(status=-9, timed_out=True, stdout=said + b'\n{"stage": "mem'), LIMIT_S)
+    assert (found.stage, found.figures) == ("gemm", (("gemm", 1.5, "TFLOP/s"),))
+
+
+@pytest.mark.parametrize("said", [b"", b"\xff\x00", b"[]", b"{}", b'{"figures": 1}', b'{"facts": []}', b"1\nnull"])
 def test_what_cannot_be_read_is_nothing(said: bytes) -> None:
-    found = facts.benched(0, "", said, ENDED)
+    found = facts.benched(0, "", Ended(status=0, stdout=said), LIMIT_S)
     assert (found.ending, found.figures) == (Ending.DIED, ())
 
 
 def test_what_torch_is_told_of_the_network_is_nccls_own_log() -> None:
-    said = lines({"collective": {"good": True}, "lines": ["NCCL INFO Using network IB"]}, {"done": True})
-    assert facts.benched(0, "", said, ENDED).network == "IB"
+    said = lines({"sums_right": True, "lines": ["NCCL INFO Using network IB"], "ending": "done"})
+    assert facts.benched(0, "", Ended(status=0, stdout=said), LIMIT_S).network == "IB"
 
 
 CUDA_ON_CPU = """
@@ -235,7 +245,7 @@ def test_what_is_only_done_with_cuda_runs_too() -> None:
     ended = subprocess.run(
         argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=100, check=False
     )
-    found = facts.benched(0, "", ended.stdout, ENDED)
+    found = facts.benched(0, "", Ended(status=0, stdout=ended.stdout), LIMIT_S)
     assert (found.ending, found.why) == (Ending.DONE, "")
     assert found.facts["model"] == "NVIDIA H200"
     assert found.uuid == "1234"

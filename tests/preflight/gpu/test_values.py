@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 
 from tests.preflight.gpus import FACTS, HEALTHY_CARDS, LOAD, TESTED, known
 from tests.preflight.world import HEALTHY
+from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.host.network import AdapterPort, adapter_ports
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight.children import gpu_facts
@@ -44,7 +45,7 @@ def test_whatever_a_child_says_is_read_or_refused(told: object) -> None:
     said = json.dumps(told).encode()
     bench_results.facts_of(said)
     bench_results.watched_of(said)
-    bench_results.benched(0, "", said, bench_results.Limits(status=0, timed_out=False, limit_s=1.0))
+    bench_results.benched(0, "", Ended(status=0, stdout=said), 1.0)
 
 
 @given(some.binary(max_size=50))
@@ -67,11 +68,7 @@ def test_numbers_are_told_in_ranges() -> None:
 
 
 def test_models_driver_and_the_nccl_that_is_loaded_are_told() -> None:
-    tested = [
-        bench_results.benched(
-            0, "", b'{"facts": {"nccl": "2.28.9"}}', bench_results.Limits(status=0, timed_out=False, limit_s=1)
-        )
-    ]
+    tested = [bench_results.benched(0, "", Ended(status=0, stdout=b'{"facts": {"nccl": "2.28.9"}}'), 1.0)]
     cards = Cards(facts=lambda: FACTS, settled=lambda: FACTS, load=lambda: Load(tested=tuple(tested)))
     assert node_facts.of_gpus(cards) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
     assert node_facts.of_gpus(None) == {}

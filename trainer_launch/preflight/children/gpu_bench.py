@@ -1,8 +1,8 @@
 """One GPU's tests, in a child that can be killed; started by path in the program's own Python.
 
-Only the standard library and torch, in a Python that may be older than ours. Says what it begins and what it found,
-one JSON object on a line. The GPU to test is the first that it sees; NCCL needs to see the others.
-`--device cpu` does the same at small sizes, where there is none.
+Only the standard library and torch, in a Python that may be older than ours. Each line that it prints is a JSON
+object with the stage that it is at and all that it has found so far, so the last one is enough. The GPU to test is
+the first that it sees; NCCL needs to see the others. `--device cpu` does the same at small sizes, without a GPU.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Bench:
 
     def __init__(self, out: int, device: str, level: str, peers: str = "0:1:") -> None:
         self._out, self._device, self._level = out, device, level
+        self._found: dict[str, Any] = {"figures": []}
         rank, size, self._folder = peers.split(":", 2)
         self._rank, self._size = int(rank), int(size)
         self._backend = "nccl" if device == "cuda" else "gloo"
@@ -85,20 +86,21 @@ class Bench:
                 self._begin("peers")
                 self._peers()
             self._begin("end")
-            self._say(done=True)
+            self._say(ending="done")
         except ModuleNotFoundError as problem:
-            self._say(error=f"{problem}"[:300], kind="import" if problem.name == "torch" else "failed")
+            self._say(ending="import" if problem.name == "torch" else "failed", why=f"{problem}"[:300])
         except Exception as problem:  # noqa: BLE001  whatever a driver does to torch is what we are here for
-            self._say(error=f"{type(problem).__name__}: {problem}"[:600], kind="failed")
+            self._say(ending="failed", why=f"{type(problem).__name__}: {problem}"[:600])
 
     def _begin(self, stage: str) -> None:
         self._say(stage=stage)
 
     def _say(self, **values: Any) -> None:
-        os.write(self._out, json.dumps(values).encode() + b"\n")
+        self._found |= values
+        os.write(self._out, json.dumps(self._found).encode() + b"\n")
 
     def _measured(self, name: str, value: float, unit: str) -> None:
-        self._say(measure=[name, round(value, 3), unit])
+        self._say(figures=[*self._found["figures"], [name, round(value, 3), unit]])
 
     def _open(self) -> None:
         torch = self._torch
@@ -186,7 +188,7 @@ class Bench:
         for number, block in enumerate(blocks):
             torch.add(numbers, number, out=block)
         wrong += sum(int((block.sub_(number) != numbers).sum()) for number, block in enumerate(blocks))
-        self._say(patterns={"bytes": count * self._block, "wrong": wrong})
+        self._say(tested_bytes=count * self._block, wrong_words=wrong)
 
     def _collective(self, aside: int) -> None:
         """One rank alone: the library is loaded, finds its network and its device, and adds right."""
@@ -196,7 +198,7 @@ class Bench:
         sent = self._torch.full((1 << 18,), 3.0, device=self._device)
         dist.all_reduce(sent)
         self._sync()
-        self._say(collective={"good": bool((sent == 3.0).all())}, lines=list(told(aside)))
+        self._say(sums_right=bool((sent == 3.0).all()), lines=list(told(aside)))
 
     def _peers(self) -> None:
         """All GPUs of the node together: every number of a sum is right, and how fast a large one is."""

@@ -213,9 +213,7 @@ class _Running:
     def ended(self, until_s: float, limit_s: float) -> Benched:
         if self.child is None:
             return Benched(gpu=self.gpu, uuid=self.uuid, why="no child could be started")
-        ended = self.child.end(until_s - time.monotonic())
-        seen = values.Limits(status=ended.status, timed_out=ended.timed_out, limit_s=limit_s)
-        return values.benched(self.gpu, self.uuid, ended.stdout, seen)
+        return values.benched(self.gpu, self.uuid, self.child.end(until_s - time.monotonic()), limit_s)
 
 
 def _begun(gpus: Sequence[tuple[int, str]], rank: int, env: Mapping[str, str], argv: Sequence[str]) -> _Running:

@@ -11,6 +11,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
+from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.findings import Checksum, Fault, Finding, Measure, Scope, Status, Value
 from trainer_launch.model.units import in_ranges
@@ -235,61 +236,50 @@ class Benched:
         return network(self.lines)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How the parent saw the child end."""
-
-    status: int | None  # None: it has not ended
-    timed_out: bool
-    limit_s: float
-
-
-def benched(gpu: int, uuid: str, said: bytes, seen: Limits) -> Benched:
-    """Put together what a child said and how it ended; a line that cannot be read is none."""
+def benched(gpu: int, uuid: str, ended: Ended, limit_s: float) -> Benched:
+    """What a child found, by the last of its lines that can be read, and how it ended within `limit_s`."""
     made = Benched(gpu=gpu, uuid=uuid)
-    for line in said.splitlines():
+    for line in reversed(ended.stdout.splitlines()):
         with contextlib.suppress(*MALFORMED):
-            made = _with(made, json.loads(line))
+            made = _benched(gpu, uuid, json.loads(line))
+            break
     if made.ending is not Ending.NOT_RUN:
         return made
     at = f"at {made.stage!r}" if made.stage else "at its start"
-    if seen.status is None:
+    if ended.status is None:
         why = f"its test hangs {at}, and not even SIGKILL ends it: it is stuck inside the driver"
         return replace(made, ending=Ending.STUCK, why=why)
-    if seen.timed_out:
-        return replace(made, ending=Ending.HUNG, why=f"its test hung {at}, and was killed after {seen.limit_s:g} s")
-    how = f"signal {-seen.status}" if seen.status < 0 else f"exit code {seen.status}"
+    if ended.timed_out:
+        return replace(made, ending=Ending.HUNG, why=f"its test hung {at}, and was killed after {limit_s:g} s")
+    how = f"signal {-ended.status}" if ended.status < 0 else f"exit code {ended.status}"
     return replace(made, ending=Ending.DIED, why=f"its test died {at} ({how})")
 
 
-def _with(made: Benched, told: Any) -> Benched:
-    if "stage" in told:
-        return replace(made, stage=str(told["stage"])[:60])
-    if "facts" in told:
-        facts = {str(name)[:60]: str(value)[:300] for name, value in told["facts"].items()}
-        return replace(made, facts=MappingProxyType(facts), uuid=made.uuid or facts.get("uuid", ""))
-    if "measure" in told:
-        name, value, unit = told["measure"]
-        if len(made.figures) == _MAX_FIGURES:
-            return made
-        return replace(made, figures=(*made.figures, (str(name), float(value), str(unit))))
-    if "checksum" in told:
-        repeats, different = int(told["repeats"]), int(told["different"])
-        return replace(made, checksum=str(told["checksum"])[:64], repeats=repeats, different=different)
-    if "patterns" in told:
-        found = told["patterns"]
-        return replace(made, tested_bytes=int(found["bytes"]), wrong_words=int(found["wrong"]))
-    if "collective" in told:
-        lines = tuple(str(line)[:300] for line in told["lines"][:100])
-        return replace(made, sums_right=bool(told["collective"]["good"]), lines=lines)
-    if "peers" in told:
-        found = told["peers"]
-        rate, why = float(found["rate"]), str(found["why"])[:300]
-        return replace(made, peers=Peers(int(found["size"]), bool(found["good"]), rate, why))
-    if "error" in told:
-        ending = Ending.NO_TORCH if told["kind"] == "import" else Ending.FAILED
-        return replace(made, ending=ending, why=str(told["error"])[:600])
-    return replace(made, ending=Ending.DONE) if told.get("done") else made
+def _benched(gpu: int, uuid: str, told: Any) -> Benched:
+    facts = {str(name)[:60]: str(value)[:300] for name, value in told.get("facts", {}).items()}
+    figures = told.get("figures", [])[:_MAX_FIGURES]
+    peers = told.get("peers")
+    return Benched(
+        gpu=gpu,
+        uuid=uuid or facts.get("uuid", ""),
+        ending=Ending(told.get("ending", Ending.NOT_RUN)),
+        why=str(told.get("why", ""))[:600],
+        stage=str(told.get("stage", ""))[:60],
+        facts=MappingProxyType(facts),
+        figures=tuple((str(name), float(value), str(unit)) for name, value, unit in figures),
+        checksum=str(told.get("checksum", ""))[:64],
+        repeats=int(told.get("repeats", 0)),
+        different=int(told.get("different", 0)),
+        tested_bytes=int(told.get("tested_bytes", 0)),
+        wrong_words=int(told.get("wrong_words", 0)),
+        sums_right=bool(told.get("sums_right", True)),
+        lines=tuple(str(line)[:300] for line in told.get("lines", [])[:100]),
+        peers=None if peers is None else _peers(peers),
+    )
+
+
+def _peers(told: Any) -> Peers:
+    return Peers(int(told["size"]), bool(told["good"]), float(told["rate"]), str(told["why"])[:300])
 
 
 def network(lines: Sequence[str]) -> str:

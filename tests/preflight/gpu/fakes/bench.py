@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 STAGES = ("import torch", "device", "gemm", "repeats", "memory", "pcie", "nccl", "peers")
 NODE = json.loads(Path(os.environ["FAKE_NVML"]).read_text())
@@ -15,8 +16,16 @@ SIZE = int(sys.argv[sys.argv.index("--peers") + 1].split(":")[1])
 CARD = {**NODE["bench"], **next((gpu["bench"] for gpu in NODE["gpus"] if gpu["uuid"] == SHOWN), {})}
 
 
+FOUND: dict[str, Any] = {"figures": []}
+
+
 def say(**values):
-    print(json.dumps(values), flush=True)
+    FOUND.update(values)
+    print(json.dumps(FOUND), flush=True)
+
+
+def measured(name, value, unit):
+    say(figures=[*FOUND["figures"], [name, value, unit]])
 
 
 assert os.environ["NCCL_DEBUG"] == "INFO"
@@ -28,24 +37,24 @@ for stage in STAGES:
     if CARD.get("dies") == stage:
         os.kill(os.getpid(), 11)
     if CARD.get("fails", [""])[0] == stage:
-        say(error=CARD["fails"][1], kind="import" if stage == STAGES[0] else "failed")
+        say(ending="import" if stage == STAGES[0] else "failed", why=CARD["fails"][1])
         sys.exit()
     if stage == "device":
         say(facts={"torch": "2.11.0", "cuda": "13.0", "model": "NVIDIA H200", "nccl": CARD["nccl"]})
     elif stage == "gemm":
-        say(measure=["gemm", CARD["gemm"], "TFLOP/s"])
+        measured("gemm", CARD["gemm"], "TFLOP/s")
     elif stage == "repeats":
         say(checksum=CARD["checksum"], repeats=20, different=CARD["different"])
     elif stage == "memory":
-        say(measure=["hbm-copy", CARD["hbm"], "GB/s"])
+        measured("hbm-copy", CARD["hbm"], "GB/s")
         if "deep" in sys.argv:
-            say(patterns={"bytes": 132 << 30, "wrong": CARD["wrong"]})
+            say(tested_bytes=132 << 30, wrong_words=CARD["wrong"])
     elif stage == "pcie":
-        say(measure=["h2d", CARD["h2d"], "GB/s"])
-        say(measure=["d2h", 55.1, "GB/s"])
+        measured("h2d", CARD["h2d"], "GB/s")
+        measured("d2h", 55.1, "GB/s")
     elif stage == "nccl":
-        say(collective={"good": CARD["adds"]}, lines=[f"NCCL INFO Using network {CARD['network']}"])
+        say(sums_right=CARD["adds"], lines=[f"NCCL INFO Using network {CARD['network']}"])
     elif stage == "peers" and SIZE > 1:
         say(peers={"size": SIZE, "good": CARD["adds_together"], "rate": 460.0, "why": CARD["alone"]})
 time.sleep(CARD.get("works_s", 0.3))  # long enough to be watched
-say(done=True)
+say(ending="done")
