@@ -32,12 +32,12 @@ from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, Po
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
 from trainer_launch.rehearsal.controllers.restart_decisions import State
 from trainer_launch.rehearsal.faults.injection import Faults
-from trainer_launch.rehearsal.faults.requests import NOTHING, Asked, workers_of
+from trainer_launch.rehearsal.faults.requests import Asked, workers_of
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
 from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
 from trainer_launch.rehearsal.report import summary
 from trainer_launch.rehearsal.report.history import INIT, Entry, History, Recorder, What
-from trainer_launch.rehearsal.report.reporting import SILENT, Reporting
+from trainer_launch.rehearsal.report.reporting import Reporting
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.system import System
 
@@ -51,9 +51,9 @@ class Job:
     """What is rehearsed, and how it is scaled: the same job with so many more nodes, or fewer, where it can."""
 
     workload: Workload
-    grown: Callable[[int], Workload] | None = None
-    asked: Asked = NOTHING  # what is to go wrong
-    reporting: Reporting = SILENT
+    grown: Callable[[int], Workload] | None
+    asked: Asked  # what is to go wrong
+    reporting: Reporting
 
 
 def rehearse(job: Job, settings: Settings, setting: Setting) -> int:

@@ -25,7 +25,6 @@ from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.kubelet.pods import MARK, Kubelet
 from trainer_launch.rehearsal.report.history import Entry, What
 from trainer_launch.supervisor.step_lines import OutputScanner
-from trainer_launch.supervisor.worker_samples import Sources, Workers, ranked
 
 # -- launchers and workers inside containers ---------------------------------------------------
 
@@ -52,30 +51,20 @@ class PodProcesses:
         self._found: list[Launcher] = []
         self._looked_s = 0.0
 
-    def launchers(self, pods: Mapping[str, Pod], *, fresh: bool = False) -> list[Launcher]:
+    def launchers(self, pods: Mapping[str, Pod]) -> list[Launcher]:
         """All launchers that run now, but for those that have begun in the last second."""
         now_s = time.monotonic()
-        if fresh or now_s - self._looked_s >= _LOOK_S:
+        if now_s - self._looked_s >= _LOOK_S:
             self._looked_s, self._found = now_s, list(self._look(pods))
         return self._found
 
     def worker(self, pod: Pod, leader: int | None, local_rank: int) -> psutil.Process | None:
         """The process that trains as this local rank: by its rank, else what its launcher or container runs."""
-        pods = {pod.name: pod}
-        mine = [one for one in self.launchers(pods, fresh=True) if one.container == pod.draft.main]
-        for one in mine:
-            sources = Sources(
-                pids=lambda view=one.view: dict(view.processes),  # type: ignore[misc]
-                heard=lambda *_: 0,
-                run_dir=one.view.run_dir,
-                place_of=lambda name, view=one.view: ranked(dict(view.processes)[name]),  # type: ignore[misc]
-            )
-            for worker in Workers(sources).look():
-                if worker.local_rank == local_rank:
-                    return _process(worker.pid)
         pid = _ranked(self._kubelet.processes_of(pod, pod.draft.main), local_rank)
-        if pid is None and local_rank == 0 and not any(one.view.engine in _RANKED for one in mine):
-            pid = next((pid for one in mine for _, pid in one.view.processes), leader)
+        if pid is None and local_rank == 0:
+            mine = [one.view for one in self._look({pod.name: pod}) if one.container == pod.draft.main]
+            if not any(view.engine in _RANKED for view in mine):
+                pid = next((pid for view in mine for _, pid in view.processes), leader)
         return None if pid is None else _process(pid)
 
     def _look(self, pods: Mapping[str, Pod]) -> Iterator[Launcher]:

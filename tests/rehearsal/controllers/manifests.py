@@ -30,9 +30,9 @@ def replica(container: str, more: str = "", spec: str = "") -> str:
     return POD % (container, f", {more}" if more else "", f", {spec}" if spec else "")
 
 
-def job_of(*texts: str, domain: str = "") -> Workload:
+def job_of(*texts: str) -> Workload:
     """The job of these manifests."""
-    return workload_of(documents_of(*texts), domain)
+    return workload_of(documents_of(*texts))
 
 
 def documents_of(*texts: str) -> tuple[Any, ...]:

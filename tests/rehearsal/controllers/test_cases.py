@@ -30,7 +30,7 @@ def container_of(pod: Pod, name: str | None) -> Container:
 
 def pod_of(name: str, want: dict[str, Any]) -> Pod:
     documents = read_documents(CASES[name]["manifest"], name)
-    workload = workload_of(documents, want.get("domain", ""))
+    workload = workload_of(documents)
     made = pods(workload, lambda _: want.get("address", "10.244.0.2"))
     return next(pod for pod in made if pod.name == want["hostname"])
 

@@ -11,7 +11,7 @@ from trainer_launch.model import Member
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers import local_jobs, pod_values
 from trainer_launch.rehearsal.controllers.local_jobs import (
-    MAX_NODES,
+    MAX_PODS,
     address_of,
     mpi_job,
     own_environment,
@@ -56,7 +56,7 @@ def test_what_another_platform_left_in_the_shell_does_not_reach_a_pod(name: str)
     assert own_environment({name: "left over", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
-@pytest.mark.parametrize("nodes", [0, -1, MAX_NODES + 1])
+@pytest.mark.parametrize("nodes", [0, -1, MAX_PODS + 1])
 def test_more_pods_than_a_laptop_has_room_for_are_refused(nodes: int) -> None:
     with pytest.raises(UsageError, match="--nodes"):
         torch_job(nodes, "1", ("true",), 25.0)

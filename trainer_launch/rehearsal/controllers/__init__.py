@@ -39,7 +39,7 @@ KINDS = {
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 
 
-def workload_of(documents: tuple[Field, ...], domain: str = "") -> Workload:
+def workload_of(documents: tuple[Field, ...]) -> Workload:
     """The one job among these documents, with the runtimes beside it.
 
     Raises:
@@ -58,7 +58,7 @@ def workload_of(documents: tuple[Field, ...], domain: str = "") -> Workload:
         count = "no job" if not jobs else f"{len(jobs)} jobs"
         raise UsageError(f"the manifests hold {count} ({seen}); expected one of: {kinds}")
     module = import_module(f"trainer_launch.rehearsal.controllers.{_module(jobs[0])}")
-    made: Workload = module.read(Request(job=jobs[0], runtimes=runtimes, domain=domain))
+    made: Workload = module.read(Request(job=jobs[0], runtimes=runtimes))
     given = podspec.read_configs(
         (found for found in documents if _kind(found) in podspec.CONFIG_KINDS), made.namespace
     )

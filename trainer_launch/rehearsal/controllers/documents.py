@@ -167,16 +167,10 @@ def _said(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A job's document, the runtimes by name, and the cluster's domain where its operator writes it into names."""
+    """A job's document, and the runtimes by name."""
 
     job: Field
     runtimes: Mapping[str, Field] = field(default_factory=dict)
-    domain: str = ""  # such as cluster.local; "" as operators have it by default
-
-    @property
-    def dotted_domain(self) -> str:
-        """The domain as the end of a name."""
-        return f".{self.domain}" if self.domain else ""
 
 
 # -- quantities --------------------------------------------------------------------------------

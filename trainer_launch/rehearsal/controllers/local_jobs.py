@@ -33,7 +33,7 @@ KIND, JOB, NODE, LAUNCHER = "TrainJob", "local", "node", "launcher"
 # Our own command line. Not -m: it would look for our modules, and for Python's own, in the user's folder first.
 RUN = "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.cli import main; main()"
 _PORT = 29500
-MAX_NODES = 200
+MAX_PODS = 200
 OURS = "trainer-launch"
 _HOSTFILE, _KEYS = "/etc/mpi/hostfile", "/etc/mpi/ssh"
 # What a pod must not inherit from the shell it is rehearsed in: other platforms' words, and our own job settings.
@@ -187,8 +187,8 @@ def _as_typed(word: str) -> str:
 
 
 def _checked(nodes: int) -> int:
-    if not 1 <= nodes <= MAX_NODES:
-        raise UsageError(f"invalid value {nodes} for --nodes: a rehearsal runs 1 to {MAX_NODES} nodes")
+    if not 1 <= nodes <= MAX_PODS:
+        raise UsageError(f"invalid value {nodes} for --nodes: a rehearsal runs 1 to {MAX_PODS} nodes")
     return nodes
 
 
@@ -319,7 +319,6 @@ def _key_folder(container: Container) -> str | None:
 # -- names, ports and paths on one machine -----------------------------------------------------
 
 
-MAX_PODS = 200
 _HOST = re.compile(  # NAME:PORT, or as MX_CONFIG has it: "url":"NAME","port":PORT
     r"""(?<![\w.-])([A-Za-z0-9][A-Za-z0-9.-]*)(?:(:|","port":)([0-9]{1,5})(?![0-9]))?(?![\w-])"""
 )

@@ -44,10 +44,9 @@ class _Job:
     implementation: str
     launcher_works: bool
     ssh: str
-    domain: str
 
     def host(self, pod: str) -> str:
-        return f"{pod}.{self.name}.{self.space}.svc{self.domain}"
+        return f"{pod}.{self.name}.{self.space}.svc"
 
     @property
     def hosts(self) -> list[str]:
@@ -74,7 +73,6 @@ def read(request: Request) -> Workload:
         implementation=spec.get("mpiImplementation").choice(("OpenMPI", "Intel", "MPICH"), "OpenMPI"),
         launcher_works=spec.get("runLauncherAsWorker").flag(),
         ssh=spec.get("sshAuthMountPath").text("/root/.ssh").rstrip("/"),
-        domain=request.dotted_domain,
     )
     waits = spec.get("launcherCreationPolicy").choice(("AtStartup", "WaitForWorkersReady"), "AtStartup")
     templates = {"launcher": _read(launcher), **({"worker": _read(worker)} if worker.given else {})}

@@ -87,7 +87,6 @@ class TrainJob:
     trainer: Field  # spec.trainer
     jobset: Field
     jobs: tuple[ReplicatedJob, ...]
-    domain: str
     runtime: str  # the runtime's name
     has_pod_group: bool = False  # gang scheduling is asked for
     job: Field
@@ -134,7 +133,6 @@ def read_trainjob(request: Request) -> TrainJob:
         trainer=spec.get("trainer"),
         jobset=jobset,
         jobs=jobs,
-        domain=request.dotted_domain,
         runtime=spec.get("runtimeRef", "name").text(),
         has_pod_group=runtime.get("spec", "podGroupPolicy").given,
         job=found,

@@ -418,7 +418,7 @@ def _drafts(job: TrainJob, one: ReplicatedJob) -> list[Draft]:
                     index=index,
                     main=main,
                     restart=one.template.restart or "OnFailure",
-                    names=(full, f"{full}.{job.space}", f"{full}.{job.space}.svc{job.domain}"),
+                    names=(full, f"{full}.{job.space}", f"{full}.{job.space}.svc"),
                     labels=_labels(job, one, number, index),
                     completion_index=index,
                     child=f"{job.name}-{one.name}-{number}",

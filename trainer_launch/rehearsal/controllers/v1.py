@@ -122,12 +122,11 @@ def workload(
     specs: Mapping[str, Replicas],
     made: Callable[[Replicas, int], Template],
     success: Callable[[tuple[Draft, ...]], Success],
-    domain: str = "",
 ) -> Workload:
     """The job with all pods of its replica specs, and its run policy; `made` gives each pod its template."""
     name, space = job_name(found), namespace(found)
     members = [(one, index) for one in specs.values() for index in range(one.count)]
-    pods = tuple(_draft((name, space, domain), one, index, made(one, index)) for one, index in members)
+    pods = tuple(_draft(name, space, one, index, made(one, index)) for one, index in members)
     return Workload(
         kind=kind.name,
         name=name,
@@ -138,8 +137,7 @@ def workload(
     )
 
 
-def _draft(whose: tuple[str, str, str], one: Replicas, index: int, template: Template) -> Draft:
-    job, space, domain = whose
+def _draft(job: str, space: str, one: Replicas, index: int, template: Template) -> Draft:
     name, start = f"{job}-{one.role}-{index}", "training.kubeflow.org"
     return Draft(
         template=template,
@@ -148,7 +146,7 @@ def _draft(whose: tuple[str, str, str], one: Replicas, index: int, template: Tem
         index=index,
         main=one.main,
         restart=one.restart,
-        names=(name, f"{name}.{space}", f"{name}.{space}.svc{domain}"),
+        names=(name, f"{name}.{space}", f"{name}.{space}.svc"),
         labels={f"{start}/job-name": job, f"{start}/replica-type": one.role, f"{start}/replica-index": str(index)},
     )
 
@@ -337,8 +335,7 @@ def _tensorflow(request: Request) -> Workload:
     name, space = job_name(found), namespace(found)
     dynamic = spec.get("enableDynamicWorker").flag()
     addresses = {
-        role: [f"{name}-{role}-{i}.{space}.svc{request.dotted_domain}:{one.port}" for i in range(one.count)]
-        for role, one in specs.items()
+        role: [f"{name}-{role}-{i}.{space}.svc:{one.port}" for i in range(one.count)] for role, one in specs.items()
     }
     alone = sum(one.count for one in specs.values()) == 1
 
@@ -359,7 +356,7 @@ def _tensorflow(request: Request) -> Workload:
         workers = everyone(pods, "worker")
         return Success(groups=(chiefs or (workers if everybody else workers[:1]),))
 
-    made = workload(found, _TENSORFLOW, specs, template, success, request.dotted_domain)
+    made = workload(found, _TENSORFLOW, specs, template, success)
     workers = everyone(made.drafts, "worker")
     return replace(made, rules=replace(made.rules, may_fail=workers)) if dynamic else made
 

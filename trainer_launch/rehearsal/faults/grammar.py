@@ -418,17 +418,17 @@ class Chaos:
         return replace(self, nodes=self.nodes or there)
 
 
-def parse_chaos(text: str, where: str = "--chaos") -> Chaos:
+def parse_chaos(text: str) -> Chaos:
     """Understand `seed=N rate=N/TIME [kinds=A,B] [for=TIME] [nodes=N,N|N-N]`.
 
     Raises:
         UsageError: it does not fit.
     """
     if len(text) > MAX_TEXT:
-        raise UsageError(f"{where} is longer than {MAX_TEXT} characters: {shown(text)}")
-    said = f"{where} {shown(text)}"
+        raise UsageError(f"--chaos is longer than {MAX_TEXT} characters: {shown(text)}")
+    said = f"--chaos {shown(text)}"
     fields: dict[str, Any] = {}
-    for word in split(text, where):
+    for word in split(text, "--chaos"):
         key, equals, value = word.partition("=")
         if key not in _CHAOS_KEYS or not equals:
             near = "" if key in _CHAOS_KEYS else did_you_mean(key, [f"{name}=" for name in _CHAOS_KEYS])

@@ -49,9 +49,6 @@ class Asked:
         return (*self.faults, *(Fault(kind=kind, when=KINDS[kind].first, text=kind) for kind in kinds))
 
 
-NOTHING = Asked()
-
-
 def nodes_of(drafts: Iterable[Draft]) -> tuple[str, ...]:
     """The pods that are nodes of the job, node 0 first; all of them where every pod only starts others."""
     found = [draft for draft in drafts if draft.role not in _APART]

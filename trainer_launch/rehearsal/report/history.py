@@ -83,7 +83,6 @@ class Segment:
     begin_s: float
     end_s: float
     doing: Doing
-    life: int  # of the pod, from 1; 0 before the first
     attempt: int  # how often its workers have begun, from 1; 0 before
 
 
@@ -216,7 +215,7 @@ class Walk:
         return Doing.INIT if all(self.running.values()) else Doing.RUNNING
 
     def _segment(self, end_s: float) -> Segment:
-        return Segment(begin_s=self.since_s, end_s=end_s, doing=self.doing, life=self.life, attempt=self.attempt)
+        return Segment(begin_s=self.since_s, end_s=end_s, doing=self.doing, attempt=self.attempt)
 
 
 # -- the history while the rehearsal runs ------------------------------------------------------

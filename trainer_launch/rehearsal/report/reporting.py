@@ -112,9 +112,6 @@ class Reporting:
         return conclude(history, code, self._reports, self._max_lost_steps)
 
 
-SILENT = Reporting((), MAX_LOST_STEPS, has_table=False)
-
-
 def _steps(text: str | None) -> int:
     if text is None:
         return MAX_LOST_STEPS
