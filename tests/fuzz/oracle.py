@@ -16,14 +16,14 @@ MAX_SENTENCE = 2_000  # characters
 class Refused:
     """The parser's own error."""
 
-    kind: type[Exception]
+    kind: type[BaseException]
     text: str
 
 
 def attempt(
     parse: Callable[..., T],
     *args: Any,
-    kinds: tuple[type[Exception], ...] = (LaunchError,),
+    kinds: tuple[type[BaseException], ...] = (LaunchError,),
     names: str = "",
     hides: Iterable[str] = (),
     plain: bool = True,

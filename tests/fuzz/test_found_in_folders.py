@@ -44,7 +44,7 @@ def test_a_pod_whose_name_climbs_is_not_found(pod: str, tmp_path: Path) -> None:
     (tmp_path / "pods").mkdir()
     (tmp_path / "default").write_text("main")
     (tmp_path / "main.json").write_text('{"env":{},"cwd":null,"enter":[]}')
-    with pytest.raises(kubectl.RefusedError, match="not found"):
+    with pytest.raises(SystemExit, match="not found"):
         kubectl._record(str(tmp_path / "pods"), pod, "")
 
 

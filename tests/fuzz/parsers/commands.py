@@ -153,10 +153,10 @@ def stand_ins(data: bytes) -> None:
     assert given in (kept, sorted([*kept, "--"]))
     assert shlex.split(horovod_ssh.guarded(" ".join(command), 1e9))[-1] == " ".join(command)
     assert horovod_ssh.local_rank(" ".join(command)).strip("-0123456789") == ""
-    found = attempt(kubectl._parsed, words, kinds=(kubectl.RefusedError,), names="kubectl", plain=False)
+    found = attempt(kubectl._parsed, words, kinds=(SystemExit,), names="kubectl", plain=False)
     if not isinstance(found, Refused):
         pod, container, _, _ = found
-        attempt(kubectl._record, "/nowhere/pods", pod, container, kinds=(kubectl.RefusedError,), plain=False)
+        attempt(kubectl._record, "/nowhere/pods", pod, container, kinds=(SystemExit,), plain=False)
 
 
 @target("lines", 1000)

@@ -7,43 +7,26 @@ when none is. As with the real one the command has the container's environment, 
 
 from __future__ import annotations
 
+import getopt
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 _KNOWN = "this rehearsal's kubectl knows only: kubectl exec POD [-c CONTAINER] [-n NAMESPACE] [-i] -- COMMAND"
-_WITH_VALUE = {"-c": "container", "--container": "container", "-n": "namespace", "--namespace": "namespace"}
-_INPUT = ("-i", "--stdin", "-it", "-ti", "--stdin=true")
-_WITHOUT = (*_INPUT, "-t", "--tty", "--tty=true", "-q", "--quiet")
-
-
-class Told(NamedTuple):
-    """What is known of a container."""
-
-    env: dict[str, str]
-    cwd: str | None
-    enter: list[str]  # comes before the command
-
-
-class RefusedError(Exception):
-    """What cannot be done, as a sentence for people."""
 
 
 def main(folder: str, words: Sequence[str]) -> int:
-    """Run the command in the pod; its exit code."""
-    try:
-        pod, chosen, has_input, command = _parsed(words)
-        told = _record(folder, pod, chosen)
-    except RefusedError as refused:
-        return _failed(str(refused), 1)
+    """Run the command in the pod; its exit code. Raises SystemExit: with one sentence for what cannot be done."""
+    pod, container, has_input, command = _parsed(list(words))
+    told = _record(folder, pod, container)
     try:
         process = subprocess.Popen(
-            [*told.enter, *command],
-            env=told.env,
-            cwd=told.cwd,
+            [*told["enter"], *command],
+            env=told["env"],
+            cwd=told["cwd"],
             stdin=None if has_input else subprocess.DEVNULL,
             start_new_session=True,  # it outlives whoever asked for it, and ends with its pod
         )
@@ -60,31 +43,25 @@ def _failed(text: str, code: int) -> int:
     return code
 
 
-def _parsed(words: Sequence[str]) -> tuple[str, str, bool, list[str]]:
+def _parsed(words: list[str]) -> tuple[str, str, bool, list[str]]:
     """Pod, container, whether it reads our standard input, command."""
-    rest = list(words)
-    if rest[:1] != ["exec"]:
-        raise RefusedError(f"{_KNOWN}; not: kubectl {' '.join(words)[:200]}")
-    pod, given, has_input = "", {"container": ""}, False
-    rest = rest[1:]
-    while rest and rest[0] != "--":
-        word = rest.pop(0)
-        name, equals, value = word.partition("=")
-        if name in _WITH_VALUE and (equals or rest):
-            given[_WITH_VALUE[name]] = value if equals else rest.pop(0)
-        elif word in _WITHOUT:
-            has_input = has_input or word in _INPUT
-        elif not word.startswith("-") and not pod:
-            pod = word.removeprefix("pod/")
-        else:
-            raise RefusedError(f"{_KNOWN}; not {word!r}")
-    command = rest[1:]
-    if not pod or not command:
-        raise RefusedError(f"{_KNOWN}; here is no {'command' if pod else 'pod'}")
-    return pod, given["container"], has_input, command
+    if words[:1] != ["exec"]:
+        sys.exit(f"{_KNOWN}; not: kubectl {' '.join(words)[:200]}")
+    end = words.index("--") if "--" in words else len(words)
+    typed, command = [word.removesuffix("=true") for word in words[1:end]], words[end + 1 :]
+    try:
+        pairs, pods = getopt.gnu_getopt(typed, "c:n:itq", ("container=", "namespace=", "stdin", "tty", "quiet"))
+    except getopt.GetoptError as problem:
+        sys.exit(f"{_KNOWN}; {problem}")
+    if len(pods) != 1 or not command:
+        sys.exit(f"{_KNOWN}; here is {'no command' if len(pods) == 1 else f'not one pod: {pods}'}")
+    given = dict(pairs)
+    container = given.get("-c", "").removeprefix("=") or given.get("--container", "")
+    return pods[0].removeprefix("pod/"), container, "-i" in given or "--stdin" in given, command
 
 
-def _record(folder: str, pod: str, container: str) -> Told:
+def _record(folder: str, pod: str, container: str) -> dict[str, Any]:
+    """Of the container: `env`, `cwd`, and `enter`, which comes before the command."""
     place = os.path.join(folder, os.path.basename(pod))
     try:
         if not os.path.basename(pod).strip("."):
@@ -92,13 +69,14 @@ def _record(folder: str, pod: str, container: str) -> Told:
         with open(os.path.join(place, "default"), encoding="utf-8") as file:
             default = file.read()
     except OSError:
-        raise RefusedError(f'Error from server (NotFound): pods "{pod}" not found') from None
+        sys.exit(f'Error from server (NotFound): pods "{pod}" not found')
     name = os.path.basename(container) or default
     try:
         with open(os.path.join(place, f"{name}.json"), encoding="utf-8") as file:
-            return Told(**json.load(file))
+            told: dict[str, Any] = json.load(file)
+            return told
     except OSError:
-        raise RefusedError(f'error: unable to upgrade connection: container not found ("{name}")') from None
+        sys.exit(f'error: unable to upgrade connection: container not found ("{name}")')
 
 
 if __name__ == "__main__":
