@@ -1,6 +1,8 @@
-"""Faults in words: what each means, that the canonical text means it too, and what does not fit."""
+"""Faults in words: what each means, that the text which people are shown means it too, and what does not fit."""
 
 from __future__ import annotations
+
+import shlex
 
 import hypothesis
 import pytest
@@ -52,41 +54,38 @@ MEANINGS = [
 @pytest.mark.parametrize(("text", "meant"), MEANINGS)
 def test_every_fault_says_what_it_means(text: str, meant: Fault) -> None:
     found = grammar.parse(text)
-    assert Fault(**{**{name: getattr(found, name) for name in found.__slots__}, "text": ""}) == meant
-    assert grammar.parse(grammar.render(found)) == found
+    assert found == meant
+    assert grammar.parse(found.text) == found
 
 
 @pytest.mark.parametrize(
-    ("text", "canonical"),
+    ("text", "shown"),
     [
-        ("kill worker at=step:40 worker=0 node=1", "kill worker node=1 at=step:40"),
-        ("delay dns for=20 at=0s", "delay dns 20s"),
-        ("stop worker 90s", "stop worker for=90s"),
-        ("stop worker 120s", "stop worker for=2m"),
-        ("slow link rate=1000kB/s node=1", "slow link node=1 rate=1MB/s"),
-        ("kill pod back=1 at=step:1", "kill pod"),
+        ("kill worker at=step:40  worker=0 node=1", "kill worker at=step:40 worker=0 node=1"),
+        ("delay dns 20", "delay dns for=20"),
+        ("stop worker for=120s", "stop worker for=120s"),
+        ("slow link rate=1000kB/s node=1", "slow link rate=1000kB/s node=1"),
         ('kill pod at="line:a b"', "kill pod at='line:a b'"),
-        ("term pod grace=0.25s", "term pod grace=0.25s"),
+        ("kill pod 'at=line:a b'", "kill pod at='line:a b'"),
     ],
 )
-def test_there_is_one_text_for_one_fault(text: str, canonical: str) -> None:
-    assert grammar.parse(text).text == canonical
+def test_people_are_shown_a_fault_as_they_typed_it(text: str, shown: str) -> None:
+    assert grammar.parse(text).text == shown
 
 
 @pytest.mark.parametrize(
-    ("text", "canonical", "hint"),
+    ("text", "hint"),
     [
-        ("kill pod at=40", "kill pod at=40s", "is taken as seconds; write at=40s, or at=step:40 for a step"),
-        ("kill pod at=1.5", "kill pod at=1.5s", "is taken as seconds; write at=1.5s"),
-        ("kill pod at=40s", "kill pod at=40s", ""),
-        ("kill pod at=step:40", "kill pod at=step:40", ""),
-        ("kill pod at=line:40", "kill pod at=line:40", ""),
-        ("delay dns 20", "delay dns 20s", ""),
+        ("kill pod at=40", "is taken as seconds; write at=40s, or at=step:40 for a step"),
+        ("kill pod at=1.5", "is taken as seconds; write at=1.5s"),
+        ("kill pod at=40s", ""),
+        ("kill pod at=step:40", ""),
+        ("kill pod at=line:40", ""),
+        ("delay dns 20", ""),
     ],
 )
-def test_a_moment_without_a_unit_is_seconds_and_has_a_hint(text: str, canonical: str, hint: str) -> None:
+def test_a_moment_without_a_unit_is_seconds_and_has_a_hint(text: str, hint: str) -> None:
     fault = grammar.parse(text)
-    assert fault.text == canonical
     assert fault.hint.endswith(hint)
     assert bool(fault.hint) == bool(hint)
 
@@ -156,23 +155,24 @@ def test_what_does_not_fit_is_said_in_one_sentence(text: str, parts: list[str]) 
 # -- any fault, any text ----------------------------------------------------------------------
 
 milliseconds = st.integers(0, 7 * 86_400_000).map(lambda number: number / 1000)
+seconds = milliseconds.map(lambda number: f"{number}s")
 patterns = st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1, max_size=200).filter(
     lambda text: compiled_pattern(text) is not None
 )
-whens = st.one_of(
-    milliseconds.map(lambda at_s: When(at_s=at_s)),
-    st.integers(0, grammar.MAX_STEP).map(lambda step: When(step=step)),
-    patterns.map(lambda line: When(line=line)),
-)
 VALUES = {
-    "node": ("node", st.integers(0, 1_000_000)),
-    "pod": ("pod", st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,100}[a-z0-9])?", fullmatch=True)),
-    "worker": ("local_rank", st.integers(0, 1_000_000)),
-    "for": ("for_s", milliseconds.filter(bool)),
-    "grace": ("grace_s", st.integers(0, 3_600_000).map(lambda number: number / 1000)),
-    "back": ("back_s", st.one_of(st.none(), milliseconds)),
-    "workers": ("workers", st.integers(1, 200)),
-    "rate": ("bytes_per_s", st.integers(1_000, 10**11).map(float)),
+    "node": st.integers(0, 1_000_000).map(str),
+    "pod": st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,100}[a-z0-9])?", fullmatch=True),
+    "worker": st.integers(0, 1_000_000).map(str),
+    "for": milliseconds.filter(bool).map(lambda number: f"{number}s"),
+    "grace": st.integers(0, 3_600_000).map(lambda number: f"{number / 1000}"),
+    "back": st.one_of(st.just("never"), seconds),
+    "workers": st.integers(1, 200).map(str),
+    "rate": st.integers(1_000, 10**11).map(lambda number: f"{number}B/s"),
+    "at": st.one_of(
+        seconds,
+        st.integers(0, grammar.MAX_STEP).map(lambda step: f"step:{step}"),
+        patterns.map(lambda line: f"line:{line}"),
+    ),
 }
 
 
@@ -180,15 +180,13 @@ VALUES = {
 def faults(draw: st.DrawFn) -> Fault:
     kind = draw(st.sampled_from(sorted(grammar.KINDS)))
     form = grammar.KINDS[kind]
-    keys = set(form.needs) | draw(st.sets(st.sampled_from(sorted(form.keys or ("node",)))).map(set))
-    keys = (keys & set(form.keys)) - ({"pod"} if "node" in keys else set())
-    fields = {VALUES[key][0]: draw(VALUES[key][1]) for key in sorted(keys)}
-    made = Fault(kind=kind, when=draw(whens), **fields)
-    return Fault(**{**{name: getattr(made, name) for name in made.__slots__}, "text": grammar.render(made)})
+    keys = set(form.needs) | draw(st.sets(st.sampled_from(sorted((*form.keys, "at")))))
+    keys -= {"pod"} if "node" in keys else set()
+    return grammar.build(kind, [(key, draw(VALUES[key])) for key in sorted(keys)], "x")
 
 
 @hypothesis.given(faults())
-def test_the_canonical_text_of_any_fault_means_that_fault(made: Fault) -> None:
+def test_the_text_of_any_fault_means_that_fault(made: Fault) -> None:
     assert grammar.parse(made.text) == made
     assert len(made.text) <= grammar.MAX_TEXT
 
@@ -209,10 +207,10 @@ def test_any_text_is_a_fault_or_one_sentence(text: str) -> None:
 
 @hypothesis.given(st.lists(st.text(max_size=20), max_size=8))
 def test_words_in_quotes_are_found_again(found: list[str]) -> None:
-    assert grammar.split(" ".join(map(grammar.quoted, found)), "x") == found
+    assert grammar.split(" ".join(map(shlex.quote, found)), "x") == found
 
 
 @hypothesis.given(milliseconds, st.integers(1_000, 10**11))
 def test_durations_and_rates_are_found_again(seconds: float, rate: int) -> None:
-    assert grammar.parse_duration(grammar.render_duration(seconds)) == seconds
-    assert grammar.parse_rate(grammar.render_rate(float(rate))) == rate
+    assert grammar.parse_duration(f"{seconds}s") == seconds
+    assert grammar.parse_rate(f"{rate}B/s") == rate

@@ -1,4 +1,4 @@
-"""`--fault` and `--chaos` in words: text to a `Fault`, and back to its one canonical text. Pure.
+"""`--fault` and `--chaos` in words: text to a `Fault`. Pure.
 
 kill worker node=1 at=step:40        stop worker for=20s at=1m         delay dns 20s
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +18,7 @@ from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import MAX_COUNT, compiled_pattern, parse_number, shown
 from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS
 
-# -- quotes, durations, rates ------------------------------------------------------------------
+# -- words, durations, rates -------------------------------------------------------------------
 
 
 MAX_S = 7 * 86_400.0  # no rehearsal lasts a week
@@ -31,7 +32,6 @@ _UNITS = {
     "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 1024.0, "mib": 1024.0**2, "gib": 1024.0**3,
     "bit": 0.125, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6,
 }  # fmt: skip
-_QUOTES = "'\""
 
 
 def split(text: str, where: str) -> list[str]:
@@ -40,33 +40,12 @@ def split(text: str, where: str) -> list[str]:
     Raises:
         UsageError: a quote is not closed.
     """
-    words: list[str] = []
-    word: str | None = None
-    quote = ""
-    for sign in text:
-        if quote:
-            quote, word = ("", word) if sign == quote else (quote, f"{word}{sign}")
-        elif sign in _QUOTES:
-            quote, word = sign, word or ""
-        elif not sign.isspace():
-            word = f"{word or ''}{sign}"
-        elif word is not None:
-            words.append(word)
-            word = None
-    if quote:
-        raise UsageError(f"{where} {shown(text)} has an unclosed {quote}")
-    return words if word is None else [*words, word]
-
-
-def quoted(word: str) -> str:
-    """The word as `split` takes it, in quotes where it needs them."""
-    if word and not any(sign.isspace() or sign in _QUOTES for sign in word):
-        return word
-    return _in_quotes(word)
-
-
-def _in_quotes(text: str) -> str:
-    return "'" + text.replace("'", "'\"'\"'") + "'"
+    words = shlex.shlex(text, posix=True)
+    words.whitespace_split, words.escape, words.commenters = True, "", ""
+    try:
+        return list(words)
+    except ValueError:
+        raise UsageError(f"{where} {shown(text)} has an unclosed {words.state}") from None  # type: ignore[attr-defined]
 
 
 def parse_duration(text: str, least_s: float = 0.0) -> float | None:
@@ -78,14 +57,6 @@ def parse_duration(text: str, least_s: float = 0.0) -> float | None:
     return seconds if least_s <= seconds <= MAX_S else None
 
 
-def render_duration(seconds: float) -> str:
-    """As `parse_duration` takes it: 90.5s; whole minutes and hours by their unit."""
-    for unit, length in (("h", 3600), ("m", 60)):
-        if seconds >= length and seconds % length == 0:
-            return f"{seconds / length:.0f}{unit}"
-    return f"{_plain(seconds)}s"
-
-
 def parse_rate(text: str) -> float | None:
     """Whole bytes per second."""
     found = _RATE.fullmatch(text)
@@ -94,18 +65,6 @@ def parse_rate(text: str) -> float | None:
         return None
     rate = float(round(float(found[1]) * unit))
     return rate if MIN_RATE <= rate <= MAX_RATE else None
-
-
-def render_rate(bytes_per_s: float) -> str:
-    """As `parse_rate` takes it, in the largest unit that says it exactly in three decimals."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if bytes_per_s >= size and (bytes_per_s * 1000) % size == 0:
-            return f"{_plain(bytes_per_s / size)}{unit}/s"
-    return f"{bytes_per_s:.0f}B/s"
-
-
-def _plain(value: float) -> str:
-    return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 # -- faults as values --------------------------------------------------------------------------
@@ -135,14 +94,14 @@ class Fault:
     back_s: float | None = 1.0  # of "kill pod" and "term pod": until it is made anew; None: never
     bytes_per_s: float | None = None  # of "slow link"
     workers: int | None = None  # of "scale": how many Worker replicas the job has from then on
-    text: str = ""  # its canonical text (`grammar.render`): what people are shown, and what a replay takes
+    text: str = field(default="", compare=False)  # in the words typed: what people are shown, and a replay takes
     hint: str = field(default="", compare=False)  # a warning about how it was written
 
 
 # -- one fault ---------------------------------------------------------------------------------
 
 
-MAX_TEXT = 2_000  # characters of one fault; its canonical text is shorter
+MAX_TEXT = 2_000  # characters of one fault
 MAX_PATTERN = 200  # of a regular expression
 MAX_STEP = 10**12 - 1
 MAX_GRACE_S = 3_600.0
@@ -218,36 +177,9 @@ def build(kind: str, pairs: Iterable[tuple[str, str]], said: str) -> Fault:
         fields |= _value(key, value, said)
     at = given.get("at", "")
     hint = f"{said}: at={at} has no unit and is taken as seconds; write at={at}s" if _has_no_unit(at) else ""
-    fault = Fault(kind=kind, hint=f"{hint}, or at=step:{at} for a step" if at.isdecimal() else hint, **fields)
-    return replace(fault, text=render(fault))
-
-
-def render(fault: Fault) -> str:
-    """The one canonical text: what is as it would be anyhow is left out; `parse` makes the same fault of it."""
-    form, parts = KINDS[fault.kind], [fault.kind]
-
-    def add(key: str, value: str) -> None:
-        parts.append(value if key == form.bare and key in form.needs else f"{key}={quoted(value)}")
-
-    if fault.node is not None:
-        add("node", str(fault.node))
-    if fault.pod is not None:
-        add("pod", fault.pod)
-    if fault.local_rank:
-        add("worker", str(fault.local_rank))
-    if fault.bytes_per_s is not None:
-        add("rate", render_rate(fault.bytes_per_s))
-    if fault.workers is not None:
-        add("workers", str(fault.workers))
-    if fault.for_s is not None:
-        add("for", render_duration(fault.for_s))
-    if fault.grace_s is not None:
-        add("grace", render_duration(fault.grace_s))
-    if fault.back_s != 1.0:
-        add("back", "never" if fault.back_s is None else render_duration(fault.back_s))
-    if fault.when != form.first:
-        add("at", _at(fault.when))
-    return " ".join(parts)
+    hint = f"{hint}, or at=step:{at} for a step" if at.isdecimal() else hint
+    text = " ".join([kind, *(f"{key}={shlex.quote(value)}" for key, value in given.items())])
+    return Fault(kind=kind, text=text, hint=hint, **fields)
 
 
 # -- kinds and keys ---------------------------------------------------------------------------
@@ -374,12 +306,6 @@ def _has_no_unit(at: str) -> bool:
     return ":" not in at and at[-1:].isdecimal()
 
 
-def _at(when: When) -> str:
-    if when.at_s is not None:
-        return render_duration(when.at_s)
-    return f"step:{when.step}" if when.step is not None else f"line:{when.line}"
-
-
 # -- random faults: --chaos, the same ones for the same seed on every machine -------------------
 #
 # Each fault has a generator of its own, made from the seed and the fault's number: of Python's random module only
@@ -391,7 +317,7 @@ LASTS = ("stop worker", "partition", "slow link", "fill shm")  # drawn with an e
 NOT_BY_CHANCE = ("delay dns", "add node", "scale")
 MAX_NODE = 10_000
 _LASTS_S = (1.0, 9.0)  # at least, and how much more at most
-_SLOW = 1e6  # bytes per second of a slow link
+_SLOW = "1MB/s"
 _LEAST_GAP_S = 0.05  # 20 a second on average
 
 
@@ -452,15 +378,14 @@ def draw(chaos: Chaos, number: int, after_s: float) -> Fault | None:
         return None
     kind = chaos.kinds[int(chance() * len(chaos.kinds))]
     node = chaos.nodes[int(chance() * len(chaos.nodes))]
-    lasts_s = round(_LASTS_S[0] + _LASTS_S[1] * chance(), 1) if kind in LASTS else None
-    rate = _SLOW if kind == "slow link" else None
-    fault = Fault(kind=kind, when=When(at_s=at_s), node=node, for_s=lasts_s, bytes_per_s=rate)
-    return replace(fault, text=render(fault))
+    rate = f"rate={_SLOW} " if kind == "slow link" else ""
+    lasts = f"for={round(_LASTS_S[0] + _LASTS_S[1] * chance(), 1)}s " if kind in LASTS else ""
+    return parse(f"{kind} node={node} {rate}{lasts}at={at_s}s")
 
 
 def replay(faults: Iterable[Fault]) -> str:
     """What makes the same faults come again, for the command line: one `--fault` on a line for each."""
-    return "\n".join(f"--fault {_in_quotes(fault.text)}" for fault in faults)
+    return "\n".join(f"--fault {shlex.quote(fault.text)}" for fault in faults)
 
 
 # -- values -----------------------------------------------------------------------------------
