@@ -12,59 +12,65 @@ from hypothesis import strategies as st
 from tests.rehearsal.refusals import refusal
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import MAX_LINE
-from trainer_launch.rehearsal.faults import grammar, injection
+from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.faults.grammar import Chaos, Fault
-from trainer_launch.rehearsal.faults.injection import Passed, Reached, Said
+from trainer_launch.rehearsal.faults.injection import Timeline
 from trainer_launch.supervisor.step_lines import OutputScanner
 
 
-def begin(*texts: str, by_chance: Chaos | None = None) -> injection.Timeline:
-    return injection.begin(map(grammar.parse, texts), by_chance)
+def begin(*texts: str, by_chance: Chaos | None = None) -> Timeline:
+    return Timeline(map(grammar.parse, texts), by_chance)
 
 
-def texts(faults: tuple[Fault, ...]) -> list[str]:
+def texts(faults: list[Fault]) -> list[str]:
     return [fault.text for fault in faults]
 
 
 def test_a_fault_comes_at_its_time_once() -> None:
-    state = begin("kill pod at=2s", "oom at=1s")
-    assert injection.due_s(state) == 1.0
-    state, come = injection.advance(state, Passed(0.9))
-    assert come == ()
-    state, come = injection.advance(state, Passed(1.0))
+    timeline = begin("kill pod at=2s", "oom at=1s")
+    assert timeline.due_s() == 1.0
+    come = timeline.come(at_s=0.9)
+    assert come == []
+    come = timeline.come(at_s=1.0)
     assert texts(come) == ["oom at=1s"]
-    assert injection.due_s(state) == 2.0
-    state, come = injection.advance(state, Passed(60.0))
+    assert timeline.due_s() == 2.0
+    come = timeline.come(at_s=60.0)
     assert texts(come) == ["kill pod at=2s"]
-    assert injection.due_s(state) is None
-    assert injection.advance(state, Passed(90.0)) == (state, ())
+    assert timeline.due_s() is None
+    assert timeline.come(at_s=90.0) == []
 
 
 def test_a_step_that_was_jumped_over_counts_as_reached() -> None:
-    state = begin("kill worker at=step:40", "kill pod at=step:60")
-    state, come = injection.advance(state, Reached(39))
-    assert come == ()
-    state, come = injection.advance(state, Reached(50))
+    timeline = begin("kill worker at=step:40", "kill pod at=step:60")
+    come = timeline.come(step=39)
+    assert come == []
+    come = timeline.come(step=50)
     assert texts(come) == ["kill worker at=step:40"]
-    state, come = injection.advance(state, Reached(40))  # after a restart
-    assert come == ()
-    assert texts(injection.missed(state)) == ["kill pod at=step:60"]
+    come = timeline.come(step=40)  # after a restart
+    assert come == []
+    assert texts(timeline.waiting) == ["kill pod at=step:60"]
 
 
 def test_a_line_is_looked_through_for_the_pattern_up_to_a_length() -> None:
-    state = begin(r"kill pod at=line:loss\s+nan", "oom at=1h")
-    assert any(state.patterns)
-    state, come = injection.advance(state, Said("x" * MAX_LINE + "loss nan"))
-    assert come == ()
-    state, come = injection.advance(state, Said("12:00 loss   nan!"))
+    timeline = begin(r"kill pod at=line:loss\s+nan", "oom at=1h")
+    assert any(timeline.patterns)
+    come = timeline.come(line="x" * MAX_LINE + "loss nan")
+    assert come == []
+    come = timeline.come(line="12:00 loss   nan!")
     assert len(come) == 1
-    assert not any(state.patterns)
-    assert injection.advance(state, Said("loss nan"))[1] == ()
+    assert not any(timeline.patterns)
+    assert timeline.come(line="loss nan") == []
+
+
+def test_a_pattern_that_fits_an_empty_line_waits_for_a_line() -> None:
+    timeline = begin("kill pod at=line:x*")
+    assert timeline.come(at_s=5.0) == timeline.come(step=5) == []
+    assert len(timeline.come(line="")) == 1
 
 
 def test_several_faults_of_one_moment_come_in_their_order() -> None:
-    state = begin("oom at=1s", "kill pod at=0.5s", "fill shm at=1s", "kill worker")
-    _, come = injection.advance(state, Passed(2.0))
+    timeline = begin("oom at=1s", "kill pod at=0.5s", "fill shm at=1s", "kill worker")
+    come = timeline.come(at_s=2.0)
     assert texts(come) == ["oom at=1s", "kill pod at=0.5s", "fill shm at=1s"]
 
 
@@ -91,10 +97,10 @@ def test_a_line_may_tell_a_step(line: str, step: int | None) -> None:
 
 events = st.lists(
     st.one_of(
-        st.floats(0, 1e6).map(Passed),
-        st.integers(0, 100).map(Reached),
-        st.text(max_size=30).map(Said),
-        st.sampled_from(["go", "loss nan"]).map(Said),
+        st.floats(0, 1e6).map(lambda at_s: {"at_s": at_s}),
+        st.integers(0, 100).map(lambda step: {"step": step}),
+        st.text(max_size=30).map(lambda line: {"line": line}),
+        st.sampled_from(["go", "loss nan"]).map(lambda line: {"line": line}),
     ),
     max_size=30,
 )
@@ -108,24 +114,23 @@ given_faults = st.lists(
 @hypothesis.given(given_faults, events, st.booleans())
 def test_no_fault_comes_twice_and_none_is_lost(given: list[str], happens: list, with_chaos: bool) -> None:
     by_chance = Chaos(seed=1, gap_s=100.0, nodes=(0, 1)) if with_chaos else None
-    state = begin(*given, by_chance=by_chance)
-    asked = sorted(texts(injection.missed(state)))
+    timeline = begin(*given, by_chance=by_chance)
+    asked = sorted(texts(timeline.waiting))
     came: list[str] = []
     for event in happens:
-        state, come = injection.advance(state, event)
+        come = timeline.come(**event)
         came += [text for text in texts(come) if not with_chaos or text in asked]
-    assert sorted([*came, *texts(injection.missed(state))]) == asked
+    assert sorted([*came, *texts(timeline.waiting)]) == asked
 
 
 # -- by chance --------------------------------------------------------------------------------
 
 
 def first(by_chance: Chaos, count: int) -> list[Fault]:
-    state = injection.begin((), by_chance)
+    timeline = Timeline((), by_chance)
     come: list[Fault] = []
-    while len(come) < count and (at_s := injection.due_s(state)) is not None:
-        state, more = injection.advance(state, Passed(at_s))
-        come += more
+    while len(come) < count and (at_s := timeline.due_s()) is not None:
+        come += timeline.come(at_s=at_s)
     return come
 
 
@@ -152,11 +157,10 @@ def test_a_seed_replays(seed: int, nodes: int, gap_s: float) -> None:
     assert [grammar.parse(text) for text in lines[1::2]] == made
     assert set(lines[::2]) == {"--fault"}
     assert [fault.when.at_s for fault in made] == sorted(fault.when.at_s or 0 for fault in made)
-    state = injection.begin(made)
+    timeline = Timeline(made)
     come: list[Fault] = []
     for fault in made:
-        state, more = injection.advance(state, Passed(fault.when.at_s or 0))
-        come += more
+        come += timeline.come(at_s=fault.when.at_s or 0)
     assert come == made
 
 
@@ -183,7 +187,7 @@ def test_what_was_asked_for_is_kept_to() -> None:
 
 
 def test_nothing_of_chaos_counts_as_missed() -> None:
-    assert injection.missed(begin(by_chance=Chaos(seed=1, gap_s=1.0, nodes=(0,)))) == ()
+    assert begin(by_chance=Chaos(seed=1, gap_s=1.0, nodes=(0,))).waiting == []
 
 
 @pytest.mark.parametrize(

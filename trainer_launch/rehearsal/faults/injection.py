@@ -6,8 +6,8 @@ import logging
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -16,110 +16,69 @@ from trainer_launch.model.value_parsers import MAX_LINE, compiled_pattern
 from trainer_launch.rehearsal import pod_watch
 from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase
-from trainer_launch.rehearsal.controllers.restart_decisions import State
 from trainer_launch.rehearsal.faults import grammar, requests
 from trainer_launch.rehearsal.faults.grammar import Chaos, Fault
 from trainer_launch.rehearsal.faults.requests import OWN_NETWORK, Asked, nodes_of
-from trainer_launch.rehearsal.kubelet.pods import Kubelet
-from trainer_launch.rehearsal.pod_watch import PodProcesses
 from trainer_launch.rehearsal.report.history import Entry, What
+
+if TYPE_CHECKING:
+    from trainer_launch.rehearsal.driver import Rehearsal
 
 # -- which faults come when --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """Time has passed."""
-
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """Some pod has reached a step."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """Some pod has said a line."""
-
-    line: str
-
-
-Event = Passed | Reached | Said
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What has yet to come."""
+    """What has yet to come: of the faults that were asked for, and of chaos the next one."""
 
-    waiting: tuple[Fault, ...]
-    patterns: tuple[re.Pattern[str] | None, ...]  # one for each of `waiting`; None: it waits for no line
-    chaos: Chaos | None = None
-    drawn: Fault | None = None  # the next of chaos
-    draws: int = 0
+    def __init__(self, faults: Iterable[Fault], chaos: Chaos | None = None) -> None:
+        self._waiting = [(one, _pattern(one)) for one in faults]
+        self._chaos, self._draws = chaos, 0
+        self._drawn = self._draw(0.0)
 
+    @property
+    def waiting(self) -> list[Fault]:
+        """What was asked for and has not come; chaos asks for nothing."""
+        return [fault for fault, _ in self._waiting]
 
-Step = tuple[Timeline, tuple[Fault, ...]]  # and the faults that come now
+    @property
+    def patterns(self) -> tuple[re.Pattern[str], ...]:
+        """What lines have to be heard for."""
+        return tuple(pattern for _, pattern in self._waiting if pattern is not None)
 
+    def due_s(self) -> float | None:
+        """When `come` has to be told the time at the latest; None: never."""
+        times = [one.when.at_s for one in (*self.waiting, self._drawn) if one is not None]
+        return min((at_s for at_s in times if at_s is not None), default=None)
 
-def begin(faults: Iterable[Fault], chaos: Chaos | None = None) -> Timeline:
-    """Nothing has come yet."""
-    waiting = tuple(faults)
-    patterns = tuple(None if one.when.line is None else compiled_pattern(one.when.line) for one in waiting)
-    return _drawn(Timeline(waiting=waiting, patterns=patterns, chaos=chaos), 0.0)
+    def come(self, *, at_s: float = -1.0, step: int = -1, line: str | None = None) -> list[Fault]:
+        """The faults that come now, each once and in the order they were given.
 
+        `at_s` is the rehearsal's time, `step` one that some pod has reached, `line` one that some pod has said.
+        """
+        come: list[Fault] = []
+        rest = []
+        for fault, pattern in self._waiting:
+            when = fault.when
+            is_due = when.at_s is not None and when.at_s <= at_s
+            is_reached = when.step is not None and when.step <= step
+            is_said = pattern is not None and line is not None and pattern.search(line[:MAX_LINE])
+            if is_due or is_reached or is_said:
+                come.append(fault)
+            else:
+                rest.append((fault, pattern))
+        self._waiting = rest
+        while (drawn := self._drawn) is not None and drawn.when.at_s is not None and drawn.when.at_s <= at_s:
+            come.append(drawn)
+            self._drawn = self._draw(drawn.when.at_s)
+        return come
 
-def due_s(state: Timeline) -> float | None:
-    """When `Passed` has to be told at the latest; None: never."""
-    times = [one.when.at_s for one in (*state.waiting, state.drawn) if one is not None]
-    return min((at_s for at_s in times if at_s is not None), default=None)
-
-
-def advance(state: Timeline, event: Event) -> Step:
-    """What comes of an event: the faults whose time, step or line this is, in the order they were given."""
-    line = event.line[:MAX_LINE] if isinstance(event, Said) else ""
-    come: list[Fault] = []
-    rest: list[tuple[Fault, re.Pattern[str] | None]] = []
-    for fault, pattern in zip(state.waiting, state.patterns, strict=True):
-        if isinstance(event, Said):
-            is_now = pattern is not None and pattern.search(line) is not None
-        elif isinstance(event, Reached):
-            is_now = fault.when.step is not None and event.step >= fault.when.step
-        else:
-            is_now = fault.when.at_s is not None and event.at_s >= fault.when.at_s
-        if is_now:
-            come.append(fault)
-        else:
-            rest.append((fault, pattern))
-    if come:
-        state = replace(state, waiting=tuple(one for one, _ in rest), patterns=tuple(one for _, one in rest))
-    if isinstance(event, Passed):
-        state, more = _chance(state, event.at_s)
-        come += more
-    return state, tuple(come)
-
-
-def missed(state: Timeline) -> tuple[Fault, ...]:
-    """What was asked for and never came; chaos asks for nothing."""
-    return state.waiting
+    def _draw(self, after_s: float) -> Fault | None:
+        self._draws += 1
+        return None if self._chaos is None else grammar.draw(self._chaos, self._draws - 1, after_s)
 
 
-def _chance(state: Timeline, now_s: float) -> tuple[Timeline, list[Fault]]:
-    come: list[Fault] = []
-    while (fault := state.drawn) is not None and fault.when.at_s is not None and fault.when.at_s <= now_s:
-        come.append(fault)
-        state = _drawn(state, fault.when.at_s)
-    return state, come
-
-
-def _drawn(state: Timeline, after_s: float) -> Timeline:
-    if state.chaos is None:
-        return state
-    fault = grammar.draw(state.chaos, state.draws, after_s)
-    return replace(state, drawn=fault, draws=state.draws + 1)
+def _pattern(fault: Fault) -> re.Pattern[str] | None:
+    return None if fault.when.line is None else compiled_pattern(fault.when.line)
 
 
 # -- when one has come -------------------------------------------------------------------------
@@ -127,29 +86,6 @@ def _drawn(state: Timeline, after_s: float) -> Timeline:
 
 RETRY_S = 0.3  # a fault whose target is not there yet comes as soon as it is
 _log = logging.getLogger(__name__)
-
-
-class AnyDriver(Protocol):
-    """What a fault needs of who drives the rehearsal; `driver.Rehearsal` is it."""
-
-    kubelet: Kubelet
-    state: State
-    processes: PodProcesses
-
-    def now_s(self) -> float:
-        """Seconds since the rehearsal began."""
-
-    def take(self, event: job_lifecycle.Event) -> None:
-        """Let the job's machine have an event."""
-
-    def tell(self, entry: Entry) -> None:
-        """Note what has happened, for people."""
-
-    def leader(self, pod: str) -> int | None:
-        """The pid of a pod's first process, None while there is none."""
-
-    def scale(self, workers: int | None) -> None:
-        """Change the job's Worker replicas to that number, or with None to one more."""
 
 
 class NotNow(Exception):
@@ -171,10 +107,10 @@ class Effect:
 class Faults:
     """All that is asked for, and what has become of it."""
 
-    def __init__(self, asked: Asked, driver: AnyDriver) -> None:
+    def __init__(self, asked: Asked, driver: Rehearsal) -> None:
         self._driver = driver
         self._asked = asked
-        self._line = begin(asked.faults, asked.chaos)
+        self._timeline = Timeline(asked.faults, asked.chaos)
         self._late: list[tuple[Fault, float, str]] = []  # which wait: when to try again, why not yet
         self._over: list[tuple[float, Fault, str | None, Callable[[], None]]] = []
         self.came: list[Fault] = []
@@ -183,18 +119,17 @@ class Faults:
 
     def due_s(self) -> float | None:
         """When `pass_time` wants to be called, in the rehearsal's time."""
-        times = [due_s(self._line), *(at_s for _, at_s, _ in self._late), *(one[0] for one in self._over)]
+        times = [self._timeline.due_s(), *(at_s for _, at_s, _ in self._late), *(one[0] for one in self._over)]
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     @property
     def patterns(self) -> tuple[re.Pattern[str], ...]:
         """What lines have to be heard for."""
-        return tuple(pattern for pattern in self._line.patterns if pattern is not None)
+        return self._timeline.patterns
 
     def precede(self) -> None:
         """No pod has started yet: names that come late are not there from the beginning."""
-        self._line, come = advance(self._line, Passed(0.0))
-        for fault in come:
+        for fault in self._timeline.come(at_s=0.0):
             if fault.kind in OWN_NETWORK:
                 self._come(fault)
             else:
@@ -212,29 +147,28 @@ class Faults:
                 self._come(fault)
             else:
                 self._late.append((fault, at_s, why))
-        self._step(Passed(now_s))
+        self._take(self._timeline.come(at_s=now_s))
 
     def reached(self, step: int) -> None:
         """Some pod has reached a step."""
         self._last_step = max(step, self._last_step or 0)
-        self._step(Reached(step))
+        self._take(self._timeline.come(step=step))
 
     def said(self, line: str) -> None:
         """Some pod has said a line."""
-        self._step(Said(line))
+        self._take(self._timeline.come(line=line))
 
     def finish(self) -> None:
         """The rehearsal is over: say what never came."""
         for fault, _, why in self._late:
             self._note_missed(fault, why)
-        for fault in missed(self._line):
+        for fault in self._timeline.waiting:
             self._note_missed(fault, _never(fault, self._last_step))
         self._late = []
         if self._asked.chaos is not None and self.came:
             _log.warning("to repeat these faults:\n%s", grammar.replay(self.came))
 
-    def _step(self, event: Event) -> None:
-        self._line, come = advance(self._line, event)
+    def _take(self, come: Iterable[Fault]) -> None:
         for fault in come:
             self._come(fault)
 
@@ -307,19 +241,19 @@ def _never(fault: Fault, last_step: int | None) -> str:
 # -- how each kind is carried out -------------------------------------------------------------
 
 
-def _kill_worker(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
+def _kill_worker(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
     process = _worker(driver, fault, pod)
     return Effect(lambda: pod_watch.send([process], signal.SIGKILL))
 
 
-def _stop_worker(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
+def _stop_worker(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
     processes = pod_watch.below(_worker(driver, fault, pod))
     return Effect(
         lambda: pod_watch.send(processes, signal.SIGSTOP), lambda: pod_watch.send(processes, signal.SIGCONT)
     )
 
 
-def _delete_pod(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
+def _delete_pod(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
     name = _living(driver, pod)
     own_s = driver.state.pods[name].draft.template.grace_s
     grace_s = 0.0 if fault.kind == "kill pod" else own_s if fault.grace_s is None else fault.grace_s
@@ -331,26 +265,26 @@ def _delete_pod(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
     return Effect(delete)
 
 
-def _scale(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
+def _scale(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
     if driver.state.condition is not None or driver.state.asked:
         raise Never("the job has ended")
     return Effect(lambda: driver.scale(fault.workers))
 
 
-def _on_network(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
+def _on_network(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
     network = driver.kubelet.network
     assert network is not None, "asked for before anything was started"
     return Effect(lambda: network.begin(fault, pod), lambda: network.end(fault, pod))
 
 
-def _oom(driver: AnyDriver, fault: Fault, pod: str | None) -> Effect:
+def _oom(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
     name, memory = _living(driver, pod), driver.kubelet.memory
     _worker(driver, fault, pod)  # before there is one, the launcher would be the largest
     assert memory is not None, "asked for before anything was started"
     return Effect(lambda: memory.squeeze(name))
 
 
-MakeEffect = Callable[[AnyDriver, Fault, "str | None"], Effect]
+MakeEffect = Callable[["Rehearsal", Fault, "str | None"], Effect]
 EFFECTS: Mapping[str, MakeEffect] = {
     "kill worker": _kill_worker,
     "stop worker": _stop_worker,
@@ -366,7 +300,7 @@ EFFECTS: Mapping[str, MakeEffect] = {
 }
 
 
-def _living(driver: AnyDriver, pod: str | None) -> str:
+def _living(driver: Rehearsal, pod: str | None) -> str:
     state = driver.state.states[pod or ""]
     if driver.state.condition is not None or driver.state.asked:
         raise Never("the job has ended")
@@ -377,7 +311,7 @@ def _living(driver: AnyDriver, pod: str | None) -> str:
     return pod or ""
 
 
-def _worker(driver: AnyDriver, fault: Fault, pod: str | None) -> psutil.Process:
+def _worker(driver: Rehearsal, fault: Fault, pod: str | None) -> psutil.Process:
     name = _living(driver, pod)
     process = driver.processes.worker(driver.state.pods[name], driver.leader(name), fault.local_rank)
     if process is None:
