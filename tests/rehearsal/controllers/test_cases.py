@@ -14,8 +14,8 @@ import pytest
 from tests.rehearsal.controllers.manifests import cases
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import flat, pod_from_snapshot
-from trainer_launch.rehearsal.controllers import mpi_operator, v1, workload_of
 from trainer_launch.rehearsal.controllers import snapshot_of as snapshot
+from trainer_launch.rehearsal.controllers import workload_of
 from trainer_launch.rehearsal.controllers.documents import read_documents
 from trainer_launch.rehearsal.controllers.pod_values import Container, Pod
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
@@ -62,20 +62,3 @@ def test_what_is_rendered_is_read_back_as_the_job_that_it_is(name: str) -> None:
     assert job.contract in want["contract"]
     got = flat(job)
     assert {key: got[key] for key in want["job"]} == want["job"]
-
-
-HOSTS = [f"test-job-worker-{index}.test-job.default.svc" for index in (0, 10, 2)]
-LAUNCHER = "test-job-launcher.test-job.default.svc"
-
-
-def test_the_discovery_script_of_mpi_operator_names_who_runs_and_no_slots() -> None:
-    assert mpi_operator.discovery([], LAUNCHER) == "#!/bin/sh\n"
-    assert mpi_operator.discovery([LAUNCHER], LAUNCHER) == f"#!/bin/sh\necho {LAUNCHER}\n"
-    lines = [f"echo {HOSTS[number]}\n" for number in (0, 1, 2)]  # sorted as text: worker-10 before worker-2
-    assert mpi_operator.discovery([HOSTS[2], HOSTS[1], HOSTS[0]], LAUNCHER) == "".join(["#!/bin/sh\n", *lines])
-
-
-def test_the_discovery_script_of_v1_has_slots_and_ends_without_a_newline() -> None:
-    assert v1.discovery("j-launcher", ["j-worker-2", "j-worker-10"], 4) == (
-        "#!/bin/sh\necho j-worker-10:4\necho j-worker-2:4"
-    )

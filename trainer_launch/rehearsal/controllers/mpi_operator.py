@@ -5,7 +5,7 @@ kubeflow/mpi-operator pkg/controller/mpi_job_controller.go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from trainer_launch.rehearsal.controllers import v1
@@ -14,6 +14,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     SSH_ARGS,
     ChildRules,
     Draft,
+    EnvItem,
     File,
     Rules,
     Success,
@@ -21,6 +22,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Workload,
     env_items,
     key_files,
+    open_mpi,
 )
 from trainer_launch.rehearsal.controllers.podspec import RESTARTS, read_template
 
@@ -133,7 +135,7 @@ def _labels(job: _Job, role: str, index: int) -> Mapping[str, str]:
 
 
 def _launcher(job: _Job, template: Template) -> Template:
-    env = {"K_MPI_JOB_ROLE": "launcher", **_dialect(job), **({} if job.launcher_works else _NO_GPUS)}
+    told = {"K_MPI_JOB_ROLE": "launcher", **({} if job.launcher_works else _NO_GPUS)}
     colon = "" if job.implementation == "OpenMPI" else ":"
     slots = f"{colon or ' slots='}{job.slots}"
     files = {
@@ -141,32 +143,29 @@ def _launcher(job: _Job, template: Template) -> Template:
         _HOSTFILE: File("".join(f"{host}{slots}\n" for host in job.hosts), 0o444),
         _DISCOVERY: _discovery(job),
     }
-    return _first(template, env, files)
+    return _first(template, (*env_items(told), *_dialect(job)), files)
 
 
 def _worker(job: _Job, template: Template) -> Template:
-    made = _first(template, {"K_MPI_JOB_ROLE": "worker"}, _keys(job))
+    made = _first(template, env_items({"K_MPI_JOB_ROLE": "worker"}), _keys(job))
     first, *others = made.containers
     if not first.command and not first.args:
         first = replace(first, command=("/usr/sbin/sshd", "-De"))
     return replace(made, containers=(first, *others))
 
 
-def _dialect(job: _Job) -> Mapping[str, str]:
+def _dialect(job: _Job) -> tuple[EnvItem, ...]:
     if job.implementation == "OpenMPI":
-        return {
-            "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
-            "OMPI_MCA_orte_default_hostfile": _HOSTFILE,
-            "OMPI_MCA_plm_rsh_args": SSH_ARGS,
-            "OMPI_MCA_orte_set_default_slots": str(job.slots),
-        }
+        return open_mpi(_HOSTFILE, job.slots)
     if job.implementation == "Intel":
-        return {
-            "I_MPI_HYDRA_HOST_FILE": _HOSTFILE,
-            "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SSH_ARGS,
-            "I_MPI_PERHOST": str(job.slots),
-        }
-    return {"HYDRA_HOST_FILE": _HOSTFILE, "HYDRA_LAUNCH_EXTRA_ARGS": SSH_ARGS}
+        return env_items(
+            {
+                "I_MPI_HYDRA_HOST_FILE": _HOSTFILE,
+                "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SSH_ARGS,
+                "I_MPI_PERHOST": str(job.slots),
+            }
+        )
+    return env_items({"HYDRA_HOST_FILE": _HOSTFILE, "HYDRA_LAUNCH_EXTRA_ARGS": SSH_ARGS})
 
 
 def _keys(job: _Job) -> Mapping[str, File]:
@@ -174,22 +173,16 @@ def _keys(job: _Job) -> Mapping[str, File]:
     return key_files(job.ssh, mode, mode)
 
 
-def _first(template: Template, env: Mapping[str, str], files: Mapping[str, File]) -> Template:
+def _first(template: Template, items: tuple[EnvItem, ...], files: Mapping[str, File]) -> Template:
     """Only the first container of a pod gets variables and files."""
     first, *others = template.containers
-    first = replace(first, items=(*first.items, *env_items(env)), files={**first.files, **files})
+    first = replace(first, items=(*first.items, *items), files={**first.files, **files})
     return replace(template, containers=(first, *others))
 
 
 def _discovery(job: _Job) -> File:
-    """Rewritten by the operator whenever a worker comes or goes."""
+    """The launcher first, the others sorted as text; the operator rewrites it whenever a worker comes or goes."""
     pods = sorted(f"{job.name}-worker-{index}" for index in range(job.workers))
     first = [("", f"echo {job.host(f'{job.name}-launcher')}\n")] if job.launcher_works else []
     parts = (("", "#!/bin/sh\n"), *first, *((pod, f"echo {job.host(pod)}\n") for pod in pods))
-    return File(discovery(job.hosts, job.host(f"{job.name}-launcher")), 0o555, parts=parts)
-
-
-def discovery(running: Sequence[str], launcher: str) -> str:
-    """discover_hosts.sh for the hosts that run: the launcher first, the others sorted as text."""
-    hosts = [host for host in running if host == launcher] + sorted(host for host in running if host != launcher)
-    return "".join(["#!/bin/sh\n", *(f"echo {host}\n" for host in hosts)])
+    return File("".join(part for _, part in parts), 0o555, parts=parts)

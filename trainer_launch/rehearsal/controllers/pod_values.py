@@ -404,7 +404,10 @@ SSH_ARGS = "-o ConnectionAttempts=10"
 
 
 def open_mpi(hostfile: str, slots: int) -> tuple[EnvItem, ...]:
-    """Open MPI's variables for a launcher: kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go."""
+    """Open MPI's variables for a launcher, as Trainer v2 and mpi-operator have them.
+
+    kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go.
+    """
     return env_items(
         {
             "OMPI_MCA_orte_default_hostfile": hostfile,

@@ -460,18 +460,14 @@ def _worker(template: Template, files: Mapping[str, File]) -> Template:
 
 
 def _discovery(launcher: str, hosts: Sequence[str], slots: int) -> File:
-    """Rewritten by the operator whenever a worker comes or goes."""
+    """The launcher first and a blank line, the others sorted as text, no newline at the end.
+
+    The operator rewrites it whenever a worker comes or goes.
+    """
     first = [("", f"\necho {launcher}:{slots}\n")] if launcher in hosts else []
     workers = sorted(host for host in hosts if host != launcher)
     parts = (("", "#!/bin/sh"), *first, *((host, f"\necho {host}:{slots}") for host in workers))
-    return File(discovery(launcher, hosts, slots), 0o555, parts=parts)
-
-
-def discovery(launcher: str, running: Sequence[str], slots: int) -> str:
-    """discover_hosts.sh for the hosts that run: the launcher first and a blank line, the others sorted as text."""
-    lines = [f"echo {launcher}:{slots}\n"] if launcher in running else []
-    lines += [f"echo {host}:{slots}" for host in sorted(running) if host != launcher]
-    return "\n".join(["#!/bin/sh", *lines])
+    return File("".join(part for _, part in parts), 0o555, parts=parts)
 
 
 def _kubexec(container: str) -> str:
