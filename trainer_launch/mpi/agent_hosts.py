@@ -279,11 +279,16 @@ def _ask_version(mpirun: str, env: Mapping[str, str]) -> deadline_subprocess.Chi
 
 _WORDS = 200
 
-# A rank, or a process of one, bears the job's mark and its number. Small images lack pgrep and ps, and /proc shows
-# an environment to its owner and to root only, which is just right.
+# A rank, or a process of one, bears the job's mark and its number; ranks of other jobs have another mark, and what
+# runs below them may have several numbers. Small images lack pgrep and ps, and /proc shows an environment to its
+# owner and to root only, which is just right.
 _FIND = """
+nl='
+'
 marked() {
-  [ "$(tr '\\0' '\\n' <"/proc/$1/environ" | grep -cE '^(%(mark)s$|(OMPI_COMM_WORLD|PMI|HOROVOD)_RANK=)')" -ge 2 ]
+  vars="$nl$(tr '\\0' '\\n' <"/proc/$1/environ")$nl"
+  case $vars in *"$nl%(mark)s$nl"*) ;; *) return 1 ;; esac
+  case $vars in *"$nl"OMPI_COMM_WORLD_RANK=*|*"$nl"PMI_RANK=*|*"$nl"HOROVOD_RANK=*) ;; *) return 1 ;; esac
 }
 for folder in /proc/[0-9]*; do
   pid=${folder#/proc/}
