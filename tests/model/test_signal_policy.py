@@ -22,11 +22,6 @@ def test_names_are_read_with_and_without_sig_in_any_case():
     assert signal_policy.parse("") == {}
 
 
-def test_what_is_written_is_read_again():
-    given = signal_policy.parse("USR1=checkpoint,TERM=drain,HUP=forward")
-    assert signal_policy.parse(signal_policy.render(given)) == given
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

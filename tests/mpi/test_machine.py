@@ -13,6 +13,7 @@ from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi import job_state_machine
 from trainer_launch.mpi.job_state_machine import MAX_EARLY
 from trainer_launch.mpi.mpirun_messages import Said
+from trainer_launch.planning.mpi_launch_spec import JobSettings
 
 A, B, C, D = (Member(name, 1) for name in ("a", "b", "c", "d"))
 REFUSED = "port: Connection refused"
@@ -26,7 +27,7 @@ class Job:
     def __init__(self, *members: Member, **settings: object) -> None:
         self.now_s = 100.0
         self.log: list[st.Action] = []
-        given = replace(st.Settings(), **settings)  # type: ignore[arg-type]
+        given = replace(JobSettings(), **settings)  # type: ignore[arg-type]
         self.state, actions = job_state_machine.begin(given, members, self.now_s)
         self.log += actions
 
@@ -122,7 +123,7 @@ def test_with_a_minimum_it_goes_on_with_fewer_after_a_patience() -> None:
 
 
 def test_at_the_start_hosts_that_just_come_are_gathered_even_without_a_patience() -> None:
-    job = Job(A, B, C, min_hosts=1, shrink_s=0, gather_s=3)
+    job = Job(A, B, C, min_hosts=1, shrink_s=0)
     job.ready("a")
     job.passes(2)
     job.ready("a", "b")
@@ -327,7 +328,7 @@ def test_daemons_that_take_long_to_fail_are_not_started_for_ever() -> None:
 
 
 def test_hosts_that_come_later_are_gathered_and_let_in_with_one_new_start() -> None:
-    job = running(A, B, min_hosts=1, gather_s=3)
+    job = running(A, B, min_hosts=1)
     job.now_s += 60
     job.take(st.Hosts((A, B, C, D), job.now_s))
     job.ready("a", "b", "c")
@@ -343,7 +344,7 @@ def test_hosts_that_come_later_are_gathered_and_let_in_with_one_new_start() -> N
 
 def test_a_job_that_was_interrupted_for_others_is_no_longer_due_for_it() -> None:
     """Or the agent would spin until mpirun has ended."""
-    job = running(A, B, min_hosts=1, gather_s=3)
+    job = running(A, B, min_hosts=1)
     job.take(st.Hosts((A, B, C), job.now_s))
     job.ready("a", "b", "c")
     assert job_state_machine.due_s(job.state) == job.now_s + 3
@@ -425,7 +426,7 @@ def test_ranks_that_drain_have_no_deadline_and_are_not_started_again() -> None:
 
 @pytest.mark.parametrize("first", ["others", "drained"])
 def test_ranks_that_drain_are_not_interrupted_for_others_nor_for_the_list(first: str) -> None:
-    job = running(A, B, min_hosts=1, gather_s=3)
+    job = running(A, B, min_hosts=1)
     if first == "drained":
         job.take(st.Drained(job.now_s))
     job.take(st.Hosts((A, C, D), job.now_s) if first == "drained" else st.Hosts((A, B, C, D), job.now_s))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from trainer_launch.model import Cpus, Gpus, Host, Job, Origin
+from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import StopOrder
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.engines.request import Request
@@ -25,13 +27,18 @@ MACHINE = Host(
 GPU_MACHINE = replace(MACHINE, gpus=Gpus(count=4, reason="4 in /dev"))
 
 
+_OPTIONS = Settings.model_fields.keys() - {field.name for field in dataclasses.fields(Request)}
+
+
 def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes: Any) -> Request:
     """A request for the command `line` in `job`, with torchrun's typed options laid over it."""
     machine = changes.get("host", MACHINE)
     command = parse_command(shlex.split(line))
     if command.torchrun is not None:
         job = overlay(job, command.torchrun.options, Origin.COMMAND)
+    options = {name: changes.pop(name) for name in changes.keys() & _OPTIONS}
     fields: dict[str, Any] = {
+        "settings": Settings({"start_method": "exec", "straggler_interval": 0, **options}),
         "job": job,
         "host": MACHINE,
         "topology": place(job, machine),
@@ -39,18 +46,13 @@ def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes
         "env": dict(env or {}),
         "python": "/venv/bin/python",
         "python_is_ours": True,
-        "engine": "auto",
         "grace_s": 25.0,
         "stop_order": StopOrder.LEADER,
         "signals": {},
-        "wait_s": 600.0,
-        "rejoin_timeout_s": 600.0,
         "our_rendezvous": False,
         "loopback_port": 4242,
         "shrink_after_s": 0.0,
-        "start_method": "exec",
         "preload": (),
-        "prefix": False,
         "scratch": "/scratch",
     }
     return Request(**(fields | changes))

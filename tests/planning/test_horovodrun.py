@@ -43,7 +43,7 @@ def test_the_agent_gets_the_command_as_typed_and_the_platforms_hosts() -> None:
     plan = engines.plan(request("horovodrun -np 4 --gloo python train.py --lr 1", OPERATOR))
     assert plan.processes[0].argv == ("horovodrun", "-np", "4", "--gloo", "python", "train.py", "--lr", "1")
     spec = told("horovodrun -np 4 python train.py")
-    assert (spec.hostfile, spec.slots, spec.agent, spec.min_hosts) == ("/etc/mpi/hostfile", 2, "ssh", None)
+    assert (spec.hostfile, spec.slots, spec.agent, spec.settings.min_hosts) == ("/etc/mpi/hostfile", 2, "ssh", None)
     assert any("static" in reason for reason in plan.reasons)
 
 
@@ -51,7 +51,7 @@ def test_typed_hosts_slots_and_scripts_go_before_the_platforms() -> None:
     assert told("horovodrun -np 4 --hostfile /mine x").hostfile == "/mine"
     assert told("horovodrun -np 4 -p 2022 x").ssh_port == 2022
     spec = told("horovodrun -np 4 --min-np 2 --host-discovery-script /mine.sh --slots-per-host 4 x")
-    assert (spec.discovery, spec.slots, spec.slots_are_given, spec.min_hosts) == ("/mine.sh", 4, True, 1)
+    assert (spec.discovery, spec.slots, spec.slots_are_given, spec.settings.min_hosts) == ("/mine.sh", 4, True, 1)
     assert told("horovodrun -np 4 --min-np 2 -H a:2,b:2 x").discovery is None, "no others join a typed list"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.contracts.pods import CASES, pod_of
@@ -96,5 +94,5 @@ def test_a_replica_of_vertex_with_tf_config_runs_a_program_as_tensorflow_needs_i
     env = CASES["vertex-ai/tf-config-without-ranks-may-be-tensorflow"]["pod"]["env"]
     job = read_job(pod_of(env))
     assert engines.plan(request(line, job, env, our_rendezvous=True)).engine == engine
-    torch = replace(request(line, job, env, our_rendezvous=True), engine="torch")
+    torch = request(line, job, env, our_rendezvous=True, engine="torch")
     assert engines.plan(torch).engine == "torch"

@@ -95,7 +95,7 @@ def test_a_typed_address_is_where_the_others_reach_the_store() -> None:
 
 
 def test_what_was_asked_for_reaches_the_membership() -> None:
-    made = member("train.py", ELASTIC, port_range=PortRange(7, 9), secret_file="/s", rejoin_timeout_s=5.0)
+    made = member("train.py", ELASTIC, port_range=PortRange(7, 9), secret_file="/s", rejoin_timeout=5.0)
     assert (made.ports, made.secret_file, made.patience_s, made.max_restarts) == (PortRange(7, 9), "/s", 5.0, 100)
 
 
@@ -124,7 +124,7 @@ def test_workers_that_share_a_node_get_one_thread_unless_told(given: str | None,
 @pytest.mark.parametrize(("given", "unbuffered"), [(None, "1"), ("", "")])
 def test_workers_whose_output_is_watched_do_not_buffer_it_unless_told(given: str | None, unbuffered: str) -> None:
     env = {} if given is None else {"PYTHONUNBUFFERED": given}
-    assert workers("train.py", FIXED, env=env, watches_output=True).env["PYTHONUNBUFFERED"] == unbuffered
+    assert workers("train.py", FIXED, env=env, hang_timeout="60").env["PYTHONUNBUFFERED"] == unbuffered
     assert workers("train.py", FIXED, env=env).env.get("PYTHONUNBUFFERED") == given
 
 

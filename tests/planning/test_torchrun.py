@@ -139,9 +139,8 @@ def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
 
 def test_what_the_coordinator_is_told_reaches_it_and_the_secret_itself_nobody() -> None:
     asked = replace(
-        request("train.py", ELASTIC, our_rendezvous=True),
+        request("train.py", ELASTIC, our_rendezvous=True, restart_window=60.0),
         shrink_after_s=5.0,
-        restart_window_s=60.0,
         secret_file="/s",
         port_range=PortRange(7, 9),
     )

@@ -96,11 +96,6 @@ def _number(name: str, where: str) -> int:
     return int(number)
 
 
-def render(given: Mapping[int, SignalAction]) -> str:
-    """The map as `parse` reads it."""
-    return ",".join(f"{name_of(number)}={action.value}" for number, action in sorted(given.items()))
-
-
 def name_of(number: int) -> str:
     """`USR1` for SIGUSR1."""
     try:

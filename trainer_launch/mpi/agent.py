@@ -18,13 +18,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import IO, NoReturn
 
 from trainer_launch.host import logs, process_tree
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import LaunchError, NotRunnableError
-from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS, SignalAction, action_of, name_of, parse
+from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS, SignalAction, action_of, name_of
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import host_readiness, job_state_machine, mpirun_command
 from trainer_launch.mpi import job_state as st
@@ -50,18 +51,11 @@ class Agent:
         self._mpirun: Program | None = None
         self._start: st.Start | None = None  # that waits for sweeps to end
         self._start_by_s = 0.0
-        self._purposes = parse(spec.signals)
+        self._purposes = spec.signals
         self._signals = _hear(self._selector, self._on_signal)
-        self._settings = st.Settings(
-            min_hosts=spec.min_hosts,
-            max_hosts=spec.max_hosts,
-            wait_s=spec.wait_s,
-            rejoin_s=spec.rejoin_s,
-            shrink_s=spec.shrink_s,
+        self._settings = replace(
+            spec.settings,
             ask_s=self._hosts.ask_s,
-            max_restarts=spec.max_restarts,
-            window_s=spec.window_s,
-            grace_s=spec.grace_s,
             by_slot=typed_mpirun.fills_slots(self._typed, env) and not self._hosts.has_own,
             has_list=self._hosts.has_list,
         )
@@ -227,7 +221,7 @@ class Agent:
 def _hear(selector: selectors.BaseSelector, take: Callable[[int], None]) -> tuple[int, int]:
     """Have signals as bytes in a pipe."""
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    for number in (STOP_SIGNALS | RELAYED) - {signal.SIGCHLD}:
+    for number in STOP_SIGNALS | RELAYED:
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 

@@ -445,7 +445,7 @@ class Watch:
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
-        self._elastic = spec.min_hosts is not None
+        self._elastic = spec.settings.min_hosts is not None
         self.members = merged(listed_members(spec), None, ())
         self.trouble = ""
 

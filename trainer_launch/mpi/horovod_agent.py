@@ -34,7 +34,7 @@ from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi.agent import Agent, Ended, Program
 from trainer_launch.mpi.mpirun_messages import Said
 from trainer_launch.planning.horovodrun_options import HorovodCommand, render, split_command
-from trainer_launch.planning.mpi_launch_spec import Spec
+from trainer_launch.planning.mpi_launch_spec import JobSettings, Spec
 from trainer_launch.planning.typed_mpirun import Typed
 
 _LOOK_S = 0.5  # between two looks at the sessions
@@ -57,7 +57,7 @@ class HorovodAgent(Agent):
         self._number = self._horovod.number("num_proc")
         self._settings = self._elastic_settings() if self._is_elastic else self._settings
         self._folder = Path(spec.scratch, f"{runtime_directory.HOROVOD}-{os.getpid()}")
-        self._sessions = Sessions(str(self._folder), self._ssh(), sys.executable, spec.grace_s)
+        self._sessions = Sessions(str(self._folder), self._ssh(), sys.executable, spec.settings.grace_s)
         self._ready_file = self._folder / "ready"
         self._script = self._folder / "discover"
         self._script.write_text(f"#!/bin/sh\nexec cat '{self._ready_file}'\n", encoding="utf-8")
@@ -82,7 +82,7 @@ class HorovodAgent(Agent):
 
     # -- an elastic job -----------------------------------------------------------------------
 
-    def _elastic_settings(self) -> st.Settings:
+    def _elastic_settings(self) -> JobSettings:
         """As many hosts as Horovod's numbers of processes need: at first --num-proc, later --min-num-proc."""
         number = self._horovod.number("num_proc") or 1
         least = self._horovod.number("min_num_proc") or number

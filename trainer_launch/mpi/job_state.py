@@ -9,6 +9,7 @@ from typing import TypeAlias
 from trainer_launch.model import FailureRecord, Member
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.mpi.mpirun_messages import Said
+from trainer_launch.planning.mpi_launch_spec import JobSettings
 
 
 class Phase(Enum):
@@ -20,26 +21,6 @@ class Phase(Enum):
     ASKING = "asking"
     LEAVING = "leaving"
     DONE = "done"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a job is allowed; seconds, None: no limit of this kind."""
-
-    min_hosts: int | None = None  # None: all
-    max_hosts: int | None = None
-    first_hosts: int | None = None  # at the first start in place of `min_hosts`
-    follows: bool = False  # what runs adds and drops hosts itself
-    wait_s: float = 600.0
-    rejoin_s: float = 600.0
-    shrink_s: float = 0.0
-    ask_s: float = 1.5  # for hosts to say that they are there, after mpirun has ended
-    max_restarts: int = 3
-    window_s: float | None = None
-    grace_s: float = 25.0
-    has_list: bool = True  # False: mpirun runs here alone
-    by_slot: bool = False  # ranks follow the slots of the list, as nobody has typed otherwise
-    gather_s: float = 3.0  # for other hosts to come too, before the job is interrupted for one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +164,7 @@ Action: TypeAlias = Await | Start | Ask | TellRanks | Signal | Sweep | Say
 class State:
     """Everything the machine knows; times are monotonic seconds, None: not set."""
 
-    settings: Settings
+    settings: JobSettings
     phase: Phase
     members: tuple[Member, ...] = ()
     ready: frozenset[str] = frozenset()

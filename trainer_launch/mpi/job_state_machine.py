@@ -27,14 +27,16 @@ from trainer_launch.model import FailureRecord, Member, exit_codes
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted, listed
 from trainer_launch.mpi import job_state as st
+from trainer_launch.planning.mpi_launch_spec import JobSettings
 from trainer_launch.supervisor.error_lines import error_name, headline
 
-ANSWER_S = 1.0  # beyond `Settings.ask_s`, for the answer to come
+ANSWER_S = 1.0  # beyond `JobSettings.ask_s`, for the answer to come
 END_S = 4.0  # for mpirun to end its ranks: it gives them a second or two itself
 LEADER_SHARE = 0.7  # of the grace belongs to the ranks alone
+_GATHER_S = 3.0  # for other hosts to come too, before the job is interrupted for one
 
 
-def begin(settings: st.Settings, members: tuple[Member, ...], at_s: float) -> Step:
+def begin(settings: JobSettings, members: tuple[Member, ...], at_s: float) -> Step:
     """Wait for hosts; a job without any runs here."""
     state = st.State(settings=settings, phase=st.Phase.WAITING, members=members, stuck={}, started_s=at_s)
     return wait(state, at_s, settings.wait_s)
@@ -384,7 +386,7 @@ def look(state: st.State, at_s: float) -> Step:
 def patience_s(state: st.State) -> float:
     """How long to wait for more hosts than the minimum; at first others are just coming, too."""
     settings = state.settings
-    return settings.shrink_s if state.starts else max(settings.shrink_s, settings.gather_s)
+    return settings.shrink_s if state.starts else max(settings.shrink_s, _GATHER_S)
 
 
 def least_hosts(state: st.State) -> int | None:
@@ -432,7 +434,7 @@ def _newcomers(state: st.State, at_s: float) -> st.State:
     come = [m.host for m in would_be if m.host not in known]
     if not come or len(would_be) <= len(state.running):
         return replace(state, admit_at_s=None)
-    return state if state.admit_at_s is not None else replace(state, admit_at_s=at_s + state.settings.gather_s)
+    return state if state.admit_at_s is not None else replace(state, admit_at_s=at_s + _GATHER_S)
 
 
 def give_up(state: st.State, text: str) -> Step:

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
+
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.signal_policy import SignalAction
 
 SSH, KUBEXEC, OWN = "ssh", "kubexec", "own"  # how mpirun reaches its hosts; own: as the user has set it up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """What a job is allowed; seconds, None: no limit of this kind. What only the agent sees, it replaces."""
+
+    min_hosts: int | None = None  # None: all
+    max_hosts: int | None = None  # None: as many as there are
+    first_hosts: int | None = None  # at the first start in place of `min_hosts`
+    follows: bool = False  # what runs adds and drops hosts itself
+    wait_s: float = 600.0  # for all hosts at the start
+    rejoin_s: float = 600.0  # for a host that was lost
+    shrink_s: float = 0.0  # before going on with fewer, where the minimum allows
+    ask_s: float = 1.5  # for hosts to say that they are there, after mpirun has ended
+    max_restarts: int = 3  # of failed ranks, for the whole job
+    window_s: float | None = None  # in which so many are too many; None: ever
+    grace_s: float = 25.0
+    has_list: bool = True  # False: mpirun runs here alone
+    by_slot: bool = False  # ranks follow the slots of the list, as nobody has typed otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +47,8 @@ class Spec:
     ssh_dir: str | None = None
     ssh_port: int | None = None
     check_host_keys: bool = True
-    min_hosts: int | None = None  # None: all
-    max_hosts: int | None = None  # None: as many as there are
-    wait_s: float = 600.0  # for all hosts at the start
-    rejoin_s: float = 600.0  # for a host that was lost
-    shrink_s: float = 0.0  # before going on with fewer, where the minimum allows
-    max_restarts: int = 3  # of failed ranks, for the whole job
-    window_s: float | None = None  # in which so many are too many; None: ever
-    grace_s: float = 25.0
-    signals: str = ""  # what each is for, where it is not the default; as `signals.render` has it
+    settings: JobSettings = JobSettings()
+    signals: Mapping[int, SignalAction] = field(default_factory=dict)  # where they are not the default
     scratch: str
     failure_file: str | None = None
     forward: tuple[str, ...] = ()  # variables that ranks get, whatever they are called

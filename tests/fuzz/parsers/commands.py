@@ -95,7 +95,6 @@ def option(data: bytes) -> None:
     text = text_of(data)
     given = attempt(signal_policy.parse, text, kinds=(UsageError,), names="--signals")
     if not isinstance(given, Refused):
-        assert signal_policy.parse(signal_policy.render(given)) == given
         attempt(signal_policy.stop_signal, given, names="--signals")
     attempt(thresholds.parse_flag, text, kinds=(UsageError,), names="--threshold")
     attempt(registry.named, text, "--only", kinds=(UsageError,), names="--only")

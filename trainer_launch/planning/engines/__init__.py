@@ -52,13 +52,13 @@ def plan(request: Request) -> Plan:
     Raises:
         LaunchError: the engine cannot run this command in this topology.
     """
-    engine, reason = pick(request.job, request.command, request.engine)
-    if engine in (mpirun, horovodrun) and request.replace_launcher and request.engine == "auto":
+    engine, reason = pick(request.job, request.command, request.settings.engine)
+    if engine in (mpirun, horovodrun) and request.replace_launcher and request.settings.engine == "auto":
         engine, reason = plain, "with --exec the command runs as it is"
     torch_options.check_spares(request, runs_workers=engine in (torch, torchrun))
     if engine is torch:
         why = torch_options.handed_over(request, torch_options.asked(request))
-        if why is not None and request.start_method == "forkserver":
+        if why is not None and request.settings.start_method == "forkserver":
             raise UsageError(f"--start-method is forkserver, but {why}; set it to auto")
         engine, reason = (torch, reason) if why is None else (torchrun, f"{reason}; torchrun runs it: {why}")
     if engine is not torch:
@@ -111,27 +111,17 @@ def request_of(
         env=_with_log_level(reading.pod.env, settings),
         python=sys.executable,
         python_is_ours=reading.python_is_ours,
-        engine=settings.engine,
+        settings=settings,
         grace_s=grace(settings, command, reading.pod)[0],
         stop_order=StopOrder(settings.stop_order),
         signals=signal_policy.parse(settings.signals or ""),
-        wait_s=settings.wait_timeout,
-        rejoin_timeout_s=settings.rejoin_timeout,
         our_rendezvous=settings.rendezvous == "trainer-launch" and not replace_launcher,
         loopback_port=reading.loopback_port,
         shrink_after_s=_patience(settings),
-        restart_window_s=settings.restart_window,
-        hosts=settings.hosts,
-        discovery=settings.host_discovery_script,
         forward_env=tuple(sorted(named(settings.forward_env))),
-        ssh_port=settings.ssh_port,
-        check_host_keys=not settings.insecure_host_keys,
         port_range=ports_of(settings),
         secret_file=secret_file_of(reading.job),
-        start_method=settings.start_method,
         preload=_names(settings.preload),
-        prefix=settings.prefix,
-        watches_output=settings.hang_timeout is not None,
         scratch=scratch,
         shm_is_short=shm_is_short,
         copies_are_refused=copies_are_refused,
@@ -141,9 +131,7 @@ def request_of(
 
 
 def _of_workers(request: Request, reading: Reading, settings: Settings) -> Request:
-    """The same with what observes torch's workers, the CPUs that they run on, and where this node is."""
-    interval_s = settings.straggler_interval
-    request = replace(request, records=settings.recorder, straggler_interval_s=interval_s)
+    """The same with the CPUs that torch's workers run on, and where this node is."""
     if settings.ranks_by == "topology":
         request = replace(request, label=_label(settings.topology_label, reading.pod))
     mode = torch_options.numa_binding(settings.numa_binding, request.command)

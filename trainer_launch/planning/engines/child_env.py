@@ -40,7 +40,7 @@ def plain(request: Request) -> dict[str, str]:
 
 def _unbuffered(request: Request, env: dict[str, str]) -> dict[str, str]:
     """Who is watched for output must not keep it in a buffer."""
-    return {"PYTHONUNBUFFERED": "1", **env} if request.watches_output else env
+    return {"PYTHONUNBUFFERED": "1", **env} if request.settings.hang_timeout is not None else env
 
 
 def sparing(request: Request, env: dict[str, str]) -> dict[str, str]:

@@ -63,4 +63,4 @@ def _typed_over(spec: Spec, command: HorovodCommand) -> Spec:
     if slots is not None:
         spec = replace(spec, slots=slots, slots_are_given=True)
     spec = replace(spec, ssh_port=spec.ssh_port or command.number("ssh_port"))
-    return replace(spec, min_hosts=1) if command.is_elastic else spec
+    return replace(spec, settings=replace(spec.settings, min_hosts=1)) if command.is_elastic else spec

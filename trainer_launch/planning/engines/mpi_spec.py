@@ -10,7 +10,7 @@ from trainer_launch.model import Fact, Forked, Job, Origin, Plan, Process, signa
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning.engines import child_env
 from trainer_launch.planning.engines.request import Request
-from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, SSH, Spec
+from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, SSH, JobSettings, Spec
 
 _AGENTS = {"mpirun": "trainer_launch.mpi.agent", "horovodrun": "trainer_launch.mpi.horovod_agent"}
 _MAX_RESTARTS = 3  # of failed ranks, unless the user says
@@ -38,7 +38,7 @@ def plan(
         name=program,
         argv=tuple(command),
         env=env,
-        label="launcher" if request.prefix else None,
+        label="launcher" if request.settings.prefix else None,
         forked=Forked(_AGENTS[program], spec),
     )
     return Plan(
@@ -60,36 +60,38 @@ def of(request: Request, names: frozenset[str]) -> tuple[Spec, str]:
     Raises:
         UsageError: nothing can be counted that slots are asked for by.
     """
-    job, details = request.job, request.job.details
+    job, details, settings = request.job, request.job.details, request.settings
     slots, given = _slots(request)
     agent, why = _agent(request, names)
     nodes = request.topology.nodes
     is_elastic = nodes is not None and nodes.fixed is None
-    hostfile = None if request.hosts is not None else _text(details.get("hostfile_path"))
+    hostfile = None if settings.hosts is not None else _text(details.get("hostfile_path"))
     restarts = request.topology.max_restarts
     spec = Spec(
         contract=job.contract,
         hostname=request.host.hostname,
         hostfile=hostfile,
         is_hydra_file=details.get("mpi_implementation") in ("Intel", "MPICH"),
-        hosts=request.hosts or "",
+        hosts=settings.hosts or "",
         slots=slots,
         slots_are_given=given,
-        discovery=request.discovery or DISCOVERY,
+        discovery=settings.host_discovery_script or DISCOVERY,
         agent=agent,
         agent_path=_text(details.get("launch_agent_path")),
         ssh_dir=_text(details.get("ssh_dir")),
-        ssh_port=request.ssh_port,
-        check_host_keys=request.check_host_keys,
-        min_hosts=nodes.min if nodes is not None and is_elastic else None,
-        max_hosts=nodes.max if nodes is not None and _flag(job, "nnodes") else None,
-        wait_s=request.wait_s,
-        rejoin_s=request.rejoin_timeout_s,
-        shrink_s=request.shrink_after_s,
-        max_restarts=_MAX_RESTARTS if restarts is None else restarts,
-        window_s=request.restart_window_s,
-        grace_s=request.grace_s,
-        signals=signal_policy.render(request.signals),
+        ssh_port=settings.ssh_port,
+        check_host_keys=not settings.insecure_host_keys,
+        settings=JobSettings(
+            min_hosts=nodes.min if nodes is not None and is_elastic else None,
+            max_hosts=nodes.max if nodes is not None and _flag(job, "nnodes") else None,
+            wait_s=settings.wait_timeout,
+            rejoin_s=settings.rejoin_timeout,
+            shrink_s=request.shrink_after_s,
+            max_restarts=_MAX_RESTARTS if restarts is None else restarts,
+            window_s=settings.restart_window,
+            grace_s=request.grace_s,
+        ),
+        signals=request.signals,
         scratch=request.scratch,
         failure_file=f"{request.scratch}/{runtime_directory.FAILURE}",
         forward=request.forward_env,

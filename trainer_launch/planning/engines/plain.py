@@ -53,7 +53,7 @@ def plan(request: Request, reason: str) -> Plan:
         name="program",
         argv=argv,
         env=env,
-        label=("?" if rank is None else str(rank)) if request.prefix else None,
+        label=("?" if rank is None else str(rank)) if request.settings.prefix else None,
     )
     return Plan(
         engine=NAME,
@@ -80,7 +80,7 @@ def warnings(request: Request) -> tuple[str, ...]:
     """What to tell about a command that the plain engine runs; nothing where that is what was asked for."""
     job, command = request.job, request.command
     launcher = launcher_of(command)
-    if request.engine != "auto" or request.replace_launcher or job.role == "rank":
+    if request.settings.engine != "auto" or request.replace_launcher or job.role == "rank":
         return ()
     if launcher is not None and launcher.name == OURS:
         return ()

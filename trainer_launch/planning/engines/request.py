@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from trainer_launch.model import Binding, Host, Job, PortRange, Topology
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import SignalAction, StopOrder
 from trainer_launch.planning.command import Command
 
@@ -21,32 +22,20 @@ class Request:
     env: Mapping[str, str]
     python: str  # the interpreter that has trainer_launch
     python_is_ours: bool  # whether the interpreter typed in the command is that one
-    engine: str
+    settings: Settings
     grace_s: float
     stop_order: StopOrder
     signals: Mapping[int, SignalAction]  # where they are not what they are by default
-    wait_s: float
-    rejoin_timeout_s: float
     our_rendezvous: bool  # whether torch's nodes meet at our coordinator
     loopback_port: int  # a free one, where a single node's agent meets its launcher
     shrink_after_s: float  # how long a lost node is waited for where fewer may go on
-    restart_window_s: float | None = None
-    hosts: str | None = None  # HOST:N,HOST:N in place of the platform's list
-    discovery: str | None = None  # a program that prints the hosts of now
     forward_env: tuple[str, ...] = ()  # variables that ranks on other hosts get whatever they are called
-    ssh_port: int | None = None
-    check_host_keys: bool = True
     port_range: PortRange | None = None
     secret_file: str | None = None
-    prefix: bool
-    watches_output: bool = False  # output shows that the program lives: none may stay in a buffer
-    start_method: str  # of torch's workers: auto, exec, forkserver
     preload: tuple[str, ...]  # what they find imported besides torch
     numa_binding: str = "off"  # torch's workers get CPUs near their GPUs
     bindings: tuple[tuple[Binding, ...], str] = ((), "")  # how, by local rank, and a sentence about it
     label: str | None = None  # this node's topology label, "" where none is found; None: ranks follow node numbers
-    records: bool = True  # torch's flight recorder is on, and answers PID 1
-    straggler_interval_s: float = 0.0  # between two looks for stragglers; 0: none
     scratch: str  # a private folder for this run's files
     shims: str | None = None  # the folder of a torchrun and others that use the launcher, for scripts
     shm_is_short: bool = False  # /dev/shm is too small for what the engines take by themselves

@@ -62,7 +62,7 @@ def plan(request: Request, reason: str) -> Plan:
         stop_order=request.stop_order,
         signals=actions,
         wait_for=meeting.wait_for(request),
-        wait_s=request.wait_s,
+        wait_s=request.settings.wait_timeout,
         hosting=meeting.hosting(request),
         meeting=meeting.meeting(request),
         reasons=(reason, why, *([told] if bound else [])),
@@ -75,7 +75,7 @@ def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str
     forks, why = _way_to_start(request, options, program)
     env = child_env.workers(request)
     env |= {runtime_directory.VARIABLE: request.scratch, **torch_options.constants(options)}
-    if forks and request.records:
+    if forks and request.settings.recorder:
         env.setdefault(*_FLIGHT_RECORDER)
     workers = Workers(
         count=request.topology.local_world_size or 1,
@@ -83,15 +83,15 @@ def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str
         env=env,
         role=options.get("role", "default"),
         forks=forks,
-        must_fork=request.start_method == "forkserver",
-        records=forks and request.records,
+        must_fork=request.settings.start_method == "forkserver",
+        records=forks and request.settings.recorder,
         script=None if "module" in options else program[0],
         module=program[0] if "module" in options else None,
         preload=request.preload,
         python=request.python,
         run_dir=request.scratch,
         errors=runtime_directory.errors_in(request.scratch),
-        node_label=torch_options.node(request) if request.prefix else None,
+        node_label=torch_options.node(request) if request.settings.prefix else None,
         bindings=request.bindings[0],
         virtual_local_rank="virtual_local_rank" in options,
         logs={name: value for name, value in options.items() if name in torchrun_options.NAMES},
@@ -105,10 +105,11 @@ def _way_to_start(request: Request, options: Mapping[str, str], program: tuple[s
     Raises:
         UsageError: it is asked for, but cannot be.
     """
-    reason = "--start-method is exec" if request.start_method == "exec" else _obstacle(request, options, program)
+    method = request.settings.start_method
+    reason = "--start-method is exec" if method == "exec" else _obstacle(request, options, program)
     if reason is None:
         return True, "the fork server, which has imported torch, forks the workers"
-    if request.start_method == "forkserver":
+    if method == "forkserver":
         raise UsageError(f"--start-method is forkserver, but {reason}; set it to auto")
     return False, f"workers start without the fork server: {reason}"
 

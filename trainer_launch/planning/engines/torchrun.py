@@ -49,7 +49,7 @@ def plan(request: Request, reason: str) -> Plan:
         name="torchrun",
         argv=(request.python, "-m", "torch.distributed.run", *words),
         env=child_env.agent(request) if request.replace_launcher else _environment(request),
-        label=torch_options.node(request) if request.prefix else None,
+        label=torch_options.node(request) if request.settings.prefix else None,
     )
     return Plan(
         engine=NAME,
@@ -59,7 +59,7 @@ def plan(request: Request, reason: str) -> Plan:
         stop_signal=signal_policy.stop_signal(actions),
         signals=actions,
         wait_for=meeting.wait_for(request),
-        wait_s=request.wait_s,
+        wait_s=request.settings.wait_timeout,
         restarts=child_env.AGENT_RESTARTS,
         hosting=meeting.hosting(request),
         meeting=meeting.meeting(request),
