@@ -10,6 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from trainer_launch.host import network
+from trainer_launch.model import Endpoint
+from trainer_launch.model.errors import NodeError
+
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 HEAD_BYTES = 8192
@@ -33,11 +37,11 @@ class Server:
     def start(self) -> int | None:
         """Listen on every address; the port, or None when that is not possible, which is no reason to end a job."""
         try:
-            self._listener = _listen(self._port)
-        except (OSError, OverflowError) as problem:
-            why = getattr(problem, "strerror", None) or problem
-            _log.warning("--metrics-port %d: %s; the job continues without metrics", self._port, why)
+            self._listener = network.listen(Endpoint("", self._port), "--metrics-port")
+        except NodeError as problem:
+            _log.warning("%s; the job continues without metrics", problem)
             return None
+        self._listener.setblocking(True)
         self._thread.start()
         return int(self._listener.getsockname()[1])
 
@@ -129,10 +133,3 @@ def _drain(sock: socket.socket, until_s: float) -> None:
         if not more:
             return
         left -= len(more)
-
-
-def _listen(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # IPv6 is compiled in but switched off; a taken port fails again below
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
