@@ -68,11 +68,10 @@ def _serve(selector: selectors.BaseSelector, until_s: float) -> None:
 
 def _watcher(port: int, told_to: Connection) -> None:
     """What the agent does while it waits, and nothing else."""
-    hosts = {f"job-worker-{n}.job": (address, port) for n, address in enumerate(_addresses())}
     selector, threads = selectors.DefaultSelector(), Threads(16)
     selector.register(threads.fd, selectors.EVENT_READ, threads.settle)
-    probes = Probes(selector, threads, port, lambda _: None, aliases=hosts)
-    probes.watch(hosts)
+    probes = Probes(selector, threads, port, lambda _: None)
+    probes.watch(_addresses())
     while any(reached.stage is not Stage.READY for reached in probes.readiness.values()):
         due_s = probes.due_s
         for key, _ in selector.select(None if due_s is None else max(0.0, due_s - time.monotonic())):

@@ -33,6 +33,7 @@ from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.client import Client
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
+from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Probes, Stage, Threads
 from trainer_launch.observability import trainjob_status
 from trainer_launch.preflight.children import pair_bench
@@ -105,20 +106,23 @@ def test_who_looks_for_a_node_and_finds_a_hostile_one_says_so(answer: Callable[[
 
 
 @every_answer
-def test_what_shows_no_banner_is_no_sshd(answer: Callable[[socket.socket], None]) -> None:
+def test_what_shows_no_banner_is_no_sshd(
+    answer: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As mpirun's launcher waits for its hosts."""
+    monkeypatch.setattr(host_readiness, "_is_own", lambda *_: False)
     with hostile.server(answer) as port, selectors.DefaultSelector() as selector:
         threads = Threads(2)
         selector.register(threads.fd, selectors.EVENT_READ, threads.settle)
-        probes = Probes(selector, threads, 22, lambda _: None, aliases={"host": ("127.0.0.1", port)})
-        probes.watch(["host"])
+        probes = Probes(selector, threads, port, lambda _: None)
+        probes.watch(["127.0.0.1"])
         end_s, seen = time.monotonic() + 2.0, set()
         while time.monotonic() < end_s:
             for key, _ in selector.select(0.05):
                 key.data()
             probes.tick(time.monotonic())
-            seen.add(probes.readiness["host"].stage)
-            held = probes._targets["host"].heard
+            seen.add(probes.readiness["127.0.0.1"].stage)
+            held = probes._targets["127.0.0.1"].heard
             assert len(held) <= 2 * 4096, "it keeps what a stranger sends"
         probes.watch([])
         assert Stage.READY not in seen

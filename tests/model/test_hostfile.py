@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from trainer_launch.model import Member, hostfile
 from trainer_launch.model.errors import ContractError
-from trainer_launch.model.hostfile import LimitedMember
 
 hosts = st.from_regex(r"[a-z][a-z0-9-]{0,20}[a-z0-9](\.[a-z]{1,10}){0,3}", fullmatch=True)
 members = st.lists(
@@ -18,7 +17,7 @@ members = st.lists(
 
 def test_open_mpi_lines_are_read_with_or_without_slots() -> None:
     text = "# all\n\na.b slots=8\r\nc\nd slots = 2 max-slots=4 # two\n"
-    assert hostfile.parse_open_mpi(text) == (Member("a.b", 8), Member("c"), LimitedMember("d", 2, 4))
+    assert hostfile.parse_open_mpi(text) == (Member("a.b", 8), Member("c"), Member("d", 2, 4))
 
 
 def test_a_file_without_a_final_newline_is_whole() -> None:
@@ -132,7 +131,7 @@ def test_too_many_hosts_are_refused() -> None:
 
 
 def test_what_is_rendered_says_what_was_meant() -> None:
-    several = (Member("a", 2), Member("b"), LimitedMember("c", 1, 3))
+    several = (Member("a", 2), Member("b"), Member("c", 1, 3))
     assert hostfile.render_open_mpi(several) == "a slots=2\nb\nc slots=1 max_slots=3\n"
     assert hostfile.render_hydra(several) == "a:2\nb\nc:1\n"
     assert hostfile.render_horovod(several) == "a:2,b,c:1"

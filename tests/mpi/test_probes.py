@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from tests.process.world import DEADLINE_S
+from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Probes, Readiness, Stage, Threads
 
 
@@ -22,7 +23,7 @@ class Watcher:
         self.selector, self.threads = selectors.DefaultSelector(), Threads(4)
         self.selector.register(self.threads.fd, selectors.EVENT_READ, self.threads.settle)
         self.places: dict[str, tuple[str, int]] = {}
-        self.probes = Probes(self.selector, self.threads, port, log_in, aliases=self.places)
+        self.probes = Probes(self.selector, self.threads, port, log_in)
 
     def close(self) -> None:
         self.probes.watch([])
@@ -41,12 +42,16 @@ class Watcher:
 
 
 @pytest.fixture
-def watch() -> Iterator[Callable[..., Watcher]]:
-    """Make watchers."""
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watcher]]:
+    """Make watchers, which take hosts on loopback for others than their own."""
+    monkeypatch.setattr(host_readiness, "_is_own", lambda *_: False)
+    look_up = socket.getaddrinfo
     with ExitStack() as undo:
 
         def make(log_in: Callable[[str], str | None] = lambda _: None, port: int | None = 22) -> Watcher:
             made = Watcher(log_in, port)
+            named = lambda host, port, **how: look_up(*made.places.get(host, (host, port)), **how)  # noqa: E731
+            monkeypatch.setattr(socket, "getaddrinfo", named)
             undo.callback(made.close)
             return made
 

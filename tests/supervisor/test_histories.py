@@ -141,12 +141,6 @@ def test_of_two_failures_the_first_counts():
     assert (outcome.exit_code(ended_), len(ended_.exits)) == (7, 2)
 
 
-def test_pods_of_a_rehearsal_do_not_stop_each_other():
-    ended_, calls = run(plan("a", "b", stop_all_on_failure=False), ended(2, "b", 7), ended(50, "a"))
-    assert (outcome.exit_code(ended_), ended_.took_s) == (7, 50)
-    assert "leader" not in [call[1] for call in calls]
-
-
 def test_what_hangs_is_ended_politely_and_the_hang_is_the_cause_however_it_ends():
     for code, number in ((0, None), (1, None), (None, KILL)):
         ended_, calls = run(plan(), ev.Hung(1, "asleep", ("state S",)), ended(3, code=code, number=number))

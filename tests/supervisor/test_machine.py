@@ -186,11 +186,6 @@ def test_one_failure_stops_the_rest_and_is_the_cause():
     assert (state.cause, state.verdict) == (ended("a", 3).exit, Verdict.FAILED)
 
 
-def test_one_failure_leaves_the_rest_alone_when_the_plan_says_so():
-    state, actions = play(plan(stop_all_on_failure=False), ended("a", 3))
-    assert (state.phase, actions) == (Phase.RUNNING, (ev.Look(), ev.SignalGroup("a", TERM)))
-
-
 def test_what_an_ended_process_left_is_told_at_once_and_killed_after_two_seconds():
     state, actions = play(plan(), ended("a"))
     assert (actions, state.deadline_s) == ((ev.SignalGroup("a", TERM),), 3.0)

@@ -70,6 +70,7 @@ class Member:
 
     host: str
     slots: int | None = None
+    max_slots: int | None = None  # up to which Open MPI may oversubscribe them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +304,6 @@ class Plan:
     # Times an hour that one that ends by itself is started again while what it has started goes on.
     respawns: int = 0
     daemons: frozenset[str] = frozenset()  # programs that hear SIGTERM only once nothing else runs below them
-    stop_all_on_failure: bool = True  # False: the other processes go on when one fails
     wait_for: tuple[str, ...] = ()  # host names that must resolve before the first process starts
     wait_s: float = 0.0  # how long to wait for them
     hosting: Hosting | None = None  # on node 0 of a torch job that meets at our coordinator

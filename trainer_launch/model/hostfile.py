@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterable
 
 from trainer_launch.model import Member
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import MAX_COUNT, bad_value, named, parse_host, parse_number
 
 MAX_HOSTS = 65_536
@@ -20,13 +19,6 @@ _WORD = re.compile(r"([A-Za-z_-]+)=([0-9]{1,7})")
 _AROUND_EQUALS = re.compile(r"[ \t]*=[ \t]*")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _HOSTLIST_ITEM = re.compile(r"[^\[\],]*(?:\[[^\[\]]*\][^\[\],]*)?")
-
-
-@dataclass(frozen=True, slots=True)
-class LimitedMember(Member):
-    """A host of which Open MPI may oversubscribe the slots up to `max_slots`."""
-
-    max_slots: int | None = None
 
 
 # -- parse ------------------------------------------------------------------------------------
@@ -120,7 +112,7 @@ def _open_mpi_line(line: str) -> Member | None:
     slots, most = told.get("slots"), told.get("max_slots")
     if parse_host(host) is None or (most is not None and most < (slots or 0)):
         return None
-    return Member(host, slots) if most is None else LimitedMember(host, slots, most)
+    return Member(host, slots, most)
 
 
 def _hydra_item(item: str) -> Member | None:
@@ -204,7 +196,7 @@ def _open_mpi_text(member: Member) -> str:
     words = [member.host]
     if member.slots is not None:
         words.append(f"slots={member.slots}")
-    if isinstance(member, LimitedMember) and member.max_slots is not None:
+    if member.max_slots is not None:
         words.append(f"max_slots={member.max_slots}")
     return " ".join(words)
 

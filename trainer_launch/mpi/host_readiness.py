@@ -68,10 +68,9 @@ class Probes:
         log_in: LogIn,
         *,
         over_ssh: bool = True,
-        aliases: Mapping[str, tuple[str, int]] | None = None,
     ) -> None:
         self._selector, self._threads, self._port = selector, threads, port
-        self._log_in, self._over_ssh, self._aliases = log_in, over_ssh, {} if aliases is None else aliases
+        self._log_in, self._over_ssh = log_in, over_ssh
         self._targets: dict[str, _Target] = {}
         self._must_log_in = not over_ssh
         self._since_s = 0.0
@@ -129,20 +128,18 @@ class Probes:
             self._try_key(target)
         elif not target.addresses or now_s - target.resolved_s > _RESOLVE_AGAIN_S:
             target.busy = True
-            host, port = self._aliases.get(target.name, (target.name, self._port))
-            self._threads.submit(partial(self._resolve, target, host, port))
+            self._threads.submit(partial(self._resolve, target))
         else:
             self._connect(target, now_s)
 
-    def _resolve(self, target: _Target, host: str, port: int | None) -> Done:
+    def _resolve(self, target: _Target) -> Done:
         """In a thread."""
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = socket.getaddrinfo(target.name, self._port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as problem:
             return partial(self._resolved, target, (), False, getattr(problem, "strerror", None) or str(problem))
         addresses = tuple((family, address) for family, _, _, _, address in found)
-        is_here = target.name not in self._aliases and _is_own(addresses, host)
-        return partial(self._resolved, target, addresses, is_here, "")
+        return partial(self._resolved, target, addresses, _is_own(addresses, target.name), "")
 
     def _resolved(self, target: _Target, addresses: tuple[Address, ...], is_here: bool, why: str) -> None:
         target.busy = False

@@ -14,7 +14,7 @@ import pwd
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from shlex import join, quote
@@ -61,15 +61,6 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class Alias:
-    """A host whose name no resolver knows, or whose port differs."""
-
-    name: str
-    address: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
 class Account:
     """The user that OpenSSH and mpirun take us for."""
 
@@ -109,7 +100,6 @@ def prepared(
     folder: str,
     *,
     port: int | None = None,
-    aliases: Sequence[Alias] = (),
     check_host_keys: bool = True,
     path: str | None = None,
 ) -> Client:
@@ -127,7 +117,7 @@ def prepared(
     key = take(key_folder(job), files.key, user.argv(find("ssh-keygen", path)))
     used = port_of(ssh) if port is None else port
     write(files.known_hosts, known_hosts(key.public))
-    write(files.client, configuration(files, used, aliases, check_host_keys=check_host_keys))
+    write(files.client, configuration(files, used, check_host_keys=check_host_keys))
     write(files.agent, f'#!/bin/sh\nexec {join(ssh)} -F {quote(files.client)} "$@"\n', mode=0o700)
     return Client(
         ssh=ssh, account=user, files=files, port=used, public=key.public, checks_host_keys=check_host_keys
@@ -239,12 +229,9 @@ def write(path: str, text: str | bytes, *, mode: int = 0o600, what: str = "") ->
 # -- what ssh is told --------------------------------------------------------------------------
 
 
-def configuration(files: Files, port: int, aliases: Iterable[Alias] = (), *, check_host_keys: bool = True) -> str:
+def configuration(files: Files, port: int, *, check_host_keys: bool = True) -> str:
     """Text of ssh_config: only the job's key, shown by both sides, no questions asked, a lost host soon noticed."""
-    lines: list[str] = []
-    for alias in aliases:
-        lines += [f"Host {alias.name}", f"  HostName {alias.address}", f"  Port {alias.port}"]
-    lines += [
+    lines = [
         "Host *",
         f"  Port {port}",
         f"  IdentityFile {quoted(files.key)}",

@@ -135,7 +135,7 @@ def _end(state: State, event: ev.Exited | ev.SpawnFailed) -> Step:
     bound = event.at_s + state.clear_s(event.at_s)
     state = replace(state, leftovers=(*state.leftovers, (end.process, bound)))
     actions = (*looks, ev.SignalGroup(end.process, signal.SIGTERM))
-    if state.phase is not Phase.RUNNING or not ends_all(state.plan, end) or state.stopped:
+    if state.phase is not Phase.RUNNING or end.exit_code == 0 or state.stopped:
         return state, actions
     if is_innocent(end) and state.stop_at_s is None:
         return replace(state, stop_at_s=event.at_s + PATIENCE_S), actions
@@ -315,11 +315,6 @@ def end_of(event: ev.Exited | ev.SpawnFailed) -> Exit:
 def is_innocent(end: Exit) -> bool:
     """Whether it says itself that something else was at fault."""
     return end.exit_code == exit_codes.INFRASTRUCTURE
-
-
-def ends_all(plan: Plan, end: Exit) -> bool:
-    """Whether the others are of no use after this end."""
-    return end.exit_code != 0 and plan.stop_all_on_failure
 
 
 def note(state: State, event: ev.Exited | ev.SpawnFailed) -> tuple[State, tuple[ev.Action, ...]]:

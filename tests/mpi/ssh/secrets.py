@@ -50,19 +50,18 @@ def secret_lines(folder: Path) -> list[str]:
 
 
 def client_of(folder: Path, mount: Path, port: int, *, check_host_keys: bool = True) -> ssh_client.Client:
-    """ssh as a launcher uses it; the host is called `node-0`."""
+    """ssh as a launcher uses it, to a worker on loopback."""
     return ssh_client.prepared(
         Job(contract="trainer-v2-mpi", details={"ssh_dir": str(mount)}),
         str(folder / uuid.uuid4().hex),
         port=port,
-        aliases=[ssh_client.Alias("node-0", "127.0.0.1", port)],
         check_host_keys=check_host_keys,
     )
 
 
 def ssh(reach: ssh_client.Client, *command: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """Run a command on the worker."""
-    program, *rest = reach.argv("node-0", *command)
+    program, *rest = reach.argv("127.0.0.1", *command)
     return subprocess.run(
         (program, *options, *rest),
         capture_output=True,
@@ -136,7 +135,7 @@ class Worker:
     def start(self, command: str) -> subprocess.Popen[bytes]:
         """A session that goes on; its client."""
         return subprocess.Popen(
-            self.reach.argv("node-0", command),
+            self.reach.argv("127.0.0.1", command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from trainer_launch.mpi import ssh_client, ssh_server
 
 PUBLIC = "ecdsa-sha2-nistp521 AAAAB3"
@@ -57,11 +55,6 @@ def test_a_lost_host_is_noticed_in_seconds() -> None:
     found = words(ssh_client.configuration(FILES, 2222))
     assert int(found["ServerAliveInterval"]) * int(found["ServerAliveCountMax"]) <= 10
     assert int(found["ConnectTimeout"]) <= 10
-
-
-def test_an_alias_stands_before_what_holds_for_all() -> None:
-    text = ssh_client.configuration(FILES, 2222, [ssh_client.Alias("node-0", "127.0.0.2", 4022)])
-    assert re.match(r"Host node-0\n  HostName 127\.0\.0\.2\n  Port 4022\nHost \*\n  Port 2222\n", text)
 
 
 def test_values_are_quoted_for_sshd() -> None:
