@@ -47,7 +47,7 @@ class Agent:
         self._typed = self._parsed(command)
         self._selector = selectors.DefaultSelector()
         self._hosts = Hosts(spec, self._typed, env, self._selector)
-        self._screen = Screen(sys.stderr.fileno())
+        self._wait_log = WaitLog()
         self._mpirun: Program | None = None
         self._start: st.Start | None = None  # that waits for sweeps to end
         self._start_by_s = 0.0
@@ -69,7 +69,6 @@ class Agent:
         self._apply(actions)
         while self._state.phase is not st.Phase.DONE:
             self._turn()
-        self._screen.clear()
         end = self._state.end
         assert end is not None
         if end.failure is not None:
@@ -78,7 +77,7 @@ class Agent:
 
     def _turn(self) -> None:
         waiting = self._state.phase is st.Phase.WAITING
-        times = [job_state_machine.due_s(self._state), self._hosts.due_s, self._screen.due_s if waiting else None]
+        times = [job_state_machine.due_s(self._state), self._hosts.due_s, self._wait_log.due_s if waiting else None]
         times.append(self._more_due_s())
         if self._start is not None:
             times.append(self._start_by_s)
@@ -101,7 +100,7 @@ class Agent:
         if self._start is not None and (not self._hosts.sweeps or now_s >= self._start_by_s):
             self._begin(self._start)
         if self._state.phase is st.Phase.WAITING:
-            self._screen.show(self._hosts.readiness, now_s)
+            self._wait_log.say(self._hosts.readiness, now_s)
 
     def _take(self, event: st.Event) -> None:
         self._state, actions = job_state_machine.step(self._state, event)
@@ -111,14 +110,14 @@ class Agent:
         for action in actions:
             match action:
                 case st.Say(text):
-                    self._screen.clear()
+                    self._wait_log.restart()
                     logs.warn(text)
                 case st.Await(members, afresh, check_keys):
                     self._hosts.watch(members, afresh, check_keys=check_keys)
                     if self._state.phase is st.Phase.RUNNING and not self._settings.follows:
                         self._hosts.rest()
                 case st.Start():
-                    self._screen.clear()
+                    self._wait_log.restart()
                     self._start, self._start_by_s = action, time.monotonic() + _SETTLE_S
                 case st.Ask(hosts, limit_s):
                     self._hosts.ask(
@@ -260,37 +259,28 @@ def main(spec: Spec, command: Sequence[str], env: Mapping[str, str], kind: type[
     os._exit(code)  # threads that hang in a resolver or in ssh delay nobody
 
 
-# -- table of hosts ----------------------------------------------------------------------------
+# -- hosts that are waited for -----------------------------------------------------------------
 
 
-_REDRAW_S = 0.2
 _FIRST_SAY_S = 1.0
 _SAY_S = 5.0  # between two lines, doubled up to
 _LONGEST_SAY_S = 60.0
-_MAX_ROWS = 24
 
 
-class Screen:
-    """The way in which a person is told."""
+class WaitLog:
+    """Says which hosts are missing: soon, then less and less often while nothing changes."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._is_terminal = os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
-        self._drawn = 0  # lines of the table that stand on the screen
+    def __init__(self) -> None:
         self._last = ""
         self._every_s = _SAY_S
         self.due_s: float | None = None
 
-    def show(self, seen: Mapping[str, Readiness], now_s: float) -> None:
-        """Show what was seen, if it is time and there is somebody to wait for."""
+    def say(self, seen: Mapping[str, Readiness], now_s: float) -> None:
+        """Say what was seen, if it is time and there is somebody to wait for."""
         if self.due_s is None:
             self._every_s = _SAY_S
-            self.due_s = now_s + (_REDRAW_S if self._is_terminal else _FIRST_SAY_S)
+            self.due_s = now_s + _FIRST_SAY_S
         if now_s < self.due_s or not seen:
-            return
-        if self._is_terminal:
-            self._draw(seen)
-            self.due_s = now_s + _REDRAW_S
             return
         text = host_readiness.summary(seen)
         if text != self._last:
@@ -300,25 +290,9 @@ class Screen:
         logs.say(text)
         self.due_s = now_s + self._every_s
 
-    def clear(self) -> None:
-        """Take the table away: the next words are others'."""
+    def restart(self) -> None:
+        """Something else was said, or the wait is over: the next line comes as soon as the first one."""
         self.due_s = None
-        if self._drawn:
-            self._write(f"\x1b[{self._drawn}F\x1b[J")
-            self._drawn = 0
-
-    def _draw(self, seen: Mapping[str, Readiness]) -> None:
-        rows, columns = _MAX_ROWS, 80
-        with contextlib.suppress(OSError):
-            columns, rows = os.get_terminal_size(self._fd)
-        lines = host_readiness.table(seen, max(4, min(rows - 1, _MAX_ROWS)), columns)
-        back = f"\x1b[{self._drawn}F" if self._drawn else ""
-        self._write(back + "".join(f"\x1b[2K{line}\n" for line in lines) + "\x1b[J")
-        self._drawn = len(lines)
-
-    def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._fd, text.encode())
 
 
 # -- mpirun ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from trainer_launch.host import network
 from trainer_launch.model.frozen import dataclass
-from trainer_launch.model.units import aligned, counted, listed
+from trainer_launch.model.units import counted, listed
 
 _CONNECT_S = 2.0
 _BANNER_S = 4.0  # sshd looks the name of its caller up before it says anything, where UseDNS is on
@@ -289,31 +289,6 @@ class Readiness:
 
 
 _NAMES = {Stage.DNS: "DNS", Stage.PORT: "port", Stage.BANNER: "banner", Stage.KEY: "key", Stage.READY: "ready"}
-_PASSED, _STUCK, _AHEAD = "ok", "--", ""
-_MAX_NAME = 40
-_HEAD = ("NAME", "DNS", "PORT", "BANNER", "KEY", "READY")
-
-
-def table(readiness: Mapping[str, Readiness], rows: int, columns: int) -> list[str]:
-    """Lines of at most `columns` characters: who is stuck first, then the others, as many as fit."""
-    hosts = sorted(
-        readiness, key=lambda host: readiness[host].stage is Stage.READY
-    )  # stable: the order of ranks stays
-    shown = hosts if len(hosts) <= rows - 1 else hosts[: max(1, rows - 2)]
-    lines = aligned([_HEAD, *(_row(host, readiness[host]) for host in shown)])
-    rest = [readiness[host] for host in hosts[len(shown) :]]
-    if rest:
-        ready = sum(reached.stage is Stage.READY for reached in rest)
-        lines.append(f"… and {len(rest)} more, {ready} of them ready")
-    return [line[:columns].rstrip() for line in lines]
-
-
-def _row(host: str, reached: Readiness) -> tuple[str, ...]:
-    name = host if len(host) <= _MAX_NAME else f"{host[: _MAX_NAME - 1]}…"
-    marks = [_PASSED if s < reached.stage else _STUCK if s == reached.stage else _AHEAD for s in Stage]
-    if reached.stage is Stage.READY:
-        return (name, "ok", "ok", "ok", "", "yes")
-    return (name, *marks[:4], reached.why)
 
 
 def summary(readiness: Mapping[str, Readiness], most: int = 5) -> str:
