@@ -16,7 +16,7 @@ import pytest
 from tests.architecture.package import OURS, module_of, plugins_in
 
 LISTED = Path(__file__).with_name("pid1_modules.txt")
-HEAVY = {"torch", "numpy", "mpi4py", "yaml", "rich", "matplotlib", "pynvml", "asyncio.events", "ssl", "psutil"}
+HEAVY = {"torch", "numpy", "mpi4py", "yaml", "matplotlib", "pynvml", "asyncio.events", "ssl", "psutil"}
 OTHERS = {"_distutils_hack", "sitecustomize"}  # of the environment, not of ours
 UPDATE = "TESTS_UPDATE"  # set it to write the list anew
 

@@ -18,7 +18,7 @@ NAMES = sorted(path.stem for path in frameworks.SCRIPT.with_suffix("").glob("*.t
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_frameworks_python_runs_the_launcher_of_this_tree(name: str) -> None:
-    where = "import sys, trainer_launch, yaml, rich; print(trainer_launch.__file__, sys.prefix)"
+    where = "import sys, trainer_launch, yaml; print(trainer_launch.__file__, sys.prefix)"
     told = subprocess.run(
         [frameworks.python(name), "-c", where], env=frameworks.env(), capture_output=True, text=True, check=True
     ).stdout

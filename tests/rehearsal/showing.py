@@ -4,28 +4,32 @@ import os
 import sys
 import time
 
-from trainer_launch.rehearsal.report.history import Entry, What
-from trainer_launch.rehearsal.report.reporting import Live, TableState, is_wanted
+from tests.rehearsal.controllers.actors import Job
+from tests.rehearsal.controllers.manifests import runtime, trainjob
+from trainer_launch.rehearsal.report.reporting import Live, is_wanted
+from trainer_launch.rehearsal.report.summary import live_table, live_title
 
 
 def main() -> None:
     count, lines, stay_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    pods = [f"demo-node-0-{number}" for number in range(count)]
-    live = Live(
-        TableState.of("TrainJob demo", pods, ["kill pod node=1 at=step:9000"]), lambda pod: f"step 7 of {pod}"
-    )
+    job, began_s = Job(runtime(), trainjob(f"{{numNodes: {count}}}", "demo")), time.monotonic()
+    last = list(job.state.pods)[-1]
+    job.delete(last, back_s=1000.0)
+    job.end(last, 137)
+    steps = dict.fromkeys(job.state.pods, 7)
+
+    def table(most: int) -> list[str]:
+        to_come = ["kill pod node=1 at=step:9000"]
+        title = live_title("TrainJob demo", job.state, time.monotonic() - began_s, 7, 0, to_come)
+        return [title, *live_table(job.state, steps, lambda pod: f"step 7 of {pod.name}", most)]
+
+    live = Live(table)
     if not is_wanted("auto", os.environ):
         print("no table")
         return
-    for pod in pods:
-        live.observe(Entry(at_s=0.0, what=What.POD_STARTED, pod=pod, attempt=1))
-        live.observe(Entry(at_s=0.0, what=What.CONTAINER_STARTED, pod=pod, container="main", attempt=1))
-        live.observe(Entry(at_s=0.1, what=What.STEP, pod=pod, container="main", step=7))
-    live.observe(Entry(at_s=0.2, what=What.POD_ENDED, pod=pods[-1], text="Pending"))
     print("before")
     live.begin()
     try:
-        began_s = time.monotonic()
         for number in range(lines):
             os.write(1, b"line %d of the job\n" % number)
         print(f"wrote {lines} lines in {time.monotonic() - began_s:.3f} s", flush=True)

@@ -12,76 +12,99 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.rehearsal.controllers.actors import Job
+from tests.rehearsal.controllers.manifests import pytorch, replica, runtime, trainjob
 from tests.rehearsal.terminal import Terminal
-from tests.rehearsal.test_story import histories
-from tests.rehearsal.told import Tale
 from tests.rehearsal.users.commanded import command
-from trainer_launch.rehearsal.report.history import Doing, History, What
-from trainer_launch.rehearsal.report.reporting import TableState, height
+from trainer_launch.rehearsal.report.reporting import height
+from trainer_launch.rehearsal.report.summary import live_table, live_title
 
-pytest.importorskip("rich")
 SHOWING = str(Path(__file__).with_name("showing.py"))
 ENV = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def board_of(tale: Tale, *faults: str) -> TableState:
-    state = TableState.of("TrainJob demo", tale.pods, faults)
-    for entry in tale.entries:
-        state.take(entry)
-    return state
+def job_of(count: int) -> Job:
+    return Job(runtime(), trainjob(f"{{numNodes: {count}}}", "demo"))
+
+
+def table_of(job: Job, most: int = 12, **steps: int) -> list[list[str]]:
+    """The cells of the live table's lines."""
+    known = {name.replace("_", "-"): step for name, step in steps.items()}
+    lines = live_table(job.state, known, lambda pod: f"line\x1b[2J of {pod.name}", most)
+    return [re.split(r" {2,}", line) for line in lines]
 
 
 # -- what it shows --------------------------------------------------------------------------------
 
 
-def test_a_row_tells_status_creations_attempt_step_and_last_line() -> None:
-    tale = Tale("a", "b").start(0.0).meet(1.0).steps(2.0, [1, 2]).meet(3.0, 2, "a").stop(4.0, "b")
-    state = board_of(tale)
-    assert state.cells("a", "loss 1.0\x1b[2J") == ("a", "Running", "1", "2", "2", "loss 1.0")
-    assert state.cells("b", "")[:2] == ("b", "Terminating")
+def test_a_row_tells_status_step_creations_restarts_exit_code_and_last_line() -> None:
+    job = job_of(2)
+    job.delete("demo-node-0-1", grace_s=5.0)
+    head, first, second = table_of(job, demo_node_0_0=2000)
+    assert head == ["POD", "STATUS", "STEP", "CREATED", "RESTARTS", "EXIT", "LAST LINE"]
+    assert first == ["demo-node-0-0", "Running", "2,000", "1", "0", "-", "line of demo-node-0-0"]
+    assert second == ["demo-node-0-1", "Terminating", "-", "1", "0", "-", "line of demo-node-0-1"]
 
 
-def test_the_head_tells_the_step_and_what_goes_wrong() -> None:
-    tale = Tale("a").start(0.0).steps(1.0, [40])
-    state = board_of(tale, "kill pod node=0 at=step:40", "oom at=90s", "add node")
-    assert state.head(12.3) == "TrainJob demo · 12.3 s · step 40 · next: kill pod node=0 at=step:40 (and 2 more)"
-    state.take(Tale("a").fault(2.0, "kill pod node=0 at=step:40", "a").entries[0])
-    assert state.head(13.0) == "TrainJob demo · 13.0 s · step 40 · 1 fault injected · next: oom at=90s (and 1 more)"
+def test_a_container_that_waits_for_its_next_start_is_restarting() -> None:
+    worker = replica("pytorch", spec="replicas: 1, restartPolicy: OnFailure")
+    job = Job(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
+    for _ in range(2):  # the first restart is at once
+        job.end("job-worker-0", 3)
+        job.wait(0.0)
+    assert table_of(job)[1][:6] == ["job-worker-0", "Restarting", "-", "1", "2", "3"]
 
 
-def test_of_many_pods_those_in_trouble_are_shown() -> None:
-    pods = tuple(f"p{number}" for number in range(50))
-    tale = Tale(*pods).start(0.0).end(3.0, "p44", 137, "Pending").stop(3.0, "p17")
-    rows, others = board_of(tale).rows(height(50, 30))
-    assert [pod for pod, _ in rows][:3] == ["p44", "p17", "p0"]
-    assert (len(rows), others) == (7, "and 43 more: 43 Running")
-    assert board_of(tale).rows(50)[0] == [(pod, board_of(tale).pods[pod].walk.doing) for pod in pods]
-
-
-@pytest.mark.parametrize(("pods", "rows", "shown"), [(2, 12, 2), (50, 12, 3), (50, 30, 8), (50, 200, 12)])
-def test_the_table_takes_a_third_of_the_terminal_at_most(pods: int, rows: int, shown: int) -> None:
-    assert height(pods, rows) == shown
-
-
-@settings(max_examples=40)
-@given(histories)
-def test_whatever_happens_can_be_shown(history: History) -> None:
-    state = TableState.of(history.name, history.pods, ())
-    for entry in history.entries:
-        state.take(entry)
-    rows, _ = state.rows(5)
-    assert all(state.cells(pod, "")[1] for pod, _ in rows)
-    assert sum(state.pods[pod].walk.doing is Doing.DOWN for pod, _ in rows) == min(
-        5, sum(one.walk.doing is Doing.DOWN for one in state.pods.values())
+def test_the_title_tells_the_step_and_what_goes_wrong() -> None:
+    state, faults = job_of(1).state, ["kill pod node=0 at=step:40", "oom at=90s", "add node"]
+    assert (
+        live_title("TrainJob demo", state, 12.3, 40, 0, faults)
+        == "TrainJob demo · 12.3 s · step 40 · next: kill pod node=0 at=step:40 (and 2 more)"
+    )
+    assert (
+        live_title("TrainJob demo", state, 13.0, 40, 1, faults[1:])
+        == "TrainJob demo · 13.0 s · step 40 · 1 fault injected · next: oom at=90s (and 1 more)"
     )
 
 
-def test_a_long_rehearsal_is_not_kept() -> None:
-    state = board_of(Tale("a").start(0.0))
-    for number in range(1000):
-        state.take(Tale("a").add(float(number), What.GENERATION, "a", attempt=number).entries[0])
-    assert state.pods["a"].walk.done == []
+def test_the_title_tells_how_the_job_ended() -> None:
+    job = job_of(1)
+    job.end("demo-node-0-0")
+    assert live_title("TrainJob demo", job.state, 2.0, None, 0, []).startswith(
+        "TrainJob demo · 2.0 s · Succeeded ("
+    )
+
+
+def test_of_many_pods_those_in_trouble_are_shown() -> None:
+    job = job_of(50)
+    job.delete("demo-node-0-44")
+    job.end("demo-node-0-44", 137)
+    job.delete("demo-node-0-17", grace_s=5.0)
+    _, *rows, others = table_of(job, height(30))
+    assert [row[0] for row in rows][:3] == ["demo-node-0-44", "demo-node-0-17", "demo-node-0-0"]
+    assert (len(rows), others) == (7, ["and 43 more: 43 Running"])
+    assert [row[0] for row in table_of(job, 50)[1:]] == list(job.state.pods)
+
+
+@pytest.mark.parametrize(("rows", "shown"), [(12, 3), (30, 8), (200, 12)])
+def test_the_table_takes_a_third_of_the_terminal_at_most(rows: int, shown: int) -> None:
+    assert height(rows) == shown
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from((None, 0, 1, 137))), max_size=12))
+def test_whatever_happens_can_be_shown(ends: list[tuple[int, int | None]]) -> None:
+    job = job_of(7)
+    for number, code in ends:
+        pod = f"demo-node-0-{number}"
+        if code is None:
+            job.delete(pod, grace_s=5.0)
+        elif job.state.states[pod].running:
+            job.end(pod, code)
+        _, *rows = table_of(job, 5)
+        assert (len(rows), rows[-1][0].startswith("and 3 more: ")) == (5, True)
 
 
 # -- in a terminal --------------------------------------------------------------------------------
@@ -103,9 +126,20 @@ def test_the_table_stands_below_the_output_that_scrolls(terminal: Terminal) -> N
     terminal.start(shows(), ENV)
     lines = terminal.until(lambda lines: "Running" in "\n".join(lines) and "wrote" in "\n".join(lines))
     assert re.fullmatch(r"TrainJob demo · [\d.]+ s · step 7 · next: kill pod node=1 at=step:9000", lines[26])
-    assert lines[27].split() == ["POD", "STATUS", "CREATED", "ATTEMPT", "STEP", "LAST", "LINE"]
-    assert lines[28].split() == ["demo-node-0-0", "Running", "1", "1", "7", "step", "7", "of", "demo-node-0-0"]
-    assert lines[29].split() == ["demo-node-0-1", "Restarting", "1", "1", "7", "step", "7", "of", "demo-node-0-1"]
+    assert lines[27].split() == ["POD", "STATUS", "STEP", "CREATED", "RESTARTS", "EXIT", "LAST", "LINE"]
+    assert lines[28].split() == ["demo-node-0-0", "Running", "7", "1", "0", "-", "step", "7", "of", "demo-node-0-0"]
+    assert lines[29].split() == [
+        "demo-node-0-1",
+        "Restarting",
+        "7",
+        "1",
+        "0",
+        "137",
+        "step",
+        "7",
+        "of",
+        "demo-node-0-1",
+    ]
     assert lines[23] == "line 49 of the job"
     assert (lines[24].startswith("wrote 50 lines"), lines[25]) == (True, "")
 
@@ -147,7 +181,7 @@ def test_the_table_follows_the_terminals_size(terminal: Terminal) -> None:
     terminal.until(lambda lines: "Restarting" in lines[-1])
     terminal.resize(50, 20)
     lines = terminal.until(lambda lines: len(lines) == 20 and "Restarting" in lines[-1])
-    assert lines[-3].split() == ["POD", "STATUS", "STEP"]
+    assert lines[-3].split() == ["POD", "STATUS", "STEP", "CREATED", "RESTART"]
     assert max(map(len, lines)) <= 50
     terminal.resize(100, 8)
     terminal.until(lambda lines: "demo-node" not in "\n".join(lines[-4:]))
@@ -157,14 +191,6 @@ def test_the_table_follows_the_terminals_size(terminal: Terminal) -> None:
 @pytest.mark.parametrize("unset", [{"CI": "true"}, {"TERM": "dumb"}])
 def test_in_ci_or_on_a_dumb_terminal_there_is_no_table(terminal: Terminal, unset: dict[str, str]) -> None:
     terminal.start(shows(), {**ENV, **unset})
-    assert "no table" in terminal.until(lambda lines: any("ended with" in line for line in lines))
-
-
-@pytest.mark.process
-def test_without_rich_there_is_no_table(terminal: Terminal) -> None:
-    code = "import sys; sys.modules['rich'] = None; import importlib.util as u; u.find_spec = lambda name: None; "
-    code += f"sys.argv = ['x', '2', '5', '5']; exec(open({SHOWING!r}).read())"
-    terminal.start((sys.executable, "-c", code), ENV)
     assert "no table" in terminal.until(lambda lines: any("ended with" in line for line in lines))
 
 
@@ -187,7 +213,7 @@ def test_a_rehearsal_shows_its_pods_until_ctrl_c_and_then_its_last_table(
         tmp_path, "survives", "--fault", "kill pod at=step:20", "--fault", "kill worker at=step:90000", last=99999
     )
     terminal.start(argv, ENV)
-    row = re.compile(r"demo-master-0 +Running +2 +2 +\d+ +step \d+ loss 0\.\d+")
+    row = re.compile(r"demo-master-0 +Running +\d+ +2 +0 +- +step \d+ loss 0\.\d+")
     lines = terminal.until(lambda lines: row.fullmatch(lines[-1]) is not None)
     assert re.match(
         r"PyTorchJob demo · [\d.]+ s · step \d+ · 1 fault injected · next: kill worker at=step:90000", lines[-3]

@@ -96,7 +96,7 @@ def test_a_release_is_the_same_each_time_and_has_checksums(source: Path, tmp_pat
     }
     required = {one["name"] for one in components if one["scope"] == "required"}
     assert {"psutil", "pydantic", "pydantic-settings"} <= required
-    assert not required & {"rich", "matplotlib", "torch"}
+    assert not required & {"matplotlib", "torch"}
     assert all(one["licenses"] for one in components)
 
 

@@ -86,13 +86,13 @@ class Rehearsal:
         self._grown = 0
         self.processes = PodProcesses(kubelet)
         self._recorder = Recorder(job.workload.kind, job.workload.name, (pod.name for pod in kubelet.pods))
-        self._recorder.observers.append(job.reporting.observe)
-        job.reporting.begin(self._title, kubelet.pods, [fault.text for fault in job.asked.faults], self._last_line)
+        self._steps: dict[str, int] = {}  # by pod: the last one that it reached
         self._began_s = system.now()
         self.state, actions, said = job_lifecycle.begin(job.workload, kubelet.pods, self._began_s)
         for entry in happened(None, self.state, None, actions):
             self.tell(entry)
         self._faults = Faults(job.asked, self)
+        job.reporting.begin(self._live_lines)
         if watch is not None:  # a pod's first line may be the one
             watch.wake, watch.patterns = system.poke, self._faults.patterns
         self._faults.precede()
@@ -141,6 +141,15 @@ class Rehearsal:
         """What the container that counts wrote last; from any thread."""
         return self._system.last_line(f"{pod.name}/{pod.draft.main}")
 
+    def _live_lines(self, most: int) -> list[str]:
+        """The live table's lines; called in its thread, so all that changes is read once."""
+        state, steps, faults = self.state, dict(self._steps), self._faults
+        over = (*faults.came, *(fault for fault, _ in faults.missed))
+        to_come = [fault.text for fault in self._job.asked.faults if fault not in over]
+        top = max(steps.values(), default=None)
+        title = summary.live_title(self._title, state, self.now_s(), top, len(faults.came), to_come)
+        return [title, *summary.live_table(state, steps, self._last_line, most)]
+
     def _messages(self) -> dict[str, str]:
         pods, states = self.state.pods.values(), self.state.states
         containers = {pod.name: summary.deciding_container(pod, states[pod.name]) for pod in pods}
@@ -178,7 +187,8 @@ class Rehearsal:
                 self._faults.said(one)
                 continue
             self.tell(replace(one, at_s=max(0.0, one.at_s - self._began_s)))
-            if one.step is not None:
+            if one.step is not None and one.pod is not None:
+                self._steps[one.pod] = one.step
                 self._faults.reached(one.step)
         self._watch.patterns = self._faults.patterns
 
@@ -345,9 +355,7 @@ def _done(after: State, actions: Iterable[Action], at_s: float, asker: str) -> I
 def _condition(before: State | None, after: State, at_s: float) -> Iterator[Entry]:
     end = after.condition
     if end is not None and (before is None or before.condition is None):
-        verdict = "Succeeded" if end.succeeded else "Failed"
-        text = f"{verdict} ({end.reason}): {end.message}"
-        yield Entry(at_s=at_s, what=What.CONDITION, code=end.exit_code, text=text)
+        yield Entry(at_s=at_s, what=What.CONDITION, code=end.exit_code, text=end.text)
 
 
 def _lives(state: PodState) -> bool:

@@ -31,6 +31,11 @@ class Condition:
     pod: str = field(default="", compare=False)  # for which it failed, where it is one
 
     @property
+    def text(self) -> str:
+        """In words."""
+        return f"{'Succeeded' if self.succeeded else 'Failed'} ({self.reason}): {self.message}"
+
+    @property
     def is_victims(self) -> bool:
         """Whether it is told by one that ended because its peers did, or the network."""
         return not self.succeeded and self.exit_code == exit_codes.INFRASTRUCTURE

@@ -1,11 +1,11 @@
 """What happened in a rehearsal, in its order, and what each pod did all the time. Pure.
 
-The live table, the report and the verdict are made of it.
+The report and the verdict are made of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -221,7 +221,6 @@ class Walk:
 # -- the history while the rehearsal runs ------------------------------------------------------
 
 
-Observer = Callable[[Entry], None]
 _LEAST_GAP_S = 0.05  # between two steps of a pod that are kept
 _GAPS = 2_000  # and of a rehearsal's time: a long one keeps a few thousand of each pod
 
@@ -230,7 +229,6 @@ class Recorder:
     """What has happened so far."""
 
     def __init__(self, kind: str, name: str, pods: Iterable[str]) -> None:
-        self.observers: list[Observer] = []
         self._history = History(kind=kind, name=name, pods=tuple(pods))
         self._entries: list[Entry] = []
         self._held: dict[str, Entry] = {}  # by pod: its newest step, not kept yet
@@ -247,7 +245,7 @@ class Recorder:
             self._kept.pop(entry.pod, None)  # the next step is the first of a beginning
         if entry.what is What.POD_STARTED and entry.pod not in self._history.pods:
             self._history = replace(self._history, pods=(*self._history.pods, entry.pod or ""))
-        self._keep(entry)
+        self._entries.append(entry)
 
     def finish(self, ended_s: float, *, succeeded: bool | None) -> None:
         """Nothing more comes; `succeeded` is None for a rehearsal that was stopped."""
@@ -270,7 +268,7 @@ class Recorder:
         if last is None or goes_back or entry.at_s - last.at_s >= gap_s:
             self._held.pop(pod, None)
             self._kept[pod] = entry
-            self._keep(entry)
+            self._entries.append(entry)
         elif newest is None or entry.step != newest.step:
             self._held[pod] = entry
 
@@ -278,9 +276,4 @@ class Recorder:
         entry = self._held.pop(pod, None)
         if entry is not None:
             self._kept[pod] = entry
-            self._keep(entry)
-
-    def _keep(self, entry: Entry) -> None:
-        self._entries.append(entry)
-        for observer in self.observers:
-            observer(entry)
+            self._entries.append(entry)

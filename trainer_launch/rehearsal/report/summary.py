@@ -1,10 +1,11 @@
-"""A rehearsal in words: the table at its end, and a report's headline, sums, and rows of faults and pods."""
+"""A rehearsal in words: the live table, the table at its end, a report's headline, sums and rows."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer_launch.model import exit_codes
@@ -174,13 +175,18 @@ def table(state: State, messages: Mapping[str, str]) -> str:
     """The rows; `messages` is the first line of the termination message of each pod that has left one."""
     rows = [HEAD]
     for name, one in state.states.items():
-        code = one.codes.get(deciding_container(state.pods[name], one))
-        exit_code = "-" if code is None else str(code)
         message = _message(state, name, messages.get(name, ""))
-        rows.append((name, _status(state, one), str(one.starts), str(one.restart_count), exit_code, message))
+        rows.append((name, _status(state, one), *_figures(state, name), message))
     shown = "".join(f"{row.rstrip()}\n" for row in aligned(rows))
     is_plain = all(one.starts <= 1 and not one.restart_count for one in state.states.values())
     return shown if is_plain else shown + _LEGEND
+
+
+def _figures(state: State, name: str) -> tuple[str, str, str]:
+    """CREATED, RESTARTS and EXIT of a pod."""
+    one = state.states[name]
+    code = one.codes.get(deciding_container(state.pods[name], one))
+    return str(one.starts), str(one.restart_count), UNKNOWN if code is None else str(code)
 
 
 def deciding_container(pod: Pod, state: PodState) -> str:
@@ -264,3 +270,51 @@ def _message(state: State, name: str, said: str) -> str:
     code = one.codes.get(container)
     text = said or ("" if code is None else exit_codes.describe(code))
     return text if container == pod.draft.main or not text else f"init container {container}: {text}"
+
+
+# -- the live table ----------------------------------------------------------------------------
+
+
+LIVE_HEAD = ("POD", "STATUS", "STEP", *HEAD[2:5], "LAST LINE")
+_WORST_FIRST = ("Failed", "Restarting", "Terminating", "Terminated", "Pending", "Init", "Running")
+
+
+def live_title(title: str, state: State, took_s: float, top: int | None, came: int, to_come: Sequence[str]) -> str:
+    """The line above the live table: the job, its highest step, how many faults came, and which come next."""
+    parts = [title, seconds(took_s)]
+    if top is not None:
+        parts.append(f"step {top:,}")
+    if came:
+        parts.append(f"{counted(came, 'fault')} injected")
+    if to_come:
+        more = f" (and {len(to_come) - 1} more)" if len(to_come) > 1 else ""
+        parts.append(f"next: {to_come[0]}{more}")
+    if state.condition is not None:
+        parts.append(state.condition.text)
+    return clean(" · ".join(parts))
+
+
+def live_table(state: State, steps: Mapping[str, int], last_line: Callable[[Pod], str], most: int) -> list[str]:
+    """A header and at most `most` rows; where there are more pods, those in trouble, and a count of the others."""
+    statuses = {name: _live_status(state, name) for name in state.states}
+    shown, others = list(statuses), []
+    if len(statuses) > most:
+        shown.sort(key=lambda name: (*_WORST_FIRST, statuses[name]).index(statuses[name]))
+        shown, others = shown[: most - 1], shown[most - 1 :]
+    rows = [LIVE_HEAD]
+    for name in shown:
+        step = f"{steps[name]:,}" if name in steps else UNKNOWN
+        line = clean(last_line(state.pods[name]))
+        rows.append((name, statuses[name], step, *_figures(state, name), line))
+    counts = Counter(statuses[name] for name in others)
+    told = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return aligned(rows) + [f"and {len(others)} more: {told}"] * bool(others)
+
+
+def _live_status(state: State, name: str) -> str:
+    """As in the table at the end, but a pod that is stopped or waits to start again says so."""
+    one = state.states[name]
+    waits = one.phase is Phase.PENDING and one.starts > 0
+    if waits or state.pods[name].draft.main in one.due_s:
+        return "Restarting"
+    return "Terminating" if one.stopping and not one.is_over else _status(state, one)
