@@ -296,3 +296,11 @@ def test_quantities_are_rounded_up(text: str, want: int) -> None:
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="quantity"):
         whole(text)
+
+
+def test_a_secret_that_the_trainjob_replaces_by_a_value_need_not_be_there() -> None:
+    token = "{name: TOKEN, valueFrom: {secretKeyRef: {name: nil, key: k}}}"
+    jobs = rjob("node", f"{{name: node, image: i, env: [{token}]}}", "trainer")
+    assert made("{env: [{name: TOKEN, value: mine}]}", jobs=jobs)["job-node-0-0"].main.env["TOKEN"] == "mine"
+    with pytest.raises(UsageError, match="refers to the Secret 'nil'"):
+        made(jobs=jobs)

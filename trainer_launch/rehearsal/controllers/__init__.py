@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -18,9 +18,16 @@ from trainer_launch.model import Json, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import REDACTED
 from trainer_launch.model.units import counted
-from trainer_launch.rehearsal.controllers import podspec
-from trainer_launch.rehearsal.controllers.documents import MAX_BYTES, Field, Request, read_documents
+from trainer_launch.rehearsal.controllers.documents import (
+    CONFIG_KINDS,
+    MAX_BYTES,
+    Field,
+    Request,
+    read_configs,
+    read_documents,
+)
 from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, Workload, pods
+from trainer_launch.rehearsal.controllers.v1 import namespace
 
 # kind and API group with version -> module; of a kind that is in one group only, the version does not matter
 KINDS = {
@@ -50,19 +57,22 @@ def workload_of(documents: tuple[Field, ...]) -> Workload:
         found for found in jobs if _kind(found) != "Job"
     ] or jobs  # beside another job it has to do something else
     runtimes = {found.get("metadata", "name").text(): found for found in documents if _kind(found) in RUNTIMES}
-    known = (*RUNTIMES, *podspec.CONFIG_KINDS)
+    known = (*RUNTIMES, *CONFIG_KINDS)
     others = [found for found in documents if found not in jobs and _kind(found) not in known]
     if len(jobs) != 1:
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in KINDS))
         seen = ", ".join(dict.fromkeys(map(_kind, jobs or documents)))
         count = "no job" if not jobs else f"{len(jobs)} jobs"
         raise UsageError(f"the manifests hold {count} ({seen}); expected one of: {kinds}")
-    module = import_module(f"trainer_launch.rehearsal.controllers.{_module(jobs[0])}")
-    made: Workload = module.read(Request(job=jobs[0], runtimes=runtimes))
-    given = podspec.read_configs(
-        (found for found in documents if _kind(found) in podspec.CONFIG_KINDS), made.namespace
-    )
-    return _with_ignored(podspec.filled(made, given), others)
+    given = (found for found in documents if _kind(found) in CONFIG_KINDS)
+    configs = read_configs(given, namespace(jobs[0]))
+    job = replace(jobs[0], configs=configs)
+    runtimes = {name: replace(found, configs=configs) for name, found in runtimes.items()}
+    module = import_module(f"trainer_launch.rehearsal.controllers.{_module(job)}")
+    made: Workload = module.read(Request(job=job, runtimes=runtimes))
+    _check_variables(made)
+    ignored = dict.fromkeys((*made.ignored, *configs.absent, *_counted(others)))
+    return replace(made, ignored=tuple(ignored))
 
 
 def overridden(
@@ -85,10 +95,17 @@ def _with_nproc(documents: tuple[Field, ...], nproc: str) -> tuple[Field, ...]:
     return tuple(with_nproc(one, nproc) if _module(one) else one for one in documents)
 
 
-def _with_ignored(made: Workload, others: list[Field]) -> Workload:
+def _check_variables(made: Workload) -> None:
+    for draft in made.drafts:
+        for container in (*draft.template.init, *draft.template.containers):
+            for item in container.items:
+                if item.problem:
+                    raise UsageError(item.problem)
+
+
+def _counted(others: list[Field]) -> Iterator[str]:
     counts = Counter(map(_kind, others))
-    objects = (kind if count == 1 else f"{count} {kind} objects" for kind, count in counts.items())
-    return replace(made, ignored=tuple(dict.fromkeys((*made.ignored, *objects))))
+    return (kind if count == 1 else f"{count} {kind} objects" for kind, count in counts.items())
 
 
 def _kind(found: Field) -> str:
@@ -232,7 +249,7 @@ def with_value(found: Field, keys: tuple[str, ...], value: Any) -> Field:
         inner[key] = dict(found.get(*keys[: number + 1]).mapping())
         inner = inner[key]
     inner[keys[-1]] = value
-    return Field(whole, found.path, found.where)
+    return replace(found, value=whole)
 
 
 # -- manifests from files, and --render --------------------------------------------------------

@@ -6,6 +6,8 @@ and only when somebody asks for a manifest.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -41,12 +43,18 @@ class Field:
     value: Any
     path: str
     where: str  # file, document, kind and name
+    configs: Configs = field(default_factory=lambda: Configs(), compare=False, repr=False)  # given with the job
 
     def bad(self, expected: str, found: object | None = None) -> UsageError:
         """The one sentence about this field."""
         value = self.value if found is None else found
         text = "missing" if value is None else _said(value)
         return UsageError(f"{self.where}: {self.path or 'the document'} is {text}; expected {expected}")
+
+    @property
+    def place(self) -> str:
+        """What a sentence about it begins with."""
+        return f"{self.where}: {self.path}"
 
     @property
     def given(self) -> bool:
@@ -60,7 +68,7 @@ class Field:
         found = self
         for key in keys:
             inner = found.mapping().get(key)
-            found = Field(inner, f"{found.path}.{key}" if found.path else key, self.where)
+            found = Field(inner, f"{found.path}.{key}" if found.path else key, self.where, self.configs)
         return found
 
     def items(self) -> list[Field]:
@@ -69,7 +77,8 @@ class Field:
             return []
         if not isinstance(self.value, list):
             raise self.bad("a list")
-        return [Field(value, f"{self.path}[{index}]", self.where) for index, value in enumerate(self.value)]
+        where, configs = self.where, self.configs
+        return [Field(one, f"{self.path}[{index}]", where, configs) for index, one in enumerate(self.value)]
 
     def mapping(self) -> Mapping[str, Any]:
         """The keys and values of an object; none when it is absent."""
@@ -171,6 +180,94 @@ class Request:
 
     job: Field
     runtimes: Mapping[str, Field] = field(default_factory=dict)
+
+
+# -- ConfigMaps and Secrets that are given with a job ------------------------------------------
+#
+# What a Secret holds is marked all the way, and never a part of a message.
+
+
+CONFIG_KINDS = ("ConfigMap", "Secret")
+_KNOWN = {
+    "ConfigMap": ("apiVersion", "kind", "metadata", "data", "binaryData", "immutable"),
+    "Secret": ("apiVersion", "kind", "metadata", "data", "stringData", "type", "immutable"),
+}
+_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+
+Values = Mapping[str, str]  # key -> text; bytes that are no UTF-8 survive as surrogates
+
+
+@dataclass(frozen=True, slots=True)
+class Configs:
+    """By kind and name, what is given."""
+
+    given: Mapping[tuple[str, str], Values] = field(default_factory=dict)
+    absent: dict[str, None] = field(default_factory=dict)  # what was asked for, is optional and not given
+
+    def find(self, found: Field, kind: str, name: str, key: str = "") -> Values:
+        """All values of what `found` refers to, or the one of this key; none of what is optional and not there.
+
+        Raises:
+            UsageError: it is not there.
+        """
+        values = self.given.get((kind, name))
+        if values is not None and not key:
+            return values
+        if values is not None and key in values:
+            return {key: values[key]}
+        if found.get("optional").flag():
+            self.absent[f"{kind} {name} (optional, and not given)"] = None
+            return {}
+        if values is None:
+            names = ", ".join(name for known, name in self.given if known == kind) or "none"
+            raise UsageError(
+                f"{found.place} refers to the {kind} {name[:80]!r}, which is in none of the files "
+                f"(found: {names}); add its file with another -f, or set optional: true"
+            )
+        raise UsageError(
+            f"{found.place} refers to the key {key[:80]!r}, which the {kind} {name} does not have "
+            f"(it has {', '.join(values) or 'none'}); correct it, or set optional: true"
+        )
+
+
+def read_configs(documents: Iterable[Field], namespace: str) -> Configs:
+    """Those of a job's namespace.
+
+    Raises:
+        UsageError: one is no ConfigMap or Secret as Kubernetes takes it, or is there twice.
+    """
+    given: dict[tuple[str, str], Values] = {}
+    for found in documents:
+        kind, name = found.get("kind").text(), found.get("metadata", "name")
+        if (found.get("metadata", "namespace").text("") or namespace) != namespace:
+            continue
+        if (kind, name.text()) in given:
+            raise name.bad(f"a name that no other {kind} of these files has")
+        given[kind, name.text()] = dict(_values(found, kind))
+    return Configs(given)
+
+
+def _values(found: Field, kind: str) -> Iterator[tuple[str, str]]:
+    found.only(_KNOWN[kind])
+    is_secret = kind == "Secret"
+    plain, coded = ("stringData", "data") if is_secret else ("data", "binaryData")
+    for part in (coded, plain):  # of one key in both the plain text counts
+        for key, one in found.get(part).fields():
+            if _KEY.fullmatch(key) is None:
+                raise one.bad("a key of letters, digits, '-', '_' and '.'", found=Mark.HIDDEN if is_secret else key)
+            if not isinstance(one.value, str):
+                raise one.bad("a string; quote it", found=Mark.HIDDEN if is_secret else None)
+            yield key, _decoded(one) if part == coded else one.value
+
+
+def _decoded(one: Field) -> str:
+    try:
+        data = base64.b64decode("".join(one.value.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise one.bad(
+            "text in base64 (stringData of a Secret, data of a ConfigMap, take it plain)", Mark.HIDDEN
+        ) from None
+    return data.decode("utf-8", "surrogateescape")
 
 
 # -- quantities --------------------------------------------------------------------------------

@@ -53,31 +53,6 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ref:
-    """A ConfigMap or Secret that a pod refers to, or one key of it."""
-
-    kind: str
-    name: str
-    key: str = ""  # "": all of them
-    optional: bool = False
-    where: str = field(default="", compare=False)  # what messages about it begin with
-
-    @property
-    def is_secret(self) -> bool:
-        """Whether what it means must not be shown."""
-        return self.kind == "Secret"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filling:
-    """What a volume is filled with; `items` are (key, path, mode), none of them: every key by its own name."""
-
-    ref: Ref
-    items: tuple[tuple[str, str, int | None], ...] = ()
-    mode: int = 0o644
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvItem:
     """A variable: a value, in which $(NAME) stands for another, or a field of the pod (`metadata.name`)."""
 
@@ -86,7 +61,7 @@ class EnvItem:
     field: str | None = None
     resource: str | None = None  # such as limits.cpu, of its own container, in units of `divisor`
     divisor: str = "1"
-    ref: Ref | None = None
+    problem: str = ""  # why it has no value: the job cannot run unless another replaces it
     is_literal: bool = False  # $(NAME) in it stands for itself
     is_secret: bool = False
 
@@ -118,7 +93,7 @@ class Container:
     command: tuple[str, ...] = ()  # in place of the image's ENTRYPOINT
     args: tuple[str, ...] = ()
     items: tuple[EnvItem, ...] = ()  # in order; of one name the last counts
-    sources: tuple[tuple[str, Ref], ...] = ()  # envFrom: prefix, and whose keys become variables
+    sources: tuple[EnvItem, ...] = ()  # of envFrom; `items` are stronger, and never replace one in its place
     env: Mapping[str, str] = field(default_factory=dict)  # all variables, resolved
     hidden: frozenset[str] = frozenset()  # values and words that hold a secret
     files: Mapping[str, File] = field(default_factory=dict)
@@ -147,7 +122,6 @@ class Template:
     restart: str | None = None  # None: as the kind has it
     grace_s: float = 30.0
     volumes: Mapping[str, str] = field(default_factory=dict)  # name -> "pod", or "claim:NAME" for all pods
-    fillings: Mapping[str, tuple[Filling, ...]] = field(default_factory=dict)  # by volume
     memory: Mapping[str, int] = field(default_factory=dict)  # volumes in memory -> bytes at most, 0: no limit
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -310,7 +284,7 @@ def _pod(draft: Draft, namespace: str, address: str) -> Pod:
 
 
 def _indexed(container: Container) -> Container:
-    if any(item.name == "JOB_COMPLETION_INDEX" for item in container.items):
+    if any(item.name == "JOB_COMPLETION_INDEX" for item in (*container.sources, *container.items)):
         return container
     index = EnvItem(name="JOB_COMPLETION_INDEX", field=COMPLETION_INDEX)
     return replace(container, items=(*container.items, index))
@@ -335,7 +309,7 @@ def _fields(draft: Draft, namespace: str, address: str) -> Mapping[str, str]:
 def _resolved(container: Container, fields: Mapping[str, str]) -> Container:
     env: dict[str, str] = {}
     secret: set[str] = set()  # variables that hold one, or one that another holds
-    for item in container.items:
+    for item in (*container.sources, *container.items):
         if item.resource is not None:
             env |= _amount(container, item)
             continue

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
-from trainer_launch.rehearsal.controllers.documents import Field, Mark, whole
+from trainer_launch.rehearsal.controllers.documents import Field, whole
 from trainer_launch.rehearsal.controllers.pod_values import (
     RESTART_ALL,
     Container,
     EnvItem,
     ExitRule,
     File,
-    Filling,
     Mount,
-    Ref,
     Template,
-    Workload,
 )
 
 RESTARTS = ("Always", "OnFailure", "Never")
@@ -78,14 +72,14 @@ def read_template(template: Field) -> Template:
     volumes = {volume.get("name").name(): _volume(volume) for volume in spec.get("volumes").items()}
     _mounted(spec, (*containers, *init), volumes)
     restart = spec.get("restartPolicy")
+    contents = {volume.get("name").text(): dict(_content(volume)) for volume in spec.get("volumes").items()}
     return Template(
-        containers=containers,
-        init=init,
+        containers=tuple(_with_files(one, contents) for one in containers),
+        init=tuple(_with_files(one, contents) for one in init),
         restart=restart.choice(RESTARTS, "") or None,
         grace_s=float(spec.get("terminationGracePeriodSeconds").number(30)),
         volumes=MappingProxyType(volumes),
         memory=dict(_in_memory(spec.get("volumes"))),
-        fillings={name.get("name").text(): of_volume(name) for name in spec.get("volumes").items()},
         labels=_labels(template.get("metadata", "labels")),
         annotations=_labels(template.get("metadata", "annotations")),
         ignored=tuple(dict.fromkeys(_ignored(spec, (*init, *containers)))),
@@ -102,8 +96,8 @@ def read_container(found: Field) -> Container:
             name=found.get("name").name(),
             command=found.get("command").texts(),
             args=found.get("args").texts(),
-            items=read_env(found.get("env")),
             sources=tuple(of_env_from(found.get("envFrom"))),
+            items=read_env(found.get("env")),
             mounts=tuple(_mount(mount) for mount in found.get("volumeMounts").items()),
             workdir=found.get("workingDir").text("") or None,
             ports=MappingProxyType(dict(map(_port, found.get("ports").items()))),
@@ -165,7 +159,7 @@ def _as_agent(made: Container) -> Container:
 
 
 def read_env(found: Field) -> tuple[EnvItem, ...]:
-    """A list of variables; those that only a cluster can give are left out."""
+    """A list of variables; those that only a cluster can give, or that are optional and not there, are left out."""
     return tuple(item for one in found.items() if (item := _env_item(one)) is not None)
 
 
@@ -178,9 +172,9 @@ def _env_item(found: Field) -> EnvItem | None:
     if not source.given:
         return EnvItem(name=name, value=found.get("value").text(""))
     source.only(("fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef", "fileKeyRef"))
-    ref = of_env(source)
-    if ref is not None:
-        return EnvItem(name=name, ref=ref)
+    for key, kind in _ENV.items():
+        if source.get(key).given:
+            return _of_key(name, source.get(key), kind)
     resource = source.get("resourceFieldRef")
     if resource.given:
         return _resource_item(name, resource)
@@ -315,12 +309,17 @@ def _ignored_of_container(container: Field) -> Iterator[str]:
         yield f"resources ({', '.join(named)})"
     for item in container.get("env").items():
         wanted = item.get("valueFrom", "resourceFieldRef", "resource").text("").rpartition(".")[2]
-        if item.get("valueFrom").given and (_env_item(item) is None or (wanted and wanted not in named)):
+        is_config = any(item.get("valueFrom", key).given for key in _ENV)
+        if (
+            item.get("valueFrom").given
+            and not is_config
+            and (_env_item(item) is None or (wanted and wanted not in named))
+        ):
             source = next(iter(item.get("valueFrom").mapping()), "nothing")
             yield f"variable {item.get('name').text()} (from {source})"
 
 
-# -- references to ConfigMaps and Secrets ------------------------------------------------------
+# -- what of ConfigMaps and Secrets becomes variables and files --------------------------------
 
 
 _ENV = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
@@ -331,40 +330,50 @@ _FILE_MODE = 0o644
 _MAX_MODE = 0o777
 
 
-def of_env(source: Field) -> Ref | None:
-    """What the `valueFrom` of a variable refers to, None when that is something else."""
-    for key, kind in _ENV.items():
-        found = source.get(key)
-        if found.given:
-            found.only(("name", "key", "optional"))
-            return _ref(found, kind, "name", found.get("key").text())
-    return None
+def _of_key(name: str, found: Field, kind: str) -> EnvItem | None:
+    """A variable of one key, None when that is optional and not there.
+
+    What is wrong with the reference stays in the variable: a controller may yet put another in its place.
+    """
+    found.only(("name", "key", "optional"))
+    config, key = found.get("name").text(), found.get("key").text()
+    try:
+        values = found.configs.find(found, kind, config, key)
+        return _variable(name, values[key], found, kind) if key in values else None
+    except UsageError as problem:
+        return EnvItem(name=name, problem=str(problem))
 
 
-def of_env_from(found: Field) -> Iterator[tuple[str, Ref]]:
-    """Prefix and reference of each member of `envFrom`."""
+def of_env_from(found: Field) -> Iterator[EnvItem]:
+    """The variables of each member of `envFrom`."""
     for one in found.items():
         one.only(("prefix", *_ENV_FROM))
         given = [(key, kind) for key, kind in _ENV_FROM.items() if one.get(key).given]
         if len(given) != 1:
             raise one.bad("a configMapRef or a secretRef")
-        key, kind = given[0]
-        one.get(key).only(("name", "optional"))
-        yield one.get("prefix").text(""), _ref(one.get(key), kind, "name")
+        ref, kind = one.get(given[0][0]), given[0][1]
+        ref.only(("name", "optional"))
+        for key, value in ref.configs.find(ref, kind, ref.get("name").text()).items():
+            yield _variable(f"{one.get('prefix').text('')}{key}", value, ref, kind)
 
 
-def of_volume(volume: Field) -> tuple[Filling, ...]:
-    """What fills a volume of the kinds configMap, secret and projected."""
-    made = [
-        _filling(volume.get(key), kind, name) for key, (kind, name) in _VOLUMES.items() if volume.get(key).given
-    ]
+def _variable(name: str, value: str, found: Field, kind: str) -> EnvItem:
+    if "\0" in value:
+        raise UsageError(f"{found.place} makes a variable of a value with NUL in it; mount it as a file")
+    return EnvItem(name=name, value=value, is_literal=True, is_secret=kind == "Secret")
+
+
+def _content(volume: Field) -> Iterator[tuple[str, File]]:
+    """What a volume of the kinds configMap, secret and projected holds: path in it -> file."""
+    for key, (kind, name) in _VOLUMES.items():
+        if volume.get(key).given:
+            yield from _files(volume.get(key), kind, name)
     projected = volume.get("projected")
     mode = _mode(projected.get("defaultMode"), _FILE_MODE)
     for source in projected.get("sources").items():
         for key, (kind, name) in _PROJECTED.items():
             if source.get(key).given:
-                made.append(_filling(source.get(key), kind, name, mode))
-    return tuple(made)
+                yield from _files(source.get(key), kind, name, mode)
 
 
 def left_empty(volume: Field) -> list[str]:
@@ -373,200 +382,33 @@ def left_empty(volume: Field) -> list[str]:
     return [key for source in sources for key in source.mapping() if key not in _PROJECTED]
 
 
-def _filling(found: Field, kind: str, name: str, mode: int = _FILE_MODE) -> Filling:
+def _files(found: Field, kind: str, name: str, mode: int = _FILE_MODE) -> Iterator[tuple[str, File]]:
     found.only((name, "items", "optional", "defaultMode"))
-    items = []
-    for item in found.get("items").items():
-        item.only(("key", "path", "mode"))
-        path = item.get("path").text()
-        if not path or path.startswith("/") or ".." in path.split("/"):
-            raise item.get("path").bad("a path inside the volume")
-        given = item.get("mode")
-        items.append((item.get("key").text(), path, _mode(given, 0) if given.given else None))
-    return Filling(ref=_ref(found, kind, name), items=tuple(items), mode=_mode(found.get("defaultMode"), mode))
+    config, mode = found.get(name).text(), _mode(found.get("defaultMode"), mode)
+    chosen = [_chosen(item, mode) for item in found.get("items").items()]
+    values = found.configs.find(found, kind, config)
+    for key, path, own_mode in chosen or [(key, key, mode) for key in values]:
+        if key in values:
+            yield path, File(values[key], own_mode, is_mounted=True, is_secret=kind == "Secret")
+        elif not found.get("optional").flag():
+            found.configs.find(found, kind, config, key)  # says that it is not there
 
 
-def _ref(found: Field, kind: str, name: str, key: str = "") -> Ref:
-    return Ref(
-        kind=kind,
-        name=found.get(name).text(),
-        key=key,
-        optional=found.get("optional").flag(),
-        where=f"{found.where}: {found.path}",
-    )
+def _chosen(item: Field, mode: int) -> tuple[str, str, int]:
+    """Key, path in the volume, and mode of a file."""
+    item.only(("key", "path", "mode"))
+    path = item.get("path").text()
+    if not path or path.startswith("/") or ".." in path.split("/"):
+        raise item.get("path").bad("a path inside the volume")
+    return item.get("key").text(), path, _mode(item.get("mode"), mode)
 
 
 def _mode(found: Field, default: int) -> int:
     return found.number(default, most=_MAX_MODE)
 
 
-# -- ConfigMaps and Secrets that are given with a job, into its pods ---------------------------
-#
-# What a Secret holds is marked all the way, and never a part of a message.
-
-
-CONFIG_KINDS = ("ConfigMap", "Secret")
-_KNOWN = {
-    "ConfigMap": ("apiVersion", "kind", "metadata", "data", "binaryData", "immutable"),
-    "Secret": ("apiVersion", "kind", "metadata", "data", "stringData", "type", "immutable"),
-}
-_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
-
-Values = Mapping[str, str]  # key -> text; bytes that are no UTF-8 survive as surrogates
-
-
-@dataclass(frozen=True, slots=True)
-class Configs:
-    """By kind and name, what is given."""
-
-    given: Mapping[tuple[str, str], Values] = field(default_factory=dict)
-
-    def find(self, ref: Ref) -> Values | None:
-        """All values that a reference means; None: it is optional, and not there.
-
-        Raises:
-            UsageError: it is not there.
-        """
-        values = self.given.get((ref.kind, ref.name))
-        if values is None and not ref.optional:
-            names = ", ".join(name for kind, name in self.given if kind == ref.kind) or "none"
-            raise UsageError(
-                f"{ref.where} refers to the {ref.kind} {ref.name[:80]!r}, which is in none of the files "
-                f"(found: {names}); add its file with another -f, or set optional: true"
-            )
-        if values is None or not ref.key:
-            return values
-        if ref.key in values:
-            return {ref.key: values[ref.key]}
-        if ref.optional:
-            return None
-        raise UsageError(
-            f"{ref.where} refers to the key {ref.key[:80]!r}, which the {ref.kind} {ref.name} does not have "
-            f"(it has {', '.join(values) or 'none'}); correct it, or set optional: true"
-        )
-
-
-def read_configs(documents: Iterable[Field], namespace: str) -> Configs:
-    """Those of a job's namespace.
-
-    Raises:
-        UsageError: one is no ConfigMap or Secret as Kubernetes takes it, or is there twice.
-    """
-    given: dict[tuple[str, str], Values] = {}
-    for found in documents:
-        kind, name = found.get("kind").text(), found.get("metadata", "name")
-        if (found.get("metadata", "namespace").text("") or namespace) != namespace:
-            continue
-        if (kind, name.text()) in given:
-            raise name.bad(f"a name that no other {kind} of these files has")
-        given[kind, name.text()] = dict(_values(found, kind))
-    return Configs(given)
-
-
-def _values(found: Field, kind: str) -> Iterator[tuple[str, str]]:
-    found.only(_KNOWN[kind])
-    is_secret = kind == "Secret"
-    plain, coded = ("stringData", "data") if is_secret else ("data", "binaryData")
-    for part in (coded, plain):  # of one key in both the plain text counts
-        for key, one in found.get(part).fields():
-            if _KEY.fullmatch(key) is None:
-                raise one.bad("a key of letters, digits, '-', '_' and '.'", found=Mark.HIDDEN if is_secret else key)
-            if not isinstance(one.value, str):
-                raise one.bad("a string; quote it", found=Mark.HIDDEN if is_secret else None)
-            yield key, _decoded(one) if part == coded else one.value
-
-
-def _decoded(one: Field) -> str:
-    try:
-        data = base64.b64decode("".join(one.value.split()), validate=True)
-    except (binascii.Error, ValueError):
-        raise one.bad(
-            "text in base64 (stringData of a Secret, data of a ConfigMap, take it plain)", Mark.HIDDEN
-        ) from None
-    return data.decode("utf-8", "surrogateescape")
-
-
-# -- into the pods ----------------------------------------------------------------------------
-
-
-def filled(workload: Workload, configs: Configs) -> Workload:
-    """The job with every reference replaced by what it means. Raises UsageError: one is to nothing."""
-    made: dict[int, Template] = {}  # pods of a role often share one template
-    absent: dict[str, None] = {}
-    drafts = []
-    for draft in workload.drafts:
-        if id(draft.template) not in made:
-            made[id(draft.template)] = _filled_template(draft.template, configs, absent)
-        drafts.append(replace(draft, template=made[id(draft.template)]))
-    return replace(workload, drafts=tuple(drafts), ignored=(*workload.ignored, *absent))
-
-
-def _filled_template(template: Template, configs: Configs, absent: dict[str, None]) -> Template:
-    contents = {volume: dict(_content(fillings, configs, absent)) for volume, fillings in template.fillings.items()}
-
-    def changed(container: Container) -> Container:
-        return replace(
-            container,
-            items=tuple(_filled_items(container, configs, absent)),
-            sources=(),
-            files={**container.files, **dict(_mounted_files(container, contents))},
-        )
-
-    return replace(
-        template,
-        containers=tuple(map(changed, template.containers)),
-        init=tuple(map(changed, template.init)),
-        fillings={},
-    )
-
-
-def _filled_items(container: Container, configs: Configs, absent: dict[str, None]) -> Iterator[EnvItem]:
-    """envFrom comes first, so that `env` is stronger."""
-    for prefix, ref in container.sources:
-        values = configs.find(ref)
-        if values is None:
-            absent[_absent(ref)] = None
-        for key, value in (values or {}).items():
-            yield _filled_item(f"{prefix}{key}", value, ref)
-    for item in container.items:
-        if item.ref is None:
-            yield item
-            continue
-        values = configs.find(item.ref)
-        if values is None:
-            absent[_absent(item.ref)] = None
-        for value in (values or {}).values():
-            yield _filled_item(item.name, value, item.ref)
-
-
-def _filled_item(name: str, value: str, ref: Ref) -> EnvItem:
-    if "\0" in value:
-        raise UsageError(f"{ref.where} makes a variable of a value with NUL in it; mount it as a file")
-    return EnvItem(name=name, value=value, is_literal=True, is_secret=ref.is_secret)
-
-
-def _absent(ref: Ref) -> str:
-    return f"{ref.kind} {ref.name} (optional, and not given)"
-
-
-def _content(
-    fillings: tuple[Filling, ...], configs: Configs, absent: dict[str, None]
-) -> Iterator[tuple[str, File]]:
-    """What a volume holds: path in it -> file."""
-    for filling in fillings:
-        values = configs.find(filling.ref)
-        if values is None:
-            absent[_absent(filling.ref)] = None
-            continue
-        items = filling.items or tuple((key, key, None) for key in values)
-        for key, path, mode in items:
-            if key in values:
-                yield (
-                    path,
-                    File(values[key], mode or filling.mode, is_mounted=True, is_secret=filling.ref.is_secret),
-                )
-            elif not filling.ref.optional:
-                configs.find(replace(filling.ref, key=key))  # says that it is not there
+def _with_files(container: Container, contents: Mapping[str, Mapping[str, File]]) -> Container:
+    return replace(container, files=dict(_mounted_files(container, contents)))
 
 
 def _mounted_files(container: Container, contents: Mapping[str, Mapping[str, File]]) -> Iterator[tuple[str, File]]:

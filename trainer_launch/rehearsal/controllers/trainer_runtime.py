@@ -150,7 +150,7 @@ def _runtime(found: Field, request: Request) -> Field:
         return request.runtimes[name]
     known = published()
     if name in known:
-        return Field({"spec": known[name]}, "", f"the published runtime {name}")
+        return Field({"spec": known[name]}, "", f"the published runtime {name}", found.configs)
     has = ", ".join(request.runtimes) or "none"
     raise reference.bad(
         f"a runtime from one of the files (found: {has}), or one that Trainer is released with "
@@ -183,7 +183,7 @@ def _patched(job: Field, spec: Field) -> Field:
         for over in spec.get(key).items():
             if name in [target.get("name").text() for target in over.get("targetJobs").items()]:
                 value = _override(value, over)
-    return Field(value, job.path, job.where)
+    return replace(job, value=value)
 
 
 def _claims(jobset: Field, job: str) -> dict[str, str]:
@@ -206,7 +206,7 @@ def with_volumes(job: Field, jobset: Field, name: str) -> Field:
     if not volumes:
         return job
     patch = {"template": {"spec": {"template": {"spec": {"volumes": volumes}}}}}
-    return Field(merged(job.value, patch), job.path, job.where)
+    return replace(job, value=merged(job.value, patch))
 
 
 def _override(job: dict[str, Any], over: Field) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def _initializer(job: ReplicatedJob, wish: Field) -> ReplicatedJob:
     uri = wish.get("storageUri").text("")
     items: tuple[EnvItem, ...] = (*(env_items({"STORAGE_URI": uri}) if uri else ()), *read_env(wish.get("env")))
     secret = [{"secretRef": wish.get("secretRef").value}] if wish.get("secretRef").given else []
-    sources = tuple(of_env_from(Field(secret, wish.path, wish.where)))
+    sources = tuple(of_env_from(replace(wish, value=secret)))
 
     def given(one: Container) -> Container:
         if one.name == job.ancestor:
