@@ -308,15 +308,11 @@ def _ignored_of_container(container: Field) -> Iterator[str]:
     if named:
         yield f"resources ({', '.join(named)})"
     for item in container.get("env").items():
-        wanted = item.get("valueFrom", "resourceFieldRef", "resource").text("").rpartition(".")[2]
-        is_config = any(item.get("valueFrom", key).given for key in _ENV)
-        if (
-            item.get("valueFrom").given
-            and not is_config
-            and (_env_item(item) is None or (wanted and wanted not in named))
-        ):
-            source = next(iter(item.get("valueFrom").mapping()), "nothing")
-            yield f"variable {item.get('name').text()} (from {source})"
+        source = item.get("valueFrom")
+        kind = next(iter(source.mapping()), "nothing")
+        wanted = source.get("resourceFieldRef", "resource").text("").rpartition(".")[2]
+        if source.given and kind not in _ENV and (_env_item(item) is None or (wanted and wanted not in named)):
+            yield f"variable {item.get('name').text()} (from {kind})"
 
 
 # -- what of ConfigMaps and Secrets becomes variables and files --------------------------------
@@ -337,6 +333,8 @@ def _of_key(name: str, found: Field, kind: str) -> EnvItem | None:
     """
     found.only(("name", "key", "optional"))
     config, key = found.get("name").text(), found.get("key").text()
+    if not key:
+        raise found.get("key").bad("the name of a key")
     try:
         values = found.configs.find(found, kind, config, key)
         return _variable(name, values[key], found, kind) if key in values else None
