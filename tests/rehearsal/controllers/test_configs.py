@@ -86,6 +86,7 @@ def test_of_another_namespace_nothing_is_taken() -> None:
     [
         ("env: [{name: A, valueFrom: {secretKeyRef: {name: nil, key: k}}}]", "refers to the Secret 'nil'"),
         ("env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: nil}}}]", "refers to the key 'nil'"),
+        ("env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: ''}}}]", "expected the name of a key"),
         ("envFrom: [{secretRef: {name: nil}}]", "envFrom[0].secretRef refers to the Secret 'nil'"),
         ("envFrom: [{prefix: x}]", "a configMapRef or a secretRef"),
         ("env: [{name: A, valueFrom: {secretKeyRef: {name: s, kye: no}}}]", "did you mean key?"),
