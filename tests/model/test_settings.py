@@ -89,6 +89,7 @@ TEXTS = (
     "\u0663",
 )
 SWITCHES = ("1", "true", "yes", "off", "auto", "none", "None")
+BOOLEAN_WORDS = ("1", "0", "true", "false", "yes", "no", "on", "off", "t", "f", "y", "n")
 
 
 def outcome(read: Callable[[dict[str, object]], object], name: str, value: object) -> str:
@@ -108,6 +109,22 @@ def test_what_needs_no_parser_is_read_as_the_parser_would(name: str) -> None:
         assert outcome(settings.load, name, value) == outcome(
             lambda given: settings.parsed(given, given), name, value
         ), value
+
+
+@pytest.mark.parametrize("word", BOOLEAN_WORDS)
+def test_a_boolean_word_in_any_case_is_read_as_the_parser_would_and_without_it(word: str) -> None:
+    for given in (word, word.upper(), word.title(), word.swapcase()):
+        read = settings.Settings.model_fields["exec"].read(given)
+        assert isinstance(read, bool)
+        assert {"exec": read} == settings.parsed({"exec": given}), given
+
+
+@pytest.mark.parametrize("word", ["2", "01", "", " 1", "1 ", "1.0", "tr", "none", "enable", "-1"])
+def test_what_is_no_boolean_word_is_left_to_the_parser(word: str) -> None:
+    with pytest.raises(ValueError, match=r"^$"):
+        settings.Settings.model_fields["exec"].read(word)
+    with pytest.raises(UsageError, match=r"expected .*bool"):
+        settings.parsed({"exec": word})
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -94,6 +94,12 @@ def test_a_body_has_the_endpoints_form() -> None:
     assert b"progressPercentage" not in body(at(None), finished=False)
 
 
+def test_each_whole_percent_of_progress_is_posted_as_it_was_reported() -> None:
+    posted = [json.loads(body(at(percent / 100), finished=False))["trainerStatus"] for percent in range(101)]
+    assert [status["progressPercentage"] for status in posted] == list(range(101))
+    assert b'"progressPercentage": 99,' in body(at(0.9999), finished=False)
+
+
 @given(
     st.floats(0, 1),
     st.floats(0, 1e15),

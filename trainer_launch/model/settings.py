@@ -52,6 +52,8 @@ class Option:
         kinds = typing.get_args(self.annotation) or (self.annotation,)  # choices, if it has some
         if kinds[0] in (int, float) and isinstance(value, str) and _DECIMAL.fullmatch(value):
             value = kinds[0](value)
+        if kinds[0] is bool and isinstance(value, str):
+            value = _SWITCH_WORDS.get(value.lower(), value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if (value in kinds or type(value) in kinds) and not (is_number and self._excludes(value)):
             return value
@@ -63,6 +65,8 @@ class Option:
 
 
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_SWITCH_WORDS = dict.fromkeys(("1", "true", "yes", "on", "t", "y"), True)
+_SWITCH_WORDS |= dict.fromkeys(("0", "false", "no", "off", "f", "n"), False)
 
 
 def _option(default: Any, **told: Any) -> Any:

@@ -47,7 +47,7 @@ def body(latest: Progress, *, finished: bool) -> bytes:
     at = f"{datetime.fromtimestamp(latest.time_s, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
     status: dict[str, object] = {"lastUpdatedTime": at, "metrics": metrics[:MAX_METRICS]}
     if done is not None:
-        status["progressPercentage"] = math.floor(100 * done)
+        status["progressPercentage"] = math.floor(round(100 * done, 9))  # 100 * 0.29 is 28.999999999999996
     if eta_s is not None:
         status["estimatedRemainingSeconds"] = min(math.ceil(eta_s), 2**31 - 1)
     return json.dumps({"trainerStatus": status}).encode()
