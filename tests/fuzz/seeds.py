@@ -310,17 +310,12 @@ def _kernel_file() -> Iterator[bytes]:
     texts = (
         "100000 100000", "max", "1000", "1000", "inactive_file 5\nx 1", "100", "3", "oom_kill 2\n", "0::/a/b\n3:cpu,cpuacct:/x",
         "CapEff:\t000001ffffffffff\nSigCgt:\t00ff\n", "tmpfs /dev/shm tmpfs rw,nosuid 0 0", "7 (a) b) S 1 7 7 " + "0 " * 40,
-        "voluntary_ctxt_switches:\t5\nSigCgt:\t2", "7f00-7f01 r--p 0 fd:01 12 /x", "32768 60999", "1-5,7", "nameserver 1.1.1.1\nsearch a b\n"
-        "options ndots:5", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54", "Model: \t NVIDIA H100", "6,1,5,-;NVRM: Xid (PCI:0000:01): 79, x",
+        "voluntary_ctxt_switches:\t5\nSigCgt:\t2", "7f00-7f01 r--p 0 fd:01 12 /x", "32768 60999", "1-5,7",
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54", "Model: \t NVIDIA H100", "6,1,5,-;NVRM: Xid (PCI:0000:01): 79, x",
         "4: ACTIVE", "400 Gb/sec (4X NDR)",
     )  # fmt: skip
     for number, text in enumerate(texts):
         yield bytes([number]) + text.encode()
-
-
-def _dns_answer() -> Iterator[bytes]:
-    yield b"\x81\x80\0\1\0\1\0\0\0\0\1a\0\0\1\0\1\xc0\x0c\0\1\0\1\0\0\0\5\0\4\1\2\3\4"
-    yield b"\x81\x83\0\1\0\0\0\0\0\0\1a\0\0\1\0\1"
 
 
 def _variables() -> Iterator[str]:

@@ -256,19 +256,31 @@ def test_small_packets_and_variables_that_fit_no_interface_are_told() -> None:
     assert "NCCL_SOCKET_IFNAME=eth leaves no interface here" in loud(done)["nccl-socket-ifname"]["text"]
 
 
-def test_a_service_that_publishes_no_names_is_told_by_the_field_that_would(tmp_path: Path) -> None:
+def names_told_by(tmp_path: Path, code: int) -> dict[str, Any]:
+    """What `dns` finds where DNS answers with this code."""
     conf = tmp_path / "resolv.conf"
     conf.write_text("nameserver 127.0.0.1\nsearch team.svc.cluster.local\noptions ndots:5 timeout:1 attempts:1\n")
     server = Path(__file__).with_name("nxdomain.py")
-    program = shlex.join([sys.executable, str(server)])
+    program = shlex.join([sys.executable, str(server), str(code)])
     make = f'ip link set lo up && mount --bind {conf} /etc/resolv.conf && exec {program} "$0" "$@"'
     wrap = ("unshare", "-nm", "sh", "-c", make)
     done = wrapped(wrap, "--deadline", "0", "--only", "dns", env=NODE_1)
-    found = loud(done)["dns"]
     assert done.returncode == 20
+    return loud(done)["dns"]
+
+
+def test_a_service_that_publishes_no_names_is_told_by_the_field_that_would(tmp_path: Path) -> None:
+    found = names_told_by(tmp_path, code=3)
     assert found["text"].startswith("2 of 2 names do not resolve after 0 s: ")
     assert "job-node-0-0.job: NXDOMAIN" in found["text"]
     assert "publishNotReadyAddresses: true" in found["action"]
+
+
+def test_a_server_that_fails_for_one_suffix_is_not_taken_for_a_missing_service(tmp_path: Path) -> None:
+    """It denies the name without a suffix; glibc remembers that it failed before."""
+    found = names_told_by(tmp_path, code=2)
+    assert "job-node-0-0.job: the DNS server does not answer, or answers SERVFAIL or REFUSED" in found["text"]
+    assert found["action"].startswith("DNS does not work here")
 
 
 def test_two_nodes_on_one_machine_whose_name_is_on_loopback_pass() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from tests.preflight.gpus import HEALTHY_CARDS
 from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import Tried
-from trainer_launch.host.dns import Answer
 from trainer_launch.host.network import AdapterPort, Interface, Route
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Topology
 from trainer_launch.model.findings import Report
@@ -60,7 +60,8 @@ TOPOLOGY = Topology(
 class Names:
     """A resolver that knows these names; a list of answers is given out in turn, the last one for ever."""
 
-    def __init__(self, known: Mapping[str, Any]) -> None:
+    def __init__(self, known: Mapping[str, Any], problem: int = socket.EAI_NONAME) -> None:
+        self._problem = problem  # of names that it does not know
         self._known = {name: list(told) if isinstance(told, list) else [told] for name, told in known.items()}
 
     def __call__(self, name: str) -> frozenset[str]:
@@ -68,7 +69,7 @@ class Names:
         if not answers or answers[0] is None:
             if answers and len(answers) > 1:
                 answers.pop(0)
-            raise OSError(-2, "Name or service not known")
+            raise socket.gaierror(self._problem, "Name or service not known")
         answer: frozenset[str] = answers.pop(0) if len(answers) > 1 else answers[0]
         return answer
 
@@ -97,7 +98,6 @@ HEALTHY = Subject(
     hosts_file=HOSTS_FILE,
     cards=HEALTHY_CARDS,
     lookup=Names(ADDRESSES),
-    ask=lambda name, limit_s: Answer.NXDOMAIN,
     route_to=lambda address: Route("10.0.0.7", 1450),
     port_problem=lambda port: None,
     write_problem=lambda size: None,

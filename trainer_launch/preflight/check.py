@@ -140,7 +140,6 @@ class Subject:
     cards: Cards | None = None  # NVIDIA's GPUs, which children look at; None: there is none
 
     lookup: dns.Lookup = dns.lookup
-    ask: Callable[[str, float], dns.Answer] = dns.ask
     route_to: Callable[[str], Route] = network.route_to
     port_problem: Callable[[int], tuple[int, str] | None] = network.port_error
     write_problem: Callable[[int], int | None] = shm.write_error

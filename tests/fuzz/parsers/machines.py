@@ -1,4 +1,4 @@
-"""What the kernel, the drivers and DNS say of this machine: files below a root, and datagrams."""
+"""What the kernel and the drivers say of this machine: files below a root."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.fuzz.oracle import text_of
 from tests.fuzz.registry import target
-from trainer_launch.host import cgroup, dns, machine, network, process_tree, shm
+from trainer_launch.host import cgroup, machine, network, process_tree, shm
 from trainer_launch.model import Gpus
 from trainer_launch.mpi import ssh_client, ssh_server
 from trainer_launch.planning import ssh_environment
@@ -23,7 +23,7 @@ _FILES = (
     *(f"{_V2}{name}" for name in ("cpu.max", "memory.max", "memory.peak", "memory.current", "memory.stat")),
     *(f"{_V2}{name}" for name in ("pids.max", "pids.current", "memory.events")),
     *("proc/self/cgroup", "proc/self/status", "proc/self/mounts", "proc/7/stat", "proc/7/status", "proc/7/maps"),
-    *("proc/sys/net/ipv4/ip_local_port_range", "proc/sys/net/ipv4/ip_local_reserved_ports", "etc/resolv.conf"),
+    *("proc/sys/net/ipv4/ip_local_port_range", "proc/sys/net/ipv4/ip_local_reserved_ports"),
     *("proc/driver/nvidia/version", "proc/driver/nvidia/gpus/0/information", "dev/kmsg"),
     *("sys/class/infiniband/mlx5_0/ports/1/state", "sys/class/infiniband/mlx5_0/ports/1/rate"),
 )
@@ -53,8 +53,6 @@ def kernel_file(data: bytes) -> None:
     proc = str(root / "proc")
     process_tree.catches(7, 2, proc)
     _processes(proc)
-    resolver = dns.resolver(str(root / "etc/resolv.conf"))
-    resolver.full_names("job-0.job")
     assert isinstance(node_facts.devices(2, root), dict)
     network.adapter_ports(root)
     assert gpu_facts.earlier_xids(str(root / "dev/kmsg"))[0] in ("known", "unknown")
@@ -65,13 +63,6 @@ def _processes(proc: str) -> None:
         process_tree.read(7, proc)
     if os.path.exists(f"{proc}/7/status"):
         worker_samples.read(7, proc)
-
-
-@target("bytes", 600)
-def dns_answer(data: bytes) -> None:
-    """A datagram of a name server, or of somebody who pretends to be it."""
-    for kind in (1, 28):
-        assert dns._parsed(b"\x12\x34" + data, 0x1234, kind) in (None, *dns.Answer)
 
 
 @target("words")

@@ -17,13 +17,13 @@ from trainer_launch.host.network import named
 from trainer_launch.model import value_parsers
 from trainer_launch.model.findings import Fault, Finding
 from trainer_launch.model.units import grouped, listed
-from trainer_launch.preflight.check import Needs, Subject, at_once, check
+from trainer_launch.preflight.check import Needs, Subject, check
 
 ALIKE = 3  # equal answers in a row, before a name counts as stable
 SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _POLL_S = 12.0  # glibc's own patience with two servers that do not answer is 10 s
-_LAST_LOOK_S, _DIAGNOSE_S = 1.5, 2.0  # after the deadline, at most
+_LAST_LOOK_S = 1.5  # after the deadline, at most
 _SHOWN = 5
 # In a larger job each node looks up only some of the names, and the others the rest: thousands of pods that each
 # ask for thousands of names at once would be the end of the cluster's DNS.
@@ -38,7 +38,7 @@ Waiting = dict[str, list[resolver.Addresses]]
 
 
 def _limit_s(subject: Subject) -> float:
-    return max(subject.deadline_s, subject.left_s(_LAST_LOOK_S, _POLL_S)) + _DIAGNOSE_S + 1.0
+    return max(subject.deadline_s, subject.left_s(_LAST_LOOK_S, _POLL_S)) + 1.0
 
 
 @check("dns", needs=Needs.NAMES, limit_s=_limit_s)
@@ -48,8 +48,7 @@ def dns(subject: Subject) -> Iterable[Finding]:
     if not peers:
         return [dns.skipped("there are no names of other nodes to look up")]
     began_s = time.monotonic()
-    seen = _wait(subject, peers)
-    absent = [name for name in peers if not seen[name]]
+    seen, absent = _wait(subject, peers)
     if absent and not _is_enough(subject, peers, seen):
         return [_absent(subject, peers, absent, time.monotonic() - began_s)]
     restless = [name for name in peers if seen[name] and not _is_stable(seen[name])]
@@ -82,26 +81,29 @@ def _is_enough(subject: Subject, peers: Sequence[str], seen: Waiting) -> bool:
     return _is_stable(seen[lead]) and sum(_is_stable(seen[name]) for name in peers) >= least
 
 
-def _wait(subject: Subject, peers: Sequence[str]) -> Waiting:
-    """The answers for each name, in order, until all are stable or the time is up."""
+def _wait(subject: Subject, peers: Sequence[str]) -> tuple[Waiting, Mapping[str, Answer]]:
+    """The addresses of each name, in order, until all are stable or the time is up; why others have none."""
     seen: Waiting = {name: [] for name in peers}
     hope_s = HIDDEN_S if subject.job.contract in HIDING else subject.deadline_s
     began_s = time.monotonic()
     until_s = began_s + min(hope_s, subject.deadline_s)
     end_s = max(until_s, began_s + subject.left_s(_LAST_LOOK_S, _POLL_S))
     pause_s = _FIRST_PAUSE_S
+    absent: dict[str, Answer] = {}
     for looks in range(1, 1_000_000):
         pending = [name for name in peers if not _is_stable(seen[name])]
         patience_s = min(_POLL_S, max(_LAST_LOOK_S, end_s - time.monotonic()))
-        answers = resolver.lookup_all(pending, patience_s, subject.lookup)
-        for name in pending:
-            addresses = answers.get(name)
-            seen[name] = [*seen[name], addresses] if addresses else []
+        absent = {}
+        for name, found in resolver.lookup_all(pending, patience_s, subject.lookup).items():
+            if isinstance(found, Answer):
+                seen[name], absent[name] = [], found
+            else:
+                seen[name].append(found)
         if _is_enough(subject, peers, seen) or time.monotonic() >= (until_s if looks >= ALIKE else end_s):
             break
         time.sleep(min(pause_s, _LONGEST_PAUSE_S))
-        pause_s *= 1 if all(answers.values()) else 2
-    return seen
+        pause_s *= 2 if absent else 1
+    return seen, absent
 
 
 # -- what is said -----------------------------------------------------------------------------
@@ -151,25 +153,22 @@ def _restless(restless: Sequence[str], seen: Waiting) -> Finding:
     )
 
 
-def _absent(subject: Subject, peers: Sequence[str], absent: Sequence[str], waited_s: float) -> Finding:
-    told = _telling(subject, absent)
-    answers = at_once(told, lambda name: subject.ask(name, _DIAGNOSE_S), _SHOWN)
-    by_answer = grouped((answer, name) for name, answer in answers.items())
-    worst = min(by_answer, key=list(Answer).index)
-    denied = set(answers.values()) <= {Answer.NXDOMAIN, Answer.NO_DATA}
-    if denied and subject.job.contract in HIDING:
-        return _hidden(subject, absent)
-    is_all = len(absent) == len(peers) and denied
+def _absent(subject: Subject, peers: Sequence[str], absent: Mapping[str, Answer], waited_s: float) -> Finding:
+    by_answer = grouped((absent[name], name) for name in _telling(subject, absent))
+    is_denied = by_answer.keys() <= {Answer.NXDOMAIN, Answer.NO_DATA}
+    if is_denied and subject.job.contract in HIDING:
+        return _hidden(subject, list(absent))
+    is_all = len(absent) == len(peers) and is_denied
     fault = Fault.JOB if is_all and waited_s >= SETTLED_S and _own(subject) in absent else Fault.NODE
-    more = f" and {len(absent) - len(answers)} more" if len(absent) > len(answers) else ""
-    said = "; ".join(f"{', '.join(found)}: {_worded(answer)}" for answer, found in by_answer.items())
+    more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
+    said = "; ".join(f"{', '.join(names)}: {answer.value}" for answer, names in by_answer.items())
     return dns.failed(
         fault,
         f"{len(absent)} of {len(peers)} names do not resolve after {waited_s:.0f} s: {said}{more}",
         measured=len(peers) - len(absent),
         expected=len(peers),
         unit="names",
-        action=_advice(worst, is_all=is_all),
+        action=_advice(is_denied=is_denied, is_all=is_all),
     )
 
 
@@ -181,10 +180,10 @@ def _hidden(subject: Subject, absent: Sequence[str]) -> Finding:
     )
 
 
-def _telling(subject: Subject, absent: Sequence[str]) -> list[str]:
-    """The names to ask DNS about: this node's own says most, the first few stand for the others."""
+def _telling(subject: Subject, absent: Iterable[str]) -> list[str]:
+    """The names that are shown: this node's own says most, the first few stand for the others."""
     own = [name for name in absent if name == _own(subject)]
-    return list(dict.fromkeys([*own, *absent[:_SHOWN]]))[:_SHOWN]
+    return list(dict.fromkeys([*own, *absent]))[:_SHOWN]
 
 
 def _own(subject: Subject) -> str | None:
@@ -193,25 +192,14 @@ def _own(subject: Subject) -> str | None:
     return members[rank].host if rank is not None and rank < len(members) else None
 
 
-def _worded(answer: Answer) -> str:
-    words: Mapping[Answer, str] = {
-        Answer.FOUND: "in DNS, but this container's resolver does not find it",
-        Answer.TIMEOUT: "the DNS server does not answer",
-        Answer.NO_SERVER: "/etc/resolv.conf names no DNS server",
-    }
-    return words.get(answer, answer.value)
-
-
-def _advice(worst: Answer, *, is_all: bool) -> str:
+def _advice(*, is_denied: bool, is_all: bool) -> str:
     if is_all:
         return (
             "none of the job's names is known: does its headless Service exist, with the pods' subdomain and with "
             "publishNotReadyAddresses: true (without it pods in init containers have no names)?"
         )
-    if worst in (Answer.NXDOMAIN, Answer.NO_DATA):
+    if is_denied:
         return "their pods are not there yet: see whether they are scheduled and have started"
-    if worst is Answer.FOUND:
-        return "see /etc/nsswitch.conf and /etc/resolv.conf (search, ndots) of this image"
     return "DNS does not work here: check the cluster's DNS pods, and network policies for port 53"
 
 
