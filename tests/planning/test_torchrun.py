@@ -16,7 +16,8 @@ from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.planning import engines
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.flag_overrides import JOB_OPTIONS, overlay
-from trainer_launch.planning.torchrun_options import OPTIONS, Option
+from trainer_launch.planning.launcher_options import Option
+from trainer_launch.planning.torchrun_options import OPTIONS
 
 ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
 FIXED = Job(

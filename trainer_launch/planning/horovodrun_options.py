@@ -12,15 +12,7 @@ from types import MappingProxyType
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.frozen import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option: where Horovod keeps it, how it is written (the first way is ours), how many values it takes."""
-
-    name: str
-    flags: tuple[str, ...]
-    values: int = 1
+from trainer_launch.planning.launcher_options import Option, split
 
 
 def _flags(names: str) -> tuple[Option, ...]:
@@ -61,11 +53,10 @@ OPTIONS: tuple[Option, ...] = (
     *_flags("mpi-threads-disable no-mpi-threads-disable"),
     *_flags("log-with-timestamp log-without-timestamp log-hide-timestamp no-log-hide-timestamp"),
 )
-_BY_FLAG: Mapping[str, Option] = MappingProxyType({flag: option for option in OPTIONS for flag in option.flags})
+_HELP = Option("help", ("--help", "-h"), 0)
 _BY_NAME: Mapping[str, Option] = MappingProxyType({option.name: option for option in OPTIONS})
 _ONLY_ASKS = ("version", "check_build", "help")
 _QUESTIONS = frozenset(("-h", "--help", "-v", "--version", "-cb", "--check-build"))
-_SHORT = 2  # letters of `-p`, to which a value may be joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +96,7 @@ class HorovodCommand:
         if text is None:
             return None
         if not (text.isascii() and text.isdigit() and len(text) < 8 and int(text) > 0):
-            raise UsageError(
-                f"horovodrun's {_BY_NAME[name].flags[0]} is {text[:60]!r}; expected a number, at least 1"
-            )
+            raise UsageError(f"horovodrun's {_BY_NAME[name].flag} is {text[:60]!r}; expected a number, at least 1")
         return int(text)
 
 
@@ -124,32 +113,9 @@ def split_command(argv: Sequence[str]) -> HorovodCommand:
     Raises:
         UsageError: an option that horovodrun does not know, one without its value, or no program.
     """
-    typed: list[tuple[str, tuple[str, ...]]] = []
-    unknown: list[str] = []
-    rest = list(argv)
-    while rest and rest[0].startswith("-") and rest[0] != "-":
-        word = rest.pop(0)
-        if word == "--":
-            break
-        if word in ("-h", "--help"):
-            typed.append(("help", ()))
-            continue
-        option, joined = _recognise(word)
-        if option is None:
-            unknown.append(word)
-            continue
-        if joined is not None and option.values != 1:
-            raise UsageError(
-                f"{word[:60]}: horovodrun's {option.flags[0]} takes {option.values or 'no'} values here"
-            )
-        values = [joined] if joined is not None else rest[: option.values]
-        if len(values) < option.values:
-            raise UsageError(f"{word[:60]} needs a value; write it before the training command")
-        if joined is None:
-            del rest[: option.values]
-        typed.append((option.name, tuple(values)))
-    command = HorovodCommand(tuple(typed), tuple(rest), tuple(unknown))
-    if not rest and not command.only_asks:
+    found = split(argv, (*OPTIONS, _HELP), "horovodrun")
+    command = HorovodCommand(found.typed, found.program, found.unknown)
+    if not command.program and not command.only_asks:
         raise UsageError(
             "the horovodrun command names no program; write: horovodrun -np 4 [options] python train.py"
         )
@@ -162,31 +128,6 @@ def render(command: HorovodCommand, *, without: Sequence[str] = ()) -> tuple[str
     for name, values in command.typed:
         if name in without or name not in _BY_NAME:
             continue
-        flag = _BY_NAME[name].flags[0]
+        flag = _BY_NAME[name].flag
         words += [f"{flag}={values[0]}"] if len(values) == 1 else [flag, *values]
     return (*words, *command.unknown)
-
-
-def _recognise(word: str) -> tuple[Option | None, str | None]:
-    """The option that a word names, and the value joined to it, as argparse takes both.
-
-    None stands for an option that only a newer Horovod may know: where its value ends is plain only with `=`.
-    """
-    flag, equals, value = word.partition("=")
-    joined = value if equals else None
-    if flag in _BY_FLAG:
-        return _BY_FLAG[flag], joined
-    if not word.startswith("--") and word[:_SHORT] in _BY_FLAG and _BY_FLAG[word[:_SHORT]].values == 1:
-        return _BY_FLAG[word[:_SHORT]], word[_SHORT:]
-    meant = {one.name: one for full, one in _BY_FLAG.items() if word.startswith("--") and full.startswith(flag)}
-    if len(meant) == 1:
-        return next(iter(meant.values())), joined
-    if meant:
-        names = ", ".join(sorted(one.flags[0] for one in meant.values()))
-        raise UsageError(f"ambiguous option {flag[:60]}: horovodrun has {names}; write it in full")
-    if word.startswith("--") and equals:
-        return None, None
-    raise UsageError(
-        f"unknown option of horovodrun: {word[:60]}; check the spelling, put options of the program after the "
-        "program, or write one of a newer Horovod as --name=value"
-    )

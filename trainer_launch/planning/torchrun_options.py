@@ -14,69 +14,55 @@ from types import MappingProxyType
 from trainer_launch.model import Destination
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.frozen import dataclass
+from trainer_launch.planning.launcher_options import Option, split
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?")
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option: its name with underscores, its short form, and the form of its value."""
-
-    name: str
-    form: str = "text"  # text, number, decimal, flag, or a choice "a|b|c"
-    short: str | None = None
-    env: bool = True  # whether torchrun reads PET_<NAME>
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that torchrun reads for it."""
-        return f"PET_{self.name.upper()}"
-
-    @property
-    def flag(self) -> str:
-        """The long option as people write it."""
-        return "--" + self.name.replace("_", "-")
+def _option(name: str, form: str = "text", short: str | None = None, *, env: bool = True) -> Option:
+    """One option; the parser knows both spellings of its name."""
+    flags = ("--" + name.replace("_", "-"), f"--{name}", *([f"-{short}"] if short else ()))
+    return Option(name, flags, 0 if form == "flag" else 1, form, env)
 
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         option.name: option
         for option in (
-            Option("nnodes"),
-            Option("nproc_per_node"),
-            Option("rdzv_backend"),
-            Option("rdzv_endpoint"),
-            Option("rdzv_id"),
-            Option("rdzv_conf"),
-            Option("standalone", "flag"),
-            Option("max_restarts", "number"),
-            Option("monitor_interval", "decimal"),
-            Option("start_method", "spawn|fork|forkserver"),
-            Option("event_log_handler"),
-            Option("role"),
-            Option("module", "flag", "m"),
-            Option("no_python", "flag"),
-            Option("run_path", "flag"),
-            Option("log_dir"),
-            Option("redirects", short="r"),
-            Option("tee", short="t"),
-            Option("local_ranks_filter"),
-            Option("duplicate_stdout_filters"),
-            Option("duplicate_stderr_filters"),
-            Option("node_rank", "number"),
-            Option("master_addr"),
-            Option("master_port", "number"),
-            Option("local_addr"),
-            Option("logs_specs", env=False),
-            Option("numa_binding", "node|socket|exclusive|core-complex", env=False),
-            Option("signals_to_handle"),
-            Option("shutdown_timeout", "number"),
-            Option("virtual_local_rank", "flag"),
+            _option("nnodes"),
+            _option("nproc_per_node"),
+            _option("rdzv_backend"),
+            _option("rdzv_endpoint"),
+            _option("rdzv_id"),
+            _option("rdzv_conf"),
+            _option("standalone", "flag"),
+            _option("max_restarts", "number"),
+            _option("monitor_interval", "decimal"),
+            _option("start_method", "spawn|fork|forkserver"),
+            _option("event_log_handler"),
+            _option("role"),
+            _option("module", "flag", "m"),
+            _option("no_python", "flag"),
+            _option("run_path", "flag"),
+            _option("log_dir"),
+            _option("redirects", short="r"),
+            _option("tee", short="t"),
+            _option("local_ranks_filter"),
+            _option("duplicate_stdout_filters"),
+            _option("duplicate_stderr_filters"),
+            _option("node_rank", "number"),
+            _option("master_addr"),
+            _option("master_port", "number"),
+            _option("local_addr"),
+            _option("logs_specs", env=False),
+            _option("numa_binding", "node|socket|exclusive|core-complex", env=False),
+            _option("signals_to_handle"),
+            _option("shutdown_timeout", "number"),
+            _option("virtual_local_rank", "flag"),
         )
     }
 )
-_SHORT = {option.short: option for option in OPTIONS.values() if option.short}
 DEVICES = "CUDA_VISIBLE_DEVICES"
 _TRUE, _FALSE = ("1", "true", "yes", "on", ""), ("0", "false", "no", "off")
 
@@ -96,29 +82,11 @@ def split_command(argv: Sequence[str]) -> TorchrunCommand:
     Raises:
         UsageError: an option that torchrun does not know, one without its value, or no program.
     """
-    options: dict[str, str] = {}
-    unknown: list[str] = []
-    rest = list(argv)
-    while rest and rest[0].startswith("-") and rest[0] != "-":
-        word = rest.pop(0)
-        if word == "--":
-            break
-        option, value = _recognise(word)
-        if option is None:
-            unknown.append(word)
-        elif option.form == "flag":
-            if value is not None:
-                raise UsageError(f"{word}: torchrun's {option.flag} takes no value; drop everything after the =")
-            options[option.name] = "1"
-        elif value is not None:
-            options[option.name] = value
-        elif rest:
-            options[option.name] = rest.pop(0)
-        else:
-            raise UsageError(f"missing value for {word}; write {option.flag}=VALUE before the training script")
-    if not rest:
+    found = split(argv, OPTIONS.values(), "torchrun")
+    if not found.program:
         raise UsageError("the torchrun command names no training script; write: torchrun [options] train.py [args]")
-    return TorchrunCommand(MappingProxyType(options), tuple(rest), tuple(unknown))
+    options = {name: values[0] if values else "1" for name, values in found.typed}
+    return TorchrunCommand(MappingProxyType(options), found.program, found.unknown)
 
 
 def check_value(option: Option, value: str, where: str) -> str:
@@ -164,43 +132,6 @@ def render(options: Mapping[str, str]) -> tuple[str, ...]:
             value = options[option.name]
             words.append(option.flag if option.form == "flag" else f"{option.flag}={value}")
     return tuple(words)
-
-
-def _recognise(word: str) -> tuple[Option | None, str | None]:
-    """The option a word names and the value joined to it; abbreviations as argparse takes them.
-
-    None stands for an option that only a newer torch may know: where its value ends is plain only with `=`.
-    """
-    if word.startswith("--"):
-        name, equals, value = word[2:].partition("=")
-        option = _by_name(name.replace("-", "_"), word)
-        if option is None and not equals:
-            raise _unknown(word)
-        return option, value if equals else None
-    option = _SHORT.get(word[1])
-    if option is None or (option.form == "flag" and len(word) > 2):
-        raise _unknown(word)
-    joined = word[2:].removeprefix("=")
-    return option, joined or None
-
-
-def _by_name(name: str, word: str) -> Option | None:
-    if name in OPTIONS:
-        return OPTIONS[name]
-    matches = [option for full, option in OPTIONS.items() if name and full.startswith(name)]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        names = ", ".join(option.flag for option in matches)
-        raise UsageError(f"ambiguous option {word}: torchrun has {names}; write it in full")
-    return None
-
-
-def _unknown(word: str) -> UsageError:
-    return UsageError(
-        f"unknown option of torchrun: {word}; check the spelling, put options of the "
-        f"training script after the script, or write one of a newer torch as --name=value"
-    )
 
 
 def visible_devices(env: Mapping[str, str]) -> tuple[str, ...] | None:
