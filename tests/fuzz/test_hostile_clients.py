@@ -178,8 +178,8 @@ def test_whatever_the_trainjobs_endpoint_answers_is_an_answer_that_shows_no_toke
 
     with hostile.server(speak) as port:
         endpoint = StatusEndpoint(
-            scheme="https", server_host="localhost", server_port=port, path=statusserver.PATH, namespace="n",
-            trainjob="j", ca_file=str(tmp_path / "ca.crt"), token_file=str(tmp_path / "token"), audience="a",
+            scheme="https", server_host="localhost", server_port=port, path=statusserver.PATH,
+            ca_file=str(tmp_path / "ca.crt"), token_file=str(tmp_path / "token"),
         )  # fmt: skip
         told = trainjob_status.send(endpoint, b"{}")
     assert told.why.isprintable()

@@ -44,11 +44,8 @@ def endpoint(server: StatusServer, certificates: Path, tmp_path: Path) -> Status
         server_host="localhost",
         server_port=server.port,
         path=PATH,
-        namespace="team",
-        trainjob="job",
         ca_file=str(certificates / "ca.crt"),
         token_file=str(tmp_path / "token"),
-        audience="a",
     )
 
 

@@ -267,7 +267,6 @@ _WIDTH = 100
 _SHOWN = 6  # hosts
 # What the launcher tells its own children, which no program needs to know.
 _INTERNAL = ("TRAINER_LAUNCH_", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
-_CHILD = "trainer_launch.mpi"  # in the argv of what the launcher starts of its own
 _STOPS = ("HUP", "INT", "QUIT", "TERM")
 _TORCH = (torch.NAME, torchrun.NAME)
 
@@ -326,7 +325,7 @@ def _plan_rows(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: 
         yield "engine", f"{plan['engine']} ({'; '.join(plan['reasons'])})"
     for process in _started(plan):
         runs = shlex.join(process["argv"])
-        if _CHILD not in runs and runs != command:
+        if runs != command:
             yield "runs", runs
     yield from _place(plan, job)
     if plan["engine"] is None:

@@ -13,6 +13,7 @@ from trainer_launch.commands.options import Parsed
 from trainer_launch.host.files import read_secret
 from trainer_launch.model import Endpoint, Json, goodput
 from trainer_launch.model.errors import NodeError, UsageError
+from trainer_launch.model.units import grouped
 from trainer_launch.observability import event_log, node_view, progress, tables
 from trainer_launch.observability.event_log import strict
 from trainer_launch.observability.goodput_keeper import as_json, shown
@@ -42,7 +43,10 @@ def main(parsed: Parsed) -> int:
         UsageError: no launcher runs here, or not the one with that pid.
     """
     views = _chosen(node_view.find(), parsed.flags["pid"])
-    jobs = [_Part(name, members, *_ask(members)) for name, members in _by_job(views)]
+    jobs = [
+        _Part(name, members, *_ask(members))
+        for name, members in grouped((view.job, view) for view in views).items()
+    ]
     if parsed.flags["json"]:
         sys.stdout.write(json.dumps(_told(views, jobs), indent=2, allow_nan=False) + "\n")
         return 0
@@ -64,14 +68,6 @@ class _Part:
     views: Sequence[node_view.View]
     table: dict[str, Json] | None
     problem: str | None
-
-
-def _by_job(views: Sequence[node_view.View]) -> list[tuple[str | None, list[node_view.View]]]:
-    """Launchers that belong together: a machine may run several jobs at once."""
-    groups: dict[str | None, list[node_view.View]] = {}
-    for view in views:
-        groups.setdefault(view.job, []).append(view)
-    return list(groups.items())
 
 
 def _told(views: Sequence[node_view.View], jobs: Sequence[_Part]) -> dict[str, Json]:

@@ -13,7 +13,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import REDACTED, redact, redact_command, redact_file, redact_text
 from trainer_launch.model.value_parsers import shown
 
-__all__ = ["SnapshotFiles", "pod_from_snapshot", "redact", "redact_text", "snapshot_of"]
+__all__ = ["SnapshotFiles", "pod_from_snapshot", "snapshot_of"]
 
 _KEYS = ("env", "files", "hostname", "command", "args", "namespace", "job", "pod")
 # Files whose mere presence tells a contract; the others are known from the job's facts.

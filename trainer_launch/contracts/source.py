@@ -199,15 +199,14 @@ class Source:
         *,
         default_port: int | None = None,
         least_port: int = 0,
-        default: T | _Required = REQUIRED,
-    ) -> Endpoint | T:
+    ) -> Endpoint:
         """HOST:PORT, [IPv6]:PORT, or HOST alone when there is a `default_port`."""
         expected = "HOST:PORT" if default_port is None else "HOST or HOST:PORT"
 
         def parse(value: str) -> Endpoint | None:
             return value_parsers.parse_endpoint(value, default_port, least_port=least_port)
 
-        return self._get(name, field, expected, parse, default)
+        return self._get(name, field, expected, parse, REQUIRED)
 
     def pod_endpoint(self, name: str, field: str = "") -> Endpoint:
         """IP:PORT as the kubelet joins them (an IPv6 address gets no brackets), or HOST:PORT."""
@@ -227,16 +226,14 @@ class Source:
         # mypy joins int and str to object when both type variables are free
         return cast("int | str | T", self._get(name, field, expected, value_parsers.parse_nproc, default))
 
-    def choice(
-        self, name: str, words: tuple[str, ...], field: str = "", *, default: T | _Required = REQUIRED
-    ) -> str | T:
+    def choice(self, name: str, words: tuple[str, ...], field: str = "") -> str:
         """One of `words`."""
         expected = f"one of {', '.join(words)}"
-        return self._get(name, field, expected, lambda v: v.strip() if v.strip() in words else None, default)
+        return self._get(name, field, expected, lambda v: v.strip() if v.strip() in words else None, REQUIRED)
 
-    def hosts(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> tuple[str, ...] | T:
+    def hosts(self, name: str, field: str = "") -> tuple[str, ...]:
         """Host names separated by commas."""
-        return self._get(name, field, "host names separated by commas", value_parsers.parse_hosts, default)
+        return self._get(name, field, "host names separated by commas", value_parsers.parse_hosts, REQUIRED)
 
     def conf(self, name: str, field: str = "") -> dict[str, str]:
         """k=v,k=v as torchrun's --rdzv-conf takes it; absent or blank is empty."""

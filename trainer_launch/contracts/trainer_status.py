@@ -23,10 +23,7 @@ _CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 _TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
 _PORTS = {"https": 443, "http": 80}
 _NAME = "[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
-_PATH = re.compile(
-    rf"/apis/(?P<audience>trainer\.kubeflow\.org/[a-z0-9]{{1,32}}"
-    rf"/namespaces/(?P<namespace>{_NAME})/trainjobs/(?P<trainjob>{_NAME})/status)"
-)
+_PATH = re.compile(rf"/apis/trainer\.kubeflow\.org/[a-z0-9]{{1,32}}/namespaces/{_NAME}/trainjobs/{_NAME}/status")
 _BEARER = re.compile(r"[A-Za-z0-9._~+/=-]+")
 
 
@@ -38,11 +35,8 @@ class StatusEndpoint:
     server_host: str
     server_port: int
     path: str
-    namespace: str
-    trainjob: str
     ca_file: str
     token_file: str
-    audience: str
 
 
 def read_status(source: Source) -> StatusEndpoint | None:
@@ -59,12 +53,9 @@ def read_status(source: Source) -> StatusEndpoint | None:
         scheme=scheme,
         server_host=host,
         server_port=port,
-        path=path[0],
-        namespace=path["namespace"],
-        trainjob=path["trainjob"],
+        path=path,
         ca_file=source.path(_CA_CERT, "ca_file"),
         token_file=source.path(_TOKEN, "token_file"),
-        audience=path["audience"],
     )
 
 
@@ -77,8 +68,6 @@ def status_details(endpoint: StatusEndpoint | None, job: Job, completion_index: 
     return {
         "status_enabled": True,
         "should_report_progress": rank == 0 and not foreign,
-        "enabled": True,
-        "method": METHOD,
         **asdict(endpoint),
     }
 
@@ -102,15 +91,14 @@ def authorization_header(token: str) -> str:
     return f"Bearer {bare}"
 
 
-def _parse_url(url: str) -> tuple[str, str, int, re.Match[str]] | None:
+def _parse_url(url: str) -> tuple[str, str, int, str] | None:
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         return None
     host = parse_host(parts.hostname or "")
-    path = _PATH.fullmatch(parts.path)
     plain = not (parts.query or parts.fragment or parts.username or parts.password)
-    if parts.scheme not in _PORTS or host is None or path is None or port == 0 or not plain:
+    if parts.scheme not in _PORTS or host is None or not _PATH.fullmatch(parts.path) or port == 0 or not plain:
         return None
-    return parts.scheme, host, port or _PORTS[parts.scheme], path
+    return parts.scheme, host, port or _PORTS[parts.scheme], parts.path

@@ -18,7 +18,6 @@ from trainer_launch.model.collectives import numbers_in
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.units import grouped, in_ranges
 
-MODES = ("node", "socket", "exclusive", "core-complex")
 AUTO = "auto"  # node where each GPU's node is known, else nothing
 _CPU = "sys/devices/system/cpu/cpu"
 _PROC = "proc/driver/nvidia/gpus"

@@ -14,6 +14,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # whatever gets in, no
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _TEXT_CHARS = 200
 _TICKS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200)
+_MOST_TICKS = 6
 _NUMBERS = ("#", "at", "time", "share", "downtime", "repeated steps", "created", "attempts", "exit", "spread")
 _WORDS = ("fault", "pod", "message", "place")
 
@@ -69,9 +70,9 @@ def seconds(value: float) -> str:
     return f"{value:.2f} s" if 0 < value < 1 else f"{value:.1f} s"
 
 
-def ticks(end_s: float, most: int = 6) -> Sequence[float]:
+def ticks(end_s: float) -> Sequence[float]:
     """Round times for an axis, from 0."""
-    step = next((one for one in _TICKS_S if end_s / one <= most), end_s / most)
+    step = next((one for one in _TICKS_S if end_s / one <= _MOST_TICKS), end_s / _MOST_TICKS)
     return [number * step for number in range(int(end_s / step + 1e-9) + 1)]
 
 

@@ -359,7 +359,6 @@ def parse_agent_failure(text: str) -> FailureRecord | None:
         local_rank=_index(note.get("local_rank")),
         exit_code=exit_codes.failing(_of_type(note.get("exit_code"), int)),
         signal=exit_codes.deadly(_of_type(note.get("signal"), int)),
-        timestamp=_of_type(note.get("timestamp"), (int, float)),
         oom_kills_before=_index(note.get("oom_kills_before")),
         lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
     )
