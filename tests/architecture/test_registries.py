@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 
 from tests.architecture.package import FILES, PACKAGE, ROOT, module_of, name_of, plugins_in, tree_of
+from tests.sizes import OUR_FILES, OUR_VARIABLES
 from trainer_launch import contracts
 from trainer_launch.commands import options
 from trainer_launch.commands.options import COMMANDS
@@ -37,7 +38,7 @@ HELPERS = {
     runtime_directory.PROGRESS: ("runtime_directory.progress_file",),
     runtime_directory.ERRORS: ("runtime_directory.errors_in",),
 }
-ROWS = {**runtime_directory.VARIABLES, **runtime_directory.FILES}
+ROWS = (*OUR_VARIABLES, *OUR_FILES)
 
 
 def listed_engines() -> list[ModuleType]:
@@ -137,10 +138,10 @@ def settings_flag(variable: str) -> str:
 
 
 def test_the_private_variables_are_those_of_the_table() -> None:
-    assert {PREFIX + name for name in INTERNAL} == set(runtime_directory.VARIABLES)
+    assert {PREFIX + name for name in INTERNAL} == set(OUR_VARIABLES)
 
 
-@pytest.mark.parametrize("name", runtime_directory.VARIABLES)
+@pytest.mark.parametrize("name", OUR_VARIABLES)
 def test_a_private_variable_is_spelled_once(name: str) -> None:
     assert [file for file, text in TEXTS.items() if re.search(rf"\b{name}\b", text)] == [HOME]
 
@@ -163,5 +164,5 @@ def test_every_file_of_the_runtime_directory_has_its_name_from_the_table() -> No
 
 
 def test_there_are_few() -> None:
-    assert len(runtime_directory.VARIABLES) <= 6
-    assert len(runtime_directory.FILES) <= 6
+    assert len(OUR_VARIABLES) <= 6
+    assert len(OUR_FILES) <= 6

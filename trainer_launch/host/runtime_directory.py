@@ -21,35 +21,18 @@ from trainer_launch.model.errors import UsageError
 START = "trainer-launch-"  # how the directory's name begins
 SHM = "/dev/shm"  # where it is when nothing else may be written
 
-# -- the table: a test compares it with the code -----------------------------------------------
-
-VARIABLE = "TRAINER_LAUNCH_RUN_DIR"
-MPI_RUN = "TRAINER_LAUNCH_MPI_RUN"
-NODE_LABEL = "TRAINER_LAUNCH_NODE_LABEL"
-INSIDE = "TRAINER_LAUNCH_INSIDE"
-LAUNCHER = "launcher.json"
-FAILURE = "failure.json"
-NEWS = "news.jsonl"
-STACKS = "stacks."
-PROGRESS, PROGRESS_END = "progress-", ".json"
-FUNCTION = "function."
-
-# By name: who sets it, who reads it, what it is.
-VARIABLES = {
-    VARIABLE: ("PID 1", "all that it starts", "the runtime directory, by which they are known as the run's own"),
-    MPI_RUN: ("the agent", "the agent, on each host", "of which start a rank is, so that it is found on its host"),
-    NODE_LABEL: ("a rehearsal", "its launchers", "what their lines begin with"),
-    INSIDE: ("a rehearsal", "the same in namespaces of its own", "the number that it has there"),
-}
-# By name or its beginning: who writes it, who reads it, what it is.
-FILES = {
-    LAUNCHER: ("PID 1", "status", "how it stands"),
-    FAILURE: ("torchrun, or the agent of mpirun", "PID 1", "the first failure"),
-    NEWS: ("PID 1, or torchrun's plug-in", "PID 1, status, a rehearsal", "generations and starts, a line each"),
-    STACKS: ("a forked worker, by local rank", "PID 1", "what its threads do, when PID 1 asks"),
-    PROGRESS: ("a worker, by local rank", "PID 1, status", "what it has said by `report()`"),
-    FUNCTION: ("launch(), its launcher, its workers", "the same", "programs, call, results, report: apart"),
-}
+# Variables: who sets it, and what for.
+VARIABLE = "TRAINER_LAUNCH_RUN_DIR"  # PID 1, for all that it starts: the directory, by which they are the run's own
+MPI_RUN = "TRAINER_LAUNCH_MPI_RUN"  # the agent, on each host: of which start a rank is, so that it is found there
+NODE_LABEL = "TRAINER_LAUNCH_NODE_LABEL"  # a rehearsal, for its launchers: what their lines begin with
+INSIDE = "TRAINER_LAUNCH_INSIDE"  # a rehearsal, for itself in namespaces of its own: the number that it has there
+# Files, or how their names begin: who writes it, and who reads it.
+LAUNCHER = "launcher.json"  # PID 1, for status: how it stands
+FAILURE = "failure.json"  # torchrun or the agent of mpirun, for PID 1: the first failure
+NEWS = "news.jsonl"  # PID 1 or torchrun's plug-in, for PID 1, status, a rehearsal: generations and starts, by line
+STACKS = "stacks."  # a forked worker, by local rank, for PID 1: what its threads do, when PID 1 asks
+PROGRESS, PROGRESS_END = "progress-", ".json"  # a worker, by local rank, for PID 1 and status: from `report()`
+FUNCTION = "function."  # launch(), its launcher and its workers: programs, call, results, report, each apart
 # What programs of others write or read there.
 ERRORS = "torch"  # the errors that torch's @record in a worker leaves, unless the user names a directory
 SSH = "ssh"  # keys and configuration; an agent adds its pid
