@@ -6,12 +6,14 @@ import contextlib
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.ports import free_port
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.candidates import CandidateWatch, look
 from trainer_launch.membership.client import Client, Connected
 from trainer_launch.membership.protocol import Claim
@@ -49,6 +51,47 @@ def test_a_launcher_is_there_when_it_says_so_and_absent_when_its_kernel_does() -
     assert there == {0}
     assert 1 not in absent, "silence tells nothing"
     assert 2 in absent
+
+
+def test_a_look_takes_in_every_node_of_a_job_of_any_size() -> None:
+    woken = threading.Event()
+    watch = CandidateWatch(Seats(Endpoint("127.0.0.2", free_port()), "127.0.0.3", 0, 600), JOB, None, woken.set)
+    watch.start()
+    try:
+        watch.want(frozenset(range(600)))
+        assert woken.wait(30)
+        assert [looked.absent for looked in watch.found()] == [frozenset(range(600))]
+    finally:
+        watch.close()
+
+
+def test_many_slow_names_make_no_long_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def slow(host: str, *args: object, **kwargs: object) -> None:
+        time.sleep(0.08)
+        raise socket.gaierror(socket.EAI_NONAME, f"no {host}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    began_s = time.monotonic()
+    there, absent = look({rank: Endpoint(f"pod-{rank}", 1) for rank in range(250)})
+    assert (there, absent) == (frozenset(), frozenset(range(250)))
+    assert time.monotonic() - began_s < timeouts.LOOK_GAP_S / 2
+
+
+def test_a_name_without_an_answer_in_time_is_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    def hanging(host: str, *args: object, **kwargs: object) -> None:
+        assert host != "hanging" or release.wait(60)
+        raise socket.gaierror(socket.EAI_NONAME, f"no {host}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    monkeypatch.setattr(timeouts, "LOOK_NAMES_S", 0.5)
+    try:
+        assert look({1: Endpoint("hanging", 1), 2: Endpoint("absent", 1)}) == (frozenset(), {2})
+    finally:
+        release.set()
 
 
 @pytest.mark.parametrize("is_preflight", [True, False])

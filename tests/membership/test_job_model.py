@@ -16,7 +16,8 @@ from tests.membership.divided import Divided
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.election import may_form
 from trainer_launch.membership.membership import begin, step
-from trainer_launch.membership.state import Connected, Looked, Said, Settings
+from trainer_launch.membership.state import Connected, Gone, Looked, Said, Settings
+from trainer_launch.model.frozen import replace
 
 NO_SUCH_NAME, ANOTHER_POD, NOBODY = "no such name", "the address of another pod", "the address of nobody"
 LOOK_S = timeouts.LOOK_EVERY_S * (1 + timeouts.LOOK_JITTER) + timeouts.LOOK_ANSWER_S
@@ -175,8 +176,11 @@ def test_a_node_0_that_comes_back_waits_for_no_look_when_its_members_tell_it():
 # -- looks, one by one ------------------------------------------------------------------------
 
 
-def looking(*looks, unseen_s=40.0, **changes):
-    """Whether node 0 begins alone after looks at these times, each with whom it did not find."""
+def looking(*looks, unseen_s=40.0, calls_at_s=None, **changes):
+    """Whether node 0 begins alone after looks at these times, each with whom it did not find and how long it took.
+
+    Node 1 is there only for a moment, at `calls_at_s`.
+    """
     from trainer_launch.membership import protocol as msg
 
     known = Settings(job="job", min_nodes=1, max_nodes=3, max_restarts=0, candidate=0, unseen_s=unseen_s, **changes)
@@ -184,8 +188,11 @@ def looking(*looks, unseen_s=40.0, **changes):
     hello = msg.Hello(msg.VERSION, "job", 0, "pod-0", "i")
     for event in (Connected(1), Said(1, hello), Said(1, msg.Join("i", 0))):
         state, _ = step(state, event, 0.0)
-    for at_s, absent in looks:
-        state, _ = step(state, Looked(frozenset(), frozenset(absent)), at_s)
+    for at_s, absent, *took_s in looks:
+        if at_s == calls_at_s:
+            state, _ = step(state, Said(2, replace(hello, node_rank=1, host="pod-1")), at_s)
+            state, _ = step(state, Gone(2), at_s)
+        state, _ = step(state, Looked(frozenset(), frozenset(absent), *took_s), at_s)
     return state.run is not None or may_form(state)
 
 
@@ -206,6 +213,21 @@ def test_one_look_that_does_not_say_so_begins_the_time_anew():
 def test_a_gap_between_two_looks_begins_the_time_anew():
     """This process was stopped, and nobody has looked meanwhile."""
     assert not looking((1.0, (1, 2)), (2.0, (1, 2)), (90.0, (1, 2)), (91.0, (1, 2)))
+
+
+def test_a_look_that_takes_long_counts_from_its_end_until_the_beginning_of_the_last_one():
+    looks = [(1.0, (1, 2), 8.0), (11.0, (1, 2), 8.0), (21.0, (1, 2), 8.0), (31.0, (1, 2), 8.0), (41.0, (1, 2), 8.0)]
+    assert not looking(*looks)
+    assert looking(*looks, (51.0, (1, 2), 8.0))
+
+
+def test_looks_that_take_too_long_leave_a_gap():
+    assert not looking(*[(10.0 * i, (1, 2), 10.5) for i in range(1, 20)])
+
+
+def test_a_node_that_has_called_since_is_not_unseen_though_each_look_has_missed_it():
+    assert not looking(*every(2, 42), calls_at_s=21.0)
+    assert looking(*every(2, 62), calls_at_s=21.0)
 
 
 def test_who_waits_longer_for_a_lost_node_waits_so_long_here_too():

@@ -37,6 +37,10 @@ ORDERS = {
         t.YIELD_S,
     ),
     "a look that takes long is still the next one": (10 * (t.LOOK_EVERY_S + t.LOOK_ANSWER_S), t.LOOK_GAP_S),
+    "so is one that waits for slow name servers, counted from the beginning of the one before": (
+        t.LOOK_EVERY_S * (1 + t.LOOK_JITTER) + 2 * (t.LOOK_NAMES_S + t.LOOK_ANSWER_S),
+        t.LOOK_GAP_S,
+    ),
     "looks that are far apart cannot bridge the time that proves absence": (2 * t.LOOK_GAP_S, t.UNSEEN_S),
     "coordinators elsewhere find node 0 before it begins without their nodes": (
         t.DNS_CACHE_S + 2 * (t.LOOK_EVERY_S * (1 + t.LOOK_JITTER) + t.LOOK_ANSWER_S),

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from queue import Empty, Queue, SimpleQueue
 from typing import TypeAlias
@@ -52,10 +52,11 @@ def lookup(name: str) -> Addresses:
 def lookup_all(names: Sequence[str], limit_s: float, by: Lookup = lookup) -> Mapping[str, Addresses | Answer]:
     """The addresses of each name, or why there are none: TEMPORARY where nothing came within `limit_s`."""
     answers: Queue[tuple[str, Addresses | Answer]] = Queue()
-    for start in range(min(_THREADS, len(names))):
-        threading.Thread(target=_answer, args=(names[start::_THREADS], by, answers), daemon=True).start()
-    found: dict[str, Addresses | Answer] = dict.fromkeys(names, Answer.TEMPORARY)
     until_s = time.monotonic() + limit_s
+    left = iter(names)  # one for all threads: a slow name delays no other
+    for _ in range(min(_THREADS, len(names))):
+        threading.Thread(target=_answer, args=(left, by, answers, until_s), daemon=True).start()
+    found: dict[str, Addresses | Answer] = dict.fromkeys(names, Answer.TEMPORARY)
     with contextlib.suppress(Empty):
         for _ in names:
             name, answer = answers.get(timeout=max(0.0, until_s - time.monotonic()))
@@ -105,9 +106,13 @@ class Resolving:
             answers.put([str(entry[4][0]) for entry in found])
 
 
-def _answer(names: Sequence[str], by: Lookup, answers: Queue[tuple[str, Addresses | Answer]]) -> None:
+def _answer(
+    names: Iterator[str], by: Lookup, answers: Queue[tuple[str, Addresses | Answer]], until_s: float
+) -> None:
     for name in names:
         answers.put((name, _addresses(name, by)))
+        if time.monotonic() > until_s:
+            return  # nobody waits any more
 
 
 def _addresses(name: str, by: Lookup) -> Addresses | Answer:

@@ -9,9 +9,10 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
+from trainer_launch.host.dns import Addresses, Answer, lookup_all
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import inquire
@@ -20,8 +21,7 @@ from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.json_lines import MessageError
 
-_AT_ONCE = 256  # candidates of one look
-_NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+_AT_ONCE = 256  # candidates, so that a look at many needs few descriptors
 
 
 class CandidateWatch:
@@ -62,11 +62,21 @@ class CandidateWatch:
             self._change.clear()
             wanted = self._wanted
             if wanted and not self._over and self._seats is not None:
-                there, absent = look({rank: self._seats.endpoint(rank) for rank in sorted(wanted)[:_AT_ONCE]})
-                there = self._first_at_work(self._seats, there)
-                if wanted == self._wanted:
-                    self._found.put(Looked(there, absent))
-                    self._wake()
+                self._found.put(self._look(self._seats, sorted(wanted)))
+                self._wake()
+
+    def _look(self, seats: Seats, ranks: Sequence[int]) -> Looked:
+        """One look at all of them; who is not wanted any more, because it has joined, is left out."""
+        begun_s = time.monotonic()
+        there: set[int] = set()
+        absent: set[int] = set()
+        for start in range(0, len(ranks), _AT_ONCE):
+            batch = self._wanted.intersection(ranks[start : start + _AT_ONCE])
+            found = look({rank: seats.endpoint(rank) for rank in batch})
+            there |= found[0]
+            absent |= found[1]
+        at_work = self._first_at_work(seats, self._wanted & there)
+        return Looked(at_work, self._wanted & absent, time.monotonic() - begun_s)
 
     def _first_at_work(self, seats: Seats, there: frozenset[int]) -> frozenset[int]:
         """The lowest of them that is a coordinator: a preflight begins with the same word, and takes no nodes."""
@@ -85,9 +95,11 @@ def look(candidates: dict[int, Endpoint]) -> tuple[frozenset[int], frozenset[int
     """Who is there, and who seems not to be: no such name, or a kernel that refuses. Silence tells nothing."""
     there: set[int] = set()
     absent: set[int] = set()
+    names = list({endpoint.host for endpoint in candidates.values()})
+    addresses = lookup_all(names, timeouts.LOOK_NAMES_S, _first_address)
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
         for rank, endpoint in candidates.items():
-            sock = _begin(endpoint)
+            sock = _begin(addresses[endpoint.host], endpoint.port)
             if sock is None:
                 absent.add(rank)
             elif isinstance(sock, socket.socket):
@@ -100,16 +112,23 @@ def look(candidates: dict[int, Endpoint]) -> tuple[frozenset[int], frozenset[int
     return frozenset(there), frozenset(absent)
 
 
-def _begin(endpoint: Endpoint) -> socket.socket | bool | None:
-    """A connection in the making; None: nobody is there; False: nothing is known."""
+def _first_address(name: str) -> Addresses:
+    """The resolver's first, which a node would connect to."""
     try:
-        found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-    except socket.gaierror as problem:
-        return None if problem.errno in _NO_SUCH_NAME else False
-    except (OSError, UnicodeError):
+        return frozenset({str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])})
+    except UnicodeError as problem:  # a label that is empty or too long
+        raise socket.gaierror(socket.EAI_FAIL, str(problem)) from None
+
+
+def _begin(found: Addresses | Answer, port: int) -> socket.socket | bool | None:
+    """A connection in the making; None: nobody is there; False: nothing is known."""
+    if isinstance(found, Answer):
+        return None if found in (Answer.NXDOMAIN, Answer.NO_DATA) else False
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(next(iter(found)), port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, proto)
+    except OSError:  # we have no descriptor
         return False
-    family, kind, proto, _, address = found[0]
-    sock = socket.socket(family, kind, proto)
     sock.setblocking(False)
     number = sock.connect_ex(address)
     if number in (0, errno.EINPROGRESS):

@@ -43,11 +43,11 @@ def note_look(state: State, looked: Looked, now_s: float) -> State:
     is_next = state.looked_s is not None and now_s - state.looked_s <= timeouts.LOOK_GAP_S
     before = state.unseen if is_next else {}
     unseen = {rank: before.get(rank, now_s) for rank in looked.absent}
-    return replace(state, unseen=unseen, looked_s=now_s)
+    return replace(state, unseen=unseen, looked_s=now_s - looked.took_s)
 
 
 def _is_unseen(state: State, rank: int) -> bool:
-    """Whether the latest look is so much later than the first of those that have all found nobody."""
+    """Whether the latest look began so long after the end of the first of those that have all found nobody."""
     since_s = state.unseen.get(rank)
     if since_s is None or state.looked_s is None:
         return False

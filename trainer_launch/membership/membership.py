@@ -220,6 +220,7 @@ def _greet(state: State, peer: int, hello: msg.Hello, now_s: float) -> Step:
         _with_node(state, replace(node, returning=hello.generation > 0)),
         peers=_with_key(state.peers, peer, node.key),
         heard=_with_key(state.heard, peer, now_s),
+        unseen=_without_key(state.unseen, hello.node_rank),
         generation=max(state.generation, hello.generation),
         restarts=max(state.restarts, hello.restarts),
         gather_from_s=now_s if state.gather_from_s is None else state.gather_from_s,

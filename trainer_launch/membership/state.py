@@ -237,7 +237,7 @@ class State:
     formed: frozenset[int] = frozenset()  # their numbers, and those of all before them
     ended: Mapping[Key, int] = field(default_factory=_empty)  # whose process has certainly ended, and in which run
     unseen: Mapping[int, float] = field(default_factory=_empty)  # ranks that no look has found, and since when
-    looked_s: float | None = None  # the latest look
+    looked_s: float | None = None  # when the latest look began
     yielding_until_s: float | None = None  # nodes are refused: a lower candidate is there
     generation: int = 0  # the highest that anyone has seen
     restarts: int = 0  # failures, likewise
@@ -296,6 +296,7 @@ class Looked:
 
     there: frozenset[int]  # who answers as a coordinator
     absent: frozenset[int]  # no such name, or its address refuses: each may be wrong for a while
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ LAST_RESORT_S = 30.0  # how long a job that needs a quarantined node waits for a
 
 LOOK_EVERY_S = 1.0  # between two looks at other candidates, give or take LOOK_JITTER
 LOOK_JITTER = 0.3  # so that many coordinators do not look at once
-LOOK_ANSWER_S = 1.0  # for all candidates of one look
+LOOK_NAMES_S = 8.0  # for the name servers' answers, before; what comes later counts as no answer
+LOOK_ANSWER_S = 1.0  # for all candidates that are asked at once
 YIELD_S = 3.0  # how long a coordinator refuses nodes after it has sent them to a lower one
 DNS_CACHE_S = 30.0  # how long a name server may answer from memory: CoreDNS's and NodeLocal DNSCache's default
 UNSEEN_S = 40.0  # how long every look has to find nobody before a node 0 without memory begins without a node
