@@ -89,7 +89,8 @@ def test_a_name_without_an_answer_in_time_is_not_absent(monkeypatch: pytest.Monk
     monkeypatch.setattr(socket, "getaddrinfo", hanging)
     monkeypatch.setattr(timeouts, "LOOK_NAMES_S", 0.5)
     try:
-        assert look({1: Endpoint("hanging", 1), 2: Endpoint("absent", 1)}) == (frozenset(), {2})
+        _, absent = look({1: Endpoint("hanging", 1), 2: Endpoint("absent", 1)})
+        assert absent == {2}
     finally:
         release.set()
 
@@ -193,5 +194,19 @@ def test_when_node_0_stays_away_the_others_seats_are_asked(monkeypatch: pytest.M
         try:
             assert isinstance(client.receive(10), Connected)
             assert client.where() == (seats.endpoint(1), "127.0.0.1")
+        finally:
+            client.close()
+
+
+def test_a_node_finds_a_coordinator_however_many_lower_seats_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeouts, "TAKEOVER_S", 0.5)
+    port = free_port()
+    seats = Seats(Endpoint("127.0.0.2", port), "127.0.0.#", 2, 200)
+    hello = msg.Hello(msg.VERSION, JOB, 199, "pod-199", "i", 1, claims=(Claim(1, 0, "0-199", sure=True),))
+    with seat(150, "127.0.0.152", port):
+        client = Client(seats.home, hello, seats=seats)
+        try:
+            assert isinstance(client.receive(20), Connected)
+            assert client.where()[0] == seats.endpoint(150)
         finally:
             client.close()

@@ -39,7 +39,7 @@ from trainer_launch.model.json_lines import MessageError
 from trainer_launch.model.units import counted
 
 _READ_BYTES = 65536
-_MAX_SEATS = 64  # that are asked for a coordinator
+_MAX_SEATS = 64  # that are asked for a coordinator before node 0 is asked again
 _log = logging.getLogger(__name__)
 _M = TypeVar("_M")  # the messages of a conversation
 _Said = TypeVar("_Said")  # those of the client
@@ -354,6 +354,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._home = self._endpoint = endpoint
         self._seats = seats
         self._away_s = time.monotonic()  # since when there has been no coordinator
+        self._next_rank = 1  # whose seat is asked next, when node 0 stays away
         self._own_address: str | None = None
         self._hello = hello
         self._secret = secret
@@ -445,7 +446,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
     def _connect_once(self) -> bool:
         is_good = any(self._try_once(endpoint) for endpoint in self._candidates())
         if is_good:
-            self._away_s = time.monotonic()
+            self._away_s, self._next_rank = time.monotonic(), 1
         return is_good
 
     def _next_pause_s(self, before_s: float) -> float:
@@ -462,9 +463,11 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             if last != self._home:
                 yield last
             return
-        for rank in range(1, min(self._seats.count, _MAX_SEATS)):
+        ranks = range(self._next_rank, self._seats.count)[:_MAX_SEATS]
+        for rank in ranks:
             if not self._closing.is_set() and not self._is_over:
                 yield self._seats.endpoint(rank)
+        self._next_rank = ranks.stop if ranks.stop < self._seats.count else 1
 
     def _try_once(self, endpoint: Endpoint) -> bool:
         """Use one connection to its end; whether it was any good."""
