@@ -12,7 +12,7 @@ from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.election import remember, wanted_candidates
 from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.state import Connected, Disconnect, Gone, Looked, Said, Send, Settings, Tick
+from trainer_launch.membership.state import Disconnect, Gone, Looked, Said, Send, Settings, Tick
 from trainer_launch.membership.timeouts import TAKEOVER_S
 
 STEP_S = 0.25
@@ -180,7 +180,6 @@ class Divided:
             if agent.coordinator is None and self.finds(agent.rank, rank) and self.reach(agent.rank, rank):
                 self.counter += 1
                 agent.coordinator, agent.peer, agent.heard_s = rank, self.counter, self.now_s
-                self.play(rank, Connected(agent.peer))
                 self.say(agent, agent.hello())
                 if agent.coordinator is not None:
                     agent.last = rank

@@ -16,7 +16,7 @@ from tests.membership.divided import Divided
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.election import may_form
 from trainer_launch.membership.membership import begin, step
-from trainer_launch.membership.state import Connected, Gone, Looked, Said, Settings
+from trainer_launch.membership.state import Gone, Looked, Said, Settings
 from trainer_launch.model.frozen import replace
 
 NO_SUCH_NAME, ANOTHER_POD, NOBODY = "no such name", "the address of another pod", "the address of nobody"
@@ -186,7 +186,7 @@ def looking(*looks, unseen_s=40.0, calls_at_s=None, **changes):
     known = Settings(job="job", min_nodes=1, max_nodes=3, max_restarts=0, candidate=0, unseen_s=unseen_s, **changes)
     state = begin(known)
     hello = msg.Hello(msg.VERSION, "job", 0, "pod-0", "i")
-    for event in (Connected(1), Said(1, hello), Said(1, msg.Join("i", 0))):
+    for event in (Said(1, hello), Said(1, msg.Join("i", 0))):
         state, _ = step(state, event, 0.0)
     for at_s, absent, *took_s in looks:
         if at_s == calls_at_s:

@@ -54,7 +54,7 @@ def test_a_failed_device_quarantines_its_machine_and_the_spare_takes_over():
     world, peers = running()
     fails(world, peers, 1, msg.DEVICE, ECC)
     refused = world.last(peers[1], msg.Refused)
-    assert (refused.reason, refused.retry, refused.quarantined) == (f"this node is quarantined: {ECC}", False, True)
+    assert refused == msg.Quarantined(f"this node is quarantined: {ECC}", retry=False)
     assert peers[1] in world.cut
     assert (world.phase, members(world)) == (Phase.RUNNING, (0, 2))
     assert listed(world) == [("pod-1", "machine-1")]
@@ -65,7 +65,7 @@ def test_a_failed_device_quarantines_its_machine_and_the_spare_takes_over():
 def test_it_is_refused_again_while_the_job_can_do_without_and_admitted_on_another_machine():
     world, peers = running()
     fails(world, peers, 1, msg.DEVICE, ECC)
-    assert world.last(call(world, 1), msg.Refused).quarantined
+    assert world.last(call(world, 1), msg.Quarantined)
     assert world.last(call(world, 1, "machine-9"), msg.Welcome)
     world.pass_time(5)
     assert world.state.nodes[1].joined
@@ -75,7 +75,7 @@ def test_a_job_that_needs_the_node_takes_it_back_after_it_has_waited_for_another
     world, peers = running(2, spares=0)
     fails(world, peers, 1, msg.DEVICE, ECC)
     assert world.phase is Phase.GATHERING
-    assert world.last(call(world, 1), msg.Refused).quarantined, "first the platform may replace it"
+    assert world.last(call(world, 1), msg.Quarantined), "first the platform may replace it"
     world.pass_time(31)
     peers[1] = call(world, 1)
     assert (members(world), listed(world)) == ((0, 1), [])
@@ -196,7 +196,7 @@ def test_a_new_coordinator_learns_of_them_from_those_that_call_but_not_of_who_is
     known = world.last(peers[0], msg.Formed).quarantined
     new = World(2, spares=1)
     call(new, 0, quarantined=known, generation=world.number)
-    assert new.last(call(new, 1), msg.Refused).quarantined
+    assert new.last(call(new, 1), msg.Quarantined)
     late = World(2, spares=1)
     call(late, 1)
     call(late, 0, quarantined=known, generation=world.number)
@@ -216,7 +216,8 @@ def test_a_node_whose_preflight_failed_when_it_came_back_is_not_admitted():
 def test_preflights_list_is_honoured_but_for_the_node_that_serves_the_coordinator():
     world = World(2, spares=2, failing=hosts_in("pod-1\npod-0\n\n<script>\n"))
     zero, one = call(world, 0), call(world, 1)
-    assert (world.last(zero, msg.Refused), world.last(one, msg.Refused).quarantined) == (None, True)
+    assert world.last(zero, msg.Refused) is None
+    assert world.last(one, msg.Quarantined)
     call(world, 2)
     call(world, 3)
     world.pass_time(6)

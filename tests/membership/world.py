@@ -5,7 +5,6 @@ from __future__ import annotations
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.state import (
-    Connected,
     Disconnect,
     Gone,
     Phase,
@@ -52,7 +51,6 @@ class World:
         peer = self.last_peer
         host = host or f"pod-{rank}"
         self.incarnations[peer] = incarnation or f"i{peer}"
-        self.play(Connected(peer))
         values = {"version": msg.VERSION, "job": JOB, "node_rank": rank, "host": host, **fields}
         self.play(Said(peer, msg.Hello(incarnation=self.incarnations[peer], **values)))
         return peer

@@ -183,16 +183,16 @@ def _form_at_s(state: State) -> float | None:
     if state.n_joined >= settings.max_nodes:
         ready_s = state.joined_s
         if state.run is None and settings.spares and state.generation:  # more members are about to come back
-            ready_s += settings.gather_s
+            ready_s += timeouts.GATHER_S
         elif state.run is None and _has_spare(state):  # the job's own nodes are about to come
-            ready_s = max(ready_s, begun_s + settings.first_window_s)
+            ready_s = max(ready_s, begun_s + timeouts.WINDOW_S)
     elif settings.shrink_after_s is None:
         return None
     else:
-        ready_s = max(state.joined_s + settings.gather_s, begun_s + settings.shrink_after_s)
+        ready_s = max(state.joined_s + timeouts.GATHER_S, begun_s + settings.shrink_after_s)
         if settings.candidate == 0 and state.run is None:  # more pods are about to start, or to come back
-            ready_s = max(ready_s, begun_s + settings.first_window_s)
-    return max(ready_s, begun_s + settings.settle_s) if _is_one_late(state) else ready_s
+            ready_s = max(ready_s, begun_s + timeouts.WINDOW_S)
+    return max(ready_s, begun_s + timeouts.SETTLE_S) if _is_one_late(state) else ready_s
 
 
 def _has_spare(state: State) -> bool:
@@ -219,7 +219,7 @@ def _admit_at_s(state: State) -> float | None:
     prepared = len(newcomers(state))
     if not prepared:
         return None
-    return state.joined_s + (state.settings.gather_s if prepared < room(state) else 0.0)
+    return state.joined_s + (timeouts.GATHER_S if prepared < room(state) else 0.0)
 
 
 # -- ending one, and the job ----------------------------------------------------------------------
@@ -237,7 +237,7 @@ def die(
     run = state.run
     if run is None or not runs(state):
         return state, ()
-    if _lasted_s(state, now_s) >= state.settings.crash_loop_s:
+    if _lasted_s(state, now_s) >= timeouts.CRASH_LOOP_S:
         state = replace(state, crashes=0)  # whatever has ended it
     unnoticed_s = 0.0 if since_s is None else round(max(0.0, now_s - since_s), 3)
     restart = msg.Restart(run.number, reason, unnoticed_s, grows)
@@ -266,7 +266,7 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
         proven = replace(first, cause=failed.cause, message=None)
         return give_up(replace(state, failure=proven), failed.message)
     first = replace(first, seen=_seen(first, failed.entered))
-    is_early = _lasted_s(state, now_s) < state.settings.start_s
+    is_early = _lasted_s(state, now_s) < timeouts.START_S
     why_not = why_not_again(record, state.early_failure if is_early else None)
     state = replace(state, failure=first, early_failure=record if is_early else None)
     state = quarantine.accuse(state, node, failed)
@@ -339,10 +339,10 @@ def charge(state: State) -> Step:
 def stumble(state: State, reason: str, now_s: float) -> Step:
     """Count a generation that did not get far, but not for ever."""
     settings = state.settings
-    early = state.run is not None and _lasted_s(state, now_s) < settings.crash_loop_s
+    early = state.run is not None and _lasted_s(state, now_s) < timeouts.CRASH_LOOP_S
     state = replace(state, crashes=state.crashes + 1 if early else 0)
     if state.crashes >= settings.crash_loop:
-        within = f"{state.crashes} times in a row within {settings.crash_loop_s:g} s of the start"
+        within = f"{state.crashes} times in a row within {timeouts.CRASH_LOOP_S:g} s of the start"
         return give_up(state, f"{reason}, and generations have failed {within}")
     return state, ()
 

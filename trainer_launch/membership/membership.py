@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from trainer_launch.membership import lateness, quarantine, stall
+from trainer_launch.membership import lateness, quarantine, stall, timeouts
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.election import binding, note_look
 from trainer_launch.membership.generation import (
@@ -39,7 +39,6 @@ from trainer_launch.membership.generation import (
 )
 from trainer_launch.membership.state import (
     Close,
-    Connected,
     Disconnect,
     Event,
     Gone,
@@ -79,8 +78,6 @@ def begin(settings: Settings) -> State:
 def step(state: State, event: Event, now_s: float) -> Step:
     """Decide what an event changes and who has to be told what."""
     match event:
-        case Connected():
-            return state, ()
         case Said(peer, msg.Hello() as hello):
             return _greet(state, peer, hello, now_s)
         case Said(peer, message) if peer in state.peers:
@@ -277,7 +274,7 @@ def _give_way(state: State, looked: Looked, now_s: float) -> Step:
     state, told = die(state, reason, now_s)
     word = msg.Refused(reason, retry=True)
     told += tuple(reply for peer in state.peers for reply in (Send(peer, word), Disconnect(peer)))
-    until_s = now_s + state.settings.yield_s
+    until_s = now_s + timeouts.YIELD_S
     return replace(state, yielding_until_s=until_s, run=None, suspicion=None, gather_from_s=None), told
 
 

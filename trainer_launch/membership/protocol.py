@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import Annotated, ClassVar, NamedTuple, TypeAlias, get_args
+from typing import Annotated, NamedTuple, TypeAlias, get_args
 
 from trainer_launch import __version__
 from trainer_launch.model.collectives import MAX_ENTERED, Entries, RankState
@@ -297,7 +297,6 @@ class Refused:
 
     reason: FreeText
     retry: bool
-    quarantined: ClassVar[bool] = False
 
 
 def refused_version(server: str, own: int, told: int) -> Refused | None:
@@ -311,8 +310,6 @@ def refused_version(server: str, own: int, told: int) -> Refused | None:
 @dataclass(frozen=True, slots=True)
 class Quarantined(Refused):
     """Not in this job, for what the machine has shown."""
-
-    quarantined: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)

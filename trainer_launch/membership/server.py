@@ -33,7 +33,6 @@ from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.protocol import Challenge, Refused
 from trainer_launch.membership.state import (
     Close,
-    Connected,
     Disconnect,
     Event,
     Gone,
@@ -153,10 +152,6 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
     # -- what a server makes of it ------------------------------------------------------------
 
     @abstractmethod
-    def _came(self, connection: Connection) -> None:
-        """Somebody is there, and has been sent a challenge."""
-
-    @abstractmethod
     def _heard(self, connection: Connection, message: _Heard) -> None:
         """Somebody said something; a MessageError ends the connection."""
 
@@ -266,7 +261,6 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
             return
         self._connections[connection.peer] = self._ungreeted[connection.peer] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)
-        self._came(connection)
         self._send(connection.peer, Challenge(connection.channel.challenge()))
 
     def _is_admitted(self, connection: Connection, message: FirstMessage, refused: Refused | None) -> bool:
@@ -475,9 +469,6 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
                     (self.warn if warns else self._log)(text)
 
     # -- connections --------------------------------------------------------------------------
-
-    def _came(self, connection: Connection) -> None:
-        self._events.append(Connected(connection.peer))
 
     def _gone(self, connection: Connection, *, ended: bool) -> None:
         self._events.append(Gone(connection.peer, ended))

@@ -44,18 +44,12 @@ class Settings:
     max_restarts: int  # failures that the job may have, or may have within `window_s`
     window_s: float | None = None
     lease_s: float = timeouts.LEASE_S
-    gather_s: float = timeouts.GATHER_S
     shrink_after_s: float | None = 0.0  # between the end of a generation and forming with fewer; None: never
-    settle_s: float = timeouts.SETTLE_S
     rejoin_timeout_s: float = timeouts.REJOIN_S
     store_timeout_s: float = timeouts.STORE_S
     candidate: int | None = None  # the rank of the node whose launcher this is; None: only node 0's is a candidate
-    first_window_s: float = timeouts.WINDOW_S
     unseen_s: float = timeouts.UNSEEN_S
-    yield_s: float = timeouts.YIELD_S
-    crash_loop: int = 5  # generations in a row that fail within `crash_loop_s`
-    crash_loop_s: float = timeouts.CRASH_LOOP_S
-    start_s: float = timeouts.START_S
+    crash_loop: int = 5  # generations in a row that fail within CRASH_LOOP_S
     straggler_interval_s: float = 0.0  # between two looks for stragglers; 0: none
 
     @property
@@ -268,13 +262,6 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
-    """A peer is there; it has not said anything yet."""
-
-    peer: int
-
-
-@dataclass(frozen=True, slots=True)
 class Said:
     """A peer's line."""
 
@@ -311,7 +298,7 @@ class Close:
     reason: str
 
 
-Event: TypeAlias = Connected | Said | Gone | Looked | Tick | Close
+Event: TypeAlias = Said | Gone | Looked | Tick | Close
 
 
 # -- what has to be done ----------------------------------------------------------------------

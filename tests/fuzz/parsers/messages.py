@@ -89,8 +89,6 @@ def _event(peer: int, line: bytes, greeted: set[int]) -> states.Event | None:
     if line == b"-":
         greeted.discard(peer)
         return states.Gone(peer)
-    if line == b"+":
-        return states.Connected(peer)
     if line == b"t":
         return states.Tick()
     message = attempt(coordination.parse, line, kinds=(MessageError,))

@@ -107,9 +107,6 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
 
     # -- connections --------------------------------------------------------------------------
 
-    def _came(self, connection: Connection) -> None:
-        """Who it is, it has to say itself."""
-
     def _gone(self, connection: Connection, *, ended: bool) -> None:
         if not self._is_over:
             self._tell(nodes.Gone(connection.peer))
