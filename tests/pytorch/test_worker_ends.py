@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -56,7 +57,7 @@ GLOO = (
 
 
 def test_gloos_abort_of_a_collective_of_another_size_ends_the_job_and_is_no_crash() -> None:
-    death = aborted(FailureRecord(rank=3, signal=signal.SIGABRT), lambda: GLOO)
+    death = aborted(FailureRecord(rank=3, signal=signal.SIGABRT), lambda: GLOO, 0.0)
     failed = failed_message(death, 1, Ends())
     assert (failed.cause, failed.rank) == ("ProgramError", 3)
     assert failed.message == (
@@ -70,5 +71,13 @@ def test_gloos_abort_of_a_collective_of_another_size_ends_the_job_and_is_no_cras
 )
 def test_any_other_abort_stays_a_crash(lines: tuple[str, ...]) -> None:
     death = FailureRecord(rank=3, signal=signal.SIGABRT)
-    assert aborted(death, lambda: lines) == death
-    assert failed_message(aborted(death, lambda: lines), 1, Ends()).cause is None
+    assert aborted(death, lambda: lines, 0.0) == death
+    assert failed_message(aborted(death, lambda: lines, 0.0), 1, Ends()).cause is None
+
+
+def test_the_last_output_of_many_workers_that_abort_together_is_waited_for_once() -> None:
+    """glibc's own aborts never say what is waited for."""
+    ended_s = time.monotonic()
+    for rank in range(8):
+        aborted(FailureRecord(rank=rank, signal=signal.SIGABRT), lambda: ("double free or corruption",), ended_s)
+    assert time.monotonic() - ended_s < 0.5

@@ -179,12 +179,13 @@ def rank_state(
     return RankState(rank=death.rank or 0, node=node_rank, life=life, how=how, groups=groups, quiet_s=quiet_s)
 
 
-def aborted(death: FailureRecord, last_lines: Callable[[], Sequence[str]]) -> FailureRecord:
+def aborted(death: FailureRecord, last_lines: Callable[[], Sequence[str]], ended_s: float) -> FailureRecord:
     """The death of a worker by SIGABRT, with what gloo says of it: it aborts who receives more than it expected.
 
-    The last output may come a moment after the end.
+    The last output may come a moment after the end, which was at `ended_s`, monotonic: workers that end together
+    are waited for together.
     """
-    until_s = time.monotonic() + _OUTPUT_S
+    until_s = ended_s + _OUTPUT_S
     while not (lines := " ".join(last_lines())).count("terminate called") and time.monotonic() < until_s:
         time.sleep(0.005)
     found = _OTHER_SIZE.search(lines)

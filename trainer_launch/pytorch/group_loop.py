@@ -223,7 +223,7 @@ class Group:
         was_ended = self.state.ending is not None
         death = failure.death_of(rank, local_rank, end.code, end.signal, said, was_ended=was_ended)
         if end.signal == signal.SIGABRT:
-            death = aborted(death, lambda: self._system.last_lines(end.process))
+            death = aborted(death, lambda: self._system.last_lines(end.process), end.at_s)
         if end.exit_code != 0 and self.state.stop_signal is None:
             seen = replace(self._system.look(), last_lines=self._system.last_lines(end.process))
             death = failure.fault_of(death, seen, was_ended=was_ended)
