@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from tests.conftest import require
 from trainer_launch.model import Destination, Workers
-from trainer_launch.model.errors import UsageError
+from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.planning.torchrun_options import copies, destinations
 from trainer_launch.pytorch.worker_processes import LogFolders
 
@@ -121,3 +123,18 @@ def test_a_log_dir_that_is_a_file_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--log-dir .*/file: cannot create .*/file: File exists; set --log-dir"):
         LogFolders(workers(tmp_path, log_dir=str(tmp_path / "file")), "my-job").begin(0)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_is_full_or_fails_is_a_failure_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    folders = LogFolders(workers(tmp_path, log_dir=str(tmp_path)), "my-job")
+    folders.begin(0)
+
+    def full(path: str, **_: object) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(os, "makedirs", full)
+    with pytest.raises(NodeError, match=rf"--log-dir {tmp_path}: .*/attempt_1/0: {os.strerror(number)}; free"):
+        folders.begin(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -12,7 +13,7 @@ from string import Template
 from trainer_launch.host import runtime_directory
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Membership, Process, Workers
-from trainer_launch.model.errors import UsageError
+from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.planning import torchrun_options
 from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
 from trainer_launch.supervisor.worker_samples import Place
@@ -125,6 +126,9 @@ def _device(workers: Workers, local_rank: int) -> dict[str, str]:
 # -- log folders -------------------------------------------------------------------------------
 
 
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what is wrong with this node's disk, not with the path
+
+
 class LogFolders:
     """LOG_DIR/JOB_xxxxxxxx/attempt_N/LOCAL_RANK of one run.
 
@@ -144,6 +148,7 @@ class LogFolders:
 
         Raises:
             UsageError: a folder cannot be made.
+            NodeError: the disk is full or fails.
         """
         logs = self._workers.logs
         if logs.get("log_dir") == torchrun_options.NOWHERE:
@@ -162,10 +167,10 @@ class LogFolders:
                     pass
         except OSError as problem:
             name = f"--log-dir {logs['log_dir']}" if "log_dir" in logs else "the folder of the workers' error files"
-            raise UsageError(
-                f"{name}: cannot create {problem.filename}: {problem.strerror}; "
-                f"set --log-dir to a writable directory"
-            ) from problem
+            text = f"{name}: cannot create {problem.filename}: {problem.strerror}"
+            if problem.errno in _OF_THE_DISK:
+                raise NodeError(f"{text}; free space there, or run on another node") from problem
+            raise UsageError(f"{text}; set --log-dir to a writable directory") from problem
         return attempt
 
     def _of_the_run(self) -> str:
