@@ -461,6 +461,16 @@ def test_what_cannot_start_ends_with_its_own_code_and_leaves_the_job() -> None:
     assert isinstance(group.told()[-1], say.Leave)
 
 
+@pytest.mark.parametrize("code", [1, 138])
+def test_what_cannot_start_is_this_nodes_own_failure_and_no_lost_peer(code: int) -> None:
+    group = running()
+    group(worker_group.CannotStart(0.0, "cannot open /logs/stdout.log", code))
+    failure = group.outcome().failure
+    assert (failure.reason, failure.exit_code) == ("NotStarted", code)
+    assert "pods" not in failure.hint
+    assert group.told()[-1] == say.Leave("cannot open /logs/stdout.log")
+
+
 def test_a_name_that_does_not_resolve_ends_the_wait_for_it() -> None:
     group = Group(replace(PLAN, wait_for=("node-0",), wait_s=5.0))
     assert group.actions == [ev.Resolve(("node-0",))]

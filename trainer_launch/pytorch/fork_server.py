@@ -333,7 +333,9 @@ class Starter:
         """Workers start without it; a store still needs a process that has torch."""
         self._end_server()
         if not self.forks:
-            raise LaunchError(f"the store cannot be opened: {reason}")
+            # An import fails again; a process that ended, perhaps for memory, may not.
+            kind = LaunchError if reason.startswith("importing") else NodeError
+            raise kind(f"the store cannot be opened: {reason}")
         if self._workers.must_fork:
             raise UsageError(messages.cannot_fork(reason))
         _log.info("workers start without the fork server: %s", reason)

@@ -30,7 +30,7 @@ from trainer_launch.model import (
     Workers,
     exit_codes,
 )
-from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.goodput import Kind, Told
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted
@@ -325,7 +325,11 @@ class Group:
         started = {"workers": len(processes), "first_rank": formed.first_rank}
         runtime_directory.tell(self._workers.run_dir, "workers_started", **started)
         self._gpus.tell(is_first=self.state.starts == 1)
-        failed = self._starter.start(processes, self._places)
+        try:
+            failed = self._starter.start(processes, self._places)
+        except (NodeError, OSError) as problem:
+            self._queue.append(CannotStart(self._system.now(), str(problem), exit_codes.INFRASTRUCTURE))
+            return
         self._queue += [ev.SpawnFailed(self._system.now(), *one) for one in failed]
         if self._observer is not None:
             for name, pid in self._system.pids().items():
@@ -530,7 +534,7 @@ def _failure(state: State, system: System, evidence: Evidence) -> Failure | None
             text = state.unresolved or f"the resolver has not answered for {', '.join(state.plan.wait_for)}"
             return failure.unresolved(text)
         case Refusal(text=text, code=code):
-            reason = "Misconfigured" if code == exit_codes.MISCONFIGURED else "PeerLost"
+            reason = "Misconfigured" if code == exit_codes.MISCONFIGURED else "NotStarted"
             told = FailureRecord(reason=reason, message=text, exit_code=code)
             return _classified(told, "", system, evidence)
         case say.GiveUp() as given_up:

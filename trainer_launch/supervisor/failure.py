@@ -133,6 +133,7 @@ _FIRST = (
         exit_code=exit_codes.INFRASTRUCTURE,
         again=True,
     ),
+    _Rule("NotStarted", _agent_says("NotStarted"), "correct what the message names, in this pod or its image"),
     _Rule("PeerLost", _agent_says("PeerLost"), PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
     _Rule(
         "ProgramError",

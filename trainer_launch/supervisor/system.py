@@ -103,11 +103,18 @@ class System:
         return pid
 
     def streams(self, process: Process) -> dict[int, int]:
-        """Make the pipes of a process; their write ends are the caller's."""
+        """Make the pipes of a process; their write ends are the caller's.
+
+        Raises:
+            NodeError: there are too few descriptors, or a log file cannot be opened.
+        """
         try:
             return self._output.open(process.name, process.label, to=process.streams, member=process.member)
         except OSError as error:
-            raise exhausted(process, error) from error
+            if error.errno in _EXHAUSTED or error.filename is None:
+                raise exhausted(process, error) from error
+            text = f"cannot start {process.name}: cannot open {error.filename}: {error.strerror}"
+            raise NodeError(text) from error
 
     def need_descriptors(self, count: int) -> None:
         """See that so many can be opened: without them nobody could even say what is wrong.
