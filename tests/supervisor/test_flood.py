@@ -93,3 +93,15 @@ def test_a_limit_lets_so_many_lines_a_second_through_and_counts_the_rest() -> No
     assert told(flood, 102.4) == b""
     assert told(flood, 102.5) == b"[0] ... 1 line dropped (--output-limit 3)\n"
     assert flood.due_s is None
+
+
+def test_what_has_dropped_no_line_is_not_looked_at_again_however_many_workers_there_have_been() -> None:
+    clock = Clock()
+    flood = Flood(lines_per_s=1, clock=clock)
+    filters = [flood.filter("", 1, rank, b"[0] ") for rank in range(100)]
+    assert [shown_by(b"%d\n" % n) for n, shown_by in enumerate(filters)] == [b"%d\n" % n for n in range(100)]
+    assert flood._dropping == {}
+    assert filters[3](b"again\n") == b""
+    assert len(flood._dropping) == 1
+    assert told(flood, 101.0) == b"[0] ... 1 line dropped (--output-limit 1)\n"
+    assert flood._dropping == {}

@@ -123,34 +123,38 @@ class Flood:
         self.lines_per_s = lines_per_s  # 0: no limit
         self._clock = clock
         self._folds: dict[tuple[str, int], Fold] = {}  # by process and stream
-        self._limits: list[tuple[int, bytes, Limit]] = []  # stream, prefix
+        self._dropping: dict[Limit, tuple[int, bytes]] = {}  # the stream and the prefix of whose lines were dropped
 
     def filter(self, process: str, stream: int, rank: int | None, prefix: bytes) -> Callable[[bytes], bytes]:
         """What the whole lines of one pipe go through."""
         fold = self._folds.setdefault((process, stream), Fold(self._clock))
         limit = Limit(self.lines_per_s, self._clock) if self.lines_per_s else None
-        if limit is not None:
-            self._limits.append((stream, prefix, limit))
         if rank is not None:
             fold.members.add(rank)
 
         def passed_on(body: bytes) -> bytes:
             if rank is not None and prefix:
                 body = fold.pass_on(rank, prefix, body)
-            return body if limit is None else limit.pass_on(body)
+            if limit is None:
+                return body
+            body = limit.pass_on(body)
+            if limit.due_s is not None:
+                self._dropping[limit] = stream, prefix
+            return body
 
         return passed_on
 
     @property
     def due_s(self) -> float | None:
         """When something is to be told, None: never."""
-        times = [fold.due_s for fold in self._folds.values()] + [limit.due_s for _, _, limit in self._limits]
+        times = [fold.due_s for fold in self._folds.values()] + [limit.due_s for limit in self._dropping]
         return min((time for time in times if time is not None), default=None)
 
     def told(self, now_s: float | None) -> list[tuple[int, bytes]]:
         """What is due on each stream; None: all there is."""
         folded = [(stream, fold.told(now_s)) for (_, stream), fold in self._folds.items()]
-        dropped = [(stream, prefix, limit.told(now_s)) for stream, prefix, limit in self._limits]
+        dropped = [(stream, prefix, limit.told(now_s)) for limit, (stream, prefix) in self._dropping.items()]
+        self._dropping = {limit: to for limit, to in self._dropping.items() if limit.due_s is not None}
         return [one for one in folded if one[1]] + [
             (stream, prefix + text) for stream, prefix, text in dropped if text
         ]
