@@ -78,6 +78,7 @@ ROWS = [
         "Quarantined",
         138,
     ),
+    (death(1), Evidence(agent=FailureRecord(reason="NotStarted", message="no", exit_code=1)), "NotStarted", 1),
     (death(number=11), Evidence(), "Crashed", 139),
     (death(number=6), Evidence(), "Crashed", 134),
     (death(number=4), Evidence(), "Crashed", 132),
@@ -172,14 +173,6 @@ def test_the_agents_worker_is_judged_not_the_agent():
     assert (failure.reason, failure.rank, failure.host, failure.last_lines) == ("OutOfMemory", 3, "n1", ("why",))
 
 
-def test_a_kill_for_memory_before_the_worker_was_started_is_not_what_it_died_of():
-    agent = FailureRecord(rank=3, exit_code=137, signal=int(signal.SIGKILL), oom_kills_before=3)
-    assert classify(death(137), replace(OOM, agent=agent)).reason == "Killed"
-    since = classify(death(137), Evidence(agent=agent, oom_kills_before=2, oom_kills_after=4))
-    assert since.reason == "OutOfMemory"
-    assert "killed 1 process of" in since.evidence[0]
-
-
 def test_kills_for_memory_count_from_the_last_start(monkeypatch):
     counts = iter((1, 2, 2, 2))
     monkeypatch.setattr(cgroup, "oom_kills", lambda _: next(counts))
@@ -214,9 +207,8 @@ def test_a_note_is_read_leniently():
         "lines": ["a", 1],
         "timestamp": 1.5,
         "pid": 3,
-        "oom_kills_before": 4,
     }
-    assert parse_agent_failure(json.dumps(note)) == FailureRecord(rank=1, lines=("a", "1"), oom_kills_before=4)
+    assert parse_agent_failure(json.dumps(note)) == FailureRecord(rank=1, lines=("a", "1"))
     for text in ("", "[]", "{", "null"):
         assert parse_agent_failure(text) is None
 

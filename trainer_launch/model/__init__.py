@@ -348,7 +348,6 @@ class FailureRecord:
     lines: tuple[str, ...] = ()  # its traceback, or what it wrote last
     reason: str | None = None  # the exit reason, where more is known than how it ended
     why_not_again: str | None = None  # why the job does not go on from its last checkpoint
-    oom_kills_before: int | None = None  # how many there had been when the worker was started
     fault: str | None = None  # device: a device failed, machine: it may be the machine's doing; None: unknown
     evidence: str = ""  # for it
 

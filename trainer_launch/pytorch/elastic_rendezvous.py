@@ -109,11 +109,6 @@ class CoordinatedRendezvous(RendezvousHandler):
             if info is not None:
                 return info
 
-    @property
-    def failures(self) -> int:
-        """How many the job has had before the present generation."""
-        return 0 if self._formed is None else self._formed.restarts
-
     def num_nodes_waiting(self) -> int:
         """More than 0 makes torch stop its workers and come to `next_rendezvous`; this costs no restart."""
         while self._going:

@@ -184,8 +184,6 @@ def classify(death: Exit, evidence: Evidence) -> Failure:
     # The agent's note speaks of its workers; when the agent itself was killed, it is not about this death.
     agent = evidence.agent if death.signal is None else None
     evidence = replace(evidence, agent=agent)
-    if agent and agent.oom_kills_before is not None:
-        evidence = replace(evidence, oom_kills_before=agent.oom_kills_before)
     end = _worker(death, agent)
     rule, shown = _cause(end, evidence)
     return Failure(
@@ -360,7 +358,6 @@ def parse_agent_failure(text: str) -> FailureRecord | None:
         local_rank=_index(note.get("local_rank")),
         exit_code=exit_codes.failing(_of_type(note.get("exit_code"), int)),
         signal=exit_codes.deadly(_of_type(note.get("signal"), int)),
-        oom_kills_before=_index(note.get("oom_kills_before")),
         lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
     )
 
