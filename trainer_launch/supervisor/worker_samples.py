@@ -106,8 +106,8 @@ class Workers:
     def _find(self, name: str, pid: int, below: Below) -> list[Worker]:
         if self._sources.below_torchrun:
             return [worker for entry in below.get(pid, ()) if (worker := self._of_torchrun(entry)) is not None]
-        entry = process_tree.read(pid)
-        if entry is None or entry.state in "ZX":
+        entry = next((child for child in below.get(os.getpid(), ()) if child.pid == pid), None)
+        if entry is None:
             return []
         place = self._sources.place_of(name)
         known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
@@ -129,9 +129,9 @@ class Workers:
         own = read(worker.pid)
         if own is None:
             return None
-        others = [read(entry.pid) for entry in _subtree(worker.pid, below)]
-        seen = [own, *[one for one in others if one is not None]]
-        pids = (worker.pid, *[entry.pid for entry in _subtree(worker.pid, below)])
+        others = [entry.pid for entry in _subtree(worker.pid, below)]
+        seen = [own, *[one for pid in others if (one := read(pid)) is not None]]
+        pids = (worker.pid, *others)
         return Sample(
             state=own.state,
             cpu_s=sum(one.cpu_s for one in seen),
