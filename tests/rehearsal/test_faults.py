@@ -212,7 +212,7 @@ def test_a_fault_that_never_came_is_said_and_makes_a_rehearsal_that_succeeded_en
 def test_a_moment_without_a_unit_is_taken_as_seconds_and_one_warning_says_so(tmp_path: Path) -> None:
     ended = rehearse(job(tmp_path, COUNTS, "replicas: 1"), "kill worker at=2")
     assert ended.stderr.count("at=2 has no unit and is taken as seconds; write at=2s, or at=step:2 for a step") == 1
-    assert "[trainer-launch] fault: kill worker at=2s" in ended.stderr
+    assert "[trainer-launch] fault: kill worker at=2\n" in ended.stderr
     assert lives(ended.stdout, "job-worker-0")[1] > 2
 
 

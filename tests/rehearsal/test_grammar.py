@@ -62,11 +62,11 @@ def test_every_fault_says_what_it_means(text: str, meant: Fault) -> None:
     ("text", "shown"),
     [
         ("kill worker at=step:40  worker=0 node=1", "kill worker at=step:40 worker=0 node=1"),
-        ("delay dns 20", "delay dns for=20"),
+        ("delay dns 20", "delay dns 20"),
         ("stop worker for=120s", "stop worker for=120s"),
         ("slow link rate=1000kB/s node=1", "slow link rate=1000kB/s node=1"),
-        ('kill pod at="line:a b"', "kill pod at='line:a b'"),
-        ("kill pod 'at=line:a b'", "kill pod at='line:a b'"),
+        ('kill pod at="line:a b"', "kill pod 'at=line:a b'"),
+        ("kill pod 'at=line:a b'", "kill pod 'at=line:a b'"),
     ],
 )
 def test_people_are_shown_a_fault_as_they_typed_it(text: str, shown: str) -> None:

@@ -151,7 +151,8 @@ def parse(text: str, where: str = "--fault") -> Fault:
         raise UsageError(f"{where} is longer than {MAX_TEXT} characters: {shown(text)}")
     said = f"{where} {shown(text)}"
     kind, rest = _kind(split(text, where), said)
-    return build(kind, [_pair(word, kind, said) for word in rest], said)
+    fault = build(kind, [_pair(word, kind, said) for word in rest], said)
+    return replace(fault, text=" ".join((kind, *map(shlex.quote, rest))))
 
 
 def build(kind: str, pairs: Iterable[tuple[str, str]], said: str) -> Fault:
