@@ -189,13 +189,9 @@ def test_when_node_0_stays_away_the_others_seats_are_asked(monkeypatch: pytest.M
     port = free_port()
     seats = Seats(Endpoint("127.0.0.2", port), "127.0.0.#", 2, 3)
     hello = msg.Hello(msg.VERSION, JOB, 1, "pod-1", "i", 1, claims=(Claim(1, 0, "0-2", sure=True),))
-    with seat(1, "127.0.0.3", port):
-        client = Client(seats.home, hello, seats=seats)
-        try:
-            assert isinstance(client.receive(10), Connected)
-            assert client.where() == (seats.endpoint(1), "127.0.0.1")
-        finally:
-            client.close()
+    with seat(1, "127.0.0.3", port), contextlib.closing(Client(seats.home, hello, seats=seats)) as client:
+        assert isinstance(client.receive(10), Connected)
+        assert client.where() == (seats.endpoint(1), "127.0.0.1")
 
 
 def test_a_node_finds_a_coordinator_however_many_lower_seats_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,10 +199,6 @@ def test_a_node_finds_a_coordinator_however_many_lower_seats_are_empty(monkeypat
     port = free_port()
     seats = Seats(Endpoint("127.0.0.2", port), "127.0.0.#", 2, 200)
     hello = msg.Hello(msg.VERSION, JOB, 199, "pod-199", "i", 1, claims=(Claim(1, 0, "0-199", sure=True),))
-    with seat(150, "127.0.0.152", port):
-        client = Client(seats.home, hello, seats=seats)
-        try:
-            assert isinstance(client.receive(20), Connected)
-            assert client.where()[0] == seats.endpoint(150)
-        finally:
-            client.close()
+    with seat(150, "127.0.0.152", port), contextlib.closing(Client(seats.home, hello, seats=seats)) as client:
+        assert isinstance(client.receive(20), Connected)
+        assert client.where()[0] == seats.endpoint(150)

@@ -182,7 +182,7 @@ def faults(draw: st.DrawFn) -> Fault:
     form = grammar.KINDS[kind]
     keys = set(form.needs) | draw(st.sets(st.sampled_from(sorted((*form.keys, "at")))))
     keys -= {"pod"} if "node" in keys else set()
-    return grammar.build(kind, [(key, draw(VALUES[key])) for key in sorted(keys)], "x")
+    return grammar.build(kind, [f"{key}={draw(VALUES[key])}" for key in sorted(keys)], "x")
 
 
 @hypothesis.given(faults())

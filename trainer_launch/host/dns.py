@@ -30,8 +30,8 @@ class Answer(str, Enum):
 
 
 _ANSWERS = {
+    getattr(socket, "EAI_NODATA", socket.EAI_NONAME): Answer.NO_DATA,  # musl has none
     socket.EAI_NONAME: Answer.NXDOMAIN,
-    getattr(socket, "EAI_NODATA", None): Answer.NO_DATA,  # musl has none
     socket.EAI_AGAIN: Answer.TEMPORARY,
 }
 

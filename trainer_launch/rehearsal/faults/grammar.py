@@ -9,7 +9,7 @@ import math
 import random
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -151,19 +151,18 @@ def parse(text: str, where: str = "--fault") -> Fault:
         raise UsageError(f"{where} is longer than {MAX_TEXT} characters: {shown(text)}")
     said = f"{where} {shown(text)}"
     kind, rest = _kind(split(text, where), said)
-    fault = build(kind, [_pair(word, kind, said) for word in rest], said)
-    return replace(fault, text=" ".join((kind, *map(shlex.quote, rest))))
+    return build(kind, rest, said)
 
 
-def build(kind: str, pairs: Iterable[tuple[str, str]], said: str) -> Fault:
-    """One fault from its kind and its keys with their values; `said` begins each message.
+def build(kind: str, words: Sequence[str], said: str) -> Fault:
+    """One fault from its kind and the words after it; `said` begins each message.
 
     Raises:
         UsageError: they do not fit.
     """
     form = _form(kind, said)
     given: dict[str, str] = {}
-    for key, value in pairs:
+    for key, value in [_pair(word, kind, said) for word in words]:
         _check_key(key, kind, said)
         if key in given:
             raise UsageError(f"{said}: {key} is given twice")
@@ -179,8 +178,7 @@ def build(kind: str, pairs: Iterable[tuple[str, str]], said: str) -> Fault:
     at = given.get("at", "")
     hint = f"{said}: at={at} has no unit and is taken as seconds; write at={at}s" if _has_no_unit(at) else ""
     hint = f"{hint}, or at=step:{at} for a step" if at.isdecimal() else hint
-    text = " ".join([kind, *(f"{key}={shlex.quote(value)}" for key, value in given.items())])
-    return Fault(kind=kind, text=text, hint=hint, **fields)
+    return Fault(kind=kind, text=" ".join((kind, *map(shlex.quote, words))), hint=hint, **fields)
 
 
 # -- kinds and keys ---------------------------------------------------------------------------

@@ -216,8 +216,8 @@ def _fault(entry: Field) -> Fault:
     if not isinstance(entry.value, dict):
         raise entry.bad("a text such as 'kill worker node=1', or an object with fault:")
     kind = " ".join(entry.get("fault").text().split()[:5])
-    pairs = [(key, _word(field)) for key, field in entry.fields() if key != "fault" and field.given]
-    return grammar.build(kind, pairs, f"{where} ({shown(kind)[1:-1]})")
+    words = [f"{key}={_word(field)}" for key, field in entry.fields() if key != "fault" and field.given]
+    return grammar.build(kind, words, f"{where} ({shown(kind)[1:-1]})")
 
 
 def _word(field: Field) -> str:
