@@ -222,7 +222,7 @@ def _report() -> Iterator[str]:
 def _launchers_view() -> Iterator[str]:
     view = node_view.View(
         version="0", pid=1, started_ticks=2, run_dir="/r", host="h", node_rank=0, contract="c", engine="e", phase="running",
-        since_s=1.0, started_s=1.0, processes=(("a", 1),), exits=(("a", 1),), job="j", coordinator=("h", 1), seats=(("i", 2),),
+        since_s=1.0, started_s=1.0, processes=(("a", 1),), exits=(("a", 1),), job="j", coordinator=("h", 1),
     )  # fmt: skip
     text = json.dumps(asdict(view))
     yield text.replace('"pid": 1', '"pid": @PID').replace('"started_ticks": 2', '"started_ticks": @TICKS')

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.server import Server, serve
 from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
+from trainer_launch.observability import event_log
 from trainer_launch.preflight.cluster.nodes import Names
 from trainer_launch.preflight.cluster.nodes import Settings as Calling
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer as RollCall
@@ -202,3 +204,15 @@ def test_a_node_finds_a_coordinator_however_many_lower_seats_are_empty(monkeypat
     with seat(150, "127.0.0.152", port), contextlib.closing(Client(seats.home, hello, seats=seats)) as client:
         assert isinstance(client.receive(20), Connected)
         assert client.where()[0] == seats.endpoint(150)
+
+
+def test_where_the_coordinator_was_found_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`status` asks there, however high the seat: no list of seats would be long enough."""
+    monkeypatch.setattr(timeouts, "TAKEOVER_S", 0.5)
+    port = free_port()
+    seats = Seats(Endpoint("127.0.0.2", port), "127.0.0.#", 2, 200)
+    hello = msg.Hello(msg.VERSION, JOB, 199, "pod-199", "i", 1, claims=(Claim(1, 0, "0-199", sure=True),))
+    client = Client(seats.home, hello, seats=seats, run_dir=str(tmp_path))
+    with seat(20, "127.0.0.22", port), contextlib.closing(client):
+        assert isinstance(client.receive(20), Connected)
+    assert event_log.standing(str(tmp_path)).coordinator == ("127.0.0.22", port)

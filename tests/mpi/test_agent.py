@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
 import selectors
 import shutil
@@ -9,13 +11,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import require
 from tests.process.world import DEADLINE_S
 from trainer_launch.model import Member, signal_policy
+from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.mpi import agent as mpi_agent
 from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi.agent_hosts import Hosts
@@ -243,3 +248,25 @@ def test_a_pod_that_kubectl_finds_no_more_is_missing(asked: Callable[..., dict[s
 def test_a_pod_that_kubectl_needs_seconds_for_is_there(asked: Callable[..., dict[str, str]]) -> None:
     assert asked("well", "slow") == {}
     assert asked("well", "slow", limit_s=0.1) == {}, "nor is a pod lost that kubectl has not answered for in time"
+
+
+@pytest.mark.parametrize(
+    ("problem", "told"),
+    [
+        (NodeError("no room"), {"reason": "NotStarted", "message": "no room", "exit_code": 138}),
+        (UsageError("no sense"), {"reason": "Misconfigured", "message": "no sense", "exit_code": 2}),
+    ],
+)
+def test_a_failure_of_this_node_is_no_lost_peer(tmp_path: Path, problem: LaunchError, told: dict[str, Any]) -> None:
+    class Broken(mpi_agent.Agent):
+        def __init__(self, *_: object) -> None:
+            raise problem
+
+    path = tmp_path / "failure"
+    spec = Spec(contract="c", hostname="l", scratch=str(tmp_path), failure_file=str(path))
+    main = partial(mpi_agent.main, spec, ["mpirun"], {}, Broken)
+    process = multiprocessing.get_context("fork").Process(target=main)
+    process.start()
+    process.join(30)
+    assert process.exitcode == told["exit_code"]
+    assert json.loads(path.read_text()) == told

@@ -7,6 +7,7 @@ import math
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -176,3 +177,14 @@ def test_the_agents_news_are_taken_line_by_line(tmp_path: Path) -> None:
 def test_what_is_no_news_is_left_out(tmp_path: Path, line: bytes) -> None:
     (tmp_path / runtime_directory.NEWS).write_bytes(line + b"\n")
     assert event_log.Tail(str(tmp_path)).read() == []
+
+
+@pytest.mark.parametrize("place", [{}, {"host": "h"}, {"host": 1, "port": 1}, {"host": "h", "port": 65536}])
+def test_a_place_of_the_coordinator_that_makes_no_sense_is_none(tmp_path: Path, place: dict[str, Any]) -> None:
+    (tmp_path / runtime_directory.NEWS).write_text(
+        "".join(
+            json.dumps({"time_s": 5.0, "event": "coordinator_found", **each}) + "\n"
+            for each in ({"host": "h", "port": 1}, place)
+        )
+    )
+    assert event_log.standing(str(tmp_path)).coordinator is None

@@ -143,6 +143,6 @@ def _ask(views: Sequence[node_view.View]) -> tuple[dict[str, Json] | None, str |
 def _questions(view: node_view.View) -> Iterator[tuple[str, tuple[str, int], str | None, int]]:
     """Job, place, file of the secret, and the generation that who is asked has to know: a standby knows none."""
     if view.job is not None and view.coordinator is not None:
-        known = event_log.standing(view.run_dir).generation or 0
-        for place in (view.coordinator, *view.seats):
-            yield view.job, place, view.secret_file, known
+        standing = event_log.standing(view.run_dir)
+        for place in dict.fromkeys((standing.coordinator or view.coordinator, view.coordinator)):
+            yield view.job, place, view.secret_file, standing.generation or 0

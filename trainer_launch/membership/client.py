@@ -411,6 +411,9 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
                 tell(self._run_dir, "generation_ended", generation=number, reason=reason)
             case msg.GiveUp(reason=reason):
                 tell(self._run_dir, "given_up", reason=reason)
+            case Connected():
+                place = self._endpoint
+                tell(self._run_dir, "coordinator_found", host=place.host, port=place.port)
             case Disconnected(reason=reason):
                 _log.warning("the coordinator is unreachable: %s", reason)
                 tell(self._run_dir, "coordinator_away", reason=reason)

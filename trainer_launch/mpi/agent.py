@@ -24,7 +24,7 @@ from typing import IO, NoReturn
 
 from trainer_launch.host import logs, process_tree
 from trainer_launch.model import exit_codes
-from trainer_launch.model.errors import LaunchError, NotRunnableError
+from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS, SignalAction, action_of, name_of
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import host_readiness, job_state_machine, mpirun_command
@@ -251,7 +251,7 @@ def main(spec: Spec, command: Sequence[str], env: Mapping[str, str], kind: type[
         code = kind(spec, command, dict(os.environ)).run()
     except LaunchError as problem:
         code = problem.exit_code
-        reason = "PeerLost" if code == exit_codes.INFRASTRUCTURE else "Misconfigured"
+        reason = "NotStarted" if isinstance(problem, NodeError) else "Misconfigured"
         _write(spec.failure_file, {"reason": reason, "message": str(problem), "exit_code": code})
         logs.warn(str(problem))
     sys.stdout.flush()

@@ -141,6 +141,7 @@ EVENTS = (
     "worker_failed",
     "straggler",
     "coordinator",
+    "coordinator_found",
     "coordinator_away",
     "given_up",
     "progress",
@@ -275,6 +276,7 @@ _LAST_BYTES = 16_384
 _READ_BYTES = 262_144
 _MAX_FIELDS = 12
 _BIG = 1 << 53  # exact in every JSON reader
+_LAST_PORT = 65_535
 _LATEST_S = 253_402_300_799  # the last second that has four digits for its year
 
 
@@ -296,6 +298,7 @@ class Standing:
     workers: int | None = None  # started on this node
     incident: str | None = None  # the last one, in a sentence
     incident_id: str | None = None
+    coordinator: tuple[str, int] | None = None  # host and port, where this node reached it last
 
 
 class Tail:
@@ -340,7 +343,14 @@ def stand(told: Sequence[News]) -> Standing:
             latest.update({key: value for key, value in values.items() if type(value) is int and abs(value) < _BIG})
         elif name == "incident":
             latest.update({"incident": str(values.get("text")), "incident_id": values.get("id")})
+        elif name == "coordinator_found":
+            latest["coordinator"] = _place(values)
     return Standing(**{one.name: latest.get(one.name) for one in fields(Standing)})
+
+
+def _place(values: Mapping[str, Value]) -> tuple[str, int] | None:
+    host, port = values.get("host"), values.get("port")
+    return (host, port) if isinstance(host, str) and type(port) is int and 0 < port <= _LAST_PORT else None
 
 
 def _read(path: str, offset: int) -> bytes:

@@ -42,8 +42,7 @@ class View:
     ended: Count = 0  # how many have, so far
     asked_to_stop_by: Count | None = None
     job: Printable | None = None  # the job's name at its coordinator
-    coordinator: _Place | None = None  # host and port
-    seats: tuple[_Place, ...] = ()  # where else it may be, when node 0 is gone
+    coordinator: _Place | None = None  # host and port; elsewhere when node 0 is gone
     secret_file: Printable | None = None  # where the job's secret is, which the coordinator may ask for
     metrics_port: Count | None = None
     ledger: Ledger | None = None  # of the goodput; None: it trains nothing

@@ -20,7 +20,7 @@ from trainer_launch import __version__
 from trainer_launch.contracts.trainer_status import StatusEndpoint, endpoint_of
 from trainer_launch.host import logs as our_log
 from trainer_launch.host import process_tree
-from trainer_launch.model import Endpoint, Outcome, Plan, Verdict
+from trainer_launch.model import Outcome, Plan, Verdict
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.goodput import Kind
 from trainer_launch.model.goodput import ratio as goodput_ratio
@@ -347,7 +347,6 @@ def _value(value: float) -> str:
 
 
 STDOUT = "-"
-_MAX_SEATS = 8  # that are asked: the job goes on at the first that is left
 
 
 @contextlib.contextmanager
@@ -397,19 +396,7 @@ def first_view(request: Request, plan: Plan) -> node_view.View:
         job=job,
         secret_file=None if request.secret_file is None else os.path.abspath(request.secret_file),
         coordinator=None if place is None else (place.host, place.port),
-        seats=_seats(plan),
     )
-
-
-def _seats(plan: Plan) -> tuple[tuple[str, int], ...]:
-    """Where an elastic job's coordinator may be without node 0; this node's own name may not resolve."""
-    seats = None if plan.hosting is None else plan.hosting.seats
-    if plan.hosting is None or seats is None:
-        return ()
-    own = Endpoint("localhost", seats.home.port)
-    ranks = range(1, min(seats.count, _MAX_SEATS))
-    places = [own if rank == plan.hosting.seat else seats.endpoint(rank) for rank in ranks]
-    return tuple((place.host, place.port) for place in places)
 
 
 def _started(about: node_view.View, request: Request) -> dict[str, str | int | tuple[str, ...]]:

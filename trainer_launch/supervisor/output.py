@@ -82,15 +82,25 @@ class Output:
             OSError: there are too many open files, or a file of `to` cannot be opened.
         """
         to = to or {}
-        if label is not None or self._flood.lines_per_s:
-            both = (_STDOUT, _STDERR)
-            return {stream: self._open(process, label or "", (stream,), to.get(stream), member) for stream in both}
+        if label is None and self._flood.lines_per_s:
+            label = ""
+        carried, member = (self._carried(to), None) if label is None else ([(_STDOUT,), (_STDERR,)], member)
+        ends: dict[int, int] = {}
+        try:
+            for streams in carried:
+                ends |= dict.fromkeys(streams, self._open(process, label, streams, to.get(streams[-1]), member))
+        except OSError:
+            for fd in {*ends.values()}:
+                os.close(fd)
+            raise
+        return ends
+
+    def _carried(self, to: Mapping[int, Destination]) -> list[tuple[int, ...]]:
+        """The streams of an unlabelled process that pass through us; those of one pipe together."""
         if _same_file() and not to:
-            is_carried = self._watched or not os.isatty(_STDERR)
-            return dict.fromkeys((1, 2), self._open(process, None, (1, 2))) if is_carried else {}
+            return [(_STDOUT, _STDERR)] if self._watched or not os.isatty(_STDERR) else []
         streams = [stream for stream in (_STDOUT, _STDERR) if self._watched or stream == _STDERR or stream in to]
-        carried = [stream for stream in streams if self._watched or stream in to or not os.isatty(stream)]
-        return {stream: self._open(process, None, (stream,), to.get(stream)) for stream in carried}
+        return [(stream,) for stream in streams if self._watched or stream in to or not os.isatty(stream)]
 
     def _open(
         self,
@@ -101,8 +111,13 @@ class Output:
         member: int | None = None,
     ) -> int:
         to = to or PLAIN
-        copies = Copies(to) if to.file or to.copy else None
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        try:
+            copies = Copies(to) if to.file or to.copy else None
+        except OSError:
+            os.close(read_end)
+            os.close(write_end)
+            raise
         os.set_blocking(read_end, False)
         sink = self._sinks[streams[-1]]
         prefix = self._prefix(label or "") + to.prefix.encode()
@@ -357,7 +372,12 @@ class Copies:
         self._needles = tuple(needle.encode() for needle in to.needles)
         self._pending = b""  # the begin of a line whose end has not come
         self._all = _File(to.file) if to.file is not None else None
-        self._some = _File(to.copy) if to.copy is not None else None
+        try:
+            self._some = _File(to.copy) if to.copy is not None else None
+        except OSError:
+            if self._all is not None:
+                self._all.close()
+            raise
 
     def feed(self, data: bytes) -> None:
         """Take in new bytes."""

@@ -55,6 +55,10 @@ def test_seats_are_asked_only_where_the_job_may_do_without_node_0() -> None:
     assert participation.seats(Names(home=NAMES.home), NodeRange(1, 4), own_rank=2) == []
 
 
+def test_a_seat_is_asked_however_many_lower_nodes_are_lost() -> None:
+    assert len(participation.seats(NAMES, NodeRange(1, 100), own_rank=2)) == 98
+
+
 def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another_seat_is_at_work(
     standby: Endpoint,
 ) -> None:

@@ -276,7 +276,6 @@ def beside(report: str) -> str:
 # -- a running job -----------------------------------------------------------------------------
 
 
-_MAX_SEATS = 8  # that are asked: the job goes on at the first that is left
 _PAUSE_S = 1.0  # before each is asked
 _ANSWER_S = 1.0
 
@@ -315,6 +314,6 @@ class Lookout:
 
 def seats(names: Names, nodes: NodeRange, own_rank: int) -> list[Endpoint]:
     """Where the job may be at work without node 0; nowhere, where it needs all nodes."""
-    others = [rank for rank in range(1, min(nodes.max, _MAX_SEATS)) if rank != own_rank]
+    others = [rank for rank in range(1, nodes.max) if rank != own_rank]
     places = [names.place(rank) for rank in others] if nodes.min < nodes.max else []
     return [place for place in places if place is not None]
