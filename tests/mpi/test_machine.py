@@ -163,6 +163,39 @@ def test_a_rank_that_was_killed_ends_the_job_with_its_signal() -> None:
     assert (job.end.failure["signal"], job.end.failure["hostname"]) == (9, "a")
 
 
+def test_who_only_lost_another_rank_is_not_named_and_its_code_is_not_the_jobs() -> None:
+    """Open MPI 5 may tell the end of such a rank, and of nobody else."""
+    cut_off = Said(rank=2, exit_code=14, host="a", cut_off=True)
+    job = running(A, max_restarts=0)
+    job.ends(14, cut_off)
+    job.answered()
+    assert job.end.code == 138
+    assert job.end.failure is not None
+    assert job.end.failure["reason"] == "PeerLost"
+    assert "rank" not in job.end.failure
+    assert "mpirun does not say which" in str(job.end.failure["message"])
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "lines", "expected"),
+    [
+        (7, Said(rank=1, exit_code=7, cut_off=True), (), 7),
+        (14, Said(rank=1, exit_code=14), (), 14),
+        (137, Said(rank=1, signal=9, cut_off=True), (), 137),
+        (14, Said(rank=1, exit_code=14, cut_off=True), ("ValueError: no such shard",), 14),
+    ],
+)
+def test_who_has_failed_by_itself_is_named_also_if_others_lost_it(
+    code: int, said: Said, lines: tuple[str, ...], expected: int
+) -> None:
+    job = running(A, max_restarts=0)
+    job.ends(code, said, *lines)
+    job.answered()
+    assert job.end.code == expected
+    assert job.end.failure is not None
+    assert job.end.failure["rank"] == 1
+
+
 def test_failures_older_than_the_window_are_forgotten() -> None:
     job = running(A, max_restarts=1, window_s=100)
     for _ in range(5):

@@ -25,6 +25,14 @@ KILLED_5 = """
 prterun noticed that process rank 1 with PID 130 on node job-node-0-1 exited on
 signal 9 (Killed).
 """
+CUT_OFF_5 = """
+[job-node-0-2.job:00000] *** An error occurred in Socket closed
+[job-node-0-2.job:00000] *** reported by process [2580873217,2]
+[job-node-0-2.job:00000] *** on a NULL communicator
+[job-node-0-2.job:00000] *** Unknown error
+prterun has exited due to process rank 2 with PID 15 on node job-node-0-2.job calling
+"abort". This may have caused other processes in the application to be
+"""
 LOST_4 = """
 ORTE has lost communication with a remote daemon.
 
@@ -79,6 +87,7 @@ def said(text: str) -> Said:
         ("mpirun was unable to find the specified executable file, and therefore", Said(exit_code=127)),
         ("launch.c:73): execvp error on file nope (No such file or directory)", Said(exit_code=127)),
         ("nothing of note", Said()),
+        (CUT_OFF_5, Said(cut_off=True)),
     ],
 )
 def test_the_first_failed_rank_is_found(text: str, expected: Said) -> None:

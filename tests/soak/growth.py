@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
 
 WARM_UP = 0.5  # of a process's samples are left out: buffers fill, modules are loaded on first use
 HOUR_S = 3600.0
@@ -23,13 +25,15 @@ class Line:
 
 
 def fit(points: Points) -> Line | None:
-    """By least squares, without the warm-up; None where there are too few points to tell."""
+    """The median of the slopes between any two, without the warm-up; None where there are too few points to tell.
+
+    So one step in the second half, such as modules that the first hang loads, is no growth.
+    """
     kept = points[int(len(points) * WARM_UP) :]
     if len(kept) < MIN_SAMPLES or kept[-1][0] - kept[0][0] < MIN_S:
         return None
-    mean_t = sum(t for t, _ in kept) / len(kept)
-    mean_v = sum(v for _, v in kept) / len(kept)
-    spread = sum((t - mean_t) ** 2 for t, _ in kept)
-    slope = sum((t - mean_t) * (v - mean_v) for t, v in kept) / spread
-    first = mean_v + slope * (kept[0][0] - mean_t)
+    slope = median(
+        (after - before) / (end_s - begin_s) for (begin_s, before), (end_s, after) in combinations(kept, 2)
+    )
+    first = median(value - slope * (at_s - kept[0][0]) for at_s, value in kept)
     return Line(slope * HOUR_S, first, kept[-1][0] - kept[0][0], len(kept))

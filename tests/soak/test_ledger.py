@@ -168,6 +168,15 @@ def test_a_line_through_points_is_found_without_the_warm_up():
     assert fit(points[:10]) is None, "too few to tell"
 
 
+def test_what_is_loaded_once_is_no_growth_and_what_comes_again_is():
+    once = fit([(60.0 * n, 1000.0 + 2400.0 * (n >= 26)) for n in range(41)])
+    again = fit([(60.0 * n, 1000.0 + 2400.0 * (n // 6)) for n in range(41)])
+    assert once is not None
+    assert again is not None
+    assert once.per_hour == 0.0
+    assert again.per_hour == pytest.approx(24_000, rel=0.1)
+
+
 def process(role="launcher", **fields):
     return Process(**{"role": role, "pid": 7, "started_s": 1.0, "memory_kb": 1, "threads": 5, "fds": 20, **fields})
 

@@ -117,11 +117,11 @@ def hang_worker(node: int) -> Fault:
 
 def kill_store() -> Fault:
     """The store process of the present generation."""
-    return lambda job: _of_the_fork_server(job, 0)[-1].kill()
+    return lambda job: _of_the_fork_server(job, 0, is_store=True).kill()
 
 
 def kill_fork_server(node: int) -> Fault:
-    return lambda job: _of_the_fork_server(job, node)[0].kill()
+    return lambda job: _of_the_fork_server(job, node, is_store=False).kill()
 
 
 def torchrun_of(job: Job, node: int) -> psutil.Process | None:
@@ -184,11 +184,11 @@ def start_late(job: Job) -> None:
     job.start_next()
 
 
-def _of_the_fork_server(job: Job, node: int) -> list[psutil.Process]:
-    """The fork server and, where there is one, the store process that it has forked."""
+def _of_the_fork_server(job: Job, node: int, *, is_store: bool) -> psutil.Process:
+    """The fork server, which has one thread, or its fork that serves the store; either may be the older one."""
     below = job.pods[node].launcher().children()
     found = [process for process in below if "fork_server" in " ".join(process.cmdline())]
-    return sorted(found, key=lambda process: process.create_time())
+    return next(process for process in found if (process.num_threads() > 1) == is_store)
 
 
 def status_in(job: Job, node: int, tmpdir: Path) -> dict[str, Any]:

@@ -263,10 +263,13 @@ def _failed(state: st.State, last: st.Exited, at_s: float) -> Step:
 
 _SHOWN = 8  # hosts that one sentence names
 _TAG = re.compile(r"\s*(?:\[[^\]\s]{1,80}\](?:<std(?:err|out)>)?:? *)?")  # before a line, by mpirun or torch
+_CUT_OFF = 14  # MPI_ERR_UNKNOWN, with which Open MPI 5 ends a rank that lost another one
 
 
 def _how_it_ended(last: st.Exited) -> str:
     said = last.said
+    if _is_cut_off(last):
+        return "a rank lost another one, which had ended or was cut off before; mpirun does not say which"
     who = "mpirun" if said.rank is None else f"rank {said.rank}"
     where = f" on {said.host}" if said.host else ""
     if said.signal is not None:
@@ -291,6 +294,9 @@ def _located(last: st.Exited, hosts: Sequence[Member]) -> st.Exited:
 def failure_note(last: st.Exited, why_not_again: str | None) -> dict[str, object]:
     """What PID 1 is told."""
     said = last.said
+    if _is_cut_off(last):
+        told = {"reason": "PeerLost", "message": _how_it_ended(last), "exit_code": _code(last)}
+        return {**told, "lines": list(last.lines), "why_not_again": why_not_again}
     return {
         "rank": said.rank,
         "exit_code": _code(last),
@@ -307,11 +313,8 @@ def code_of(last: st.Exited) -> int:
 
 
 def _record_of(last: st.Exited, attempt: int) -> FailureRecord:
-    """This end for the retry policy; an error of the code counts before what it has done to other ranks."""
-    lines = [_TAG.sub("", line, count=1) for line in last.lines]
-    of_code = (line for line in reversed(lines) if is_of_code(error_name(line), line))
-    message = next(of_code, None) or headline(lines, only_named=True)
-    said = last.said
+    """This end for the retry policy."""
+    said, message = last.said, _error_of(last)
     return FailureRecord(
         attempt=attempt,
         rank=said.rank,
@@ -320,6 +323,13 @@ def _record_of(last: st.Exited, attempt: int) -> FailureRecord:
         error=error_name(message),
         message=message.strip(),
     )
+
+
+def _error_of(last: st.Exited) -> str:
+    """The last error of the ranks; one of the code counts before what it has done to other ranks. "": none."""
+    lines = [_TAG.sub("", line, count=1) for line in last.lines]
+    of_code = (line for line in reversed(lines) if is_of_code(error_name(line), line))
+    return next(of_code, None) or headline(lines, only_named=True)
 
 
 def _who_is_missing(
@@ -331,7 +341,16 @@ def _who_is_missing(
     return f"{what}{len(expected) - len(absent)} of {counted(len(expected), 'host')} ready; missing: {shown}"
 
 
+def _is_cut_off(last: st.Exited) -> bool:
+    """Whether the end that was told is not that of the rank that failed first: then nobody is named."""
+    said = last.said
+    code = last.code if said.exit_code is None else said.exit_code
+    return said.cut_off and said.signal is None and code == _CUT_OFF and not _error_of(last)
+
+
 def _code(last: st.Exited) -> int:
+    if _is_cut_off(last):
+        return exit_codes.INFRASTRUCTURE
     return last.code if last.said.exit_code is None else last.said.exit_code
 
 

@@ -30,6 +30,7 @@ class Said:
     lost: str | None = None  # a host that mpirun has lost, by its name
     unreached: str | None = None  # a host that ssh could not log in to, or "" when it was not named
     words: str = ""  # why a daemon could not be started
+    cut_off: bool = False  # a rank ended because its connection to another one did
 
 
 def heard(said: Said, line: str) -> Said:
@@ -95,6 +96,7 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (rf"^\s*Process name:\s*\[\S+,{_RANK}\]\s*$", _failed),
     (r"^\s*Exit code:\s*(?P<code>\d+)", _failed_so),
     (rf"MPI_ABORT was invoked on rank {_RANK} ", _failed),
+    (r"\*\*\* An error occurred in Socket closed", lambda said, _: replace(said, cut_off=True)),
     (rf"^\s*Remote daemon:? ?.*? on node ({_NAME})()", _lost),
     (r"(?:ORTE|PRTE|PRRTE) .*has (?:lost communication|unexpectedly failed)", _without_daemon),
     (r"daemon failed to report back", _without_daemon),
