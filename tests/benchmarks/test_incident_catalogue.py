@@ -20,7 +20,7 @@ from benchmarks.incidents import (
     pattern,
 )
 
-QUICK = ("never_entered", "other_operation", "other_size", "saves", "downloads")
+QUICK = ("never_entered", "other_operation", "saves")
 SENTENCE = "rank 1 (node 0) never entered barrier #6 of default_pg; rank 0 has waited in it for 2 s; rank 1 is in "
 SENTENCE += "incident_job.py:34 (read_batch)"
 REPORTED = f"""\

@@ -172,7 +172,10 @@ def test_who_shows_signs_of_life_is_no_suspect_without_prefix(tmp_path: Path, wh
     "what",
     [
         "[(print('beat', flush=True), time.sleep(0.5)) for _ in range(28)]",
-        "end_s = time.monotonic() + 14; [sum(range(10**5)) for _ in iter(lambda: time.monotonic() < end_s, False)]",
+        pytest.param(
+            "end_s = time.monotonic() + 14; [sum(range(10**5)) for _ in iter(lambda: time.monotonic() < end_s, 0)]",
+            marks=pytest.mark.long("tests/cli/test_incidents.py"),
+        ),
     ],
     ids=["prints", "computes"],
 )

@@ -198,7 +198,13 @@ def test_a_closed_or_full_stream_is_no_traceback(redirect: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["random.py", "json.py", "logging.py", "trainer_launch/__init__.py", "torch.py"])
-@pytest.mark.parametrize("words", [("run", "--nproc-per-node", "1"), ("local", "--nodes", "1")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--nproc-per-node", "1"),
+        pytest.param(("local", "--nodes", "1"), marks=pytest.mark.long("tests/cli/test_run.py")),
+    ],
+)
 def test_a_users_file_of_any_name_is_not_taken_for_ours_or_pythons(
     name: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:

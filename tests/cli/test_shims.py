@@ -387,7 +387,15 @@ def check_recovered(ended: subprocess.CompletedProcess[str]) -> None:
 
 @torch
 @pytest.mark.parametrize(
-    "command", ["bash start.sh", "./start.sh", "env A=1 sh ./start.sh", "timeout 60 ./start.sh"]
+    "command",
+    [
+        "bash start.sh",
+        "timeout 60 ./start.sh",
+        *(
+            pytest.param(one, marks=pytest.mark.long("tests/cli/test_shims.py"))
+            for one in ("./start.sh", "env A=1 sh ./start.sh")
+        ),
+    ],
 )
 def test_a_script_that_calls_torchrun_recovers_in_place_from_a_killed_worker(tmp_path: Path, command: str) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")

@@ -79,7 +79,10 @@ def test_who_leaves_only_when_it_is_asked_again_was_stopped_like_the_others(tmp_
     "options",
     [
         ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "forkserver", "--grace", "1"),
-        ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "exec", "--grace", "1"),
+        pytest.param(
+            ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "exec", "--grace", "1"),
+            marks=pytest.mark.long("tests/cli/test_signals.py"),
+        ),
         ("local", "--nodes", "2", "--nproc-per-node", "1"),
     ],
     ids=["forked", "ordinary", "of another node"],

@@ -98,6 +98,7 @@ def test_sigterm_to_one_rank_makes_all_save_the_same_step(long_run: subprocess.P
     assert f"resumed at step {stopped[1]} " in after, "one rank can go on from what two saved"
 
 
+@pytest.mark.long("tests/examples/test_train_charlm.py")
 def test_a_pod_that_is_asked_to_stop_does_not_make_the_others_wait_for_what_saved_and_ended(tmp_path: Path) -> None:
     """All ranks save and exit with 0 when one pod gets SIGTERM; torch used to wait 30 s for the others."""
     fault = ("--nodes", "2", "--fault", "term pod node=1 at=step:40")

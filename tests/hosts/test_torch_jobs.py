@@ -17,6 +17,7 @@ from tests.hosts.network import Host, hosts
 from tests.survival import jobs
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
+LONG = pytest.mark.long("tests/hosts/test_torch_jobs.py")
 
 REDUCE = """
 import os, torch, torch.distributed as dist
@@ -100,9 +101,9 @@ def need_torch() -> None:
     [
         (("job-node-0-0", "job-node-0-1"), trainer_v2, 4),
         (("job-master-0", "job-worker-0"), pytorchjob, 4),
-        (("job-master-0", "job-worker-0"), old_pytorchjob, 2),
-        (("job-worker-0", "job-worker-1"), workers_only, 4),
-        (("job-worker-0", "job-worker-1"), elastic, 4),
+        pytest.param(("job-master-0", "job-worker-0"), old_pytorchjob, 2, marks=LONG),
+        pytest.param(("job-worker-0", "job-worker-1"), workers_only, 4, marks=LONG),
+        pytest.param(("job-worker-0", "job-worker-1"), elastic, 4, marks=LONG),
     ],
     ids=["trainer-v2", "pytorchjob", "pytorchjob-1.3", "pytorchjob-workers-only", "pytorchjob-elastic"],
 )

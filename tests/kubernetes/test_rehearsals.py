@@ -41,7 +41,7 @@ LEAST = {"pytorchjob-elastic": 2, "tfjob": 1}
 
 
 # One of each engine is quick enough; imports of torch take their time.
-QUICK = ("trainjob-plain", "trainjob-mpi", "tfjob", "trainjob-torch")
+QUICK = ("trainjob-plain", "trainjob-mpi", "trainjob-torch")
 
 
 def _is_torchs(path: Path) -> bool:

@@ -25,7 +25,7 @@ ErrorHandler().dump_error_file(sys.argv[1], int(sys.argv[2]))
 
 @pytest.mark.torch
 @pytest.mark.parametrize("error", [ERROR, {"message": "text", "timestamp": 1}, {"other": 1}], ids=str)
-@pytest.mark.parametrize("code", [1, -9])
+@pytest.mark.parametrize("code", [1, pytest.param(-9, marks=pytest.mark.long("tests/pytorch/test_error_file.py"))])
 def test_it_has_what_torchruns_has(tmp_path: Path, error: dict[str, object], code: int) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     theirs, ours, workers = tmp_path / "theirs.json", tmp_path / "ours.json", tmp_path / "worker.json"

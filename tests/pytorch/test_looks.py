@@ -58,7 +58,12 @@ def flat(value: object, name: str = "") -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "words", [(str(PROBE), "a", "b c"), ("-m", "tests.pytorch.probe", "a")], ids=["script", "module"]
+    "words",
+    [
+        (str(PROBE), "a", "b c"),
+        pytest.param(("-m", "tests.pytorch.probe", "a"), marks=pytest.mark.long("tests/pytorch/test_looks.py")),
+    ],
+    ids=["script", "module"],
 )
 def test_a_forked_worker_sees_what_a_fresh_one_sees(tmp_path: Path, words: tuple[str, ...]) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")

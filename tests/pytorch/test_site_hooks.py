@@ -75,6 +75,7 @@ def environment_of_its_own(folder: Path) -> str:
     return str(folder / "bin/python")
 
 
+@pytest.mark.long("tests/pytorch/test_site_hooks.py")
 def test_usercustomize_and_pth_files_run_in_each_worker_as_in_a_new_interpreter(tmp_path: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     (tmp_path / "train.py").write_text(TELLS)
@@ -98,6 +99,7 @@ def without_pid(text: str) -> str:
     return text.replace(f" {pid}", " PID")
 
 
+@pytest.mark.long("tests/pytorch/test_site_hooks.py")
 def test_coverage_counts_the_lines_of_each_worker(tmp_path: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     require(importlib.util.find_spec("coverage") is not None, "coverage is not installed")

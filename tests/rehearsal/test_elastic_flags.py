@@ -59,7 +59,12 @@ def sizes(tmp_path: Path, nodes: str, enough: int, fault: str, watched: int) -> 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("fault", "enough", "want"),
-    [("kill pod back=never at=step:5", 1, ["2", "1"]), ("add node at=step:5", 2, ["1", "2"])],
+    [
+        ("kill pod back=never at=step:5", 1, ["2", "1"]),
+        pytest.param(
+            "add node at=step:5", 2, ["1", "2"], marks=pytest.mark.long("tests/rehearsal/test_elastic_flags.py")
+        ),
+    ],
 )
 def test_a_pod_that_is_lost_for_good_and_one_that_joins_late_change_the_jobs_size(
     tmp_path: Path, fault: str, enough: int, want: list[str]

@@ -99,6 +99,7 @@ def test_a_python_that_is_not_here_is_named_and_left_out(tmp_path: Path) -> None
 
 @pytest.mark.process
 @pytest.mark.timeout(450)
+@pytest.mark.long("tests/release/test_versions.py")
 def test_one_that_pyenv_has_is_found_behind_its_shim_and_pips_reason_is_told(tmp_path: Path) -> None:
     shims, prefix = tmp_path / "the shims", tmp_path / "versions"
     shims.mkdir()

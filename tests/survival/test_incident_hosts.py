@@ -159,7 +159,11 @@ def test_a_host_without_network_is_lost_and_no_rank_is_named(tmp_path: Path) -> 
     assert [one["sentence"] for one in found if "did not enter" in one["sentence"]] == []
 
 
-@pytest.mark.parametrize(("data", "pause_s"), [(True, 2.0), (False, 1.0)], ids=["between ranks", "of all"])
+@pytest.mark.parametrize(
+    ("data", "pause_s"),
+    [(True, 2.0), pytest.param(False, 1.0, marks=pytest.mark.long("tests/survival/test_incident_hosts.py"))],
+    ids=["between ranks", "of all"],
+)
 def test_a_network_that_pauses_for_a_moment_accuses_and_ends_nobody(
     data: bool, pause_s: float, tmp_path: Path
 ) -> None:

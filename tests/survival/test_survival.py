@@ -78,7 +78,9 @@ def standing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     made.end()
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [name if "asked" not in name else pytest.param(name, marks=LONG) for name in FAULTS]
+)
 def test_a_fault_costs_seconds_and_no_other_pod(standing: Standing, name: str) -> None:
     if "new-address" in name:
         need_hosts()
@@ -177,6 +179,7 @@ def test_a_pod_that_is_late_joins_an_elastic_job_of_torchrun(tmp_path: Path) -> 
         assert [pod.starts for pod in running.pods] == [1, 1, 1]
 
 
+@LONG
 def test_a_pod_that_is_late_joins_an_elastic_job_which_trains_on_while_it_imports(tmp_path: Path) -> None:
     goes = tmp_path / "may-go-on"
     wait = f"while 'IS_SLOW' in os.environ and not os.path.exists({str(goes)!r}):\n    time.sleep(0.05)\n"

@@ -92,12 +92,20 @@ def test_a_killed_torchrun_leaves_no_worker_and_is_started_again(tmp_path: Path)
         assert run.end()[0] == 143
 
 
+OTHER_ENDS = (
+    ("sys.exit(9)", 9, "rank 1 ended with exit code 9"),
+    ("os.kill(os.getpid(), 11)", 139, "rank 1 ended with signal SIGSEGV"),
+)
+
+
 @pytest.mark.parametrize(
     ("end", "code", "said"),
     [
-        ("sys.exit(9)", 9, "rank 1 ended with exit code 9"),
-        ("os.kill(os.getpid(), 11)", 139, "rank 1 ended with signal SIGSEGV"),
         ("raise ValueError('no luck')", 1, "rank 1 ended with exit code 1: ValueError: no luck"),
+        *(
+            pytest.param(*one, marks=pytest.mark.long("tests/pytorch/torchrun/test_supervised.py"))
+            for one in OTHER_ENDS
+        ),
     ],
 )
 def test_the_first_failed_workers_code_is_the_pods(
@@ -110,6 +118,7 @@ def test_the_first_failed_workers_code_is_the_pods(
     assert said in last_words.read_text()
 
 
+@pytest.mark.long("tests/pytorch/torchrun/test_supervised.py")
 def test_with_a_rendezvous_of_torchs_own_the_code_is_in_the_error_file_of_record(
     tmp_path: Path, last_words: Path
 ) -> None:
