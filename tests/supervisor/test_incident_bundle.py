@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -425,6 +427,13 @@ def test_nothing_is_told_of_a_gpu_that_cannot_be_asked(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", library)
     assert incident_facts.gpu("0") == ""
+
+
+@pytest.mark.skipif(ctypes.util.find_library("nvidia-ml") is not None, reason="NVIDIA's driver is here")
+def test_where_no_driver_is_nobody_waits_for_its_bindings() -> None:
+    look = "import sys; from trainer_launch.host import incident_facts as facts; facts.gpus(), facts.gpu('0')"
+    done = subprocess.run((sys.executable, "-c", f"{look}; sys.exit('pynvml' in sys.modules)"), timeout=60)
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize(

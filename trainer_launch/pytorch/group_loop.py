@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import signal
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer_launch.host import runtime_directory
+from trainer_launch.host import incident_facts, runtime_directory
 from trainer_launch.host.deadline_subprocess import begin_thread
 from trainer_launch.host.machine import machine_name
 from trainer_launch.membership import protocol as say
@@ -455,9 +454,8 @@ class Watch:
 
 def holders(env: Mapping[str, str]) -> list[str]:
     """One sentence for each process that holds memory on a GPU that we see; none when nothing can be told."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
+    nvml = incident_facts.nvml()
+    if nvml is None:
         return []
     try:
         nvml.nvmlInit()
