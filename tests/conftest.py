@@ -6,6 +6,7 @@ import collections
 import os
 import signal
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import hypothesis
@@ -23,6 +24,11 @@ hypothesis.settings.load_profile("trainer-launch")
 
 
 _PROCESSES, _LONG = 1, 2
+
+
+def quick_first(values: Iterable[object], count: int, long: pytest.MarkDecorator) -> list[object]:
+    """Parameters of one value each; all but the first `count` are left to `make test-long`."""
+    return [value if n < count else pytest.param(value, marks=long) for n, value in enumerate(values)]
 
 
 def require(condition: object, reason: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.launching import launch
-from tests.conftest import require
+from tests.conftest import quick_first, require
 from tests.pytorch.forks import Forks, fresh
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -242,12 +242,6 @@ print(torch.__version__)
 }
 
 
-def quick_first(programs: Mapping[str, str], count: int) -> list[object]:
-    """The names; all but the first `count` are left to `make test-long`."""
-    names = list(programs)
-    return [*names[:count], *(pytest.param(name, marks=LONG) for name in names[count:])]
-
-
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
@@ -260,7 +254,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     made.close()
 
 
-@pytest.mark.parametrize("name", quick_first(PROGRAMS, 6))
+@pytest.mark.parametrize("name", quick_first(PROGRAMS, 6, LONG))
 def test_a_forked_program_sees_what_a_fresh_one_sees(forks: Forks, tmp_path: Path, name: str) -> None:
     script = tmp_path / "train.py"
     apart = EARLY if importlib.metadata.version("torch").startswith("2.4.") else set()
@@ -281,7 +275,7 @@ def test_threads_may_import_at_the_same_time(forks: Forks, tmp_path: Path) -> No
     assert ended.out.startswith("ok"), ended.out
 
 
-@pytest.mark.parametrize("name", quick_first(REPLACED, 2))
+@pytest.mark.parametrize("name", quick_first(REPLACED, 2, LONG))
 def test_a_program_for_which_a_fork_is_not_right_is_started_again_with_exec(tmp_path: Path, name: str) -> None:
     """By itself, in the same process; the fork server forks no other worker of it."""
     script = tmp_path / "train.py"
@@ -336,7 +330,7 @@ def test_a_handler_whose_stream_cannot_be_set_is_left_as_it_is(tmp_path: Path) -
     assert done.stderr.count("heard") == 1
 
 
-@pytest.mark.parametrize("module", [None, pytest.param("train", marks=LONG)])
+@pytest.mark.parametrize("module", quick_first([None, "train"], 1, LONG))
 def test_a_variable_that_the_source_sets_keeps_the_fork_server_from_serving(
     tmp_path: Path, module: str | None
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import require
+from tests.conftest import quick_first, require
 from tests.rehearsal import scenes
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.report import html_page, reporting
@@ -76,13 +76,7 @@ def test_a_page_that_cannot_be_written_any_more_changes_no_exit_code(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "name",
-    [
-        *SCENES[:2],
-        *(pytest.param(name, marks=pytest.mark.long("tests/rehearsal/test_report.py")) for name in SCENES[2:]),
-    ],
-)
+@pytest.mark.parametrize("name", quick_first(SCENES, 2, pytest.mark.long("tests/rehearsal/test_report.py")))
 def test_a_picture_is_as_wide_as_a_screen_and_as_high_as_it_has_to_be(tmp_path: Path, name: str) -> None:
     require(html_page.browser(), "needs chromium")
     place = tmp_path / "out.png"

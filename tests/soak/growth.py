@@ -27,7 +27,7 @@ class Line:
 def fit(points: Points) -> Line | None:
     """The median of the slopes between any two, without the warm-up; None where there are too few points to tell.
 
-    So one step in the second half, such as modules that the first hang loads, is no growth.
+    One step, such as modules that the first hang loads, counts for little unless it comes in the middle of them.
     """
     kept = points[int(len(points) * WARM_UP) :]
     if len(kept) < MIN_SAMPLES or kept[-1][0] - kept[0][0] < MIN_S:

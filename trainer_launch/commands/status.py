@@ -144,5 +144,5 @@ def _questions(view: node_view.View) -> Iterator[tuple[str, tuple[str, int], str
     """Job, place, file of the secret, and the generation that who is asked has to know: a standby knows none."""
     if view.job is not None and view.coordinator is not None:
         standing = event_log.standing(view.run_dir)
-        for place in dict.fromkeys((standing.coordinator or view.coordinator, view.coordinator)):
+        for place in (standing.coordinator or view.coordinator, view.coordinator):
             yield view.job, place, view.secret_file, standing.generation or 0

@@ -104,7 +104,7 @@ def _messages(fd: int) -> Iterator[str]:
                     yield f"{at:%Y-%m-%d %H:%M:%S} {text}"
 
 
-def nvml() -> Any | None:
+def load_nvml() -> Any | None:
     """NVIDIA's bindings, None without them or the driver: they take 2 MB and 30 ms while the job waits to go on."""
     if "pynvml" not in sys.modules:
         import ctypes
@@ -128,25 +128,25 @@ def gpus(devices: str = "/dev/nvidia[0-9]*") -> str:
         OSError: there are GPUs, but NVML is missing or does not answer.
     """
     are_there = bool(glob.glob(devices))
-    library = nvml()
-    if library is None:
+    nvml = load_nvml()
+    if nvml is None:
         if are_there:
             raise OSError("nvidia-ml-py is not installed, or libnvidia-ml.so.1 is not there")
         return ""
     try:
-        library.nvmlInit()
-    except library.NVMLError as problem:
+        nvml.nvmlInit()
+    except nvml.NVMLError as problem:
         if are_there:
             raise OSError(f"NVML: {problem}") from None
         return ""
     lines = []
     try:
-        for index in range(library.nvmlDeviceGetCount()):
-            lines += [f"== GPU {index}\n", *_of_gpu(library, library.nvmlDeviceGetHandleByIndex(index))]
-    except library.NVMLError as problem:  # such as a GPU that has fallen off the bus
+        for index in range(nvml.nvmlDeviceGetCount()):
+            lines += [f"== GPU {index}\n", *_of_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index))]
+    except nvml.NVMLError as problem:  # such as a GPU that has fallen off the bus
         lines.append(f"NVML: {problem}\n")
-    with contextlib.suppress(library.NVMLError):
-        library.nvmlShutdown()
+    with contextlib.suppress(nvml.NVMLError):
+        nvml.nvmlShutdown()
     return "".join(lines)
 
 
@@ -161,24 +161,24 @@ _THROTTLES = {  # NVML's bits that slow a GPU down; idle and the user's own cloc
 
 def gpu(name: str) -> str:
     """One GPU's clock, throttling and temperature in a phrase; `name` is its index or its UUID."""
-    library = nvml()
-    if library is None:
+    nvml = load_nvml()
+    if nvml is None:
         return ""
     try:
-        library.nvmlInit()
-        by_index = name.isdecimal()
-        find = library.nvmlDeviceGetHandleByIndex if by_index else library.nvmlDeviceGetHandleByUUID
-        device = find(int(name) if by_index else name)
-        clock, most = library.nvmlDeviceGetClockInfo(device, 1), library.nvmlDeviceGetMaxClockInfo(device, 1)
-        bits = library.nvmlDeviceGetCurrentClocksThrottleReasons(device)
+        nvml.nvmlInit()
+        device = (
+            nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name)
+        )
+        clock, most = nvml.nvmlDeviceGetClockInfo(device, 1), nvml.nvmlDeviceGetMaxClockInfo(device, 1)
+        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
         reasons = [word for bit, word in _THROTTLES.items() if bits & bit]
         throttled = f"throttled ({', '.join(reasons)})" if reasons else "not throttled"
-        return f"GPU {name}: {clock} of {most} MHz, {throttled}, {library.nvmlDeviceGetTemperature(device, 0)} °C"
-    except (library.NVMLError, AttributeError):  # also an older library
+        return f"GPU {name}: {clock} of {most} MHz, {throttled}, {nvml.nvmlDeviceGetTemperature(device, 0)} °C"
+    except (nvml.NVMLError, AttributeError):  # also an older library
         return ""
     finally:
-        with contextlib.suppress(library.NVMLError):
-            library.nvmlShutdown()
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
 
 
 def _of_gpu(nvml: Any, device: Any) -> Iterator[str]:

@@ -27,6 +27,7 @@ from trainer_launch.model import FailureRecord, Member, exit_codes
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted, listed
 from trainer_launch.mpi import job_state as st
+from trainer_launch.mpi.mpirun_messages import Said
 from trainer_launch.planning.mpi_launch_spec import JobSettings
 from trainer_launch.supervisor.error_lines import error_name, headline
 
@@ -238,7 +239,7 @@ def _count_early(state: st.State, at_s: float, why: str) -> st.State:
 
 def _failed(state: st.State, last: st.Exited, at_s: float) -> Step:
     """Ranks failed by themselves: this costs the budget, unless a restart will not help."""
-    settings = state.settings
+    settings, last = state.settings, _without_who_was_cut_off(last)
     is_early = at_s - state.started_s < timeouts.START_S
     record = _record_of(last, state.starts)
     why = retry_policy.why_not_again(record, state.before if is_early else None)
@@ -268,13 +269,23 @@ _CUT_OFF = 14  # MPI_ERR_UNKNOWN, with which Open MPI 5 ends a rank that lost an
 
 def _how_it_ended(last: st.Exited) -> str:
     said = last.said
-    if _is_cut_off(last):
+    if said.cut_off:
         return "a rank lost another one, which had ended or was cut off before; mpirun does not say which"
     who = "mpirun" if said.rank is None else f"rank {said.rank}"
     where = f" on {said.host}" if said.host else ""
     if said.signal is not None:
         return f"{who} was ended by {signal_name(said.signal)}{where}"
     return f"{who} ended with exit code {_code(last)}{where}"
+
+
+def _without_who_was_cut_off(last: st.Exited) -> st.Exited:
+    """Nobody is named where only the end of a rank was told that had lost the failed one."""
+    said = last.said
+    if not said.cut_off:
+        return last
+    if said.signal is not None or _code(last) != _CUT_OFF or _error_of(last):
+        return replace(last, said=replace(said, cut_off=False))  # who failed by itself is known
+    return replace(last, said=Said(exit_code=exit_codes.INFRASTRUCTURE, cut_off=True))
 
 
 def _located(last: st.Exited, hosts: Sequence[Member]) -> st.Exited:
@@ -294,7 +305,7 @@ def _located(last: st.Exited, hosts: Sequence[Member]) -> st.Exited:
 def failure_note(last: st.Exited, why_not_again: str | None) -> dict[str, object]:
     """What PID 1 is told."""
     said = last.said
-    if _is_cut_off(last):
+    if said.cut_off:
         told = {"reason": "PeerLost", "message": _how_it_ended(last), "exit_code": _code(last)}
         return {**told, "lines": list(last.lines), "why_not_again": why_not_again}
     return {
@@ -341,16 +352,7 @@ def _who_is_missing(
     return f"{what}{len(expected) - len(absent)} of {counted(len(expected), 'host')} ready; missing: {shown}"
 
 
-def _is_cut_off(last: st.Exited) -> bool:
-    """Whether the end that was told is not that of the rank that failed first: then nobody is named."""
-    said = last.said
-    code = last.code if said.exit_code is None else said.exit_code
-    return said.cut_off and said.signal is None and code == _CUT_OFF and not _error_of(last)
-
-
 def _code(last: st.Exited) -> int:
-    if _is_cut_off(last):
-        return exit_codes.INFRASTRUCTURE
     return last.code if last.said.exit_code is None else last.said.exit_code
 
 

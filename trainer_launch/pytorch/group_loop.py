@@ -454,7 +454,7 @@ class Watch:
 
 def holders(env: Mapping[str, str]) -> list[str]:
     """One sentence for each process that holds memory on a GPU that we see; none when nothing can be told."""
-    nvml = incident_facts.nvml()
+    nvml = incident_facts.load_nvml()
     if nvml is None:
         return []
     try:

@@ -84,7 +84,9 @@ class Output:
         to = to or {}
         if label is None and self._flood.lines_per_s:
             label = ""
-        carried, member = (self._carried(to), None) if label is None else ([(_STDOUT,), (_STDERR,)], member)
+        carried: list[tuple[int, ...]] = [(_STDOUT,), (_STDERR,)]
+        if label is None:
+            carried, member = self._carried(to), None  # lines without a label are not folded
         ends: dict[int, int] = {}
         try:
             for streams in carried:

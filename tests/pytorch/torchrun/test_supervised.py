@@ -15,6 +15,7 @@ from tests.conftest import require
 from trainer_launch.planning import programs
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
+LONG = pytest.mark.long("tests/pytorch/torchrun/test_supervised.py")
 RUN = ("run", "--engine", "torchrun", "--nproc-per-node", "2")
 SAVE = r"""
 import os, signal, sys, time
@@ -92,20 +93,12 @@ def test_a_killed_torchrun_leaves_no_worker_and_is_started_again(tmp_path: Path)
         assert run.end()[0] == 143
 
 
-OTHER_ENDS = (
-    ("sys.exit(9)", 9, "rank 1 ended with exit code 9"),
-    ("os.kill(os.getpid(), 11)", 139, "rank 1 ended with signal SIGSEGV"),
-)
-
-
 @pytest.mark.parametrize(
     ("end", "code", "said"),
     [
         ("raise ValueError('no luck')", 1, "rank 1 ended with exit code 1: ValueError: no luck"),
-        *(
-            pytest.param(*one, marks=pytest.mark.long("tests/pytorch/torchrun/test_supervised.py"))
-            for one in OTHER_ENDS
-        ),
+        pytest.param("sys.exit(9)", 9, "rank 1 ended with exit code 9", marks=LONG),
+        pytest.param("os.kill(os.getpid(), 11)", 139, "rank 1 ended with signal SIGSEGV", marks=LONG),
     ],
 )
 def test_the_first_failed_workers_code_is_the_pods(
@@ -118,7 +111,7 @@ def test_the_first_failed_workers_code_is_the_pods(
     assert said in last_words.read_text()
 
 
-@pytest.mark.long("tests/pytorch/torchrun/test_supervised.py")
+@LONG
 def test_with_a_rendezvous_of_torchs_own_the_code_is_in_the_error_file_of_record(
     tmp_path: Path, last_words: Path
 ) -> None:
