@@ -52,7 +52,7 @@ def test_the_deepspeed_command_runs_as_any_program_once_on_each_node(tmp_path: P
         code, output = job.ended()
     assert code == 0, output
     assert {f"rank {rank} of 2" for rank in (0, 1)} <= set(re.findall(r"rank \d of \d", output))
-    assert [lives(output, pod) for pod in PODS] == [(1, 0), (1, 0)]
+    assert [lives(output, pod) for pod in PODS] == [(1, 0), (1, 0)], output
     assert "step 100/100" in output
 
 

@@ -53,6 +53,18 @@ def test_the_master_port_is_the_same_in_all_pods_and_variables() -> None:
         assert env["RANK"] == str(made.index(pod)), "other numbers stay"
 
 
+@pytest.mark.parametrize(("seed", "port"), [("7", "40000"), ("23456", "23456")])
+def test_an_argument_has_the_port_that_the_variable_in_it_has_unless_another_is_the_same_number(
+    seed: str, port: str
+) -> None:
+    typed = f"[--at=$(MASTER_ADDR):$(MASTER_PORT), $(MASTER_PORT), '{seed}', --rank=$(RANK), $$(RANK)]"
+    specs = f"{{Master: {replica('pytorch', f'args: {typed}')}, Worker: {replica('pytorch', f'args: {typed}')}}}"
+    local, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {specs}}}"))
+    for rank, pod in enumerate(made):
+        words = here(pod.main, local).args
+        assert words == ("--at=127.0.0.2:40000", port, seed, f"--rank={rank}", "$(RANK)")
+
+
 def test_an_elastic_endpoint_is_mapped_with_its_port() -> None:
     local, made = grounded(
         pytorch(f"{{elasticPolicy: {{}}, pytorchReplicaSpecs: {{Worker: {replica('pytorch')}}}}}")

@@ -25,6 +25,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Template,
     Workload,
     env_items,
+    expanded,
     key_files,
     open_mpi,
 )
@@ -370,12 +371,14 @@ def endpoints(local: LocalNetwork, pods: Iterable[Pod]) -> set[Endpoint]:
                     owner = _owner(local, match)
                     if owner is not None and match[3] and int(match[3]) >= _FIRST_PORT:
                         found.add((owner, int(match[3])))
-            for name, owner in local.variables.items():
-                value = container.env.get(name, "")
-                port = parse_number(value, 1, 65535)
-                if port is not None:
-                    found.add((owner, port))
+            found.update(_told_ports(container, local).values())
     return found
+
+
+def _told_ports(container: Container, local: LocalNetwork) -> dict[str, Endpoint]:
+    """Whose port each variable of the container tells."""
+    told = {name: parse_number(container.env.get(name, ""), 1, 65535) for name in local.variables}
+    return {name: (local.variables[name], port) for name, port in told.items() if port is not None}
 
 
 def localised(container: Container, local: LocalNetwork, folder_of: Callable[[str], str | None]) -> Container:
@@ -389,19 +392,20 @@ def localised(container: Container, local: LocalNetwork, folder_of: Callable[[st
     def text(value: str) -> str:
         return _paths(_hosts(value, local), places)
 
-    env = {name: text(value) for name, value in container.env.items()}
+    ports = {name: str(local.ports.get(at, at[1])) for name, at in _told_ports(container, local).items()}
+
+    def word(value: str) -> str:
+        typed = container.typed.get(value)  # $(MASTER_PORT) is here what that variable is here
+        return text(value if typed is None else expanded(typed, {**container.env, **ports}))
+
+    env = {name: text(value) for name, value in container.env.items()} | ports
     if JOB_SECRET in container.files:  # where the launcher would look by itself
         env.setdefault("TRAINER_LAUNCH_SECRET_FILE", _path(JOB_SECRET, places))
-    for name, owner in local.variables.items():
-        value = container.env.get(name, "")
-        port = parse_number(value, 1, 65535)
-        if port is not None:
-            env[name] = str(local.ports.get((owner, port), value))
     return replace(
         container,
         env=env,
-        command=tuple(map(text, container.command)),
-        args=tuple(map(text, container.args)),
+        command=tuple(map(word, container.command)),
+        args=tuple(map(word, container.args)),
         workdir=None if container.workdir is None else _path(container.workdir, places),
         files={
             _path(path, places): replace(

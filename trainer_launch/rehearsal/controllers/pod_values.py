@@ -92,6 +92,7 @@ class Container:
     name: str
     command: tuple[str, ...] = ()  # in place of the image's ENTRYPOINT
     args: tuple[str, ...] = ()
+    typed: Mapping[str, str] = field(default_factory=dict)  # a word of both that had $(NAME) in it -> with it
     items: tuple[EnvItem, ...] = ()  # in order; of one name the last counts
     sources: tuple[EnvItem, ...] = ()  # of envFrom; `items` are stronger, and never replace one in its place
     env: Mapping[str, str] = field(default_factory=dict)  # all variables, resolved
@@ -327,6 +328,7 @@ def _resolved(container: Container, fields: Mapping[str, str]) -> Container:
         env=env,
         command=tuple(told[word] for word in container.command),
         args=tuple(told[word] for word in container.args),
+        typed={text: word for word, text in told.items() if text not in told},
         mounts=tuple(
             replace(one, part=expanded(one.part, env), expands=False) if one.expands else one
             for one in container.mounts
