@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import trainer_launch
 from benchmarks.measuring import wait_for
 from tests.cli.launching import clean_env
 from trainer_launch.host import network
@@ -227,10 +228,10 @@ def _answers(port: int) -> bool:
 
 
 def version_here(package: str) -> str:
-    """Of a package of this Python; the commit behind our own."""
-    version = importlib.metadata.version(package)
+    """Of a package of this Python; the commit behind our own, whose metadata is of its installation."""
     if package != "trainer-launch":
-        return version
+        return importlib.metadata.version(package)
+    version = trainer_launch.__version__
     commit, changed = (
         _git(*words, "--", "trainer_launch") for words in (("log", "-1", "--format=%h"), ("status", "-s"))
     )

@@ -35,6 +35,7 @@ for step in range(first, steps):
         os.rename(path + ".new", path)
         print("step %s of %s ranks\\n" % (step, total), end="", flush=True)
     if fault == "always" and world.rank == 1 or fault == "once" and world.rank == 1 and step == 4 and first == 0:
+        time.sleep(0.5)  # when a rank fails, mpirun may drop the line that another has just written
         os._exit(7)
     time.sleep(0.05)
 """
