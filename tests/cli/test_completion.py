@@ -88,6 +88,7 @@ def test_tab_completes_what_was_begun(shell: str, folder: Path) -> None:
         terminal.close()
 
 
+@pytest.mark.long("tests/cli/test_completion.py")
 def test_fish_offers_the_same(folder: Path) -> None:
     fish = shutil.which("fish")
     require(fish, "needs fish")

@@ -433,6 +433,7 @@ def test_options_after_run_hold_in_a_script_unless_a_launcher_in_it_has_its_own(
 
 
 @torch
+@pytest.mark.long("tests/cli/test_shims.py")
 def test_nodes_after_run_meet_in_a_script(tmp_path: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     program(tmp_path, "start.sh", f"torchrun --nproc-per-node 1 {script(tmp_path, TOLD)}")

@@ -424,6 +424,7 @@ print(json.dumps({n: v for n, v in os.environ.items() if n.startswith("PET_") or
         }
 
 
+@pytest.mark.long("tests/cli/test_torch.py")
 def test_local_ends_with_the_first_failing_pods_code_and_shows_its_termination_message(tmp_path: Path) -> None:
     train = script(tmp_path, f"{RANK}if rank == 1:\n    sys.exit(33)\n{WAIT}")
     ended = launch("local", "--nodes", "2", "--nproc-per-node", "1", "--", train)
@@ -433,6 +434,7 @@ def test_local_ends_with_the_first_failing_pods_code_and_shows_its_termination_m
     assert "exit=33" in row
 
 
+@pytest.mark.long("tests/cli/test_torch.py")
 def test_ctrl_c_ends_a_rehearsal_with_all_its_pods_and_workers(tmp_path: Path) -> None:
     train = script(tmp_path, f"{RANK}print('worker', os.getpid(), flush=True)\n{WAIT}")
     with start("local", "--nodes", "2", "--nproc-per-node", "2", "--grace", "8", "--", train) as launcher:

@@ -168,6 +168,7 @@ def test_one_node_asked_to_stop_leaves_at_once_though_the_others_go_on(tmp_path:
         ended(zero, DEADLINE_S)
 
 
+@pytest.mark.long("tests/hosts/test_torch_jobs.py")
 def test_a_node_that_is_early_waits_for_node_0s_name_and_then_joins(tmp_path: Path) -> None:
     train = script(tmp_path, REDUCE)
     with hosts("job-node-0-0", "job-node-0-1") as (zero, one):

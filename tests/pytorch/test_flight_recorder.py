@@ -111,6 +111,7 @@ def test_blocked_workers_answer_and_torchs_own_reader_takes_their_dumps(tmp_path
 
 
 @pytest.mark.torch
+@pytest.mark.long("tests/pytorch/test_flight_recorder.py")
 def test_where_a_rank_is_meanwhile_is_looked_at_while_other_questions_are_answered(tmp_path: Path) -> None:
     recorders = Recorders()
     with ranks_of(recorders, tmp_path / "store"):

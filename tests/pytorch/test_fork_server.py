@@ -127,6 +127,7 @@ def test_workers_are_children_of_the_launcher(make: Make, tmp_path: Path) -> Non
     assert not psutil.Process(forks.server).children(), "no process between is left"
 
 
+@pytest.mark.long("tests/pytorch/test_fork_server.py")
 def test_the_server_forks_again_and_again(make: Make, tmp_path: Path) -> None:
     forks = make()
     path = script(tmp_path, "import os\nos._exit(7)")
@@ -415,6 +416,7 @@ def test_most_of_the_servers_memory_lies_in_huge_pages_where_glibc_and_the_kerne
     assert sizes["AnonHugePages"] > sizes["Anonymous"] / 3
 
 
+@pytest.mark.long("tests/pytorch/test_fork_server.py")
 def test_once_workers_run_the_server_lets_go_of_the_libraries_that_it_has_read(make: Make, tmp_path: Path) -> None:
     forks = make()
 

@@ -84,6 +84,7 @@ def test_whatever_happened_there_is_a_page(history: History) -> None:
     assert "nan" not in text
 
 
+@pytest.mark.long("tests/rehearsal/test_page.py")
 def test_a_long_job_makes_no_large_page() -> None:
     tale = Tale("a", "b").start(0.0)
     for number in range(400):

@@ -232,6 +232,7 @@ def test_a_node_that_is_done_starts_again_when_another_still_needs_it(
         assert "".join(running.pods[0].lines).count("rank 0 leaves") == 2
 
 
+@pytest.mark.long("tests/survival/test_survival.py")
 def test_the_budget_is_the_jobs_and_the_pod_at_fault_ends_with_its_workers_code(tmp_path: Path) -> None:
     crash = "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(9)\ntime.sleep(60)\n"
     with job(FIXED.names, script(tmp_path, crash), FIXED.env_of, "--max-restarts", "1") as running:

@@ -223,6 +223,7 @@ def test_a_python_that_is_not_there_is_told() -> None:
     made.close()
 
 
+@pytest.mark.long("tests/preflight/cluster/test_collective_tests.py")
 def test_nothing_is_left_behind(nodes: list[Node]) -> None:
     node = Node()
     assert node.collectives.ability() == "gloo"

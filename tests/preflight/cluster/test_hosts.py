@@ -74,6 +74,7 @@ def loud(findings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, object]]
     ]
 
 
+@pytest.mark.long("tests/preflight/cluster/test_hosts.py")
 def test_every_survivor_prints_the_same_list_of_who_is_missing_and_why(tmp_path: Path) -> None:
     names = [f"job-node-0-{node}" for node in range(5)]
     with hosts(*names) as pods:
@@ -146,6 +147,7 @@ def test_the_node_that_differs_is_named_and_a_secret_is_not_told(tmp_path: Path)
     assert any(one["check"] == "pairs" and one["status"] == "pass" for one in ended[0][1])
 
 
+@pytest.mark.long("tests/preflight/cluster/test_hosts.py")
 def test_the_node_whose_checkpoint_folder_is_another_one_is_named(tmp_path: Path) -> None:
     shared, own = tmp_path / "shared", tmp_path / "own"
     shared.mkdir()

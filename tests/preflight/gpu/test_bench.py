@@ -88,6 +88,7 @@ def test_memory_that_forgets_is_seen() -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.long("tests/preflight/gpu/test_bench.py")
 def test_all_gpus_of_a_node_add_right_together() -> None:
     """Two, on the CPU with gloo; a third one that does not come is not waited for for ever."""
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
