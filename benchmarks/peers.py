@@ -228,10 +228,10 @@ def _answers(port: int) -> bool:
 
 
 def version_here(package: str) -> str:
-    """Of a package of this Python; the commit behind our own, whose metadata is of its installation."""
+    """Of a package of this Python; the commit behind our own."""
     if package != "trainer-launch":
         return importlib.metadata.version(package)
-    version = trainer_launch.__version__
+    version = trainer_launch.__version__  # the metadata of an editable installation may be older than the code
     commit, changed = (
         _git(*words, "--", "trainer_launch") for words in (("log", "-1", "--format=%h"), ("status", "-s"))
     )

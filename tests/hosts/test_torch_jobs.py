@@ -121,7 +121,7 @@ def test_the_nodes_of_a_job_meet_and_reduce(names, contract, world, tmp_path: Pa
     assert ranks == {str(rank) for rank in range(world)}
 
 
-@pytest.mark.long("tests/hosts/test_torch_jobs.py")
+@LONG
 @pytest.mark.parametrize(
     ("names", "contract"),
     [(("job-node-0-0", "job-node-0-1"), trainer_v2), (("job-worker-0", "job-worker-1"), elastic)],
@@ -168,7 +168,7 @@ def test_one_node_asked_to_stop_leaves_at_once_though_the_others_go_on(tmp_path:
         ended(zero, DEADLINE_S)
 
 
-@pytest.mark.long("tests/hosts/test_torch_jobs.py")
+@LONG
 def test_a_node_that_is_early_waits_for_node_0s_name_and_then_joins(tmp_path: Path) -> None:
     train = script(tmp_path, REDUCE)
     with hosts("job-node-0-0", "job-node-0-1") as (zero, one):

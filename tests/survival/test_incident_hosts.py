@@ -119,7 +119,7 @@ def test_a_killed_worker_of_another_host_is_the_cause_on_every_node(tmp_path: Pa
     assert all(" retryable=true " in one for one in words)
 
 
-@pytest.mark.long("tests/survival/test_incident_hosts.py")
+@LONG
 def test_a_data_network_that_loses_all_packets_of_a_host_is_named_and_no_rank(tmp_path: Path) -> None:
     """The launchers still reach each other."""
     with situation("trains", tmp_path, *REPORT, data=True) as (job, gate):

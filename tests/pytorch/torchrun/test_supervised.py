@@ -46,7 +46,7 @@ def last_words(tmp_path: Path) -> Path:
     return tmp_path / "last-words"
 
 
-@pytest.mark.long("tests/pytorch/torchrun/test_supervised.py")
+@LONG
 def test_a_signal_that_torchrun_would_die_of_reaches_the_workers_and_the_job_goes_on(tmp_path: Path) -> None:
     train = script(tmp_path, SAVE.replace("SECONDS", "0"))
     with start(*RUN, "--signals", "USR1=checkpoint", "--", train) as run:
@@ -122,7 +122,7 @@ def test_with_a_rendezvous_of_torchs_own_the_code_is_in_the_error_file_of_record
     assert "ValueError: no luck" in last_words.read_text()
 
 
-@pytest.mark.long("tests/pytorch/torchrun/test_supervised.py")
+@LONG
 def test_a_platforms_error_file_is_written_too(tmp_path: Path) -> None:
     wanted = tmp_path / "error.json"
     wanted.write_text("of an older start")
