@@ -64,6 +64,9 @@ def recipe_main(cfg: DictConfig) -> None:
             content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
             torch.save(content, saved.with_suffix(".new"))
             saved.with_suffix(".new").replace(saved)
+    # The model must not hold the group's last reference: torch would free the group with Python's lock held, and
+    # wait there for a thread of gloo that may need this lock too (https://github.com/pytorch/pytorch/issues/56297).
+    del model
     dist.destroy_process_group()
 
 
