@@ -116,6 +116,22 @@ class Cluster:
         archive.unlink()
 
     @contextlib.contextmanager
+    def namespace(self, name: str) -> Iterator[str]:
+        """A namespace for the objects of a test; they go away with it."""
+        self.kubectl("create", "namespace", name)
+        self.eventually(
+            lambda: self.kubectl("get", "serviceaccount", "default", "-n", name, check=False).returncode == 0,
+            "the default service account",
+        )
+        try:
+            yield name
+        finally:
+            self.kubectl("delete", "jobs", "--all", "-n", name, "--cascade=orphan")
+            self.kubectl("delete", "pods", "--all", "-n", name, "--grace-period=0", "--force", "--wait=false")
+            self.kubectl("delete", "namespace", name, "--wait=true", within_s=DEADLINE_S)
+            self.kubectl("delete", "persistentvolume", name, "--ignore-not-found", "--wait=false")
+
+    @contextlib.contextmanager
     def lagging_dns(self) -> Iterator[None]:
         """DNS answers, but learns nothing."""
         pid = (self.state / "pid" / "dns").read_text().strip()

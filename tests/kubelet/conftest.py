@@ -19,17 +19,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace for the objects of a test; they go away with it."""
+    """A namespace with about the name of the test."""
     name = re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_"))[:40].strip("-")
-    cluster.kubectl("create", "namespace", name)
-    cluster.eventually(
-        lambda: cluster.kubectl("get", "serviceaccount", "default", "-n", name, check=False).returncode == 0,
-        "the default service account",
-    )
-    try:
-        yield name
-    finally:
-        cluster.kubectl("delete", "jobs", "--all", "-n", name, "--cascade=orphan")
-        cluster.kubectl("delete", "pods", "--all", "-n", name, "--grace-period=0", "--force", "--wait=false")
-        cluster.kubectl("delete", "namespace", name, "--wait=true", within_s=clusters.DEADLINE_S)
-        cluster.kubectl("delete", "persistentvolume", name, "--ignore-not-found", "--wait=false")
+    with cluster.namespace(name) as made:
+        yield made

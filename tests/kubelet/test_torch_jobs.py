@@ -12,10 +12,15 @@ from tests.containers.images import MAKING_S
 from tests.containers.jobs import steps_in, train
 from tests.containers.test_limits import EATER
 from tests.kubelet.cluster import Cluster
-from tests.kubelet.jobs import Change, Json, Running, no_change, submit
+from tests.kubelet.jobs import Change, Json, Running, again_if_the_kubelet_forgets, no_change, submit
 from tests.kubernetes import published
 
-pytestmark = [pytest.mark.kubelet, pytest.mark.process, pytest.mark.timeout(MAKING_S)]
+pytestmark = [
+    pytest.mark.kubelet,
+    pytest.mark.process,
+    pytest.mark.timeout(MAKING_S),
+    pytest.mark.filterwarnings("default:begun again"),
+]
 LONG = 5000  # steps: more than a test waits for
 HOSTS = ("job-node-0-0", "job-node-0-1")
 
@@ -72,6 +77,7 @@ def test_a_failed_preflight_is_an_error_of_the_init_container_with_its_reason(
         job.until_status(name, "Init:Error")
 
 
+@again_if_the_kubelet_forgets
 def test_a_deleted_pod_saves_within_its_grace_and_the_job_resumes_in_another_pod(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
@@ -159,6 +165,7 @@ def test_exec_and_logs_show_a_running_job(cluster: Cluster, namespace: str, tmp_
     assert len(read["job"]["nodes"]) == len(HOSTS)
 
 
+@again_if_the_kubelet_forgets
 def test_probes_pass_while_it_trains_and_a_pre_stop_hook_runs_before_the_signal(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
@@ -194,6 +201,7 @@ def test_a_job_waits_for_names_that_dns_learns_late(cluster: Cluster, namespace:
     assert steps_in(job.logs(HOSTS[0]))[-1] == 20
 
 
+@again_if_the_kubelet_forgets
 def test_a_pod_of_lower_priority_makes_room_and_its_job_resumes_when_there_is_room_again(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
@@ -236,6 +244,7 @@ def urgent(namespace: str, cpu: str, image: str) -> list[Json]:
     ]
 
 
+@again_if_the_kubelet_forgets
 def test_pods_of_a_drained_node_save_and_the_job_resumes_when_the_node_is_back(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
