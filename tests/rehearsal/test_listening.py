@@ -38,6 +38,30 @@ def test_these_do_not(line: bytes) -> None:
     assert OutputScanner().scan(line + b"\n") == []
 
 
+PLAIN = re.compile(rb"\bstep[ =:]+([0-9]{1,12})(?![0-9])", re.IGNORECASE)
+PIECES = (
+    b"step",
+    b"Step ",
+    b"STEP=",
+    b"step: 4",
+    b"xstep 5",
+    b"_step 6",
+    b"\xe9step 7",
+    b" ",
+    b"\n",
+    b"12",
+    b".",
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30))
+def test_steps_are_found_where_a_plain_pattern_finds_them(pieces: list[bytes]) -> None:
+    text = b"".join(pieces) + b"\n"
+    numbers = [int(number) for number in PLAIN.findall(text)]
+    assert steps(text)[:1] == numbers[:1]
+    assert steps(text)[-1:] == numbers[-1:]
+
+
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20))
 def test_a_number_is_never_cut_where_a_block_ends(sizes: list[int]) -> None:
     text, scanner, found = b"".join(b"step %d of it\n" % number for number in range(95, 106)), OutputScanner(), []
@@ -71,6 +95,10 @@ def test_of_steps_that_all_workers_say_alike_the_first_to_say_each_counts() -> N
 
 def test_of_a_flood_of_steps_the_first_and_the_last_are_told() -> None:
     assert steps(b"".join(b"step %d\n" % number for number in range(1, 5_000))) == [1, 4_999]
+
+
+def test_in_a_flood_words_without_a_number_are_passed_over() -> None:
+    assert steps(b"".join(b"step %d, next step\nno steps\n" % number for number in range(1, 5_000))) == [1, 4_999]
 
 
 def test_of_several_workers_one_is_listened_to_until_it_falls_silent() -> None:

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.goodput import Signs
@@ -16,7 +17,8 @@ _TAKES_OVER = 20
 _MANY = 32  # steps in one block, of which not all are looked at
 MAX_TEXT = 2_000  # characters of a line that are handed on
 _WORD = b"step"
-_STEP = re.compile(rb"\bstep[ =:]+([0-9]{1,12})(?![0-9])", re.IGNORECASE)
+# In small letters, and the word first: IGNORECASE or a \b before it would make the search three times slower.
+_STEP = re.compile(rb"step(?<![0-9a-z_]step)[ =:]+([0-9]{1,12})(?![0-9])")
 _TAG = re.compile(rb"\[[^\]\n]{1,80}\] ")  # in front of a line: whose it is
 
 
@@ -45,7 +47,7 @@ class OutputScanner:
             self.rest = (self.rest + data)[-LINE_BYTES:]
             return []
         text, self.rest = self.rest + data[:cut], data[cut:][-LINE_BYTES:]
-        heard = [*self._steps(text)] if _WORD in text.lower() else []
+        heard = [*self._steps(text)]
         if patterns:
             lines = (shown(line) for line in re.split(rb"[\r\n]+", text) if line)
             heard += [ScannedLine(line) for line in lines if _is_wanted(line, patterns)]
@@ -53,22 +55,18 @@ class OutputScanner:
 
     def _steps(self, text: bytes) -> Iterator[ScannedLine]:
         """The first step, each one that goes back, and the last one."""
-        last: ScannedLine | None = None
+        last = b""
         is_first = True
-        found = list(_STEP.finditer(text))
-        if len(found) > _MANY:  # nobody begins again within a block
-            found = [*found[: _MANY // 4], *found[-_MANY // 2 :]]
-        for match in found:
+        for match in _told_steps(text.lower()):
             line = _line_at(text, match.start())
             if not self._counts(line):
                 continue
-            step, before = int(match[1]), self.last
-            self.last, last = step, ScannedLine(shown(line), step)
-            if is_first or step < before:
-                yield last
-                is_first, last = False, None
-        if last is not None:
-            yield last
+            before, self.last, last = self.last, int(match[1]), line
+            if is_first or self.last < before:
+                yield ScannedLine(shown(line), self.last)
+                is_first, last = False, b""
+        if last:
+            yield ScannedLine(shown(last), self.last)
 
     def _counts(self, line: bytes) -> bool:
         """Whether the speaker says it, or somebody who seems to have taken over."""
@@ -86,6 +84,20 @@ class OutputScanner:
         return True
 
 
+def _told_steps(lower: bytes) -> list[re.Match[bytes]]:
+    """Where steps are told; of many only the first and the last: nobody begins again within a block."""
+    found = list(islice(_STEP.finditer(lower), _MANY + 1))
+    if len(found) <= _MANY:
+        return found
+    last: list[re.Match[bytes]] = []
+    place = len(lower)
+    while len(last) < _MANY // 2:
+        place = lower.rfind(_WORD, 0, place)
+        if match := _STEP.match(lower, place):
+            last.append(match)
+    return [*found[: _MANY // 4], *reversed(last)]
+
+
 def _is_wanted(line: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
     return not is_summary(line) and any(pattern.search(line[:MAX_LINE]) for pattern in patterns)
 
@@ -96,9 +108,11 @@ def shown(line: bytes) -> str:
 
 
 def _line_at(text: bytes, place: int) -> bytes:
-    start = max(text.rfind(b"\n", 0, place), text.rfind(b"\r", 0, place)) + 1
-    ends = [end for end in (text.find(b"\n", place), text.find(b"\r", place)) if end >= 0]
-    return text[start : min(ends, default=len(text))]
+    start, end = text.rfind(b"\n", 0, place) + 1, text.find(b"\n", place)
+    end = len(text) if end < 0 else end
+    start = max(start, text.rfind(b"\r", start, place) + 1)
+    after = text.find(b"\r", place, end)
+    return text[start : end if after < 0 else after]
 
 
 # -- the steps of this node's workers ----------------------------------------------------------
