@@ -57,7 +57,7 @@ class OutputScanner:
         """The first step, each one that goes back, and the last one."""
         last = b""
         is_first = True
-        for match in _told_steps(text.lower()):
+        for match in self._told(text, text.lower()):
             line = _line_at(text, match.start())
             if not self._counts(line):
                 continue
@@ -67,6 +67,15 @@ class OutputScanner:
                 is_first, last = False, b""
         if last:
             yield ScannedLine(shown(last), self.last)
+
+    def _told(self, text: bytes, lower: bytes) -> list[re.Match[bytes]]:
+        """Where steps are told; of many the first that counts, and the last: nobody begins again within a block."""
+        found = list(islice(_STEP.finditer(lower), _MANY + 1))
+        if len(found) <= _MANY:
+            return found
+        ends = (found[: _MANY // 4], islice(_from_the_end(lower), _MANY // 2))
+        counted = (next((one for one in end if self._counts(_line_at(text, one.start()))), None) for end in ends)
+        return [one for one in counted if one is not None]
 
     def _counts(self, line: bytes) -> bool:
         """Whether the speaker says it, or somebody who seems to have taken over."""
@@ -84,18 +93,11 @@ class OutputScanner:
         return True
 
 
-def _told_steps(lower: bytes) -> list[re.Match[bytes]]:
-    """Where steps are told; of many only the first and the last: nobody begins again within a block."""
-    found = list(islice(_STEP.finditer(lower), _MANY + 1))
-    if len(found) <= _MANY:
-        return found
-    last: list[re.Match[bytes]] = []
+def _from_the_end(lower: bytes) -> Iterator[re.Match[bytes]]:
     place = len(lower)
-    while len(last) < _MANY // 2:
-        place = lower.rfind(_WORD, 0, place)
+    while (place := lower.rfind(_WORD, 0, place)) >= 0:
         if match := _STEP.match(lower, place):
-            last.append(match)
-    return [*found[: _MANY // 4], *reversed(last)]
+            yield match
 
 
 def _is_wanted(line: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
