@@ -39,19 +39,7 @@ def test_these_do_not(line: bytes) -> None:
 
 
 PLAIN = re.compile(rb"\bstep[ =:]+([0-9]{1,12})(?![0-9])", re.IGNORECASE)
-PIECES = (
-    b"step",
-    b"Step ",
-    b"STEP=",
-    b"step: 4",
-    b"xstep 5",
-    b"_step 6",
-    b"\xe9step 7",
-    b" ",
-    b"\n",
-    b"12",
-    b".",
-)
+PIECES = (b"step", b"Step ", b"STEP=", b"step: 4", b"xstep 5", b"_step 6", b"\xe9step 7", b" ", b"\n", b"12", b".")
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=30))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from trainer_launch.model.frozen import dataclass
@@ -57,25 +57,29 @@ class OutputScanner:
         """The first step, each one that goes back, and the last one."""
         last = b""
         is_first = True
-        for match in self._told(text, text.lower()):
-            line = _line_at(text, match.start())
-            if not self._counts(line):
-                continue
-            before, self.last, last = self.last, int(match[1]), line
-            if is_first or self.last < before:
-                yield ScannedLine(shown(line), self.last)
+        for line, step in self._told(text):
+            before, self.last, last = self.last, step, line
+            if is_first or step < before:
+                yield ScannedLine(shown(line), step)
                 is_first, last = False, b""
         if last:
             yield ScannedLine(shown(last), self.last)
 
-    def _told(self, text: bytes, lower: bytes) -> list[re.Match[bytes]]:
-        """Where steps are told; of many the first that counts, and the last: nobody begins again within a block."""
+    def _told(self, text: bytes) -> Iterator[tuple[bytes, int]]:
+        """Steps that count, with their lines. Of many, the first and the last: nobody begins anew in a block."""
+        lower = text.lower()
         found = list(islice(_STEP.finditer(lower), _MANY + 1))
         if len(found) <= _MANY:
-            return found
-        ends = (found[: _MANY // 4], islice(_from_the_end(lower), _MANY // 2))
-        counted = (next((one for one in end if self._counts(_line_at(text, one.start()))), None) for end in ends)
-        return [one for one in counted if one is not None]
+            yield from self._counted(text, found)
+            return
+        for end in (found[: _MANY // 4], islice(_from_the_end(lower), _MANY // 2)):
+            yield from islice(self._counted(text, end), 1)
+
+    def _counted(self, text: bytes, matches: Iterable[re.Match[bytes]]) -> Iterator[tuple[bytes, int]]:
+        for match in matches:
+            line = _line_at(text, match.start())
+            if self._counts(line):
+                yield line, int(match[1])
 
     def _counts(self, line: bytes) -> bool:
         """Whether the speaker says it, or somebody who seems to have taken over."""
