@@ -85,6 +85,35 @@ def test_mpichs_mpiexec_does_so_too(tmp_path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+OWN_HOME = """
+apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+metadata: {name: own}
+spec:
+  mpiImplementation: %s
+  sshAuthMountPath: /home/of-no-machine/.ssh
+  runLauncherAsWorker: true
+  runPolicy: {cleanPodPolicy: Running}
+  mpiReplicaSpecs:
+    Launcher:
+      template: {spec: {containers: [{name: c, image: i, command: [%s, -n, "2", sh, -c, "%s"]}]}}
+    Worker: {replicas: 1, template: {spec: {containers: [{name: c, image: i}]}}}
+"""
+# sh refuses to write to a file that is there (set -C): to the one of the other rank.
+WRITES = "set -C; echo $HOSTNAME >/home/of-no-machine/file; cat /home/of-no-machine/file"
+
+
+@pytest.mark.parametrize(("implementation", "mpirun"), [("OpenMPI", "mpirun"), ("MPICH", "mpiexec.mpich")])
+def test_each_pod_has_a_home_of_its_own_under_mpirun(implementation: str, mpirun: str, tmp_path: Path) -> None:
+    """As Kubeflow's SDK needs it, which lets each rank write its program there and run it."""
+    require(shutil.which(mpirun), f"needs {mpirun}")
+    (tmp_path / "job.yaml").write_text(OWN_HOME % (implementation, mpirun, WRITES))
+    ended = rehearse("-f", str(tmp_path / "job.yaml"), env={"TMPDIR": str(tmp_path)})
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert sorted(line.partition("] ")[2] for line in ended.stdout.splitlines()) == ["own-launcher", "own-worker-0"]
+    assert "restarting" not in ended.stderr, "the sshd beside the launcher, when the launcher had ended"
+
+
 def test_a_program_without_mpirun_gets_one(tmp_path) -> None:
     require_mpi4py()
     (tmp_path / "hello.py").write_text(HELLO)

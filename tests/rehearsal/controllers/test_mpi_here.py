@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -53,6 +55,56 @@ def test_the_launcher_runs_mpirun_under_ours_and_its_hosts_are_addresses() -> No
     assert here.files["/s/files/etc/mpi/hostfile"].text == "127.0.0.3 slots=1\n127.0.0.4 slots=1\n"
     assert here.env["OMPI_MCA_orte_default_hostfile"] == "/s/files/etc/mpi/hostfile"
     assert here.env["TRAINER_LAUNCH_SSH_DIR"] == "/s/files/root/.ssh"
+
+
+def words_of(command: str) -> tuple[str, ...]:
+    launcher, *_ = mpi("sshAuthMountPath: /home/m/.ssh, ", replica("l", f"command: {command}"))
+    return (*launcher.main.command, *launcher.main.args)
+
+
+@pytest.mark.parametrize(
+    ("before", "program"),
+    [
+        ("mpirun", "python, /home/m/train.py"),
+        ("mpirun, -np, '2', -x, A=/home/m/a, --", "sh, -c, 'printf x >/home/m/train.py'"),
+        ("trainer-launch, run, --max-restarts, '3', --, /usr/bin/mpiexec, -n, '2'", "/home/m/prog"),
+    ],
+)
+def test_ranks_that_are_told_of_their_home_get_the_one_of_their_own_pod(before: str, program: str) -> None:
+    words, plain = words_of(f"[{before}, {program}]"), words_of(f"[{before}, prog]")
+    first = len(plain) - 1
+    assert words[:first] == plain[:first]
+    bash, option, script, files, *rest = words[first:]
+    assert (bash, option, files) == ("bash", "-c", "/s/files")
+    assert tuple(rest) == words_of(f"[{program}]")[-len(rest) :], "as typed"
+    argv = (bash, option, script, "/s/launcher/files", "printf", "%s|", "/s/launcher/files/home/m/x y", "*", "/s/q")
+    told = subprocess.run(argv, env={**os.environ, "HOSTNAME": "worker-0"}, capture_output=True, text=True)
+    assert told.stdout == "/s/worker-0/files/home/m/x y|*|/s/q|"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "[mpirun, python, /home/me/train.py]",
+        "[mpirun, -x, A=/home/m/a, python, /opt/train.py]",
+        "[mpirun, -np]",
+        "[python, /home/m/train.py]",
+    ],
+)
+def test_other_commands_stay_as_they_are(command: str) -> None:
+    assert "bash" not in words_of(command)
+
+
+def test_only_the_folder_of_a_folder_named_ssh_is_a_home() -> None:
+    launcher, *_ = mpi("sshAuthMountPath: /etc/keys, ", replica("l", "command: [mpirun, cat, /etc/passwd]"))
+    assert launcher.main.args[-2:] == ("cat", "/etc/passwd")
+    here = local_jobs.localised(
+        launcher.main,
+        local_jobs.LocalNetwork(pods={}, addresses={}),
+        {FILES: "/s/files", "/etc": "/s/files/etc"}.get,
+    )
+    assert here.args[-2:] == ("cat", "/etc/passwd")
+    assert "bash" not in here.args
 
 
 def test_a_launcher_that_is_a_worker_too_has_an_sshd_beside_it_that_looks_like_a_workers() -> None:

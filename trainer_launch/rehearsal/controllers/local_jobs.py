@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from trainer_launch.model import NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_number
 from trainer_launch.planning.horovodrun_options import is_horovodrun
-from trainer_launch.planning.typed_mpirun import is_mpirun
+from trainer_launch.planning.typed_mpirun import is_mpirun, parse
 from trainer_launch.rehearsal.controllers import pod_values, v1, v1_pytorch
 from trainer_launch.rehearsal.controllers.documents import Field, Request
 from trainer_launch.rehearsal.controllers.pod_values import (
@@ -258,7 +259,7 @@ def _changed(container: Container, pod: Pod, port: int, scratch: str) -> Contain
     if _key_folder(container) is None:
         return container
     is_launcher = _HOSTFILE in container.files
-    words = (*container.command, *container.args)
+    words = _with_own_homes((*container.command, *container.args), _home(container), scratch)
     name = words[0].rpartition("/")[2] if words else ""
     if name == "sshd":
         words = _sshd(pod)
@@ -268,6 +269,22 @@ def _changed(container: Container, pod: Pod, port: int, scratch: str) -> Contain
         words = (OURS, "run", "--", *words)
     env = {**container.env, **_env(container, port, scratch), **(ON_A_LAPTOP if is_launcher else _apart(scratch))}
     return replace(container, env=env, command=words[:1], args=words[1:])
+
+
+# What the launcher's words name of its home's files here, each rank names of its own pod's, as on a cluster.
+_OWN_HOME = 'exec "${@//"$0"/"${0%/*/*}/$HOSTNAME/files"}"'
+
+
+def _with_own_homes(words: tuple[str, ...], home: str, scratch: str) -> tuple[str, ...]:
+    """The words of an mpirun; else all its ranks would write to the same file, and read it half written."""
+    at = next((at for at, word in enumerate(words) if is_mpirun(word)), None)
+    if home and at is not None:
+        with contextlib.suppress(UsageError):  # who runs it tells
+            program = parse(words[at:]).program
+            if any(f"{home}/" in word for word in program):
+                agent = ("bash", "-c", _OWN_HOME, f"{scratch.removesuffix('/tmp')}/files")
+                return (*words[: -len(program)], *agent, *program)
+    return words
 
 
 def _own_sshd(pod: Pod, port: int, scratch: str) -> Container:
@@ -315,6 +332,12 @@ def _names_itself(container: Container, pod: Pod) -> bool:
 
 def _key_folder(container: Container) -> str | None:
     return next((path.rpartition("/")[0] for path, file in container.files.items() if file.key == "private"), None)
+
+
+def _home(container: Container) -> str:
+    """Of the image's user, whose `.ssh` the keys are in; "": they are elsewhere."""
+    folder, name = (_key_folder(container) or "").rpartition("/")[::2]
+    return folder if name == ".ssh" else ""
 
 
 # -- names, ports and paths on one machine -----------------------------------------------------
@@ -428,8 +451,9 @@ def _places(container: Container, folder_of: Callable[[str], str | None]) -> Map
         places |= {path: f"{root}{path}" for path in own}
         keys = {path.rpartition("/")[0] for path, file in container.files.items() if file.key}
         places |= {folder: f"{root}{folder}" for folder in keys}
-        homes = {key.rpartition("/")[0] for key in keys} - {""}  # of the image's user
-        places |= {home: folder for home in homes if (folder := folder_of(home)) is not None}
+        home = _home(container)
+        folder = folder_of(home) if home else None
+        places |= {} if folder is None else {home: folder}
     return places
 
 

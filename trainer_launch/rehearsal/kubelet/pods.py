@@ -244,8 +244,12 @@ class Kubelet:
                 if env is None:
                     continue
                 known = env.get(MARK) or env.get("HOSTNAME")
-                if known in (mark, pod.name) or (known is None and folder in " ".join(process.cmdline())):
-                    below = process.children(recursive=True) if known is None else []
+                below: list[psutil.Process] = []
+                if known is None and folder in " ".join(process.cmdline()):
+                    above = process.parent()  # the sshd of another container has that one's launcher above it
+                    known = ((process_tree.environment(above.pid) if above else None) or {}).get(MARK, mark)
+                    below = process.children(recursive=True)
+                if known in (mark, pod.name):
                     found |= {each.pid: each for each in (process, *below)}
         return list(found.values())
 
