@@ -97,7 +97,12 @@ SENTENCE = (
 
 def words_of(tmp_path: Path, *, waits: bool, nodes: int, restarts: int = 3) -> tuple[list[int], list[str]]:
     """Exit codes and termination messages of a job whose two ranks do not train equally long."""
-    train = script(tmp_path, UNEVEN.format(folder=str(tmp_path), waits=waits))
+    return ends_of(UNEVEN.format(folder=str(tmp_path), waits=waits), tmp_path, nodes, restarts)
+
+
+def ends_of(program: str, tmp_path: Path, nodes: int, restarts: int) -> tuple[list[int], list[str]]:
+    """Exit codes and termination messages of a job of two ranks."""
+    train = script(tmp_path, program)
     env = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(2 // nodes), "PET_MASTER_ADDR": "127.0.0.2"}
     env |= {"PET_MASTER_PORT": str(free_port()), "PET_MAX_RESTARTS": str(restarts)}
     words = [tmp_path / f"words-{node}" for node in range(nodes)]
@@ -133,6 +138,54 @@ def test_a_rank_that_finished_long_before_another_fails_by_itself_is_not_to_blam
     assert "ValueError: of its own" in text
     assert "still waited" not in text
     assert len(list(tmp_path.glob("start-*"))) == 2, "it was restarted once, as its budget allows"
+
+
+# Rank 1 needs longer to end than rank 0, which its end cuts off.
+SLOW_END = """
+import atexit, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    atexit.register(time.sleep, 60)
+    atexit.register(dist.destroy_process_group)
+    raise ValueError("of its own")
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_who_failed_by_itself_is_named_although_the_rank_that_it_cut_off_has_ended_before(tmp_path: Path) -> None:
+    codes, (innocent, faulty) = ends_of(SLOW_END, tmp_path, 2, 0)
+    assert codes == [138, 1], innocent + faulty
+    assert innocent.startswith("reason=PeerLost node=0 ")
+    assert "| rank 1 failed on node 1 (" in innocent
+    assert "it said: ValueError: of its own" in innocent
+    assert faulty.startswith("reason=Failed rank=1 node=1 ")
+    assert "retryable=false" in faulty
+    assert "ValueError: of its own" in faulty
+
+
+# Rank 0 loses its connection, nobody knows why; rank 1 takes the end of the generation for an error of its own.
+CUT_OFF = """
+import os, signal, time
+def handler(number, frame):
+    raise ValueError("asked to stop")
+signal.signal(signal.SIGTERM, handler)
+ready = os.path.join({folder!r}, "ready")
+if os.environ["RANK"] == "1":
+    open(ready, "w").close()
+    time.sleep(60)
+while not os.path.exists(ready):
+    time.sleep(0.05)
+raise RuntimeError("[../gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1")
+"""
+
+
+def test_a_rank_that_fails_only_as_it_is_asked_to_end_is_not_accused(tmp_path: Path) -> None:
+    codes, words = ends_of(CUT_OFF.format(folder=str(tmp_path)), tmp_path, 2, 0)
+    assert codes == [138, 138], words
+    assert words[0].startswith("reason=PeerLost rank=0 node=0 ")
+    assert words[1].startswith("reason=PeerLost node=1 ")
+    assert "| rank 0 failed on node 0 (" in words[1]
+    assert "asked to stop" not in "".join(words)
 
 
 @pytest.mark.parametrize("where", ["STATE_DIR", "REPORT"])

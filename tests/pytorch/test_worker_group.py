@@ -56,13 +56,18 @@ class Group:
         return [action.message for action in self.actions if isinstance(action, worker_group.Tell)]
 
     def ends(
-        self, rank: int, code: int | None = 0, number: int | None = None, message: str = ""
+        self,
+        rank: int,
+        code: int | None = 0,
+        number: int | None = None,
+        message: str = "",
+        said_first: bool = False,
     ) -> list[worker_group.Action]:
         exit_ = Exit(process=f"rank {rank}", code=code if number is None else None, signal=number, at_s=self.now_s)
         death = FailureRecord(
             rank=rank, local_rank=rank, exit_code=exit_.code, signal=number, message=message or None
         )
-        return self(worker_group.WorkerEnded(exit_, death))
+        return self(worker_group.WorkerEnded(exit_, death, said_first))
 
     def phase(self) -> Phase:
         return self.state.phase
@@ -266,6 +271,64 @@ def test_a_restart_while_it_stops_after_a_lost_peer_means_that_the_failure_was_e
     group.clear()
     assert not [message for message in group.told() if isinstance(message, say.Failed)]
     assert group.state.phase is Phase.JOINING
+
+
+def failures(group: Group) -> list[say.Failed]:
+    return [message for message in group.told() if isinstance(message, say.Failed)]
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+def test_an_error_that_was_there_before_the_restart_is_told_also_after_it(number: int | None) -> None:
+    """Whom it cut off was faster to end; the worker itself was still ending."""
+    group = running()
+    group.ends(0, 0)
+    group.hear(say.Restart(1, "rank 3 failed on node 1"))
+    group.ends(1, 1, number, message="ValueError: no", said_first=True)
+    group.clear()
+    (failed,) = failures(group)
+    assert (failed.rank, failed.exit_code, failed.signal, failed.error) == (1, 1, None, "ValueError")
+    assert not failed.lost_peer
+    assert group.told()[-1] == say.Join("me", 1, (0,), failed=True)
+    group.hear(say.GiveUp("rank 1 failed", "node 0", 1, 1, None, "ValueError: no"))
+    assert (group.outcome().failure.rank, group.outcome().failure.exit_code) == (1, 1)
+
+
+def test_only_the_first_such_error_is_told() -> None:
+    group = running()
+    group.hear(say.Restart(1, "rank 3 failed on node 1"))
+    for rank in (1, 0):
+        group.ends(rank, 1, message=f"ValueError: {rank}", said_first=True)
+    assert [failed.rank for failed in failures(group)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("number", "message", "said_first"),
+    [
+        (None, "Preempted: by a handler of SIGTERM", False),
+        (signal.SIGABRT, "", False),
+        (signal.SIGTERM, "", False),
+        (None, PEER_LOST, True),
+        (None, "", True),
+    ],
+)
+def test_what_a_worker_does_after_the_restart_or_because_of_a_peer_is_not_told(
+    number: int | None, message: str, said_first: bool
+) -> None:
+    group = running()
+    group.hear(say.Restart(1, "rank 3 failed on node 1"))
+    group.ends(0, 1, number, message=message, said_first=said_first)
+    group.ends(1, None, signal.SIGTERM)
+    group.clear()
+    assert failures(group) == []
+    assert group.told()[-1] == say.Join("me", 1, (), failed=False)
+
+
+def test_an_error_that_ends_the_generation_itself_is_told_once() -> None:
+    group = running()
+    group.ends(1, 1, message="ValueError: no")
+    group.hear(say.Restart(1, "rank 3 failed on node 1"))
+    group.ends(0, 1, message="ValueError: no", said_first=True)
+    assert [failed.rank for failed in failures(group)] == [1]
 
 
 @pytest.mark.parametrize("is_prepared", [True, False])

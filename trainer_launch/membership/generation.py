@@ -268,11 +268,29 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     first = replace(first, seen=_seen(first, failed.entered))
     is_early = _lasted_s(state, now_s) < timeouts.START_S
     why_not = why_not_again(record, state.early_failure if is_early else None)
+    suspicion = replace(suspicion_of(failed, reason, node.key, now_s), before=state.early_failure)
     state = replace(state, failure=first, early_failure=record if is_early else None)
     state = quarantine.accuse(state, node, failed)
     if why_not is not None:
         return give_up(state, f"{reason}; not restarted, because {why_not}")
-    return suspect(state, suspicion_of(failed, reason, node.key, now_s), now_s)
+    return suspect(state, suspicion, now_s)
+
+
+def is_cause(state: State, node: Node, failed: msg.Failed) -> bool:
+    """Whether this worker had failed by itself, where all that is known so far is who lost its connection."""
+    found, run = state.suspicion, state.run
+    if found is None or found.waited is None or run is None or failed.lost_peer:
+        return False
+    return failed.generation == run.number and node.key in run.members and node.key != found.key
+
+
+def correct(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
+    """Charge the failure that came first, in place of the one that was heard of first."""
+    found = state.suspicion
+    before, waited = (None, None) if found is None else (found.before, found.waited)
+    state, told = fail(replace(state, early_failure=before), node, failed, now_s)
+    text = f"{_what(failed)} on {node.name}{_how(failed)}; rank {waited} had only lost its connection"
+    return state, (Say(text), *told)
 
 
 def _what(failed: msg.Failed) -> str:

@@ -151,6 +151,7 @@ class Suspicion:
     finished: frozenset[int] = frozenset()  # ranks that had ended with exit code 0 before
     entered: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by collective, whose last one it is
     reported: frozenset[Key] = frozenset()  # the other members that have said how their workers ended
+    before: FailureRecord | None = None  # how the attempt before this one failed, if it did so soon after its start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,6 +118,7 @@ class Group:
         self._plan, self._workers, self._membership = plan, workers, membership
         self._system = system
         self._places: dict[str, Place] = {}
+        self._said: frozenset[str] = frozenset()  # workers with an error when the coordinator ended the generation
         self._queue: list[Event] = []
         system.need_descriptors(_OWN_DESCRIPTORS + 4 * workers.count)
         system.mark = runtime_directory.VARIABLE, workers.run_dir
@@ -206,6 +207,9 @@ class Group:
         heard = []
         while (news := self._client.receive(0)) is not None:
             self.stragglers.hear(news, self._system.now())
+            if isinstance(news, say.Restart):
+                files = {name: place.error_file for name, place in self._places.items()}
+                self._said = frozenset(name for name, path in files.items() if path and os.path.exists(path))
             heard.append(Heard(self._system.now(), news))
         return heard
 
@@ -226,7 +230,7 @@ class Group:
         if end.exit_code != 0 and self.state.stop_signal is None:
             seen = replace(self._system.look(), last_lines=self._system.last_lines(end.process))
             death = failure.fault_of(death, seen, was_ended=was_ended)
-        return [WorkerEnded(end, death)]
+        return [WorkerEnded(end, death, said_first=end.process in self._said)]
 
     def _asked(self, ask: Callable[[], bool]) -> list[Event]:
         try:
@@ -318,6 +322,7 @@ class Group:
             *(formed.generation, formed.group_rank, formed.size, go.host, go.port),
             counted(formed.restarts, "failure"),
         )
+        self._said = frozenset()
         self._places = worker_processes.places(
             self._workers, formed, self._attempt_folder, are_forked=self._starter.forks
         )

@@ -84,6 +84,7 @@ class WorkerEnded:
 
     exit: Exit
     death: FailureRecord
+    said_first: bool = False  # its error was there before the coordinator ended the generation
 
 
 Event = Heard | Prepared | CannotStart | StoreOpened | StoreEnded | WorkerEnded | ev.Event
@@ -360,17 +361,13 @@ def _store_opened(state: State, opened: StoreOpened) -> Step:
 
 def _over(state: State, restart: say.Restart, at_s: float) -> Step:
     """The coordinator ends the generation: what our workers did before we stop them may tell why."""
-    if state.phase is Phase.RUNNING and state.stop_signal is not None:
-        actions: tuple[Action, ...] = ()  # the workers end by themselves, or have been told to
-    elif state.phase is Phase.RUNNING and not (state.ending is Ending.FAILED and state.is_told):
-        state, actions = _stop(replace(state, ending=Ending.OVER, failure=None, ends=_ends(state)), at_s)
-    elif state.phase is Phase.DONE:
-        state, actions = _rejoin(replace(state, ends=_ends(state)))
-    elif state.phase in (Phase.JOINING, Phase.FORMED):
-        state, actions = _rejoin(state)
-    else:
-        actions = ()
-    return state, actions
+    if state.phase is Phase.RUNNING:
+        if state.stop_signal is not None or (state.ending is Ending.FAILED and state.is_told):
+            return state, ()  # the workers end by themselves, or have been told to
+        return _stop(replace(state, ending=Ending.OVER, failure=None, ends=_ends(state)), at_s)
+    if state.phase is Phase.DONE:
+        return _rejoin(replace(state, ends=_ends(state)))
+    return _rejoin(state) if state.phase in (Phase.JOINING, Phase.FORMED) else (state, ())
 
 
 def _ends(state: State) -> Ends:
@@ -435,7 +432,8 @@ def _stop(state: State, at_s: float) -> Step:
 
 def _worker_ended(state: State, ended: WorkerEnded) -> Step:
     state = replace(state, deaths=(*state.deaths, ended.death))
-    state, told = _note_failure(state, ended.death) if ended.exit.exit_code != 0 else (state, ())
+    note = _note_cause if ended.said_first and state.ending is Ending.OVER else _note_failure
+    state, told = note(state, ended.death) if ended.exit.exit_code != 0 else (state, ())
     state, actions = _inside(state, ev.Exited(ended.exit.at_s, ended.exit))
     return state, (*told, *actions)
 
@@ -448,6 +446,15 @@ def _note_failure(state: State, death: FailureRecord) -> Step:
         return state, ()
     state = replace(state, ending=Ending.FAILED, failure=death)
     return (state, ()) if lost_peer(death) else _tell_failure(state)
+
+
+def _note_cause(state: State, death: FailureRecord) -> Step:
+    """An error that was there before we ended its worker: whom it cut off on another node has only died sooner."""
+    if state.is_told or state.stop_signal is not None or death.message is None or lost_peer(death):
+        return state, ()
+    own, ends = _by_itself(death), replace(state.ends, failed=True)
+    told = Tell(failed_message(own, state.seen, ends))
+    return replace(state, own=own, ends=ends, is_told=True), (told,)
 
 
 def _is_guiltier(death: FailureRecord) -> bool:
