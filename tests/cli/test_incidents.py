@@ -190,7 +190,7 @@ def test_nobody_is_accused_or_ended_while_a_rank_of_another_node_evaluates(tmp_p
     assert "attempt=2" not in output
     assert "suspected hang" not in output
     assert "no progress: rank 1 (node 1) never entered all_reduce #6" in output
-    assert ", still making progress" in output
+    assert "making progress" in output  # "still", where a busy machine let it tell in time where it is
     assert json.loads(incidents(place, "list", "--json")) == []
 
 
@@ -204,7 +204,7 @@ def test_a_rank_of_another_node_that_hangs_after_it_printed_is_named(tmp_path: P
         (tmp_path / "enough").write_text("")
         code, output = run.end()
     assert code == 0, output
-    quiet, hang = output.index("still making progress"), output.index("suspected hang")
+    quiet, hang = output.index("making progress"), output.index("suspected hang")
     assert quiet < hang
 
 
