@@ -29,6 +29,7 @@ system.spawn(process, (lambda: os.kill(os.getpid(), signal.SIGTERM)) if sys.argv
 seen = []
 while not any(isinstance(event, events.Exited) for event in seen):
     seen += system.wait(system.now() + 60)
+system.drain(60)
 print(seen[-1].exit.code, seen[-1].exit.signal)
 assert len(seen) == 1, seen
 """
