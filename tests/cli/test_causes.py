@@ -50,21 +50,9 @@ def need_torch() -> None:
 def test_what_fails_the_same_way_each_time_is_not_started_ten_times(
     tmp_path: Path, ending: str, code: int, said: str
 ) -> None:
-    train = script(tmp_path, TRAIN.format(folder=str(tmp_path), ending=ending))
-    env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.2"}
-    env |= {"PET_MASTER_PORT": str(free_port()), "PET_MAX_RESTARTS": "10"}
-    words = [tmp_path / f"words-{node}" for node in range(2)]
-    with contextlib.ExitStack() as pods:
-        launchers = []
-        for node in range(2):
-            words[node].touch()
-            options = ("--termination-log", str(words[node]), "--grace", "8")
-            own = env | {"PET_NODE_RANK": str(node)}
-            launchers.append(pods.enter_context(start("run", *options, "--", train, env=own)))
-        codes = [launcher.end() for launcher in launchers]
-    assert [ended for ended, _ in codes] == [138, code], codes
+    codes, (innocent, faulty) = ends_of(TRAIN.format(folder=str(tmp_path), ending=ending), tmp_path, 2, 10)
+    assert codes == [138, code], innocent + faulty
     assert len(list(tmp_path.glob("start-*"))) == 2
-    innocent, faulty = (path.read_text() for path in words)
     assert innocent.startswith("reason=PeerLost node=0")
     assert "| rank 1 failed on node 1 (" in innocent
     assert f") with exit code {code}" in innocent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,10 @@ def train():
     os._exit(0)
 train()
 """
+
+
+# A busy machine may not let it tell in time where it is.
+PROGRESS = re.compile(r"rank 1 is (?:[^;\n]+, still )?making progress")
 
 
 def training(folder: Path, what: str, for_s: float = 60.0) -> str:
@@ -190,7 +195,7 @@ def test_nobody_is_accused_or_ended_while_a_rank_of_another_node_evaluates(tmp_p
     assert "attempt=2" not in output
     assert "suspected hang" not in output
     assert "no progress: rank 1 (node 1) never entered all_reduce #6" in output
-    assert "making progress" in output  # "still", where a busy machine let it tell in time where it is
+    assert PROGRESS.search(output)
     assert json.loads(incidents(place, "list", "--json")) == []
 
 
@@ -204,8 +209,9 @@ def test_a_rank_of_another_node_that_hangs_after_it_printed_is_named(tmp_path: P
         (tmp_path / "enough").write_text("")
         code, output = run.end()
     assert code == 0, output
-    quiet, hang = output.index("making progress"), output.index("suspected hang")
-    assert quiet < hang
+    quiet = PROGRESS.search(output)
+    assert quiet
+    assert quiet.start() < output.index("suspected hang")
 
 
 def test_ranks_in_different_collectives_end_the_job_without_a_restart(tmp_path: Path) -> None:

@@ -110,6 +110,10 @@ def train(group: Group, generation: int = 1) -> None:
     assert group.state.phase is Phase.RUNNING
 
 
+def failures(group: Group) -> list[say.Failed]:
+    return [message for message in group.told() if isinstance(message, say.Failed)]
+
+
 def starts(group: Group) -> list[worker_group.StartWorkers]:
     return [action for action in group.actions if isinstance(action, worker_group.StartWorkers)]
 
@@ -200,7 +204,7 @@ def test_the_store_stays_open_until_the_other_nodes_are_done() -> None:
 def test_a_failure_is_told_at_once_and_the_others_are_asked_to_end() -> None:
     group = running()
     actions = group.ends(1, 7, message="ValueError: no")
-    failed = next(message for message in group.told() if isinstance(message, say.Failed))
+    failed = failures(group)[0]
     assert (failed.rank, failed.exit_code, failed.error) == (1, 7, "ValueError")
     assert ev.SignalLeader("rank 0", signal.SIGTERM) in actions
 
@@ -220,9 +224,9 @@ def test_after_a_failure_the_node_joins_again_when_nothing_is_left() -> None:
 def test_who_lost_a_peer_is_told_only_when_nobody_else_failed_for_a_reason_of_its_own() -> None:
     group = running()
     group.ends(0, 1, message=PEER_LOST)
-    assert not [message for message in group.told() if isinstance(message, say.Failed)]
+    assert not failures(group)
     group.ends(1, 7, message="ValueError: no")
-    (failed,) = (message for message in group.told() if isinstance(message, say.Failed))
+    (failed,) = failures(group)
     assert failed.rank == 1
 
 
@@ -231,7 +235,7 @@ def test_a_lost_peer_alone_is_told_once_all_have_ended() -> None:
     group.ends(1, 0)
     group.ends(0, 1, message=PEER_LOST)
     group.clear()
-    (failed,) = (message for message in group.told() if isinstance(message, say.Failed))
+    (failed,) = failures(group)
     assert failed.lost_peer
     assert failed.finished == (1,)
 
@@ -241,7 +245,7 @@ def test_workers_that_we_ended_are_not_guiltier_than_who_lost_a_peer() -> None:
     group.ends(0, 1, message=PEER_LOST)
     group.ends(1, None, signal.SIGTERM)
     group.clear()
-    (failed,) = (message for message in group.told() if isinstance(message, say.Failed))
+    (failed,) = failures(group)
     assert failed.rank == 0
 
 
@@ -253,7 +257,7 @@ def test_a_restart_stops_the_workers_and_joins_again_with_how_they_ended_before(
     group.ends(0, None, signal.SIGTERM)
     group.clear()
     assert group.told()[-1] == say.Join("me", 1, (1,), failed=False)
-    assert not [message for message in group.told() if isinstance(message, say.Failed)]
+    assert not failures(group)
 
 
 @pytest.mark.parametrize("grows", [True, False])
@@ -269,12 +273,8 @@ def test_a_restart_while_it_stops_after_a_lost_peer_means_that_the_failure_was_e
     group.hear(say.Restart(1, "rank 3 failed on node 1"))
     group.ends(1, None, signal.SIGTERM)
     group.clear()
-    assert not [message for message in group.told() if isinstance(message, say.Failed)]
+    assert not failures(group)
     assert group.state.phase is Phase.JOINING
-
-
-def failures(group: Group) -> list[say.Failed]:
-    return [message for message in group.told() if isinstance(message, say.Failed)]
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGTERM])
@@ -390,7 +390,7 @@ def test_a_failure_after_a_request_to_stop_is_not_told() -> None:
     group = running()
     group(ev.Signalled(0.0, signal.SIGTERM))
     group.ends(0, 1, message="ValueError: interrupted")
-    assert not [message for message in group.told() if isinstance(message, say.Failed)]
+    assert not failures(group)
 
 
 def test_a_signal_that_drains_is_handed_on_and_the_node_leaves_when_its_workers_have_ended() -> None:
@@ -441,7 +441,7 @@ def test_a_longer_one_stops_them_and_costs_no_restart() -> None:
     group.ends(1, None, signal.SIGTERM)
     group.clear()
     assert group.state.phase is Phase.JOINING
-    assert not [message for message in group.told() if isinstance(message, say.Failed)]
+    assert not failures(group)
 
 
 def test_a_coordinator_that_never_answers_ends_the_node_as_an_infrastructure_failure() -> None:
@@ -563,7 +563,7 @@ def test_a_hang_kills_all_workers_and_names_the_rank_at_fault() -> None:
     group = running()
     actions = group(ev.Hung(1.0, "rank 1 has been stopped", ("a.py:3",), 1, 1))
     assert ev.SignalGroup("rank 0", signal.SIGKILL) in actions
-    failed = next(message for message in group.told() if isinstance(message, say.Failed))
+    failed = failures(group)[0]
     assert (failed.rank, failed.signal) == (1, signal.SIGKILL)
     group.ends(0, None, signal.SIGKILL)
     group.ends(1, None, signal.SIGKILL)
@@ -576,7 +576,7 @@ def test_a_killed_store_process_is_named_and_costs_one_generation() -> None:
     group = running()
     gone = Exit(process="store 1", code=None, signal=signal.SIGKILL, at_s=1.0)
     group(worker_group.StoreEnded(1.0, gone))
-    (failed,) = (message for message in group.told() if isinstance(message, say.Failed))
+    (failed,) = failures(group)
     assert failed.message == "the store process of generation 1 was killed (signal 9)"
     group.ends(0, 1, message=PEER_LOST)
     group.ends(1, None, signal.SIGTERM)
@@ -638,13 +638,13 @@ def test_a_store_process_that_ends_while_the_pod_stops_is_nobodys_failure() -> N
     group = running()
     group(ev.Signalled(0.0, signal.SIGTERM))
     group(worker_group.StoreEnded(1.0, Exit(process="store 1", code=None, signal=9, at_s=1.0)))
-    assert not [message for message in group.told() if isinstance(message, say.Failed)]
+    assert not failures(group)
 
 
 def test_a_program_that_cannot_be_executed_fails_with_the_shells_code() -> None:
     group = running()
     group(ev.SpawnFailed(0.0, "rank 0", 127, "cannot execute 'absent'"))
-    failed = next(message for message in group.told() if isinstance(message, say.Failed))
+    failed = failures(group)[0]
     assert (failed.rank, failed.exit_code, failed.message) == (0, 127, "cannot execute 'absent'")
 
 

@@ -253,7 +253,7 @@ def die(
 def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
     first = msg.GiveUp("", node.name, failed.rank, failed.exit_code, failed.signal, failed.message)
-    reason = f"{_what(failed)} on {node.name}{_how(failed)}"
+    reason = _reason(node, failed)
     record = FailureRecord(
         attempt=failed.generation,
         rank=failed.rank,
@@ -276,21 +276,19 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     return suspect(state, suspicion, now_s)
 
 
-def is_cause(state: State, node: Node, failed: msg.Failed) -> bool:
-    """Whether this worker had failed by itself, where all that is known so far is who lost its connection."""
+def correct(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
+    """Charge a failure that came first, where all that is known so far is whose connection was lost."""
     found, run = state.suspicion, state.run
     if found is None or found.waited is None or run is None or failed.lost_peer:
-        return False
-    return failed.generation == run.number and node.key in run.members and node.key != found.key
+        return state, ()
+    if failed.generation != run.number or node.key not in run.members or node.key == found.key:
+        return state, ()
+    state, told = fail(replace(state, early_failure=found.before), node, failed, now_s)
+    return state, (Say(f"{_reason(node, failed)}; rank {found.waited} had only lost its connection"), *told)
 
 
-def correct(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
-    """Charge the failure that came first, in place of the one that was heard of first."""
-    found = state.suspicion
-    before, waited = (None, None) if found is None else (found.before, found.waited)
-    state, told = fail(replace(state, early_failure=before), node, failed, now_s)
-    text = f"{_what(failed)} on {node.name}{_how(failed)}; rank {waited} had only lost its connection"
-    return state, (Say(text), *told)
+def _reason(node: Node, failed: msg.Failed) -> str:
+    return f"{_what(failed)} on {node.name}{_how(failed)}"
 
 
 def _what(failed: msg.Failed) -> str:

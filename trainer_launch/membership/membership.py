@@ -4,7 +4,7 @@ r"""Who is a member of the job, lost, back: what the coordinator does, as a pure
 
 state \ event | Join           | a member lost, leaves | Failed; no Store in time | Store | all Done | too long
 --------------|----------------|-----------------------|--------------------------|-------|----------|---------
-GATHERING     | enough: FORMED | wait on               | ignore, unless `is_cause`| -     | -        | OVER
+GATHERING     | enough: FORMED | wait on               | ignore, or `correct`     | -     | -        | OVER
 FORMED        | a member's:    | GATHERING, free of    | GATHERING, Failed is     | RUN-  | -        | see left
 RUNNING       | GATHERING; a   | charge                | charged; too often: OVER | NING  | OVER     | -
               | prepared new-  |                       |                          | -     |          |
@@ -32,7 +32,6 @@ from trainer_launch.membership.generation import (
     fail,
     forgive,
     give_up,
-    is_cause,
     note_ends,
     peers_of,
     quit_job,
@@ -111,8 +110,9 @@ def _hear(state: State, node: Node, message: msg.Message, now_s: float) -> Step:
             return _note_store(state, node, message, now_s)
         case msg.Took(generation) if _is_current(state, node, generation):
             return _note_taken(state, node, now_s)
-        case msg.Failed():
-            return _note_failed(state, node, message, now_s)
+        case msg.Failed(generation):
+            note = fail if _is_current(state, node, generation) else correct
+            return note(state, node, message, now_s)
         case msg.Done(generation) if _is_current(state, node, generation):
             return _note_done(state, node, now_s)
         case msg.Ranks(generation) if _is_current(state, node, generation):
@@ -126,12 +126,6 @@ def _hear(state: State, node: Node, message: msg.Message, now_s: float) -> Step:
         case msg.Quit(reason):
             return quit_job(state, node, _printable(reason))
     return state, ()  # about a generation that is over
-
-
-def _note_failed(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
-    if _is_current(state, node, failed.generation):
-        return fail(state, node, failed, now_s)
-    return correct(state, node, failed, now_s) if is_cause(state, node, failed) else (state, ())
 
 
 def _is_current(state: State, node: Node, generation: int) -> bool:

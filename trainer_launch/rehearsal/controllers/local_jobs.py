@@ -452,8 +452,8 @@ def _places(container: Container, folder_of: Callable[[str], str | None]) -> Map
         keys = {path.rpartition("/")[0] for path, file in container.files.items() if file.key}
         places |= {folder: f"{root}{folder}" for folder in keys}
         home = _home(container)
-        folder = folder_of(home) if home else None
-        places |= {} if folder is None else {home: folder}
+        if home and (folder := folder_of(home)) is not None:
+            places[home] = folder
     return places
 
 

@@ -246,8 +246,7 @@ class Kubelet:
                 known = env.get(MARK) or env.get("HOSTNAME")
                 below: list[psutil.Process] = []
                 if known is None and folder in " ".join(process.cmdline()):
-                    above = process.parent()  # the sshd of another container has that one's launcher above it
-                    known = ((process_tree.environment(above.pid) if above else None) or {}).get(MARK, mark)
+                    known = _mark_above(process) or mark
                     below = process.children(recursive=True)
                 if known in (mark, pod.name):
                     found |= {each.pid: each for each in (process, *below)}
@@ -273,6 +272,13 @@ class Kubelet:
         if kind.startswith("claim:"):
             return str(self._scratch / "claims" / kind.removeprefix("claim:").replace("/", "_"))
         return str(self._scratch / pod.name / f"life-{life}" / volume)
+
+
+def _mark_above(process: psutil.Process) -> str | None:
+    """Of the launcher that has started an sshd, which may be another container's."""
+    above = process.parent()
+    env = None if above is None else process_tree.environment(above.pid)
+    return None if env is None else env.get(MARK)
 
 
 def _refuse_what_cannot_run(pods: tuple[Pod, ...]) -> None:
