@@ -68,6 +68,15 @@ def test_a_stopped_worker_hangs_after_the_timeout_whatever_the_others_do():
     assert after_s == pytest.approx(T + 0.5, abs=0.6)
 
 
+def test_a_stopped_worker_is_said_to_be_stopped_also_where_it_was_idle_a_little_before_that_was_seen():
+    node = Node()
+    node.lives(5 * T, busy=RANKS)
+    node.lives(0.5)
+    found, after_s = node.live(60, states={ONE: "T"})
+    assert (found.kind, found.workers) == (Kind.STOPPED, (ONE,))
+    assert after_s == pytest.approx(T + 0.5, abs=0.6)
+
+
 def test_a_worker_that_goes_on_within_the_timeout_did_not_hang():
     node = running()
     node.lives(T - 1, states={ONE: "T"}, busy=(ZERO, TWO))
