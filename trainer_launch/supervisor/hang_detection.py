@@ -3,9 +3,8 @@
 Strong signs of life are output and reported progress. Ranks work in lockstep, so anybody's counts for the node, and
 often only rank 0 has any. Weak signs are CPU time and wake-ups of a main thread. T is the timeout:
 
-- stopped: a worker is suspended (SIGSTOP) for T. Nobody else is asked.
-- idle: no strong sign for T, nobody is stopped, and no worker did more than wait: next to no CPU time, next to
-  no wake-ups.
+- stopped: a worker is suspended (SIGSTOP) for T. Nobody else is asked, and nobody is idle: the others wait for it.
+- idle: no strong sign for T, and no worker did more than wait: next to no CPU time, next to no wake-ups.
   Before the first strong sign only a worker that is older than `PATIENCE` * T counts: starting takes its time.
 - busy: somebody does use CPU, but the node has shown progress for at least T before, and then none for
   `PATIENCE` * T and for `USUAL` times the longest pause that it had. Without strong signs being busy is no hang.
@@ -163,9 +162,7 @@ def judge(node: Node, rules: Rules) -> Hang | None:
     if limit is None or not node.tracks or any(track.last.state == "t" for track in node.tracks.values()):
         return None
     is_learned = rules.timeout_s is not None or len(node.pauses_s) >= LEARN
-    # Who is stopped was idle a moment before that was seen, and the others wait for it.
-    is_asked = rules.weak_signs and all(track.stopped_at_s is None for track in node.tracks.values())
-    idle = _idle(node, limit, PATIENCE * limit if is_learned else limit) if is_asked else None
+    idle = _idle(node, limit, PATIENCE * limit if is_learned else limit) if rules.weak_signs else None
     return _stopped(node, limit) or idle or _busy(node, rules, limit)
 
 
@@ -218,6 +215,8 @@ def _stopped(node: Node, limit: float) -> Hang | None:
 
 
 def _idle(node: Node, limit: float, start_s: float) -> Hang | None:
+    if any(track.stopped_at_s is not None for track in node.tracks.values()):
+        return None  # who is stopped was idle a moment before that was seen, and the others wait for it
     for_s = node.at_s - max(track.quiet_at_s for track in node.tracks.values())
     if node.sign_at_s is not None:
         for_s = min(for_s, node.at_s - node.sign_at_s)
