@@ -95,7 +95,7 @@ lint: venv ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-size: venv ## print the figures of the code's size, each beside its limit in tests/limits.json
+size: venv ## print how large the project is, beside 0.2 and the goals of 0.3
 	@$(BIN)/python -m tests.sizes
 
 bench: venv ## measure this project and its peers in turn, for an hour; write benchmarks/RESULTS.md

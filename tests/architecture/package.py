@@ -12,8 +12,6 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "trainer_launch"
 FILES = sorted(PACKAGE.rglob("*.py"))
 PLUGIN_FOLDERS = ("contracts", "planning/engines")
-REGISTERED_FOLDERS = ("commands", "rehearsal/controllers")  # one module for each command and each controller
-SMALL_LINES = 100
 OURS = "trainer_launch"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 GAP = "…"  # in a text, what is filled in
@@ -129,21 +127,6 @@ def importers() -> dict[str, frozenset[str]]:
             if not below or not below <= modules:  # not only named on the way to a module below it
                 found[name].add(module_of(path))
     return {name: frozenset(others - {name}) for name, others in found.items()}
-
-
-def small_with_one_importer() -> list[Path]:
-    """Modules that belong into their only importer; plug-ins, modules of a registry, entry points apart."""
-    entry_points = re.findall(r'= "([\w.]+):\w+"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return [
-        path
-        for path in FILES
-        if path.name != "__init__.py"
-        and len(path.read_text(encoding="utf-8").splitlines()) < SMALL_LINES
-        and len(importers()[module_of(path)]) == 1
-        and not is_plugin(path)
-        and module_of(path) not in entry_points
-        and not name_of(path).startswith(tuple(f"{folder}/" for folder in REGISTERED_FOLDERS))
-    ]
 
 
 def told_path(title: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 from pathlib import Path
 
 import pytest
@@ -24,19 +23,6 @@ QUOTED = re.compile(r"`([^`\n]+)`")
 # A column of the tables that quotes messages, by the table's head; their other words are not ours.
 MESSAGES = {"| it says |": 1, "| why it was not started again |": 1, "| message |": 1, "| check |": 2}
 NAMES = {"| reason |": 1, "| check |": 1, "| failed check |": 1}
-# What 0.1 said, and what these pages, messages and help texts do not say any more.
-SAID_BEFORE = (
-    *("injects variables and files into a pod and leaves", "reads what was injected, strictly", "clean slate"),
-    *("one exit code for the controller and one message for the person", "What that costs, here and with others"),
-    *("also those that lose", "a launcher of its own, with the variables", "which says how far it is by lines"),
-    *("go wrong on purpose", "nothing in it has to know of the launcher", "stays the image's own", "a time line"),
-    *("Every setting is a variable too", "saved and left with 0", "Why it ended stands in", "where it is better"),
-    *("that is no option) is the command", "the launcher's own win", "is that for everybody", "last words"),
-    *("Who goes on after a loss", "calls the roll", "whoever is at fault framed", "without any sign of life"),
-    *("failures that the whole job's workers may have", "is no command; is", "Broken promise"),
-    *("the job itself is at fault", "not now or not here", "to start it again cannot help", "own lines tell why"),
-    "a slip of the pen",
-)
 RULES: list[failure._Rule | error_lines.Symptom] = [*failure.RULES, *error_lines.SYMPTOMS]
 
 
@@ -62,51 +48,12 @@ def test_a_link_leads_to_a_file_of_this_repository(page: Path) -> None:
         assert not anchor or anchor in anchors_of(there), link
 
 
-def sentences_of(text: str) -> list[str]:
-    """The prose of a page in sentences: no examples, tables, headings and pictures, and `code` is one word."""
-    prose = "\n".join(line for line in FENCED.sub("", text).splitlines() if not line.startswith(("|", "#", "!")))
-    prose = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", prose))
-    parts = (" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=- |\d\. )", prose))
-    return [one for part in parts for one in re.split(r"(?<=[.!?:]) (?=[A-Z*`\[-])", part) if one]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_half_of_a_pages_sentences_have_25_words_or_less(page: Path) -> None:
-    lengths = sorted(len(one.split()) for one in sentences_of(page.read_text(encoding="utf-8")))
-    median = statistics.median(lengths)
-    print(f"{page.name}: {len(lengths)} sentences, median {median}, longest {lengths[-1]} words")
-    assert median <= 25
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_cell_of_a_table_is_a_phrase(page: Path) -> None:
-    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    assert [cell for row in rows for cell in row.strip("|").split(" | ") if len(cell.strip()) > 200] == []
-
-
-def test_sentences_that_had_to_be_read_twice_are_gone() -> None:
-    folders = ("trainer_launch", "tests", "benchmarks", "docker", "docs")
-    kinds = (".md", ".py", ".sh")
-    files = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds)
-    texts_of = {
-        path.relative_to(ROOT).as_posix(): " ".join(path.read_text(encoding="utf-8").split()).lower()
-        for path in (*ROOT.glob("*.md"), *files)
-        if path != Path(__file__)
-    }
-    found = [(name, said) for name, text in texts_of.items() for said in SAID_BEFORE if said.lower() in text]
-    assert found == []
-
-
 def test_the_readmes_first_screen_names_the_two_commands_that_a_fresh_machine_needs() -> None:
     screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:24]
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     named = [word for line in screen for word in re.findall(r"^\$ make ([a-z-]+)", line)]
     assert named == ["demo", "test"]
     assert set(named) <= set(targets)
-
-
-def test_the_readme_is_read_in_two_minutes() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
 def rows_of(page: str, head: str) -> dict[str, dict[str, str]]:
@@ -148,10 +95,6 @@ def test_each_module_on_a_told_path_imports_or_is_imported_by_one_before_it(titl
     for place, name in enumerate(modules[1:], start=1):
         near = importers()[name] | {other for other, by in importers().items() if name in by}
         assert near & set(modules[:place]), f"{name} has nothing to do with those before it"
-
-
-def test_contributing_is_read_in_one_sitting() -> None:
-    assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 200
 
 
 def test_every_page_is_in_the_index() -> None:
