@@ -42,8 +42,8 @@ main()
 NAMES = (
     "trainer-launch, fixed",
     "trainer-launch, elastic",
-    "0.1.0, fixed",
-    "0.1.0, elastic",
+    "0.2.0, fixed",
+    "0.2.0, elastic",
     "torchrun, fixed",
     "torchrun, elastic",
     "torchrun, expert",

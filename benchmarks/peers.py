@@ -116,7 +116,7 @@ def debian(program: str, package: str) -> str:
     return found
 
 
-RELEASE = "0.1.0"  # of this project
+RELEASE = "0.2.0"  # of this project
 _RUN = ("-m", "trainer_launch", "run", "--log-level", "warning", "--max-restarts", "3")
 _TORCHRUN = (*TORCHRUN, "--standalone", "--max-restarts", "3")
 OURS = Launcher("trainer-launch", lambda n: (sys.executable, *_RUN, f"--nproc-per-node={n}", "--"), {}, 1.5)
@@ -268,7 +268,7 @@ def _release_commit() -> str:
         Absent: it cannot be built here.
     """
     release()
-    found = re.search(r"@(\w+)#egg", Path(__file__).with_name("peers").joinpath("release-0.1.txt").read_text())
+    found = re.search(r"@(\w+)#egg", Path(__file__).with_name("peers").joinpath("release-0.2.txt").read_text())
     return found[1] if found else "?"
 
 

@@ -50,7 +50,7 @@ ROWS = {
 }
 
 CAUSES = {
-    "recovery": "What a failure leaves is collected before other workers are stopped; 0.1.0 collects nothing.",
+    "recovery": "What a failure leaves is collected before other workers are stopped.",
     "wake-ups": "The launcher looks every 3 s whether its workers make progress, to notice hangs.",
     "cold": "bash starts the workers at once; here Python starts first and imports torch once.",
     "memory beside": "The fork server and the store hold torch; bash does not.",

@@ -103,7 +103,7 @@ def test_conclusions_compare_with_the_best_other_launcher_and_apart_from_it_with
         Figure("start", "trainer-launch, plain", "s", [0.1]),  # another form, for other programs
         Figure("start", "torchrun", "s", [3.0]),
         Figure("start", "ft_launcher", "s", [4.0]),
-        Figure("start", "0.1.0", "s", [1.0]),
+        Figure("start", "0.2.0", "s", [1.0]),
         Figure("start", "shell", "s", [0.5]),
         Figure("recovery", "trainer-launch", "s", [1.0]),
         Figure("recovery", "torchrun", "s", [], [], ["never"]),
