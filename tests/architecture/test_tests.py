@@ -1,4 +1,4 @@
-"""Tests are named as sentences; `make test` leaves out what takes long; a test that hangs fails alone."""
+"""`make test` leaves out what takes long; a test that hangs fails alone; `make spec` prints all as sentences."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import spec
-from tests.architecture.package import CONTRIBUTING, ROOT, arrows
+from tests.architecture.package import ROOT
 
 MARK = "pytest.mark.long"
 FILES = sorted((ROOT / "tests").rglob("test_*.py"))
-each_file = pytest.mark.parametrize("path", spec.files(), ids=lambda path: path.relative_to(spec.TESTS).as_posix())
 SUITE = """
 import contextlib, os, subprocess, threading, time
 import pytest
@@ -57,39 +55,6 @@ def test_it_supervises():
 def test_the_next_one_passes():
     pass
 """
-
-
-@each_file
-def test_each_file_says_what_it_holds(path: Path) -> None:
-    assert spec.purpose(path).endswith(".")
-
-
-@each_file
-def test_each_test_is_called_by_a_sentence(path: Path) -> None:
-    assert [sentence for sentence in spec.sentences(path) if len(sentence.split()) < 3] == []
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(spec.TESTS).as_posix())
-def test_no_program_in_a_test_has_a_line_that_ends_within_a_string(path: Path) -> None:
-    """As of a backslash and an n where nobody has doubled the backslash; such a test may run only in CI."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\nimport " in node.value:
-            assert _why_not(node.value) != "unterminated string literal", f"{path}, line {node.lineno}"
-
-
-def _why_not(program: str) -> str:
-    try:
-        compile(program, "", "exec")
-    except SyntaxError as problem:
-        return (problem.msg or "").partition(" (")[0]
-    return ""
-
-
-def test_each_folder_of_tests_is_called_as_a_package_or_explained() -> None:
-    told = CONTRIBUTING.read_text(encoding="utf-8").partition("## Tests")[2].partition("\n## ")[0]
-    explained = set(re.findall(r"^\| `(\w+)/` \|", told, re.MULTILINE))
-    folders = {path.name for path in spec.TESTS.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders - set(arrows()) == explained
 
 
 def test_the_specification_is_printed_by_folder() -> None:
