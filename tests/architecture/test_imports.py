@@ -26,13 +26,12 @@ from tests.architecture.package import (
 )
 
 BASE = {
-    "model/__init__.py": {"addresses", "frozen", "signal_policy"},
+    "model/__init__.py": {"addresses", "signal_policy"},
     "model/signal_policy.py": {"errors"},
     "model/exit_codes.py": set(),
     "model/errors.py": {"exit_codes"},
-    "model/findings.py": {"exit_codes", "frozen", "json_lines"},
+    "model/findings.py": {"exit_codes", "json_lines"},
     "model/units.py": set(),
-    "model/frozen.py": set(),
 }
 PURE_FOLDERS = ("contracts/", "planning/engines/")
 SAYS_PURE = re.compile(r"\b(Pure|No effects|Values only)\b|, purely|as a pure")

@@ -18,6 +18,7 @@ from tests.architecture.package import OURS, module_of, plugins_in
 LISTED = Path(__file__).with_name("pid1_modules.txt")
 HEAVY = {"torch", "numpy", "mpi4py", "yaml", "matplotlib", "pynvml", "asyncio.events", "ssl", "psutil"}
 OTHERS = {"_distutils_hack", "sitecustomize"}  # of the environment, not of ours
+DEPENDENCIES = {"msgspec", "typing_extensions"}  # msgspec looks for the second, and needs it not
 UPDATE = "TESTS_UPDATE"  # set it to write the list anew
 
 
@@ -52,7 +53,7 @@ def ours(loaded: set[str]) -> set[str]:
 def strangers(loaded: set[str]) -> set[str]:
     """What is neither of the package nor of Python."""
     tops = {name.partition(".")[0] for name in loaded if ".".join(name.split()) == name}
-    known = {*sys.stdlib_module_names, *OTHERS, OURS}
+    known = {*sys.stdlib_module_names, *OTHERS, *DEPENDENCIES, OURS}
     return {name for name in tops if name not in known and not name.startswith(("_sysconfigdata", "org"))}
 
 
@@ -123,18 +124,3 @@ def test_an_agent_loads_no_contract(agent: str) -> None:
     code = f"import sys, trainer_launch.mpi.{agent}; print(*sys.modules)"
     loaded = python("-c", code).stdout.split()
     assert not [name for name in loaded if name.startswith("trainer_launch.contracts")]
-
-
-@pytest.mark.torch
-def test_pid_1_of_a_torch_job_compiles_no_methods_of_its_frozen_classes() -> None:
-    """Compiling them took a quarter of its CPU time until the workers start."""
-    code = (
-        "import sys, trainer_launch.cli, trainer_launch.commands.run, trainer_launch.pytorch.group_loop\n"
-        "import trainer_launch.membership.server\n"
-        "for name, module in list(sys.modules.items()):\n"
-        "    for one in vars(module).values() if name.startswith('trainer_launch.') else ():\n"
-        "        if isinstance(one, type) and one.__module__ == name:\n"
-        "            made = getattr(one, '__dataclass_params__', None)\n"
-        "            if made and made.frozen: print(f'{name}.{one.__name__}')\n"
-    )
-    assert python("-c", code).stdout.split() == [], "import dataclass from trainer_launch.model.frozen"

@@ -10,12 +10,12 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.conftest import require
 from tests.process.world import DEADLINE_S
@@ -40,7 +40,7 @@ class Agent(mpi_agent.Agent):
 
     def is_in(self, phase: st.Phase, **changes: object) -> None:
         state = st.State(settings=self._settings, phase=phase, stuck={}, members=(A, B), running=(A, B), starts=2)
-        self._state = replace(state, **changes)  # type: ignore[arg-type]
+        self._state = replace(state, **changes)
 
     def waits_to_start(self) -> None:
         self._hosts.sweeps = 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from trainer_launch.model import Member
 from trainer_launch.mpi import job_state as st
@@ -27,7 +27,7 @@ class Job:
     def __init__(self, *members: Member, **settings: object) -> None:
         self.now_s = 100.0
         self.log: list[st.Action] = []
-        given = replace(JobSettings(), **settings)  # type: ignore[arg-type]
+        given = replace(JobSettings(), **settings)
         self.state, actions = job_state_machine.begin(given, members, self.now_s)
         self.log += actions
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.observability.statusserver import PATH, StatusServer, is_valid, make_certificates
 from trainer_launch.contracts.trainer_status import StatusEndpoint
@@ -221,6 +221,6 @@ def test_a_token_file_that_holds_none_is_told_unshown(
 
 @pytest.mark.parametrize("change", [{"ca_file": "/nonexistent"}, {"ca_file": "/dev/null"}, {"server_port": 1}])
 def test_what_cannot_be_reached_is_an_answer(endpoint: StatusEndpoint, change: dict[str, object]) -> None:
-    answer = send(replace(endpoint, **change), body(at(0.1), finished=False))  # type: ignore[arg-type]
+    answer = send(replace(endpoint, **change), body(at(0.1), finished=False))
     assert answer.status is None
     assert answer.why

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainer_launch.model import Cpus, Gpus, Host, Job, Origin
 from trainer_launch.model.settings import Settings
@@ -27,7 +27,7 @@ MACHINE = Host(
 GPU_MACHINE = replace(MACHINE, gpus=Gpus(count=4, reason="4 in /dev"))
 
 
-_OPTIONS = Settings.model_fields.keys() - {field.name for field in dataclasses.fields(Request)}
+_OPTIONS = Settings.model_fields.keys() - set(Request.__struct_fields__)
 
 
 def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes: Any) -> Request:

@@ -6,9 +6,9 @@ import errno
 import socket
 import threading
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.preflight.gpu.test_faults import FAULTS
 from tests.preflight.gpus import HEALTHY_CARDS, LOAD
@@ -32,7 +32,7 @@ SEGMENT = Segment("torch_99_1", 5, 6, 0, 8 * GIB)
 
 
 def limits(**changes: object) -> Limits:
-    return replace(HEALTHY.limits, **changes)  # type: ignore[arg-type]
+    return replace(HEALTHY.limits, **changes)
 
 
 def of_names(**answers: object) -> Names:

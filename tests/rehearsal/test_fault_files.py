@@ -5,6 +5,7 @@ from __future__ import annotations
 import hypothesis
 import pytest
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.rehearsal.refusals import refusal
 from trainer_launch.model.errors import UsageError
@@ -31,7 +32,9 @@ def test_texts_and_objects_are_the_same_faults() -> None:
         "term pod grace=10s back=never at=step:7",
         "partition pod=job-worker-0 for=2.5s at='line:link (is )?up'",
     ]
-    assert requests.read(GOOD, "f.yaml") == tuple(map(grammar.parse, texts))
+    faults = [*requests.read(GOOD, "f.yaml"), *map(grammar.parse, texts)]
+    values = [replace(fault, text="") for fault in faults]
+    assert values[: len(texts)] == values[len(texts) :]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import shlex
 import hypothesis
 import pytest
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.rehearsal.refusals import refusal
 from trainer_launch.model.errors import UsageError
@@ -15,6 +16,10 @@ from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.faults.grammar import Fault, When
 
 FIRST_STEP = When(step=1)
+
+
+def without_words(fault: Fault) -> Fault:
+    return replace(fault, text="", hint="")
 
 
 def fault(kind: str, when: When = FIRST_STEP, **fields: object) -> Fault:
@@ -54,8 +59,8 @@ MEANINGS = [
 @pytest.mark.parametrize(("text", "meant"), MEANINGS)
 def test_every_fault_says_what_it_means(text: str, meant: Fault) -> None:
     found = grammar.parse(text)
-    assert found == meant
-    assert grammar.parse(found.text) == found
+    assert without_words(found) == meant
+    assert without_words(grammar.parse(found.text)) == meant
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ podman() { timeout 600 podman "$@" </dev/null 9>&-; } # what it leaves running m
 
 # shellcheck source=/dev/null
 suite=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
-packages=(numpy mpi4py psutil pydantic-settings nvidia-ml-py)
+packages=(numpy mpi4py msgspec psutil pydantic-settings nvidia-ml-py)
 pinned=$(grep -E "^(torch|pydantic|$(IFS='|' && echo "${packages[*]}"))==" "$root/constraints.txt")
 key=$({ echo "$suite $pinned"; cat "$0"; } | sha256sum | cut -c1-12)
 base=localhost/trainer-launch-test/base:$key

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.waiting import eventually
 from trainer_launch.model import Destination
@@ -18,7 +18,7 @@ def test_a_log_file_that_cannot_be_opened_leaves_no_descriptor(tmp_path: Path, w
     output = Output()
     before = descriptors()
     good = Destination(file=str(tmp_path / "out"))
-    bad = replace(Destination(file=str(tmp_path / "err")), **{which: "/nowhere/x"})  # type: ignore[arg-type]
+    bad = replace(Destination(file=str(tmp_path / "err")), **{which: "/nowhere/x"})
     with pytest.raises(FileNotFoundError):
         output.open("a", "a", {1: good, 2: bad})
     eventually(lambda: descriptors() <= before, f"the same descriptors as before: {before}")

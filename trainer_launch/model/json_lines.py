@@ -12,7 +12,6 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from types import UnionType
 from typing import (
@@ -27,6 +26,9 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from trainer_launch.model.errors import InternalError
 
@@ -163,9 +165,7 @@ class _Shape:
         self._kind = kind
         self._names = tuple(field.name for field in fields(kind))
         self._readers = {name: _reader(hints[name]) for name in self._names}
-        self._needed = {
-            one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING
-        }
+        self._needed = {one.name for one in fields(kind) if one.required}
         self._cuts = tuple((name, most) for name in self._names if (most := _cut_at(hints[name])) is not None)
 
     def values(self, value: object) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _reader(hint: Any, bound: Bound | None = None) -> _Reader:
     if issubclass(hint, tuple):
         hints = get_type_hints(hint, include_extras=True)
         return _row(hint._make, [_reader(hints[name]) for name in hint._fields])
-    if isinstance(hint, type) and is_dataclass(hint):
+    if isinstance(hint, type) and issubclass(hint, Struct):
         return _nested(hint)
     return _SCALARS[hint](bound)
 

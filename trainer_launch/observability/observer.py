@@ -13,8 +13,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from trainer_launch import __version__
 from trainer_launch.contracts.trainer_status import StatusEndpoint, endpoint_of
@@ -189,7 +190,7 @@ class Observer:
         )
 
     def _note(self, **changes: object) -> None:
-        view = replace(self.view, **changes)  # type: ignore[arg-type]
+        view = replace(self.view, **changes)
         if view != self.view:
             self.view = view
             node_view.write(view)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any
+
+from msgspec import Struct, field
 
 from trainer_launch.model import value_parsers
 from trainer_launch.model.errors import UsageError
@@ -30,8 +31,7 @@ class WorkerFailedError(RuntimeError):
         self.signal = signal
 
 
-@dataclass(frozen=True, slots=True)
-class RunPolicy:
+class RunPolicy(Struct, frozen=True):
     """Kubeflow's run policy: inside the pod only `active_deadline_seconds` is kept, else is the controller's."""
 
     clean_pod_policy: Any = None
@@ -40,8 +40,7 @@ class RunPolicy:
     backoff_limit: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Elastic:
+class Elastic(Struct, frozen=True):
     """How many workers start, where and how. None takes the pod's own value; without a platform 1, 1 and 0.
 
     The fields have the names of Flyte 1's and Flyte 2's Elastic.
@@ -75,7 +74,7 @@ class Elastic:
                 f"launch got {repr(given)[:60]} as its second argument; "
                 f"expected trainer_launch.Elastic, or an object with the same fields"
             )
-        names = [one.name for one in fields(cls) if hasattr(given, one.name)]
+        names = [name for name in cls.__struct_fields__ if hasattr(given, name)]
         return cls(**{name: getattr(given, name) for name in names})
 
     def __post_init__(self) -> None:

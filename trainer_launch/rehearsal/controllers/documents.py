@@ -10,10 +10,11 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
 from typing import Any, TypeVar
+
+from msgspec import Struct, field
 
 from trainer_launch.model.errors import MALFORMED, UsageError
 from trainer_launch.model.suggestions import did_you_mean
@@ -36,14 +37,13 @@ class Mark(Enum):
     HIDDEN = "hidden"  # of a field's value: it is nobody's business
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """A value of a manifest; None stands for a field that is absent, as null does in Kubernetes."""
 
     value: Any
     path: str
     where: str  # file, document, kind and name
-    configs: Configs = field(default_factory=lambda: Configs(), compare=False, repr=False)  # given with the job
+    configs: Configs = field(default_factory=lambda: Configs())  # given with the job
 
     def bad(self, expected: str, found: object | None = None) -> UsageError:
         """The one sentence about this field."""
@@ -174,8 +174,7 @@ def _said(value: object) -> str:
 # -- a job and what it was given with ----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Struct, frozen=True, kw_only=True):
     """A job's document, and the runtimes by name."""
 
     job: Field
@@ -197,12 +196,14 @@ _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 Values = Mapping[str, str]  # key -> text; bytes that are no UTF-8 survive as surrogates
 
 
-@dataclass(frozen=True, slots=True)
-class Configs:
+class Configs(Struct, frozen=True):
     """By kind and name, what is given."""
 
     given: Mapping[tuple[str, str], Values] = field(default_factory=dict)
     absent: dict[str, None] = field(default_factory=dict)  # what was asked for, is optional and not given
+
+    def __repr__(self) -> str:
+        return f"Configs({len(self.given)})"  # Secrets are not shown
 
     def find(self, found: Field, kind: str, name: str, key: str = "") -> Values:
         """All values of what `found` refers to, or the one of this key; none of what is optional and not there.
