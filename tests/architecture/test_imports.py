@@ -30,7 +30,7 @@ BASE = {
     "model/signal_policy.py": {"errors"},
     "model/exit_codes.py": set(),
     "model/errors.py": {"exit_codes"},
-    "model/findings.py": {"exit_codes", "json_lines"},
+    "model/findings.py": {"exit_codes"},
     "model/units.py": set(),
 }
 PURE_FOLDERS = ("contracts/", "planning/engines/")

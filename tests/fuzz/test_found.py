@@ -18,9 +18,9 @@ from trainer_launch.host.network import AdapterPort
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership.authentication import Channel
 from trainer_launch.model import Member, value_parsers
+from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.findings import Finding, Status
-from trainer_launch.model.json_lines import MessageError
 from trainer_launch.model.settings import unknown_variables
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.observability import event_log, node_view, progress

@@ -139,7 +139,7 @@ class Divided:
             if message.is_store_host:
                 self.say(agent, msg.Store(message.generation, "h", 1))
         elif isinstance(message, msg.Go) and agent.claims and agent.claims[-1].generation == message.generation:
-            agent.claims = remember((), agent.claims[-1]._replace(sure=True))
+            agent.claims = remember((), replace(agent.claims[-1], sure=True))
             run = self.launchers[seat].run
             self.members[message.generation, seat] = run.members
             agent.training = message.generation, seat

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.membership.divided import Divided, settled
 from trainer_launch.membership.election import ranks_of, remember
@@ -96,7 +97,7 @@ def test_ranks_are_spelled_and_read_again():
 def test_a_sure_claim_ends_all_doubts_before_it():
     one, two, again = (Claim(n, 0, ranks, sure=False) for n, ranks in ((1, "0-2"), (2, "0-1"), (3, "0-2")))
     assert remember(remember((one,), two), again) == (two, again), "the same doubt is kept once"
-    assert remember((one, two), again._replace(sure=True)) == (again._replace(sure=True),)
+    assert remember((one, two), replace(again, sure=True)) == (replace(again, sure=True),)
 
 
 EVENTS = st.one_of(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_launch.membership import protocol as msg
-from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
+from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
 
 ONE_OF_EACH: list[msg.Message] = [
     msg.Hello(1, "job", None, "pod-1", "i1"),

@@ -19,8 +19,8 @@ from trainer_launch.membership.client import Client, Connected, Disconnected, in
 from trainer_launch.membership.server import Server
 from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint
+from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.json_lines import MessageError
 
 LONG_S = 10.0
 

@@ -16,8 +16,8 @@ from trainer_launch.membership import state
 from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.state import Close, Gone, Said
 from trainer_launch.model import Endpoint
+from trainer_launch.model.codec import MAX_LINE_BYTES
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.json_lines import MAX_LINE_BYTES
 from trainer_launch.model.stragglers import Lateness
 
 

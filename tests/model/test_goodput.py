@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainer_launch.model import goodput, json_lines
+from trainer_launch.model import codec, goodput
 from trainer_launch.model.goodput import Kind, Ledger, Signs, Told
 
 
@@ -162,10 +162,10 @@ def test_who_joins_a_job_goes_on_with_the_longest_ledger() -> None:
 
 def test_a_ledger_for_others_is_a_message() -> None:
     told = goodput.told(until_training(), 20.0)
-    assert json_lines.decode(Told, json_lines.encode(told)) == told
+    assert codec.decode(Told, codec.encode(told)) == told
     for bad in ('{"spent_s": {"napping": 1}}', '{"spent_s": {"training": -1}}', '{"spent_s": {"training": 1e99}}'):
-        with pytest.raises(json_lines.MessageError):
-            json_lines.decode(Told, bad)
+        with pytest.raises(codec.MessageError):
+            codec.decode(Told, bad)
 
 
 def test_the_sentence_names_the_longest_first() -> None:

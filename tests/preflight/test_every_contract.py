@@ -21,7 +21,7 @@ def subject_of(case: dict[str, object]) -> Subject | None:
         topology = place(job, HOST)
     except LaunchError:
         return None  # a rank beyond the job's nodes; every command says so
-    fields = {name: getattr(HEALTHY, name) for name in HEALTHY.__slots__}
+    fields = {name: getattr(HEALTHY, name) for name in HEALTHY.__struct_fields__}
     there = {"lookup": lambda name: frozenset({"10.0.0.7"}), "cards": None}  # GPUs that are no job's workers'
     return Subject(**{**fields, **there, "job": job, "topology": topology})
 

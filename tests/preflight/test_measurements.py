@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
 from trainer_launch.model.findings import Checksum, Measure, fitted, fitted_checksums
-from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 from trainer_launch.preflight.cluster.preflight_messages import MAX_FACTS, MAX_VALUE, Record, parse, render
 
 GEMM = Measure("gemm", 665.1, "TFLOP/s", "NVIDIA H200", 3)
@@ -53,10 +53,10 @@ def test_what_was_measured_but_is_no_number_is_nothing() -> None:
 )
 def test_what_is_no_measure_is_refused(row: Any) -> None:
     line = render(Record({}, 0.0, 0.0, "[]")).replace(b'"measures":[]', b'"measures":' + json.dumps([row]).encode())
-    with pytest.raises(MessageError, match="a record has a field that is not"):
+    with pytest.raises(MessageError, match=r"measures\[0\]"):
         parse(line)
 
 
 def test_too_many_are_refused() -> None:
-    with pytest.raises(MessageError, match="a list of 0 to 256 items"):
+    with pytest.raises(MessageError, match="length <= 256"):
         parse(render(Record({}, 0.0, 0.0, "[]", (GEMM,) * 257)))

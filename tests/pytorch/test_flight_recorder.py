@@ -19,8 +19,8 @@ import pytest
 
 from tests.cli.launching import clean_env
 from tests.waiting import eventually
+from trainer_launch.model.codec import decode
 from trainer_launch.model.collectives import MAX_BYTES, Entries, Group, RankState, Recorded, explain, numbers_in
-from trainer_launch.model.json_lines import decode
 from trainer_launch.pytorch.flight_recorder import answer, entered, told
 from trainer_launch.pytorch.recorder_questions import Recorders
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer_launch.model.json_lines import MessageError
+from trainer_launch.model.codec import MessageError
 from trainer_launch.pytorch import messages
 from trainer_launch.pytorch.messages import (
     Forked,

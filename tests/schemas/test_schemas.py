@@ -64,6 +64,7 @@ def test_a_job_as_status_shows_it_is_so_too() -> None:
     for world in worlds:
         for progress in (None, (0.5, 3.0), (None, 1.0)):
             made = json.loads(json.dumps(to_builtins(state.status(world.state, world.now_s, progress))))
+            del made["kind"]  # of the message
             told = {"launchers": [], "job": made, "job_problem": None}
             assert violations("status", told) == []
 
@@ -102,6 +103,7 @@ def documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tu
         yield "pod", json.loads(saved.read_text())
     yield "preflight", preflight_report()
     job = to_builtins(state.status(running()[0].state, 0.0, (0.5, 3.0)))
+    del job["kind"]  # of the message
     yield "status", {"launchers": [], "job": json.loads(json.dumps(job)), "job_problem": None}
     events = tmp_path / "events"
     run = ("run", "--engine=plain", "--prefix", "--events", str(events), "--", "sh", "-c", "echo said >&2; exit 3")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from trainer_launch.commands import run
 from trainer_launch.contracts import read_job
 from trainer_launch.host import files, logs, process_attributes, runtime_directory
-from trainer_launch.model import Outcome, Plan, Workers, exit_codes, json_lines
+from trainer_launch.model import Outcome, Plan, Workers, codec, exit_codes
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.settings import JOB_FLAGS, Settings, flag_of, load
 from trainer_launch.planning.reading import live_pod
@@ -27,7 +27,7 @@ def main(folder: str, told: str) -> None:
     """Do as `told`, and leave the report in this directory."""
     inherited.end_on_stop()
     inherited.open_streams()
-    spec = json_lines.parsed_spec(FunctionLaunchSpec, told)
+    spec = codec.parsed_spec(FunctionLaunchSpec, told)
     process_attributes.die_with_parent(signal.SIGTERM)  # the workers have their grace
     if os.getppid() != spec.parent:
         sys.exit(exit_codes.STOPPED)
@@ -36,7 +36,7 @@ def main(folder: str, told: str) -> None:
     except LaunchError as problem:
         report = Report(refused=type(problem).__name__, message=_in_callers_words(str(problem)))
     if os.getppid() == spec.parent:
-        files.replace(f"{folder}/{function_launch.REPORT}", json_lines.encode(report))
+        files.replace(f"{folder}/{function_launch.REPORT}", codec.encode(report))
     else:  # it was killed: nobody is left to read, and to remove the directory
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -101,7 +101,7 @@ def _known(view: node_view.View) -> dict[str, Json]:
     for one in progress.read(view.run_dir):
         values = to_builtins(one)
         values["age_s"] = round(max(0.0, now_s - values.pop("at_s")), 1)
-        del values["first_at_s"], values["first_step"]
+        del values["first_at_s"], values["first_step"], values["not_finite"]
         values["checkpoint_s"] = round(one.checkpoint_s, 3)
         values["metrics"] = {name: strict(number) for name, number in one.metrics.items()}
         reports.append(values)
@@ -133,7 +133,9 @@ def _ask(views: Sequence[node_view.View]) -> tuple[dict[str, Json] | None, str |
             problems.append(str(failed))
             continue
         if status.generation >= known:
-            return {**to_builtins(status), "goodput": as_json(status.goodput)}, None
+            table = to_builtins(status)
+            del table["kind"]
+            return {**table, "goodput": as_json(status.goodput)}, None
         problems.append(
             f"the coordinator at {Endpoint(*place)} does not know generation {known}, which this node was in"
         )

@@ -2,7 +2,7 @@
 
 PID 1, the agents of mpirun, the workers and `status` tell each other things here; nobody else writes to it.
 Messages are in `membership/protocol.py`, `preflight/cluster/preflight_messages.py` and `pytorch/messages.py`. What
-a child is told when it is started is a value that `model/json_lines.py` prints, or its arguments.
+a child is told when it is started is a value that `model/codec.py` prints, or its arguments.
 Little is imported: training scripts load this with `report()`.
 """
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec.structs import replace
 
 from trainer_launch import __version__
-from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError, encode
+from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError, encode
 
 WRONG_SECRET = "its secret differs from the job's"
 NO_SECRET = "the job has a secret, and none was shown; mount the job's Secret in all pods"

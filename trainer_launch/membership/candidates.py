@@ -18,8 +18,8 @@ from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import inquire
 from trainer_launch.membership.state import Looked
 from trainer_launch.model import Endpoint, Seats
+from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.json_lines import MessageError
 
 _AT_ONCE = 256  # candidates, so that a look at many needs few descriptors
 

@@ -34,9 +34,9 @@ from trainer_launch.membership.authentication import (
 from trainer_launch.membership.election import remember
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model import Endpoint, Seats
+from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.goodput import Told
-from trainer_launch.model.json_lines import MessageError
 from trainer_launch.model.units import counted
 
 _READ_BYTES = 65536
@@ -564,7 +564,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             elif isinstance(message, msg.Go) and self._hello.claims[-1:]:
                 last = self._hello.claims[-1]
                 if last.generation == message.generation:
-                    self._remember(last._replace(sure=True))
+                    self._remember(replace(last, sure=True))
             if isinstance(message, msg.Restart) and message.generation <= self._joined_after:
                 return None
         if isinstance(message, msg.Formed):

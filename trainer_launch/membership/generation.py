@@ -29,9 +29,9 @@ from trainer_launch.membership.state import (
     runs,
 )
 from trainer_launch.model import FailureRecord
+from trainer_launch.model.codec import MAX_TEXT
 from trainer_launch.model.collectives import MAX_ENTERED, entered_in_words
 from trainer_launch.model.goodput import LONGEST_S, Kind, Told
-from trainer_launch.model.json_lines import MAX_TEXT
 from trainer_launch.model.units import counted, in_ranges, listed
 
 Step: TypeAlias = tuple[State, tuple[Reply, ...]]

@@ -177,7 +177,7 @@ def _go(state: State, now_s: float) -> Step:
     if claims and claims[-1].generation == run.number:
         if len(run.took) < len(run.members):
             return state, ()
-        claims = (claims[-1]._replace(sure=True),)
+        claims = (replace(claims[-1], sure=True),)
     state = replace(state, phase=Phase.RUNNING, run=replace(run, go_s=now_s), claims=claims)
     state = lateness.begin(state, now_s)
     go = msg.Go(run.number, run.store.host, run.store.port)

@@ -7,30 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, NamedTuple, TypeAlias, get_args
+from typing import Annotated, NamedTuple, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from trainer_launch import __version__
+from trainer_launch.model.codec import MAX_TEXT, Amount, Codec, Count, Name, Port, Real, Tagged, Text
 from trainer_launch.model.collectives import MAX_ENTERED, Entries, RankState
 from trainer_launch.model.goodput import Seconds, Told
-from trainer_launch.model.json_lines import (
-    MAX_ITEMS,
-    MAX_TEXT,
-    Amount,
-    Bound,
-    Codec,
-    Count,
-    FreeText,
-    Name,
-    Port,
-    Printable,
-    Text,
-)
 from trainer_launch.model.stragglers import Lateness
 
 VERSION = 6
-MAX_NODES = MAX_ITEMS
+MAX_NODES = 65536
 MAX_CLAIMS = 32
 MAX_QUARANTINED = 16
 DEVICE, MACHINE = "device", "machine"  # what a death shows: a device failed; it may be the machine's doing
@@ -63,23 +51,23 @@ def _ascend(ranks: str) -> bool:
     return True
 
 
-NodeRank: TypeAlias = Annotated[int, Bound(0, MAX_NODES - 1)]
-Nodes: TypeAlias = Annotated[int, Bound(0, MAX_NODES)]
-_Spans: TypeAlias = Annotated[str, Bound(1, MAX_TEXT, _ascend, "ranks such as 0-3,7")]
-_Role: TypeAlias = Annotated[str, Bound(0, _MAX_NAME)]  # any text, as torchrun has it
-_Seen: TypeAlias = Annotated[int, Bound(0, 2**31 - 1)]  # there are always numbers above it
-_Workers: TypeAlias = Annotated[int, Bound(0, MAX_RANKS)]  # of one node
-_AllWorkers: TypeAlias = Annotated[int, Bound(0, MAX_NODES * MAX_RANKS)]
-_Rank: TypeAlias = Annotated[int, Bound(0, 2**31 - 1)]
-_Ranks: TypeAlias = Annotated[tuple[_Rank, ...], Bound(0, MAX_RANKS)]
+NodeRank: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES - 1)]
+Nodes: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES)]
+_Spans: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+_Role: TypeAlias = Annotated[str, Meta(max_length=_MAX_NAME)]  # any text, as torchrun has it
+_Seen: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # there are always numbers above it
+_Workers: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RANKS)]  # of one node
+_AllWorkers: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES * MAX_RANKS)]
+_Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Ranks: TypeAlias = Annotated[tuple[_Rank, ...], Meta(max_length=MAX_RANKS)]
 # By collective, the ranks that entered it last when a generation failed.
-_LastEntered: TypeAlias = Annotated[Mapping[Printable, _Ranks], Bound(0, MAX_ENTERED)]
-_Suspects: TypeAlias = Annotated[tuple[_Rank, ...], Bound(0, MAX_SUSPECTS)]
-_Code: TypeAlias = Annotated[int, Bound(-(2**31), 2**32 - 1)]
-_Lease: TypeAlias = Annotated[float, Bound(1e-6, 1e6)]  # seconds
+_LastEntered: TypeAlias = Annotated[Mapping[Name, _Ranks], Meta(max_length=MAX_ENTERED)]
+_Suspects: TypeAlias = Annotated[tuple[_Rank, ...], Meta(max_length=MAX_SUSPECTS)]
+_Code: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
+_Lease: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e6)]  # seconds
 
 
-class Claim(NamedTuple):
+class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A generation as its members know it; see election.py."""
 
     generation: Count
@@ -87,8 +75,12 @@ class Claim(NamedTuple):
     ranks: _Spans  # its members, as 0-3,7
     sure: bool  # whether every member has taken it
 
+    def __post_init__(self) -> None:
+        if not _ascend(self.ranks):
+            raise ValueError("Expected ranks such as 0-3,7")
 
-_Machine: TypeAlias = Annotated[str, Bound(0, _MAX_NAME, str.isascii, "ASCII")]
+
+_Machine: TypeAlias = Annotated[str, Meta(max_length=_MAX_NAME, pattern=r"\A[\x00-\x7f]*\Z")]
 
 
 class Quarantine(NamedTuple):
@@ -96,18 +88,18 @@ class Quarantine(NamedTuple):
 
     host: Name  # the node's name when it was found
     machine: _Machine  # "": only the host is known
-    why: FreeText
+    why: Text
 
 
-_Quarantined: TypeAlias = Annotated[tuple[Quarantine, ...], Bound(0, MAX_QUARANTINED)]
-_Claims: TypeAlias = Annotated[tuple[Claim, ...], Bound(0, MAX_CLAIMS)]
+_Quarantined: TypeAlias = Annotated[tuple[Quarantine, ...], Meta(max_length=MAX_QUARANTINED)]
+_Claims: TypeAlias = Annotated[tuple[Claim, ...], Meta(max_length=MAX_CLAIMS)]
 Row: TypeAlias = tuple[NodeRank | None, Text, Name, Amount | None]
 
 
 # -- messages of status ------------------------------------------------------------------------
 
 
-class StatusQuery(Struct, frozen=True):
+class StatusQuery(Tagged, frozen=True, forbid_unknown_fields=False):
     """In place of a Hello: how does the job stand? A Status is the answer, and the end of the connection."""
 
     version: Nodes
@@ -115,13 +107,13 @@ class StatusQuery(Struct, frozen=True):
     proof: Text | None = None  # see authentication.py
 
 
-class Time(Struct, frozen=True):
+class Time(Tagged, frozen=True):
     """What time is it at node 0? The first words of a node in preflight; a coordinator answers with Refused."""
 
-    sent: float
+    sent: Real
 
 
-class Status(Struct, frozen=True):
+class Status(Tagged, frozen=True):
     """How the job stands."""
 
     phase: Name
@@ -131,16 +123,20 @@ class Status(Struct, frozen=True):
     min_nodes: Nodes
     max_nodes: Nodes
     n_nodes: Count  # all that are known; `nodes` are as many of them as fit, above all the absent
-    nodes: Annotated[tuple[Row, ...], Bound(0, MAX_NODES)]  # node rank, host, state, seconds since it was lost
+    nodes: Annotated[
+        tuple[Row, ...], Meta(max_length=MAX_NODES)
+    ]  # node rank, host, state, seconds since it was lost
     progress: Amount | None  # of rank 0
     progress_age_s: Amount | None
-    end: FreeText | None  # why the job is over
-    stall: FreeText | None = None  # why the present generation did not go on, the last time that it did not
+    end: Text | None  # why the job is over
+    stall: Text | None = None  # why the present generation did not go on, the last time that it did not
     stall_age_s: Amount | None = None
     spares: Nodes = 0  # beyond `max_nodes`
     goodput: Seconds | None = None  # by what they were spent on, since the job's oldest launcher started
-    stragglers: Annotated[tuple[Lateness, ...], Bound(0, MAX_SUSPECTS)] = ()
-    lateness: Annotated[tuple[Lateness, ...], Bound(0, MAX_SUSPECTS)] = ()  # of the latest ranks in the last sample
+    stragglers: Annotated[tuple[Lateness, ...], Meta(max_length=MAX_SUSPECTS)] = ()
+    lateness: Annotated[
+        tuple[Lateness, ...], Meta(max_length=MAX_SUSPECTS)
+    ] = ()  # of the latest ranks in the last sample
     lateness_age_s: Amount | None = None
     quarantined: _Quarantined = ()
 
@@ -148,7 +144,7 @@ class Status(Struct, frozen=True):
 # -- from a node ------------------------------------------------------------------------------
 
 
-class Hello(Struct, frozen=True):
+class Hello(Tagged, frozen=True, forbid_unknown_fields=False):
     """Who is calling. A node that has been in the job before says what it has seen, should the server be new."""
 
     version: Nodes
@@ -163,12 +159,12 @@ class Hello(Struct, frozen=True):
     workers: _Workers = 0  # on this node; 0: torch's own agents settle ranks among themselves
     role: _Role = ""  # of these workers, as in torchrun
     machine: _Machine = ""  # what identifies the machine below it; "": not known
-    fault: FreeText = ""  # what its own preflight found faulty here
+    fault: Text = ""  # what its own preflight found faulty here
     quarantined: _Quarantined = ()  # whom it knows of
     label: _Machine = ""  # where it is in the network, such as block-a/rack-3; "": it does not say
 
 
-class Join(Struct, frozen=True):
+class Join(Tagged, frozen=True):
     """This node has no workers running and is ready for a generation above `generation`."""
 
     incarnation: Name
@@ -178,21 +174,21 @@ class Join(Struct, frozen=True):
     prepared: bool = True  # False: it cannot start workers yet, and joins again when it can
     goodput: Told | None = None  # its ledger
     fault: Name | None = None  # DEVICE: what that worker's death proves
-    evidence: FreeText = ""  # for it
+    evidence: Text = ""  # for it
     entered: _LastEntered = field(default_factory=dict)
 
 
-class Renew(Struct, frozen=True):
+class Renew(Tagged, frozen=True):
     """Still here."""
 
 
-class Took(Struct, frozen=True):
+class Took(Tagged, frozen=True):
     """This node has heard of the generation, and will say so wherever it goes."""
 
     generation: Count
 
 
-class Store(Struct, frozen=True):
+class Store(Tagged, frozen=True):
     """Group rank 0 has opened the generation's store."""
 
     generation: Count
@@ -200,60 +196,60 @@ class Store(Struct, frozen=True):
     port: Port
 
 
-class Failed(Struct, frozen=True):
+class Failed(Tagged, frozen=True):
     """A worker of this node failed, and no other node's loss was known here."""
 
     generation: Count
     rank: _Rank | None
     exit_code: _Code | None
     signal: _Code | None
-    message: FreeText = ""
+    message: Text = ""
     error: Text | None = None  # the type of the exception that ended it
     lost_peer: bool = False  # whether all that failed on this node say that the connection to a peer was closed
     finished: _Ranks = ()  # ranks that had ended with exit code 0 before
     cause: Name | None = None  # the exit reason for all nodes, where a restart cannot help
     fault: Name | None = None  # DEVICE or MACHINE
-    evidence: FreeText = ""  # for it
+    evidence: Text = ""  # for it
     entered: _LastEntered = field(default_factory=dict)
 
 
-class Leave(Struct, frozen=True):
+class Leave(Tagged, frozen=True):
     """This node goes on purpose."""
 
-    reason: FreeText
+    reason: Text
 
 
-class Quit(Struct, frozen=True):
+class Quit(Tagged, frozen=True):
     """This node's agent has ended the job: torchrun's own restarts are spent, and it does not come back."""
 
-    reason: FreeText
+    reason: Text
 
 
-class Ranks(Struct, frozen=True):
+class Ranks(Tagged, frozen=True):
     """What this node's ranks show: it sees no progress, or was asked."""
 
     generation: Count
-    states: Annotated[tuple[RankState, ...], Bound(0, MAX_RANKS)]
-    at_ns: Annotated[int, Bound(0, 2**63 - 1)]  # since the epoch
+    states: Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANKS)]
+    at_ns: Annotated[int, Meta(ge=0, le=2**63 - 1)]  # since the epoch
     limit_s: Amount = 0.0  # it has seen none for so long; 0: it was asked
 
 
-class ClockAnswer(Struct, frozen=True):
+class ClockAnswer(Tagged, frozen=True):
     """What this node's clock shows, ns since the epoch; said at once."""
 
     number: Count
-    at_ns: Annotated[int, Bound(0, 2**63 - 1)]
+    at_ns: Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-class Entered(Struct, frozen=True):
+class Entered(Tagged, frozen=True):
     """When this node's ranks entered their last collectives, and what is known of the GPUs of the suspects."""
 
     generation: Count
-    ranks: Annotated[tuple[Entries, ...], Bound(0, MAX_RANKS)]
-    devices: Annotated[tuple[tuple[_Rank, FreeText], ...], Bound(0, MAX_SUSPECTS)] = ()
+    ranks: Annotated[tuple[Entries, ...], Meta(max_length=MAX_RANKS)]
+    devices: Annotated[tuple[tuple[_Rank, Text], ...], Meta(max_length=MAX_SUSPECTS)] = ()
 
 
-class Done(Struct, frozen=True):
+class Done(Tagged, frozen=True):
     """All workers of this node have succeeded."""
 
     generation: Count
@@ -262,22 +258,22 @@ class Done(Struct, frozen=True):
 # -- from the server --------------------------------------------------------------------------
 
 
-class Challenge(Struct, frozen=True):
+class Challenge(Tagged, frozen=True):
     """The first line, for all versions: what a proof must contain, or "" when there is no secret."""
 
     nonce: Text
 
 
-class Welcome(Struct, frozen=True):
+class Welcome(Tagged, frozen=True):
     """The Hello was good; a node that says nothing for `lease_s` counts as lost."""
 
     lease_s: _Lease
 
 
-class Refused(Struct, frozen=True):
+class Refused(Tagged, frozen=True):
     """Not in this job; `retry` tells whether that may change. Launchers of all versions read these two fields."""
 
-    reason: FreeText
+    reason: Text
     retry: bool
 
 
@@ -293,7 +289,7 @@ class Quarantined(Refused, frozen=True):
     """Not in this job, for what the machine has shown."""
 
 
-class Waiting(Struct, frozen=True):
+class Waiting(Tagged, frozen=True):
     """Who is missing before the next generation; nobody while one runs."""
 
     present: Nodes
@@ -302,7 +298,7 @@ class Waiting(Struct, frozen=True):
     running: bool = False  # on those that are present
 
 
-class Formed(Struct, frozen=True):
+class Formed(Tagged, frozen=True):
     """A generation: this node is `group_rank` of `size`. Its store host answers with Store."""
 
     generation: Count
@@ -319,7 +315,7 @@ class Formed(Struct, frozen=True):
     quarantined: _Quarantined = ()  # for who serves the job next
 
 
-class Go(Struct, frozen=True):
+class Go(Tagged, frozen=True):
     """The generation's store is open there: start the workers."""
 
     generation: Count
@@ -327,26 +323,26 @@ class Go(Struct, frozen=True):
     port: Port
 
 
-class Restart(Struct, frozen=True):
+class Restart(Tagged, frozen=True):
     """That generation is over: stop its workers and join again."""
 
     generation: Count
-    reason: FreeText
+    reason: Text
     unnoticed_s: Amount = 0.0  # for how long that was true and not known
     grows: bool = False  # nothing has failed: newcomers may join
 
 
-class ShowRanks(Struct, frozen=True):
+class ShowRanks(Tagged, frozen=True):
     """Another node sees no progress: tell what your ranks show."""
 
     generation: Count
 
 
-class Explained(Struct, frozen=True):
+class Explained(Tagged, frozen=True):
     """Why the job does not go on, from what all nodes have told."""
 
     generation: Count
-    text: FreeText
+    text: Text
     ranks: _Ranks = ()  # whom it is about
     cause: Text = ""  # the exit reason that it proves, "": none
     helps: bool | None = None  # whether a restart can help
@@ -354,13 +350,13 @@ class Explained(Struct, frozen=True):
     active: bool = False  # the cause still shows progress: nobody hangs
 
 
-class ClockQuestion(Struct, frozen=True):
+class ClockQuestion(Tagged, frozen=True):
     """What does this node's clock show? The answer is said at once."""
 
     number: Count
 
 
-class ShowEntries(Struct, frozen=True):
+class ShowEntries(Tagged, frozen=True):
     """Tell when your ranks have entered their last collectives."""
 
     generation: Count
@@ -369,27 +365,27 @@ class ShowEntries(Struct, frozen=True):
     looks_us: Count = 0  # for so long
 
 
-class Stragglers(Struct, frozen=True):
+class Stragglers(Tagged, frozen=True):
     """Which ranks of this node are stragglers now; those that are no longer told have recovered."""
 
     generation: Count
-    ranks: Annotated[tuple[Lateness, ...], Bound(0, MAX_SUSPECTS)]
+    ranks: Annotated[tuple[Lateness, ...], Meta(max_length=MAX_SUSPECTS)]
 
 
-class GiveUp(Struct, frozen=True):
+class GiveUp(Tagged, frozen=True):
     """The job is over and has failed; the rest names the first failure of its last generation, if there was one."""
 
-    reason: FreeText
+    reason: Text
     node: Text | None = None
     rank: _Rank | None = None
     exit_code: _Code | None = None
     signal: _Code | None = None
-    message: FreeText | None = None
+    message: Text | None = None
     cause: Name | None = None  # the exit reason for all nodes, where the failure has one of its own
-    seen: FreeText = ""  # which collectives the ranks entered last
+    seen: Text = ""  # which collectives the ranks entered last
 
 
-class Finished(Struct, frozen=True):
+class Finished(Tagged, frozen=True):
     """All nodes are done."""
 
 
@@ -430,10 +426,5 @@ FromServer: TypeAlias = (
 Message: TypeAlias = FromNode | FromServer
 
 
-_CODEC = Codec(*get_args(Message))
-render = _CODEC.encode
-
-
-def parse(line: bytes) -> Message:
-    """Read a line, with or without its newline."""
-    return _CODEC.decode(line)  # type: ignore[no-any-return]
+_CODEC: Codec[Message] = Codec(Message, max_text=MAX_TEXT)
+render, parse = _CODEC.encode, _CODEC.decode

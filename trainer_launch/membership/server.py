@@ -47,9 +47,9 @@ from trainer_launch.membership.state import (
     other_version,
 )
 from trainer_launch.model import Endpoint, Hosting, Seats
+from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.goodput import Seconds
-from trainer_launch.model.json_lines import MessageError
 
 # -- connections: let them in, hear them, answer, drop who misbehaves ----------------------------
 

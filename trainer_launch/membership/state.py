@@ -20,9 +20,9 @@ from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model import FailureRecord
+from trainer_launch.model.codec import MAX_LINE_BYTES, encode
 from trainer_launch.model.collectives import RankState
 from trainer_launch.model.goodput import Seconds, Told
-from trainer_launch.model.json_lines import MAX_LINE_BYTES, encode
 from trainer_launch.model.stragglers import Lateness
 
 Key: TypeAlias = "int | str"  # a node's rank, or its host when it has none

@@ -14,10 +14,10 @@ from enum import Enum
 from itertools import chain, islice
 from typing import Annotated, NamedTuple, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.model.json_lines import Amount, Bound, Count, FreeText, Text
+from trainer_launch.model.codec import Amount, Count, Text
 from trainer_launch.model.units import listed
 
 MAX_BYTES = 1 << 20  # of one rank's answer
@@ -34,8 +34,8 @@ _EVEN = frozenset({"all_reduce", "broadcast", "reduce", "all_reduce_coalesced", 
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})  # which rank is the root, is not recorded
 
 
-_Ns: TypeAlias = Annotated[int, Bound(0, 2**63 - 1)]
-_Us: TypeAlias = Annotated[int, Bound(0, 2**40)]  # twelve days
+_Ns: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Us: TypeAlias = Annotated[int, Meta(ge=0, le=2**40)]  # twelve days
 
 
 class Collective(NamedTuple):
@@ -50,10 +50,10 @@ class Collective(NamedTuple):
         return self.operation if self.sizes in ("", "[]", "[[]]") else f"{self.operation} ({self.sizes})"
 
 
-_Rank: TypeAlias = Annotated[int, Bound(0, 2**31 - 1)]
+_Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-class Group(Struct, frozen=True, kw_only=True):
+class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How far one rank is in one process group."""
 
     title: Text = ""
@@ -83,18 +83,20 @@ class Look(NamedTuple):
     place: Text
 
 
-class Entries(Struct, frozen=True, kw_only=True):
+class Entries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When one rank entered its last collectives, in their order; ns since the epoch, by its node's clock."""
 
     rank: _Rank
     step_us: Count = 0  # its collectives repeat themselves after so long; 0: they do not
     repeats: Count = 0  # and after so many
     is_cut: bool = False  # whether there were more before
-    groups: Annotated[tuple[EnteredGroup, ...], Bound(0, MAX_GROUPS)] = ()
+    groups: Annotated[tuple[EnteredGroup, ...], Meta(max_length=MAX_GROUPS)] = ()
     start_ns: _Ns = 0  # the first of the entries
-    which: Annotated[tuple[Count, ...], Bound(0, MAX_ENTRIES)] = ()  # their groups; a higher number: point-to-point
-    gaps_us: Annotated[tuple[_Us, ...], Bound(0, MAX_ENTRIES)] = ()  # since the one before
-    looks: Annotated[tuple[Look, ...], Bound(0, MAX_LOOKS)] = ()  # where it was meanwhile, if it was asked
+    which: Annotated[
+        tuple[Count, ...], Meta(max_length=MAX_ENTRIES)
+    ] = ()  # their groups; a higher number: point-to-point
+    gaps_us: Annotated[tuple[_Us, ...], Meta(max_length=MAX_ENTRIES)] = ()  # since the one before
+    looks: Annotated[tuple[Look, ...], Meta(max_length=MAX_LOOKS)] = ()  # where it was meanwhile, if it was asked
 
     def each(self) -> Iterator[tuple[EnteredGroup | None, int, int]]:
         """Group, number and time of each; None: a point-to-point operation."""
@@ -121,11 +123,11 @@ class Entries(Struct, frozen=True, kw_only=True):
         )
 
 
-class Recorded(Struct, frozen=True, kw_only=True):
+class Recorded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A worker's answer to PID 1."""
 
     number: Count = 0  # of the question
-    why: FreeText = ""  # nothing can be told
+    why: Text = ""  # nothing can be told
     saved: Count = 0  # bytes of its dump
     groups: Mapping[str, Group] = field(default_factory=dict)  # by name, the same on all ranks
     entries: Entries | None = None  # where these were asked for
@@ -158,17 +160,17 @@ class Doing(str, Enum):
         return self not in (Doing.UNKNOWN, Doing.COLLECTIVE, Doing.DATA)
 
 
-class RankState(Struct, frozen=True, kw_only=True):
+class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that is known of one rank."""
 
     rank: _Rank
     node: Count | None = None
     life: Life = Life.ALIVE
     how: Text = ""  # it died
-    place: FreeText = ""  # where its main thread is
+    place: Text = ""  # where its main thread is
     doing: Doing = Doing.UNKNOWN
     groups: Mapping[str, Group] = field(default_factory=dict)
-    why: FreeText = ""  # its flight recorder tells nothing
+    why: Text = ""  # its flight recorder tells nothing
     quiet_s: Amount | None = None  # since its last output, report(), files, collectives or work, or its end
 
     @property
@@ -229,7 +231,7 @@ def last_entered(states: Sequence[RankState]) -> dict[str, tuple[int, ...]]:
         if known:
             one, name, group = max(known, key=lambda each: each[0].at_ns)
             words = f"{one.operation} #{one.number} of {group.title or f'group {name}'}"
-            words = "".join(letter for letter in words if letter.isprintable())[:_NAME_CHARS]
+            words = "".join(letter for letter in words if " " <= letter <= "~")[:_NAME_CHARS]
             found[words] = (*found.get(words, ()), state.rank)
     return dict([*found.items()][:MAX_ENTERED])
 

@@ -13,11 +13,10 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from trainer_launch.model import exit_codes
-from trainer_launch.model.json_lines import Bound
 
 Value: TypeAlias = "bool | int | float | str | None"
 
@@ -164,15 +163,15 @@ MAX_MEASURES = 256
 MAX_CHECKSUMS = 64
 MAX_BYTES = 12_000  # of all measures of a node as JSON; checksums have a quarter of that
 _MAX_NAME = 120
-_Word: TypeAlias = Annotated[str, Bound(0, _MAX_NAME)]
-_Gpu: TypeAlias = Annotated[int, Bound(0, 1023)]
+_Word: TypeAlias = Annotated[str, Meta(max_length=_MAX_NAME)]
+_Gpu: TypeAlias = Annotated[int, Meta(ge=0, le=1023)]
 
 
 class Measure(NamedTuple):
     """One figure: the greater, the better."""
 
     name: _Word  # what was measured, by a stable name: gemm, hbm-copy, h2d, d2h
-    value: Annotated[float, Bound(0, 1e18)]
+    value: Annotated[float, Meta(ge=0, le=1e18)]
     unit: _Word  # TFLOP/s, GB/s (10^9 bytes)
     model: _Word  # of the GPU that it was measured on; "" where none was
     gpu: _Gpu | None  # its number on the node, as nvidia-smi has it; None: of the whole node
@@ -187,8 +186,8 @@ class Checksum(NamedTuple):
     value: _Word
 
 
-Measures: TypeAlias = Annotated[tuple[Measure, ...], Bound(0, MAX_MEASURES)]
-Checksums: TypeAlias = Annotated[tuple[Checksum, ...], Bound(0, MAX_CHECKSUMS)]
+Measures: TypeAlias = Annotated[tuple[Measure, ...], Meta(max_length=MAX_MEASURES)]
+Checksums: TypeAlias = Annotated[tuple[Checksum, ...], Meta(max_length=MAX_CHECKSUMS)]
 
 
 def fitted(measures: Iterable[Measure]) -> tuple[Measure, ...]:

@@ -11,10 +11,10 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Annotated, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.model.json_lines import Amount, Bound, Count
+from trainer_launch.model.codec import Amount, Count, Real, Whole
 from trainer_launch.model.units import duration
 
 
@@ -39,37 +39,37 @@ class Kind(str, Enum):
         return self.value.replace("_", " ")
 
 
-Seconds: TypeAlias = Annotated[Mapping[Kind, Amount], Bound(0, len(Kind))]
+Seconds: TypeAlias = Annotated[Mapping[Kind, Amount], Meta(max_length=len(Kind))]
 LONGEST_S = 1e9  # of a job; nobody is believed who tells of more
 UNSEEN_S = 600.0  # after which workers that show no step count as training
 
 
-class Signs(Struct, frozen=True, kw_only=True):
+class Signs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the workers of one generation have shown so far; times are monotonic."""
 
-    first_s: float
-    last_s: float
-    first_step: int | None = None
-    step: int | None = None  # None: there is progress, but nobody tells steps
-    saved_s: float = 0.0  # in checkpoints that are done
+    first_s: Real
+    last_s: Real
+    first_step: Whole | None = None
+    step: Whole | None = None  # None: there is progress, but nobody tells steps
+    saved_s: Real = 0.0  # in checkpoints that are done
     is_saving: bool = False  # since the last sign
 
 
-class Told(Struct, frozen=True):
+class Told(Struct, frozen=True, forbid_unknown_fields=True):
     """A ledger as another node takes it over."""
 
     spent_s: Seconds
     step: Count | None = None  # the highest so far
 
 
-class Ledger(Struct, frozen=True, kw_only=True):
+class Ledger(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One node's; `at_s` is the monotonic second up to which all is booked, `kind` what has been done since."""
 
-    at_s: float
+    at_s: Real
     kind: Kind = Kind.STARTING  # TRAINING: workers run, whatever they do
-    since_s: float = 0.0  # when that began
-    spent_s: Mapping[Kind, float] = field(default_factory=lambda: MappingProxyType({}))
-    unseen_s: float = 0.0  # workers ran and showed nothing: training, if no step is ever seen
+    since_s: Real = 0.0  # when that began
+    spent_s: Mapping[Kind, Real] = field(default_factory=lambda: MappingProxyType({}))
+    unseen_s: Real = 0.0  # workers ran and showed nothing: training, if no step is ever seen
     top: Count | None = None  # the highest step of earlier generations
     has_trained: bool = False
     signs: Signs | None = None  # of the present workers

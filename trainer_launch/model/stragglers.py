@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from trainer_launch.model.codec import Amount, Count, Text
 from trainer_launch.model.collectives import Entries, Look, ranges_in
-from trainer_launch.model.json_lines import Amount, Bound, Count, FreeText, Text
 
 LATE = 0.1  # of a step; what is less is no matter
 _LATE_NS = 1_000_000  # nor is what is shorter: a scheduler's turn
@@ -25,7 +25,7 @@ _WAITED = 0.5  # of its lateness, in the step before: then it is not the cause
 _ROUNDED_NS = 2_000  # a difference of two times that are told in µs
 _Key: TypeAlias = "tuple[str, str]"  # a group's name and its members
 _N = TypeVar("_N", int, float)
-_Rank: TypeAlias = Annotated[int, Bound(0, 2**31 - 1)]
+_Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Entry(NamedTuple):
@@ -49,19 +49,19 @@ class Timeline(Struct, frozen=True, kw_only=True):
     looks: tuple[Look, ...] = ()
 
 
-class Lateness(Struct, frozen=True, kw_only=True):
+class Lateness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How late one rank was in one sample."""
 
     rank: _Rank
     node: Count | None = None
     steps: Count = 0  # in which it entered collectives that are known of all members
     late: Count = 0  # of these, in which it was late, and not because it waited for others
-    last: Annotated[float, Bound(0, 1)] = 0.0  # share of the collectives that it entered last
+    last: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of the collectives that it entered last
     median_s: Amount = 0.0  # how late it was, in the middle of the steps
     p95_s: Amount = 0.0
     step_s: Amount = 0.0
     place: Text = ""  # where it was while it was late
-    device: FreeText = ""  # its GPU's clocks, throttling and temperature
+    device: Text = ""  # its GPU's clocks, throttling and temperature
 
     @property
     def is_straggler(self) -> bool:

@@ -8,42 +8,42 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Annotated, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct, to_builtins
 
 from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.model import json_lines
+from trainer_launch.model import codec
+from trainer_launch.model.codec import MAX_TEXT, Count, Port, Text, Whole
 from trainer_launch.model.goodput import Ledger
-from trainer_launch.model.json_lines import Bound, Count, Port, Printable
 from trainer_launch.model.stragglers import Lateness
 
 _MAX_BYTES = 262_144
-_Seconds: TypeAlias = Annotated[float, Bound(0, 1e15)]
-_Place: TypeAlias = tuple[Printable, Port]
+_Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
+_Place: TypeAlias = tuple[Text, Port]
 
 
-class View(Struct, frozen=True, kw_only=True):
+class View(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A launcher's own state; times in seconds since the epoch. Anybody may write such a file to /tmp."""
 
-    version: Printable
+    version: Text
     pid: Count
     started_ticks: Count  # of the process, as /proc has it: tells it from a later one with its number
-    run_dir: Printable
-    host: Printable
+    run_dir: Text
+    host: Text
     node_rank: Count | None
-    contract: Printable
-    engine: Printable
-    phase: Printable
+    contract: Text
+    engine: Text
+    phase: Text
     since_s: _Seconds  # in this phase
     started_s: _Seconds
     attempt: Count = 1
-    processes: tuple[tuple[Printable, Count], ...] = ()  # name and pid of those that run
-    exits: tuple[tuple[Printable, int], ...] = ()  # name and exit code of the last that ended
+    processes: tuple[tuple[Text, Count], ...] = ()  # name and pid of those that run
+    exits: tuple[tuple[Text, Whole], ...] = ()  # name and exit code of the last that ended
     ended: Count = 0  # how many have, so far
     asked_to_stop_by: Count | None = None
-    job: Printable | None = None  # the job's name at its coordinator
+    job: Text | None = None  # the job's name at its coordinator
     coordinator: _Place | None = None  # host and port; elsewhere when node 0 is gone
-    secret_file: Printable | None = None  # where the job's secret is, which the coordinator may ask for
+    secret_file: Text | None = None  # where the job's secret is, which the coordinator may ask for
     metrics_port: Count | None = None
     ledger: Ledger | None = None  # of the goodput; None: it trains nothing
     stragglers: tuple[Lateness, ...] = ()  # of this node's ranks
@@ -52,19 +52,31 @@ class View(Struct, frozen=True, kw_only=True):
 def write(view: View) -> None:
     """Replace the file; a full disk does not stop the job."""
     with contextlib.suppress(OSError):
-        files.replace(f"{view.run_dir}/{runtime_directory.LAUNCHER}", json_lines.encode(view))
+        files.replace(f"{view.run_dir}/{runtime_directory.LAUNCHER}", codec.encode(view, MAX_TEXT))
 
 
 def read(folder: str) -> View | None:
     """The view of a launcher that is alive, None when there is none."""
     text = LiveFiles(_MAX_BYTES).read(f"{folder}/{runtime_directory.LAUNCHER}")
     try:
-        view = json_lines.decode(View, text or b"", _MAX_BYTES)
-    except json_lines.MessageError:
+        view = codec.decode(View, text or b"", _MAX_BYTES)
+    except codec.MessageError:
+        return None
+    if not all(map(str.isprintable, _texts(to_builtins(view)))):
         return None
     entry = process_tree.read(view.pid)
     alive = entry is not None and entry.started == view.started_ticks and entry.state not in "ZX"
     return view if alive else None
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text in a value made of dictionaries, lists and tuples."""
+    if isinstance(value, str):
+        yield value
+    for part in (
+        (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    ):
+        yield from _texts(part)
 
 
 def find(folders: Sequence[str] | None = None) -> tuple[View, ...]:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.runtime_directory import PROGRESS, PROGRESS_END
-from trainer_launch.model import json_lines
-from trainer_launch.model.json_lines import Bound, Count
+from trainer_launch.model import codec
+from trainer_launch.model.codec import Count
 from trainer_launch.observability.report import MAX_METRICS, MAX_NAME
 
 _MAX_BYTES = 262_144
 _MAX_FILES = 1024
-_Seconds: TypeAlias = Annotated[float, Bound(0, 1e15)]
-_Metric: TypeAlias = Annotated[str, Bound(1, MAX_NAME)]
-_Number: TypeAlias = Annotated[float, Bound(-math.inf, math.inf)]
+_Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
+_Metric: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
-class Progress(Struct, frozen=True, kw_only=True):
+class Progress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One process's latest report."""
 
     rank: Count | None  # None: the process has no rank in a job
@@ -32,9 +30,12 @@ class Progress(Struct, frozen=True, kw_only=True):
     at_s: _Seconds  # this machine's monotonic clock
     time_s: _Seconds  # since the epoch
     step: Count | None = None  # how many are done; older versions of `report()` say none
-    progress: Annotated[float, Bound(0, 1)] | None  # 0.0 to 1.0
+    progress: Annotated[float, Meta(ge=0, le=1)] | None  # 0.0 to 1.0
     eta_s: _Seconds | None
-    metrics: Annotated[Mapping[_Metric, _Number], Bound(0, MAX_METRICS)]
+    metrics: Annotated[Mapping[_Metric, float], Meta(max_length=MAX_METRICS)]
+    not_finite: Mapping[_Metric, Literal["nan", "inf", "-inf"]] = field(
+        default_factory=dict
+    )  # JSON has no such numbers
     first_at_s: _Seconds | None = None  # its first report, monotonic
     first_step: Count | None = None  # the first step that it told
     checkpoint_s: _Seconds = 0.0  # in checkpoints so far
@@ -61,12 +62,13 @@ def first(reports: Sequence[Progress]) -> Progress | None:
 def parse(text: bytes) -> Progress | None:
     """A report file's content; None when it is not one."""
     try:
-        found = json_lines.decode(Progress, text, _MAX_BYTES)
-    except json_lines.MessageError:
+        found: Progress = codec.decode(Progress, text, _MAX_BYTES)
+    except codec.MessageError:
         return None
     # Prometheus takes no lone surrogates.
-    metrics = {name.encode(errors="replace").decode(): value for name, value in found.metrics.items()}
-    return replace(found, metrics=metrics)
+    told = {**found.metrics, **{name: float(word) for name, word in found.not_finite.items()}}
+    metrics = {name.encode(errors="replace").decode(): value for name, value in told.items()}
+    return replace(found, metrics=metrics, not_finite={})
 
 
 def _order(one: Progress) -> tuple[bool, int, int]:

@@ -185,6 +185,7 @@ class _Reporter:
             self._is_writing = False
 
     def _values(self) -> dict[str, object]:
+        metrics = self._said["metrics"]
         return {
             "rank": self._rank,
             "local_rank": self._local_rank,
@@ -192,6 +193,8 @@ class _Reporter:
             "at_s": self._at_s,
             "time_s": time.time() - (time.monotonic() - self._at_s),
             **self._said,
+            "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
+            "not_finite": {name: str(value) for name, value in metrics.items() if not math.isfinite(value)},
             "first_at_s": self._first_at_s,
             "first_step": self._first_step,
             "checkpoint_s": self._checkpoint_s,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from trainer_launch.model import Binding, exit_codes
+from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError, UsageError
-from trainer_launch.model.json_lines import MessageError
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import early_fork_server, messages
 from trainer_launch.pytorch.messages import Forked, ForkWorkers, OpenStore, Ready, RequestFailed, StoreOpen, Unfit

@@ -170,7 +170,7 @@ def serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> 
 
     `no_workers` is why workers cannot be forked.
     """
-    from trainer_launch.model.json_lines import MessageError
+    from trainer_launch.model.codec import MessageError
     from trainer_launch.pytorch import messages
 
     is_small = False

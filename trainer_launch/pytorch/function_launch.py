@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from msgspec import Struct
 
 from trainer_launch.host import files, runtime_directory
-from trainer_launch.model import Failure, GivenUp, Verdict, errors, exit_codes, json_lines
+from trainer_launch.model import Failure, GivenUp, Verdict, codec, errors, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.pytorch.elastic import Elastic, WorkerFailedError
@@ -66,7 +66,7 @@ def launch(fn: Callable[..., Any], elastic: Elastic | Any, /, *args: Any, **kwar
         return {rank: load(rank, data) for rank, data in results(folder).items()}
 
 
-class FunctionLaunchSpec(Struct, frozen=True, kw_only=True):
+class FunctionLaunchSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the launcher is told."""
 
     program: str  # of the workers
@@ -103,7 +103,7 @@ def _start(
     # The workers of a fork need no program; the plan does.
     pickled = b"" if is_forked else call_pickled(fn, args, kwargs, elastic.start_method)
     program = write(folder, name, pickled, timeout_s)
-    launcher, spec = f"{folder}/{_LAUNCHER}", json_lines.printed_spec(spec_of(elastic, program))
+    launcher, spec = f"{folder}/{_LAUNCHER}", codec.encode(spec_of(elastic, program)).decode()
     files.replace(launcher, program_text("trainer_launch.commands.function_launcher", folder, spec).encode())
     argv, env = (sys.executable, launcher), {**elastic.variables(), **os.environ}
     if is_forked:
@@ -180,8 +180,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
 def _report(folder: str) -> Report:
     try:
-        with open(f"{folder}/{REPORT}", encoding="utf-8") as file:
-            return json_lines.decode(Report, file.read())
+        with open(f"{folder}/{REPORT}", "rb") as file:
+            return codec.decode(Report, file.read())
     except FileNotFoundError:
         raise NodeError("the launcher of launch() was killed, and its workers with it") from None
 

@@ -1,6 +1,6 @@
 """Messages between PID 1 and its fork server: a length, a JSON object, and descriptors beside the first bytes.
 
-Both ends are of one version of this package; the version in each message says so.
+Both ends are of one version of this package.
 """
 
 from __future__ import annotations
@@ -9,23 +9,20 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeAlias, get_args
+from typing import Annotated, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
-from trainer_launch.model.json_lines import Bound, Codec, Count, MessageError, Port
+from trainer_launch.model.codec import Codec, Count, MessageError, Port, Tagged
 
-VERSION = 1
 MAX_BYTES = 1 << 24
 _LENGTH_BYTES = 4
 _MAX_FDS = 253  # the kernel's limit for one call
-_Time: TypeAlias = Annotated[int, Bound(-(2**63), 2**63)]  # in ns
-_Streams: TypeAlias = Annotated[
-    tuple[Count, ...], Bound(0, 2, lambda of: of in ((), (1,), (2,), (1, 2), (2, 1)), "1, 2, or both")
-]
+_Time: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # in ns
+_Streams: TypeAlias = Annotated[tuple[Annotated[int, Meta(ge=1, le=2)], ...], Meta(max_length=2)]
 
 
-class ForkedWorker(Struct, frozen=True, kw_only=True):
+class ForkedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one worker has for itself."""
 
     local_rank: Count
@@ -36,8 +33,12 @@ class ForkedWorker(Struct, frozen=True, kw_only=True):
     memory: Count | None = None  # the NUMA node whose memory it prefers
     recorder: bool = False  # whether a socket follows its streams, on which it answers PID 1's questions
 
+    def __post_init__(self) -> None:
+        if len({*self.streams}) < len(self.streams):
+            raise ValueError("Expected each stream once")
 
-class ForkWorkers(Struct, frozen=True, kw_only=True):
+
+class ForkWorkers(Tagged, frozen=True, kw_only=True):
     """Fork these workers. Their streams' descriptors come with the message, in the workers' order.
 
     The last descriptor is a pipe, from which each process reads a byte before it goes on; its end means: exit.
@@ -55,7 +56,7 @@ class ForkWorkers(Struct, frozen=True, kw_only=True):
         return sum(len(worker.streams) + worker.recorder for worker in self.workers) + 1
 
 
-class OpenStore(Struct, frozen=True):
+class OpenStore(Tagged, frozen=True):
     """Start a process with a store, on a port from `low` to `high`, or on any free one; a pipe comes with it."""
 
     low: Port | None = None
@@ -67,32 +68,32 @@ class OpenStore(Struct, frozen=True):
         return 1
 
 
-class Ready(Struct, frozen=True):
+class Ready(Tagged, frozen=True):
     """The server can fork; the files that it has loaded, with their change times in ns and their sizes."""
 
     files: Mapping[str, tuple[_Time, Count]] = field(default_factory=dict)
 
 
-class Unfit(Struct, frozen=True):
+class Unfit(Tagged, frozen=True):
     """Workers cannot be forked from this server."""
 
     reason: str
 
 
-class Forked(Struct, frozen=True):
+class Forked(Tagged, frozen=True):
     """The workers are children of the launcher; their pids in the order of the request."""
 
     pids: tuple[Count, ...]
 
 
-class StoreOpen(Struct, frozen=True):
+class StoreOpen(Tagged, frozen=True):
     """The store's process is a child of the launcher, and listens."""
 
     pid: Count
     port: Port
 
 
-class RequestFailed(Struct, frozen=True):
+class RequestFailed(Tagged, frozen=True):
     """The request was not carried out, and nothing of it is left."""
 
     reason: str
@@ -104,17 +105,8 @@ def cannot_fork(reason: str) -> str:
 
 
 Message: TypeAlias = ForkWorkers | OpenStore | Ready | Unfit | Forked | StoreOpen | RequestFailed
-_CODEC = Codec(*get_args(Message), version=VERSION, max_bytes=MAX_BYTES)
-printed = _CODEC.encode
-
-
-def parsed(data: bytes) -> Message:
-    """The message that a JSON object is.
-
-    Raises:
-        MessageError: it is none.
-    """
-    return _CODEC.decode(data)  # type: ignore[no-any-return]
+_CODEC: Codec[Message] = Codec(Message, max_bytes=MAX_BYTES)
+printed, parsed = _CODEC.encode, _CODEC.decode
 
 
 # -- on a socket ------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.host import files
+from trainer_launch.model.codec import MAX_TEXT, Count, MessageError, Name, Real, Text, decode, encode
 from trainer_launch.model.collectives import RankState
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.json_lines import Count, FreeText, MessageError, Name, Text, decode, encode
 from trainer_launch.model.redaction import redact_text
 
 MAX_BYTES = 32 << 20  # of one node's bundle
@@ -47,12 +47,12 @@ _ID = re.compile(r"\d{8}T\d{6}Z-[\w.-]{1,128}")
 log = logging.getLogger(__name__)
 
 
-class Incident(Struct, frozen=True, kw_only=True):
+class Incident(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `incident.json` says."""
 
-    sentence: FreeText  # what happened, for people
+    sentence: str  # what happened, for people
     kind: Name  # failure or hang
-    time_s: float  # since the epoch
+    time_s: Real  # since the epoch
     job: Text = ""
     host: Text = ""
     node_rank: Count | None = None
@@ -61,8 +61,8 @@ class Incident(Struct, frozen=True, kw_only=True):
     ranks: tuple[Count, ...] = ()  # whom the sentence is about
     restart_helps: bool | None = None
     states: tuple[RankState, ...] = ()  # of this node's ranks
-    missing: tuple[FreeText, ...] = ()  # what could not be collected, and why
-    took_s: float = 0.0
+    missing: tuple[str, ...] = ()  # what could not be collected, and why
+    took_s: Real = 0.0
 
 
 class Stored(Struct, frozen=True, kw_only=True):
@@ -163,7 +163,7 @@ def finish(folder: str, incident: Incident) -> Incident:
         words = (f"{os.path.relpath(path, folder)}: removed, there was no room" for path in lost)
         incident = replace(incident, missing=tuple(dict.fromkeys([*incident.missing, *words])))
         try:
-            files.replace(f"{folder}/{ABOUT}", encode(incident))
+            files.replace(f"{folder}/{ABOUT}", encode(incident, MAX_TEXT))
         except OSError as problem:
             most_bytes = size_of(folder) - 1
             if problem.errno == errno.ENOSPC and any(size for path, size in _sizes(folder) if _is_spare(path)):

@@ -19,7 +19,7 @@ from trainer_launch.membership.authentication import Channel
 from trainer_launch.membership.client import Lines, LostError
 from trainer_launch.membership.election import ranks_of, wanted_candidates
 from trainer_launch.model import Endpoint
-from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
+from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
 from trainer_launch.mpi.host_readiness import Probes, _Target
 from trainer_launch.observability import tables
 from trainer_launch.preflight import report_formats

@@ -13,7 +13,7 @@ from msgspec import to_builtins
 from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
 from trainer_launch.host import deadline_subprocess, process_tree, runtime_directory, shm
-from trainer_launch.model import findings, json_lines
+from trainer_launch.model import codec, findings
 from trainer_launch.observability import event_log, node_view, observer, progress, tables, trainjob_status
 from trainer_launch.preflight.cluster import pair_tests
 from trainer_launch.preflight.cluster import preflight_messages as msg
@@ -95,7 +95,7 @@ def childs_answer(data: bytes) -> None:
             msg.render(msg.Result(1, pair_tests._read(_TEST, told)))
     heard = ring.read("t", data.decode("utf-8", "replace"))
     assert all(math.isfinite(rate) for *_, rate in heard.pairs)
-    attempt(json_lines.decode, msg.Record, data, kinds=(json_lines.MessageError,))
+    attempt(codec.decode, msg.Record, data, kinds=(codec.MessageError,))
 
 
 @target("json", 8000)

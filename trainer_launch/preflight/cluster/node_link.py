@@ -22,9 +22,9 @@ from trainer_launch.membership import candidates
 from trainer_launch.membership.client import Lines, LostError, ReconnectingClient, UnprovenError
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint, PortRange
+from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding
-from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError
 from trainer_launch.model.units import printable
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster import present_nodes

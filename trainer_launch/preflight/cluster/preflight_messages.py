@@ -10,14 +10,14 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, NamedTuple, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Meta, field
 from msgspec.structs import replace
 
 from trainer_launch.membership.protocol import Challenge, Hello, NodeRank, Nodes, StatusQuery
 from trainer_launch.membership.protocol import Refused as Refused
 from trainer_launch.membership.protocol import Time as Time
+from trainer_launch.model.codec import Codec, Count, Name, Port, Real, Tagged, Text
 from trainer_launch.model.findings import Checksums, Finding, Measures, Severity, Status
-from trainer_launch.model.json_lines import Bound, Codec, Count, Name, Port, Text
 from trainer_launch.model.units import counted, listed
 from trainer_launch.preflight.report_formats import finding_as_json, finding_of
 
@@ -27,10 +27,10 @@ MAX_FACTS = 400
 MAX_VALUE = 300  # characters of one fact
 MAX_FINDINGS_BYTES = 30_000  # inside a line each of them may take two
 
-_Fact: TypeAlias = Annotated[str, Bound(0, MAX_VALUE)]
-_Facts: TypeAlias = Annotated[Mapping[_Fact, _Fact], Bound(0, MAX_FACTS)]
-_Way: TypeAlias = Annotated[str, Bound(4, 6, ("socket", "gloo", "nccl").__contains__, "socket, gloo or nccl")]
-_Findings: TypeAlias = Annotated[str, Bound(0, MAX_FINDINGS_BYTES)]
+_Fact: TypeAlias = Annotated[str, Meta(max_length=MAX_VALUE)]
+_Facts: TypeAlias = Annotated[Mapping[_Fact, _Fact], Meta(max_length=MAX_FACTS)]
+_Way: TypeAlias = Annotated[str, Meta(pattern=r"\A(socket|gloo|nccl)\Z")]
+_Findings: TypeAlias = Annotated[str, Meta(max_length=MAX_FINDINGS_BYTES)]
 
 
 class Seen(NamedTuple):
@@ -43,7 +43,7 @@ class Seen(NamedTuple):
 # -- from a node ------------------------------------------------------------------------------
 
 
-class Present(Struct, frozen=True):
+class Present(Tagged, frozen=True, forbid_unknown_fields=False):
     """Who is there. `port` is where this node listens for probes and pair tests."""
 
     version: Nodes
@@ -55,30 +55,30 @@ class Present(Struct, frozen=True):
     proof: Text | None = None  # as a Hello's
 
 
-class Alive(Struct, frozen=True):
+class Alive(Tagged, frozen=True):
     """Still here."""
 
 
-class Record(Struct, frozen=True):
+class Record(Tagged, frozen=True):
     """What this node is, by stable names, and what its own checks found that others must know."""
 
     facts: _Facts
-    offset_s: float  # node 0's clock minus this one's
-    error_s: float  # at most so much off
+    offset_s: Real  # node 0's clock minus this one's
+    error_s: Real  # at most so much off
     findings: _Findings  # as a verdict's
     measures: Measures = ()
     checksums: Checksums = ()
     tokens: _Facts = field(default_factory=dict)  # whose this node found, by folder
 
 
-class Result(Struct, frozen=True):
+class Result(Tagged, frozen=True):
     """How this end saw its test, on each rail."""
 
     round: Nodes
-    seen: Annotated[tuple[Seen, ...], Bound(1, MAX_RAILS)]
+    seen: Annotated[tuple[Seen, ...], Meta(min_length=1, max_length=MAX_RAILS)]
 
 
-class Found(Struct, frozen=True):
+class Found(Tagged, frozen=True):
     """What this node's own checks have found before all were there: the others are told, should they never be."""
 
     findings: _Findings  # as a verdict's
@@ -87,31 +87,31 @@ class Found(Struct, frozen=True):
 # -- from the server --------------------------------------------------------------------------
 
 
-class Waiting(Struct, frozen=True):
+class Waiting(Tagged, frozen=True):
     """The cluster preflight goes on for at most so much longer; the first few that are missing, by name."""
 
     present: Nodes
     wanted: Nodes
     missing: tuple[Text, ...]
-    left_s: float
+    left_s: Real
 
 
-class TimeIs(Struct, frozen=True):
+class TimeIs(Tagged, frozen=True):
     """Node 0's clock when it heard and when it answered."""
 
-    sent: float
-    heard: float
-    answered: float
+    sent: Real
+    heard: Real
+    answered: Real
 
 
-class Complete(Struct, frozen=True):
+class Complete(Tagged, frozen=True):
     """All are there: send the record. Secrets are compared by hashes with this salt."""
 
     salt: Name
     tokens: tuple[Name, ...]  # the incarnations of the nodes to look for in folders for checkpoints
 
 
-class Test(Struct, frozen=True):
+class Test(Tagged, frozen=True):
     """Test the way to another node, or among all; who is first listens for the token, the others find it there."""
 
     round: Nodes
@@ -120,14 +120,14 @@ class Test(Struct, frozen=True):
     host: Name
     port: Port
     token: Name
-    limit_s: float
+    limit_s: Real
     way: _Way = "socket"  # or torch's gloo or nccl
-    rails: Annotated[int, Bound(1, MAX_RAILS)] = 1  # each with a communicator of its own
+    rails: Annotated[int, Meta(ge=1, le=MAX_RAILS)] = 1  # each with a communicator of its own
     is_whole: bool = False  # one communicator for all rails of all nodes
     address: Text = ""  # of the first one, as node 0 sees it; the host may not resolve elsewhere
 
 
-class Decided(Struct, frozen=True):
+class Decided(Tagged, frozen=True):
     """What was found, as a JSON list of findings, the worst first."""
 
     findings: _Findings
@@ -136,7 +136,7 @@ class Decided(Struct, frozen=True):
 # -- from a node's listener, to whoever connects there ----------------------------------------
 
 
-class Here(Struct, frozen=True):
+class Here(Tagged, frozen=True):
     """This node runs; how far it has come with the cluster preflight."""
 
     stage: Text
@@ -147,17 +147,8 @@ FromServer: TypeAlias = Challenge | Waiting | TimeIs | Complete | Test | Decided
 Message: TypeAlias = FromNode | FromServer | Here
 
 
-_CODEC = Codec(
-    *(Present, Alive, Time, Record, Result, Found, Hello, StatusQuery),
-    *(Challenge, Waiting, TimeIs, Complete, Test, Decided, Refused),
-    Here,
-)
-render = _CODEC.encode
-
-
-def parse(line: bytes) -> Message:
-    """Read a line, with or without its newline."""
-    return _CODEC.decode(line)  # type: ignore[no-any-return]
+_CODEC: Codec[Message] = Codec(Message)
+render, parse = _CODEC.encode, _CODEC.decode
 
 
 # -- findings as a text: a JSON list, the worst first, as many as fit ---------------------------

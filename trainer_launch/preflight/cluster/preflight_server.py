@@ -12,8 +12,8 @@ from queue import Empty, SimpleQueue
 from trainer_launch.membership.protocol import Hello, StatusQuery
 from trainer_launch.membership.server import Complaints, Connection, ServerConnections, hang_up
 from trainer_launch.model import Endpoint
+from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import MALFORMED
-from trainer_launch.model.json_lines import MessageError
 from trainer_launch.preflight.cluster import nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import ClusterPreflight
