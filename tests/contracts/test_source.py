@@ -138,7 +138,7 @@ def test_every_read_is_remembered_once_and_in_order() -> None:
     read.file("/f", "hosts")
     read.count("X", "nodes")
     assert read.facts == (
-        Fact(name="X", value="1", origin=Origin.ENV, field="nodes"),
+        Fact(name="X", value="1", origin=Origin.ENV, field="nodes", became=1),
         Fact(name="/f", value="1 bytes", origin=Origin.FILE, field="hosts"),
     )
 

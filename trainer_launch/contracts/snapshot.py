@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
-from trainer_launch.model import Job, Json, Member, Origin, Rendezvous
+from trainer_launch.model import Fact, Job, Json, Member, Origin, Rendezvous
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import REDACTED, redact, redact_command, redact_file, redact_text
 from trainer_launch.model.value_parsers import shown
@@ -140,29 +141,43 @@ def _files(value: object) -> SnapshotFiles:
 # -- the job object of explain --json ----------------------------------------------------------
 
 
+_AS_THEY_ARE = (
+    *("contract", "role", "nproc_per_node", "node_rank", "hostname_index", "world_size", "is_coordinator"),
+    *(
+        "max_restarts",
+        "several_nodes_shown_by",
+        "completion_index",
+        "foreign_replicated_job",
+        "rank_behind_workers",
+    ),
+    *("worker_for_each_gpu", "sparse", "ssh_dir", "secret_file", "should_report_progress"),
+)  # fields of Job
+
+
 def flat(job: Job) -> dict[str, Json]:
-    """A job as plain JSON: the common keys, then the contract's own details."""
-    nodes = job.nodes
+    """A job as plain JSON: the platform's own words, then the fields of Job."""
+    nodes, mpi, status = job.nodes, job.mpi, job.status
     made: dict[str, Json] = {
-        "contract": job.contract,
-        "role": job.role,
+        "standalone": None,
+        **{fact.field: fact.became for fact in job.facts if _is_word(fact)},
+        **{name: getattr(job, name) for name in _AS_THEY_ARE},
         "nodes": nodes.fixed if nodes else None,
         "min_nodes": nodes.min if nodes else None,
         "max_nodes": nodes.max if nodes else None,
-        "nproc_per_node": job.nproc_per_node,
-        "node_rank": job.node_rank,
-        "hostname_index": job.hostname_index,
-        "world_size": job.world_size,
+        "elastic": nodes.fixed is None if nodes else None,
         **_master(job),
         **_hosts(job.members),
-        "is_coordinator": job.is_coordinator,
         **_rendezvous(job.rendezvous),
-        "max_restarts": job.max_restarts,
-        "elastic": nodes.fixed is None if nodes else None,
-        "standalone": None,
+        **({} if mpi is None else asdict(mpi)),
+        "status_enabled": status is not None,
+        **({} if status is None else asdict(status)),
     }
-    made.update((key, _plain(value)) for key, value in job.details.items())
-    return made
+    return {key: _plain(value) for key, value in made.items()}
+
+
+def _is_word(fact: Fact) -> bool:
+    """Whether a fact became a key of its own: `null` too where it was derived."""
+    return bool(fact.field) and (fact.became is not None or fact.origin is Origin.DERIVED)
 
 
 def _master(job: Job) -> dict[str, Json]:

@@ -87,7 +87,7 @@ class Contract:
     name: str
     marks: Marks
     read: Callable[[Source], Job]
-    weaker_than: tuple[str, ...] = ()  # the contracts it yields to
+    kind: str = ""  # of job; marks of two kinds in one pod are an error. "": these marks decide, or yield to all
 
 
 class Source:
@@ -124,7 +124,7 @@ class Source:
     @property
     def facts(self) -> tuple[Fact, ...]:
         """What was read so far, in order, each once."""
-        return tuple(dict.fromkeys(self._facts))
+        return tuple({(fact.name, fact.field): fact for fact in self._facts}.values())
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -135,9 +135,14 @@ class Source:
         """Keep a sentence for the person who asks what is odd."""
         self._warnings.append(sentence)
 
-    def note(self, name: str, value: str, origin: Origin, field: str) -> None:
+    def note(self, name: str, value: str, origin: Origin, field: str, became: Json = None) -> None:
         """Remember something that was read other than by a getter."""
-        self._facts.append(Fact(name=name, value=value, origin=origin, field=field))
+        self._facts.append(Fact(name=name, value=value, origin=origin, field=field, became=became))
+
+    def derive(self, **words: Json) -> None:
+        """Keep the platform's own words for what it told, by their keys in the `job` of `explain --json`."""
+        for key, value in words.items():
+            self.note(key, "", Origin.DERIVED, key, value)
 
     # -- variables ----------------------------------------------------------------------------
 
@@ -295,8 +300,15 @@ class Source:
         parsed = parse(value)
         if parsed is None:
             raise self.error(name, value, expected)
-        self.note(name, value, Origin.ENV, field)
+        self.note(name, value, Origin.ENV, field, _plain(parsed))
         return parsed
+
+
+def _plain(value: object) -> Json:
+    """A parsed value as JSON has it."""
+    if isinstance(value, Endpoint):
+        return str(value)
+    return value if isinstance(value, (bool, int, str, tuple)) else None
 
 
 # -- JSON in a variable ------------------------------------------------------------------------

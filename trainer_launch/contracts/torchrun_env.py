@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from trainer_launch.contracts import generic_env, names
 from trainer_launch.contracts.source import Source
-from trainer_launch.model import Endpoint, Job, Json, Member, NodeRange, Origin, Rendezvous
+from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
 
 _STATIC = "static"
 _C10D = "c10d"
@@ -66,33 +66,29 @@ def nodes(source: Source) -> NodeRange:
     return source.node_range("PET_NNODES", "nodes")
 
 
-def oddities(source: Source) -> dict[str, Json]:
-    """Details about variables that torchrun would stumble over, with a warning for each."""
-    details: dict[str, Json] = {}
-    standalone = source.flag(_STANDALONE, "standalone", default=None)
-    if standalone is not None:
-        details["standalone"] = standalone
-        if source.blank(_STANDALONE):
-            details["must_unset_before_torchrun"] = (_STANDALONE,)
-            source.warn(f"{_STANDALONE} is empty: the launcher reads it as 1, but torchrun itself fails on it")
+def _warn_of_oddities(source: Source) -> None:
+    """Warn of variables that torchrun would stumble over."""
+    if source.flag(_STANDALONE, "standalone", default=None) is not None and source.blank(_STANDALONE):
+        source.derive(must_unset_before_torchrun=(_STANDALONE,))
+        source.warn(f"{_STANDALONE} is empty: the launcher reads it as 1, but torchrun itself fails on it")
     if source.has(_MISSPELLED):
-        details["misspelled_env"] = _MISSPELLED
+        source.derive(misspelled_env=_MISSPELLED)
         source.warn(f"torchrun ignores the misspelled {_MISSPELLED}; did you mean PET_NPROC_PER_NODE?")
-    return details
 
 
 def job(source: Source, nodes: NodeRange | None, nproc: int | str | None, rendezvous: Rendezvous | None) -> Job:
     """What all jobs that torchrun may run have in common; reads what is left to read."""
     fixed = nodes.fixed if nodes else None
+    restarts = source.index("PET_MAX_RESTARTS", "max_restarts", default=None)
+    _warn_of_oddities(source)
     return Job(
         nodes=nodes,
         nproc_per_node=nproc,
         world_size=fixed * nproc if fixed is not None and isinstance(nproc, int) else None,
         coordinator=rendezvous.endpoint if rendezvous else None,
         rendezvous=rendezvous,
-        max_restarts=source.index("PET_MAX_RESTARTS", "max_restarts", default=None),
+        max_restarts=restarts,
         engine="torchrun",
-        details=oddities(source),
     )
 
 
@@ -111,7 +107,7 @@ def by_hand(source: Source) -> Job:
         node_rank=node_rank,
         is_coordinator=node_rank == 0 if node_rank is not None and static else None,
         engine=None if shown is None else "torchrun",
-        details=made.details if shown is None else {**made.details, "several_nodes_shown_by": shown},
+        several_nodes_shown_by=shown,
     )
 
 
@@ -142,11 +138,7 @@ def read_elastic(source: Source, engine: str) -> Job:
         is_coordinator=_is_host(host, meeting.backend, own) if own and host else None,
         members=_members(host, own, nodes),
         engine=engine,
-        details={
-            **made.details,
-            **_master_too(source, own, nodes, nproc),
-            "elastic": nodes.fixed is None if nodes else None,
-        },
+        rank_behind_workers=_master_too(source, own, nodes, nproc),
     )
 
 
@@ -173,18 +165,17 @@ def _members(host: str | None, own: names.V1Name | None, nodes: NodeRange | None
 
 def _master_too(
     source: Source, own: names.V1Name | None, nodes: NodeRange | None, nproc: int | str | None
-) -> dict[str, Json]:
+) -> int | None:
     # Master plus elasticPolicy writes both sets: PET_NNODES counts workers only, WORLD_SIZE and RANK count all.
     if not all(map(source.has, ("MASTER_ADDR", "RANK", "WORLD_SIZE"))):
-        return {}
+        return None
     source.warn(
         "the job has a Master and an elasticPolicy: torchrun ignores the ranks, and one pod may be too many"
     )
     told = source.count("WORLD_SIZE", "env_world_size")
-    details = generic_env.rank_details(told, source.index("RANK", "env_rank"))
-    if own and own.role == "master" and nodes:
-        details["rank_behind_workers"] = _behind_workers(told, nodes, nproc)
-    return details
+    generic_env.derive_ranks(source, told, source.index("RANK", "env_rank"))
+    is_master = own is not None and own.role == "master"
+    return _behind_workers(told, nodes, nproc) if is_master and nodes else None
 
 
 def _behind_workers(told: int, nodes: NodeRange, nproc: int | str | None) -> int:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from trainer_launch.contracts import flyte, generic_env, names, torchrun_env
 from trainer_launch.contracts.source import Contract, Marks, Source
+from trainer_launch.contracts.v1_table import PYTORCH
 from trainer_launch.model import Job, Member, NodeRange, Origin, Rendezvous
 
 
@@ -56,6 +57,7 @@ def _with_master(source: Source) -> Job:
     env_world_size = source.count("WORLD_SIZE", "env_world_size")
     _check_world_size(source, env_world_size, nodes, nproc)
     job = torchrun_env.job(source, nodes, nproc, torchrun_env.rendezvous(source, master))
+    generic_env.derive_ranks(source, env_world_size, rank)
     own = _own_name(source)
     return replace(
         job,
@@ -65,7 +67,6 @@ def _with_master(source: Source) -> Job:
         coordinator=master,
         is_coordinator=rank == 0,
         members=_members(master.host, nodes.max),
-        details={**job.details, **generic_env.rank_details(env_world_size, rank)},
     )
 
 
@@ -96,6 +97,7 @@ def _up_to_1_6(source: Source) -> Job:
     if own and own.role == "master" and first == "localhost":  # up to 1.3 the master is told this
         first = source.pod.hostname
         source.warn("MASTER_ADDR is localhost on the master: the workers know it by its host name")
+    generic_env.derive_ranks(source, pods, rank)
     return Job(
         role=own.role if own else ("master" if rank == 0 else "worker"),
         nodes=NodeRange(pods, pods),
@@ -106,7 +108,6 @@ def _up_to_1_6(source: Source) -> Job:
         rendezvous=Rendezvous(kind="static", backend="static", endpoint=master),
         members=_members(first, pods),
         engine="torchrun",
-        details=generic_env.rank_details(pods, rank),
     )
 
 
@@ -154,15 +155,17 @@ FIXED = Contract(
     "pytorchjob-v1",
     Marks(when=_fits, shows=("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", *generic_env.NAMES)),
     _read,
-)
-ELASTIC = Contract(
-    "pytorchjob-v1-elastic",
-    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, shows=("PET_NNODES", "PET_RDZV_BACKEND")),
-    _read_elastic,
-    weaker_than=("flyte-elastic",),
+    kind=PYTORCH.name,
 )
 FLYTE = Contract(
     "flyte-elastic",
     Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, when=flyte.is_flyte, shows=flyte.MARKS),
     flyte.reader(_read_flyte),
+    kind=PYTORCH.name,
+)
+ELASTIC = Contract(
+    "pytorchjob-v1-elastic",
+    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, shows=("PET_NNODES", "PET_RDZV_BACKEND")),
+    _read_elastic,
+    kind=PYTORCH.name,
 )

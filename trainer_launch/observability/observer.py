@@ -17,10 +17,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainer_launch import __version__
-from trainer_launch.contracts.trainer_status import StatusEndpoint, endpoint_of
 from trainer_launch.host import logs as our_log
 from trainer_launch.host import process_tree
-from trainer_launch.model import Outcome, Plan, Verdict
+from trainer_launch.model import Outcome, Plan, StatusEndpoint, Verdict
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.goodput import Kind
 from trainer_launch.model.goodput import ratio as goodput_ratio
@@ -366,7 +365,7 @@ def observed(
         stack.callback(observer.close)
         if settings.metrics_port:
             observer.serve_metrics(settings.metrics_port)
-        endpoint = endpoint_of(request.job)
+        endpoint = request.job.status if request.job.should_report_progress else None
         if endpoint is not None:
             observer.post_to(endpoint)
         try:
