@@ -57,8 +57,7 @@ def usable_threads(host: Host, local_world_size: int | None, given: str | None) 
 
 def _alone(job: Job) -> NodeRange | None:
     """One node, when nothing speaks of others: an index above 0, several processes, a list that leaves them out."""
-    others = job.node_rank or job.hostname_index or job.members or job.sparse
-    others = others or job.several_nodes_shown_by
+    others = job.node_rank or job.hostname_index or job.members or job.sparse or job.several_nodes_shown_by
     return None if others or (job.world_size or 1) > 1 else NodeRange(1, 1)
 
 
