@@ -19,7 +19,7 @@ QUESTIONS = [
         "conclude",
     ),
     ("what does the DNS check do", "preflight dns", "preflight/container/dns_checks.py", "dns"),
-    ("which variables does a JAXJob inject", "contracts jax", "contracts/v1_jax_xgboost_paddle.py", "JAX"),
+    ("which variables does a JAXJob inject", "contracts jax", "contracts/v1_jobs.py", "JAX"),
     ("who may form a generation without node 0", "election", "membership/election.py", "may_form"),
     ("how does a generation get its ranks", "generation", "membership/generation.py", "_ranks"),
     ("when is a failure not repeated", "retry policy", "membership/retry_policy.py", "why_not_again"),
