@@ -16,6 +16,7 @@ def _read_torchrun(source: Source) -> Job:
     rank = source.index("RANK", "env_rank", below=world_size, default=None)
     nodes = source.count("GROUP_WORLD_SIZE", "nodes", default=None)
     node_rank = source.index("GROUP_RANK", "node_rank", below=nodes, default=None)
+    max_restarts = source.index("TORCHELASTIC_MAX_RESTARTS", "max_restarts", default=None)
     source.index("TORCHELASTIC_RESTART_COUNT", "restart_count", default=None)
     if not source.blank("TORCHELASTIC_RUN_ID"):
         source.text("TORCHELASTIC_RUN_ID", "run_id")
@@ -28,7 +29,7 @@ def _read_torchrun(source: Source) -> Job:
         world_size=world_size,
         coordinator=_master(source),
         is_coordinator=node_rank == 0 if node_rank is not None else None,
-        max_restarts=source.index("TORCHELASTIC_MAX_RESTARTS", "max_restarts", default=None),
+        max_restarts=max_restarts,
         engine="plain",
     )
 

@@ -53,7 +53,7 @@ class Row:
     list_hosts: Callable[[Source, str], Sequence[str]] = lines
     counts_workers: bool = False  # `nodes` is how many workers there are, and nothing counts the nodes
     nproc_per_node: int | None = None  # where the platform always has that many
-    is_v1: bool = False  # pods are named as the v1 operator names them; False: as Kubeflow Trainer v2 does
+    v1_roles: tuple[str, str] | None = None  # of node 0, and of the others; None: pods of Trainer v2
     engine: str | None = None  # None: the command decides
     fields: tuple[str, str] = ("master_addr", "master_port")  # what `explain` calls `coordinator` and `port`
     words: tuple[tuple[str, str], ...] = ()  # the platform's word for a field of Job
@@ -71,11 +71,12 @@ class Row:
         count = source.count(self.nodes, "world_size" if self.counts_workers else "nodes")
         rank = source.index(self.rank, "node_rank", below=count)
         coordinator = self._endpoint(source)
-        own = (names.split_v1 if self.is_v1 else names.split_v2)(source.pod.hostname)
+        own = (names.split_v1 if self.v1_roles else names.split_v2)(source.pod.hostname)
         nproc = 1 if self.counts_workers else self.nproc_per_node
-        before_index = names.V1_WORKER if self.is_v1 else names.V2_NODE
+        before_index = names.V1_WORKER if self.v1_roles else names.V2_NODE
+        role = self.v1_roles[min(rank, 1)] if self.v1_roles else "node"
         job = Job(
-            role=own.role if isinstance(own, names.V1Name) else ("worker" if self.is_v1 else "node"),
+            role=own.role if isinstance(own, names.V1Name) else role,
             nodes=None if self.counts_workers else NodeRange(count, count),
             nproc_per_node=self.nproc_per_node,
             node_rank=rank,
@@ -88,6 +89,7 @@ class Row:
         )
         for word, field in self.words:
             value = getattr(job, field)
+            value = value.fixed if isinstance(value, NodeRange) else value
             source.derive(**{word: str(value) if isinstance(value, Endpoint) else value})
         return job
 

@@ -6,6 +6,7 @@ Each is read by the variables of its row in `v1_table`. PyTorchJob has a module 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 from trainer_launch.contracts import generic_env, names, v1_table
@@ -33,7 +34,7 @@ JAX = Contract(
         coordinator=v1_table.JAX.variable("host"),
         port=v1_table.JAX.variable("port"),
         nproc_per_node=1,
-        is_v1=True,
+        v1_roles=("worker", "worker"),
         engine="plain",
         words=(("rank", "node_rank"), ("coordinator_address", "coordinator")),
     ).read,
@@ -49,28 +50,15 @@ _WORKERS, _WORKER_PORT = _XGBOOST.variable("workers"), _XGBOOST.variable("worker
 
 def _read_xgboost(source: Source) -> Job:
     """Read the general names, and the workers when there are any."""
-    pods = source.count(_XGBOOST.variable("nodes"), "nodes")
-    rank = source.index(_XGBOOST.variable("rank"), "node_rank", below=pods)
-    master = generic_env.master(source)
+    words = (*generic_env.ROW.words, ("rank", "node_rank"))
+    job = replace(generic_env.ROW, nproc_per_node=1, engine="plain", words=words).read(source)
+    pods, master = source.count(generic_env.ROW.nodes, "nodes"), generic_env.master(source)
     workers = _workers(source, pods)
-    own = names.split_v1(source.pod.hostname)
-    generic_env.derive_ranks(source, pods, rank)
-    source.derive(
-        rank=rank, worker_addrs=workers, worker_port=source.port(_WORKER_PORT, "worker_port", default=None)
-    )
-    return Job(
-        role=own.role if own else ("master" if rank == 0 else "worker"),
-        nodes=NodeRange(pods, pods),
-        nproc_per_node=1,
-        node_rank=rank,
-        hostname_index=own.index if own else None,
-        world_size=pods,
-        coordinator=master,
-        is_coordinator=rank == 0,
-        # none rather than a wrong list
-        members=tuple(map(Member, (master.host, *workers))) if len(workers) == pods - 1 else None,
-        engine="plain",
-    )
+    port = source.port(_WORKER_PORT, "worker_port", default=None)
+    source.derive(env_rank_means="node", worker_addrs=workers, worker_port=port)
+    # none rather than a wrong list
+    members = tuple(map(Member, (master.host, *workers))) if len(workers) == pods - 1 else None
+    return replace(job, members=members)
 
 
 def _workers(source: Source, pods: int) -> tuple[str, ...]:

@@ -89,24 +89,17 @@ def _worker_only(source: Source) -> Job:
 
 
 def _up_to_1_6(source: Source) -> Job:
-    pods = source.count("WORLD_SIZE", "nodes")  # counts pods here, whatever runs in them
-    rank = source.index("RANK", "node_rank", below=pods)
+    job = generic_env.ROW.read(source)
     master = generic_env.master(source)
-    own = _own_name(source)
     first = master.host
-    if own and own.role == "master" and first == "localhost":  # up to 1.3 the master is told this
-        first = source.pod.hostname
+    if job.role == "master" and first == "localhost" and job.hostname_index is not None:
+        first = source.pod.hostname  # up to 1.3 the master is told this
         source.warn("MASTER_ADDR is localhost on the master: the workers know it by its host name")
-    generic_env.derive_ranks(source, pods, rank)
-    return Job(
-        role=own.role if own else ("master" if rank == 0 else "worker"),
-        nodes=NodeRange(pods, pods),
-        node_rank=rank,
-        hostname_index=own.index if own else None,
-        coordinator=master,
-        is_coordinator=rank == 0,
+    source.derive(env_rank_means="node")
+    return replace(
+        job,
         rendezvous=Rendezvous(kind="static", backend="static", endpoint=master),
-        members=_members(first, pods),
+        members=_members(first, source.count(generic_env.ROW.nodes, "nodes")),
         engine="torchrun",
     )
 

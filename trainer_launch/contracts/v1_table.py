@@ -26,9 +26,7 @@ class V1Kind:
     specs: str  # the field with the replica specs
     roles: tuple[str, ...]  # replica types as a manifest writes them
     leaders: tuple[str, ...]  # of those that the job has, pod 0 of the first is where all meet
-    container: str  # that counts
-    port_name: str  # in its ports
-    port: int  # where it names none
+    container: tuple[str, str, int]  # that counts: its name, its port's name, and the port where it names none
     restart: str  # restartPolicy, where the manifest has none
     env: Mapping[str, str]  # variable -> text
     needs_leader: bool = False  # there is a replica of the first of `leaders`, and one only
@@ -58,9 +56,7 @@ PYTORCH = V1Kind(
     specs="pytorchReplicaSpecs",
     roles=("Master", "Worker"),
     leaders=("master", "worker"),
-    container="pytorch",
-    port_name="pytorchjob-port",
-    port=23456,
+    container=("pytorch", "pytorchjob-port", 23456),
     restart="OnFailure",
     env={
         **_UNBUFFERED,
@@ -87,9 +83,7 @@ TENSORFLOW = V1Kind(
     specs="tfReplicaSpecs",
     roles=("Chief", "Master", "PS", "Worker", "Evaluator"),
     leaders=("chief", "master", "worker"),
-    container="tensorflow",
-    port_name="tfjob-port",
-    port=2222,
+    container=("tensorflow", "tfjob-port", 2222),
     restart="Never",
     env={"TF_CONFIG": "{config}"},
     fields=("successPolicy", "enableDynamicWorker"),
@@ -100,9 +94,7 @@ XGBOOST = V1Kind(
     roles=("Master", "Worker"),
     leaders=("master",),
     needs_leader=True,
-    container="xgboost",
-    port_name="xgboostjob-port",
-    port=9999,
+    container=("xgboost", "xgboostjob-port", 9999),
     restart="Never",
     env={
         "MASTER_PORT": "{port}",
@@ -119,9 +111,7 @@ PADDLE = V1Kind(
     specs="paddleReplicaSpecs",
     roles=("Master", "Worker"),
     leaders=("master", "worker"),
-    container="paddle",
-    port_name="master",
-    port=36543,
+    container=("paddle", "master", 36543),
     restart="OnFailure",
     env={
         **_UNBUFFERED,
@@ -139,9 +129,7 @@ JAX = V1Kind(
     specs="jaxReplicaSpecs",
     roles=("Worker",),
     leaders=("worker",),
-    container="jax",
-    port_name="jaxjob-port",
-    port=6666,
+    container=("jax", "jaxjob-port", 6666),
     restart="Never",
     env={
         **_UNBUFFERED,
@@ -157,9 +145,7 @@ MXNET = V1Kind(
     roles=("Scheduler", "Server", "Worker"),
     leaders=("scheduler",),
     needs_leader=True,
-    container="mxnet",
-    port_name="mxjob-port",
-    port=9091,
+    container=("mxnet", "mxjob-port", 9091),
     restart="Never",
     env={
         "MX_CONFIG": "{config}",

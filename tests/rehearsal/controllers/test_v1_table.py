@@ -32,7 +32,8 @@ JOBS = [
 def jobs_of(kind: str, replicas: dict[str, int], more: dict[str, Any]) -> dict[str, Job]:
     """What each pod of the job reads, by the pod's name."""
     row = v1_table.KINDS[kind]
-    container = {"name": row.container, "ports": [{"name": row.port_name, "containerPort": 4321}]}
+    name, port_name, _ = row.container
+    container = {"name": name, "ports": [{"name": port_name, "containerPort": 4321}]}
     template = {"spec": {"containers": [container]}}
     specs = {role: {"replicas": count, "template": template} for role, count in replicas.items()}
     manifest = {

@@ -123,11 +123,12 @@ def job_of(found: Field, kind: V1Kind) -> V1Job:
 def _replicas(role: str, spec: Field, kind: V1Kind, before: int) -> Replicas:
     spec.only(("replicas", "template", "restartPolicy"))
     template = read_template(spec.get("template"))
-    main = template.container(kind.container)
+    name, port_name, port = kind.container
+    main = template.container(name)
     if main is None:
         names = ", ".join(container.name for container in template.containers)
         raise spec.get("template", "spec", "containers").bad(
-            f"a container named {kind.container}, which gets the controller's variables (found: {names})"
+            f"a container named {name}, which gets the controller's variables (found: {names})"
         )
     return Replicas(
         role=role,
@@ -135,7 +136,7 @@ def _replicas(role: str, spec: Field, kind: V1Kind, before: int) -> Replicas:
         restart=spec.get("restartPolicy").choice(RESTARTS, kind.restart) or kind.restart,
         template=template,
         main=main.name,
-        port=main.ports.get(kind.port_name, kind.port),
+        port=main.ports.get(port_name, port),
         before=before,
         where=spec,
     )
@@ -172,7 +173,7 @@ def _draft(job: V1Job, spec: Replicas, index: int, values: Mapping[str, object])
         EnvItem(name=key, field=text) if job.kind.env[key] == v1_table.POD_IP else EnvItem(name=key, value=text)
         for key, text in job.kind.written(values).items()
     ]
-    only = job.kind.container if job.kind is v1_table.TENSORFLOW else None
+    only = job.kind.container[0] if job.kind is v1_table.TENSORFLOW else None
     return Draft(
         template=with_env(spec.template, items, only=only),
         hostname=name,
