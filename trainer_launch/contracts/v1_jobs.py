@@ -16,7 +16,7 @@ from trainer_launch.model import Endpoint, Job, Member, NodeRange
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import parse_host
 
-_TF_CONFIG, _MX_CONFIG = v1_table.TENSORFLOW.variable("config"), v1_table.MXNET.variable("config")
+_TF_CONFIG = v1_table.TENSORFLOW.variable("config")
 _LEGACY = "sparseCluster"  # the key up to 1.6
 _CHIEFS = ("chief", "master")
 _Lists: TypeAlias = "dict[str, tuple[Endpoint, ...]]"  # addresses by role
@@ -254,49 +254,39 @@ def _environment(config: JsonView) -> str | None:
 
 # -- MX_CONFIG, and the DMLC_* variables of MXNet's parameter servers --------------------------------
 
+_MX = v1_table.MXNET
+_MX_CONFIG, _URI, _ROLE, _WORKER_ID = (_MX.variable(value) for value in ("config", "host", "role", "worker_index"))
+
 
 def _read_mxnet(source: Source) -> Job:
     """Read MX_CONFIG, and check that DMLC_* says the same."""
     config = JsonView.of(source, _MX_CONFIG, "cluster")
     task = _Task.of(config)
-    lists = _lists(config.get("cluster"), _address)
+    lists = _lists(config.get("cluster"), lambda item: Endpoint(item.get("url").host(), item.get("port").port()))
     own = _own_address(config.get("cluster"), lists, task)
-    _check_role(source, task)
+    role = source.text(_ROLE, "role", default=task.type)
+    if role != task.type:
+        raise source.error(_ROLE, role, f"the task's type in MX_CONFIG, which is {task.type}")
+    worker = source.index(_WORKER_ID, "task_index", default=task.index)
+    if task.type == "worker" and worker != task.index:
+        raise source.error(_WORKER_ID, str(worker), f"the task's index in MX_CONFIG, which is {task.index}")
     root = _root(source)
     source.derive(
         self_address=own,
-        num_workers=source.count("DMLC_NUM_WORKER", "num_workers", least=0, default=None),
-        num_servers=source.count("DMLC_NUM_SERVER", "num_servers", least=0, default=None),
+        num_workers=source.count(_MX.variable("workers"), "num_workers", least=0, default=None),
+        num_servers=source.count(_MX.variable("servers"), "num_servers", least=0, default=None),
     )
     return _full_job(source, lists, task, root, task.type == "scheduler")
 
 
-def _address(item: JsonView) -> Endpoint:
-    return Endpoint(item.get("url").host(), item.get("port").port())
-
-
-def _check_role(source: Source, task: _Task) -> None:
-    role = source.text("DMLC_ROLE", "role", default=task.type)
-    if role != task.type:
-        raise source.error("DMLC_ROLE", role, f"the task's type in MX_CONFIG, which is {task.type}")
-    worker = source.index("DMLC_WORKER_ID", "task_index", default=task.index)
-    if task.type == "worker" and worker != task.index:
-        raise source.error("DMLC_WORKER_ID", str(worker), f"the task's index in MX_CONFIG, which is {task.index}")
-
-
 def _root(source: Source) -> Endpoint | None:
     # Without a scheduler the operator writes "" and 0.
-    if source.blank("DMLC_PS_ROOT_URI"):
+    if source.blank(_URI):
         return None
-    host = source.host("DMLC_PS_ROOT_URI", "master_addr")
-    port = source.port("DMLC_PS_ROOT_PORT", "master_port", least=0)
+    host = source.host(_URI, "master_addr")
+    port = source.port(_MX.variable("port"), "master_port", least=0)
     return Endpoint(host, port) if port else None
 
 
 TENSORFLOW = Contract("tfjob-v1", Marks(all_of=(_TF_CONFIG,)), _read_tensorflow, kind=v1_table.TENSORFLOW.name)
-MXNET = Contract(
-    "mxjob-v1",
-    Marks(all_of=(_MX_CONFIG,), shows=("DMLC_ROLE", "DMLC_PS_ROOT_URI")),
-    _read_mxnet,
-    kind=v1_table.MXNET.name,
-)
+MXNET = Contract("mxjob-v1", Marks(all_of=(_MX_CONFIG,), shows=(_ROLE, _URI)), _read_mxnet, kind=_MX.name)

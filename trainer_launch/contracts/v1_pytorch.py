@@ -48,12 +48,11 @@ def _read(source: Source) -> Job:
 def _with_master(source: Source) -> Job:
     nodes = torchrun_env.nodes(source)
     nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node", default=None)
-    rank = source.index("RANK", "node_rank", below=nodes.max)
-    _same(source, "PET_NODE_RANK", str(source.index("PET_NODE_RANK")), "RANK", str(rank))
-    master = torchrun_env.master(source)
-    plain = generic_env.master(source)
-    _same(source, "PET_MASTER_ADDR", master.host, "MASTER_ADDR", plain.host)
-    _same(source, "PET_MASTER_PORT", str(master.port), "MASTER_PORT", str(plain.port))
+    rank = source.index(generic_env.ROW.rank, "node_rank", below=nodes.max)
+    _same(source, "rank", str(rank), str(source.index("PET_NODE_RANK")))
+    master, plain = torchrun_env.master(source), generic_env.master(source)
+    _same(source, "host", plain.host, master.host)
+    _same(source, "port", str(plain.port), str(master.port))
     env_world_size = source.count("WORLD_SIZE", "env_world_size")
     _check_world_size(source, env_world_size, nodes, nproc)
     job = torchrun_env.job(source, nodes, nproc, torchrun_env.rendezvous(source, master))
@@ -104,9 +103,11 @@ def _up_to_1_6(source: Source) -> Job:
     )
 
 
-def _same(source: Source, name: str, value: str, other: str, expected: str) -> None:
-    if value != expected:
-        raise source.error(name, value, f"the same as {other}, which is {expected[:60]}")
+def _same(source: Source, value: str, expected: str, told: str) -> None:
+    """Check that both variables that hold this value of the row hold the same."""
+    name, other = PYTORCH.variables(value)
+    if told != expected:
+        raise source.error(other, told, f"the same as {name}, which is {expected[:60]}")
 
 
 def _check_world_size(source: Source, told: int, nodes: NodeRange, nproc: int | str | None) -> None:

@@ -16,7 +16,7 @@ from trainer_launch.rehearsal.controllers.pod_values import pods
 
 # Kind, replicas by type, more of its spec, and what all pods read: contract, where all meet (named by what all but
 # the pod itself are told), ranks that the pods read in order (None: the kind tells no rank).
-JOBS = [
+JOBS: list[tuple[str, dict[str, int], dict[str, Any], str, str | None, list[int | None]]] = [
     ("PyTorchJob", {"Master": 1, "Worker": 2}, {}, "pytorchjob-v1", "j-master-0:4321", [0, 1, 2]),
     ("PyTorchJob", {"Worker": 2}, {}, "pytorchjob-v1", None, [None, None]),
     ("PyTorchJob", {"Worker": 2}, {"elasticPolicy": {}}, "pytorchjob-v1-elastic", "j-worker-0:4321", [None, None]),

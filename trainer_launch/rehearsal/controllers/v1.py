@@ -153,27 +153,39 @@ def with_env(template: Template, items: Iterable[EnvItem], only: str | None = No
 
 def workload(job: V1Job, values: Values, success: Success) -> Workload:
     """The job with all pods of its replica specs, and its run policy."""
-    members = [(spec, index) for spec in job.specs.values() for index in range(spec.count)]
-    written = [{**job.values(spec, index), **values(spec, index)} for spec, index in members]
-    host = written[0].get("host")  # the same in all pods
+
+    def all_of(spec: Replicas, index: int) -> Mapping[str, object]:
+        return {**job.values(spec, index), **values(spec, index)}
+
+    host = all_of(next(iter(job.specs.values())), 0).get("host")  # the same in all pods
     return Workload(
         kind=job.kind.name,
         name=job.name,
         namespace=job.namespace,
-        drafts=tuple(_draft(job, *member, pod) for member, pod in zip(members, written, strict=True)),
+        drafts=tuple(
+            _draft(job, spec, index, job.kind.written(all_of(spec, index)))
+            for spec in job.specs.values()
+            for index in range(spec.count)
+        ),
         rules=rules(job.found, success),
-        ports=dict.fromkeys(job.kind.variables("port"), str(host)) if host is not None else {},
+        ports={} if host is None else dict.fromkeys(job.kind.variables("port"), str(host)),
         ignored=ignored(job.found, [spec.template for spec in job.specs.values()]),
     )
 
 
-def _draft(job: V1Job, spec: Replicas, index: int, values: Mapping[str, object]) -> Draft:
-    name, space, start = job.pod_name(spec.role, index), job.namespace, "training.kubeflow.org"
-    items = [
-        EnvItem(name=key, field=text) if job.kind.env[key] == v1_table.POD_IP else EnvItem(name=key, value=text)
-        for key, text in job.kind.written(values).items()
-    ]
+def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Draft:
+    name, space = job.pod_name(spec.role, index), job.namespace
+    items = []
+    for key, text in env.items():
+        if len(text) > MAX_VALUE_BYTES:  # before it is made for all pods
+            raise job.found.get("spec", job.kind.specs).bad(
+                f"fewer replicas: Linux takes {MAX_VALUE_BYTES} bytes in a variable, and {key} would be longer",
+                found=len(text),
+            )
+        is_field = job.kind.env[key] == v1_table.POD_IP
+        items.append(EnvItem(name=key, field=text) if is_field else EnvItem(name=key, value=text))
     only = job.kind.container[0] if job.kind is v1_table.TENSORFLOW else None
+    labels = {"job-name": job.name, "replica-type": spec.role, "replica-index": str(index)}
     return Draft(
         template=with_env(spec.template, items, only=only),
         hostname=name,
@@ -182,11 +194,7 @@ def _draft(job: V1Job, spec: Replicas, index: int, values: Mapping[str, object])
         main=spec.main,
         restart=spec.restart,
         names=(name, f"{name}.{space}", f"{name}.{space}.svc"),
-        labels={
-            f"{start}/job-name": job.name,
-            f"{start}/replica-type": spec.role,
-            f"{start}/replica-index": str(index),
-        },
+        labels={f"training.kubeflow.org/{key}": value for key, value in labels.items()},
     )
 
 
@@ -237,32 +245,19 @@ def _mxnet(job: V1Job) -> Values:
     mode = job.found.get("spec", "jobMode")
     if mode.text("MXTrain") != "MXTrain":
         raise mode.bad("MXTrain: jobs of TVM's tuner are not rehearsed")
-    cluster: dict[str, list[object]] = {
-        role: [{"url": name, "port": spec.port} for name in job.pod_names(role)]
-        for role, spec in sorted(job.specs.items())
-    }
+    cluster = _cluster(job, lambda name, port: {"url": name, "port": port})
     shared = {"cluster": cluster, "labels": dict.fromkeys(cluster, "")}
-    _check_length(job, shared)
-
-    def values(spec: Replicas, index: int) -> Mapping[str, object]:
-        return {
-            "config": _config({**shared, "task": {"type": spec.role, "index": index}}),
-            "servers": job.count("server"),
-            "workers": job.count("worker"),
-            "worker_index": index if spec.role == "worker" else None,
-        }
-
-    return values
+    return lambda spec, index: {
+        "config": _config({**shared, "task": {"type": spec.role, "index": index}}),
+        "servers": job.count("server"),
+        "workers": job.count("worker"),
+        "worker_index": index if spec.role == "worker" else None,
+    }
 
 
 def _tensorflow(job: V1Job) -> Values:
-    cluster: dict[str, list[str]] = {
-        role: [f"{name}.{job.namespace}.svc:{spec.port}" for name in job.pod_names(role)]
-        for role, spec in sorted(job.specs.items())
-    }
+    cluster = _cluster(job, lambda name, port: f"{name}.{job.namespace}.svc:{port}")
     is_sparse = _is_dynamic(job)
-    if not is_sparse:
-        _check_length(job, cluster)
 
     def values(spec: Replicas, index: int) -> Mapping[str, object]:
         if job.pods == 1:
@@ -275,11 +270,18 @@ def _tensorflow(job: V1Job) -> Values:
     return values
 
 
+def _cluster(job: V1Job, address: Callable[[str, int], object]) -> dict[str, list[object]]:
+    """The addresses of all pods by their roles."""
+    return {
+        role: [address(name, spec.port) for name in job.pod_names(role)] for role, spec in sorted(job.specs.items())
+    }
+
+
 def _is_dynamic(job: V1Job) -> bool:
     return job.found.get("spec", "enableDynamicWorker").flag()
 
 
-def _own_part(cluster: Mapping[str, list[str]], role: str, index: int) -> dict[str, object]:
+def _own_part(cluster: Mapping[str, list[object]], role: str, index: int) -> dict[str, object]:
     """What a pod gets of a sparse cluster: only itself, and a worker all parameter servers."""
     if role == "worker":
         return {"worker": {str(index): cluster["worker"][index]}, "ps": cluster.get("ps")}
@@ -288,14 +290,6 @@ def _own_part(cluster: Mapping[str, list[str]], role: str, index: int) -> dict[s
 
 def _config(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
-def _check_length(job: V1Job, value: object) -> None:
-    length = len(_config(value))
-    if length > MAX_VALUE_BYTES:
-        name, limit = job.kind.variable("config"), MAX_VALUE_BYTES
-        text = f"fewer replicas: Linux takes {limit} bytes in a variable, and {name} would be longer"
-        raise job.found.get("spec", job.kind.specs).bad(text, found=length)
 
 
 def _chiefs(job: V1Job) -> tuple[str, ...]:
