@@ -155,7 +155,7 @@ def test_marks_say_what_they_saw() -> None:
     marks = Marks(any_of=("A", "X"), files=("/f",), shows=("B", "/g"))
     read = source("1", f="", g="")
     assert marks.fit(read)
-    assert marks.seen(read) == ("X", "/f", "/g")
+    assert marks.present(read) == ("X", "/f", "/g")
     assert not Marks(none_of=("X",)).fit(read)
 
 

@@ -68,9 +68,9 @@ def detect(source: Source) -> Contract:
         return first
     rivals = [contract for contract in CONTRACTS if contract.kind and contract.marks.fit(source)]
     if any(contract.kind != first.kind for contract in rivals):
-        seen = "; ".join(f"{contract.name} ({_marks(contract, source)})" for contract in rivals[:3])
+        marks = "; ".join(f"{contract.name} ({_marks(contract, source)})" for contract in rivals[:3])
         raise ContractError(
-            f"several contracts fit this pod: {seen}; "
+            f"several contracts fit this pod: {marks}; "
             f"unset the variables of the others, or set --contract (TRAINER_LAUNCH_CONTRACT)"
         )
     return first
@@ -94,4 +94,4 @@ def read_job(pod: Pod, contract: str | None = None) -> Job:
 
 
 def _marks(contract: Contract, source: Source) -> str:
-    return ", ".join(contract.marks.seen(source)[:_MARKS_SHOWN])
+    return ", ".join(contract.marks.present(source)[:_MARKS_SHOWN])

@@ -177,7 +177,7 @@ _TASKS = ("MASTER", "WORKER")
 
 
 def _volcano_tasks(source: Source) -> dict[str, str]:
-    return {found[1]: name for name in sorted(source.pod.env) if (found := _HOSTS.fullmatch(name))}
+    return {match[1]: name for name in sorted(source.pod.env) if (match := _HOSTS.fullmatch(name))}
 
 
 def _read_volcano(source: Source) -> Job:

@@ -154,10 +154,10 @@ def _is_word(fact: Fact) -> bool:
 
 
 def _master(job: Job) -> dict[str, Json]:
-    # An endpoint that was told as a rendezvous names no master.
-    told = job.rendezvous is not None and job.rendezvous.written is not None
-    dynamic = job.rendezvous is not None and job.rendezvous.kind == "dynamic"
-    master = None if told or dynamic else job.coordinator
+    # The endpoint of a rendezvous names no master.
+    meeting = job.rendezvous
+    is_named = meeting is None or (meeting.written is None and meeting.kind != "dynamic")
+    master = job.coordinator if is_named else None
     return {
         "master_addr": master.host if master else None,
         "master_port": master.port if master else None,
@@ -167,12 +167,12 @@ def _master(job: Job) -> dict[str, Json]:
 def _hosts(members: tuple[Member, ...] | None) -> dict[str, Json]:
     if members is None:
         return {"hosts": None, "slots": None, "total_slots": None}
-    told = [m.slots for m in members if m.slots is not None]
-    complete = len(told) == len(members)
+    slots = [m.slots for m in members if m.slots is not None]
+    complete = len(slots) == len(members)
     return {
         "hosts": [m.host for m in members],
-        "slots": list(told) if complete else None,
-        "total_slots": sum(told) if complete else None,
+        "slots": slots if complete else None,
+        "total_slots": sum(slots) if complete else None,
     }
 
 

@@ -74,8 +74,8 @@ class Marks:
             and (self.when is None or self.when(source))
         )
 
-    def seen(self, source: Source) -> tuple[str, ...]:
-        """The marks that are present, for messages."""
+    def present(self, source: Source) -> tuple[str, ...]:
+        """The marks that the pod has, for messages."""
         names = dict.fromkeys((*self.all_of, *self.any_of, *self.files, *self.shows))
         return tuple(n for n in names if (source.has_file(n) if n.startswith("/") else source.has(n)))
 

@@ -16,12 +16,8 @@ _MISSPELLED = "PET_N_PROC_PER_NODE"  # v1.4 wrote it; torchrun knows no such var
 _STANDALONE = "PET_STANDALONE"
 
 _MEETING = (
-    "PET_RDZV_ENDPOINT",
-    "PET_RDZV_BACKEND",
-    "PET_RDZV_ID",
-    "PET_RDZV_CONF",
-    "PET_MASTER_ADDR",
-    "PET_MASTER_PORT",
+    *("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_RDZV_CONF"),
+    *("PET_MASTER_ADDR", "PET_MASTER_PORT"),
 )
 
 
@@ -34,12 +30,11 @@ def rendezvous(source: Source, master: Endpoint | None) -> Rendezvous:
     """The rendezvous that torchrun would make: static unless a backend is named."""
     backend = source.text("PET_RDZV_BACKEND", "rdzv_backend", default=_STATIC)
     written = _written_endpoint(source, backend)
-    told = source.raw("PET_RDZV_ENDPOINT")
     return Rendezvous(
         kind=_STATIC if backend == _STATIC else "dynamic",
         backend=backend,
         endpoint=written or (master if backend == _STATIC else None),
-        written=told.strip() if told is not None and written else None,
+        written=source.peek("PET_RDZV_ENDPOINT") if written else None,
         run_id=None if source.blank("PET_RDZV_ID") else source.text("PET_RDZV_ID", "rdzv_id"),
         conf=source.conf("PET_RDZV_CONF", "rdzv_conf"),
     )
@@ -55,15 +50,7 @@ def _written_endpoint(source: Source, backend: str) -> Endpoint | None:
 
 def master(source: Source) -> Endpoint:
     """PET_MASTER_ADDR and PET_MASTER_PORT, both needed."""
-    return Endpoint(
-        source.host("PET_MASTER_ADDR", "master_addr"),
-        source.port("PET_MASTER_PORT", "master_port"),
-    )
-
-
-def nodes(source: Source) -> NodeRange:
-    """PET_NNODES, needed."""
-    return source.node_range("PET_NNODES", "nodes")
+    return Endpoint(source.host("PET_MASTER_ADDR", "master_addr"), source.port("PET_MASTER_PORT", "master_port"))
 
 
 def _warn_of_oddities(source: Source) -> None:
@@ -100,8 +87,8 @@ def by_hand(source: Source) -> Job:
     meeting = given_rendezvous(source, _some_master(source))
     static = meeting is None or meeting.kind == _STATIC
     made = job(source, nodes, nproc, meeting)
-    is_told = nodes is not None or source.has(_STANDALONE)
-    shown = None if is_told else generic_env.several_nodes_shown_by(source)
+    is_complete = nodes is not None or source.has(_STANDALONE)
+    shown = None if is_complete else generic_env.several_nodes_shown_by(source)
     return replace(
         made,
         node_rank=node_rank,
@@ -172,14 +159,14 @@ def _master_too(
     source.warn(
         "the job has a Master and an elasticPolicy: torchrun ignores the ranks, and one pod may be too many"
     )
-    told = source.count("WORLD_SIZE", "env_world_size")
-    generic_env.derive_ranks(source, told, source.index("RANK", "env_rank"))
+    size = source.count("WORLD_SIZE", "env_world_size")
+    generic_env.derive_ranks(source, size, source.index("RANK", "env_rank"))
     is_master = own is not None and own.role == "master"
-    return _behind_workers(told, nodes, nproc) if is_master and nodes else None
+    return _behind_workers(size, nodes, nproc) if is_master and nodes else None
 
 
-def _behind_workers(told: int, nodes: NodeRange, nproc: int | str | None) -> int:
+def _behind_workers(size: int, nodes: NodeRange, nproc: int | str | None) -> int:
     """The Master's rank: the workers have their indices, and its own index is that of worker 0."""
     # WORLD_SIZE counts pods, in newer operators times nproc: where both can be, the larger rank is free as well.
-    times = nproc if isinstance(nproc, int) and told > nodes.max + 1 and told % nproc == 0 else 1
-    return told // times - 1
+    times = nproc if isinstance(nproc, int) and size > nodes.max + 1 and size % nproc == 0 else 1
+    return size // times - 1

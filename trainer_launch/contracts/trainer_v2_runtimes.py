@@ -27,7 +27,7 @@ def _fits_torch(source: Source) -> bool:
 
 def _read_torch(source: Source) -> Job:
     """Read the five variables, and tell a foreign rank by the host name."""
-    nodes = torchrun_env.nodes(source)
+    nodes = source.node_range("PET_NNODES", "nodes")
     nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node")
     node_rank = source.index("PET_NODE_RANK", "node_rank")
     master = torchrun_env.master(source)
@@ -69,7 +69,7 @@ _FLAGS = (_FLAG, "--rdzv-endpoint")  # torchrun takes both spellings
 
 def _read_torchtune(source: Source) -> Job:
     """Read the three variables, and the endpoint from the command line."""
-    nodes = torchrun_env.nodes(source)
+    nodes = source.node_range("PET_NNODES", "nodes")
     nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node")
     node_rank = source.index("PET_NODE_RANK", "node_rank", below=nodes.max)
     rendezvous, read_from = _rendezvous(source)
@@ -89,16 +89,16 @@ def _read_torchtune(source: Source) -> Job:
 
 
 def _rendezvous(source: Source) -> tuple[Rendezvous | None, str | None]:
-    """The rendezvous and who told it: the command line wins over the environment, as torchrun has it."""
-    found = _argument(source.pod.command)
-    if found is None:
+    """The rendezvous and where it was read: the command line wins over the environment, as torchrun has it."""
+    written = _argument(source.pod.command)
+    if written is None:
         given = torchrun_env.given_rendezvous(source)
         return given, None if given is None else "env"
-    endpoint = parse_endpoint(found, None)
+    endpoint = parse_endpoint(written, None)
     if endpoint is None:
-        raise source.error(_FLAG, found, "HOST:PORT")
-    source.note(_FLAG, found, Origin.COMMAND, "rdzv_endpoint")
-    return Rendezvous(kind="static", backend="static", endpoint=endpoint, written=found), "argv"
+        raise source.error(_FLAG, written, "HOST:PORT")
+    source.note(_FLAG, written, Origin.COMMAND, "rdzv_endpoint")
+    return Rendezvous(kind="static", backend="static", endpoint=endpoint, written=written), "argv"
 
 
 def _argument(command: tuple[str, ...]) -> str | None:
@@ -212,11 +212,11 @@ def _read_plainml(source: Source) -> Job:
     index = source.index(_INDEX, "node_rank")
     by_hand = torchrun_env.by_hand(source)
     # A container that nobody told anything sees index 0 too: only a higher one proves that there are ranks.
-    told = index if index > 0 else None
+    rank = index or None
     return replace(
         by_hand,
         role="node",
-        node_rank=told if by_hand.node_rank is None else by_hand.node_rank,
+        node_rank=rank if by_hand.node_rank is None else by_hand.node_rank,
         hostname_index=names.v2_index(source.pod.hostname),
         engine=None if by_hand.nodes or by_hand.rendezvous else "plain",
         completion_index=index,

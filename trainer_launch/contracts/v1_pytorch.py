@@ -46,7 +46,7 @@ def _read(source: Source) -> Job:
 
 
 def _with_master(source: Source) -> Job:
-    nodes = torchrun_env.nodes(source)
+    nodes = source.node_range("PET_NNODES", "nodes")
     nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node", default=None)
     rank = source.index(generic_env.ROW.rank, "node_rank", below=nodes.max)
     _same(source, "rank", str(rank), str(source.index("PET_NODE_RANK")))
@@ -70,7 +70,7 @@ def _with_master(source: Source) -> Job:
 
 
 def _worker_only(source: Source) -> Job:
-    nodes = torchrun_env.nodes(source)
+    nodes = source.node_range("PET_NNODES", "nodes")
     nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node", default=None)  # 1.7 wrote it with a Master only
     own = _own_name(source)
     members = names.members_like(f"{own.job}{names.V1_WORKER}0", names.V1_WORKER, nodes.max) if own else None
@@ -92,7 +92,7 @@ def _up_to_1_6(source: Source) -> Job:
     master = generic_env.master(source)
     first = master.host
     if job.role == "master" and first == "localhost" and job.hostname_index is not None:
-        first = source.pod.hostname  # up to 1.3 the master is told this
+        first = source.pod.hostname  # up to 1.3 its MASTER_ADDR is this
         source.warn("MASTER_ADDR is localhost on the master: the workers know it by its host name")
     source.derive(env_rank_means="node")
     return replace(
@@ -103,20 +103,20 @@ def _up_to_1_6(source: Source) -> Job:
     )
 
 
-def _same(source: Source, value: str, expected: str, told: str) -> None:
+def _same(source: Source, value: str, expected: str, actual: str) -> None:
     """Check that both variables that hold this value of the row hold the same."""
     name, other = PYTORCH.variables(value)
-    if told != expected:
-        raise source.error(other, told, f"the same as {name}, which is {expected[:60]}")
+    if actual != expected:
+        raise source.error(other, actual, f"the same as {name}, which is {expected[:60]}")
 
 
-def _check_world_size(source: Source, told: int, nodes: NodeRange, nproc: int | str | None) -> None:
+def _check_world_size(source: Source, size: int, nodes: NodeRange, nproc: int | str | None) -> None:
     # pods x nproc, where a word counts as 1
     expected = nodes.max * nproc if isinstance(nproc, int) else nodes.max
-    if told not in (expected, nodes.max):
-        raise source.error("WORLD_SIZE", str(told), f"PET_NNODES x PET_NPROC_PER_NODE, which is {expected}")
-    if told != expected:
-        source.warn(f"WORLD_SIZE is {told} and counts pods: PET_NNODES x PET_NPROC_PER_NODE is {expected}")
+    if size not in (expected, nodes.max):
+        raise source.error("WORLD_SIZE", str(size), f"PET_NNODES x PET_NPROC_PER_NODE, which is {expected}")
+    if size != expected:
+        source.warn(f"WORLD_SIZE is {size} and counts pods: PET_NNODES x PET_NPROC_PER_NODE is {expected}")
 
 
 def _members(master: str, pods: int) -> tuple[Member, ...] | None:

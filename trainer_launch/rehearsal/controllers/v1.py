@@ -42,7 +42,7 @@ class Replicas:
 class V1Job:
     """A job's manifest, read as far as all kinds have it in common."""
 
-    found: Field
+    document: Field
     kind: V1Kind
     name: str
     namespace: str
@@ -85,24 +85,24 @@ Values = Callable[
 ]  # what only one kind has, of a pod; None takes a value away
 
 
-def job_name(found: Field) -> str:
+def job_name(document: Field) -> str:
     """The job's name; without one, as with generateName, what comes before the random part."""
-    metadata = found.get("metadata")
+    metadata = document.get("metadata")
     if metadata.get("name").given:
         return metadata.get("name").name()
     prefix = metadata.get("generateName")
     return Field(prefix.text().rstrip("-"), prefix.path, prefix.where).name()
 
 
-def namespace(found: Field) -> str:
+def namespace(document: Field) -> str:
     """The job's namespace."""
-    return found.get("metadata", "namespace").name("") or "default"
+    return document.get("metadata", "namespace").name("") or "default"
 
 
-def job_of(found: Field, kind: V1Kind) -> V1Job:
+def job_of(document: Field, kind: V1Kind) -> V1Job:
     """The job's replica specs, checked. Raises UsageError: something does not fit."""
-    found.get("spec").only(("runPolicy", kind.specs, *kind.fields))
-    specs = found.get("spec", kind.specs)
+    document.get("spec").only(("runPolicy", kind.specs, *kind.fields))
+    specs = document.get("spec", kind.specs)
     by_role = {role.lower(): role for role in kind.roles}
     for key, spec in specs.fields():
         if key.lower() not in by_role:
@@ -117,7 +117,7 @@ def job_of(found: Field, kind: V1Kind) -> V1Job:
     leader = by_role[kind.leaders[0]]
     if kind.needs_leader and (leader.lower() not in made or made[leader.lower()].count != 1):
         raise specs.get(leader).bad(f"one {leader}, whose end is that of the job")
-    return V1Job(found=found, kind=kind, name=job_name(found), namespace=namespace(found), specs=made)
+    return V1Job(document=document, kind=kind, name=job_name(document), namespace=namespace(document), specs=made)
 
 
 def _replicas(role: str, spec: Field, kind: V1Kind, before: int) -> Replicas:
@@ -143,10 +143,11 @@ def _replicas(role: str, spec: Field, kind: V1Kind, before: int) -> Replicas:
 
 
 def with_env(template: Template, items: Iterable[EnvItem], only: str | None = None) -> Template:
-    """Variables behind those of all main containers, or of the one that is named: of one name the last counts."""
+    """Variables behind those of all main containers, or of the one named: of two with the same name the last counts."""
     fresh = tuple(items)
     containers = (
-        replace(one, items=(*one.items, *fresh)) if only in (None, one.name) else one for one in template.containers
+        replace(container, items=(*container.items, *fresh)) if only in (None, container.name) else container
+        for container in template.containers
     )
     return replace(template, containers=tuple(containers))
 
@@ -167,9 +168,9 @@ def workload(job: V1Job, values: Values, success: Success) -> Workload:
             for spec in job.specs.values()
             for index in range(spec.count)
         ),
-        rules=rules(job.found, success),
+        rules=rules(job.document, success),
         ports={} if host is None else dict.fromkeys(job.kind.variables("port"), str(host)),
-        ignored=ignored(job.found, [spec.template for spec in job.specs.values()]),
+        ignored=ignored(job.document, [spec.template for spec in job.specs.values()]),
     )
 
 
@@ -178,7 +179,7 @@ def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Dr
     items = []
     for key, text in env.items():
         if len(text) > MAX_VALUE_BYTES:  # before it is made for all pods
-            raise job.found.get("spec", job.kind.specs).bad(
+            raise job.document.get("spec", job.kind.specs).bad(
                 f"fewer replicas: Linux takes {MAX_VALUE_BYTES} bytes in a variable, and {key} would be longer",
                 found=len(text),
             )
@@ -198,9 +199,9 @@ def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Dr
     )
 
 
-def rules(found: Field, success: Success) -> Rules:
+def rules(document: Field, success: Success) -> Rules:
     """The run policy."""
-    run = found.get("spec", "runPolicy")
+    run = document.get("spec", "runPolicy")
     run.only((*_RUN_POLICY, *_RUN_POLICY_IGNORED))
     deadline = run.get("activeDeadlineSeconds")
     backoff = run.get("backoffLimit")
@@ -213,10 +214,10 @@ def rules(found: Field, success: Success) -> Rules:
     )
 
 
-def ignored(found: Field, templates: Iterable[Template]) -> tuple[str, ...]:
+def ignored(document: Field, templates: Iterable[Template]) -> tuple[str, ...]:
     """What this machine leaves out of the run policy and the pods, each once."""
-    of_pods = (phrase for one in templates for phrase in one.ignored)
-    return tuple(dict.fromkeys((*left_out(found.get("spec", "runPolicy"), _RUN_POLICY_IGNORED), *of_pods)))
+    of_pods = (phrase for template in templates for phrase in template.ignored)
+    return tuple(dict.fromkeys((*left_out(document.get("spec", "runPolicy"), _RUN_POLICY_IGNORED), *of_pods)))
 
 
 # -- what only one kind has --------------------------------------------------------------------
@@ -242,7 +243,7 @@ def _paddle(job: V1Job) -> Values:
 
 
 def _mxnet(job: V1Job) -> Values:
-    mode = job.found.get("spec", "jobMode")
+    mode = job.document.get("spec", "jobMode")
     if mode.text("MXTrain") != "MXTrain":
         raise mode.bad("MXTrain: jobs of TVM's tuner are not rehearsed")
     cluster = _cluster(job, lambda name, port: {"url": name, "port": port})
@@ -278,7 +279,7 @@ def _cluster(job: V1Job, address: Callable[[str, int], object]) -> dict[str, lis
 
 
 def _is_dynamic(job: V1Job) -> bool:
-    return job.found.get("spec", "enableDynamicWorker").flag()
+    return job.document.get("spec", "enableDynamicWorker").flag()
 
 
 def _own_part(cluster: Mapping[str, list[object]], role: str, index: int) -> dict[str, object]:
@@ -294,7 +295,7 @@ def _config(value: object) -> str:
 
 def _chiefs(job: V1Job) -> tuple[str, ...]:
     """The pods with whose end a TFJob succeeds."""
-    policy = job.found.get("spec", "successPolicy").choice(("", "AllWorkers"), "")
+    policy = job.document.get("spec", "successPolicy").choice(("", "AllWorkers"), "")
     chiefs, workers = (*job.pod_names("chief"), *job.pod_names("master")), job.pod_names("worker")
     return chiefs or (workers if policy == "AllWorkers" else workers[:1])
 

@@ -41,7 +41,7 @@ def read(request: Request) -> Workload:
 
 
 def _ignored(job: v1.V1Job) -> Iterator[str]:
-    if job.found.get("spec", "elasticPolicy", "metrics").given:
+    if job.document.get("spec", "elasticPolicy", "metrics").given:
         yield "elasticPolicy.metrics"
     if {"master", "worker"} <= job.specs.keys():
         yield "init container init-pytorch: the master's name is an address here"
@@ -77,7 +77,7 @@ def _nproc(spec: Field) -> str | None:
 
 def _elastic(job: v1.V1Job) -> dict[str, object]:
     """The values of an elasticPolicy, none without one."""
-    spec = job.found.get("spec")
+    spec = job.document.get("spec")
     policy, worker = spec.get("elasticPolicy"), job.specs.get("worker")
     if not policy.given:
         return {}
@@ -90,7 +90,7 @@ def _elastic(job: v1.V1Job) -> dict[str, object]:
     if most < least:
         raise high.bad(f"at least minReplicas, {least}")
     host = policy.get("rdzvHost").text("") or job.pod_name("worker")
-    conf = (f"{one.get('key').text()}={one.get('value').text()}" for one in policy.get("rdzvConf").items())
+    conf = (f"{item.get('key').text()}={item.get('value').text()}" for item in policy.get("rdzvConf").items())
     restarts, old_nproc = policy.get("maxRestarts"), policy.get("nProcPerNode")
     values: dict[str, object] = {
         "nodes": f"{least}:{most}",
@@ -114,7 +114,7 @@ _TOLD = ("PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", ADDRESS)
 
 def on_loopback(pod: Pod, first: str) -> Pod:
     """The pod whose launchers meet at `first`, a pod's name, where neither the operator nor the job says where."""
-    return replace(pod, containers=tuple(_changed(one, first) for one in pod.containers))
+    return replace(pod, containers=tuple(_changed(container, first) for container in pod.containers))
 
 
 def _changed(container: Container, first: str) -> Container:
