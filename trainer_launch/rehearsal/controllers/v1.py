@@ -32,7 +32,6 @@ class Replicas:
     count: int
     restart: str
     template: Template
-    main: str  # the container that counts
     port: int
     before: int  # pods of the replica types before it
     where: Field
@@ -80,9 +79,8 @@ class V1Job:
         return values
 
 
-Values = Callable[
-    [Replicas, int], Mapping[str, object]
-]  # what only one kind has, of a pod; None takes a value away
+# What only one kind has, of a pod; None takes a value away.
+Values = Callable[[Replicas, int], Mapping[str, object]]
 
 
 def job_name(document: Field) -> str:
@@ -135,7 +133,6 @@ def _replicas(role: str, spec: Field, kind: V1Kind, before: int) -> Replicas:
         count=spec.get("replicas").number(1, most=MAX_REPLICAS),
         restart=spec.get("restartPolicy").choice(RESTARTS, kind.restart) or kind.restart,
         template=template,
-        main=main.name,
         port=main.ports.get(port_name, port),
         before=before,
         where=spec,
@@ -143,7 +140,7 @@ def _replicas(role: str, spec: Field, kind: V1Kind, before: int) -> Replicas:
 
 
 def with_env(template: Template, items: Iterable[EnvItem], only: str | None = None) -> Template:
-    """Variables behind those of all main containers, or of the one named: of two with the same name the last counts."""
+    """Variables behind those of all main containers, or `only` of this one: of one name the last counts."""
     fresh = tuple(items)
     containers = (
         replace(container, items=(*container.items, *fresh)) if only in (None, container.name) else container
@@ -192,7 +189,7 @@ def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Dr
         hostname=name,
         role=spec.role,
         index=index,
-        main=spec.main,
+        main=job.kind.container[0],
         restart=spec.restart,
         names=(name, f"{name}.{space}", f"{name}.{space}.svc"),
         labels={f"training.kubeflow.org/{key}": value for key, value in labels.items()},
