@@ -61,7 +61,7 @@ def test_endpoints_split_at_the_port() -> None:
     assert source("a:1").endpoint("X") == Endpoint("a", 1)
     assert source("[::1]:0").endpoint("X") == Endpoint("::1", 0)
     assert source("a").endpoint("X", default_port=7) == Endpoint("a", 7)
-    assert source("::1:7").pod_endpoint("X") == Endpoint("::1", 7)
+    assert source("::1:7").endpoint("X", naked_ipv6=True) == Endpoint("::1", 7)
 
 
 @pytest.mark.parametrize(

@@ -204,22 +204,15 @@ class Source:
         *,
         default_port: int | None = None,
         least_port: int = 0,
+        naked_ipv6: bool = False,
     ) -> Endpoint:
-        """HOST:PORT, [IPv6]:PORT, or HOST alone when there is a `default_port`."""
+        """HOST:PORT, [IPv6]:PORT (as the kubelet joins them, IPv6:PORT), or HOST alone with a `default_port`."""
         expected = "HOST:PORT" if default_port is None else "HOST or HOST:PORT"
 
         def parse(value: str) -> Endpoint | None:
-            return value_parsers.parse_endpoint(value, default_port, least_port=least_port)
+            return value_parsers.parse_endpoint(value, default_port, least_port=least_port, naked_ipv6=naked_ipv6)
 
         return self._get(name, field, expected, parse, REQUIRED)
-
-    def pod_endpoint(self, name: str, field: str = "") -> Endpoint:
-        """IP:PORT as the kubelet joins them (an IPv6 address gets no brackets), or HOST:PORT."""
-
-        def parse(value: str) -> Endpoint | None:
-            return value_parsers.parse_endpoint(value, None, least_port=1, naked_ipv6=True)
-
-        return self._get(name, field, "HOST:PORT", parse, REQUIRED)
 
     def node_range(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> NodeRange | T:
         """N or MIN:MAX, with 0 < MIN <= MAX."""
@@ -275,18 +268,13 @@ class Source:
         """The one sentence for a bad value."""
         return value_parsers.bad_value(name, value, expected, self.contract)
 
-    def missing(self, name: str, expected: str) -> ContractError:
-        """The one sentence for a variable that is not there."""
+    def missing(
+        self, name: str, expected: str, problem: str = "is not set", advice: str = "set it"
+    ) -> ContractError:
+        """The one sentence for a variable or file that is not there."""
         return ContractError(
-            f"{value_parsers.named(name)} is not set; contract {self.contract} needs it as {expected}; "
-            f"set it, or name another contract with --contract"
-        )
-
-    def no_file(self, path: str, expected: str) -> ContractError:
-        """The one sentence for a file that is not there."""
-        return ContractError(
-            f"{value_parsers.named(path)} cannot be read; contract {self.contract} needs it as {expected}; "
-            f"mount it, or name another contract with --contract"
+            f"{value_parsers.named(name)} {problem}; contract {self.contract} needs it as {expected}; "
+            f"{advice}, or name another contract with --contract"
         )
 
     def _get(
@@ -361,9 +349,17 @@ class JsonView:
 
     def word(self) -> str:
         """A short plain text."""
-        if not isinstance(self.value, str) or not _WORD.fullmatch(self.value):
-            raise self.error("a word of letters, digits, '_', '.' and '-'")
-        return self.value
+        return self._text(
+            "a word of letters, digits, '_', '.' and '-'", lambda v: v if _WORD.fullmatch(v) else None
+        )
+
+    def host(self) -> str:
+        """A host name or an IP address."""
+        return self._text("a host name", value_parsers.parse_host)
+
+    def address(self) -> Endpoint:
+        """HOST:PORT."""
+        return self._text("HOST:PORT", lambda v: value_parsers.parse_endpoint(v, None, least_port=1))
 
     def index(self) -> int:
         """A whole number of at least 0."""
@@ -373,20 +369,11 @@ class JsonView:
         """A TCP port."""
         return self._number(1, 65535)
 
-    def host(self) -> str:
-        """A host name or an IP address."""
-        host = value_parsers.parse_host(self.value) if isinstance(self.value, str) else None
-        if host is None:
-            raise self.error("a host name")
-        return host
-
-    def address(self) -> Endpoint:
-        """HOST:PORT."""
-        text = self.value if isinstance(self.value, str) else ""
-        endpoint = value_parsers.parse_endpoint(text, None, least_port=1)
-        if endpoint is None:
-            raise self.error("HOST:PORT")
-        return endpoint
+    def _text(self, expected: str, parse: Callable[[str], P | None]) -> P:
+        parsed = parse(self.value) if isinstance(self.value, str) else None
+        if parsed is None:
+            raise self.error(expected)
+        return parsed
 
     def _number(self, least: int, most: int) -> int:
         # bool is an int to Python, and 1.0 is not one to the controllers

@@ -88,7 +88,7 @@ _SERVERS, _TRAINERS = _PADDLE.variable("server_num"), _PADDLE.variable("trainer_
 def _read_paddle(source: Source) -> Job:
     """Read the PADDLE_* variables; the master is an IP on its own pod and a name on the others."""
     nodes = source.count(_NNODES, "nodes")
-    master = source.pod_endpoint(_MASTER, "master_addr")
+    master = source.endpoint(_MASTER, "master_addr", least_port=1, naked_ipv6=True)
     job_id = source.text(_JOB_ID, "job_id")
     servers = source.count(_SERVERS, "server_num", default=None)
     trainers = source.count(_TRAINERS, "trainer_num", default=None)
