@@ -171,7 +171,7 @@ def _hosts(members: tuple[Member, ...] | None) -> dict[str, Json]:
     complete = len(slots) == len(members)
     return {
         "hosts": [m.host for m in members],
-        "slots": slots if complete else None,
+        "slots": list(slots) if complete else None,
         "total_slots": sum(slots) if complete else None,
     }
 
