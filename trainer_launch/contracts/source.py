@@ -268,13 +268,18 @@ class Source:
         """The one sentence for a bad value."""
         return value_parsers.bad_value(name, value, expected, self.contract)
 
-    def missing(
-        self, name: str, expected: str, problem: str = "is not set", advice: str = "set it"
-    ) -> ContractError:
-        """The one sentence for a variable or file that is not there."""
+    def missing(self, name: str, expected: str) -> ContractError:
+        """The one sentence for a variable that is not there."""
         return ContractError(
-            f"{value_parsers.named(name)} {problem}; contract {self.contract} needs it as {expected}; "
-            f"{advice}, or name another contract with --contract"
+            f"{value_parsers.named(name)} is not set; contract {self.contract} needs it as {expected}; "
+            f"set it, or name another contract with --contract"
+        )
+
+    def no_file(self, path: str, expected: str) -> ContractError:
+        """The one sentence for a file that is not there."""
+        return ContractError(
+            f"{value_parsers.named(path)} cannot be read; contract {self.contract} needs it as {expected}; "
+            f"mount it, or name another contract with --contract"
         )
 
     def _get(
