@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainer_launch.contracts import names
 from trainer_launch.contracts.generic_env import shows_others

@@ -6,7 +6,8 @@ All mount a host file and keys or a script into a launcher, and little or nothin
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainer_launch.contracts import flyte, names
 from trainer_launch.contracts.source import Contract, Marks, Source

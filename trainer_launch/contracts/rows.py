@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
+from msgspec import Struct
+
 from trainer_launch.contracts import names
 from trainer_launch.contracts.source import Source
 from trainer_launch.model import Endpoint, Job, Member, NodeRange
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import parse_host
 
 PORT = 29500  # torchrun's own: most platforms name none
@@ -39,8 +40,7 @@ def json_list(source: Source, name: str) -> Sequence[str]:
     return tuple(hosts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Struct, frozen=True, kw_only=True):
     """The names of a platform's variables, "" for one that it has not; `read` is its contract's."""
 
     nodes: str = ""  # how many there are

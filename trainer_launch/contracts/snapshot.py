@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
+from msgspec import to_builtins
 
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
 from trainer_launch.model import Fact, Job, Json, Member, Origin, Rendezvous
@@ -141,9 +141,9 @@ def flat(job: Job) -> dict[str, Json]:
         **_master(job),
         **_hosts(job.members),
         **_rendezvous(job.rendezvous),
-        **({} if mpi is None else asdict(mpi)),
+        **({} if mpi is None else to_builtins(mpi)),
         "status_enabled": status is not None,
-        **({} if status is None else asdict(status)),
+        **({} if status is None else to_builtins(status)),
     }
     return {key: _plain(value) for key, value in made.items()}
 

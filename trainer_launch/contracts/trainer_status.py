@@ -6,8 +6,9 @@ The variable called TOKEN holds a path. The token itself is never read here: it 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from urllib.parse import urlsplit
+
+from msgspec.structs import replace
 
 from trainer_launch.contracts.source import Source
 from trainer_launch.model import Job, StatusEndpoint

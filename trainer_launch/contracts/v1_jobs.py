@@ -6,14 +6,15 @@ Each is read by the variables of its row in `v1_table`. PyTorchJob has a module 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.contracts import generic_env, names, v1_table
 from trainer_launch.contracts.rows import Row
 from trainer_launch.contracts.source import Contract, JsonView, Marks, Source
 from trainer_launch.model import Endpoint, Job, Member, NodeRange
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import parse_host
 
 _TF_CONFIG = v1_table.TENSORFLOW.variable("config")
@@ -122,8 +123,7 @@ PADDLE = Contract(
 # -- TF_CONFIG and MX_CONFIG have all nodes' addresses by their roles -------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
+class _Task(Struct, frozen=True):
     type: str
     index: int
 

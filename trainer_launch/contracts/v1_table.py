@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from string import Formatter
 
-from trainer_launch.model.frozen import dataclass
+from msgspec import Struct
 
 POD_IP = "{pod_ip}"  # what the kubelet puts in place of a field of the pod
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class V1Kind:
+class V1Kind(Struct, frozen=True, kw_only=True):
     """A kind of job: its replica types, and the variables that its controller writes.
 
     A variable's text names values of a pod in braces, and a variable is left out where it has not all of these:

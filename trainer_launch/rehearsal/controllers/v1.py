@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.contracts import v1_table
 from trainer_launch.contracts.source import MAX_VALUE_BYTES
@@ -24,8 +26,7 @@ _RUN_POLICY = ("cleanPodPolicy", "activeDeadlineSeconds", "backoffLimit")
 _RUN_POLICY_IGNORED = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replicas:
+class Replicas(Struct, frozen=True, kw_only=True):
     """One replica spec."""
 
     role: str  # lower case
@@ -37,8 +38,7 @@ class Replicas:
     where: Field
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class V1Job:
+class V1Job(Struct, frozen=True, kw_only=True):
     """A job's manifest, read as far as all kinds have it in common."""
 
     document: Field

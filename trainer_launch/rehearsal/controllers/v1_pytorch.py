@@ -6,7 +6,8 @@ kubeflow/trainer release-1.9, pkg/controller.v1/pytorch/{envvar,elastic,initcont
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainer_launch.contracts.v1_table import PYTORCH
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
