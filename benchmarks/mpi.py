@@ -72,9 +72,7 @@ def first_line(job: mpi.Job, row: str, argv: tuple[str, ...], env: Mapping[str, 
 def commands(job: mpi.Job, *, has_horovod: bool) -> dict[tuple[str, str], Line]:
     """What starts `echo first` on all hosts, and its variables. Bare ones get our ssh configuration."""
     folder = tempfile.mkdtemp(dir=job.folder)
-    keys = ssh_client.prepared(
-        Job(contract="b", details={"ssh_dir": str(job.mount)}), f"{folder}/ssh", port=mpi.PORT
-    )
+    keys = ssh_client.prepared(Job(contract="b", ssh_dir=str(job.mount)), f"{folder}/ssh", port=mpi.PORT)
     ours = (*LAUNCHER, "run", "--log-level", "error", "--")
     program = ("echo", "first")
     plain = {

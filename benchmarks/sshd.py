@@ -116,7 +116,7 @@ def pss_mb(server: Server) -> float:
 
 
 def session_s(server: Server, folder: str, mount: str) -> float:
-    job = Job(contract="bench", details={"ssh_dir": mount})
+    job = Job(contract="bench", ssh_dir=mount)
     reach = ssh_client.prepared(job, tempfile.mkdtemp(dir=folder) + "/ssh", port=server[0])
     taken = []
     for _ in range(SESSIONS):

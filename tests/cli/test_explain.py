@@ -74,6 +74,16 @@ def test_without_a_command_this_nodes_place_is_still_told() -> None:
     assert plan["omp_num_threads"] == "1"
 
 
+def test_a_platform_of_ones_own_needs_only_the_variables_that_the_page_of_contracts_sets() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text(encoding="utf-8")
+    platforms = {"$(MY_NODES)": "3", "$(MY_RANK)": "2", "$(MY_FIRST_POD)": "first.pod"}
+    rows = re.findall(r"^- \{name: (TRAINER_LAUNCH_\w+), value: ([^}]+)\}", page, re.MULTILINE)
+    env = {name: platforms.get(value, value.strip('"')) for name, value in rows}
+    plan = json.loads(launch("explain", "--json", "--", "train.py", env=env).stdout)["plan"]
+    assert (plan["min_nodes"], plan["node_rank"], plan["coordinator"]) == (3, 2, "first.pod:29500")
+    assert plan["nproc_per_node"] >= 1
+
+
 def test_a_plain_shell_is_explained_helpfully() -> None:
     told = launch("explain")
     assert told.returncode == 0

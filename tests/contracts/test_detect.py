@@ -29,9 +29,17 @@ def test_every_name_is_unique_and_can_be_asked_for() -> None:
     assert [find(name).name for name in names] == names
 
 
-def test_what_is_declared_weaker_than_nothing_that_exists_is_a_mistake() -> None:
-    names = {contract.name for contract in CONTRACTS}
-    assert all(set(contract.weaker_than) <= names for contract in CONTRACTS)
+def test_of_two_contracts_for_one_kind_of_job_the_first_in_the_list_wins() -> None:
+    flyte = {"FLYTE_INTERNAL_EXECUTION_ID": "f"}
+    assert detected({"K_MPI_JOB_ROLE": "worker"}) == "mpijob-v2beta1"
+    assert detected({"K_MPI_JOB_ROLE": "worker", **flyte}) == "flyte-kfmpi"
+    assert detected({"PET_RDZV_ENDPOINT": "a:1", **flyte}) == "flyte-elastic"
+
+
+def test_names_of_a_jaxjob_that_a_user_sets_for_a_script_do_not_hide_a_trainjob() -> None:
+    by_hand = {"COORDINATOR_ADDRESS": "a:1", "NUM_PROCESSES": "2", "PROCESS_ID": "0"}
+    assert detected(by_hand) == "jaxjob-v1"
+    assert detected({**by_hand, "JAX_COORDINATOR_ADDRESS": "a:1"}) == "trainer-v2-jax"
 
 
 def test_two_platforms_in_one_pod_are_refused_with_the_variables_of_each() -> None:

@@ -61,7 +61,7 @@ def test_endpoints_split_at_the_port() -> None:
     assert source("a:1").endpoint("X") == Endpoint("a", 1)
     assert source("[::1]:0").endpoint("X") == Endpoint("::1", 0)
     assert source("a").endpoint("X", default_port=7) == Endpoint("a", 7)
-    assert source("::1:7").pod_endpoint("X") == Endpoint("::1", 7)
+    assert source("::1:7").endpoint("X", naked_ipv6=True) == Endpoint("::1", 7)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_every_read_is_remembered_once_and_in_order() -> None:
     read.file("/f", "hosts")
     read.count("X", "nodes")
     assert read.facts == (
-        Fact(name="X", value="1", origin=Origin.ENV, field="nodes"),
+        Fact(name="X", value="1", origin=Origin.ENV, field="nodes", became=1),
         Fact(name="/f", value="1 bytes", origin=Origin.FILE, field="hosts"),
     )
 
@@ -155,7 +155,7 @@ def test_marks_say_what_they_saw() -> None:
     marks = Marks(any_of=("A", "X"), files=("/f",), shows=("B", "/g"))
     read = source("1", f="", g="")
     assert marks.fit(read)
-    assert marks.seen(read) == ("X", "/f", "/g")
+    assert marks.present(read) == ("X", "/f", "/g")
     assert not Marks(none_of=("X",)).fit(read)
 
 

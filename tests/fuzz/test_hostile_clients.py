@@ -27,11 +27,10 @@ from tests.fuzz import hostile
 from tests.observability import statusserver
 from tests.ports import free_port
 from tests.waiting import eventually
-from trainer_launch.contracts.trainer_status import StatusEndpoint
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.client import Client
-from trainer_launch.model import Endpoint
+from trainer_launch.model import Endpoint, StatusEndpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Probes, Stage, Threads

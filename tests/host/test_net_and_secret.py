@@ -15,7 +15,7 @@ from trainer_launch.model import PortRange
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.redaction import redact_file
 from trainer_launch.model.settings import load
-from trainer_launch.planning.reading import read, secret_file_of
+from trainer_launch.planning.reading import read
 
 
 def test_a_free_port_is_one_of_the_range_that_nobody_uses() -> None:
@@ -71,6 +71,6 @@ def test_the_secret_is_found_where_it_is_mounted_and_explain_says_where(
     env = {"K_MPI_JOB_ROLE": "worker"} if "/root/.ssh/id_rsa" in files else {}
     pod = pod_from_snapshot({"env": env, "files": files, "hostname": "train-worker-0", "command": ["train.py"]})
     job = read(pod, load({} if given is None else {"secret_file": given}, {})).job
-    assert secret_file_of(job) == found
+    assert job.secret_file == found
     assert [fact.name for fact in job.facts if fact.field == "secret_file"] == ([found] if found else [])
     assert redact_file(JOB_SECRET, "x") != "x"

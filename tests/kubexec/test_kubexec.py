@@ -22,10 +22,15 @@ from tests.cli.launching import Started, clean_env, start
 from tests.conftest import require
 from tests.process.world import PID1, end_all, require_namespaces, survivors
 from tests.waiting import eventually
-from trainer_launch.rehearsal.controllers.v1 import _kubexec
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.long("tests/kubexec/test_stand_in.py")]
 KUBECTL = Path(__file__).with_name("kubectl.py")
+# kubeflow/trainer release-1.9, pkg/controller.v1/mpi/mpijob_controller.go, with the job's mainContainer
+KUBEXEC = '''#!/bin/sh
+set -x
+POD_NAME=$1
+shift
+/opt/kube/kubectl exec ${POD_NAME} --container mpi -- /bin/sh -c "$*"'''
 RANK = 'echo "rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $(hostname) with $OF_THE_CONTAINER"'
 
 
@@ -37,7 +42,7 @@ class Job:
         self.pods: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "pods").mkdir()
         kubectl = f"'{sys.executable}' -S -E '{KUBECTL}' '{folder}/pods'"
-        text = _kubexec("mpi").replace("/opt/kube/kubectl", kubectl)
+        text = KUBEXEC.replace("/opt/kube/kubectl", kubectl)
         self.agent = folder / "kubexec.sh"
         self.agent.write_text(text)
         self.agent.chmod(0o555)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.observability.statusserver import PATH, StatusServer, is_valid, make_certificates
-from trainer_launch.contracts.trainer_status import StatusEndpoint
+from trainer_launch.model import StatusEndpoint
 from trainer_launch.observability import trainjob_status
 from trainer_launch.observability.progress import Progress
 from trainer_launch.observability.trainjob_status import Poster, body, send

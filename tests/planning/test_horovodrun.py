@@ -6,7 +6,7 @@ import pytest
 
 from tests.planning.requests import request
 from tests.planning.test_mpirun import spec_of
-from trainer_launch.model import Job, Member, NodeRange
+from trainer_launch.model import Job, Member, Mpi, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
 from trainer_launch.planning.mpi_launch_spec import Spec
@@ -17,7 +17,8 @@ OPERATOR = Job(
     engine="mpirun",
     nodes=NodeRange(2, 2),
     members=(Member("w-0", 2), Member("w-1", 2)),
-    details={"hostfile_path": "/etc/mpi/hostfile", "ssh_dir": "/root/.ssh", "launch_agent": "ssh", "slots_env": 2},
+    ssh_dir="/root/.ssh",
+    mpi=Mpi(hostfile_path="/etc/mpi/hostfile", launch_agent="ssh", slots_env=2),
 )
 
 

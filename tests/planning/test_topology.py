@@ -116,7 +116,7 @@ def test_pod_0_of_a_job_of_several_processes_does_not_know_how_many_nodes_there_
 
 def test_a_list_that_leaves_the_others_out_makes_no_job_of_one_node() -> None:
     """A worker of a TFJob with dynamic workers is told of itself alone."""
-    placed = place(job(details={"sparse": True}), machine())
+    placed = place(job(sparse=True), machine())
     assert (placed.node_rank, placed.nodes, placed.coordinator) == (None, None, None)
 
 

@@ -17,7 +17,7 @@ from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.host.shm import Segment
-from trainer_launch.model import Cpus, Endpoint, Gpus, Member, NodeRange
+from trainer_launch.model import Cpus, Endpoint, Gpus, Member, Mpi, NodeRange
 from trainer_launch.model.findings import Fault, Finding, Status, Verdict
 from trainer_launch.planning.command import parse_command
 from trainer_launch.preflight import check, registry
@@ -58,7 +58,7 @@ JOBS: list[tuple[str, Subject, str]] = [
     ("program", subject(command=parse_command(["/etc"])), "is a directory without __main__.py"),
     (
         "rank-collision",
-        subject(job=replace(JOB, details={"foreign_replicated_job": True})),
+        subject(job=replace(JOB, foreign_replicated_job=True)),
         "another replicatedJob than the trainer's nodes, yet it was told the node rank 1",
     ),
     ("memory", subject(host={"memory_limit_bytes": 1400 * MIB}), "376 MiB are left of the limit of 1400 MiB"),
@@ -496,11 +496,12 @@ def test_a_name_that_gloo_was_told_not_to_use_is_only_a_warning() -> None:
 
 
 def test_an_mpi_launcher_that_hosts_no_rank_needs_no_shared_memory() -> None:
-    launcher = replace(HEALTHY.job, role="launcher", engine="mpirun", details={"launcher_in_hostfile": False})
+    mpi = Mpi(hostfile_path="/etc/mpi/hostfile", launch_agent="ssh")
+    launcher = replace(HEALTHY.job, role="launcher", engine="mpirun", mpi=mpi)
     small = {"shm_bytes": MIB, "shm_free_bytes": MIB}
     (finding,) = resource_limits.shm.run(subject(host=small, job=launcher))
     assert (finding.status, finding.text) == (Status.PASS, "1 MiB; left as it is; no worker runs in this pod")
     (finding,) = resource_limits.shm.run(
-        subject(host=small, job=replace(launcher, details={"launcher_in_hostfile": True}))
+        subject(host=small, job=replace(launcher, mpi=replace(mpi, launcher_in_hostfile=True)))
     )
     assert finding.status is Status.WARN

@@ -36,4 +36,4 @@ def test_no_check_fails_a_healthy_pod(case: dict[str, object]) -> None:
     warned = {finding.check for finding in loud if finding.status is Status.WARN}
     assert warned <= {"cpu", "nofile", "ephemeral-ports"}
     rest = [(finding.check, finding.status) for finding in loud if finding.status is not Status.WARN]
-    assert rest == ([("rank-collision", Status.FAIL)] if subject.job.details.get("foreign_replicated_job") else [])
+    assert rest == ([("rank-collision", Status.FAIL)] if subject.job.foreign_replicated_job else [])

@@ -86,7 +86,7 @@ def test_a_killed_worker_is_restarted_in_its_pod_and_the_end_of_the_scheduler_is
 def test_a_job_that_could_never_end_or_tunes_is_refused_in_a_sentence(tmp_path: Path) -> None:
     for words, said in (
         ({"mode": "MXTune"}, "spec.jobMode is 'MXTune'; expected MXTrain: jobs of TVM's tuner are not rehearsed"),
-        ({"roles": ("Server", "Worker")}, "expected a Scheduler, whose end is that of the job"),
+        ({"roles": ("Server", "Worker")}, "expected one Scheduler, whose end is that of the job"),
         ({"roles": ("Scheduler", "Tuner")}, "expected only the replica types Scheduler, Server, Worker"),
     ):
         done = launch("local", "-f", manifest(tmp_path, **words))

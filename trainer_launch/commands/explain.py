@@ -20,7 +20,7 @@ from trainer_launch.contracts import snapshot
 from trainer_launch.contracts.snapshot import flat
 from trainer_launch.contracts.source import Pod
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Fact, Host, Job, Json, Plan, Topology, Workers, signal_policy
+from trainer_launch.model import Fact, Host, Job, Json, Origin, Plan, Topology, Workers, signal_policy
 from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageError
 from trainer_launch.model.redaction import redact, redact_command
 from trainer_launch.model.settings import Settings, load
@@ -80,7 +80,7 @@ def main(parsed: Parsed) -> int:
         "job": flat(job),
         "plan": plan,
         "facts": {
-            "read": [_fact_json(fact) for fact in job.facts],
+            "read": [_fact_json(fact) for fact in job.facts if fact.origin is not Origin.DERIVED],
             "machine": to_builtins(reading.host),
             "shared_memory": to_builtins(memory),
         },

@@ -127,9 +127,7 @@ def explained(request: Request, settings: Settings) -> Plan:
 
 def with_key_folder(job: Job, settings: Settings) -> Job:
     """The job, told where its key is: no controller tells a container that."""
-    if settings.ssh_dir is None or job.details.get("ssh_dir"):
-        return job
-    return replace(job, details={**job.details, "ssh_dir": settings.ssh_dir})
+    return job if settings.ssh_dir is None or job.ssh_dir else replace(job, ssh_dir=settings.ssh_dir)
 
 
 def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:

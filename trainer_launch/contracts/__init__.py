@@ -1,8 +1,6 @@
-"""Which controller made this pod, and what it told us. A new contract is a value in a module, and a line here."""
+"""Which platform made this pod, and what it told us. A new contract is a value in a module, and a line here."""
 
 from __future__ import annotations
-
-from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -13,9 +11,8 @@ from trainer_launch.contracts import (
     torchrun_env,
     trainer_status,
     trainer_v2_runtimes,
-    v1_jax_xgboost_paddle,
+    v1_jobs,
     v1_pytorch,
-    v1_tensorflow_mxnet,
 )
 from trainer_launch.contracts.source import Contract, Marks, Pod, Source
 from trainer_launch.model import Job
@@ -26,44 +23,57 @@ from trainer_launch.model.value_parsers import shown
 # No platform: nothing but flags, and torchrun's own variables where somebody set them.
 UNKNOWN = Contract("unknown", Marks(), torchrun_env.by_hand)
 
-# Certain whatever else is there; each beats all that follow.
-_CERTAIN = (rank_process.TORCHRUN, rank_process.MPI, trainer_v2_runtimes.FLUX, *flat_platforms.CONTRACTS)
-# Two of these in one pod are ambiguous, unless one is declared weaker than the other.
-_SPECIFIC = (
+# In order: the first that fits a pod reads it.
+CONTRACTS: tuple[Contract, ...] = (
+    rank_process.TORCHRUN,
+    rank_process.MPI,
+    trainer_v2_runtimes.FLUX,
+    flat_platforms.KUBERAY,
+    flat_platforms.LEADER_WORKER_SET,
+    flat_platforms.SKYPILOT,
+    flat_platforms.DSTACK,
+    flat_platforms.SAGEMAKER,
+    flat_platforms.AZURE_ML,
+    flat_platforms.VERTEX_AI,
+    flat_platforms.VOLCANO,
+    flat_platforms.SLURM,
     mpi_operator.FLYTE,
     mpi_operator.V2BETA1,
     mpi_operator.V1,
     mpi_operator.TRAINER_V2,
-    v1_tensorflow_mxnet.TENSORFLOW,
-    v1_tensorflow_mxnet.MXNET,
+    v1_jobs.TENSORFLOW,
+    v1_jobs.MXNET,
     trainer_v2_runtimes.XGBOOST,
     trainer_v2_runtimes.JAX,
-    v1_jax_xgboost_paddle.JAX,
-    v1_jax_xgboost_paddle.PADDLE,
+    v1_jobs.JAX,
+    v1_jobs.PADDLE,
     v1_pytorch.FLYTE,
     v1_pytorch.ELASTIC,
     trainer_v2_runtimes.TORCH,
     trainer_v2_runtimes.TORCHTUNE,
     v1_pytorch.FIXED,
-    v1_jax_xgboost_paddle.XGBOOST,
+    v1_jobs.XGBOOST,
+    flat_platforms.INDEXED_JOB,
+    trainer_v2_runtimes.PLAINML,
+    UNKNOWN,
 )
-# What is left when nothing else fits; each yields to all before it.
-_LEFT_OVER = (flat_platforms.INDEXED_JOB, trainer_v2_runtimes.PLAINML, UNKNOWN)
-
-CONTRACTS = _CERTAIN + _SPECIFIC + _LEFT_OVER
 
 _MARKS_SHOWN = 4  # per contract, in a message
 
 
 def detect(source: Source) -> Contract:
-    """The contract that the pod's marks tell; ambiguous marks raise, and no mark is `UNKNOWN`."""
-    for contract in _CERTAIN:
-        if contract.marks.fit(source):
-            return contract
-    fitting = [contract for contract in _SPECIFIC if contract.marks.fit(source)]
-    if fitting:
-        return _strongest(fitting, source)
-    return next(contract for contract in _LEFT_OVER if contract.marks.fit(source))
+    """The first contract whose marks the pod has. Raises ContractError: it has the marks of two kinds of job."""
+    first = next(contract for contract in CONTRACTS if contract.marks.fit(source))
+    if not first.kind:
+        return first
+    rivals = [contract for contract in CONTRACTS if contract.kind and contract.marks.fit(source)]
+    if any(contract.kind != first.kind for contract in rivals):
+        marks = "; ".join(f"{contract.name} ({_marks(contract, source)})" for contract in rivals[:3])
+        raise ContractError(
+            f"several contracts fit this pod: {marks}; "
+            f"unset the variables of the others, or set --contract (TRAINER_LAUNCH_CONTRACT)"
+        )
+    return first
 
 
 def find(name: str) -> Contract:
@@ -79,29 +89,9 @@ def read_job(pod: Pod, contract: str | None = None) -> Job:
     """What the platform told this pod: by the contract named, else by the one detected."""
     chosen = find(contract) if contract else detect(Source(pod))
     source = Source(pod, chosen.name)
-    job = chosen.read(source)
-    status = trainer_status.read_status(source)
-    index = source.index("JOB_COMPLETION_INDEX", default=None) if status else None
-    details = {**job.details, **trainer_status.status_details(status, job, index)}
-    return replace(
-        job,
-        contract=chosen.name,
-        details=MappingProxyType(details),
-        facts=source.facts,
-        warnings=source.warnings,
-    )
-
-
-def _strongest(fitting: list[Contract], source: Source) -> Contract:
-    for contract in fitting:
-        if all(contract.name in other.weaker_than for other in fitting if other is not contract):
-            return contract
-    seen = "; ".join(f"{c.name} ({_marks(c, source)})" for c in fitting[:3])
-    raise ContractError(
-        f"several contracts fit this pod: {seen}; "
-        f"unset the variables of the others, or set --contract (TRAINER_LAUNCH_CONTRACT)"
-    )
+    job = trainer_status.with_status(source, chosen.read(source))
+    return replace(job, contract=chosen.name, facts=source.facts, warnings=source.warnings)
 
 
 def _marks(contract: Contract, source: Source) -> str:
-    return ", ".join(contract.marks.seen(source)[:_MARKS_SHOWN])
+    return ", ".join(contract.marks.present(source)[:_MARKS_SHOWN])

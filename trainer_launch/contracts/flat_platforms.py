@@ -1,137 +1,77 @@
 """Platforms that tell a job in a few flat variables: one row each. JobSet, LeaderWorkerSet, Slurm, clouds, Volcano.
 
-Each row's docstring or comment names where the platform documents its variables. One of them is enough to tell the
-platform. A pod that shows several nodes and does not say enough never runs as a job of one node: what is missing
-stays unknown in the job, and the plan is refused unless flags say it.
+Comments name where each platform documents its variables. One of these is enough to tell the platform.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.contracts import names
 from trainer_launch.contracts.generic_env import shows_others
+from trainer_launch.contracts.rows import Row, json_list, several
 from trainer_launch.contracts.source import Contract, JsonView, Marks, Source
-from trainer_launch.model import Endpoint, Job, Member, NodeRange, hostfile
+from trainer_launch.model import Endpoint, Job, NodeRange, hostfile
 from trainer_launch.model.errors import ContractError
-from trainer_launch.model.value_parsers import parse_host
 
-_PORT = 29500  # torchrun's own: most of these platforms name none
 _BY_HAND = ("PET_NNODES", "TORCHELASTIC_RUN_ID")  # whoever sets torchrun's variables says it all
 _INDEX = "JOB_COMPLETION_INDEX"
 
-
-def _job(
-    source: Source,
-    nodes: int | None,
-    rank: int | None,
-    hosts: Sequence[str],
-    shown_by: Sequence[str],
-    *,
-    nproc: int | None = None,
-) -> Job:
-    """A job of that many nodes, which meet at the first host unless MASTER_ADDR and MASTER_PORT say otherwise.
-
-    `shown_by` are the variables that show several nodes.
-    """
-    shown = next(filter(source.has, shown_by), None)
-    if shown is None:
-        raise source.missing(shown_by[0], "the number of nodes")
-    host = source.host("MASTER_ADDR", "master_addr", default=hosts[0] if hosts else None)
-    port = source.port("MASTER_PORT", "master_port", default=_PORT)
-    return Job(
-        role="node",
-        nodes=None if nodes is None else NodeRange(nodes, nodes),
-        nproc_per_node=nproc,
-        node_rank=rank,
-        world_size=None if nproc is None or nodes is None else nodes * nproc,
-        coordinator=None if host is None else Endpoint(host, port),
-        is_coordinator=None if rank is None else rank == 0,
-        members=tuple(map(Member, hosts)) if hosts and len(hosts) == nodes else None,
-        engine="torchrun" if nodes is None else None,
-        details={"several_nodes_shown_by": shown},
-    )
-
-
-def _with_each_gpu(job: Job) -> Job:
-    """The job with a worker for each GPU of this machine, where the platform counts none."""
-    return replace(job, details={**job.details, "worker_for_each_gpu": True})
-
-
-def _gpus(source: Source, name: str) -> int | None:
-    """Workers as the platform counts GPUs; None where it counts none."""
-    return source.index(name, "nproc_per_node", default=None) or None
-
-
-class Flat(Struct, frozen=True, kw_only=True):
-    """One platform's variables: how many nodes, which one this is, where all are, and how many GPUs each has."""
-
-    nodes: str
-    rank: str
-    hosts: str  # one host a line, or the first one only
-    gpus: str
-
-    def read(self, source: Source) -> Job:
-        """Read those that are there."""
-        count = source.count(self.nodes, "nodes", default=None)
-        rank = source.index(self.rank, "node_rank", below=count, default=None)
-        hosts = source.text(self.hosts, "hosts", default="").split()
-        if bad := next((host for host in hosts if parse_host(host) is None), None):
-            raise source.error(self.hosts, bad, "host names or IP addresses, one a line")
-        return _job(source, count, rank, hosts, (self.nodes, self.hosts, self.rank), nproc=_gpus(source, self.gpus))
-
-
 # docs.skypilot.co, "Distributed Jobs on Many Nodes"
-SKYPILOT = Contract(
-    "skypilot",
-    Marks(any_of=("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS"), none_of=_BY_HAND),
-    Flat(
-        nodes="SKYPILOT_NUM_NODES",
-        rank="SKYPILOT_NODE_RANK",
-        hosts="SKYPILOT_NODE_IPS",
-        gpus="SKYPILOT_NUM_GPUS_PER_NODE",
-    ).read,
+_SKYPILOT = Row(
+    nodes="SKYPILOT_NUM_NODES",
+    rank="SKYPILOT_NODE_RANK",
+    hosts="SKYPILOT_NODE_IPS",
+    workers="SKYPILOT_NUM_GPUS_PER_NODE",
 )
+SKYPILOT = Contract("skypilot", Marks(any_of=_SKYPILOT.shown, none_of=_BY_HAND), _SKYPILOT.read)
 
 # dstack.ai/docs, "Distributed tasks"
-DSTACK = Contract(
-    "dstack",
-    Marks(any_of=("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "DSTACK_MASTER_NODE_IP"), none_of=_BY_HAND),
-    Flat(
-        nodes="DSTACK_NODES_NUM",
-        rank="DSTACK_NODE_RANK",
-        hosts="DSTACK_MASTER_NODE_IP",
-        gpus="DSTACK_GPUS_PER_NODE",
-    ).read,
+_DSTACK = Row(
+    nodes="DSTACK_NODES_NUM",
+    rank="DSTACK_NODE_RANK",
+    hosts="DSTACK_MASTER_NODE_IP",
+    workers="DSTACK_GPUS_PER_NODE",
 )
+DSTACK = Contract("dstack", Marks(any_of=_DSTACK.shown, none_of=_BY_HAND), _DSTACK.read)
+
+# sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md
+_SAGEMAKER = Row(hosts="SM_HOSTS", list_hosts=json_list, own="SM_CURRENT_HOST", workers="SM_NUM_GPUS")
+SAGEMAKER = Contract("sagemaker", Marks(any_of=_SAGEMAKER.shown, none_of=_BY_HAND), _SAGEMAKER.read)
 
 
-# -- LeaderWorkerSet: lws.sigs.k8s.io, "Labels, Annotations and Environment Variables" ---------------------
-
-_LWS = ("LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX")
-
-
-def _read_lws(source: Source) -> Job:
-    """Read the group's size, the index in it, and the leader's name, which workers' names begin with."""
-    size = source.count("LWS_GROUP_SIZE", "nodes", default=None)
-    rank = source.index("LWS_WORKER_INDEX", "node_rank", below=size, default=None)
-    leader = source.host("LWS_LEADER_ADDRESS", "master_addr", default=None)
-    hosts = [] if leader is None else [leader]
-    if leader is not None and size is not None and size <= names.MAX_MEMBERS:
-        label, dot, domain = leader.partition(".")
-        hosts += [f"{label}-{index}{dot}{domain}" for index in range(1, size)]
-    return _job(source, size, rank, hosts, _LWS)
+def _names_like(source: Source, name: str) -> Sequence[str]:
+    """The leader's name, and those of its workers, which begin with it."""
+    leader = source.host(name, "master_addr", default=None)
+    size = source.count("LWS_GROUP_SIZE", "nodes", default=1)
+    if leader is None or size > names.MAX_MEMBERS:
+        return [] if leader is None else [leader]
+    label, dot, domain = leader.partition(".")
+    return [leader, *(f"{label}-{index}{dot}{domain}" for index in range(1, size))]
 
 
-LEADER_WORKER_SET = Contract("leaderworkerset", Marks(any_of=_LWS, none_of=_BY_HAND), _read_lws)
+# lws.sigs.k8s.io, "Labels, Annotations and Environment Variables"
+_LWS = Row(nodes="LWS_GROUP_SIZE", rank="LWS_WORKER_INDEX", hosts="LWS_LEADER_ADDRESS", list_hosts=_names_like)
+LEADER_WORKER_SET = Contract("leaderworkerset", Marks(any_of=_LWS.shown, none_of=_BY_HAND), _LWS.read)
 
 
 # -- Slurm: slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES" ------------------------------------
+
+
+def _hostlist(source: Source, name: str) -> Sequence[str]:
+    return hostfile.expand_hostlist(source.text(name, "hosts"), name, source.contract)
+
+
+_STEP = Row(
+    nodes="SLURM_STEP_NUM_NODES",
+    rank="SLURM_NODEID",
+    hosts="SLURM_STEP_NODELIST",
+    list_hosts=_hostlist,
+    workers="SLURM_GPUS_ON_NODE",
+)
 
 
 def _read_slurm(source: Source) -> Job:
@@ -143,55 +83,19 @@ def _read_slurm(source: Source) -> Job:
                 "SLURM_STEP_ID",
                 f"one launcher on each of the {nodes} nodes: start it with srun --ntasks-per-node=1",
             )
-        return Job(
-            role="node", nodes=NodeRange(1, 1), node_rank=0, nproc_per_node=_gpus(source, "SLURM_GPUS_ON_NODE")
-        )
-    nodes = source.count("SLURM_STEP_NUM_NODES", "nodes")
+        gpus = source.index(_STEP.workers, "nproc_per_node", default=None)
+        return Job(role="node", nodes=NodeRange(1, 1), node_rank=0, nproc_per_node=gpus or None)
+    nodes = source.count(_STEP.nodes, "nodes")
     tasks = source.count("SLURM_STEP_NUM_TASKS", "world_size", default=nodes)
     if tasks > nodes:
-        rank = source.index("SLURM_PROCID", "rank", below=tasks)
-        details = {"rank": rank, "local_rank": source.index("SLURM_LOCALID", "local_rank")}
-        return Job(role="rank", world_size=tasks, engine="plain", details=details)
-    rank = source.index("SLURM_NODEID", "node_rank", below=nodes)
-    text = source.text("SLURM_STEP_NODELIST", "hosts")
-    hosts = hostfile.expand_hostlist(text, "SLURM_STEP_NODELIST", source.contract)
-    return _job(source, nodes, rank, hosts, ("SLURM_STEP_NUM_NODES",), nproc=_gpus(source, "SLURM_GPUS_ON_NODE"))
+        source.index("SLURM_PROCID", "rank", below=tasks)
+        source.index("SLURM_LOCALID", "local_rank")
+        return Job(role="rank", world_size=tasks, engine="plain")
+    source.index(_STEP.rank, "node_rank", below=nodes)  # needed here
+    return _STEP.read(source)
 
 
 SLURM = Contract("slurm", Marks(all_of=("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"), none_of=_BY_HAND), _read_slurm)
-
-
-# -- SageMaker: sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md ---------------------------------------
-
-_SAGEMAKER = ("SM_HOSTS", "SM_CURRENT_HOST")
-
-
-def _read_sagemaker(source: Source) -> Job:
-    """Read the list of hosts, and this one's place in it."""
-    hosts = _json_hosts(source, "SM_HOSTS") if source.has("SM_HOSTS") else []
-    own = source.host("SM_CURRENT_HOST", "node_rank", default=None)
-    if own is not None and hosts and own not in hosts:
-        raise source.error("SM_CURRENT_HOST", own, f"one of SM_HOSTS, which are {', '.join(hosts[:8])}")
-    rank = hosts.index(own) if own is not None and hosts else None
-    return _job(source, len(hosts) or None, rank, hosts, _SAGEMAKER, nproc=_gpus(source, "SM_NUM_GPUS"))
-
-
-def _json_hosts(source: Source, name: str) -> list[str]:
-    text = source.text(name, "hosts")
-    try:
-        hosts = json.loads(text)
-    except (ValueError, RecursionError):
-        hosts = None
-    if (
-        not isinstance(hosts, list)
-        or not hosts
-        or not all(isinstance(one, str) and parse_host(one) for one in hosts)
-    ):
-        raise source.error(name, text, "a JSON list of host names")
-    return hosts
-
-
-SAGEMAKER = Contract("sagemaker", Marks(any_of=_SAGEMAKER, none_of=_BY_HAND), _read_sagemaker)
 
 
 # -- Azure ML: learn.microsoft.com, "Distributed GPU training guide (SDK v2)" ------------------------------
@@ -207,16 +111,16 @@ def _read_azureml(source: Source) -> Job:
     count = source.count("AZUREML_NODE_COUNT", "nodes", default=None)
     nodes = source.count("WORLD_SIZE", "nodes", default=count)
     rank = source.index("NODE_RANK", "node_rank", below=nodes, default=None)
-    several = "set process_count_per_instance to 1, the launcher starts the workers"
+    several_workers = "set process_count_per_instance to 1, the launcher starts the workers"
     if count is not None and nodes != count:
-        raise source.error("WORLD_SIZE", str(nodes), f"AZUREML_NODE_COUNT, which is {count}: {several}")
+        raise source.error("WORLD_SIZE", str(nodes), f"AZUREML_NODE_COUNT, which is {count}: {several_workers}")
     process = source.index("RANK", "rank", default=rank)
     if rank is not None and process != rank:
-        raise source.error("RANK", str(process), f"NODE_RANK, which is {rank}: {several}")
+        raise source.error("RANK", str(process), f"NODE_RANK, which is {rank}: {several_workers}")
     for name, alone in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
         if source.index(name, default=alone) != alone:
-            raise source.error(name, source.peek(name), f"{alone}: {several}")
-    return _with_each_gpu(_job(source, nodes, rank, (), _AZURE_ML))
+            raise source.error(name, source.peek(name), f"{alone}: {several_workers}")
+    return replace(several(source, nodes, rank, (), _AZURE_ML), worker_for_each_gpu=True)
 
 
 def _is_distributed(source: Source) -> bool:
@@ -254,9 +158,9 @@ def _read_vertex(source: Source) -> Job:
     hosts = [host for name in _POOLS for host in pools.get(name, ())]
     before = 0 if pool == _POOLS[0] else len(pools.get(_POOLS[0], ()))
     rank = before + index if pool in _POOLS else None
-    job = _job(source, len(hosts), rank, hosts, ("CLUSTER_SPEC",))
+    job = several(source, len(hosts), rank, hosts, ("CLUSTER_SPEC",))
     if not may_be_tensorflow:
-        return _with_each_gpu(job)
+        return replace(job, worker_for_each_gpu=True)
     source.warn(
         "TF_CONFIG is set and RANK is not: a program runs once on each replica, as TensorFlow needs it; "
         "a script of torch needs torchrun or --engine torch"
@@ -274,7 +178,7 @@ _TASKS = ("MASTER", "WORKER")
 
 
 def _volcano_tasks(source: Source) -> dict[str, str]:
-    return {found[1]: name for name in sorted(source.pod.env) if (found := _HOSTS.fullmatch(name))}
+    return {match[1]: name for name in sorted(source.pod.env) if (match := _HOSTS.fullmatch(name))}
 
 
 def _read_volcano(source: Source) -> Job:
@@ -286,8 +190,8 @@ def _read_volcano(source: Source) -> Job:
     hosts = [host for task in order for host in source.hosts(tasks[task], "hosts")]
     own = next((at for at, host in enumerate(hosts) if host.partition(".")[0] == source.pod.hostname), None)
     if len(tasks) > 1 and not set(tasks) <= set(_TASKS):
-        return _job(source, None, None, (), list(tasks.values()))  # nobody says which tasks train together
-    return _job(source, len(hosts), own, hosts, [tasks[task] for task in order])
+        return several(source, None, None, (), list(tasks.values()))  # nobody says which tasks train together
+    return several(source, len(hosts), own, hosts, [tasks[task] for task in order])
 
 
 VOLCANO = Contract(
@@ -317,7 +221,8 @@ def _read_indexed(source: Source) -> Job:
         coordinator=Endpoint(host, port),
         is_coordinator=index == 0,
         engine="torchrun",
-        details={"completion_index": index, "several_nodes_shown_by": "MASTER_ADDR"},
+        completion_index=index,
+        several_nodes_shown_by="MASTER_ADDR",
     )
 
 
@@ -341,16 +246,3 @@ def _refuse_ray(_source: Source) -> Job:
 
 
 KUBERAY = Contract("kuberay", Marks(all_of=("KUBERAY_GEN_RAY_START_CMD",)), _refuse_ray)
-
-# The first that fits is it: each has variables that no other platform writes.
-CONTRACTS: tuple[Contract, ...] = (
-    KUBERAY,
-    LEADER_WORKER_SET,
-    SKYPILOT,
-    DSTACK,
-    SAGEMAKER,
-    AZURE_ML,
-    VERTEX_AI,
-    VOLCANO,
-    SLURM,
-)

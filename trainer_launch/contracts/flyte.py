@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from trainer_launch.contracts.source import Source
-from trainer_launch.model import Job, Json
+from trainer_launch.model import Job
 
 MARKS = ("FLYTE_INTERNAL_EXECUTION_ID", "_F_NM", "FLYTE_INTERNAL_WORKER_NAME", "_F_WN")
 
@@ -22,15 +20,15 @@ def is_flyte(source: Source) -> bool:
 def reader(read: Callable[[Source], Job]) -> Callable[[Source], Job]:
     """The same, with Flyte's words about this task; None for what it does not say."""
 
-    def with_details(source: Source) -> Job:
+    def read_both(source: Source) -> Job:
         job = read(source)
-        details: dict[str, Json] = {
-            "flyte_worker_name": _either(source, "FLYTE_INTERNAL_WORKER_NAME", "_F_WN"),
-            "flyte_dist_error_strategy": _either(source, "FLYTE_INTERNAL_DIST_ERROR_STRATEGY", "_F_DES"),
-        }
-        return replace(job, details={**job.details, **details})
+        source.derive(
+            flyte_worker_name=_either(source, "FLYTE_INTERNAL_WORKER_NAME", "_F_WN"),
+            flyte_dist_error_strategy=_either(source, "FLYTE_INTERNAL_DIST_ERROR_STRATEGY", "_F_DES"),
+        )
+        return job
 
-    return with_details
+    return read_both
 
 
 def _either(source: Source, long: str, short: str) -> str | None:

@@ -5,10 +5,21 @@ PyTorchJob up to 1.6 and an XGBoostJob with one replica write the very same name
 
 from __future__ import annotations
 
+from trainer_launch.contracts.rows import Row
 from trainer_launch.contracts.source import Source
-from trainer_launch.model import Endpoint, Json
+from trainer_launch.contracts.v1_table import XGBOOST
+from trainer_launch.model import Endpoint
 
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "PYTHONUNBUFFERED")
+# WORLD_SIZE counts pods here, whatever runs in them.
+ROW = Row(
+    nodes=XGBOOST.variable("nodes"),
+    rank=XGBOOST.variable("rank"),
+    coordinator=XGBOOST.variable("host"),
+    port=XGBOOST.variable("port"),
+    v1_roles=("master", "worker"),
+    words=(("env_world_size", "nodes"), ("env_rank", "node_rank")),
+)
 
 _PYTORCH_PORT = "23456"
 _XGBOOST_PORT = "9999"
@@ -32,9 +43,9 @@ def master(source: Source) -> Endpoint:
     return Endpoint(source.host("MASTER_ADDR", "master_addr"), source.port("MASTER_PORT", "master_port"))
 
 
-def rank_details(env_world_size: int, env_rank: int) -> dict[str, Json]:
-    """RANK and WORLD_SIZE as they are, which count pods here."""
-    return {"env_world_size": env_world_size, "env_rank": env_rank, "env_rank_means": "node"}
+def derive_ranks(source: Source, env_world_size: int, env_rank: int) -> None:
+    """Keep RANK and WORLD_SIZE as they are, which count pods here."""
+    source.derive(env_world_size=env_world_size, env_rank=env_rank, env_rank_means="node")
 
 
 def is_owned(source: Source) -> bool:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from trainer_launch.contracts import flyte, names
 from trainer_launch.contracts.source import Contract, Marks, Source
-from trainer_launch.model import Job, Json, Member, NodeRange, Origin, hostfile
+from trainer_launch.model import Job, Member, Mpi, NodeRange, Origin, hostfile
 from trainer_launch.model.value_parsers import parse_path
 
 DISCOVERY = "/etc/mpi/discover_hosts.sh"
@@ -48,33 +50,20 @@ def _read_v1(source: Source) -> Job:
     if source.has_any(_AGENT, _OPEN_MPI_HOSTFILE):
         return _v1_launcher(source)
     own = names.split_v1(source.pod.hostname)
+    index = own.index if own else None
+    source.derive(launch_agent="kubexec", launch_agent_path=_KUBEXEC, sshd_required=False, worker_index=index)
     # Nothing has to run here but the pod itself: the launcher comes in by `kubectl exec`.
-    return Job(
-        role="worker",
-        hostname_index=own.index if own else None,
-        engine="plain",
-        details={
-            "worker_index": own.index if own else None,
-            "launch_agent": "kubexec",
-            "launch_agent_path": _KUBEXEC,
-            "sshd_required": False,
-        },
-    )
+    return Job(role="worker", hostname_index=index, engine="plain")
 
 
 def _v1_launcher(source: Source) -> Job:
     agent = source.path(_AGENT, "launch_agent_path")
     path = source.path(_OPEN_MPI_HOSTFILE, "hostfile_path")
     members = _hosts(source, path)
-    details: dict[str, Json] = {
-        "mpi_implementation": None,  # variables for Open MPI and for Intel MPI are both there
-        "launch_agent": "kubexec",
-        "launch_agent_path": agent,
-        "ssh_dir": None,
-        "intel_bootstrap": source.text("I_MPI_HYDRA_BOOTSTRAP", "intel_bootstrap", default=None),
-        "intel_bootstrap_exec": source.path("I_MPI_HYDRA_BOOTSTRAP_EXEC", "intel_bootstrap_exec", default=None),
-    }
-    return _launcher(source, path, members, details)
+    source.text("I_MPI_HYDRA_BOOTSTRAP", "intel_bootstrap", default=None)
+    source.path("I_MPI_HYDRA_BOOTSTRAP_EXEC", "intel_bootstrap_exec", default=None)
+    # No implementation: variables for Open MPI and for Intel MPI are both there.
+    return _launcher(source, members, Mpi(hostfile_path=path, launch_agent="kubexec", launch_agent_path=agent))
 
 
 # -- v2beta1 and Trainer v2: ssh ----------------------------------------------------------------
@@ -87,13 +76,13 @@ def _read_v2beta1(source: Source) -> Job:
     own = names.split_v1(source.pod.hostname)
     index = own.index if own else None
     domain = f"{own.job}.{source.pod.namespace}.svc" if own and source.pod.namespace else None
-    details: dict[str, Json] = {
-        "worker_index": index,
-        "fqdn": f"{source.pod.hostname}.{domain}" if domain else None,
+    source.derive(
+        worker_index=index,
+        fqdn=f"{source.pod.hostname}.{domain}" if domain else None,
         # the operator writes this domain into the pod whatever the cluster's is
-        "search_domain": f"{domain}.cluster.local" if domain else None,
-    }
-    return _sshd_pod(source, "worker", index, details)
+        search_domain=f"{domain}.cluster.local" if domain else None,
+    )
+    return _sshd_pod(source, "worker", index)
 
 
 def _implementation(source: Source) -> tuple[str, str, str | None]:
@@ -121,36 +110,22 @@ def _read_trainer_v2(source: Source) -> Job:
     if source.has_any(_OPEN_MPI_HOSTFILE, _OPEN_MPI_SLOTS, _INTEL_HOSTFILE, _MPICH_HOSTFILE):
         return _ssh_launcher(source, *_implementation(source))
     own = names.v2_index(source.pod.hostname)
-    return _sshd_pod(source, "node", index if own is None else own, {})
+    return _sshd_pod(source, "node", index if own is None else own)
 
 
 def _ssh_launcher(source: Source, implementation: str, variable: str, slots_variable: str | None) -> Job:
     path = source.path(variable, "hostfile_path")
     slots = source.count(slots_variable, "slots_env", least=0, default=None) if slots_variable else None
     members = _hosts(source, path, hydra=implementation != _OPEN_MPI, default_slots=slots)
-    details: dict[str, Json] = {
-        "mpi_implementation": implementation,
-        "slots_env": slots,
-        "launch_agent": "ssh",
-        "ssh_dir": _ssh_dir(source),
-    }
-    return _launcher(source, path, members, details)
+    mpi = Mpi(hostfile_path=path, launch_agent="ssh", mpi_implementation=implementation, slots_env=slots)
+    return replace(_launcher(source, members, mpi), ssh_dir=_ssh_dir(source))
 
 
-def _sshd_pod(source: Source, role: str, index: int | None, details: dict[str, Json]) -> Job:
+def _sshd_pod(source: Source, role: str, index: int | None) -> Job:
     """The job as a pod sees it that only has to run sshd."""
     directory = _ssh_dir(source)
-    return Job(
-        role=role,
-        hostname_index=index,
-        engine="sshd",
-        details={
-            "ssh_dir": directory,
-            "sshd_required": True,
-            "authorized_keys": f"{directory}/authorized_keys" if directory else None,
-            **details,
-        },
-    )
+    source.derive(sshd_required=True, authorized_keys=f"{directory}/authorized_keys" if directory else None)
+    return Job(role=role, hostname_index=index, engine="sshd", ssh_dir=directory)
 
 
 def _ssh_dir(source: Source) -> str | None:
@@ -174,23 +149,19 @@ def _ssh_dirs(source: Source) -> Iterable[str]:
 # -- the pod that runs mpirun -------------------------------------------------------------------
 
 
-def _launcher(source: Source, path: str, members: tuple[Member, ...], details: dict[str, Json]) -> Job:
+def _launcher(source: Source, members: tuple[Member, ...], mpi: Mpi) -> Job:
     slots = [m.slots for m in members if m.slots is not None]
-    all_told = len(slots) == len(members)
+    all_have = len(slots) == len(members)
+    source.derive(launcher_gpu_hidden=any(source.has(n) and source.blank(n) for n in _GPU_NAMES))
+    _derive_discovered(source)
     return Job(
         role="launcher",
         nodes=NodeRange(len(members), len(members)) if members else None,
-        nproc_per_node=slots[0] if all_told and len(set(slots)) == 1 else None,
-        world_size=sum(slots) if all_told else None,
+        nproc_per_node=slots[0] if all_have and len(set(slots)) == 1 else None,
+        world_size=sum(slots) if all_have else None,
         members=members,
         engine="mpirun",
-        details={
-            "hostfile_path": path,
-            "launcher_in_hostfile": any(_is_launcher(source, m.host) for m in members),
-            "launcher_gpu_hidden": any(source.has(n) and source.blank(n) for n in _GPU_NAMES),
-            **_discovered(source),
-            **details,
-        },
+        mpi=replace(mpi, launcher_in_hostfile=any(_is_launcher(source, m.host) for m in members)),
     )
 
 
@@ -211,16 +182,14 @@ def _hosts(
     return tuple(Member(m.host, default_slots) if m.slots is None else m for m in members)
 
 
-def _discovered(source: Source) -> dict[str, Json]:
+def _derive_discovered(source: Source) -> None:
     text = source.file(DISCOVERY, "discovered_hosts")
-    if text is None:
-        return {"discovered_hosts": None, "discovered_slots": None}
-    members = hostfile.parse_discovery(text, DISCOVERY, source.contract)
-    slots = tuple(m.slots for m in members)
-    return {
-        "discovered_hosts": tuple(m.host for m in members),
-        "discovered_slots": None if None in slots else slots,
-    }
+    members = None if text is None else hostfile.parse_discovery(text, DISCOVERY, source.contract)
+    slots = None if members is None else tuple(m.slots for m in members)
+    source.derive(
+        discovered_hosts=None if members is None else tuple(m.host for m in members),
+        discovered_slots=None if slots is None or None in slots else slots,
+    )
 
 
 # -- contracts ----------------------------------------------------------------------------------
@@ -234,25 +203,24 @@ def _read_either(source: Source) -> Job:
     return _read_v2beta1(source) if source.has(_ROLE) else _read_v1(source)
 
 
-V2BETA1 = Contract("mpijob-v2beta1", Marks(all_of=(_ROLE,)), _read_v2beta1, weaker_than=("flyte-kfmpi",))
-V1 = Contract("mpijob-v1", Marks(when=_is_v1, shows=(_AGENT, _KUBEXEC)), _read_v1, weaker_than=("flyte-kfmpi",))
 FLYTE = Contract(
     "flyte-kfmpi",
     Marks(when=_is_of_flyte, shows=(_ROLE, _AGENT, _KUBEXEC, *flyte.MARKS)),
     flyte.reader(_read_either),
+    kind="MPIJob",
 )
+V2BETA1 = Contract("mpijob-v2beta1", Marks(all_of=(_ROLE,)), _read_v2beta1, kind="MPIJob")
+V1 = Contract("mpijob-v1", Marks(when=_is_v1, shows=(_AGENT, _KUBEXEC)), _read_v1, kind="MPIJob")
 TRAINER_V2 = Contract(
     "trainer-v2-mpi",
     Marks(
         all_of=("JOB_COMPLETION_INDEX",),
         when=_fits_trainer_v2,
         shows=(
-            _OPEN_MPI_HOSTFILE,
-            _INTEL_HOSTFILE,
-            _MPICH_HOSTFILE,
-            "/root/.ssh/id_rsa",
-            "/home/mpiuser/.ssh/id_rsa",
+            *(_OPEN_MPI_HOSTFILE, _INTEL_HOSTFILE, _MPICH_HOSTFILE),
+            *(f"{directory}/{_SSH_FILES[0]}" for directory in _SSH_DIRS),
         ),
     ),
     _read_trainer_v2,
+    kind="TrainJob with MPI",
 )

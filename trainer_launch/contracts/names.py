@@ -44,14 +44,14 @@ def first_label(host: str) -> str:
 
 def split_v1(hostname: str) -> V1Name | None:
     """A v1 pod's name, None when it has another form (hostNetwork gives the machine's name)."""
-    found = _V1.fullmatch(first_label(hostname))
-    return V1Name(found["job"], found["role"], int(found["index"])) if found else None
+    match = _V1.fullmatch(first_label(hostname))
+    return V1Name(match["job"], match["role"], int(match["index"])) if match else None
 
 
 def split_v2(hostname: str) -> V2Name | None:
     """A JobSet pod's host name, None when it has another form."""
-    found = _V2.fullmatch(first_label(hostname))
-    return V2Name(found["group"], int(found["job_index"]), int(found["index"])) if found else None
+    match = _V2.fullmatch(first_label(hostname))
+    return V2Name(match["group"], int(match["job_index"]), int(match["index"])) if match else None
 
 
 def v2_index(hostname: str) -> int | None:

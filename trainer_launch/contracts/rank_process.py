@@ -12,10 +12,15 @@ def _read_torchrun(source: Source) -> Job:
     """Read what torch elastic gives each worker; only the two marks have to be there."""
     world_size = source.count("WORLD_SIZE", "world_size", default=None)
     local_size = source.count("LOCAL_WORLD_SIZE", "nproc_per_node", default=None)
-    local_rank = source.index("LOCAL_RANK", "local_rank", below=local_size)
+    source.index("LOCAL_RANK", "local_rank", below=local_size)
     rank = source.index("RANK", "env_rank", below=world_size, default=None)
     nodes = source.count("GROUP_WORLD_SIZE", "nodes", default=None)
     node_rank = source.index("GROUP_RANK", "node_rank", below=nodes, default=None)
+    max_restarts = source.index("TORCHELASTIC_MAX_RESTARTS", "max_restarts", default=None)
+    source.index("TORCHELASTIC_RESTART_COUNT", "restart_count", default=None)
+    if not source.blank("TORCHELASTIC_RUN_ID"):
+        source.text("TORCHELASTIC_RUN_ID", "run_id")
+    source.derive(rank=rank, env_rank=rank, env_world_size=world_size, env_rank_means="process")
     return Job(
         role="rank",
         nodes=NodeRange(nodes, nodes) if nodes else None,
@@ -24,17 +29,8 @@ def _read_torchrun(source: Source) -> Job:
         world_size=world_size,
         coordinator=_master(source),
         is_coordinator=node_rank == 0 if node_rank is not None else None,
-        max_restarts=source.index("TORCHELASTIC_MAX_RESTARTS", "max_restarts", default=None),
+        max_restarts=max_restarts,
         engine="plain",
-        details={
-            "rank": rank,
-            "local_rank": local_rank,
-            "env_rank": rank,
-            "env_world_size": world_size,
-            "env_rank_means": "process",
-            "run_id": None if source.blank("TORCHELASTIC_RUN_ID") else source.text("TORCHELASTIC_RUN_ID", "run_id"),
-            "restart_count": source.index("TORCHELASTIC_RESTART_COUNT", "restart_count", default=None),
-        },
     )
 
 
@@ -53,20 +49,15 @@ def _read_mpi(source: Source) -> Job:
     local_size_name = "OMPI_COMM_WORLD_LOCAL_SIZE" if open_mpi else "MPI_LOCALNRANKS"
     local_rank_name = "OMPI_COMM_WORLD_LOCAL_RANK" if open_mpi else "MPI_LOCALRANKID"
     local_size = source.count(local_size_name, "nproc_per_node", default=None)
-    return Job(
-        role="rank",
-        nproc_per_node=local_size,
-        world_size=world_size,
-        engine="plain",
-        details={
-            "rank": rank,
-            "local_rank": source.index(local_rank_name, "local_rank", below=local_size, default=None),
-            "env_rank": rank,
-            "env_world_size": world_size,
-            "env_rank_means": "process",
-            "mpi_implementation": "OpenMPI" if open_mpi else None,
-        },
+    source.index(local_rank_name, "local_rank", below=local_size, default=None)
+    source.derive(
+        rank=rank,
+        env_rank=rank,
+        env_world_size=world_size,
+        env_rank_means="process",
+        mpi_implementation="OpenMPI" if open_mpi else None,
     )
+    return Job(role="rank", nproc_per_node=local_size, world_size=world_size, engine="plain")
 
 
 _TORCHRUN = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")  # LOCAL_RANK alone is also Azure ML's, for a whole node

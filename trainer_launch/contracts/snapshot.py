@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import to_builtins
 
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
-from trainer_launch.model import Job, Json, Member, Origin, Rendezvous
+from trainer_launch.model import Fact, Job, Json, Member, Origin, Rendezvous
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import REDACTED, redact, redact_command, redact_file, redact_text
 from trainer_launch.model.value_parsers import shown
 
 __all__ = ["SnapshotFiles", "pod_from_snapshot", "snapshot_of"]
 
-_KEYS = ("env", "files", "hostname", "command", "args", "namespace", "job", "pod")
 # Files whose mere presence tells a contract; the others are known from the job's facts.
 _MARKS = (
     "/etc/flux-config/entrypoint.sh",
@@ -48,26 +51,42 @@ class SnapshotFiles:
         return path in self._contents or any(p.startswith(f"{path.rstrip('/')}/") for p in self._contents)
 
 
+class _Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    env: dict[str, str]
+    files: dict[str, str] = {}
+    hostname: str = ""
+    command: list[str] | None = None
+    args: list[str] | None = None
+    namespace: str | None = None
+    job: Any = None  # for people
+    pod: Any = None
+
+
 def pod_from_snapshot(data: object) -> Pod:
     """The pod that a snapshot describes; a snapshot of another shape is a `UsageError`."""
-    if not isinstance(data, dict):
-        raise UsageError(f"the snapshot is {_kind(data)}; expected a JSON object")
-    unknown = [key for key in data if key not in _KEYS]
-    if unknown:
-        raise UsageError(f"the snapshot has the key {shown(unknown[0])}; expected only {', '.join(_KEYS)}")
-    if "env" not in data:
-        raise UsageError("the snapshot has no env; expected an object of variables")
-    env = _texts("env", data["env"])
-    bad_name = next((name for name in env if not name or "=" in name or "\0" in name), None)
+    try:
+        snapshot = msgspec.convert(data, _Snapshot)
+    except msgspec.ValidationError as problem:
+        keys = ", ".join(_Snapshot.__struct_fields__)
+        raise UsageError(
+            f"the snapshot cannot be read: {shown(str(problem))}; expected a JSON object of {keys}"
+        ) from None
+    bad_name = next((name for name in snapshot.env if not name or "=" in name or "\0" in name), None)
     if bad_name is not None:
-        raise _bad("env", bad_name, "names of variables")
-    namespace = data.get("namespace")
+        raise UsageError(f"env in the snapshot has {shown(bad_name)}; expected names of variables")
+    relative = next((path for path in snapshot.files if not path.startswith("/")), None)
+    if relative is not None:
+        raise UsageError(f"files in the snapshot has {shown(relative)}; expected absolute paths")
+    try:
+        files = SnapshotFiles(snapshot.files)
+    except UnicodeEncodeError as problem:
+        raise UsageError("files in the snapshot hold characters that no file can hold; expected text") from problem
     return Pod(
-        env=env,
-        files=_files(data.get("files", {})),
-        hostname=_text("hostname", data.get("hostname", "")),
-        command=(*_list("command", data.get("command")), *_list("args", data.get("args"))),
-        namespace=None if namespace is None else _text("namespace", namespace) or None,
+        env=snapshot.env,
+        files=files,
+        hostname=snapshot.hostname,
+        command=(*(snapshot.command or ()), *(snapshot.args or ())),
+        namespace=snapshot.namespace or None,
     )
 
 
@@ -92,84 +111,53 @@ def _content(pod: Pod, path: str) -> str | None:
     return redact_file(path, data.decode("utf-8", "surrogateescape"))
 
 
-# -- shapes -----------------------------------------------------------------------------------
-
-
-def _bad(name: str, value: object, expected: str) -> UsageError:
-    return UsageError(f"{name} in the snapshot is {_kind(value)}; expected {expected}")
-
-
-def _kind(value: object) -> str:
-    return shown(value) if isinstance(value, str) else f"of the type {type(value).__name__}"
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise _bad(name, value, "a text")
-    return value
-
-
-def _texts(name: str, value: object) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise _bad(name, value, "an object of texts")
-    for key, text in value.items():
-        if not isinstance(key, str) or not isinstance(text, str):
-            raise _bad(f"{name} at {shown(str(key))}", text, "a text")
-    return value
-
-
-def _list(name: str, value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _bad(name, value, "a list of texts")
-    return tuple(value)
-
-
-def _files(value: object) -> SnapshotFiles:
-    contents = _texts("files", value)
-    relative = next((path for path in contents if not path.startswith("/")), None)
-    if relative is not None:
-        raise _bad("files", relative, "absolute paths")
-    try:
-        return SnapshotFiles(contents)
-    except UnicodeEncodeError as problem:
-        raise UsageError("files in the snapshot hold characters that no file can hold; expected text") from problem
-
-
 # -- the job object of explain --json ----------------------------------------------------------
 
 
+_AS_THEY_ARE = (
+    *("contract", "role", "nproc_per_node", "node_rank", "hostname_index", "world_size", "is_coordinator"),
+    *(
+        "max_restarts",
+        "several_nodes_shown_by",
+        "completion_index",
+        "foreign_replicated_job",
+        "rank_behind_workers",
+    ),
+    *("worker_for_each_gpu", "sparse", "ssh_dir", "secret_file", "should_report_progress"),
+)  # fields of Job
+
+
 def flat(job: Job) -> dict[str, Json]:
-    """A job as plain JSON: the common keys, then the contract's own details."""
-    nodes = job.nodes
+    """A job as plain JSON: the platform's own words, then the fields of Job."""
+    nodes, mpi, status = job.nodes, job.mpi, job.status
     made: dict[str, Json] = {
-        "contract": job.contract,
-        "role": job.role,
+        "standalone": None,
+        **{fact.field: fact.became for fact in job.facts if _is_word(fact)},
+        **{name: getattr(job, name) for name in _AS_THEY_ARE},
         "nodes": nodes.fixed if nodes else None,
         "min_nodes": nodes.min if nodes else None,
         "max_nodes": nodes.max if nodes else None,
-        "nproc_per_node": job.nproc_per_node,
-        "node_rank": job.node_rank,
-        "hostname_index": job.hostname_index,
-        "world_size": job.world_size,
+        "elastic": nodes.fixed is None if nodes else None,
         **_master(job),
         **_hosts(job.members),
-        "is_coordinator": job.is_coordinator,
         **_rendezvous(job.rendezvous),
-        "max_restarts": job.max_restarts,
-        "elastic": nodes.fixed is None if nodes else None,
-        "standalone": None,
+        **({} if mpi is None else to_builtins(mpi)),
+        "status_enabled": status is not None,
+        **({} if status is None else to_builtins(status)),
     }
-    made.update((key, _plain(value)) for key, value in job.details.items())
-    return made
+    return {key: _plain(value) for key, value in made.items()}
+
+
+def _is_word(fact: Fact) -> bool:
+    """Whether a fact became a key of its own: `null` too where it was derived."""
+    return bool(fact.field) and (fact.became is not None or fact.origin is Origin.DERIVED)
 
 
 def _master(job: Job) -> dict[str, Json]:
-    # An endpoint that was told as a rendezvous names no master.
-    told = job.rendezvous is not None and job.rendezvous.written is not None
-    dynamic = job.rendezvous is not None and job.rendezvous.kind == "dynamic"
-    master = None if told or dynamic else job.coordinator
+    # The endpoint of a rendezvous names no master.
+    meeting = job.rendezvous
+    is_named = meeting is None or (meeting.written is None and meeting.kind != "dynamic")
+    master = job.coordinator if is_named else None
     return {
         "master_addr": master.host if master else None,
         "master_port": master.port if master else None,
@@ -179,12 +167,12 @@ def _master(job: Job) -> dict[str, Json]:
 def _hosts(members: tuple[Member, ...] | None) -> dict[str, Json]:
     if members is None:
         return {"hosts": None, "slots": None, "total_slots": None}
-    told = [m.slots for m in members if m.slots is not None]
-    complete = len(told) == len(members)
+    slots = [m.slots for m in members if m.slots is not None]
+    complete = len(slots) == len(members)
     return {
         "hosts": [m.host for m in members],
-        "slots": list(told) if complete else None,
-        "total_slots": sum(told) if complete else None,
+        "slots": list(slots) if complete else None,
+        "total_slots": sum(slots) if complete else None,
     }
 
 

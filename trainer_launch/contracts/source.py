@@ -73,8 +73,8 @@ class Marks(Struct, frozen=True, kw_only=True):
             and (self.when is None or self.when(source))
         )
 
-    def seen(self, source: Source) -> tuple[str, ...]:
-        """The marks that are present, for messages."""
+    def present(self, source: Source) -> tuple[str, ...]:
+        """The marks that the pod has, for messages."""
         names = dict.fromkeys((*self.all_of, *self.any_of, *self.files, *self.shows))
         return tuple(n for n in names if (source.has_file(n) if n.startswith("/") else source.has(n)))
 
@@ -85,7 +85,7 @@ class Contract(Struct, frozen=True):
     name: str
     marks: Marks
     read: Callable[[Source], Job]
-    weaker_than: tuple[str, ...] = ()  # the contracts it yields to
+    kind: str = ""  # of job; marks of two kinds in one pod are an error. "": these marks decide, or yield to all
 
 
 class Source:
@@ -122,7 +122,7 @@ class Source:
     @property
     def facts(self) -> tuple[Fact, ...]:
         """What was read so far, in order, each once."""
-        return tuple(dict.fromkeys(self._facts))
+        return tuple({(fact.name, fact.field): fact for fact in self._facts}.values())
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -133,9 +133,14 @@ class Source:
         """Keep a sentence for the person who asks what is odd."""
         self._warnings.append(sentence)
 
-    def note(self, name: str, value: str, origin: Origin, field: str) -> None:
+    def note(self, name: str, value: str, origin: Origin, field: str, became: Json = None) -> None:
         """Remember something that was read other than by a getter."""
-        self._facts.append(Fact(name=name, value=value, origin=origin, field=field))
+        self._facts.append(Fact(name=name, value=value, origin=origin, field=field, became=became))
+
+    def derive(self, **words: Json) -> None:
+        """Keep the platform's own words for what it told, by their keys in the `job` of `explain --json`."""
+        for key, value in words.items():
+            self.note(key, "", Origin.DERIVED, key, value)
 
     # -- variables ----------------------------------------------------------------------------
 
@@ -197,22 +202,15 @@ class Source:
         *,
         default_port: int | None = None,
         least_port: int = 0,
+        naked_ipv6: bool = False,
     ) -> Endpoint:
-        """HOST:PORT, [IPv6]:PORT, or HOST alone when there is a `default_port`."""
+        """HOST:PORT, [IPv6]:PORT (as the kubelet joins them, IPv6:PORT), or HOST alone with a `default_port`."""
         expected = "HOST:PORT" if default_port is None else "HOST or HOST:PORT"
 
         def parse(value: str) -> Endpoint | None:
-            return value_parsers.parse_endpoint(value, default_port, least_port=least_port)
+            return value_parsers.parse_endpoint(value, default_port, least_port=least_port, naked_ipv6=naked_ipv6)
 
         return self._get(name, field, expected, parse, REQUIRED)
-
-    def pod_endpoint(self, name: str, field: str = "") -> Endpoint:
-        """IP:PORT as the kubelet joins them (an IPv6 address gets no brackets), or HOST:PORT."""
-
-        def parse(value: str) -> Endpoint | None:
-            return value_parsers.parse_endpoint(value, None, least_port=1, naked_ipv6=True)
-
-        return self._get(name, field, "HOST:PORT", parse, REQUIRED)
 
     def node_range(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> NodeRange | T:
         """N or MIN:MAX, with 0 < MIN <= MAX."""
@@ -293,8 +291,15 @@ class Source:
         parsed = parse(value)
         if parsed is None:
             raise self.error(name, value, expected)
-        self.note(name, value, Origin.ENV, field)
+        self.note(name, value, Origin.ENV, field, _plain(parsed))
         return parsed
+
+
+def _plain(value: object) -> Json:
+    """A parsed value as JSON has it."""
+    if isinstance(value, Endpoint):
+        return str(value)
+    return value if isinstance(value, (bool, int, str, tuple)) else None
 
 
 # -- JSON in a variable ------------------------------------------------------------------------
@@ -347,9 +352,17 @@ class JsonView:
 
     def word(self) -> str:
         """A short plain text."""
-        if not isinstance(self.value, str) or not _WORD.fullmatch(self.value):
-            raise self.error("a word of letters, digits, '_', '.' and '-'")
-        return self.value
+        return self._text(
+            "a word of letters, digits, '_', '.' and '-'", lambda v: v if _WORD.fullmatch(v) else None
+        )
+
+    def host(self) -> str:
+        """A host name or an IP address."""
+        return self._text("a host name", value_parsers.parse_host)
+
+    def address(self) -> Endpoint:
+        """HOST:PORT."""
+        return self._text("HOST:PORT", lambda v: value_parsers.parse_endpoint(v, None, least_port=1))
 
     def index(self) -> int:
         """A whole number of at least 0."""
@@ -359,20 +372,11 @@ class JsonView:
         """A TCP port."""
         return self._number(1, 65535)
 
-    def host(self) -> str:
-        """A host name or an IP address."""
-        host = value_parsers.parse_host(self.value) if isinstance(self.value, str) else None
-        if host is None:
-            raise self.error("a host name")
-        return host
-
-    def address(self) -> Endpoint:
-        """HOST:PORT."""
-        text = self.value if isinstance(self.value, str) else ""
-        endpoint = value_parsers.parse_endpoint(text, None, least_port=1)
-        if endpoint is None:
-            raise self.error("HOST:PORT")
-        return endpoint
+    def _text(self, expected: str, parse: Callable[[str], P | None]) -> P:
+        parsed = parse(self.value) if isinstance(self.value, str) else None
+        if parsed is None:
+            raise self.error(expected)
+        return parsed
 
     def _number(self, least: int, most: int) -> int:
         # bool is an int to Python, and 1.0 is not one to the controllers

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from trainer_launch.contracts import generic_env, names
 from trainer_launch.contracts.source import Source
-from trainer_launch.model import Endpoint, Job, Json, Member, NodeRange, Origin, Rendezvous
+from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
 
 _STATIC = "static"
 _C10D = "c10d"
@@ -16,12 +16,8 @@ _MISSPELLED = "PET_N_PROC_PER_NODE"  # v1.4 wrote it; torchrun knows no such var
 _STANDALONE = "PET_STANDALONE"
 
 _MEETING = (
-    "PET_RDZV_ENDPOINT",
-    "PET_RDZV_BACKEND",
-    "PET_RDZV_ID",
-    "PET_RDZV_CONF",
-    "PET_MASTER_ADDR",
-    "PET_MASTER_PORT",
+    *("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_RDZV_CONF"),
+    *("PET_MASTER_ADDR", "PET_MASTER_PORT"),
 )
 
 
@@ -34,12 +30,11 @@ def rendezvous(source: Source, master: Endpoint | None) -> Rendezvous:
     """The rendezvous that torchrun would make: static unless a backend is named."""
     backend = source.text("PET_RDZV_BACKEND", "rdzv_backend", default=_STATIC)
     written = _written_endpoint(source, backend)
-    told = source.raw("PET_RDZV_ENDPOINT")
     return Rendezvous(
         kind=_STATIC if backend == _STATIC else "dynamic",
         backend=backend,
         endpoint=written or (master if backend == _STATIC else None),
-        written=told.strip() if told is not None and written else None,
+        written=source.peek("PET_RDZV_ENDPOINT") if written else None,
         run_id=None if source.blank("PET_RDZV_ID") else source.text("PET_RDZV_ID", "rdzv_id"),
         conf=source.conf("PET_RDZV_CONF", "rdzv_conf"),
     )
@@ -55,44 +50,32 @@ def _written_endpoint(source: Source, backend: str) -> Endpoint | None:
 
 def master(source: Source) -> Endpoint:
     """PET_MASTER_ADDR and PET_MASTER_PORT, both needed."""
-    return Endpoint(
-        source.host("PET_MASTER_ADDR", "master_addr"),
-        source.port("PET_MASTER_PORT", "master_port"),
-    )
+    return Endpoint(source.host("PET_MASTER_ADDR", "master_addr"), source.port("PET_MASTER_PORT", "master_port"))
 
 
-def nodes(source: Source) -> NodeRange:
-    """PET_NNODES, needed."""
-    return source.node_range("PET_NNODES", "nodes")
-
-
-def oddities(source: Source) -> dict[str, Json]:
-    """Details about variables that torchrun would stumble over, with a warning for each."""
-    details: dict[str, Json] = {}
-    standalone = source.flag(_STANDALONE, "standalone", default=None)
-    if standalone is not None:
-        details["standalone"] = standalone
-        if source.blank(_STANDALONE):
-            details["must_unset_before_torchrun"] = (_STANDALONE,)
-            source.warn(f"{_STANDALONE} is empty: the launcher reads it as 1, but torchrun itself fails on it")
+def _warn_of_oddities(source: Source) -> None:
+    """Warn of variables that torchrun would stumble over."""
+    if source.flag(_STANDALONE, "standalone", default=None) is not None and source.blank(_STANDALONE):
+        source.derive(must_unset_before_torchrun=(_STANDALONE,))
+        source.warn(f"{_STANDALONE} is empty: the launcher reads it as 1, but torchrun itself fails on it")
     if source.has(_MISSPELLED):
-        details["misspelled_env"] = _MISSPELLED
+        source.derive(misspelled_env=_MISSPELLED)
         source.warn(f"torchrun ignores the misspelled {_MISSPELLED}; did you mean PET_NPROC_PER_NODE?")
-    return details
 
 
 def job(source: Source, nodes: NodeRange | None, nproc: int | str | None, rendezvous: Rendezvous | None) -> Job:
     """What all jobs that torchrun may run have in common; reads what is left to read."""
     fixed = nodes.fixed if nodes else None
+    restarts = source.index("PET_MAX_RESTARTS", "max_restarts", default=None)
+    _warn_of_oddities(source)
     return Job(
         nodes=nodes,
         nproc_per_node=nproc,
         world_size=fixed * nproc if fixed is not None and isinstance(nproc, int) else None,
         coordinator=rendezvous.endpoint if rendezvous else None,
         rendezvous=rendezvous,
-        max_restarts=source.index("PET_MAX_RESTARTS", "max_restarts", default=None),
+        max_restarts=restarts,
         engine="torchrun",
-        details=oddities(source),
     )
 
 
@@ -104,14 +87,14 @@ def by_hand(source: Source) -> Job:
     meeting = given_rendezvous(source, _some_master(source))
     static = meeting is None or meeting.kind == _STATIC
     made = job(source, nodes, nproc, meeting)
-    is_told = nodes is not None or source.has(_STANDALONE)
-    shown = None if is_told else generic_env.several_nodes_shown_by(source)
+    is_complete = nodes is not None or source.has(_STANDALONE)
+    shown = None if is_complete else generic_env.several_nodes_shown_by(source)
     return replace(
         made,
         node_rank=node_rank,
         is_coordinator=node_rank == 0 if node_rank is not None and static else None,
         engine=None if shown is None else "torchrun",
-        details=made.details if shown is None else {**made.details, "several_nodes_shown_by": shown},
+        several_nodes_shown_by=shown,
     )
 
 
@@ -142,11 +125,7 @@ def read_elastic(source: Source, engine: str) -> Job:
         is_coordinator=_is_host(host, meeting.backend, own) if own and host else None,
         members=_members(host, own, nodes),
         engine=engine,
-        details={
-            **made.details,
-            **_master_too(source, own, nodes, nproc),
-            "elastic": nodes.fixed is None if nodes else None,
-        },
+        rank_behind_workers=_master_too(source, own, nodes, nproc),
     )
 
 
@@ -173,22 +152,21 @@ def _members(host: str | None, own: names.V1Name | None, nodes: NodeRange | None
 
 def _master_too(
     source: Source, own: names.V1Name | None, nodes: NodeRange | None, nproc: int | str | None
-) -> dict[str, Json]:
+) -> int | None:
     # Master plus elasticPolicy writes both sets: PET_NNODES counts workers only, WORLD_SIZE and RANK count all.
     if not all(map(source.has, ("MASTER_ADDR", "RANK", "WORLD_SIZE"))):
-        return {}
+        return None
     source.warn(
         "the job has a Master and an elasticPolicy: torchrun ignores the ranks, and one pod may be too many"
     )
-    told = source.count("WORLD_SIZE", "env_world_size")
-    details = generic_env.rank_details(told, source.index("RANK", "env_rank"))
-    if own and own.role == "master" and nodes:
-        details["rank_behind_workers"] = _behind_workers(told, nodes, nproc)
-    return details
+    size = source.count("WORLD_SIZE", "env_world_size")
+    generic_env.derive_ranks(source, size, source.index("RANK", "env_rank"))
+    is_master = own is not None and own.role == "master"
+    return _behind_workers(size, nodes, nproc) if is_master and nodes else None
 
 
-def _behind_workers(told: int, nodes: NodeRange, nproc: int | str | None) -> int:
+def _behind_workers(size: int, nodes: NodeRange, nproc: int | str | None) -> int:
     """The Master's rank: the workers have their indices, and its own index is that of worker 0."""
     # WORLD_SIZE counts pods, in newer operators times nproc: where both can be, the larger rank is free as well.
-    times = nproc if isinstance(nproc, int) and told > nodes.max + 1 and told % nproc == 0 else 1
-    return told // times - 1
+    times = nproc if isinstance(nproc, int) and size > nodes.max + 1 and size % nproc == 0 else 1
+    return size // times - 1

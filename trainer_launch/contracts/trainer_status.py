@@ -6,13 +6,12 @@ The variable called TOKEN holds a path. The token itself is never read here: it 
 from __future__ import annotations
 
 import re
-from typing import Any
 from urllib.parse import urlsplit
 
-from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from trainer_launch.contracts.source import Source
-from trainer_launch.model import Job, Json
+from trainer_launch.model import Job, StatusEndpoint
 from trainer_launch.model.errors import ContractError
 from trainer_launch.model.value_parsers import parse_host
 
@@ -25,17 +24,6 @@ _PORTS = {"https": 443, "http": 80}
 _NAME = "[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
 _PATH = re.compile(rf"/apis/trainer\.kubeflow\.org/[a-z0-9]{{1,32}}/namespaces/{_NAME}/trainjobs/{_NAME}/status")
 _BEARER = re.compile(r"[A-Za-z0-9._~+/=-]+")
-
-
-class StatusEndpoint(Struct, frozen=True, kw_only=True):
-    """The status server's address, and the files that open it."""
-
-    scheme: str
-    server_host: str
-    server_port: int
-    path: str
-    ca_file: str
-    token_file: str
 
 
 def read_status(source: Source) -> StatusEndpoint | None:
@@ -58,25 +46,14 @@ def read_status(source: Source) -> StatusEndpoint | None:
     )
 
 
-def status_details(endpoint: StatusEndpoint | None, job: Job, completion_index: int | None) -> dict[str, Json]:
-    """The endpoint as details of a job. Every report replaces the whole status, so only rank 0 may send one."""
+def with_status(source: Source, job: Job) -> Job:
+    """The job with the endpoint; only rank 0 of the trainer's own nodes reports to it."""
+    endpoint = read_status(source)
     if endpoint is None:
-        return {"status_enabled": False, "should_report_progress": False}
-    rank = job.node_rank if job.node_rank is not None else completion_index
-    foreign = job.details.get("foreign_replicated_job") is True
-    return {
-        "status_enabled": True,
-        "should_report_progress": rank == 0 and not foreign,
-        **to_builtins(endpoint),
-    }
-
-
-def endpoint_of(job: Job) -> StatusEndpoint | None:
-    """Where this node has to report the job's progress; None when it has not."""
-    if job.details.get("should_report_progress") is not True:
-        return None
-    values: dict[str, Any] = {name: job.details[name] for name in StatusEndpoint.__struct_fields__}
-    return StatusEndpoint(**values)
+        return job
+    index = source.index("JOB_COMPLETION_INDEX", default=None)
+    rank = index if job.node_rank is None else job.node_rank
+    return replace(job, status=endpoint, should_report_progress=rank == 0 and not job.foreign_replicated_job)
 
 
 def authorization_header(token: str) -> str:

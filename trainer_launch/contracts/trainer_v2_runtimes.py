@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from trainer_launch.contracts import names, torchrun_env
+from trainer_launch.contracts.rows import Row
 from trainer_launch.contracts.source import Contract, Marks, Source
-from trainer_launch.contracts.variables import Variables, jax_details
-from trainer_launch.model import Job, Json, Member, NodeRange, Origin, Rendezvous, hostfile
+from trainer_launch.model import Job, Member, NodeRange, Origin, Rendezvous, hostfile
 from trainer_launch.model.value_parsers import parse_endpoint
 
 _INDEX = "JOB_COMPLETION_INDEX"
@@ -27,7 +27,7 @@ def _fits_torch(source: Source) -> bool:
 
 def _read_torch(source: Source) -> Job:
     """Read the five variables, and tell a foreign rank by the host name."""
-    nodes = torchrun_env.nodes(source)
+    nodes = source.node_range("PET_NNODES", "nodes")
     nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node")
     node_rank = source.index("PET_NODE_RANK", "node_rank")
     master = torchrun_env.master(source)
@@ -37,6 +37,8 @@ def _read_torch(source: Source) -> Job:
     foreign = names.is_foreign(source.pod.hostname, master.host, node_rank)
     if not foreign and node_rank >= nodes.max:
         raise source.error("PET_NODE_RANK", str(node_rank), f"a whole number from 0 to {nodes.max - 1}")
+    if foreign:
+        source.warn("PET_NODE_RANK is the index in another replicatedJob than the trainer's: this pod has no rank")
     rendezvous = torchrun_env.rendezvous(source, master)
     job = torchrun_env.job(source, nodes, nproc, rendezvous)
     return replace(
@@ -47,20 +49,15 @@ def _read_torch(source: Source) -> Job:
         coordinator=rendezvous.endpoint if rendezvous.written and rendezvous.endpoint else master,
         is_coordinator=node_rank == 0 and not foreign,
         members=names.members(master.host, names.V2_NODE, nodes.max),
-        details={**job.details, **_foreign_details(source, foreign)},
+        foreign_replicated_job=foreign,
     )
-
-
-def _foreign_details(source: Source, foreign: bool) -> dict[str, Json]:
-    if foreign:
-        source.warn("PET_NODE_RANK is the index in another replicatedJob than the trainer's: this pod has no rank")
-    return {"foreign_replicated_job": foreign}
 
 
 TORCH = Contract(
     "trainer-v2-torch",
     Marks(all_of=("PET_MASTER_ADDR",), when=_fits_torch, shows=(*_FIVE, _INDEX)),
     _read_torch,
+    kind="TrainJob with torch",
 )
 
 
@@ -72,10 +69,11 @@ _FLAGS = (_FLAG, "--rdzv-endpoint")  # torchrun takes both spellings
 
 def _read_torchtune(source: Source) -> Job:
     """Read the three variables, and the endpoint from the command line."""
-    nodes = torchrun_env.nodes(source)
+    nodes = source.node_range("PET_NNODES", "nodes")
     nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node")
     node_rank = source.index("PET_NODE_RANK", "node_rank", below=nodes.max)
-    rendezvous, told_by = _rendezvous(source)
+    rendezvous, read_from = _rendezvous(source)
+    source.derive(rendezvous_from=read_from)
     endpoint = rendezvous.endpoint if rendezvous else None
     job = torchrun_env.job(source, nodes, nproc, rendezvous)
     return replace(
@@ -87,21 +85,20 @@ def _read_torchtune(source: Source) -> Job:
         members=names.members(endpoint.host, names.V2_NODE, nodes.max) if endpoint else None,
         # `tune run` starts torch elastic itself: a second agent around it would start it once per GPU.
         engine="plain" if source.pod.command[:2] == ("tune", "run") else "torchrun",
-        details={**job.details, "rendezvous_from": told_by},
     )
 
 
 def _rendezvous(source: Source) -> tuple[Rendezvous | None, str | None]:
-    """The rendezvous and who told it: the command line wins over the environment, as torchrun has it."""
-    found = _argument(source.pod.command)
-    if found is None:
+    """The rendezvous and where it was read: the command line wins over the environment, as torchrun has it."""
+    written = _argument(source.pod.command)
+    if written is None:
         given = torchrun_env.given_rendezvous(source)
         return given, None if given is None else "env"
-    endpoint = parse_endpoint(found, None)
+    endpoint = parse_endpoint(written, None)
     if endpoint is None:
-        raise source.error(_FLAG, found, "HOST:PORT")
-    source.note(_FLAG, found, Origin.COMMAND, "rdzv_endpoint")
-    return Rendezvous(kind="static", backend="static", endpoint=endpoint, written=found), "argv"
+        raise source.error(_FLAG, written, "HOST:PORT")
+    source.note(_FLAG, written, Origin.COMMAND, "rdzv_endpoint")
+    return Rendezvous(kind="static", backend="static", endpoint=endpoint, written=written), "argv"
 
 
 def _argument(command: tuple[str, ...]) -> str | None:
@@ -119,6 +116,7 @@ TORCHTUNE = Contract(
     "trainer-v2-torchtune",
     Marks(all_of=("PET_NNODES", "PET_NODE_RANK", _INDEX), none_of=("PET_MASTER_ADDR",)),
     _read_torchtune,
+    kind="TrainJob with torchtune",
 )
 
 
@@ -127,36 +125,25 @@ TORCHTUNE = Contract(
 JAX = Contract(
     "trainer-v2-jax",
     Marks(all_of=("JAX_COORDINATOR_ADDRESS",), shows=("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")),
-    Variables(
+    Row(
         nodes="JAX_NUM_PROCESSES",
         rank="JAX_PROCESS_ID",
         coordinator="JAX_COORDINATOR_ADDRESS",
         nproc_per_node=1,
         engine="plain",
-        details=jax_details,
+        words=(("rank", "node_rank"),),
     ).read,
+    kind="TrainJob with JAX",
 )
 
 
 # -- XGBoost: DMLC_TASK_ID counts pods while DMLC_NUM_WORKER counts workers -------------------------
 
-
-def _xgboost_details(job: Job) -> dict[str, Json]:
-    tracker = job.coordinator
-    return {
-        "num_worker": job.world_size,
-        "task_id": job.node_rank,
-        "tracker_host": tracker.host if tracker else None,
-        "tracker_port": tracker.port if tracker else None,
-        "runs_tracker": job.is_coordinator,
-    }
-
-
 XGBOOST = Contract(
     "trainer-v2-xgboost",
     # DMLC_NUM_WORKER alone is no mark: an MXJob has it too.
     Marks(all_of=("DMLC_TRACKER_URI",), shows=("DMLC_TRACKER_PORT", "DMLC_TASK_ID", "DMLC_NUM_WORKER")),
-    Variables(
+    Row(
         nodes="DMLC_NUM_WORKER",
         counts_workers=True,
         rank="DMLC_TASK_ID",
@@ -164,8 +151,9 @@ XGBOOST = Contract(
         port="DMLC_TRACKER_PORT",
         fields=("tracker_host", "tracker_port"),
         engine="plain",
-        details=_xgboost_details,
+        words=(("num_worker", "world_size"), ("task_id", "node_rank"), ("runs_tracker", "is_coordinator")),
     ).read,
+    kind="TrainJob with XGBoost",
 )
 
 
@@ -184,6 +172,7 @@ def _read_flux(source: Source) -> Job:
     index = source.index(_INDEX, "node_rank", below=len(hosts) if hosts else None, default=None)
     if hostname:
         source.note("hostname", hostname, Origin.HOSTNAME, "is_coordinator")
+    source.derive(lead_broker=lead, user_command=_user_command(source.pod.command))
     return Job(
         role="node",
         nodes=NodeRange(len(hosts), len(hosts)) if hosts else None,
@@ -192,7 +181,6 @@ def _read_flux(source: Source) -> Job:
         is_coordinator=names.first_label(hostname) == lead if lead and hostname else None,
         members=tuple(map(Member, hosts)) if hosts else None,
         engine="plain",
-        details={"lead_broker": lead, "user_command": _user_command(source.pod.command)},
     )
 
 
@@ -224,14 +212,14 @@ def _read_plainml(source: Source) -> Job:
     index = source.index(_INDEX, "node_rank")
     by_hand = torchrun_env.by_hand(source)
     # A container that nobody told anything sees index 0 too: only a higher one proves that there are ranks.
-    told = index if index > 0 else None
+    rank = index or None
     return replace(
         by_hand,
         role="node",
-        node_rank=told if by_hand.node_rank is None else by_hand.node_rank,
+        node_rank=rank if by_hand.node_rank is None else by_hand.node_rank,
         hostname_index=names.v2_index(source.pod.hostname),
         engine=None if by_hand.nodes or by_hand.rendezvous else "plain",
-        details={**by_hand.details, "completion_index": index},
+        completion_index=index,
     )
 
 

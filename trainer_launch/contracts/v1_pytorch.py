@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from trainer_launch.contracts import flyte, generic_env, names, torchrun_env
 from trainer_launch.contracts.source import Contract, Marks, Source
+from trainer_launch.contracts.v1_table import PYTORCH
 from trainer_launch.model import Job, Member, NodeRange, Origin, Rendezvous
 
 
@@ -45,17 +46,17 @@ def _read(source: Source) -> Job:
 
 
 def _with_master(source: Source) -> Job:
-    nodes = torchrun_env.nodes(source)
+    nodes = source.node_range("PET_NNODES", "nodes")
     nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node", default=None)
-    rank = source.index("RANK", "node_rank", below=nodes.max)
-    _same(source, "PET_NODE_RANK", str(source.index("PET_NODE_RANK")), "RANK", str(rank))
-    master = torchrun_env.master(source)
-    plain = generic_env.master(source)
-    _same(source, "PET_MASTER_ADDR", master.host, "MASTER_ADDR", plain.host)
-    _same(source, "PET_MASTER_PORT", str(master.port), "MASTER_PORT", str(plain.port))
+    rank = source.index(generic_env.ROW.rank, "node_rank", below=nodes.max)
+    _same(source, "rank", str(rank), str(source.index("PET_NODE_RANK")))
+    master, plain = torchrun_env.master(source), generic_env.master(source)
+    _same(source, "host", plain.host, master.host)
+    _same(source, "port", str(plain.port), str(master.port))
     env_world_size = source.count("WORLD_SIZE", "env_world_size")
     _check_world_size(source, env_world_size, nodes, nproc)
     job = torchrun_env.job(source, nodes, nproc, torchrun_env.rendezvous(source, master))
+    generic_env.derive_ranks(source, env_world_size, rank)
     own = _own_name(source)
     return replace(
         job,
@@ -65,12 +66,11 @@ def _with_master(source: Source) -> Job:
         coordinator=master,
         is_coordinator=rank == 0,
         members=_members(master.host, nodes.max),
-        details={**job.details, **generic_env.rank_details(env_world_size, rank)},
     )
 
 
 def _worker_only(source: Source) -> Job:
-    nodes = torchrun_env.nodes(source)
+    nodes = source.node_range("PET_NNODES", "nodes")
     nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node", default=None)  # 1.7 wrote it with a Master only
     own = _own_name(source)
     members = names.members_like(f"{own.job}{names.V1_WORKER}0", names.V1_WORKER, nodes.max) if own else None
@@ -88,40 +88,35 @@ def _worker_only(source: Source) -> Job:
 
 
 def _up_to_1_6(source: Source) -> Job:
-    pods = source.count("WORLD_SIZE", "nodes")  # counts pods here, whatever runs in them
-    rank = source.index("RANK", "node_rank", below=pods)
+    job = generic_env.ROW.read(source)
     master = generic_env.master(source)
-    own = _own_name(source)
     first = master.host
-    if own and own.role == "master" and first == "localhost":  # up to 1.3 the master is told this
-        first = source.pod.hostname
+    if job.role == "master" and first == "localhost" and job.hostname_index is not None:
+        first = source.pod.hostname  # up to 1.3 its MASTER_ADDR is this
         source.warn("MASTER_ADDR is localhost on the master: the workers know it by its host name")
-    return Job(
-        role=own.role if own else ("master" if rank == 0 else "worker"),
-        nodes=NodeRange(pods, pods),
-        node_rank=rank,
-        hostname_index=own.index if own else None,
-        coordinator=master,
-        is_coordinator=rank == 0,
+    source.derive(env_rank_means="node")
+    return replace(
+        job,
         rendezvous=Rendezvous(kind="static", backend="static", endpoint=master),
-        members=_members(first, pods),
+        members=_members(first, source.count(generic_env.ROW.nodes, "nodes")),
         engine="torchrun",
-        details=generic_env.rank_details(pods, rank),
     )
 
 
-def _same(source: Source, name: str, value: str, other: str, expected: str) -> None:
-    if value != expected:
-        raise source.error(name, value, f"the same as {other}, which is {expected[:60]}")
+def _same(source: Source, value: str, expected: str, actual: str) -> None:
+    """Check that both variables that hold this value of the row hold the same."""
+    name, other = PYTORCH.variables(value)
+    if actual != expected:
+        raise source.error(other, actual, f"the same as {name}, which is {expected[:60]}")
 
 
-def _check_world_size(source: Source, told: int, nodes: NodeRange, nproc: int | str | None) -> None:
+def _check_world_size(source: Source, size: int, nodes: NodeRange, nproc: int | str | None) -> None:
     # pods x nproc, where a word counts as 1
     expected = nodes.max * nproc if isinstance(nproc, int) else nodes.max
-    if told not in (expected, nodes.max):
-        raise source.error("WORLD_SIZE", str(told), f"PET_NNODES x PET_NPROC_PER_NODE, which is {expected}")
-    if told != expected:
-        source.warn(f"WORLD_SIZE is {told} and counts pods: PET_NNODES x PET_NPROC_PER_NODE is {expected}")
+    if size not in (expected, nodes.max):
+        raise source.error("WORLD_SIZE", str(size), f"PET_NNODES x PET_NPROC_PER_NODE, which is {expected}")
+    if size != expected:
+        source.warn(f"WORLD_SIZE is {size} and counts pods: PET_NNODES x PET_NPROC_PER_NODE is {expected}")
 
 
 def _members(master: str, pods: int) -> tuple[Member, ...] | None:
@@ -154,15 +149,17 @@ FIXED = Contract(
     "pytorchjob-v1",
     Marks(when=_fits, shows=("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", *generic_env.NAMES)),
     _read,
-)
-ELASTIC = Contract(
-    "pytorchjob-v1-elastic",
-    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, shows=("PET_NNODES", "PET_RDZV_BACKEND")),
-    _read_elastic,
-    weaker_than=("flyte-elastic",),
+    kind=PYTORCH.name,
 )
 FLYTE = Contract(
     "flyte-elastic",
     Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, when=flyte.is_flyte, shows=flyte.MARKS),
     flyte.reader(_read_flyte),
+    kind=PYTORCH.name,
+)
+ELASTIC = Contract(
+    "pytorchjob-v1-elastic",
+    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, shows=("PET_NNODES", "PET_RDZV_BACKEND")),
+    _read_elastic,
+    kind=PYTORCH.name,
 )

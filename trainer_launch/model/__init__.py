@@ -36,6 +36,7 @@ class Origin(str, Enum):
     HOSTNAME = "hostname"
     MACHINE = "machine"
     DEFAULT = "default"
+    DERIVED = "derived"  # from several facts
 
 
 class Fact(Struct, frozen=True, kw_only=True):
@@ -45,6 +46,7 @@ class Fact(Struct, frozen=True, kw_only=True):
     value: str
     origin: Origin
     field: str  # the key of `job` or `plan` it became, or "" when it only informs
+    became: Json = None  # the value under that key, where no field of Job has it
 
 
 class NodeRange(Struct, frozen=True):
@@ -81,6 +83,28 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
     conf: Mapping[str, str] = field(default_factory=_nothing)
 
 
+class Mpi(Struct, frozen=True, kw_only=True):
+    """How an MPI launcher finds and reaches its hosts."""
+
+    hostfile_path: str
+    launch_agent: str  # ssh, or kubexec: the platform's script around `kubectl exec`
+    launch_agent_path: str | None = None  # that script
+    mpi_implementation: str | None = None  # OpenMPI, Intel, MPICH; None: the platform names several
+    slots_env: int | None = None  # ranks per host for which a variable asks
+    launcher_in_hostfile: bool = False  # this pod hosts ranks, too
+
+
+class StatusEndpoint(Struct, frozen=True, kw_only=True):
+    """The status server of a TrainJob, and the files that open it."""
+
+    scheme: str
+    server_host: str
+    server_port: int
+    path: str
+    ca_file: str
+    token_file: str  # a path: the token rotates, and belongs in no Job
+
+
 class Job(Struct, frozen=True, kw_only=True):
     """What the platform told us, in our words. None always means: nobody said."""
 
@@ -98,7 +122,18 @@ class Job(Struct, frozen=True, kw_only=True):
     max_restarts: int | None = None
     spares: int = 0  # nodes beyond `nodes`, which wait to replace another
     engine: str | None = None  # the engine this contract is made for; None: decide by the command
-    details: Mapping[str, Json] = field(default_factory=_nothing)  # the contract's own words, flat
+    several_nodes_shown_by: str | None = None  # a variable: the pod never trains alone
+    completion_index: int | None = None  # of an Indexed Job; 0 is no rank until something speaks of nodes
+    foreign_replicated_job: bool = False  # node_rank counts the pods of another replicatedJob than the trainer's
+    rank_behind_workers: int | None = None  # of the Master of an elastic job, whose workers have their own indices
+    worker_for_each_gpu: bool = False  # the platform starts nothing, and counts no GPUs
+    sparse: bool = False  # the platform lists only some of the nodes
+    has_servers: bool = False  # parameter servers: pods of two replica types have the same hostname_index
+    ssh_dir: str | None = None  # where the job's ssh key is mounted
+    mpi: Mpi | None = None  # of an MPI launcher
+    secret_file: str | None = None  # what a node must know to be let in
+    status: StatusEndpoint | None = None  # where the job's progress may be reported
+    should_report_progress: bool = False  # each report replaces the whole status: only rank 0 sends it
     facts: tuple[Fact, ...] = ()
     warnings: tuple[str, ...] = ()
 

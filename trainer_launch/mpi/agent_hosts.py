@@ -76,7 +76,7 @@ class Hosts:
         return self._spec.ssh_port or configured_port(self._own, host) or _SSH_PORT
 
     def _prepared(self) -> Client:
-        job = Job(contract=self._spec.contract, details={"ssh_dir": self._spec.ssh_dir})
+        job = Job(contract=self._spec.contract, ssh_dir=self._spec.ssh_dir)
         folder = (
             f"{self._spec.scratch}/{runtime_directory.SSH}-{os.getpid()}"  # one that was killed has left its own
         )

@@ -293,9 +293,8 @@ class Key(Struct, frozen=True):
 
 def key_folder(job: Job) -> str:
     """Where the job's key is mounted. Raises UsageError: nobody told, and it is at none of the usual places."""
-    folder = job.details.get("ssh_dir")
-    if isinstance(folder, str):
-        return folder
+    if job.ssh_dir is not None:
+        return job.ssh_dir
     raise UsageError(
         "the job's ssh key is not mounted; looked for id_rsa and authorized_keys in $HOME/.ssh, /root/.ssh and "
         "/home/mpiuser/.ssh; set --ssh-dir to the job's sshAuthMountPath"

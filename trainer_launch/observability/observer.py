@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from trainer_launch import __version__
-from trainer_launch.contracts.trainer_status import StatusEndpoint, endpoint_of
 from trainer_launch.host import logs as our_log
 from trainer_launch.host import process_tree
-from trainer_launch.model import Outcome, Plan, Verdict
+from trainer_launch.model import Outcome, Plan, StatusEndpoint, Verdict
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.goodput import Kind
 from trainer_launch.model.goodput import ratio as goodput_ratio
@@ -367,7 +366,7 @@ def observed(
         stack.callback(observer.close)
         if settings.metrics_port:
             observer.serve_metrics(settings.metrics_port)
-        endpoint = endpoint_of(request.job)
+        endpoint = request.job.status if request.job.should_report_progress else None
         if endpoint is not None:
             observer.post_to(endpoint)
         try:

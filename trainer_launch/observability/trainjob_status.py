@@ -16,8 +16,9 @@ from http import client as http
 
 from msgspec import Struct
 
-from trainer_launch.contracts.trainer_status import METHOD, StatusEndpoint, authorization_header
+from trainer_launch.contracts.trainer_status import METHOD, authorization_header
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.model import StatusEndpoint
 from trainer_launch.model.errors import ContractError
 from trainer_launch.observability.progress import Progress
 from trainer_launch.observability.report import MAX_METRICS, MAX_NAME

@@ -117,19 +117,13 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
 
 def _with_secret(job: Job, pod: Pod, given: str | None) -> Job:
     """The job with the path of its secret: the given one, what is mounted by convention, or the job's ssh key."""
-    key = f"{job.details.get('ssh_dir')}/{_SSH_KEY}"
+    key = f"{job.ssh_dir}/{_SSH_KEY}"
     mounted = (path for path in (JOB_SECRET, key) if path.startswith("/") and pod.files.exists(path))
     path = given or next(mounted, None)
     if path is None:
         return job
     fact = Fact(name=path, value="present", origin=Origin.FLAG if given else Origin.FILE, field=_SECRET_FILE)
-    return replace(job, details={**job.details, _SECRET_FILE: path}, facts=(*job.facts, fact))
-
-
-def secret_file_of(job: Job) -> str | None:
-    """Where the job's secret is."""
-    path = job.details.get(_SECRET_FILE)
-    return path if isinstance(path, str) else None
+    return replace(job, secret_file=path, facts=(*job.facts, fact))
 
 
 def grace(settings: Settings, command: Command | None, pod: Pod) -> tuple[float, str | None]:

@@ -35,7 +35,7 @@ def place(job: Job, host: Host) -> Topology:
 def hosts_no_rank(job: Job) -> bool:
     """Whether this pod only runs mpirun: the platform's hostfile names other pods, and nobody typed other hosts."""
     asked = any(fact.field == "hosts" and fact.origin is Origin.FLAG for fact in job.facts)
-    return bool(job.members) and job.details.get("launcher_in_hostfile") is False and not asked
+    return bool(job.members) and job.mpi is not None and not job.mpi.launcher_in_hostfile and not asked
 
 
 def workers_asked_for(job: Job) -> str | None:
@@ -57,13 +57,12 @@ def usable_threads(host: Host, local_world_size: int | None, given: str | None) 
 
 def _alone(job: Job) -> NodeRange | None:
     """One node, when nothing speaks of others: an index above 0, several processes, a list that leaves them out."""
-    others = job.node_rank or job.hostname_index or job.members or job.details.get("sparse")
-    others = others or job.details.get("several_nodes_shown_by")
+    others = job.node_rank or job.hostname_index or job.members or job.sparse or job.several_nodes_shown_by
     return None if others or (job.world_size or 1) > 1 else NodeRange(1, 1)
 
 
 def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:
-    if job.details.get("foreign_replicated_job"):
+    if job.foreign_replicated_job:
         why = "this pod belongs to another replicatedJob than the trainer's; PET_NODE_RANK is its index there"
         return None, _fact("node_rank", "none", Origin.HOSTNAME, why)
     if job.node_rank is not None:
@@ -74,16 +73,16 @@ def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:
                 f"expected a rank from 0 to {nodes.max + job.spares - 1} (contract {job.contract})"
             )
         return job.node_rank, _fact("node_rank", str(job.node_rank), Origin.ENV, "set by the platform")
-    index = job.details.get("completion_index")  # 0 tells nothing until something speaks of nodes
-    if isinstance(index, int) and nodes is not None and nodes.max + job.spares > 1:
+    index = job.completion_index  # 0 tells nothing until something speaks of nodes
+    if index is not None and nodes is not None and nodes.max + job.spares > 1:
         return index, _fact("node_rank", str(index), Origin.ENV, "the pod's completion index")
-    behind = job.details.get("rank_behind_workers")
-    if isinstance(behind, int):
+    behind = job.rank_behind_workers
+    if behind is not None:
         if nodes is not None and behind >= nodes.max + job.spares:
             return None, _fact("node_rank", "none", Origin.ENV, "the Workers already take all nodes of the job")
         return behind, _fact("node_rank", str(behind), Origin.ENV, "the Master's rank follows the Workers' ranks")
     # With parameter servers master 0 and worker 0 have the same index, and Paddle's own launcher gives the ranks.
-    if job.hostname_index is not None and job.details.get("mode") != "ps":
+    if job.hostname_index is not None and not job.has_servers:
         rank = job.hostname_index
         return rank, _fact("node_rank", str(rank), Origin.HOSTNAME, "from the host name")
     if nodes is not None and nodes.max + job.spares == 1:
@@ -97,7 +96,7 @@ def _local_world_size(job: Job, host: Host) -> tuple[int | None, Fact]:
     cpu_reason = f"{cpus.affinity} CPUs in the affinity mask, cgroup quota {_quota(cpus.quota)}"
     if isinstance(given, int):
         return given, _fact("nproc_per_node", str(given), Origin.ENV, "as given")
-    if given is None and job.details.get("worker_for_each_gpu") and gpus.count:
+    if given is None and job.worker_for_each_gpu and gpus.count:
         return gpus.count, _fact("nproc_per_node", str(gpus.count), Origin.MACHINE, f"for each GPU: {gpus.reason}")
     if given is None:
         return 1, _fact("nproc_per_node", "1", Origin.DEFAULT, "the default, as with torchrun")

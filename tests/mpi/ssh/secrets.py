@@ -52,7 +52,7 @@ def secret_lines(folder: Path) -> list[str]:
 def client_of(folder: Path, mount: Path, port: int, *, check_host_keys: bool = True) -> ssh_client.Client:
     """ssh as a launcher uses it, to a worker on loopback."""
     return ssh_client.prepared(
-        Job(contract="trainer-v2-mpi", details={"ssh_dir": str(mount)}),
+        Job(contract="trainer-v2-mpi", ssh_dir=str(mount)),
         str(folder / uuid.uuid4().hex),
         port=port,
         check_host_keys=check_host_keys,

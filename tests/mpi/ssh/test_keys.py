@@ -106,7 +106,7 @@ def test_nothing_mounted_is_one_sentence(tmp_path) -> None:
 
 
 def test_a_client_is_all_in_one_private_folder(tmp_path) -> None:
-    job = Job(contract="mpijob-v2beta1", details={"ssh_dir": str(secret(tmp_path / "mount"))})
+    job = Job(contract="mpijob-v2beta1", ssh_dir=str(secret(tmp_path / "mount")))
     made = ssh_client.prepared(job, str(tmp_path / "private one"), port=4022)
     for path in (made.files.key, made.files.known_hosts, made.files.client):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600

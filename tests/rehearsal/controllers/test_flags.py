@@ -98,4 +98,4 @@ def test_they_are_read_as_what_trainer_v2_makes() -> None:
     assert (node.contract, node.role, node.engine) == ("trainer-v2-mpi", "node", "sshd")
     assert (leader.contract, leader.role, leader.engine) == ("trainer-v2-mpi", "launcher", "mpirun")
     assert leader.members == (Member(zero.draft.names[0], 4),)
-    assert leader.details["ssh_dir"] == node.details["ssh_dir"]
+    assert leader.ssh_dir == node.ssh_dir

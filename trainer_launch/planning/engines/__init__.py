@@ -19,7 +19,7 @@ from trainer_launch.model.signal_policy import StopOrder
 from trainer_launch.planning.command import Command, parse_command
 from trainer_launch.planning.engines import horovodrun, mpirun, plain, sshd, torch, torch_options, torchrun
 from trainer_launch.planning.engines.request import Request
-from trainer_launch.planning.reading import Reading, grace, ports_of, secret_file_of
+from trainer_launch.planning.reading import Reading, grace, ports_of
 from trainer_launch.planning.ssh_environment import named
 from trainer_launch.planning.topology import place
 
@@ -121,7 +121,7 @@ def request_of(
         shrink_after_s=_patience(settings),
         forward_env=tuple(sorted(named(settings.forward_env))),
         port_range=ports_of(settings),
-        secret_file=secret_file_of(reading.job),
+        secret_file=reading.job.secret_file,
         preload=_names(settings.preload),
         scratch=scratch,
         shm_is_short=shm_is_short,

@@ -32,7 +32,7 @@ def nodes_of(request: Request) -> NodeRange:
 
 def _to_set(request: Request) -> str:
     """What shows that there are several nodes, and the options that say what is unknown, with their variables."""
-    topology, shown = request.topology, request.job.details.get("several_nodes_shown_by")
+    topology, shown = request.topology, request.job.several_nodes_shown_by
     said = {"nodes": topology.nodes, "node-rank": topology.node_rank, "master-addr": topology.coordinator}
     names = [name for name, value in said.items() if value is None]
     flags = ", ".join(f"--{name} (TRAINER_LAUNCH_{name.replace('-', '_').upper()})" for name in names)

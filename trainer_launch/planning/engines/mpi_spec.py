@@ -60,25 +60,25 @@ def of(request: Request, names: frozenset[str]) -> tuple[Spec, str]:
     Raises:
         UsageError: nothing can be counted that slots are asked for by.
     """
-    job, details, settings = request.job, request.job.details, request.settings
+    job, mpi, settings = request.job, request.job.mpi, request.settings
     slots, given = _slots(request)
     agent, why = _agent(request, names)
     nodes = request.topology.nodes
     is_elastic = nodes is not None and nodes.fixed is None
-    hostfile = None if settings.hosts is not None else _text(details.get("hostfile_path"))
+    hostfile = None if settings.hosts is not None or mpi is None else mpi.hostfile_path
     restarts = request.topology.max_restarts
     spec = Spec(
         contract=job.contract,
         hostname=request.host.hostname,
         hostfile=hostfile,
-        is_hydra_file=details.get("mpi_implementation") in ("Intel", "MPICH"),
+        is_hydra_file=mpi is not None and mpi.mpi_implementation in ("Intel", "MPICH"),
         hosts=settings.hosts or "",
         slots=slots,
         slots_are_given=given,
         discovery=settings.host_discovery_script or DISCOVERY,
         agent=agent,
-        agent_path=_text(details.get("launch_agent_path")),
-        ssh_dir=_text(details.get("ssh_dir")),
+        agent_path=None if mpi is None else mpi.launch_agent_path,
+        ssh_dir=job.ssh_dir,
         ssh_port=settings.ssh_port,
         check_host_keys=not settings.insecure_host_keys,
         settings=JobSettings(
@@ -104,8 +104,7 @@ def _slots(request: Request) -> tuple[int | None, bool]:
     job = request.job
     fact = _flag(job, "nproc_per_node")
     if fact is None:
-        told = job.details.get("slots_env")
-        return (told if isinstance(told, int) and told > 0 else None), False
+        return (None if job.mpi is None else job.mpi.slots_env or None), False
     size = request.topology.local_world_size
     if size is None or (fact.value in ("auto", "gpu") and not request.host.gpus.count):
         raise UsageError(
@@ -116,12 +115,12 @@ def _slots(request: Request) -> tuple[int | None, bool]:
 
 
 def _agent(request: Request, names: frozenset[str]) -> tuple[str, str]:
-    details = request.job.details
-    if details.get("launch_agent") == "kubexec":
+    launch_agent = None if request.job.mpi is None else request.job.mpi.launch_agent
+    if launch_agent == "kubexec":
         return KUBEXEC, "hosts are reached by the platform's kubexec.sh"
     if not names.isdisjoint(_OWN_OPTIONS) or any(request.env.get(name) for name in _OWN_AGENTS):
         return OWN, "hosts are reached as the image or the command configures it"
-    if details.get("ssh_dir") is None and details.get("launch_agent") != "ssh":
+    if request.job.ssh_dir is None and launch_agent != "ssh":
         return OWN, "the job has no ssh key: hosts are reached with the image's ssh configuration"
     return SSH, "hosts are reached by ssh; both sides authenticate with the job's key"
 
@@ -130,7 +129,3 @@ def _flag(job: Job, field: str) -> Fact | None:
     """What the user himself said about the job."""
     found = (fact for fact in reversed(job.facts) if fact.field == field and fact.origin is Origin.FLAG)
     return next(found, None)
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None

@@ -123,14 +123,15 @@ def _check_devices(request: Request, options: Mapping[str, str]) -> None:
 
 def check_membership(request: Request) -> None:
     """Refuse to be a second node 0: outside the trainer's own replicated job PET_NODE_RANK counts other pods."""
-    if request.job.details.get("foreign_replicated_job"):
+    if request.job.foreign_replicated_job:
         raise ContractError(
             f"this pod, {request.host.hostname}, belongs to another replicated job than the trainer's nodes, so "
             f"PET_NODE_RANK is not its rank in the job (contract {request.job.contract}); start workers in the "
             f"trainer's pods only, or set --engine plain"
         )
     nodes = request.topology.nodes
-    if "rank_behind_workers" in request.job.details and request.topology.node_rank is None and nodes is not None:
+    is_behind = request.job.rank_behind_workers is not None
+    if is_behind and request.topology.node_rank is None and nodes is not None:
         raise ContractError(
             f"this pod is the Master of a job with at most {nodes.max} nodes, and the Workers take them all "
             f"(contract {request.job.contract}); raise elasticPolicy.maxReplicas by one, remove the Master, "

@@ -24,7 +24,7 @@ from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import counted
 from trainer_launch.planning.engines.meeting import job_name
-from trainer_launch.planning.reading import ports_of, secret_file_of
+from trainer_launch.planning.reading import ports_of
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts, pair_results, present_nodes, shared_storage
@@ -149,7 +149,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
     if place is None or topology.nodes is None or rank is None:
         raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
     nodes = NodeRange(topology.nodes.min, topology.nodes.max + topology.spares)
-    secret = read_secret(path) if (path := secret_file_of(subject.job)) else None
+    secret = read_secret(path) if (path := subject.job.secret_file) else None
     calling = _calling(subject, settings, skipped, place, nodes)
     server = None
     with contextlib.ExitStack() as undo:

@@ -260,7 +260,7 @@ def _bad_name(subject: Subject, text: str, measured: str) -> Finding:
 def rank_collision(subject: Subject) -> Iterator[Finding]:
     """This pod's rank is its rank among the trainer's nodes, and not its index in another replicatedJob."""
     rank = subject.job.node_rank
-    if subject.job.details.get("foreign_replicated_job"):  # the contract has found it out by the pod's name
+    if subject.job.foreign_replicated_job:  # the contract has found it out by the pod's name
         yield rank_collision.failed(
             Fault.JOB,
             f"{subject.host.hostname} is of another replicatedJob than the trainer's nodes, yet it was told "

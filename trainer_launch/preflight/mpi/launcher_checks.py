@@ -76,7 +76,7 @@ def findings(
 def _obstacle(subject: Subject, settings: Settings) -> str | None:
     if settings.level == "container":
         return "--level container checks this container only"
-    if subject.job.details.get("launch_agent") == KUBEXEC:
+    if subject.job.mpi is not None and subject.job.mpi.launch_agent == KUBEXEC:
         return "the hosts are reached with kubectl exec, not ssh; `run` waits for them"
     return None if subject.job.members else "no hosts are listed yet"
 

@@ -39,7 +39,6 @@ KINDS = {
     ("PaddleJob", "kubeflow.org"): "v1",
     ("JAXJob", "kubeflow.org"): "v1",
     ("MXJob", "kubeflow.org"): "v1",
-    ("MPIJob", "kubeflow.org/v1"): "v1",
     ("MPIJob", "kubeflow.org/v2beta1"): "mpi_operator",
     ("JobSet", "jobset.x-k8s.io"): "plain_jobs",
     ("Job", "batch"): "plain_jobs",
