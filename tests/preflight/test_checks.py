@@ -27,7 +27,7 @@ from trainer_launch.preflight.container import dns_checks, resource_limits
 
 CPU_ONLY = {"gpus": Gpus(count=0, reason="none")}
 COORDINATOR = {"is_coordinator": True, "node_rank": 0}
-VETH = Interface(name="eth-veth1", addresses=("169.254.1.1",), mtu=1450)
+VETH = Interface(name="eth-veth1", addresses=("169.254.1.1",))
 SEGMENT = Segment("torch_99_1", 5, 6, 0, 8 * GIB)
 
 
@@ -213,7 +213,7 @@ WARNINGS: list[tuple[str, Subject, str]] = [
     ("nccl-ib-hca", subject(adapters=()), "NCCL will use plain sockets"),
     (
         "mtu",
-        subject(route_to=lambda address: replace(HEALTHY.route_to(address), mtu=576)),
+        subject(route_to=lambda address: replace(HEALTHY.route_to(address))),
         "packets may be no larger than 576 bytes: eth0 576",
     ),
     ("ephemeral-ports", subject(limits=limits(ephemeral_ports=(60000, 60500))), "has 501 ports for connections"),
@@ -372,7 +372,7 @@ def test_a_kernel_that_lists_no_interfaces_leaves_unknown_what_depends_on_them()
 
 
 def test_a_node_with_hundreds_of_interfaces_does_not_fill_the_screen() -> None:
-    many = tuple(Interface(name=f"cali{number}", addresses=("169.254.1.1",), mtu=1450) for number in range(500))
+    many = tuple(Interface(name=f"cali{number}", addresses=("169.254.1.1",)) for number in range(500))
     finding = the_one_finding(subject(interfaces=(LO, ETH0, *many), env={"NCCL_SOCKET_IFNAME": "ib"}))
     assert len(finding.text) + sum(map(len, finding.evidence)) < 1000
 

@@ -264,7 +264,7 @@ def names_told_by(tmp_path: Path, code: int) -> dict[str, Any]:
     program = shlex.join([sys.executable, str(server), str(code)])
     make = f'ip link set lo up && mount --bind {conf} /etc/resolv.conf && exec {program} "$0" "$@"'
     wrap = ("unshare", "-nm", "sh", "-c", make)
-    done = wrapped(wrap, "--deadline", "0", "--only", "dns", env=NODE_1)
+    done = wrapped(wrap, "--wait-timeout", "0", "--only", "dns", env=NODE_1)
     assert done.returncode == 20
     return loud(done)["dns"]
 
@@ -287,7 +287,7 @@ def test_two_nodes_on_one_machine_whose_name_is_on_loopback_pass() -> None:
     """What `run` takes, `preflight` takes."""
     env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
     env |= {"PET_MASTER_PORT": str(free_port()), "HOSTNAME": "localhost"}
-    argv = [*LAUNCHER, "preflight", "--level", "quick", "--skip", "cpu", "--deadline", "60"]
+    argv = [*LAUNCHER, "preflight", "--level", "quick", "--skip", "cpu", "--wait-timeout", "60"]
     nodes = [
         subprocess.Popen(
             argv, env=clean_env({**env, "PET_NODE_RANK": str(rank)}), stdout=subprocess.PIPE, text=True
@@ -310,7 +310,7 @@ def test_the_deadline_holds_where_dns_never_answers(tmp_path: Path, node_rank: s
     program = shlex.join([sys.executable, "-c", silent])
     make = f'ip link set lo up && mount --bind {conf} /etc/resolv.conf && exec {program} "$0" "$@"'
     env = {**NODE_1, "PET_NODE_RANK": node_rank, "JOB_COMPLETION_INDEX": node_rank}
-    done = wrapped(("unshare", "-nm", "sh", "-c", make), "--deadline", "6", env=env)
+    done = wrapped(("unshare", "-nm", "sh", "-c", make), "--wait-timeout", "6", env=env)
     assert done.returncode in (20, 30)
     assert report_of(done)["took_s"] < 6 + 6
     assert "the DNS server does not answer" in loud(done)["dns"]["text"]
@@ -327,7 +327,7 @@ def test_a_preflight_that_is_asked_to_stop_says_what_it_waited_for(
     words = tmp_path / "words"
     env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
     env |= {"PET_MASTER_PORT": str(free_port()), "PET_NODE_RANK": node_rank, "HOSTNAME": "host-x"}
-    argv = [*LAUNCHER, "preflight", "--level", "quick", "--deadline", "600", "--termination-log", str(words)]
+    argv = [*LAUNCHER, "preflight", "--level", "quick", "--wait-timeout", "600", "--termination-log", str(words)]
     argv += ["--only", "program,roll-call", "--", "true"]
     waiting = subprocess.Popen(argv, env=clean_env(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert waiting.stderr is not None

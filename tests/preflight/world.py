@@ -19,8 +19,8 @@ from trainer_launch.preflight.check import Subject, Where
 
 MIB = 1 << 20
 GIB = 1 << 30
-ETH0 = Interface(name="eth0", addresses=("10.0.0.7", "fd00::7"), mtu=1450)
-LO = Interface(name="lo", addresses=("127.0.0.1", "::1"), mtu=65536)
+ETH0 = Interface(name="eth0", addresses=("10.0.0.7", "fd00::7"))
+LO = Interface(name="lo", addresses=("127.0.0.1", "::1"))
 HOSTS_FILE = "127.0.0.1 localhost\n10.0.0.7 job-node-0-1.job.team.svc.cluster.local job-node-0-1\n"
 ADDRESSES = {
     "job-node-0-0.job": frozenset({"10.0.0.6"}),

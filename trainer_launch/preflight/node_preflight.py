@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer_launch.host import logs
 from trainer_launch.model import exit_codes
-from trainer_launch.model.errors import NodeError
+from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.findings import Fault, Finding, Measure, Report, Status, raised
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
@@ -40,9 +40,12 @@ class Selection:
 
     @classmethod
     def of(cls, settings: Settings) -> Selection:
-        """Raises UsageError where one of them does not exist."""
+        """Raises UsageError where one of them does not exist, or where nothing is left of --only."""
         named = (settings.only, "--only"), (settings.skip, "--skip"), (settings.fatal, "--fatal")
-        return cls(*(registry.named(text, flag) for text, flag in named))
+        selection = cls(*(registry.named(text, flag) for text, flag in named))
+        if settings.only is not None and settings.only.strip(", ") and not selection.chosen:
+            raise UsageError(f"--only {settings.only[:60]} leaves no check to run; name others (preflight --list)")
+        return selection
 
     def at(self, *places: Where) -> list[Check[Any]]:
         """Those that are not deselected by --only; who is skipped is told as silenced."""
@@ -70,6 +73,7 @@ class Told:
     report: Report
     measured: Sequence[Measure] = ()  # by all nodes, on node 0
     seen: PairTests | None = None  # by pairs of nodes, on node 0
+    names: Sequence[str] = ()  # of all nodes that came, on node 0
     all_nodes: Sequence[Finding] = ()  # what was decided there, with every name
     elsewhere: str = ""  # the node whose log has the whole report, if that is another one
     is_cluster: bool = True  # there was a cluster preflight
@@ -97,7 +101,7 @@ def _with(told: Told, more: Sequence[Finding]) -> Told:
 
 def _without_others(subject: Subject, settings: Settings, selection: Selection, doing: Doing) -> Told:
     """This container, and an MPI launcher's hosts."""
-    of_pairs, shares = thresholds.parse_flag(settings.threshold)
+    _, shares = thresholds.parse_flag(settings.threshold)
     report = selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))
     table = thresholds.load_table(settings.reference)
     judged, measured = judged_alone(subject.cards, table, shares, subject.host.hostname)
@@ -106,8 +110,8 @@ def _without_others(subject: Subject, settings: Settings, selection: Selection, 
         return told
     wanted = [check for check in selection.at(Where.MPI) if check.id not in selection.skipped]
     doing.waiting = lambda: f"waiting for the hosts {launcher_checks.named(subject)}"
-    left_s = settings.deadline - report.took_s
-    found = launcher_checks.findings(subject, settings, of_pairs, wanted, left_s)
+    left_s = settings.wait_timeout - report.took_s
+    found = launcher_checks.findings(subject, settings, wanted, left_s)
     return _with(told, [raised(one, selection.fatal) for one in found])
 
 
@@ -155,7 +159,7 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
             return Told(report, elsewhere=part.home if is_elsewhere else "")
         held = part.server.preflight
         told = [finding for finding in held.findings if finding.check not in selection.skipped]
-        return Told(report, held.measured(), held.seen, told)
+        return Told(report, held.measured(), held.seen, held.names, told)
 
 
 def place_of(subject: Subject) -> Place:

@@ -36,7 +36,7 @@ def preflight(host: Host, rank: int, nodes: int, home: str, folder: Path, change
         "PET_MASTER_ADDR": home,
         "PET_MASTER_PORT": "29400",
     }
-    words = ("--deadline", "60", "--report", str(folder / "report.json"), "--skip", "cpu,shm,memory,pairs")
+    words = ("--wait-timeout", "60", "--report", str(folder / "report.json"), "--skip", "cpu,shm,memory,pairs")
     return host.start((sys.executable, str(Path(node.__file__)), "preflight", *words), told)
 
 

@@ -92,7 +92,7 @@ class Job:
             "PATH": PATH,
         }
         argv: tuple[str, ...] = (*LAUNCH, "preflight", "--json", "--skip", "dns", "--ssh-dir", str(self.mount))
-        argv += ("--ssh-port", str(PORT), "--deadline", str(deadline_s), *words, "--", *command.split())
+        argv += ("--ssh-port", str(PORT), "--wait-timeout", str(deadline_s), *words, "--", *command.split())
         started = self.launcher.start(argv, env)
         out, _ = started.communicate(timeout=END_S)
         assert "\n{" in f"\n{out}", out
