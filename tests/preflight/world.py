@@ -10,7 +10,7 @@ from typing import Any
 from tests.preflight.gpus import HEALTHY_CARDS
 from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import Tried
-from trainer_launch.host.network import AdapterPort, Interface, Route
+from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Topology
 from trainer_launch.model.findings import Report
 from trainer_launch.planning.command import parse_command
@@ -98,10 +98,8 @@ HEALTHY = Subject(
     hosts_file=HOSTS_FILE,
     cards=HEALTHY_CARDS,
     lookup=Names(ADDRESSES),
-    route_to=lambda address: Route("10.0.0.7", 1450),
     port_problem=lambda port: None,
     write_problem=lambda size: None,
-    leftovers=lambda: (),
     try_out=try_out,
 )
 

@@ -15,7 +15,7 @@ from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.findings import exit_code
 from trainer_launch.model.settings import Settings
-from trainer_launch.observability import termination_message
+from trainer_launch.observability import live, termination_message
 from trainer_launch.planning import programs
 from trainer_launch.planning.reading import live_pod, ports_of, read
 from trainer_launch.preflight import node_preflight, registry, report_formats, report_page, thresholds
@@ -88,7 +88,10 @@ def _main(parsed: Parsed, settings: Settings, doing: Doing) -> int:
     report_formats.check_files(_files(settings))
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(with_container(subject_of(reading, settings)))
-    told = node_preflight.preflight(subject, settings, selection, doing)
+    with doing.view:
+        if live.is_wanted():
+            doing.view.enter_context(live.progress(doing.steps))
+        told = node_preflight.preflight(subject, settings, selection, doing)
     report = told.report
     code = exit_code(report.verdict, enforce=settings.preflight == "enforce")
     _hand_out(told, doing.place, code, parsed)

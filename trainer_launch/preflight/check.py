@@ -268,10 +268,24 @@ def run(
     )
 
 
+_states: dict[str, Status | None] = {}
+
+
+def states() -> dict[str, Status | None]:
+    """The worst status of each check that has begun; None: it has not ended yet."""
+    return dict(_states)
+
+
 def still_running() -> list[str]:
     """The checks that have not ended yet."""
-    named = [thread.name for thread in threading.enumerate() if thread.name.startswith(_THREAD)]
-    return [name.removeprefix(_THREAD) for name in named]
+    return [name for name, status in states().items() if status is None]
+
+
+def _worst(findings: Iterable[Finding]) -> Status:
+    return max((finding.status for finding in findings), key=_ORDER.index, default=Status.SKIPPED)
+
+
+_ORDER = (Status.SKIPPED, Status.PASS, Status.UNKNOWN, Status.WARN, Status.FAIL)
 
 
 class _Running:
@@ -290,11 +304,13 @@ class _Running:
 
     def _work(self) -> None:
         began_s = time.monotonic()
+        _states[self._check.id] = None
         try:
             self._found = tuple(self._check.run(self._subject))
         except Exception as problem:  # noqa: BLE001  a check that is wrong must not stop the job
             self._problem = f"internal error in this check: {type(problem).__name__}: {problem}"
         self._took_s = time.monotonic() - began_s
+        _states[self._check.id] = Status.UNKNOWN if self._problem else _worst(self._found)
 
     def findings(self) -> tuple[Finding, ...]:
         """What it found, at the latest when its time is up."""

@@ -21,7 +21,7 @@ _LEAST_LETTER_PX = 8
 _SLOW, _FAST = (33, 102, 172), (222, 235, 247)  # red, green, blue
 _FAILED, _FAULTY, _UNTESTED = "#000000", "#d62728", "#f4f4f4"
 _CENTERED = 'text-anchor="middle" dominant-baseline="central"'
-LEGEND = "Slowest test of each pair. Dark: slow; black: failed; outlined in red: faulty; empty: not tested."
+_GBYTES = 10_000  # MB/s, from which on figures are in GB/s
 
 
 def drawn(seen: PairTests) -> str:
@@ -37,6 +37,17 @@ def drawn(seen: PairTests) -> str:
         f'<rect width="{width}" height="{height}" fill="white"/>\n'
         f'<g transform="translate({left} {_MARGIN_PX})">\n{body}\n</g>\n</svg>'
     )
+
+
+def legend(seen: PairTests) -> str:
+    """What the picture shows, in a sentence."""
+    colors = "dark: slow; black: failed; outlined in red: faulty; empty: not tested"
+    return f"Slowest test of each pair in {_unit(seen)[0]}; {colors}."
+
+
+def _unit(seen: PairTests) -> tuple[str, float]:
+    fastest = max((rate for rate in _slowest(seen).values() if rate is not None), default=0.0)
+    return ("GB/s", 1000.0) if fastest >= _GBYTES else ("MB/s", 1.0)
 
 
 def _short(name: str) -> str:
@@ -75,7 +86,7 @@ def _nodes(seen: PairTests, names: list[str], side: int) -> Iterator[str]:
 def _squares(seen: PairTests, names: list[str], side: int) -> Iterator[str]:
     rates = _slowest(seen)
     fastest = max((rate for rate in rates.values() if rate is not None), default=0.0) or 1.0
-    unit, size = ("GB/s", 1000.0) if fastest >= 10_000 else ("MB/s", 1.0)
+    unit, size = _unit(seen)
     for ends, rate in rates.items():
         column, row = min(ends), max(ends)
         color = _FAILED if rate is None else _shade(rate / fastest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -18,8 +19,11 @@ from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.findings import Fault, Finding, Measure, Report, Status, raised
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
+from trainer_launch.model.units import counted
+from trainer_launch.observability import live
 from trainer_launch.preflight import gpu_judgement, registry, report_formats, thresholds
 from trainer_launch.preflight.check import Check, Needs, Subject, Where, run, still_running, with_gpus
+from trainer_launch.preflight.check import states as check_states
 from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
 from trainer_launch.preflight.cluster.nodes import Stage
 from trainer_launch.preflight.cluster.pair_results import PairTests
@@ -233,11 +237,22 @@ class Doing:
         self.waiting: Callable[[], str] = str  # for whom, in words
         self.undo: Callable[[], None] = lambda: None
         self.is_over = False  # the report is being written: the verdict stands
+        self.view = contextlib.ExitStack()  # what a terminal shows meanwhile
         self._is_held, self._held = False, 0
         self._write_message = write_message
         self._began_s = time.monotonic()
         for number in STOP_SIGNALS:
             signal.signal(number, self._stop)
+
+    def steps(self) -> list[tuple[str, str, str]]:
+        """For a terminal: checks that found something or still run, how many others have ended, and the wait."""
+        states = check_states()
+        n_quiet = sum(status in (Status.PASS, Status.SKIPPED) for status in states.values())
+        rows = [(counted(n_quiet, "check"), Status.PASS.name, "")] if n_quiet else []
+        rows += [(name, status.name, "") for name, status in states.items() if status in (*LOUD, Status.UNKNOWN)]
+        rows += [(name, live.RUNNING, "") for name, status in states.items() if status is None]
+        waiting = self.waiting()
+        return rows + ([("other nodes", live.RUNNING, waiting)] if waiting else [])
 
     def hold(self) -> None:
         """From here on a signal waits for `release`: what it is to undo is under way."""
@@ -256,14 +271,20 @@ class Doing:
         if self.is_over:
             return
         self.is_over = True
+        _in_time(self.view.close)
         code = exit_codes.of_signal(number) if number == signal.SIGINT else exit_codes.STOPPED
         text = stopped(number, time.monotonic() - self._began_s, self.waiting(), still_running())
         logs.warn(f"Preflight {text} (exit code {code})")
         self._write_message(report_formats.stopped(self.place, code, text))
-        undoing = threading.Thread(target=self.undo, daemon=True)  # this thread may hold a lock that it needs
-        undoing.start()
-        undoing.join(_UNDO_S)
+        _in_time(self.undo)
         os._exit(code)
+
+
+def _in_time(act: Callable[[], None]) -> None:
+    """Do it in another thread: this one may hold a lock that it needs."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(_UNDO_S)
 
 
 def stopped(number: int, after_s: float, waiting: str, checks: list[str]) -> str:

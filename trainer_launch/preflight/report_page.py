@@ -15,11 +15,12 @@ from trainer_launch.preflight.cluster.node_facts import listed
 from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.report_formats import MARKS, Place, at_fault, loud, summary, tally
 
-_MOST_NODES = 200  # rows; what is wrong with a node comes first
+_MOST_NODES = 64  # rows; what is wrong with a node comes first
 _SHEET = """
 .broken li.warn{border-color:#b8860b}.broken li.warn b{color:#8a6508}
 .broken li.unknown{border-color:var(--soft)}.broken li.unknown b{color:var(--soft)}
 .broken ul{margin:4px 0 0;padding-left:18px;color:var(--soft);font-size:13px;list-style:disc}
+@media(max-width:640px){td:empty{display:none}}
 .broken ul li{border:0;margin:0;padding:0}.scroll{overflow-x:auto}.scroll svg{display:block}
 @media(prefers-color-scheme:dark){.broken li.warn b{color:#e3b341}}
 """
@@ -36,7 +37,7 @@ def page(
     body = [
         _header(report, place, code, at_s, title),
         *_wrong(report),
-        _nodes(report, names or (place.name,)),
+        _nodes(report, place, names),
         *_pictured(pairs),
         _checks(report),
     ]
@@ -72,10 +73,13 @@ def _item(finding: Finding) -> str:
     )
 
 
-def _nodes(report: Report, names: Sequence[str]) -> str:
-    """Those with findings first, the ones that never came too."""
-    by_node: dict[str, list[Finding]] = {name: [] for name in names}
+def _nodes(report: Report, place: Place, names: Sequence[str]) -> str:
+    """Those with findings first, the ones that never came too; a node alone has all findings."""
+    by_node: dict[str, list[Finding]] = {name: [] for name in names or (place.name,)}
     for finding in loud(report.findings):
+        if not names:
+            by_node[place.name].append(finding)
+            continue
         for subject in finding.subject.replace(" - ", ", ").split(", "):
             if subject in by_node or subject.startswith("node "):
                 by_node.setdefault(subject, []).append(finding)
@@ -103,7 +107,7 @@ def _pictured(pairs: PairTests | None) -> Sequence[str]:
         return ()
     title = f"Bandwidth between {len(pairs.names)} nodes, {counted(len(pairs.tests), 'test')}"
     return (
-        f'<section><h2>{title}</h2><p class="note">{heatmap.LEGEND}</p>'
+        f'<section><h2>{title}</h2><p class="note">{heatmap.legend(pairs)}</p>'
         f'<div class="scroll">{heatmap.drawn(pairs)}</div></section>',
     )
 
