@@ -62,7 +62,7 @@ def test_nothing_of_another_containers_file_breaks_a_line_of_the_log() -> None:
 def left(folder: Path, *found: Finding) -> str:
     """What `run` on pod-1 takes from the report of its preflight."""
     findings = [report_formats.finding_as_json(one) for one in found]
-    said = {"format": thresholds.REPORT, "version": thresholds.VERSION, "findings": findings}
+    said = {"format": thresholds.REPORT, "version": thresholds.REPORT_VERSION, "findings": findings}
     (folder / STATE_FILE).write_text(json.dumps(said))
     return fault_of(str(folder), "pod-1")
 

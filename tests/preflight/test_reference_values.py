@@ -66,6 +66,7 @@ def test_a_model_is_found_in_any_case_and_only_in_its_own_unit() -> None:
         (written(version=2), "x is neither a report of preflight nor a table"),
         (written(references={}), "x has no measurements"),
         (report_with(()), "x has no measurements of GPUs; write one with --report FILE.json in a healthy job"),
+        (report_with((), version=1), "x is neither a report of preflight nor a table"),
         (report_with((), verdict="retryable"), "x is the report of a job whose preflight failed"),
         (report_with((), measured=[{"model": "A"}]), "x, reference 1 has other fields"),
         (written(references=[{**ROW, "more": 1}]), "x, reference 1 has other fields"),

@@ -58,7 +58,7 @@ CHECKS: tuple[Check[Any], ...] = (
 )
 
 
-# Checks of 0.2 that are gone: one that an option still names is a warning. Empty again in 0.4.
+# Checks of 0.2: one that an option still names is a warning in 0.3, and unknown in 0.4.
 REMOVED = frozenset(
     ("program", "rank-collision", "shm-leftovers", "mtu", "gpu-persistence", "mpi-callback", "mpi-ring"),
 )

@@ -19,7 +19,7 @@ from trainer_launch.model import Json
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Basis, Fault, Finding, Report, Scope, Severity, Status, Verdict
 from trainer_launch.model.units import listed, printable
-from trainer_launch.preflight.thresholds import REPORT, VERSION, Reference
+from trainer_launch.preflight.thresholds import REPORT, REPORT_VERSION, Reference
 
 MAX_BYTES = 1 << 20  # of a document that is read back
 _MAX_FINDINGS = 1000
@@ -52,7 +52,7 @@ def document(
     """The whole report; `at_s` is in seconds since 1970, `measured` are medians that --reference reads."""
     return {
         "format": REPORT,
-        "version": VERSION,
+        "version": REPORT_VERSION,
         "verdict": report.verdict.value,
         "mode": mode,
         "exit_code": exit_code,
@@ -94,8 +94,8 @@ def parse(data: bytes) -> tuple[Finding, ...]:
         told = json.loads(data)
     except (ValueError, RecursionError):
         raise ValueError("it is no JSON") from None
-    if not isinstance(told, dict) or told.get("format") != REPORT or told.get("version") != VERSION:
-        raise ValueError(f"it is no {REPORT} document of version {VERSION}")
+    if not isinstance(told, dict) or told.get("format") != REPORT or told.get("version") != REPORT_VERSION:
+        raise ValueError(f"it is no {REPORT} document of version {REPORT_VERSION}")
     findings = told.get("findings")
     if not isinstance(findings, list) or len(findings) > _MAX_FINDINGS:
         raise ValueError("it has no list of findings")

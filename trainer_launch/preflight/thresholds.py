@@ -14,9 +14,9 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Measure
 from trainer_launch.model.units import grouped
 
-FORMAT = "trainer-launch-references"  # the package's own table
-REPORT = "trainer-launch-preflight"  # that of a job, which has the rows under another key
-VERSION = 1  # of both; raised when a reader of the old form would misread the new one
+FORMAT, VERSION = "trainer-launch-references", 1  # the package's own table
+REPORT, REPORT_VERSION = "trainer-launch-preflight", 2  # that of a job; the version rises with each new key
+_FORMS = ((FORMAT, VERSION, "references"), (REPORT, REPORT_VERSION, "measured"))  # and the key of the rows
 _FAILED = ("retryable", "fatal")  # verdicts
 BUILT_IN = Path(__file__).parent / "references.json"
 MAX_BYTES = 1 << 20
@@ -86,13 +86,16 @@ def parse_table(data: bytes, name: str) -> Table:
     except (ValueError, RecursionError) as problem:
         why = problem.msg if isinstance(problem, json.JSONDecodeError) else "not readable"
         raise UsageError(f"{name} is no JSON ({why}); {advice}") from None
-    is_read = isinstance(document, dict) and document.get("format") in (FORMAT, REPORT)
-    if not is_read or document.get("version") != VERSION:
+    if not isinstance(document, dict):
+        document = {}
+    form = [document.get("format"), document.get("version")]
+    key = next((key for *known, key in _FORMS if known == form), None)
+    if key is None:
         raise UsageError(f"{name} is neither a report of preflight nor a table of references; {advice}")
     if document.get("verdict") in _FAILED:
         raise UsageError(f"{name} is the report of a job whose preflight failed; {advice}")
-    rows = document.get("measured" if document["format"] == REPORT else "references")
-    if not isinstance(rows, list) or (document["format"] == REPORT and not rows):
+    rows = document.get(key)
+    if not isinstance(rows, list) or not rows:
         raise UsageError(f"{name} has no measurements of GPUs; {advice}, with GPUs, on node 0")
     return table(_row(row, f"{name}, reference {number}") for number, row in enumerate(rows, 1))
 
