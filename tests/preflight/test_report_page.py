@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from tests.preflight.cluster.test_heatmap_data import seen
@@ -30,6 +31,14 @@ def test_the_page_of_node_0_has_all_nodes_the_faulty_first_and_the_pairs_as_a_pi
     assert order == sorted(order)
     assert "<h2>Bandwidth between 4 nodes, 4 tests</h2>" in text
     assert "<svg " in text
+
+
+def test_the_page_of_another_node_does_not_take_faults_of_others_for_its_own() -> None:
+    other = replace(RETRYABLE, scope=Scope.NODE, subject="node 0 (job-node-0-0)")
+    own = replace(RETRYABLE, scope=Scope.GPU, subject="GPU 3")
+    text = page(Report(findings=(other, own, replace(FATAL, scope=Scope.JOB))), HERE, 20, 1.5e9)
+    rows = re.findall(r'data-of="node">(.*?)</td>.*?data-of="checks">(.*?)</td>', text)
+    assert sorted(rows) == [("node 0 (job-node-0-0)", "dns"), (HERE.name, "dns")]
 
 
 def test_nothing_in_the_page_runs_loads_or_tells_a_secret() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from html import escape
 
-from trainer_launch.model.findings import Finding, Report, Severity, Status, Verdict
+from trainer_launch.model.findings import Finding, Report, Scope, Severity, Status, Verdict
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted, printable
 from trainer_launch.observability.html import document, table
@@ -74,15 +74,13 @@ def _item(finding: Finding) -> str:
 
 
 def _nodes(report: Report, place: Place, names: Sequence[str]) -> str:
-    """Those with findings first, the ones that never came too; a node alone has all findings."""
+    """Those with findings first, the ones that never came too; what names no node is about this one, or the job."""
     by_node: dict[str, list[Finding]] = {name: [] for name in names or (place.name,)}
     for finding in loud(report.findings):
-        if not names:
-            by_node[place.name].append(finding)
-            continue
-        for subject in finding.subject.replace(" - ", ", ").split(", "):
-            if subject in by_node or subject.startswith("node "):
-                by_node.setdefault(subject, []).append(finding)
+        subjects = finding.subject.replace(" - ", ", ").split(", ")
+        about = [subject for subject in subjects if subject in by_node or subject.startswith("node ")]
+        for node in about or ([] if finding.scope is Scope.JOB else [place.name]):
+            by_node.setdefault(node, []).append(finding)
     ordered = sorted(
         by_node.items(), key=lambda item: (not item[1], -sum(one.fault is not None for one in item[1]))
     )
