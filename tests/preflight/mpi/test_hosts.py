@@ -190,7 +190,9 @@ def ill(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Found], int]:
         other = secret(folder / "of another job")
         made.starts("w-other-job", mount=other)
         made.runs("w-refuses", sshd_of(folder, made.mount / "id_rsa", other / "authorized_keys"))
-        made.starts("w-python", shell=program(folder / "noise", 'echo Welcome to the cluster; exec /bin/sh "$@"'))
+        program(folder / "other" / "python3", "echo Python 3.8.1")
+        loud = program(folder / "loud", 'echo Welcome to the cluster; exec /bin/sh "$@"')  # which harms nobody
+        made.starts("w-python", env={"PATH": f"{folder}/other:{os.environ['PATH']}"}, shell=loud)
         made.starts("w-no-shell", shell=program(folder / "exits", "echo not here; exit 3"))
         program(folder / "fake" / "mpirun.openmpi", "echo 'mpirun (Open MPI) 5.0.1'")
         made.starts("w-version", env={"PATH": f"{folder}/fake:{os.environ['PATH']}"})
