@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tests.preflight.cluster.test_heatmap_data import seen
 from tests.preflight.test_outputs import ALL, FATAL, HERE, RETRYABLE

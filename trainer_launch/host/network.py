@@ -12,10 +12,11 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from msgspec import Struct
+
 from trainer_launch.host import files
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.units import listed
 
 
@@ -92,8 +93,7 @@ _SHOWN = 8
 _DISCARD = 9  # a UDP socket that is only connected sends nothing, so any port will do
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interface:
+class Interface(Struct, frozen=True, kw_only=True):
     """One network interface that has addresses."""
 
     name: str
@@ -117,8 +117,7 @@ def named(found: Sequence[Interface]) -> str:
     return listed([f"{one.name} ({one.addresses[0]})" for one in found], _SHOWN)
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterPort:
+class AdapterPort(Struct, frozen=True):
     """One port of an RDMA adapter."""
 
     device: str

@@ -10,9 +10,10 @@ import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec import Struct, to_builtins
 
 from trainer_launch.host import files, logs
 from trainer_launch.model import Json
@@ -27,8 +28,7 @@ _LONGEST_S = 1e9
 _Word = TypeVar("_Word", Status, Scope, Fault, Basis)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct, frozen=True, kw_only=True):
     """Where a report was made."""
 
     host: str
@@ -58,11 +58,11 @@ def document(
         "exit_code": exit_code,
         "at": round(at_s, 3),
         "took_s": round(report.took_s, 4),
-        "node": asdict(place),
+        "node": to_builtins(place),
         "counts": {status.value: count for status, count in report.counts.items()},
         "silenced": list(report.silenced),
         "findings": [finding_as_json(finding) for finding in report.findings],
-        "measured": [asdict(row) for row in measured],
+        "measured": [to_builtins(row) for row in measured],
     }
 
 

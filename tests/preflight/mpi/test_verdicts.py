@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from trainer_launch.model import Member
 from trainer_launch.model.findings import Fault, Status

@@ -9,16 +9,16 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from enum import Enum
 from pathlib import PurePosixPath
+
+from msgspec import Struct, field
 
 from trainer_launch import __version__
 from trainer_launch.host.deadline_subprocess import Ended, run
 from trainer_launch.host.network import is_here
 from trainer_launch.model import Member
 from trainer_launch.model.errors import LaunchError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import Settings
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Probes, Threads
@@ -59,8 +59,7 @@ def script_command(token: str, mpirun: str, daemons: Sequence[str], python: str)
     return f"exec env T={shlex.quote(token)} sh -c {shlex.quote(_SCRIPT)} sh {args}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Versions:
+class Versions(Struct, frozen=True, kw_only=True):
     """Versions of what launcher and workers have in common; None: it is not there, or its version is not known."""
 
     mpirun: str | None = None
@@ -68,8 +67,7 @@ class Versions:
     launcher: str | None = None  # of trainer-launch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """What a host has answered."""
 
     began: bool = False
@@ -136,8 +134,7 @@ class Stage(str, Enum):
     SHELL = "shell"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """Where a host is stuck, and why."""
 
     stage: Stage
@@ -187,8 +184,7 @@ def refusal(code: int | None, err: str, answer: Answer) -> Refusal | None:
 # -- the launcher, and the answers of its hosts -------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
+class Launcher(Struct, frozen=True, kw_only=True):
     """What is known before any host was asked."""
 
     subject: Subject
@@ -203,8 +199,7 @@ class Launcher:
         return self.subject.job.members or ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
+class Own(Struct, frozen=True, kw_only=True):
     """What the launcher itself has, by which the hosts are measured."""
 
     mpirun: str  # as typed; "": ranks are started without MPI
@@ -214,8 +209,7 @@ class Own:
     is_needed: bool = True  # by a command that is known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hosts:
+class Hosts(Struct, frozen=True, kw_only=True):
     """All that was found out of the hosts."""
 
     launcher: Launcher
