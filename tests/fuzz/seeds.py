@@ -136,7 +136,7 @@ def _cluster_preflight_talk() -> Iterator[bytes]:
 
 def _findings() -> Iterator[str]:
     yield calling.dump_findings([_BAD, Finding(check="shm", status=Status.PASS, text="well")])
-    yield json.dumps({"format": "trainer-launch-preflight", "version": 1, "findings": [finding_as_json(_BAD)]})
+    yield json.dumps({"format": "trainer-launch-preflight", "version": 2, "findings": [finding_as_json(_BAD)]})
 
 
 def _manifest() -> Iterator[str]:
@@ -187,7 +187,7 @@ def _command() -> Iterator[str]:
 def _setting() -> Iterator[str]:
     yield "grace=60\0nodes=1:3\0nproc_per_node=auto\0master_port=29500\0hosts=a:2,b:2\0signals=USR1=checkpoint"
     yield "restart_window=1.5\0shrink_after=0\0rejoin_timeout=nan\0metrics_port=0\0ssh_port=22\0min_nodes=2\0nodes=2"
-    yield "engine=mpi\0prefix=true\0color=always\0port_range=1-2\0preload=numpy\0hang_timeout=auto\0unknown_thing=1\0deadline=1e3"
+    yield "engine=mpi\0prefix=true\0color=always\0port_range=1-2\0preload=numpy\0hang_timeout=auto\0unknown_thing=1\0wait_timeout=1e3"
 
 
 def _option() -> Iterator[str]:
@@ -206,6 +206,9 @@ def _reference() -> Iterator[bytes]:
     yield (_TESTS.parent / "trainer_launch/preflight/references.json").read_bytes()[:6000]
     row = {"model": "H100", "measure": "gemm", "value": 1.5, "unit": "TFLOP/s", "source": "me"}
     yield json.dumps({"format": "trainer-launch-references", "version": 1, "references": [row]}).encode()
+    yield json.dumps(
+        {"format": "trainer-launch-preflight", "version": 2, "verdict": "pass", "measured": [row]}
+    ).encode()
 
 
 def _agents_note() -> Iterator[str]:

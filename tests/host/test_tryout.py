@@ -164,4 +164,4 @@ def test_this_machines_loopback_is_listed_and_leads_to_itself() -> None:
     (loopback,) = [found for found in network.interfaces() if found.name == "lo"]
     assert loopback.is_loopback
     assert "127.0.0.1" in loopback.addresses
-    assert network.route_to("127.0.0.1").source == "127.0.0.1"
+    assert network.source_to("127.0.0.1") == "127.0.0.1"

@@ -20,7 +20,6 @@ def card(index: int) -> Gpu:
         ecc_uncorrected=0,
         remapped=[0, 0, 0, 0],
         mig=0,
-        persistence=1,
         memory_used=500 << 20,
         nvlinks=[1] * 18,
         margin_c=40,

@@ -16,10 +16,8 @@ from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, S
 from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.network import AdapterPort, Interface
-from trainer_launch.host.shm import Segment
 from trainer_launch.model import Cpus, Endpoint, Gpus, Member, Mpi, NodeRange
 from trainer_launch.model.findings import Fault, Finding, Status, Verdict
-from trainer_launch.planning.command import parse_command
 from trainer_launch.preflight import check, registry
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts
@@ -27,8 +25,7 @@ from trainer_launch.preflight.container import dns_checks, resource_limits
 
 CPU_ONLY = {"gpus": Gpus(count=0, reason="none")}
 COORDINATOR = {"is_coordinator": True, "node_rank": 0}
-VETH = Interface(name="eth-veth1", addresses=("169.254.1.1",), mtu=1450)
-SEGMENT = Segment("torch_99_1", 5, 6, 0, 8 * GIB)
+VETH = Interface(name="eth-veth1", addresses=("169.254.1.1",))
 
 
 def limits(**changes: object) -> Limits:
@@ -42,10 +39,6 @@ def of_names(**answers: object) -> Names:
 SICK_DNS = Names(ADDRESSES | {"job-node-0-0.job": None}, socket.EAI_AGAIN)
 
 
-def no_route(address: str) -> None:
-    raise OSError(errno.ENETUNREACH, "Network is unreachable")
-
-
 def stored(tried: Tried) -> Subject:
     def try_out(what: str, argument: str, limit_s: float) -> Tried:
         return tried if what == "storage" else Tried(values={"bytes": 1.0})
@@ -54,13 +47,6 @@ def stored(tried: Tried) -> Subject:
 
 
 JOBS: list[tuple[str, Subject, str]] = [
-    ("program", subject(command=parse_command(["no-such-program"])), "was not found in PATH"),
-    ("program", subject(command=parse_command(["/etc"])), "is a directory without __main__.py"),
-    (
-        "rank-collision",
-        subject(job=replace(JOB, foreign_replicated_job=True)),
-        "another replicatedJob than the trainer's nodes, yet it was told the node rank 1",
-    ),
     ("memory", subject(host={"memory_limit_bytes": 1400 * MIB}), "376 MiB are left of the limit of 1400 MiB"),
     ("pids", subject(pids=(1000, 10)), "10 more processes and threads are allowed (limit 1000) for 2 workers"),
     ("nofile", subject(limits=limits(nofile_soft=64)), "a process may open 64 files"),
@@ -133,7 +119,6 @@ NODES: list[tuple[str, Subject, str]] = [
         subject(topology=COORDINATOR, port_problem=lambda port: (errno.EADDRINUSE, "pid 7 (sshd)")),
         "port 29500 of node 0 cannot be opened here: Address already in use, pid 7 (sshd) has it",
     ),
-    ("mtu", subject(route_to=no_route), "there is no route to node 0 at 10.0.0.6: Network is unreachable"),
     (
         "nccl-ib-hca",
         subject(adapters=(AdapterPort("mlx5_0", 1, False),)),
@@ -200,22 +185,12 @@ WARNINGS: list[tuple[str, Subject, str]] = [
         "/dev/shm has 64 MiB free of 64 MiB",
     ),
     (
-        "shm-leftovers",
-        subject(leftovers=lambda: (SEGMENT,)),
-        "dead processes left 1 segment in /dev/shm, 8 GiB in all",
-    ),
-    (
         "dns",
         subject(lookup=of_names(node_0=[frozenset({"10.0.0.6"}), frozenset({"10.0.0.9"})] * 4)),
         "job-node-0-0.job: the addresses differ between lookups",
     ),
     ("nccl-socket-ifname", subject(interfaces=(LO, ETH0, VETH)), "not all of which lead to other nodes"),
     ("nccl-ib-hca", subject(adapters=()), "NCCL will use plain sockets"),
-    (
-        "mtu",
-        subject(route_to=lambda address: replace(HEALTHY.route_to(address), mtu=576)),
-        "packets may be no larger than 576 bytes: eth0 576",
-    ),
     ("ephemeral-ports", subject(limits=limits(ephemeral_ports=(60000, 60500))), "has 501 ports for connections"),
     (
         "ephemeral-ports",
@@ -339,7 +314,7 @@ def test_nodes_that_meet_on_loopback_need_no_other_address(address: str) -> None
         env={"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"},
         lookup=Names({HEALTHY.host.hostname: frozenset({"127.0.0.1"})}),
     )
-    of_network = {"own-name", "mtu", "gloo-socket-ifname", "nccl-socket-ifname"}
+    of_network = {"own-name", "gloo-socket-ifname", "nccl-socket-ifname"}
     loud = [one for one in run_all(on_loopback).findings if one.status not in (Status.PASS, Status.SKIPPED)]
     assert [one.text for one in loud if one.check in of_network] == []
 
@@ -367,12 +342,12 @@ def test_all_folders_are_tried_at_once_and_given_up_at_the_deadline() -> None:
 def test_a_kernel_that_lists_no_interfaces_leaves_unknown_what_depends_on_them() -> None:
     blind = subject(interfaces=(), topology=COORDINATOR)
     found = {finding.check for finding in run_all(blind).findings if finding.status is Status.UNKNOWN}
-    assert found == {"own-name", "gloo-socket-ifname", "nccl-socket-ifname", "mtu"}
+    assert found == {"own-name", "gloo-socket-ifname", "nccl-socket-ifname"}
     assert run_all(blind).verdict is Verdict.UNKNOWN
 
 
 def test_a_node_with_hundreds_of_interfaces_does_not_fill_the_screen() -> None:
-    many = tuple(Interface(name=f"cali{number}", addresses=("169.254.1.1",), mtu=1450) for number in range(500))
+    many = tuple(Interface(name=f"cali{number}", addresses=("169.254.1.1",)) for number in range(500))
     finding = the_one_finding(subject(interfaces=(LO, ETH0, *many), env={"NCCL_SOCKET_IFNAME": "ib"}))
     assert len(finding.text) + sum(map(len, finding.evidence)) < 1000
 
@@ -484,7 +459,6 @@ def test_names_by_which_a_pod_is_alone_are_not_looked_up() -> None:
     assert report.verdict is Verdict.PASS
     assert {f.check for f in report.findings if f.status is Status.SKIPPED} == {
         "dns",
-        "mtu",
         "nccl-ib-hca",
         "ports",
     }

@@ -35,5 +35,4 @@ def test_no_check_fails_a_healthy_pod(case: dict[str, object]) -> None:
     # What the pod's own variables ask for is judged: ten workers on 8 CPUs, a million nodes, Paddle's ports.
     warned = {finding.check for finding in loud if finding.status is Status.WARN}
     assert warned <= {"cpu", "nofile", "ephemeral-ports"}
-    rest = [(finding.check, finding.status) for finding in loud if finding.status is not Status.WARN]
-    assert rest == ([("rank-collision", Status.FAIL)] if subject.job.foreign_replicated_job else [])
+    assert [finding.check for finding in loud if finding.status is not Status.WARN] == []

@@ -7,7 +7,7 @@ import pytest
 from trainer_launch.model.findings import Fault, Finding, Report, Severity, Status, Verdict, exit_code, raised
 
 PASSED = Finding(check="cpu", status=Status.PASS, text="8 CPUs")
-WARNED = Finding(check="mtu", status=Status.WARN, text="small")
+WARNED = Finding(check="pids", status=Status.WARN, text="small")
 UNKNOWN = Finding(check="dns", status=Status.UNKNOWN, text="no answer")
 SKIPPED = Finding(check="storage", status=Status.SKIPPED, text="not asked for")
 NODES = Finding(check="ports", status=Status.FAIL, fault=Fault.NODE, text="taken")
@@ -32,21 +32,13 @@ def test_the_worst_finding_makes_the_verdict(findings: tuple[Finding, ...], verd
     assert exit_code(report.verdict) == code
 
 
-def test_a_warning_ends_with_10_only_when_that_is_asked_for() -> None:
-    assert exit_code(Verdict.WARN) == 0
-    assert exit_code(Verdict.WARN, exit_warning=True) == 10
-    assert exit_code(Verdict.PASS, exit_warning=True) == 0
-    assert exit_code(Verdict.UNKNOWN, exit_warning=True) == 0
-    assert exit_code(Verdict.FATAL, exit_warning=True) == 30
-
-
 def test_mode_warn_turns_failures_into_warnings() -> None:
     assert exit_code(Verdict.FATAL, enforce=False) == 0
-    assert exit_code(Verdict.RETRYABLE, enforce=False, exit_warning=True) == 10
+    assert exit_code(Verdict.RETRYABLE, enforce=False) == 0
 
 
 def test_a_check_made_fatal_fails_the_job_but_what_is_unknown_stays_unknown() -> None:
-    assert raised(WARNED, {"mtu"}).severity is Severity.FATAL
+    assert raised(WARNED, {"pids"}).severity is Severity.FATAL
     assert raised(NODES, {"ports"}).severity is Severity.FATAL
     assert raised(UNKNOWN, {"dns"}) == UNKNOWN
     assert raised(PASSED, {"cpu"}) == PASSED

@@ -11,7 +11,7 @@ from trainer_launch.preflight.container import network_checks
 
 
 def interface(name: str, *addresses: str, is_up: bool = True) -> Interface:
-    return Interface(name=name, addresses=addresses, mtu=1500, is_up=is_up)
+    return Interface(name=name, addresses=addresses, is_up=is_up)
 
 
 POD = (

@@ -1,4 +1,4 @@
-"""A report for programs, people, Prometheus and the pod's status."""
+"""A report for programs, people and the pod's status."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RETRYABLE = Finding(
 )
 WARNED = Finding(check="cpu", status=Status.WARN, text="1.5 CPUs for 2 workers", measured=1.5, unit="CPUs")
 UNKNOWN = Finding(check="memlock", status=Status.UNKNOWN, text="nobody knows")
-PASSED = Finding(check="mtu", status=Status.PASS, text="1450", measured=True)
+PASSED = Finding(check="pids", status=Status.PASS, text="1450", measured=True)
 SKIPPED = Finding(check="ports", status=Status.SKIPPED, text="not here")
 ALL = Report(findings=(PASSED, UNKNOWN, WARNED, RETRYABLE, SKIPPED, FATAL), silenced=("storage",), took_s=0.5)
 
@@ -59,7 +59,7 @@ def test_the_document_is_as_its_published_schema_says() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 2},
+        {"version": 1},
         {"verdict": "fine"},
         {"more": 1},
         {"findings": [{}]},
@@ -67,6 +67,7 @@ def test_the_document_is_as_its_published_schema_says() -> None:
         {"took_s": -1},
         {"silenced": [1]},
         {"exit_code": True},
+        {"measured": [{"model": "A"}]},
     ],
 )
 def test_the_schema_refuses_what_is_otherwise(changes: dict[str, Any]) -> None:
@@ -84,7 +85,7 @@ def test_a_document_can_be_read_back() -> None:
         b"[]",
         b"nonsense",
         b"[" * 100_000,
-        data(version=2),
+        data(version=1),
         data(format="other"),
         data(findings={}),
         data(findings=[1]),
@@ -112,7 +113,7 @@ def test_the_screen_has_the_summary_first_then_the_worst_and_folds_what_is_well(
     assert lines[1] == "  node 1 of 2 (job-node-0-1): 2 failed, 1 warned, 1 unknown, 1 passed in 0.50 s"
     marks = [line.split()[0] for line in lines if line and line.split()[0].isupper() and not line[0].isspace()]
     assert marks == ["FATAL", "FAIL", "WARN", "UNKNOWN"]
-    assert lines[-3:] == ["passed: mtu", "skipped: ports", "silenced: storage"]
+    assert lines[-3:] == ["passed: pids", "skipped: ports", "silenced: storage"]
     assert any(line.startswith("    -> volumes:") for line in lines)
 
 
@@ -216,16 +217,3 @@ def test_a_pass_has_a_reason_too() -> None:
     assert report_formats.termination_message(report, replace(HERE, node_rank=None), 0).startswith(
         "reason=PreflightPassed exit=0 node=? host=job-node-0-1 | 1 passed in "
     )
-
-
-# -- Prometheus -------------------------------------------------------------------------------
-
-
-def test_the_textfile_has_a_series_for_each_check() -> None:
-    text = report_formats.prometheus(ALL, 30, 1.5e9)
-    assert "trainer_launch_preflight_exit_code 30\n" in text
-    assert 'trainer_launch_preflight_findings{check="shm",status="fail",severity="fatal"} 1\n' in text
-    for line in text.splitlines():
-        assert line.startswith(("# HELP ", "# TYPE ")) or line.rsplit(" ", 1)[1].replace(".", "").isdigit()
-    names = [line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")]
-    assert all(f"# TYPE {name} gauge" in text for name in names)

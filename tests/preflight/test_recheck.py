@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
-from trainer_launch.preflight import report_formats
+from trainer_launch.preflight import report_formats, thresholds
 from trainer_launch.preflight.check import STATE_FILE
 from trainer_launch.preflight.container.resource_limits import differences, fault_of
 
@@ -63,7 +63,7 @@ def test_nothing_of_another_containers_file_breaks_a_line_of_the_log() -> None:
 def left(folder: Path, *found: Finding) -> str:
     """What `run` on pod-1 takes from the report of its preflight."""
     findings = [report_formats.finding_as_json(one) for one in found]
-    said = {"format": report_formats.FORMAT, "version": report_formats.VERSION, "findings": findings}
+    said = {"format": thresholds.REPORT, "version": thresholds.REPORT_VERSION, "findings": findings}
     (folder / STATE_FILE).write_text(json.dumps(said))
     return fault_of(str(folder), "pod-1")
 

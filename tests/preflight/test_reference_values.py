@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.findings import Measure
+from trainer_launch.model.findings import Measure, Report
 from trainer_launch.preflight import thresholds
+from trainer_launch.preflight.report_formats import Place, document
 
 ROW = {"model": "A", "measure": "gemm", "value": 1.5, "unit": "TFLOP/s", "source": "here"}
 
@@ -27,19 +29,26 @@ def test_the_packages_own_table_is_sound_and_every_number_has_its_source() -> No
     assert {row.model for row in rows} >= {"NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"}
 
 
-def test_what_a_job_measured_is_written_as_medians_by_model_and_read_back(tmp_path: Path) -> None:
+def report_with(rows: Sequence[thresholds.Reference], **changes: object) -> bytes:
+    place = Place(host="a", node_rank=0, nodes="1", contract="plain")
+    found = Report(findings=())
+    made = document(found, place, mode="enforce", exit_code=0, at_s=1.0, measured=rows)
+    return json.dumps(made | changes).encode()
+
+
+def test_the_report_of_a_healthy_job_is_the_reference_of_the_next_with_medians_by_model(tmp_path: Path) -> None:
     measures = [Measure("gemm", value, "TFLOP/s", "X", 0) for value in (600.0, 610.0, 700.0)]
     measures += [Measure("h2d", 50.0, "GB/s", "Y", 1), Measure("pair", 1.0, "GB/s", "", None)]
     rows = thresholds.measured(measures, "2026-11-21")
-    (tmp_path / "own.json").write_text(thresholds.render_table(rows))
-    table = thresholds.load_table(str(tmp_path / "own.json"))
+    (tmp_path / "healthy.json").write_bytes(report_with(rows))
+    table = thresholds.load_table(str(tmp_path / "healthy.json"))
     assert tuple(table.rows.values()) == rows
     assert [(row.model, row.measure, row.value) for row in rows] == [("X", "gemm", 610.0), ("Y", "h2d", 50.0)]
     assert rows[0].source == "median of 3 by trainer-launch preflight, 2026-11-21"
 
 
-def test_an_empty_table_can_be_written_and_read() -> None:
-    assert thresholds.parse_table(thresholds.render_table(()).encode(), "x").rows == {}
+def test_a_table_of_references_as_0_2_wrote_it_is_read() -> None:
+    assert [row.value for row in thresholds.parse_table(written(), "x").rows.values()] == [1.5]
 
 
 def test_a_model_is_found_in_any_case_and_only_in_its_own_unit() -> None:
@@ -53,10 +62,13 @@ def test_a_model_is_found_in_any_case_and_only_in_its_own_unit() -> None:
     ("data", "sentence"),
     [
         (b"{", "x is no JSON"),
-        (b"[]", 'x has no "format"'),
-        (written(version=2), 'x has no "format"'),
-        (written(references={}), "x has no list"),
-        (written(more=1), "x has the key 'more'"),
+        (b"[]", "x is neither a report of preflight nor a table"),
+        (written(version=2), "x is neither a report of preflight nor a table"),
+        (written(references={}), "x has no measurements"),
+        (report_with(()), "x has no measurements of GPUs; write one with --report FILE.json in a healthy job"),
+        (report_with((), version=1), "x is neither a report of preflight nor a table"),
+        (report_with((), verdict="retryable"), "x is the report of a job whose preflight failed"),
+        (report_with((), measured=[{"model": "A"}]), "x, reference 1 has other fields"),
         (written(references=[{**ROW, "more": 1}]), "x, reference 1 has other fields"),
         (written(references=[ROW, {**ROW, "value": "1"}]), 'x, reference 2 has the value "1"'),
         (written(references=[{**ROW, "value": True}]), "x, reference 1 has the value true"),

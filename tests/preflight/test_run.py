@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from tests.preflight.world import HEALTHY
+from trainer_launch.model import settings
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Fault, Finding, Severity, Status, Verdict
 from trainer_launch.preflight import check, registry
 from trainer_launch.preflight.check import Check, Subject, Where
+from trainer_launch.preflight.node_preflight import Selection
 
 WARNED = Finding(check="warns", status=Status.WARN, text="so so")
 
@@ -104,22 +106,33 @@ def test_each_finding_says_how_long_its_check_took() -> None:
 def test_names_are_taken_from_a_list_and_a_wrong_one_is_told() -> None:
     assert registry.named(" dns, shm,", "--skip") == ("dns", "shm")
     assert registry.named(None, "--skip") == ()
-    with pytest.raises(UsageError, match="--skip names 'dnss', which is not a check; expected: program, "):
+    with pytest.raises(UsageError, match="--skip names 'dnss', which is not a check; expected: memory, "):
         registry.named("dns,dnss", "--skip")
 
 
+@pytest.mark.parametrize("flag", ["skip", "fatal"])
+def test_a_check_that_is_gone_is_one_warning_and_ends_no_pod(flag: str, caplog: pytest.LogCaptureFixture) -> None:
+    selection = Selection.of(settings.load({flag: "mtu,dns"}, {}))
+    assert (selection.skipped or selection.fatal) == ("dns",)
+    assert caplog.messages == [f"check mtu no longer exists; remove it from --{flag}"]
+
+
+def test_only_checks_that_are_gone_leave_nothing_to_run(caplog: pytest.LogCaptureFixture) -> None:
+    assert Selection.of(settings.load({"only": "mpi-ring,dns"}, {})).chosen == ("dns",)
+    with pytest.raises(UsageError, match="--only mtu,program leaves no check to run"):
+        Selection.of(settings.load({"only": "mtu,program"}, {}))
+    assert "check program no longer exists; remove it from --only" in caplog.messages
+
+
 def test_no_name_of_a_check_is_ever_changed() -> None:
-    """They are in people's pod templates; a new one is added here, none is taken away."""
+    """They are in people's pod templates; a new one is added here, one that goes moves to registry.REMOVED."""
     assert set(registry.ids(*Where)) >= {
-        "program",
-        "rank-collision",
         "memory",
         "cpu",
         "pids",
         "nofile",
         "memlock",
         "shm",
-        "shm-leftovers",
         "storage",
         "own-name",
         "subdomain",
@@ -127,7 +140,6 @@ def test_no_name_of_a_check_is_ever_changed() -> None:
         "gloo-socket-ifname",
         "nccl-socket-ifname",
         "nccl-ib-hca",
-        "mtu",
         "ports",
         "ephemeral-ports",
         "gpu-count",
@@ -135,7 +147,6 @@ def test_no_name_of_a_check_is_ever_changed() -> None:
         "gpu-ecc",
         "gpu-remap",
         "gpu-mig",
-        "gpu-persistence",
         "gpu-memory",
         "gpu-load",
         "gpu-peers",

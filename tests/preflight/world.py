@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.preflight.gpus import HEALTHY_CARDS
 from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import Tried
-from trainer_launch.host.network import AdapterPort, Interface, Route
+from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Topology
 from trainer_launch.model.findings import Report
 from trainer_launch.planning.command import parse_command
@@ -20,8 +20,8 @@ from trainer_launch.preflight.check import Subject, Where
 
 MIB = 1 << 20
 GIB = 1 << 30
-ETH0 = Interface(name="eth0", addresses=("10.0.0.7", "fd00::7"), mtu=1450)
-LO = Interface(name="lo", addresses=("127.0.0.1", "::1"), mtu=65536)
+ETH0 = Interface(name="eth0", addresses=("10.0.0.7", "fd00::7"))
+LO = Interface(name="lo", addresses=("127.0.0.1", "::1"))
 HOSTS_FILE = "127.0.0.1 localhost\n10.0.0.7 job-node-0-1.job.team.svc.cluster.local job-node-0-1\n"
 ADDRESSES = {
     "job-node-0-0.job": frozenset({"10.0.0.6"}),
@@ -99,10 +99,8 @@ HEALTHY = Subject(
     hosts_file=HOSTS_FILE,
     cards=HEALTHY_CARDS,
     lookup=Names(ADDRESSES),
-    route_to=lambda address: Route("10.0.0.7", 1450),
     port_problem=lambda port: None,
     write_problem=lambda size: None,
-    leftovers=lambda: (),
     try_out=try_out,
 )
 

@@ -302,15 +302,25 @@ def _shown(default: object) -> str:
 
 _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
 _CHECKING = (
-    *("preflight", "level", "pair_test", "threshold", "reference", "write_reference", "only", "skip", "fatal"),
-    *("deadline", "storage", "image", "exit_warning", "report", "plot", "prometheus_file"),
+    *("preflight", "level", "pair_test", "threshold", "reference", "only", "skip", "fatal"),
+    *("storage", "report"),
 )
 _RUN = tuple(name for name in Settings.model_fields if name not in (*_CHECKING, "listen_address"))
 _NOT_EXPLAINED = ("color", "termination_log", "events", "metrics_port", "state_dir")
 _EXPLAIN = tuple(name for name in _RUN if name not in _NOT_EXPLAINED)
 _PREFLIGHT = (
     *(*_CHECKING, "state_dir", "contract", "engine", *(name for name in _JOB if name != "max_restarts")),
-    *("min_nodes", "spares", "port_range", "secret_file", "ssh_dir", "ssh_port", "insecure_host_keys", "shm_size"),
+    *(
+        "wait_timeout",
+        "min_nodes",
+        "spares",
+        "port_range",
+        "secret_file",
+        "ssh_dir",
+        "ssh_port",
+        "insecure_host_keys",
+        "shm_size",
+    ),
     *("termination_log", "log_level"),
 )
 _LOCAL = (
@@ -339,12 +349,12 @@ COMMANDS = {
 COMMON = {  # what --help shows where a command has many settings
     *("nodes", "nproc_per_node", "engine", "max_restarts", "min_nodes", "spares", "secret_file", "grace"),
     *("hang_timeout", "incident_dir", "metrics_port", "events", "log_level"),
-    *("preflight", "level", "pair_test", "only", "skip", "fatal", "deadline", "storage", "report"),
+    *("preflight", "level", "pair_test", "only", "skip", "fatal", "wait_timeout", "storage", "report"),
 }
 ALIASES = {"nodes": ("--nnodes",), "preflight": ("--mode",)}  # torchrun's word; what reads better
 _METAVARS = {  # and the settings that have it
     "LINES": "output_limit",
-    "NAME": "contract image",
+    "NAME": "contract",
     "N[:MAX]": "nodes",
     "N|auto": "nproc_per_node",
     "N": "node_rank max_restarts min_nodes spares",
@@ -352,11 +362,11 @@ _METAVARS = {  # and the settings that have it
     "PORT": "master_port ssh_port metrics_port",
     "A,B": "preload",
     "HOST:N[,...]": "hosts",
-    "PATH": "host_discovery_script ssh_dir secret_file termination_log reference write_reference report plot "
-    "prometheus_file state_dir incident_dir progress_file",
+    "PATH": "host_discovery_script ssh_dir secret_file termination_log reference report state_dir incident_dir "
+    "progress_file",
     "ADDRESS[,...]": "listen_address",
     "NAME[,...]": "forward_env",
-    "SECONDS": "grace wait_timeout rejoin_timeout shrink_after restart_window deadline straggler_interval",
+    "SECONDS": "grace wait_timeout rejoin_timeout shrink_after restart_window straggler_interval",
     "NAME=ACTION[,...]": "signals",
     "LOW-HIGH": "port_range",
     "SIZE|auto|keep": "shm_size",

@@ -7,20 +7,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from trainer_launch.commands.options import Parsed
-from trainer_launch.host import logs
 from trainer_launch.membership.quarantine import FAILING_NODES
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
-from trainer_launch.model.findings import Measure, exit_code
+from trainer_launch.model.findings import exit_code
 from trainer_launch.model.settings import Settings
-from trainer_launch.observability import termination_message
+from trainer_launch.observability import live, termination_message
 from trainer_launch.planning import programs
 from trainer_launch.planning.reading import live_pod, ports_of, read
-from trainer_launch.preflight import heatmap, node_preflight, registry, report_formats, thresholds
+from trainer_launch.preflight import node_preflight, registry, report_formats, report_page, thresholds
 from trainer_launch.preflight.check import STATE_FILE, subject_of, with_container, with_network
 from trainer_launch.preflight.cluster import participation
 from trainer_launch.preflight.node_preflight import Doing, Selection, Told
@@ -28,21 +26,23 @@ from trainer_launch.preflight.report_formats import Place
 from trainer_launch.supervisor import outcome
 
 HELP = "check this container and all nodes (an init container)"
-ABOUT = "COMMAND, if it is given, is the one that 'run' will get; preflight checks that it can start."
+ABOUT = "COMMAND, if it is given, is the one that 'run' will get; preflight compares it between the nodes."
 EXAMPLES = """exit codes:
-  0   passed, or only warnings (10 with --exit-warning)
+  0   passed, or only warnings
   20  failed, retryable: a node or its environment is faulty
   30  failed, fatal: the job's configuration is wrong, a retry will not help
   2   invalid options or variables
 
 examples:
-  trainer-launch preflight -- train.py                 # check the command, too
+  trainer-launch preflight -- train.py                 # compare the code, too
   trainer-launch preflight --storage shared:/ckpt      # test the volume
   trainer-launch preflight --level container           # this container only
   trainer-launch preflight --level deep                # test everything
-  trainer-launch preflight --skip dns --fatal cpu,mtu
-  trainer-launch preflight --plot pairs.svg            # plot the bandwidth
+  trainer-launch preflight --skip dns --fatal cpu,shm
+  trainer-launch preflight --report report.html        # a page for people
   trainer-launch preflight --json                      # the report as JSON
+  trainer-launch preflight --report healthy.json       # what healthy GPUs do
+  trainer-launch preflight --reference healthy.json    # compare with them
 """
 
 
@@ -84,18 +84,17 @@ def _main(parsed: Parsed, settings: Settings, doing: Doing) -> int:
     thresholds.parse_flag(settings.threshold)
     thresholds.load_table(settings.reference)
     ports_of(settings)
-    heatmap.check_path(settings.plot)
+    report_formats.check_ending(settings.report)
     report_formats.check_files(_files(settings))
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(with_container(subject_of(reading, settings)))
-    told = node_preflight.preflight(subject, settings, selection, doing)
+    with doing.view:
+        if live.is_wanted():
+            doing.view.enter_context(live.progress(doing.steps))
+        told = node_preflight.preflight(subject, settings, selection, doing)
     report = told.report
-    code = exit_code(report.verdict, enforce=settings.preflight == "enforce", exit_warning=settings.exit_warning)
+    code = exit_code(report.verdict, enforce=settings.preflight == "enforce")
     _hand_out(told, doing.place, code, parsed)
-    if settings.write_reference is not None and subject.topology.node_rank in (0, None):
-        _write_reference(settings.write_reference, told.measured)
-    if settings.plot is not None and subject.topology.node_rank in (0, None):
-        heatmap.plot(settings.plot, told.seen)
     if told.is_cluster and subject.topology.is_coordinator:
         failing = participation.failing_nodes(told.all_nodes or report.findings)
         if settings.report is not None:
@@ -109,7 +108,10 @@ def _hand_out(told: Told, here: Place, code: int, parsed: Parsed) -> None:
     """To the pod's status, to the screen, to files. A node that is well only says where the whole report is."""
     settings, report, elsewhere = parsed.settings, told.report, told.elsewhere
     at_s = time.time()
-    document = report_formats.document(report, here, mode=settings.preflight, exit_code=code, at_s=at_s)
+    measured = thresholds.measured(told.measured, time.strftime("%Y-%m-%d", time.gmtime(at_s)))
+    document = report_formats.document(
+        report, here, mode=settings.preflight, exit_code=code, at_s=at_s, measured=measured
+    )
     made = json.dumps(document, indent=2) + "\n"
     message = outcome.fitted(report_formats.termination_message(report, here, code))
     is_again = _is_again(message, settings.termination_log)
@@ -126,11 +128,9 @@ def _hand_out(told: Told, here: Place, code: int, parsed: Parsed) -> None:
     if settings.state_dir is not None:
         report_formats.write_file("--state-dir", os.path.join(settings.state_dir, STATE_FILE), made, 0o600)
     if settings.report is not None:
+        if settings.report.lower().endswith(report_formats.PAGE):
+            made = report_page.page(report, here, code, at_s, told.names, told.seen)
         report_formats.write_file("--report", settings.report, made)
-    if settings.prometheus_file is not None:
-        report_formats.write_file(
-            "--prometheus-file", settings.prometheus_file, report_formats.prometheus(report, code, at_s)
-        )
 
 
 def _is_again(message: str, path: str) -> bool:
@@ -146,17 +146,4 @@ def _is_again(message: str, path: str) -> bool:
 def _files(settings: Settings) -> dict[str, str | None]:
     """What is written in the end, by flag."""
     state = None if settings.state_dir is None else os.path.join(settings.state_dir, STATE_FILE)
-    return {
-        "--state-dir": state,
-        "--report": settings.report,
-        "--prometheus-file": settings.prometheus_file,
-        "--write-reference": settings.write_reference,
-    }
-
-
-def _write_reference(path: str, measured: Sequence[Measure]) -> None:
-    rows = thresholds.measured(measured, time.strftime("%Y-%m-%d", time.gmtime()))
-    if not rows:
-        logs.warn(f"--write-reference: nothing was measured on a GPU, so {path} was not written")
-        return
-    report_formats.write_file("--write-reference", path, thresholds.render_table(rows))
+    return {"--state-dir": state, "--report": settings.report}

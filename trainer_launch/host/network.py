@@ -89,7 +89,6 @@ def port_error(port: int) -> tuple[int, str] | None:
 
 
 _ACTIVE = "4"  # as in "4: ACTIVE"
-_IP_MTU, _IPV6_MTU = 14, 24  # <linux/in.h>, <linux/in6.h>; Python does not name them
 _SHOWN = 8
 _DISCARD = 9  # a UDP socket that is only connected sends nothing, so any port will do
 
@@ -99,7 +98,6 @@ class Interface(Struct, frozen=True, kw_only=True):
 
     name: str
     addresses: tuple[str, ...]
-    mtu: int
     is_up: bool = True
 
     @property
@@ -128,13 +126,6 @@ class AdapterPort(Struct, frozen=True):
     rate: str = ""  # as the kernel writes it: 400 Gb/sec (4X NDR)
 
 
-class Route(Struct, frozen=True):
-    """How packets go to an address: from which of ours, and how large they may be."""
-
-    source: str
-    mtu: int
-
-
 def interfaces() -> tuple[Interface, ...]:
     """List those that have an IP address, in the kernel's order; none where a sandbox does not tell."""
     import psutil  # only preflight needs it
@@ -148,7 +139,7 @@ def interfaces() -> tuple[Interface, ...]:
         families = (socket.AF_INET, socket.AF_INET6)
         addresses = tuple(entry.address.partition("%")[0] for entry in entries if entry.family in families)
         if addresses and name in stats:
-            found.append(Interface(name=name, addresses=addresses, mtu=stats[name].mtu, is_up=stats[name].isup))
+            found.append(Interface(name=name, addresses=addresses, is_up=stats[name].isup))
     return tuple(found)
 
 
@@ -169,18 +160,16 @@ def may_use_rdma(root: Path = Path("/")) -> bool:
     return any((root / "dev/infiniband").glob("uverbs*"))
 
 
-def route_to(address: str) -> Route:
-    """Ask the kernel how it would send to an address; nothing is sent.
+def source_to(address: str) -> str:
+    """Ask the kernel from which of our addresses it would send to an address; nothing is sent.
 
     Raises:
         OSError: there is no route.
     """
-    is_v6 = ":" in address
-    with socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((address, _DISCARD))
-        source = str(probe.getsockname()[0]).partition("%")[0]
-        level, option = (socket.IPPROTO_IPV6, _IPV6_MTU) if is_v6 else (socket.IPPROTO_IP, _IP_MTU)
-        return Route(source, probe.getsockopt(level, option))
+        return str(probe.getsockname()[0]).partition("%")[0]
 
 
 # -- sockets of the control plane --------------------------------------------------------------

@@ -245,20 +245,15 @@ def sweep(before: Collection[Key], folder: str = FOLDER) -> Removed:
     """Remove what dead processes of this run have left; `before` was there when it began."""
     old = frozenset(before)
     left = [segment for segment in _perhaps_ours(folder) if segment.key not in old]
-    gone = _unheld(left, folder, remove=True)
+    gone = _remove_unheld(left, folder)
     if len(gone) < len(left):
         # Whoever reads /proc/PID/stat of a killed process keeps its memory a moment longer than it lives.
         time.sleep(_LETS_GO_S)
-        gone += _unheld([segment for segment in left if segment not in gone], folder, remove=True)
+        gone += _remove_unheld([segment for segment in left if segment not in gone], folder)
     return Removed(len(gone), sum(segment.size_bytes for segment in gone))
 
 
-def unheld(folder: str = FOLDER) -> tuple[Segment, ...]:
-    """Find what dead processes have left, whoever's; nothing is removed."""
-    return _unheld(_perhaps_ours(folder), folder, remove=False)
-
-
-def _unheld(found: Collection[Segment], folder: str, *, remove: bool) -> tuple[Segment, ...]:
+def _remove_unheld(found: Collection[Segment], folder: str) -> tuple[Segment, ...]:
     if not found:
         return ()
     try:
@@ -266,7 +261,7 @@ def _unheld(found: Collection[Segment], folder: str, *, remove: bool) -> tuple[S
     except OSError:
         return ()
     try:
-        return tuple(segment for segment in found if _take(place, segment, remove=remove))
+        return tuple(segment for segment in found if _take(place, segment))
     finally:
         os.close(place)
 
@@ -282,8 +277,8 @@ def _may_be_ours(segment: Segment) -> bool:
     return known["pid"] is None or not os.path.exists(f"/proc/{known['pid']}")
 
 
-def _take(place: int, segment: Segment, *, remove: bool) -> bool:
-    """Tell whether nobody on this machine has it, and remove it then; the lease is held over the removal."""
+def _take(place: int, segment: Segment) -> bool:
+    """Remove it unless somebody on this machine has it; the lease is held over the removal. Whether it is gone."""
     try:
         held = os.open(segment.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
     except OSError:
@@ -294,8 +289,7 @@ def _take(place: int, segment: Segment, *, remove: bool) -> bool:
             return False
         fcntl.fcntl(held, fcntl.F_SETSIG, _LEASE_SIGNAL)
         fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        if remove:
-            os.unlink(segment.name, dir_fd=place)
+        os.unlink(segment.name, dir_fd=place)
     except OSError:  # somebody has it, the kernel grants no leases, or the folder is read-only
         return False
     finally:

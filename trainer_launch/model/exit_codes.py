@@ -13,7 +13,6 @@ INFRASTRUCTURE = 138  # peers, rendezvous, node or device: in both retryable lis
 STOPPED = 143  # this pod was asked to stop; exit 0 would count as success
 
 # Of `preflight`, as Kubeflow's KEP-3416 has them.
-PREFLIGHT_WARNING = 10  # only when it is asked for
 PREFLIGHT_RETRYABLE = 20  # this node or what surrounds it
 PREFLIGHT_FATAL = 30  # the job itself
 

@@ -142,11 +142,9 @@ class Report(Struct, frozen=True, kw_only=True):
         return Verdict.UNKNOWN if counts[Status.UNKNOWN] or not counts[Status.PASS] else Verdict.PASS
 
 
-def exit_code(verdict: Verdict, *, enforce: bool = True, exit_warning: bool = False) -> int:
+def exit_code(verdict: Verdict, *, enforce: bool = True) -> int:
     """What the pod ends with; any code but 0 stops a pod whose init container has it, so a warning is 0."""
-    code = _EXIT_CODES[verdict] if enforce else exit_codes.SUCCEEDED
-    is_warning = verdict in (Verdict.WARN, Verdict.RETRYABLE, Verdict.FATAL)
-    return exit_codes.PREFLIGHT_WARNING if exit_warning and is_warning and code == exit_codes.SUCCEEDED else code
+    return _EXIT_CODES[verdict] if enforce else exit_codes.SUCCEEDED
 
 
 def raised(finding: Finding, fatal: Collection[str]) -> Finding:

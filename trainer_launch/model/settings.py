@@ -256,30 +256,16 @@ class Settings:
         "the peers' median, pair as a share of all pairs' median, pair-mbps in MB/s; as in pair=0.3",
     )
     reference: str | None = _option(
-        None, description="file of healthy GPUs' performance; default: a built-in table"
-    )
-    write_reference: str | None = _option(
-        None, description="file for this job's own measurements, as --reference reads them; node 0 writes it"
+        None,
+        description="report of a healthy job (--report FILE.json) to compare GPUs with; default: a built-in table",
     )
     only: str | None = _option(None, description="run only these checks")
     skip: str | None = _option(None, description="skip these checks")
     fatal: str | None = _option(None, description="end with 30 if one of these checks fails or warns")
-    deadline: float = _option(
-        120.0,
-        ge=0,
-        le=86_400,
-        description="seconds to wait for all nodes, their names, storage and drivers",
-    )
     storage: str | None = _option(
         None, description="directories to test for checkpoints; shared:PATH must be one directory for all nodes"
     )
-    image: str | None = _option(None, description="name or digest of the image, compared with the other nodes'")
-    exit_warning: bool = _option(False, description="end with 10 if there are only warnings")
-    report: str | None = _option(None, description="file for the report, as JSON")
-    plot: str | None = _option(
-        None, description="plot of the bandwidth of node pairs, an .svg file, written by node 0"
-    )
-    prometheus_file: str | None = _option(None, description="report for Prometheus' textfile collector")
+    report: str | None = _option(None, description="file for the report: .html is a page, .json is data")
     state_dir: str | None = _option(
         None,
         description="directory shared by the pod's containers: preflight saves its results there for run",

@@ -161,7 +161,7 @@ class HorovodAgent(Agent):
         for host in hosts:
             with contextlib.suppress(OSError):
                 address = str(socket.getaddrinfo(host, 0, family=socket.AF_INET)[0][4][0])
-                found = ours.get(network.route_to(address).source)
+                found = ours.get(network.source_to(address))
                 if found is not None and not (found.is_loopback and not network.is_here(host)):
                     names.setdefault(found.name)
         outer = tuple(name for name in names if name != "lo")

@@ -23,7 +23,7 @@ from trainer_launch.host import cgroup, deadline_subprocess, dns, network, shm
 from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.cgroup import process_limits as read_limits
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
-from trainer_launch.host.network import AdapterPort, Interface, Route
+from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import Host, Job, Topology
 from trainer_launch.model.findings import Fault, Finding, Report, Status, raised
 from trainer_launch.model.settings import Settings
@@ -140,10 +140,8 @@ class Subject(Struct, frozen=True, kw_only=True):
     cards: Cards | None = None  # NVIDIA's GPUs, which children look at; None: there is none
 
     lookup: dns.Lookup = dns.lookup
-    route_to: Callable[[str], Route] = network.route_to
     port_problem: Callable[[int], tuple[int, str] | None] = network.port_error
     write_problem: Callable[[int], int | None] = shm.write_error
-    leftovers: Callable[[], tuple[shm.Segment, ...]] = shm.unheld
     try_out: Callable[[str, str, float], deadline_subprocess.Tried] = deadline_subprocess.try_out
 
     def left_s(self, least_s: float, most_s: float) -> float:
@@ -197,8 +195,8 @@ def subject_of(reading: Reading, settings: Settings) -> Subject:
         command=command,
         env=reading.pod.env,
         is_torch=is_torch,
-        deadline_s=settings.deadline,
-        ends_at_s=time.monotonic() + settings.deadline,
+        deadline_s=settings.wait_timeout,
+        ends_at_s=time.monotonic() + settings.wait_timeout,
         shm_size=settings.shm_size,
         storage=tuple(path.removeprefix(_SHARED) for path in folders),
         shared=frozenset(path.removeprefix(_SHARED) for path in folders if path.startswith(_SHARED)),
@@ -270,10 +268,24 @@ def run(
     )
 
 
+_states: dict[str, Status | None] = {}
+
+
+def states() -> dict[str, Status | None]:
+    """The worst status of each check that has begun; None: it has not ended yet."""
+    return dict(_states)
+
+
 def still_running() -> list[str]:
     """The checks that have not ended yet."""
-    named = [thread.name for thread in threading.enumerate() if thread.name.startswith(_THREAD)]
-    return [name.removeprefix(_THREAD) for name in named]
+    return [name for name, status in states().items() if status is None]
+
+
+def _worst(findings: Iterable[Finding]) -> Status:
+    return max((finding.status for finding in findings), key=_ORDER.index, default=Status.SKIPPED)
+
+
+_ORDER = (Status.SKIPPED, Status.PASS, Status.UNKNOWN, Status.WARN, Status.FAIL)
 
 
 class _Running:
@@ -292,11 +304,13 @@ class _Running:
 
     def _work(self) -> None:
         began_s = time.monotonic()
+        _states[self._check.id] = None
         try:
             self._found = tuple(self._check.run(self._subject))
         except Exception as problem:  # noqa: BLE001  a check that is wrong must not stop the job
             self._problem = f"internal error in this check: {type(problem).__name__}: {problem}"
         self._took_s = time.monotonic() - began_s
+        _states[self._check.id] = Status.UNKNOWN if self._problem else _worst(self._found)
 
     def findings(self) -> tuple[Finding, ...]:
         """What it found, at the latest when its time is up."""

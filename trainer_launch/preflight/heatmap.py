@@ -1,78 +1,58 @@
-"""--plot: how fast pairs of nodes are, as an SVG file.
+"""How fast pairs of nodes are, as a picture inside the report's page.
 
 Each node has its place on a diagonal. The square left of one node and below another is the slowest test of the two.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping
 from html import escape
 
-from trainer_launch.host import logs
-from trainer_launch.model.errors import UsageError
-from trainer_launch.model.units import counted
 from trainer_launch.observability.html import clean
-from trainer_launch.preflight.cluster.node_facts import listed
 from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.fault_isolation import Pair
-from trainer_launch.preflight.report_formats import write_file
 from trainer_launch.preflight.thresholds import MBYTE
 
 _MOST_FIGURES = 16  # nodes: up to here each square has its figure
 _WIDE_PX, _NARROW_PX = 44, 16  # of a square, with a figure and without
-_LETTER_PX, _LINE_PX, _MARGIN_PX = 7, 18, 16
-_TITLE_LETTERS = 100
+_MOST_PX = 4096  # of the picture, in a job so large that no name has room
+_LETTER_PX, _MARGIN_PX = 7, 8
+_LEAST_LETTER_PX = 8
 _SLOW, _FAST = (33, 102, 172), (222, 235, 247)  # red, green, blue
 _FAILED, _FAULTY, _UNTESTED = "#000000", "#d62728", "#f4f4f4"
 _CENTERED = 'text-anchor="middle" dominant-baseline="central"'
-_LEGEND = "dark: slow; black: failed; outlined in red: faulty; empty: not tested"
-
-
-def check_path(path: str | None) -> None:
-    """Find out whether --plot can write this file.
-
-    Raises:
-        UsageError: it is no SVG file by its name.
-    """
-    if path is not None and not path.lower().endswith(".svg"):
-        raise UsageError(f"--plot {path} is not supported: plots are SVG files; name a file that ends in .svg")
-
-
-def plot(path: str, seen: PairTests | None) -> None:
-    """Write the plot, or warn why not: no job ends for want of a plot."""
-    if seen is None or not seen.tests:
-        logs.warn(f"--plot: {path} was not written: no pairs of nodes were tested")
-        return
-    write_file("--plot", path, drawn(seen))
+_GBYTES = 10_000  # MB/s, from which on figures are in GB/s
 
 
 def drawn(seen: PairTests) -> str:
-    """The SVG file: a square for each tested pair, with a title; names; outlines around what is faulty."""
+    """The SVG element: a square for each tested pair, with a title; names; outlines around what is faulty."""
     names = [clean(name) for name in seen.names]
-    side = _WIDE_PX if len(names) <= _MOST_FIGURES else _NARROW_PX
-    lines = [*textwrap.wrap(_title(seen), _TITLE_LETTERS), f"slowest test of each pair; {_LEGEND}"]
-    left, top = _MARGIN_PX + _LETTER_PX * max(map(len, names)), _MARGIN_PX + _LINE_PX * len(lines)
-    width = max(left + side * len(names), _LETTER_PX * _TITLE_LETTERS) + _MARGIN_PX
-    height = top + side * len(names) + _MARGIN_PX
-    words = "".join(_text(_MARGIN_PX, _LINE_PX * row, line) for row, line in enumerate(lines, 1))
+    side = _WIDE_PX if len(names) <= _MOST_FIGURES else min(_NARROW_PX, max(1, _MOST_PX // len(names)))
+    left = _MARGIN_PX + _LETTER_PX * max(len(_short(name)) for name in names)
+    width, height = left + side * len(names) + _MARGIN_PX, side * len(names) + 2 * _MARGIN_PX
     body = "\n".join((*_nodes(seen, names, side), *_squares(seen, names, side), *_outlines(seen, len(names), side)))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{width}" height="{height}" fill="white"/>{words}\n'
-        f'<g transform="translate({left} {top})">\n{body}\n</g>\n</svg>\n'
+        f'<rect width="{width}" height="{height}" fill="white"/>\n'
+        f'<g transform="translate({left} {_MARGIN_PX})">\n{body}\n</g>\n</svg>'
     )
 
 
-def _title(seen: PairTests) -> str:
-    names = seen.names
-    blamed = [names[node] for node in seen.faulty.nodes]
-    blamed += [f"{names[node]}, rail {', '.join(map(str, rails))}" for node, rails in seen.faulty.rails]
-    blamed += [f"{names[link.ends[0]]} - {names[link.ends[1]]}" for link in seen.faulty.links]
-    blamed += [f"{names[one]} - {names[other]} (unresolved)" for one, other in seen.faulty.unresolved]
-    what = f"faulty: {listed(blamed)}" if blamed else "no fault found"
-    return f"Bandwidth between {len(names)} nodes, {counted(len(seen.tests), 'test')}: {what}"
+def legend(seen: PairTests) -> str:
+    """What the picture shows, in a sentence."""
+    colors = "dark: slow; black: failed; outlined in red: faulty; empty: not tested"
+    return f"Slowest test of each pair in {_unit(seen)[0]}; {colors}."
+
+
+def _unit(seen: PairTests) -> tuple[str, float]:
+    fastest = max((rate for rate in _slowest(seen).values() if rate is not None), default=0.0)
+    return ("GB/s", 1000.0) if fastest >= _GBYTES else ("MB/s", 1.0)
+
+
+def _short(name: str) -> str:
+    """`node 3`, of a name that has the host behind it."""
+    return name.partition(" (")[0]
 
 
 def _slowest(seen: PairTests) -> Mapping[Pair, float | None]:
@@ -91,20 +71,22 @@ def _faulty_nodes(seen: PairTests) -> list[int]:
 
 def _nodes(seen: PairTests, names: list[str], side: int) -> Iterator[str]:
     """A row for each node: its name, where its tests may be, and its number on the diagonal."""
-    faulty = _faulty_nodes(seen)
+    faulty = set(_faulty_nodes(seen))
     size = min(12, side // 2)
     for node, name in enumerate(names):
         look = f'fill="{_FAULTY}" font-weight="bold"' if node in faulty else ""
         middle = side * node + side // 2
         yield _rect((0, node, node, 1), side, f'fill="{_UNTESTED}"')
-        yield _text(-4, middle, name, f'text-anchor="end" dominant-baseline="central" {look}')
-        yield _text(middle, middle, str(node), f'{_CENTERED} font-size="{size}" {look}')
+        if side >= _LEAST_LETTER_PX or node in faulty:
+            yield _text(-4, middle, _short(name), f'text-anchor="end" dominant-baseline="central" {look}')
+        if side >= _LEAST_LETTER_PX:
+            yield _text(middle, middle, str(node), f'{_CENTERED} font-size="{size}" {look}')
 
 
 def _squares(seen: PairTests, names: list[str], side: int) -> Iterator[str]:
     rates = _slowest(seen)
     fastest = max((rate for rate in rates.values() if rate is not None), default=0.0) or 1.0
-    unit, size = ("GB/s", 1000.0) if fastest >= 10_000 else ("MB/s", 1.0)
+    unit, size = _unit(seen)
     for ends, rate in rates.items():
         column, row = min(ends), max(ends)
         color = _FAILED if rate is None else _shade(rate / fastest)

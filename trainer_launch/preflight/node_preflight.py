@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -16,12 +17,15 @@ from msgspec.structs import replace
 
 from trainer_launch.host import logs
 from trainer_launch.model import exit_codes
-from trainer_launch.model.errors import NodeError
+from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.findings import Fault, Finding, Measure, Report, Status, raised
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
+from trainer_launch.model.units import counted
+from trainer_launch.observability import live
 from trainer_launch.preflight import gpu_judgement, registry, report_formats, thresholds
 from trainer_launch.preflight.check import Check, Needs, Subject, Where, run, still_running, with_gpus
+from trainer_launch.preflight.check import states as check_states
 from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
 from trainer_launch.preflight.cluster.nodes import Stage
 from trainer_launch.preflight.cluster.pair_results import PairTests
@@ -41,9 +45,12 @@ class Selection(Struct, frozen=True):
 
     @classmethod
     def of(cls, settings: Settings) -> Selection:
-        """Raises UsageError where one of them does not exist."""
+        """Raises UsageError where one of them does not exist, or where nothing is left of --only."""
         named = (settings.only, "--only"), (settings.skip, "--skip"), (settings.fatal, "--fatal")
-        return cls(*(registry.named(text, flag) for text, flag in named))
+        selection = cls(*(registry.named(text, flag) for text, flag in named))
+        if settings.only is not None and settings.only.strip(", ") and not selection.chosen:
+            raise UsageError(f"--only {settings.only[:60]} leaves no check to run; name others (preflight --list)")
+        return selection
 
     def at(self, *places: Where) -> list[Check[Any]]:
         """Those that are not deselected by --only; who is skipped is told as silenced."""
@@ -70,6 +77,7 @@ class Told(Struct, frozen=True):
     report: Report
     measured: Sequence[Measure] = ()  # by all nodes, on node 0
     seen: PairTests | None = None  # by pairs of nodes, on node 0
+    names: Sequence[str] = ()  # of all nodes that came, on node 0
     all_nodes: Sequence[Finding] = ()  # what was decided there, with every name
     elsewhere: str = ""  # the node whose log has the whole report, if that is another one
     is_cluster: bool = True  # there was a cluster preflight
@@ -97,7 +105,7 @@ def _with(told: Told, more: Sequence[Finding]) -> Told:
 
 def _without_others(subject: Subject, settings: Settings, selection: Selection, doing: Doing) -> Told:
     """This container, and an MPI launcher's hosts."""
-    of_pairs, shares = thresholds.parse_flag(settings.threshold)
+    _, shares = thresholds.parse_flag(settings.threshold)
     report = selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))
     table = thresholds.load_table(settings.reference)
     judged, measured = judged_alone(subject.cards, table, shares, subject.host.hostname)
@@ -106,8 +114,8 @@ def _without_others(subject: Subject, settings: Settings, selection: Selection, 
         return told
     wanted = [check for check in selection.at(Where.MPI) if check.id not in selection.skipped]
     doing.waiting = lambda: f"waiting for the hosts {launcher_checks.named(subject)}"
-    left_s = settings.deadline - report.took_s
-    found = launcher_checks.findings(subject, settings, of_pairs, wanted, left_s)
+    left_s = settings.wait_timeout - report.took_s
+    found = launcher_checks.findings(subject, settings, wanted, left_s)
     return _with(told, [raised(one, selection.fatal) for one in found])
 
 
@@ -155,7 +163,7 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
             return Told(report, elsewhere=part.home if is_elsewhere else "")
         held = part.server.preflight
         told = [finding for finding in held.findings if finding.check not in selection.skipped]
-        return Told(report, held.measured(), held.seen, told)
+        return Told(report, held.measured(), held.seen, held.names, told)
 
 
 def place_of(subject: Subject) -> Place:
@@ -229,11 +237,22 @@ class Doing:
         self.waiting: Callable[[], str] = str  # for whom, in words
         self.undo: Callable[[], None] = lambda: None
         self.is_over = False  # the report is being written: the verdict stands
+        self.view = contextlib.ExitStack()  # what a terminal shows meanwhile
         self._is_held, self._held = False, 0
         self._write_message = write_message
         self._began_s = time.monotonic()
         for number in STOP_SIGNALS:
             signal.signal(number, self._stop)
+
+    def steps(self) -> list[tuple[str, str, str]]:
+        """For a terminal: checks that found something or still run, how many others have ended, and the wait."""
+        states = check_states()
+        n_quiet = sum(status in (Status.PASS, Status.SKIPPED) for status in states.values())
+        rows = [(counted(n_quiet, "check"), Status.PASS.name, "")] if n_quiet else []
+        rows += [(name, status.name, "") for name, status in states.items() if status in (*LOUD, Status.UNKNOWN)]
+        rows += [(name, live.RUNNING, "") for name, status in states.items() if status is None]
+        waiting = self.waiting()
+        return rows + ([("other nodes", live.RUNNING, waiting)] if waiting else [])
 
     def hold(self) -> None:
         """From here on a signal waits for `release`: what it is to undo is under way."""
@@ -252,14 +271,20 @@ class Doing:
         if self.is_over:
             return
         self.is_over = True
+        _in_time(self.view.close)
         code = exit_codes.of_signal(number) if number == signal.SIGINT else exit_codes.STOPPED
         text = stopped(number, time.monotonic() - self._began_s, self.waiting(), still_running())
         logs.warn(f"Preflight {text} (exit code {code})")
         self._write_message(report_formats.stopped(self.place, code, text))
-        undoing = threading.Thread(target=self.undo, daemon=True)  # this thread may hold a lock that it needs
-        undoing.start()
-        undoing.join(_UNDO_S)
+        _in_time(self.undo)
         os._exit(code)
+
+
+def _in_time(act: Callable[[], None]) -> None:
+    """Do it in another thread: this one may hold a lock that it needs."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(_UNDO_S)
 
 
 def stopped(number: int, after_s: float, waiting: str, checks: list[str]) -> str:

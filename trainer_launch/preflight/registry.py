@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainer_launch.host import logs
 from trainer_launch.model.errors import UsageError
 from trainer_launch.preflight import gpu_judgement
 from trainer_launch.preflight.check import Check, Where
 from trainer_launch.preflight.cluster import node_facts, pair_results, present_nodes, shared_storage
 from trainer_launch.preflight.container import dns_checks, network_checks, resource_limits
 from trainer_launch.preflight.gpu import fact_checks, load_checks
-from trainer_launch.preflight.mpi import launcher_checks, ring
+from trainer_launch.preflight.mpi import launcher_checks
 
 CHECKS: tuple[Check[Any], ...] = (
-    resource_limits.program,
-    dns_checks.rank_collision,
     resource_limits.memory,
     resource_limits.cpu,
     resource_limits.pids,
     resource_limits.nofile,
     resource_limits.memlock,
     resource_limits.shm,
-    resource_limits.shm_leftovers,
     resource_limits.storage,
     dns_checks.own_name,
     dns_checks.subdomain,
@@ -29,7 +27,6 @@ CHECKS: tuple[Check[Any], ...] = (
     network_checks.gloo_socket_ifname,
     network_checks.nccl_socket_ifname,
     network_checks.nccl_ib_hca,
-    network_checks.mtu,
     network_checks.ports,
     network_checks.ephemeral_ports,
     fact_checks.gpu_count,
@@ -37,7 +34,6 @@ CHECKS: tuple[Check[Any], ...] = (
     fact_checks.gpu_ecc,
     fact_checks.gpu_remap,
     fact_checks.gpu_mig,
-    fact_checks.gpu_persistence,
     fact_checks.gpu_memory,
     load_checks.gpu_load,
     load_checks.gpu_peers,
@@ -59,8 +55,12 @@ CHECKS: tuple[Check[Any], ...] = (
     launcher_checks.mpi_ssh,
     launcher_checks.mpi_programs,
     launcher_checks.mpi_slots,
-    launcher_checks.mpi_callback,
-    ring.mpi_ring,
+)
+
+
+# Checks of 0.2: one that an option still names is a warning in 0.3, and unknown in 0.4.
+REMOVED = frozenset(
+    ("program", "rank-collision", "shm-leftovers", "mtu", "gpu-persistence", "mpi-callback", "mpi-ring"),
 )
 
 
@@ -78,9 +78,11 @@ def named(text: str | None, flag: str) -> tuple[str, ...]:
     """The checks that a comma-separated list names. Raises UsageError: one of them does not exist."""
     known, names = ids(*Where), tuple(word.strip() for word in (text or "").split(",") if word.strip())
     for name in names:
-        if name not in known:
+        if name in REMOVED:
+            logs.warn(f"check {name} no longer exists; remove it from {flag}")
+        elif name not in known:
             raise UsageError(f"{flag} names {name[:60]!r}, which is not a check; expected: {', '.join(known)}")
-    return names
+    return tuple(name for name in names if name not in REMOVED)
 
 
 def listed() -> str:

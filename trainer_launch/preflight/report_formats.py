@@ -1,4 +1,4 @@
-"""A report as JSON, read back from it, as text for people, for Prometheus and for the pod's status; its files."""
+"""A report as JSON, read back from it, as text for people and for the pod's status; its files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import os
 import tempfile
 import textwrap
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,9 +20,8 @@ from trainer_launch.model import Json
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Basis, Fault, Finding, Report, Scope, Severity, Status, Verdict
 from trainer_launch.model.units import listed, printable
+from trainer_launch.preflight.thresholds import REPORT, REPORT_VERSION, Reference
 
-FORMAT = "trainer-launch-preflight"
-VERSION = 1  # raised when a reader of the old form would misread the new one
 MAX_BYTES = 1 << 20  # of a document that is read back
 _MAX_FINDINGS = 1000
 _LONGEST_S = 1e9
@@ -48,11 +46,13 @@ class Place(Struct, frozen=True, kw_only=True):
         return f"node {rank} of {self.nodes or '?'} ({self.host})"
 
 
-def document(report: Report, place: Place, *, mode: str, exit_code: int, at_s: float) -> dict[str, Json]:
-    """The whole report; `at_s` is in seconds since 1970."""
+def document(
+    report: Report, place: Place, *, mode: str, exit_code: int, at_s: float, measured: Sequence[Reference] = ()
+) -> dict[str, Json]:
+    """The whole report; `at_s` is in seconds since 1970, `measured` are medians that --reference reads."""
     return {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": REPORT,
+        "version": REPORT_VERSION,
         "verdict": report.verdict.value,
         "mode": mode,
         "exit_code": exit_code,
@@ -62,6 +62,7 @@ def document(report: Report, place: Place, *, mode: str, exit_code: int, at_s: f
         "counts": {status.value: count for status, count in report.counts.items()},
         "silenced": list(report.silenced),
         "findings": [finding_as_json(finding) for finding in report.findings],
+        "measured": [to_builtins(row) for row in measured],
     }
 
 
@@ -93,8 +94,8 @@ def parse(data: bytes) -> tuple[Finding, ...]:
         told = json.loads(data)
     except (ValueError, RecursionError):
         raise ValueError("it is no JSON") from None
-    if not isinstance(told, dict) or told.get("format") != FORMAT or told.get("version") != VERSION:
-        raise ValueError(f"it is no {FORMAT} document of version {VERSION}")
+    if not isinstance(told, dict) or told.get("format") != REPORT or told.get("version") != REPORT_VERSION:
+        raise ValueError(f"it is no {REPORT} document of version {REPORT_VERSION}")
     findings = told.get("findings")
     if not isinstance(findings, list) or len(findings) > _MAX_FINDINGS:
         raise ValueError("it has no list of findings")
@@ -149,7 +150,7 @@ _WORDS = {
     Verdict.RETRYABLE: "FAILED: a node or its environment is faulty; retry on other nodes",
     Verdict.FATAL: "FAILED: fix the job; a retry will not help",
 }
-_MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
+MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
 _QUIET = (Status.PASS, Status.SKIPPED)
 _REASONS = {
     Verdict.PASS: "PreflightPassed",
@@ -162,6 +163,11 @@ _SHOWN_ALIKE = 3
 _MANY_ALIKE = 20
 _BLAMED = 6
 _FIRST_LINE = 900  # what stays readable where only the beginning is shown
+
+
+def summary(verdict: Verdict) -> str:
+    """The verdict in words: `PASSED with warnings`."""
+    return _WORDS[verdict]
 
 
 def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
@@ -266,7 +272,7 @@ def termination_message(report: Report, place: Place, code: int) -> str:
         first += f": {found[0].check}: {found[0].text}"
     lines = [first if len(first) <= _FIRST_LINE else first[:_FIRST_LINE] + " ..."]
     for finding in found:
-        lines.append(f"{_MARKS[finding.severity]} {finding.check}: {finding.text}")
+        lines.append(f"{MARKS[finding.severity]} {finding.check}: {finding.text}")
         lines += [f"  What to do: {finding.action}"] if finding.action else []
     return "\n".join(lines) + "\n"
 
@@ -280,28 +286,8 @@ def _whose(place: Place) -> str:
     return f"node={'?' if place.node_rank is None else place.node_rank} host={place.host}"
 
 
-def prometheus(report: Report, code: int, at_s: float) -> str:
-    """For the textfile collector: one series for each check and status that occurred."""
-    counts = Counter((one.check, one.status.value, one.severity.value) for one in report.findings)
-    found = {
-        f'{{check="{check}",status="{status}",severity="{severity}"}}': str(count)
-        for (check, status, severity), count in counts.items()
-    }
-    lines: list[str] = []
-    for name, about, series in (
-        ("exit_code", "What the preflight ended with.", {"": str(code)}),
-        ("time_seconds", "When it ended, in seconds since 1970.", {"": f"{at_s:.3f}"}),
-        ("duration_seconds", "How long all of it took.", {"": f"{report.took_s:.4f}"}),
-        ("findings", "Findings of a check, by status and severity.", found),
-    ):
-        metric = f"trainer_launch_preflight_{name}"
-        lines += [f"# HELP {metric} {about}", f"# TYPE {metric} gauge"]
-        lines += [f"{metric}{labels} {value}" for labels, value in series.items()]
-    return "\n".join(lines) + "\n"
-
-
 def _paragraph(finding: Finding, place: Place) -> list[str]:
-    mark = "UNKNOWN" if finding.status is Status.UNKNOWN else _MARKS[finding.severity]
+    mark = "UNKNOWN" if finding.status is Status.UNKNOWN else MARKS[finding.severity]
     subject = "this node" if finding.subject == place.name else finding.subject
     about = f" ({subject})" if subject and finding.subject not in finding.text else ""
     lines = _wrapped(f"{mark} {finding.check}{about}: {finding.text}", "", "    ")
@@ -333,6 +319,21 @@ def _again(verdict: Verdict) -> str:
 _FILE_LIMIT_S = 5.0  # a file server that is gone lets each of its callers wait for ever
 # The setting is at fault; what else may happen there is the volume's, of which a check speaks.
 _OF_THE_SETTING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS))
+
+
+PAGE, DATA = ".html", ".json"  # endings of --report
+
+
+def check_ending(path: str | None) -> None:
+    """See whether --report can write this file.
+
+    Raises:
+        UsageError: its name says neither a page nor data.
+    """
+    if path is not None and not path.lower().endswith((PAGE, DATA)):
+        raise UsageError(
+            f"--report {path} is not supported: name a file that ends in {PAGE} (a page) or {DATA} (data)"
+        )
 
 
 def check_files(paths: Mapping[str, str | None]) -> None:

@@ -15,8 +15,10 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Measure
 from trainer_launch.model.units import grouped
 
-FORMAT = "trainer-launch-references"
-VERSION = 1
+FORMAT, VERSION = "trainer-launch-references", 1  # the package's own table
+REPORT, REPORT_VERSION = "trainer-launch-preflight", 2  # that of a job; the version rises with each new key
+_FORMS = ((FORMAT, VERSION, "references"), (REPORT, REPORT_VERSION, "measured"))  # and the key of the rows
+_FAILED = ("retryable", "fatal")  # verdicts
 BUILT_IN = Path(__file__).parent / "references.json"
 MAX_BYTES = 1 << 20
 _FIELDS = ("model", "measure", "value", "unit", "source")
@@ -70,26 +72,30 @@ def load_table(path: str | None) -> Table:
 
 
 def parse_table(data: bytes, name: str) -> Table:
-    """A table from JSON; `name` says where it comes from.
+    """A table from the JSON of a report or of a table; `name` says where it comes from.
 
     Raises:
         UsageError: it is none; the sentence says where.
     """
-    advice = "write one with --write-reference"
+    advice = "write one with --report FILE.json in a healthy job"
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{name} is larger than {MAX_BYTES} bytes, which no table of references is; {advice}")
+        raise UsageError(f"{name} is larger than {MAX_BYTES} bytes, which no reference is; {advice}")
     try:
-        told = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError) as problem:
         why = problem.msg if isinstance(problem, json.JSONDecodeError) else "not readable"
         raise UsageError(f"{name} is no JSON ({why}); {advice}") from None
-    if not isinstance(told, dict) or told.get("format") != FORMAT or told.get("version") != VERSION:
-        raise UsageError(f'{name} has no "format": "{FORMAT}" and "version": {VERSION}; {advice}')
-    rows = told.get("references")
-    unknown = sorted(set(told) - {"format", "version", "references"})
-    if unknown or not isinstance(rows, list):
-        found = f"the key {unknown[0][:40]!r}" if unknown else "no list"
-        raise UsageError(f'{name} has {found}; expected format, version and a list "references"; {advice}')
+    if not isinstance(document, dict):
+        document = {}
+    form = [document.get("format"), document.get("version")]
+    key = next((key for *known, key in _FORMS if known == form), None)
+    if key is None:
+        raise UsageError(f"{name} is neither a report of preflight nor a table of references; {advice}")
+    if document.get("verdict") in _FAILED:
+        raise UsageError(f"{name} is the report of a job whose preflight failed; {advice}")
+    rows = document.get(key)
+    if not isinstance(rows, list) or not rows:
+        raise UsageError(f"{name} has no measurements of GPUs; {advice}, with GPUs, on node 0")
     return table(_row(row, f"{name}, reference {number}") for number, row in enumerate(rows, 1))
 
 
@@ -119,14 +125,6 @@ def measured(measures: Sequence[Measure], day: str) -> tuple[Reference, ...]:
         )
         for (model, name, unit), values in sorted(groups.items())
     )
-
-
-def render_table(rows: Iterable[Reference]) -> str:
-    """References as a file, one on each line."""
-    lines = (json.dumps({name: getattr(row, name) for name in _FIELDS}) for row in rows)
-    listed = ",\n    ".join(lines)
-    head = f'  "format": "{FORMAT}",\n  "version": {VERSION},\n  "references": ['
-    return "{\n" + head + (f"\n    {listed}\n  " if listed else "") + "]\n}\n"
 
 
 # -- what is enough ----------------------------------------------------------------------------

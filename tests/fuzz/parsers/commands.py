@@ -107,11 +107,9 @@ def option(data: bytes) -> None:
 
 @target("json", 8000)
 def reference(data: bytes) -> None:
-    """A table of what GPUs should deliver."""
+    """The report of a healthy job, or a table of what GPUs should deliver."""
     found = attempt(thresholds.parse_table, data, "--reference it", kinds=(UsageError,), names="--reference it")
-    if not isinstance(found, Refused):
-        again = thresholds.parse_table(thresholds.render_table(found.rows.values()).encode(), "again")
-        assert again == found
+    assert isinstance(found, Refused) or all(row.value > 0 for row in found.rows.values())
 
 
 @target("words")

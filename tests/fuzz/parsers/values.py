@@ -16,8 +16,8 @@ from trainer_launch.rehearsal.controllers import documents, pod_values
 from trainer_launch.rehearsal.faults import grammar
 
 _INTERFACES = (
-    Interface(name="eth0", addresses=("10.0.0.1", "fd00::1"), mtu=1500),
-    Interface(name="ib0", addresses=("10.1.0.1",), mtu=4092),
+    Interface(name="eth0", addresses=("10.0.0.1", "fd00::1")),
+    Interface(name="ib0", addresses=("10.1.0.1",)),
 )
 _ADAPTERS = (AdapterPort("mlx5_0", 1, True), AdapterPort("mlx5_10", 2, True))
 

@@ -61,13 +61,12 @@ def test_each_of_seven_nodes_with_a_fault_of_its_own_is_named_with_it_and_the_ei
     env = {"PET_NPROC_PER_NODE": "2", "TRAINER_LAUNCH_THRESHOLD": "pair=0.001,pair-mbps=0.01"}
     tiny = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" "$@"')
     with limited(*MEMORY) as enter, hosts(*(f"job-node-0-{node}" for node in range(8))) as pods:
-        subprocess.run(("ip", "-n", pods[4].namespace, "link", "set", "eth0", "mtu", "576"), check=True)
         job = Pods(pods, tmp_path, deadline_s=60)
         job.start(0, env=env)
         job.start(1, env=env, inside=tiny)
         job.start(2, env=env, inside=("prlimit", "--nofile=64:64"))
         job.start(3, env=env, inside=("sh", "-c", CGROUPS + enter))
-        job.start(4, env=env)
+        job.start(4, env=env, inside=("prlimit", "--nofile=200:200"))
         job.start(5, env={**env, "GLOO_SOCKET_IFNAME": "eth9"})
         job.start(6, env=env, inside=other_torch(tmp_path))
         job.start(7, env=env, launcher=(sys.executable, "-c", AHEAD))
@@ -77,7 +76,7 @@ def test_each_of_seven_nodes_with_a_fault_of_its_own_is_named_with_it_and_the_ei
         ("shm", "fail", name(1)),
         ("nofile", "fail", name(2)),
         ("memory", "fail", name(3)),
-        ("mtu", "warn", name(4)),
+        ("nofile", "warn", name(4)),
         ("gloo-socket-ifname", "fail", name(5)),
         ("facts", "warn", name(5)),  # its variable differs
         ("facts", "fail", name(6)),

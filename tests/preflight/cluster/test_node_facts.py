@@ -175,8 +175,8 @@ def test_a_folder_that_hangs_costs_the_code_and_neither_the_versions_nor_the_pre
     over = threading.Event()
     monkeypatch.setattr(node_facts, "code_hash", lambda program: str(over.wait(60)))
     monkeypatch.setattr(node_facts, "versions", lambda command: {"python": "3.11"})
-    read_slowly = node_facts.read_meanwhile(parse_command(("train.py",)), {"image": "a"}, 0.3)
-    assert read_slowly() == {"image": "a", "python": "3.11"}
+    read_slowly = node_facts.read_meanwhile(parse_command(("train.py",)), 0.3)
+    assert read_slowly() == {"python": "3.11"}
     over.set()
 
 

@@ -100,7 +100,7 @@ def test_pods_made_again_with_a_preflight_pass_soon_while_the_others_are_at_work
         "quick",
         "--skip",
         "cpu",
-        "--deadline",
+        "--wait-timeout",
         str(deadline_s),
         "--report",
         str(report),

@@ -27,7 +27,7 @@ Change = Callable[[dict[str, Any]], object]
 
 _CARD: dict[str, Any] = {
     "name": "NVIDIA H200", "recovery": 0, "uncorrected": 0, "uncorrected_ever": 0, "remapped": [0, 0, 0, 0],
-    "retired_pending": {"error": 3}, "mig": 0, "persistence": 1,
+    "retired_pending": {"error": 3}, "mig": 0,
     "memory_total": 143_771 << 20, "memory_used": 500 << 20, "slowdown": 89,
     "temperature": 35, "margin": 50, "pcie_gen": 1, "pcie_gen_max": 5, "pcie_width": 16, "pcie_width_max": 16,
     "pcie_replays": 0, "nvlinks": [1] * 18, "nvlink_mbps": 26_562, "nvlink_errors": 0, "fabric": [0, 0],

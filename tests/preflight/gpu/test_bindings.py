@@ -43,7 +43,7 @@ def test_facts_come_through_nvidias_own_bindings(library: Path) -> None:
     (gpu,) = facts.gpus
     assert {name: fact.value for name, fact in gpu.facts.items() if fact.is_known} == {
         "name": "NVIDIA H200", "uuid": "GPU-11aa", "pci": "0000:9b:00.0",
-        "ecc_uncorrected": 110, "ecc_uncorrected_ever": 111, "remapped": [1, 2, 1, 0], "mig": 0,
+        "ecc_uncorrected": 110, "ecc_uncorrected_ever": 111, "remapped": [1, 2, 1, 0],
         "memory_total": 150_754_820_096, "memory_used": 4_194_304,
         "slowdown_c": 89, "temperature_c": 61, "margin_c": 24,
         "nvlinks": [1] * 17 + [0], "nvlink_mbps": 25_000, "nvlink_errors": 3, "fabric": [3, 0], "clock_reasons": 4,
@@ -57,7 +57,7 @@ def test_what_the_driver_lacks_and_what_the_card_lacks_are_told_apart(library: P
         "recovery",
         "retired_pending",
     }
-    assert gpu.fact("persistence").why == "the driver is too old for it"
+    assert gpu.fact("mig").why == "the driver is too old for it"
     assert not gpu.lost
 
 

@@ -64,7 +64,6 @@ FAULTS: dict[str, tuple[Change, list[tuple[str, str, str]]]] = {
         [("gpu-recovery", NODE, "GPU 1")],
     ),
     "MIG left on": (card(0, mig=1), [("gpu-mig", NODE, "GPU 0")]),
-    "no persistence": (card(0, persistence=0), [("gpu-persistence", WARN, "GPU 0")]),
     "memory left over": (card(1, memory_used=40 << 30), [("gpu-memory", NODE, "GPU 1")]),
     "HW thermal slowdown": (under_load(1, reasons=0x44), [("gpu-clocks", NODE, "GPU 1")]),
     "HW slowdown": (under_load(1, reasons=0x08), [("gpu-clocks", NODE, "GPU 1")]),
@@ -116,7 +115,7 @@ FAULTS: dict[str, tuple[Change, list[tuple[str, str, str]]]] = {
 
 
 # What is told without any load; all levels look at it in the same way.
-AT_REST = ("gpu-count", "gpu-recovery", "gpu-ecc", "gpu-remap", "gpu-mig", "gpu-persistence", "gpu-nvlink")
+AT_REST = ("gpu-count", "gpu-recovery", "gpu-ecc", "gpu-remap", "gpu-mig", "gpu-nvlink")
 
 
 @pytest.mark.parametrize("fault", FAULTS)

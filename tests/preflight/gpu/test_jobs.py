@@ -36,7 +36,7 @@ def preflight(host: Host, rank: int, nodes: int, home: str, folder: Path, change
         "PET_MASTER_ADDR": home,
         "PET_MASTER_PORT": "29400",
     }
-    words = ("--deadline", "60", "--report", str(folder / "report.json"), "--skip", "cpu,shm,memory,pairs")
+    words = ("--wait-timeout", "60", "--report", str(folder / "report.json"), "--skip", "cpu,shm,memory,pairs")
     return host.start((sys.executable, str(Path(node.__file__)), "preflight", *words), told)
 
 
@@ -132,9 +132,9 @@ def test_what_one_job_measured_is_the_reference_of_the_next(tmp_path: Path) -> N
 
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
-    code, _ = alone(tmp_path / "first", lambda told: None, "--write-reference", str(own))
+    code, _ = alone(tmp_path / "first", lambda told: None, "--report", str(own))
     assert code == 0
-    rows = {row["measure"]: row for row in json.loads(own.read_text())["references"]}
+    rows = {row["measure"]: row for row in json.loads(own.read_text())["measured"]}
     assert rows["gemm"]["source"].startswith(f"median of {machine.GPUS} by trainer-launch preflight, 20")
     code, report = alone(tmp_path / "second", slower, "--reference", str(own))
     (told,) = [one for one in report["findings"] if one["check"] == "gemm"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,25 +10,23 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.ports import free_port
-from trainer_launch.model import Member, PortRange
+from trainer_launch.model import Member
 from trainer_launch.model.findings import Fault, Status
+from trainer_launch.planning.command import parse_command
 from trainer_launch.preflight.mpi import host_queries, launcher_checks
-from trainer_launch.preflight.mpi.host_queries import Answer, Refusal, Stage, refusal, script_command
+from trainer_launch.preflight.mpi.host_queries import Answer, Refusal, Stage, Versions, refusal, script_command
 
 TOKEN = "t0k3n"
 GOOD = Answer(
     began=True,
     ended=True,
-    mpirun="/usr/bin/orterun",
-    version="4.1.4",
-    daemons={"orted": "/usr/bin/orted"},
+    versions=Versions(mpirun="4.1.4", python="3.12.3", launcher="0.3.0"),
+    daemons=("orted",),
     path="/usr/bin",
     cpus=8,
     gpus=0,
-    calls={"10.0.0.1": ""},
 )
-OWN = host_queries.Own(mpirun="mpirun", version="4.1.4", daemons=("orted",), daemon="/usr/bin/orted")
+OWN = host_queries.Own(mpirun="mpirun", versions=GOOD.versions, daemons=("orted",))
 
 
 def changed(**fields) -> Answer:
@@ -56,10 +55,13 @@ def test_the_script_tells_what_is_there(tmp_path: Path) -> None:
     tools = tmp_path / "a folder"
     fake(tools, "mpirun", "mpirun (Open MPI) 4.1.4")
     fake(tools, "orted", "")
-    answer = ask(script_command(TOKEN, "w-0", "mpirun", ("orted", "prted")), path=f"{tools}:/usr/bin:/bin")
-    assert (answer.began, answer.ended, answer.noise) == (True, True, ())
-    assert (answer.mpirun, answer.version) == (str(tools / "mpirun"), "4.1.4")
-    assert answer.daemons == {"orted": str(tools / "orted")}
+    fake(tools, "python3.9", "Python 3.9.2")
+    fake(tools, "trainer-launch", "trainer-launch 0.2.0")
+    command = script_command(TOKEN, "mpirun", ("orted", "prted"), "python3.9")
+    answer = ask(command, path=f"{tools}:/usr/bin:/bin")
+    assert (answer.began, answer.ended, answer.said) == (True, True, "")
+    assert answer.versions == Versions(mpirun="4.1.4", python="3.9.2", launcher="0.2.0")
+    assert answer.daemons == ("orted",)
     assert answer.cpus
     assert answer.gpus is not None
 
@@ -67,22 +69,28 @@ def test_the_script_tells_what_is_there(tmp_path: Path) -> None:
 def test_the_script_bears_that_nothing_is_there(tmp_path: Path) -> None:
     (tmp_path / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
     (tmp_path / "env").symlink_to(shutil.which("env") or "/usr/bin/env")
-    command = script_command(TOKEN, "w-0", "no mpirun", ("orted",), ("127.0.0.1",), 9)
-    answer = ask(command, path=str(tmp_path))
+    answer = ask(script_command(TOKEN, "no mpirun", ("orted",), "python3"), path=str(tmp_path))
     assert answer.ended
-    assert (answer.mpirun, answer.version, dict(answer.daemons), answer.cpus) == (None, None, {}, None)
-    assert "neither python3 nor bash" in answer.calls["127.0.0.1"]
-
-
-def test_the_script_says_why_it_cannot_call_back() -> None:
-    command = script_command(TOKEN, "w-0", "x", (), ("127.0.0.1",), 9)
-    assert "refused" in ask(command).calls["127.0.0.1"]
+    assert (answer.versions, answer.daemons, answer.cpus) == (Versions(), (), None)
 
 
 def test_what_a_login_shell_prints_is_told_apart() -> None:
-    answer = ask(script_command(TOKEN, "w-0", "x", ()), "echo Welcome", "echo")
-    assert answer.noise == ("Welcome",)
-    assert answer.ended
+    answer = ask(script_command(TOKEN, "x", (), "python3"), "echo Welcome", "echo")
+    assert (answer.said, answer.ended) == ("Welcome", True)
+
+
+@pytest.mark.parametrize(
+    ("line", "mpirun", "number", "python"),
+    [
+        ("mpirun -np 4 python3.11 train.py", "mpirun", 4, "python3.11"),
+        ("/opt/mpi/bin/mpirun -n 2 ./a.out", "/opt/mpi/bin/mpirun", 2, "python3"),
+        ("python train.py", "mpirun", None, "python"),
+        ("horovodrun -np 3 /venv/bin/python train.py", "", 3, "/venv/bin/python"),
+    ],
+)
+def test_the_mpirun_its_ranks_and_the_interpreter(line: str, mpirun: str, number: int | None, python: str) -> None:
+    taken = launcher_checks._typed(parse_command(shlex.split(line)))
+    assert (taken.mpirun, taken.number, host_queries.python_of(taken.program)) == (mpirun, number, python)
 
 
 @pytest.mark.parametrize(
@@ -162,18 +170,9 @@ def test_hosts_like_the_launcher_pass() -> None:
     assert found.status is Status.PASS
 
 
-def test_with_a_port_range_the_launcher_is_called_back_there() -> None:
-    low = free_port()
-    listener = host_queries.CallbackListener(TOKEN, PortRange(low, low))
-    try:
-        assert listener.port == low
-    finally:
-        listener.close()
-
-
 def test_a_launcher_without_mpirun_is_no_pass() -> None:
     [found] = launcher_checks.alike(
-        host_queries.Own(mpirun="mpirun", version=None, daemons=(), daemon=None, is_here=False), {}
+        host_queries.Own(mpirun="mpirun", versions=Versions(), daemons=(), is_here=False), {}
     )
     assert (found.status, found.fault) == (Status.FAIL, Fault.JOB)
     assert found.text == "mpirun is not in the launcher's PATH, so nothing can be started on the hosts"
@@ -181,23 +180,24 @@ def test_a_launcher_without_mpirun_is_no_pass() -> None:
 
 @pytest.mark.parametrize("nobody_knows", [{"is_here": False, "is_needed": False}, {"is_here": True}])
 def test_an_mpirun_that_is_not_known_is_unknown_and_no_pass(nobody_knows: dict[str, bool]) -> None:
-    own = host_queries.Own(mpirun="mpirun", version=None, daemons=(), daemon=None, **nobody_knows)
+    own = host_queries.Own(mpirun="mpirun", versions=Versions(), daemons=(), **nobody_knows)
     assert [one.status for one in launcher_checks.alike(own, {"w-0": GOOD})] == [Status.UNKNOWN]
 
 
-def test_a_missing_daemon_another_version_and_another_place_are_told() -> None:
-    answers = {
-        "w-0": changed(daemons={}),
-        "w-1": changed(version="5.0.1"),
-        "w-2": GOOD,
-    }
-    missing, version = launcher_checks.alike(OWN, answers)
+def test_a_missing_daemon_and_other_versions_are_told() -> None:
+    other = Versions(mpirun="5.0.1", python="3.8.1", launcher="0.2.0")
+    answers = {"w-0": changed(daemons=()), "w-1": changed(versions=other), "w-2": GOOD}
+    missing, mpirun, python, launcher = launcher_checks.alike(OWN, answers)
     assert missing.text == "no orted is in the PATH of w-0, and mpirun starts it there"
     assert missing.evidence == ("w-0: PATH is /usr/bin",)
-    assert (version.text, version.fault) == ("mpirun is 5.0.1 on w-1, and 4.1.4 on the launcher", Fault.JOB)
-    [place] = launcher_checks.alike(OWN, {"w-0": changed(daemons={"orted": "/opt/mpi/bin/orted"})})
-    assert place.status is Status.WARN
-    assert "/opt/mpi/bin/orted on w-0, /usr/bin/orted on the launcher" in place.text
+    assert (mpirun.text, mpirun.fault) == ("mpirun is 5.0.1 on w-1, and 4.1.4 on the launcher", Fault.JOB)
+    assert (python.text, python.status) == ("Python is 3.8.1 on w-1, and 3.12.3 on the launcher", Status.WARN)
+    assert launcher.text == "trainer-launch is 0.2.0 on w-1, and 0.3.0 on the launcher"
+
+
+def test_what_a_host_does_not_have_is_not_compared() -> None:
+    [found] = launcher_checks.alike(OWN, {"w-0": changed(versions=Versions())})
+    assert found.status is Status.PASS
 
 
 @pytest.mark.parametrize(
@@ -217,20 +217,3 @@ def test_slots_are_held_against_ranks_and_machines(
     [found] = launcher_checks.room(members, number, {"w-0": answer, "w-1": answer})
     assert (found.status is Status.PASS) == (says is None)
     assert says is None or found.text == says
-
-
-def test_who_cannot_call_back_is_named_with_the_reason() -> None:
-    answers = {"w-0": GOOD, "w-1": changed(calls={"10.0.0.1": "TimeoutError: timed out"})}
-    [found] = launcher_checks.called_back(answers, ["w-0"])
-    assert (found.check, found.status, found.fault) == ("mpi-callback", Status.FAIL, Fault.NODE)
-    assert found.text == (
-        "the launcher cannot be called back, as mpirun's daemons do, by w-1: 10.0.0.1: TimeoutError: timed out"
-    )
-    [well] = launcher_checks.called_back(answers, ["w-0", "w-1"])
-    assert well.status is Status.PASS
-
-
-def test_where_nothing_is_there_to_call_with_it_is_unknown() -> None:
-    answer = changed(calls={"10.0.0.1": "neither python3 nor bash is there to try it with"})
-    [found] = launcher_checks.called_back({"w-0": answer}, [])
-    assert found.status is Status.UNKNOWN

@@ -134,7 +134,6 @@ def readings(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
         "remapped": lambda: list(nvml.nvmlDeviceGetRemappedRows(handle)),
         "retired_pending": lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle),
         "mig": lambda: nvml.nvmlDeviceGetMigMode(handle)[0],
-        "persistence": lambda: nvml.nvmlDeviceGetPersistenceMode(handle),
         "memory_total": lambda: memory(nvml, handle).total,
         "memory_used": lambda: memory(nvml, handle).used,
         "slowdown_c": lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, _SLOWDOWN),

@@ -266,6 +266,11 @@ class ClusterPreflight:
         runs = dict.fromkeys(check.run for check in registry.at(Where.CLUSTER))
         return [finding for run in runs for finding in run(cluster)]
 
+    @property
+    def names(self) -> list[str]:
+        """The nodes that came, for people."""
+        return [self._nodes[rank].name for rank in sorted(self._nodes)]
+
     def measured(self) -> list[Measure]:
         """What all nodes have measured."""
         of_pairs = [] if self._rounds is None else self._rounds.measured()

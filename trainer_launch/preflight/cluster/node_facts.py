@@ -219,7 +219,7 @@ _PREFIXES = (
     "NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_",
     "OMP_", "KMP_", "GOMP_", "MKL_", "CUDA_", "CUBLAS_", "HSA_",
 )  # fmt: skip
-_IMAGE_VARIABLE = "FLYTE_INTERNAL_IMAGE"  # its name; a container does not know it, and elsewhere --image tells
+_IMAGE_VARIABLE = "FLYTE_INTERNAL_IMAGE"  # its name, which a container does not know elsewhere
 _NAMES = frozenset(("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD"))
 # Each node has its own, by what they are for.
 _OWN = frozenset(("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"))
@@ -227,11 +227,9 @@ _DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]*)")
 _MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 
 
-def read_meanwhile(
-    command: Command | None, known: Mapping[str, str], limit_s: float = READ_S
-) -> Callable[[], Mapping[str, str]]:
+def read_meanwhile(command: Command | None, limit_s: float = READ_S) -> Callable[[], Mapping[str, str]]:
     """Find versions and code out while others are waited for; what hangs, on a dead mount, stays unknown."""
-    found = dict(known)
+    found: dict[str, str] = {}
     until_s = time.monotonic() + limit_s
 
     def read() -> None:

@@ -253,25 +253,7 @@ def _bad_name(subject: Subject, text: str, measured: str) -> Finding:
     )
 
 
-# -- this pod's name and rank, and node 0's domain -----------------------------------------------
-
-
-@check("rank-collision")
-def rank_collision(subject: Subject) -> Iterator[Finding]:
-    """This pod's rank is its rank among the trainer's nodes, and not its index in another replicatedJob."""
-    rank = subject.job.node_rank
-    if subject.job.foreign_replicated_job:  # the contract has found it out by the pod's name
-        yield rank_collision.failed(
-            Fault.JOB,
-            f"{subject.host.hostname} is of another replicatedJob than the trainer's nodes, yet it was told "
-            f"the node rank {rank}: there would be two of them",
-            measured=rank,
-            action="start workers in the replicatedJob node only; take this one out of envInjection.targets",
-        )
-    elif rank is None:
-        yield rank_collision.skipped("the platform told no node rank")
-    else:
-        yield rank_collision.passed(f"node rank {rank} is this pod's own")
+# -- node 0's domain ----------------------------------------------------------------------------
 
 
 @check("subdomain")

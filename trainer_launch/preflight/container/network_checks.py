@@ -1,4 +1,4 @@
-"""The network of a pod: the interfaces and adapters that gloo and NCCL take, the way to other nodes, ports.
+"""The network of a pod: the interfaces and adapters that gloo and NCCL take, and its ports.
 
 NCCL (src/misc/socket.cc, src/misc/utils.cc): a list of prefixes, `=` before it makes them exact names, `^` in front
 of all that leaves them out. A value of one letter is as good as none. NCCL_IB_HCA likewise, with `:port` behind.
@@ -16,7 +16,6 @@ from trainer_launch.model.findings import Fault, Finding
 from trainer_launch.model.value_parsers import parse_number
 from trainer_launch.preflight.check import Subject, check
 
-LEAST_MTU = 1280  # what IPv6 asks of every link; overlays have 1370 and more
 # Ports of a node: for services of all kinds; for each worker, as NCCL listens once for each channel and peer; for
 # the connections to each rank.
 BASE_PORTS, PORTS_OF_EACH_WORKER, PORTS_OF_EACH_RANK = 1024, 256, 1
@@ -180,59 +179,6 @@ def _adapters(subject: Subject, spec: str | None) -> Finding:
         unit="ports",
         action="report this node" if is_down else f"set NCCL_IB_HCA to what is here: {there}",
     )
-
-
-@check("mtu")
-def mtu(subject: Subject) -> Iterator[Finding]:
-    """There is a way to the other nodes, and packets on it may be as large as any network allows."""
-    if not subject.has_remote_peers:
-        yield mtu.skipped("this machine has no traffic to other nodes")
-        return
-    target = _coordinator(subject)
-    if target is None and not subject.interfaces:
-        yield mtu.unknown("the kernel does not list the network interfaces")
-        return
-    if target is None:
-        found = {one.name: one.mtu for one in subject.interfaces if one.is_up and not one.is_loopback}
-        yield _judged_mtu(found) if found else _no_way("no interface but loopback is up")
-        return
-    try:
-        route = subject.route_to(target)
-    except OSError as problem:
-        yield _no_way(f"there is no route to node 0 at {target}: {problem.strerror or problem}")
-        return
-    through = [one for one in subject.interfaces if route.source in one.addresses]
-    yield _judged_mtu({through[0].name if through else route.source: route.mtu})
-
-
-def _coordinator(subject: Subject) -> str | None:
-    """Node 0's address, once its name resolves; what is wrong with names is said by another check."""
-    coordinator = subject.topology.coordinator
-    if coordinator is None or subject.topology.is_coordinator:
-        return None
-    try:
-        return min(subject.lookup(coordinator.host), key=lambda address: (":" in address, address))
-    except OSError:
-        return None
-
-
-def _judged_mtu(mtus: dict[str, int]) -> Finding:
-    shown = ", ".join(f"{name} {mtu}" for name, mtu in mtus.items())
-    small = min(mtus.values())
-    if small >= LEAST_MTU:
-        return mtu.passed(f"MTU {shown}", measured=small, unit="bytes")
-    return mtu.warned(
-        f"packets may be no larger than {small} bytes: {shown}",
-        measured=small,
-        expected=LEAST_MTU,
-        unit="bytes",
-        action="raise the MTU of the pod network to that of the nodes' network, less the overlay's share",
-    )
-
-
-def _no_way(text: str) -> Finding:
-    action = "look at the pod network (CNI) of this node"
-    return mtu.failed(Fault.NODE, text, action=action)
 
 
 @check("ports")

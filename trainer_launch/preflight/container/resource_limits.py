@@ -1,4 +1,4 @@
-"""What each container has of its own: memory, CPUs, processes, files, locked memory, room in /dev/shm, the program.
+"""What each container has of its own: memory, CPUs, processes, files, locked memory, room in /dev/shm.
 
 An init container cannot vouch for these, so `run` looks at them again where it has a preflight's report.
 The folders of --storage are in a section of their own.
@@ -16,11 +16,10 @@ from msgspec.structs import replace
 from trainer_launch.host.deadline_subprocess import Tried, try_out
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.machine import probe
-from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.model.findings import Fault, Finding, Scope, Status, Value
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import MIB, counted, in_mib, in_units, printable
-from trainer_launch.planning import programs, shared_memory
+from trainer_launch.planning import shared_memory
 from trainer_launch.planning.reading import Reading
 from trainer_launch.planning.shared_memory import Need
 from trainer_launch.planning.topology import hosts_no_rank
@@ -38,8 +37,6 @@ LOCKED_BYTES = 32 * MIB  # the usual limits of containers, 64 KiB and 8 MiB, are
 _LOCK_S = 8.0
 _WRITTEN_BYTES = 16 * MIB
 _HEADROOM = 8  # of the memory limit's rest, this part at most is locked or written
-_LEFTOVER_SHARE = 0.05  # of /dev/shm; less than that is not worth a line
-_SHOWN = 5
 
 
 @check("memory")
@@ -185,24 +182,6 @@ def _bearable(subject: Subject) -> int:
     """What may be written without the kernel killing somebody for it: its pages count as memory."""
     limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes
     return _WRITTEN_BYTES if limit is None else max(4096, (limit - (used or 0)) // _HEADROOM)
-
-
-@check("shm-leftovers")
-def shm_leftovers(subject: Subject) -> Iterator[Finding]:
-    """No shared memory of dead processes takes room: a pod's /dev/shm outlives its containers."""
-    found = subject.leftovers()
-    taken = sum(segment.size_bytes for segment in found)
-    if taken <= _LEFTOVER_SHARE * (subject.host.shm_bytes or 0):
-        text = f"{in_units(taken)} of dead processes in /dev/shm" if taken else "nothing is left over in /dev/shm"
-        yield shm_leftovers.passed(text, measured=taken, unit="bytes")
-        return
-    yield shm_leftovers.warned(
-        f"dead processes left {counted(len(found), 'segment')} in /dev/shm, {in_units(taken)} in all",
-        measured=taken,
-        unit="bytes",
-        evidence=tuple(f"{segment.name}: {in_units(segment.size_bytes)}" for segment in found[:_SHOWN]),
-        action=f"remove them (rm /dev/shm/{found[0].name} ...), or let the pod be made anew",
-    )
 
 
 # -- once more in the main container ----------------------------------------------------------
@@ -351,22 +330,3 @@ def _advice(number: int) -> str:
         errno.EDQUOT: "make room, or have the quota raised",
     }
     return words.get(number, "see the volume and its server")
-
-
-# -- the program ---------------------------------------------------------------------------------
-
-
-@check("program")
-def program(subject: Subject) -> Iterator[Finding]:
-    """The command's program is there and may be run; it is looked for as a shell would."""
-    if subject.command is None:
-        yield program.skipped("no command was given after --")
-        return
-    try:
-        programs.check(subject.command, subject.env.get("PATH"))
-    except NotRunnableError as problem:
-        text, _, action = str(problem).partition("; ")
-        action = action or "check the image and the command"
-        yield program.failed(Fault.JOB, text, measured=problem.exit_code, unit="exit code", action=action)
-        return
-    yield program.passed(f"{subject.command.argv[0]} can be run")

@@ -145,19 +145,6 @@ def _pages(gpu: Gpu) -> Trouble | None:
     return Trouble(gpu=gpu.index, text=text, measured="pending", action=_RESET) if is_bad else None
 
 
-@check("gpu-persistence", Where.GPU, limit_s=facts_limit_s)
-def gpu_persistence(subject: Subject) -> Iterator[Finding]:
-    """The driver stays loaded (persistence mode): without it starts take seconds more, and counters are lost."""
-    good = "the driver stays loaded (persistence mode)"
-    yield from _at_rest(gpu_persistence.id, gpus(subject), "persistence", _persistence, good)
-
-
-def _persistence(gpu: Gpu) -> Trouble | None:
-    action = "run nvidia-persistenced on that machine; starts are slower without it"
-    bad = Trouble(gpu=gpu.index, text="is not in persistence mode", status=Status.WARN, action=action)
-    return None if gpu.value("persistence", 1) else bad
-
-
 @check("gpu-memory", Where.GPU, limit_s=lambda subject: _FACTS_LIMIT_S + SETTLE_S + FACTS_S)
 def gpu_memory(subject: Subject) -> Iterator[Finding]:
     """GPU memory is free: somebody who died a moment ago may hold it for a while, others for ever.

@@ -1,1 +1,1 @@
-"""The preflight of an MPI launcher: is every host reached, let in, alike, able to call back; is each pair well."""
+"""The preflight of an MPI launcher: are all hosts reached, is its key accepted, are the programs alike."""

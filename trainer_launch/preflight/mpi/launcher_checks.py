@@ -1,10 +1,9 @@
-"""What `preflight` does in an MPI job's launcher: asks every host, and lets MPI itself go round once."""
+"""What `preflight` checks in an MPI job's launcher: its hosts, and what each of them answers over ssh."""
 
 from __future__ import annotations
 
 import shutil
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -30,12 +29,9 @@ from trainer_launch.preflight.mpi.host_queries import (
     Stage,
     look,
 )
-from trainer_launch.preflight.thresholds import Thresholds
 
 _SHOWN = 5
-_ACTION_CALLBACK = (
-    "let the workers connect to the launcher on any port: see NetworkPolicies, the mesh's sidecars, and firewalls"
-)
+_ACTION_IMAGE = "start launcher and workers from the same image, by digest"
 
 
 def concerns(subject: Subject) -> bool:
@@ -49,7 +45,7 @@ def named(subject: Subject) -> str:
 
 
 def findings(
-    subject: Subject, settings: Settings, thresholds: Thresholds, checks: Collection[Check[Hosts]], left_s: float
+    subject: Subject, settings: Settings, checks: Collection[Check[Hosts]], left_s: float
 ) -> tuple[Finding, ...]:
     """What these checks find; `left_s` is how long hosts have to come."""
     why = _obstacle(subject, settings)
@@ -61,8 +57,7 @@ def findings(
         settings=settings,
         folder=folder,
         typed=_typed(subject.command),
-        deadline_s=left_s,
-        thresholds=thresholds,
+        wait_s=left_s,
     )
     wanted = {one.id for one in checks}
     try:
@@ -102,7 +97,6 @@ def mpi_hosts(hosts: Hosts) -> Iterator[Finding]:
         yield _no_client(hosts.trouble)
     elif hosts.client is not None:
         yield from reached(hosts.refusals, check_host_keys=hosts.client.checks_host_keys)
-        yield from noisy({host: one for host, one in hosts.answers.items() if one.began})
 
 
 mpi_ssh = replace(
@@ -120,8 +114,8 @@ def _no_client(problem: LaunchError) -> Finding:
 
 @check("mpi-programs", Where.MPI)
 def mpi_programs(hosts: Hosts) -> Iterator[Finding]:
-    """Every host has what mpirun starts there, of the launcher's version and in the same place."""
-    if hosts.own is not None and hosts.launcher.mpirun:
+    """Every host has what mpirun starts there, and the launcher's versions of MPI, Python and trainer-launch."""
+    if hosts.own is not None:
         yield from alike(hosts.own, hosts.let_in)
 
 
@@ -130,13 +124,6 @@ def mpi_slots(hosts: Hosts) -> Iterator[Finding]:
     """The slots suffice for the ranks asked for, and each host for its slots."""
     if hosts.client is not None:
         yield from room(hosts.launcher.members, hosts.launcher.typed.number, hosts.let_in)
-
-
-@check("mpi-callback", Where.MPI)
-def mpi_callback(hosts: Hosts) -> Iterator[Finding]:
-    """Every host can connect to the launcher, as mpirun's daemons do."""
-    if hosts.client is not None:
-        yield from called_back(hosts.let_in, hosts.callers)
 
 
 # -- what the hosts' answers come to: findings, each with the hosts that it is about ----------
@@ -210,41 +197,25 @@ def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = T
         yield mpi_ssh.passed(f"{who} accept the job's key, and {shown}", scope=Scope.JOB)
 
 
-def noisy(answers: Mapping[str, Answer]) -> Iterator[Finding]:
-    """Whose login shell prints something by itself."""
-    loud = [host for host, answer in answers.items() if answer.noise]
-    if loud:
-        noise = answers[loud[0]].noise
-        yield mpi_ssh.warned(
-            f"login shells print output on {listed(loud)}: {noise[0]!r}",
-            subject=listed(loud),
-            evidence=noise[:_SHOWN],
-            action="let .bashrc and .profile print only where there is a terminal ([ -t 1 ])",
-        )
-
-
 def alike(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
-    """Whether every host has what mpirun starts there, of the launcher's version and in the same place."""
-    found = [*_without_mpirun(own)] or [*_missing(own, answers), *_other_version(own, answers)]
-    if not found:
-        found = [*_other_place(own, answers)]
-    yield from found
-    if answers and not found:
-        what = f"mpirun {own.version}" if own.version else "mpirun"
-        yield mpi_programs.passed(
-            f"{what} and what it starts there are the same on {all_of(len(answers), 'host')}", scope=Scope.JOB
-        )
+    """Whether every host has what mpirun starts there, and the launcher's versions; gloo needs no mpirun."""
+    findings = [*_without_mpirun(own), *_missing(own, answers), *_other_versions(own, answers)]
+    yield from findings
+    if answers and not findings and own.mpirun:
+        names = f"mpirun {own.versions.mpirun}" if own.versions.mpirun else "mpirun"
+        text = f"{names} and what it starts there are the same on {all_of(len(answers), 'host')}"
+        yield mpi_programs.passed(text, scope=Scope.JOB)
 
 
 def _without_mpirun(own: Own) -> Iterator[Finding]:
-    if not own.is_here:
+    if own.mpirun and not own.is_here:
         text = f"{own.mpirun} is not in the launcher's PATH, so nothing can be started on the hosts"
         action = "install MPI in the launcher's image, or type the path of its mpirun before the program"
         if own.is_needed:
             yield mpi_programs.failed(Fault.JOB, text, action=action)
         else:
             yield mpi_programs.unknown(text, action=action)
-    elif not own.daemons:
+    elif own.mpirun and not own.daemons:
         text = f"{own.mpirun} --version names no known MPI, so the hosts' programs cannot be compared"
         yield mpi_programs.unknown(text)
 
@@ -263,39 +234,26 @@ def _missing(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         )
 
 
-def _other_version(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
-    told = ((answer.version, host) for host, answer in answers.items() if answer.version is not None)
-    by_version = grouped(pair for pair in told if own.version not in (None, pair[0]))
-    for version, hosts in by_version.items():
-        yield mpi_programs.failed(
-            Fault.JOB,
-            f"mpirun is {version} on {listed(hosts)}, and {own.version} on the launcher",
-            subject=listed(hosts),
-            measured=version,
-            expected=own.version,
-            basis=Basis.PEER,
-            action="start launcher and workers from the same image, by digest",
-        )
+_NAMES = {"mpirun": "mpirun", "python": "Python", "launcher": "trainer-launch"}
 
 
-def _other_place(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
-    if own.daemon is None:
-        return
-    name = own.daemon.rpartition("/")[2]
-    by_file: defaultdict[str, list[str]] = defaultdict(list)
-    for host, answer in answers.items():
-        files = [file for file in answer.daemons.values() if file.rpartition("/")[2] == name]
-        if files and own.daemon not in files:
-            by_file[files[0]].append(host)
-    for file, hosts in by_file.items():
-        yield mpi_programs.warned(
-            f"one version, two installations: {file} on {listed(hosts)}, {own.daemon} on the launcher",
-            subject=listed(hosts),
-            measured=file,
-            expected=own.daemon,
-            basis=Basis.PEER,
-            action="start launcher and workers from the same image, or give mpirun --prefix",
-        )
+def _other_versions(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """A failure for another mpirun, a warning for the rest; who does not have a program is not compared."""
+    for field, name in _NAMES.items():
+        expected = getattr(own.versions, field)
+        versions = grouped((getattr(answer.versions, field), host) for host, answer in answers.items())
+        for version, hosts in versions.items():
+            if expected is None or version in (None, expected):
+                continue
+            yield mpi_programs.bad(
+                Fault.JOB if field == "mpirun" else None,
+                f"{name} is {version} on {listed(hosts)}, and {expected} on the launcher",
+                subject=listed(hosts),
+                measured=version,
+                expected=expected,
+                basis=Basis.PEER,
+                action=_ACTION_IMAGE,
+            )
 
 
 def room(members: Sequence[Member], number: int | None, answers: Mapping[str, Answer]) -> Iterator[Finding]:
@@ -341,21 +299,3 @@ def _overfull(slots: Mapping[str, int], answers: Mapping[str, Answer]) -> Iterat
                 basis=Basis.ABSOLUTE,
                 action=action,
             )
-
-
-def called_back(answers: Mapping[str, Answer], heard: Iterable[str]) -> Iterator[Finding]:
-    """Whether every host can connect to the launcher, as mpirun's daemons do; `heard` are those that did."""
-    came = set(heard)
-    silent: defaultdict[str, list[str]] = defaultdict(list)
-    for host, answer in answers.items():
-        if host not in came:
-            silent["; ".join(f"{to}: {why}" for to, why in answer.calls.items()) or "it did not try"].append(host)
-    for why, hosts in silent.items():
-        untried = "neither python3 nor bash" in why
-        text = f"the launcher cannot be called back, as mpirun's daemons do, by {listed(hosts)}: {why}"
-        more = {"subject": listed(hosts), "evidence": (why,), "action": _ACTION_CALLBACK}
-        yield mpi_callback.unknown(text, **more) if untried else mpi_callback.failed(Fault.NODE, text, **more)
-    if answers and not silent:
-        yield mpi_callback.passed(
-            f"{all_of(len(answers), 'host')} can connect back to the launcher", scope=Scope.JOB
-        )

@@ -36,7 +36,6 @@ int nvmlDeviceGetRemappedRows(Device d, unsigned *corrected, unsigned *uncorrect
   return *corrected = 1, *uncorrected = 2, *pending = 1, *failed = 0, SUCCESS;
 }
 int nvmlDeviceGetRetiredPagesPendingStatus(Device d, unsigned *pending) { return NOT_SUPPORTED; }
-int nvmlDeviceGetMigMode(Device d, unsigned *now, unsigned *next) { return *now = 0, *next = 1, SUCCESS; }
 int nvmlDeviceGetMemoryInfo_v2(Device d, struct Memory *memory) {
   if (memory->version != (sizeof *memory | 2u << 24)) return INVALID;
   return memory->total = 150754820096ULL, memory->used = 4194304, SUCCESS;

@@ -143,7 +143,6 @@ _PLAIN = {
     "nvmlDeviceGetUUID": "uuid",
     "nvmlDeviceGetRemappedRows": "remapped",
     "nvmlDeviceGetRetiredPagesPendingStatus": "retired_pending",
-    "nvmlDeviceGetPersistenceMode": "persistence",
     "nvmlDeviceGetMarginTemperature": "margin",
     "nvmlDeviceGetCurrPcieLinkGeneration": "pcie_gen",
     "nvmlDeviceGetMaxPcieLinkGeneration": "pcie_gen_max",

@@ -1,0 +1,122 @@
+"""--report FILE.html: the verdict, what is wrong with its remedy, the nodes, and how fast each pair of nodes is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from html import escape
+
+from trainer_launch.model.findings import Finding, Report, Scope, Severity, Status, Verdict
+from trainer_launch.model.redaction import redact_text
+from trainer_launch.model.units import counted, printable
+from trainer_launch.observability.html import document, table
+from trainer_launch.preflight import heatmap
+from trainer_launch.preflight.cluster.node_facts import listed
+from trainer_launch.preflight.cluster.pair_results import PairTests
+from trainer_launch.preflight.report_formats import MARKS, Place, at_fault, loud, summary, tally
+
+_MOST_NODES = 64  # rows; what is wrong with a node comes first
+_SHEET = """
+.broken li.warn{border-color:#b8860b}.broken li.warn b{color:#8a6508}
+.broken li.unknown{border-color:var(--soft)}.broken li.unknown b{color:var(--soft)}
+.broken ul{margin:4px 0 0;padding-left:18px;color:var(--soft);font-size:13px;list-style:disc}
+@media(max-width:640px){td:empty{display:none}}
+.broken ul li{border:0;margin:0;padding:0}.scroll{overflow-x:auto}.scroll svg{display:block}
+@media(prefers-color-scheme:dark){.broken li.warn b{color:#e3b341}}
+"""
+_CLASSES = {Verdict.PASS: "good", Verdict.RETRYABLE: "bad", Verdict.FATAL: "bad"}
+_LOOKS = {Severity.WARNING: "warn", Severity.INFO: "unknown"}
+_SAYS = {Status.PASS: "passed", Status.SKIPPED: "skipped", Status.UNKNOWN: "unknown", Status.WARN: "warning"}
+
+
+def page(
+    report: Report, place: Place, code: int, at_s: float, names: Sequence[str] = (), pairs: PairTests | None = None
+) -> str:
+    """The whole file; `names` are the nodes that were present, and `at_s` is in seconds since 1970."""
+    title = f"Preflight {summary(report.verdict)}"
+    body = [
+        _header(report, place, code, at_s, title),
+        *_wrong(report),
+        _nodes(report, place, names),
+        *_pictured(pairs),
+        _checks(report),
+    ]
+    return document(title, _SHEET, [part for part in body if part], "Written by trainer-launch preflight.")
+
+
+def _header(report: Report, place: Place, code: int, at_s: float, title: str) -> str:
+    at = datetime.fromtimestamp(at_s, timezone.utc).isoformat(sep=" ", timespec="seconds")
+    about = f"{place}; {at}; exit code {code}; {tally(report)}"
+    faulty = at_fault(report)
+    return (
+        f'<header class="{_CLASSES.get(report.verdict, "")}"><h1>{escape(title)}</h1>'
+        f"<p>{escape(_plain(about))}</p>"
+        f"{f'<p><b>Faulty:</b> {escape(_plain(faulty))}</p>' if faulty else ''}</header>"
+    )
+
+
+def _wrong(report: Report) -> Sequence[str]:
+    findings = loud(report.findings)
+    items = "".join(map(_item, findings))
+    return [f'<section><h2>Findings</h2><ul class="broken">{items}</ul></section>'] if findings else []
+
+
+def _item(finding: Finding) -> str:
+    mark = "UNKNOWN" if finding.status is Status.UNKNOWN else MARKS[finding.severity]
+    about = f" ({finding.subject})" if finding.subject and finding.subject not in finding.text else ""
+    evidence = "".join(f"<li>{escape(_plain(line))}</li>" for line in finding.evidence)
+    action = f'<span class="mend">What to do: {escape(_plain(finding.action))}</span>' if finding.action else ""
+    return (
+        f'<li class="{_LOOKS.get(finding.severity, "")}"><b>{mark} {escape(finding.check)}</b>'
+        f"{escape(_plain(about))}: "
+        f"{escape(_plain(finding.text))}{f'<ul>{evidence}</ul>' if evidence else ''}{action}</li>"
+    )
+
+
+def _nodes(report: Report, place: Place, names: Sequence[str]) -> str:
+    """Those with findings first, the ones that never came too; what names no node is about this one, or the job."""
+    by_node: dict[str, list[Finding]] = {name: [] for name in names or (place.name,)}
+    for finding in loud(report.findings):
+        subjects = finding.subject.replace(" - ", ", ").split(", ")
+        about = [subject for subject in subjects if subject in by_node or subject.startswith("node ")]
+        for node in about or ([] if finding.scope is Scope.JOB else [place.name]):
+            by_node.setdefault(node, []).append(finding)
+    ordered = sorted(
+        by_node.items(), key=lambda item: (not item[1], -sum(one.fault is not None for one in item[1]))
+    )
+    rows = [(_plain(name), _state(its), listed(_checks_of(its))) for name, its in ordered[:_MOST_NODES]]
+    rest = len(ordered) - len(rows)
+    title = counted(len(ordered), "node") + (f", of which {rest} are not shown" if rest else "")
+    return table(title, ("node", "result", "checks"), rows)
+
+
+def _state(findings: Sequence[Finding]) -> str:
+    statuses = {finding.status for finding in findings}
+    words = {Status.FAIL: "failed", Status.WARN: "warning", Status.UNKNOWN: "unknown"}
+    return next((word for status, word in words.items() if status in statuses), "no finding")
+
+
+def _checks_of(findings: Sequence[Finding]) -> list[str]:
+    return list(dict.fromkeys(finding.check for finding in findings))
+
+
+def _pictured(pairs: PairTests | None) -> Sequence[str]:
+    if pairs is None or not pairs.tests:
+        return ()
+    title = f"Bandwidth between {len(pairs.names)} nodes, {counted(len(pairs.tests), 'test')}"
+    return (
+        f'<section><h2>{title}</h2><p class="note">{heatmap.legend(pairs)}</p>'
+        f'<div class="scroll">{heatmap.drawn(pairs)}</div></section>',
+    )
+
+
+def _checks(report: Report) -> str:
+    quiet = [one for one in report.findings if one.status in (Status.PASS, Status.SKIPPED)]
+    rows = [(one.check, _SAYS[one.status], _plain(one.text)) for one in quiet]
+    rows += [(name, "silenced", "--skip") for name in report.silenced]
+    return table("Other checks", ("check", "result", "what it saw"), rows) if rows else ""
+
+
+def _plain(text: str) -> str:
+    """Text in which names and outputs of others stand: no secrets by their looks, no control characters."""
+    return printable(redact_text(text), " ")
