@@ -344,6 +344,16 @@ def test_a_node_of_0_1_is_refused_in_a_sentence_with_both_versions(
 
 
 @pytest.mark.parametrize("secret", [None, SECRET], ids=["without a secret", "with a secret"])
+def test_a_node_of_0_2_is_refused_in_a_sentence_although_its_hello_has_other_fields(
+    cluster: Cluster, secret: bytes | None
+) -> None:
+    cluster.serve(2, secret=secret)
+    told = answer(cluster.port, Path(__file__).with_name("hello_of_0_2.json").read_bytes())
+    assert isinstance(told, msg.Refused)
+    assert f"uses protocol version {msg.VERSION}, this node 6; install the same" in told.reason
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["without a secret", "with a secret"])
 def test_a_node_of_0_1_is_refused_by_the_cluster_preflight_in_a_sentence(secret: bytes | None) -> None:
     settings = Settings(job="job", min_nodes=2, max_nodes=2, deadline_s=60.0, names=Names(home=HERE), salt="s")
     server = PreflightServer(settings, Endpoint("127.0.0.1", 0), secret)

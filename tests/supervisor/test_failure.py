@@ -16,9 +16,9 @@ from trainer_launch.supervisor.failure import (
     Evidence,
     classify,
     death_of,
-    fault_of,
     parse_agent_failure,
     unresolved,
+    with_device_fault,
 )
 from trainer_launch.supervisor.system import Witness
 
@@ -266,35 +266,32 @@ def test_what_the_plug_in_writes_is_read_with_all_that_torch_has_no_keys_for() -
     )
 
 
-# -- what a death shows about its machine ---------------------------------------------------------
+# -- what a death proves about a device -------------------------------------------------------------
 
 
 def shown(evidence=NO_OOM, **record):
-    found = fault_of(FailureRecord(rank=3, **record), evidence)
-    return found.fault, found.evidence
+    return with_device_fault(FailureRecord(rank=3, **record), evidence).device_fault
 
 
 @pytest.mark.parametrize(
-    ("record", "fault"),
+    "record",
     [
-        ({"exit_code": 1, "message": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}, "device"),
-        ({"exit_code": 1, "message": "RuntimeError: NVML: GPU is lost"}, "device"),
-        ({"signal": 9, "message": "RuntimeError: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off"}, "device"),
-        ({"exit_code": 1, "message": "RuntimeError: CUDA error: unknown error"}, "machine"),
-        ({"exit_code": 1, "message": "RuntimeError: NCCL error: unhandled system error"}, "machine"),
-        ({"exit_code": 1, "message": "RuntimeError: No CUDA GPUs are available"}, "machine"),
-        ({"signal": 11}, "machine"),
-        ({"signal": 7}, "machine"),
+        {"exit_code": 1, "message": "RuntimeError: CUDA error: uncorrectable ECC error encountered"},
+        {"exit_code": 1, "message": "RuntimeError: NVML: GPU is lost"},
+        {"signal": 9, "message": "RuntimeError: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off"},
     ],
 )
-def test_a_death_may_show_that_a_device_failed_or_that_it_may_be_the_machines_doing(record, fault) -> None:
-    found, evidence = shown(**record)
-    assert (found, bool(evidence)) == (fault, True)
+def test_a_death_may_prove_that_a_device_failed(record) -> None:
+    assert shown(**record) == record["message"]
 
 
 @pytest.mark.parametrize(
     ("record", "evidence"),
     [
+        ({"exit_code": 1, "message": "RuntimeError: CUDA error: unknown error"}, NO_OOM),
+        ({"exit_code": 1, "message": "RuntimeError: NCCL error: unhandled system error"}, NO_OOM),
+        ({"exit_code": 1, "message": "RuntimeError: No CUDA GPUs are available"}, NO_OOM),
+        ({"signal": 11}, NO_OOM),
         ({"exit_code": 1, "message": "ValueError: bad sample"}, NO_OOM),
         ({"exit_code": 3}, NO_OOM),
         ({"exit_code": 1, "message": "NameError: name 'x' is not defined"}, NO_OOM),
@@ -311,14 +308,12 @@ def test_a_death_may_show_that_a_device_failed_or_that_it_may_be_the_machines_do
         ({"signal": 10}, NO_OOM),
     ],
 )
-def test_a_death_that_the_program_or_others_explain_shows_nothing_about_its_machine(record, evidence) -> None:
-    assert shown(evidence, **record) == (None, "")
+def test_any_other_death_proves_nothing_about_a_device(record, evidence) -> None:
+    assert shown(evidence, **record) == ""
 
 
-def test_who_is_killed_from_outside_shows_nothing_nor_proves_anything_by_what_it_wrote_before() -> None:
-    assert shown(signal=9) == (None, "")
-    fault, _ = shown(replace(NO_OOM, last_lines=("RuntimeError: uncorrectable ECC error",)), signal=9)
-    assert fault is None
+def test_who_is_killed_from_outside_proves_nothing_by_what_it_wrote_before() -> None:
+    assert shown(replace(NO_OOM, last_lines=("RuntimeError: uncorrectable ECC error",)), signal=9) == ""
 
 
 def test_a_crash_is_explained_by_what_it_wrote_last() -> None:
@@ -326,7 +321,4 @@ def test_a_crash_is_explained_by_what_it_wrote_last() -> None:
         "terminate called after throwing an instance of 'c10::Error'",
         "  what():  CUDA error: uncorrectable ECC",
     )
-    assert shown(replace(NO_OOM, last_lines=lines), signal=6) == (
-        "device",
-        "what():  CUDA error: uncorrectable ECC",
-    )
+    assert shown(replace(NO_OOM, last_lines=lines), signal=6) == "what():  CUDA error: uncorrectable ECC"

@@ -555,10 +555,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             return super().send(msg.ClockAnswer(message.number, time.time_ns()))
         with self._lock:
             if isinstance(message, msg.Formed):
-                known = message.quarantined
-                self._hello = replace(
-                    self._hello, generation=message.generation, restarts=message.restarts, quarantined=known
-                )
+                self._hello = replace(self._hello, generation=message.generation, restarts=message.restarts)
                 self._wish = None
                 self._remember(message.claim)
             elif isinstance(message, msg.Go) and self._hello.claims[-1:]:

@@ -76,7 +76,7 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
     )
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
     say = Say(f"generation {run.number}: {size}, {restarts} so far{_placed(chosen)}", warns=run.number > 1)
-    formed = msg.Formed(run.number, 0, len(chosen), state.restarts, False, claim, quarantined=state.quarantined)
+    formed = msg.Formed(run.number, 0, len(chosen), state.restarts, False, claim)
     return reckon(state), (*replaced, say, *_unlabelled(chosen), *_tell(chosen, formed, goodput))
 
 
@@ -271,7 +271,6 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     why_not = why_not_again(record, state.early_failure if is_early else None)
     suspicion = replace(suspicion_of(failed, reason, node.key, now_s), before=state.early_failure)
     state = replace(state, failure=first, early_failure=record if is_early else None)
-    state = quarantine.accuse(state, node, failed)
     if why_not is not None:
         return give_up(state, f"{reason}; not restarted, because {why_not}")
     return suspect(state, suspicion, now_s)
@@ -327,8 +326,7 @@ def forgive(state: State, lost: Node) -> Step:
     if suspicion is None or run is None or lost.key == suspicion.key or lost.key not in run.members:
         return state, ()
     say = Say(f"{suspicion.reason} because {lost.name} was lost, which costs no restart")
-    accused = state.accused if state.accused is not None and state.accused.is_proof else None
-    return replace(state, suspicion=None, failure=None, early_failure=None, accused=accused), (say,)
+    return replace(state, suspicion=None, failure=None, early_failure=None), (say,)
 
 
 def charge(state: State) -> Step:
@@ -399,8 +397,6 @@ def settle(state: State, replies: tuple[Reply, ...], now_s: float) -> Step:
         replies += told
         if state.phase is Phase.OVER:
             return state, replies
-        state, told = quarantine.judge(state, now_s)
-        state, replies = reckon(state), (*replies, *told)
     state, formed = form_when_due(state, now_s)
     if state.say_at_s is None:
         state = replace(state, say_at_s=now_s + max(timeouts.SAY_S, len(state.peers) / timeouts.TOLD_PER_S))

@@ -149,7 +149,8 @@ def _join(state: State, node: Node, join: msg.Join, now_s: float) -> Step:
     known = state.nodes[node.key]
     joined = replace(known, joined=True, prepared=join.prepared, goodput=join.goodput, told_s=now_s)
     state = replace(_with_node(state, joined), joined_s=now_s if is_new else state.joined_s)
-    if node.node_rank != (state.settings.candidate or 0):  # this launcher's own node serves the coordinator
+    is_own = node.node_rank == (state.settings.candidate or 0)  # this launcher's own node serves the coordinator
+    if join.device_fault or not is_own:
         state, told = quarantine.evict(state, joined)
         replies += told
     return settle(state, replies, now_s)

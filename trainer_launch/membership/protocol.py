@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct, field
 
@@ -17,11 +17,10 @@ from trainer_launch.model.collectives import MAX_ENTERED, Entries, RankState
 from trainer_launch.model.goodput import Seconds, Told
 from trainer_launch.model.stragglers import Lateness
 
-VERSION = 6
+VERSION = 7
 MAX_NODES = 65536
 MAX_CLAIMS = 32
 MAX_QUARANTINED = 16
-DEVICE, MACHINE = "device", "machine"  # what a death shows: a device failed; it may be the machine's doing
 MAX_RANKS = 1024  # of one node
 MAX_SUSPECTS = 16  # that are told at once
 MAX_STATES = 16384  # of all nodes, in an explanation
@@ -83,7 +82,7 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 _Machine: TypeAlias = Annotated[str, Meta(max_length=_MAX_NAME, pattern=r"\A[\x00-\x7f]*\Z")]
 
 
-class Quarantine(NamedTuple):
+class Quarantine(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A machine that is not admitted; see quarantine.py."""
 
     host: Name  # the node's name when it was found
@@ -160,7 +159,6 @@ class Hello(Tagged, frozen=True, forbid_unknown_fields=False):
     role: _Role = ""  # of these workers, as in torchrun
     machine: _Machine = ""  # what identifies the machine below it; "": not known
     fault: Text = ""  # what its own preflight found faulty here
-    quarantined: _Quarantined = ()  # whom it knows of
     label: _Machine = ""  # where it is in the network, such as block-a/rack-3; "": it does not say
 
 
@@ -173,8 +171,7 @@ class Join(Tagged, frozen=True):
     failed: bool = False  # whether a worker had failed for a reason of its own
     prepared: bool = True  # False: it cannot start workers yet, and joins again when it can
     goodput: Told | None = None  # its ledger
-    fault: Name | None = None  # DEVICE: what that worker's death proves
-    evidence: Text = ""  # for it
+    device_fault: Text = ""  # the worker's last error, which proves that a device failed
     entered: _LastEntered = field(default_factory=dict)
 
 
@@ -208,8 +205,6 @@ class Failed(Tagged, frozen=True):
     lost_peer: bool = False  # whether all that failed on this node say that the connection to a peer was closed
     finished: _Ranks = ()  # ranks that had ended with exit code 0 before
     cause: Name | None = None  # the exit reason for all nodes, where a restart cannot help
-    fault: Name | None = None  # DEVICE or MACHINE
-    evidence: Text = ""  # for it
     entered: _LastEntered = field(default_factory=dict)
 
 
@@ -312,7 +307,6 @@ class Formed(Tagged, frozen=True):
     first_role_rank: _AllWorkers = 0  # of this node's workers, among the workers of its role
     role_world_size: _AllWorkers = 0
     goodput: Told | None = None  # for a newcomer: the ledger of a node that was in the job before
-    quarantined: _Quarantined = ()  # for who serves the job next
 
 
 class Go(Tagged, frozen=True):

@@ -1,9 +1,6 @@
-"""Which machines are not admitted again, and why: what their own workers' deaths have shown. Pure.
+"""Which machines are not admitted again, and why: a worker's death or a preflight proved them faulty. Pure.
 
-The first failure of a generation accuses the machine of its node: at once if it proves that a device failed, else
-at the third time within an hour, if it may be the machine's doing. It does not if another node's worker failed by
-itself in the same generation, which may be the program's doing. Nor is the third time enough if another machine had
-such a death within that hour: what happens to several machines is the fault of none.
+The coordinator's launcher alone remembers them; the next coordinator begins with preflight's list.
 """
 
 from __future__ import annotations
@@ -16,55 +13,20 @@ from msgspec.structs import replace
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import MAX_QUARANTINED, Quarantine
-from trainer_launch.membership.state import Accused, Disconnect, Node, Phase, Reply, Say, Send, State
-from trainer_launch.model.units import counted, printable
+from trainer_launch.membership.state import Disconnect, Node, Phase, Reply, Say, Send, State
+from trainer_launch.model.units import printable
 
 Step: TypeAlias = tuple[State, tuple[Reply, ...]]
-INCIDENTS = 3
 FAILING_NODES = "failing_nodes.txt"  # preflight's list of faulty nodes: their host names, one on each line
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _WHY_CHARS = 200
 
 
-def accuse(state: State, node: Node, failed: msg.Failed) -> State:
-    """Remember what a generation's first failure shows about its node; a job of one node has no other."""
-    if failed.lost_peer or not failed.fault or not node.machine or state.settings.all_nodes == 1:
-        return replace(state, accused=None)
-    told = _short(failed.evidence or failed.message)
-    return replace(
-        state, accused=Accused(key=node.key, machine=node.machine, is_proof=failed.fault == msg.DEVICE, why=told)
-    )
-
-
 def hear(state: State, node: Node, join: msg.Join) -> State:
-    """A member tells how its workers ended; a proof counts even if a peer was faster to tell of its loss."""
-    if state.run is None or node.key not in state.run.members:
+    """A member joins again: its worker's death may prove that a device of its machine failed."""
+    if not join.device_fault or state.settings.all_nodes == 1 or _entry(state, node.host, node.machine) is not None:
         return state
-    state = replace(state, failed_itself={**state.failed_itself, node.key: join.failed})
-    if state.accused is not None or join.fault != msg.DEVICE or not node.machine or state.settings.all_nodes == 1:
-        return state
-    return replace(
-        state, accused=Accused(key=node.key, machine=node.machine, is_proof=True, why=_short(join.evidence))
-    )
-
-
-def judge(state: State, now_s: float) -> Step:
-    """Before the next generation: whether the accused may be in it."""
-    accused, is_alone = state.accused, _is_alone(state)
-    state = replace(state, accused=None, failed_itself={})
-    if accused is None or not is_alone:
-        return state, ()
-    recent = tuple(one for one in state.incidents if one[0] > now_s - timeouts.INCIDENTS_WITHIN_S)
-    incidents = (*recent, (now_s, accused.machine))[-msg.MAX_NODES :]
-    state = replace(state, incidents=incidents)
-    own = [machine for _, machine in incidents if machine == accused.machine]
-    if not accused.is_proof and (len(own) < INCIDENTS or len(own) < len(incidents)):
-        return state, ()
-    why = accused.why
-    if not accused.is_proof:
-        why = _short(f"{counted(len(own), 'incident')} of its own within an hour; the last one: {why}")
-    node = state.nodes.get(accused.key)
-    return (state, ()) if node is None else evict(add(state, node, why), node)
+    return add(state, node, _short(join.device_fault))
 
 
 def add(state: State, node: Node, why: str) -> State:
@@ -95,19 +57,8 @@ def why_not(state: State, host: str, machine: str) -> str | None:
 
 
 def greet(state: State, hello: msg.Hello, now_s: float) -> tuple[State, msg.Refused | None]:
-    """What a node's first words change, and why it is not admitted.
-
-    It tells whom it knows to be quarantined, so that a new coordinator learns of them; who is here by then stays.
-    """
-    here = {node.machine for node in state.nodes.values() if node.peer is not None}
-    known = {one.machine for one in state.quarantined}
-    told = tuple(
-        one._replace(why=_short(one.why))
-        for one in hello.quarantined
-        if one.machine and one.machine not in here | known
-    )
-    state = replace(state, quarantined=(*state.quarantined, *told)[-MAX_QUARANTINED:])
-    if hello.fault and state.generation and hello.machine and _entry(state, hello.host, hello.machine) is None:
+    """What a node's first words change, and why it is not admitted."""
+    if hello.fault and state.generation and _entry(state, hello.host, hello.machine) is None:
         node = Node(node_rank=hello.node_rank, host=hello.host, incarnation="", peer=None, machine=hello.machine)
         state = add(state, node, _short(f"its preflight failed: {hello.fault}"))
     reason = why_not(state, hello.host, hello.machine)
@@ -115,9 +66,7 @@ def greet(state: State, hello: msg.Hello, now_s: float) -> tuple[State, msg.Refu
         return state, None
     if _is_last_resort(state, now_s):
         entry = _entry(state, hello.host, hello.machine)
-        left = tuple(one for one in state.quarantined if one != entry)
-        incidents = tuple(one for one in state.incidents if one[1] != hello.machine)
-        return replace(state, quarantined=left, incidents=incidents), None
+        return replace(state, quarantined=tuple(one for one in state.quarantined if one != entry)), None
     return state, msg.Quarantined(reason, retry=False)
 
 
@@ -148,11 +97,3 @@ def _is_last_resort(state: State, now_s: float) -> bool:
     if state.phase is not Phase.GATHERING or begun_s is None or now_s < begun_s + timeouts.LAST_RESORT_S:
         return False
     return len(here) < state.settings.min_nodes
-
-
-def _is_alone(state: State) -> bool:
-    """Whether all other members that are still there have told that none of their workers failed by itself."""
-    if state.run is None or state.accused is None:
-        return False
-    others = [state.nodes[key] for key in state.run.members if key in state.nodes and key != state.accused.key]
-    return not any(state.failed_itself.get(node.key, node.peer is not None) for node in others)

@@ -151,15 +151,6 @@ class Suspicion(Struct, frozen=True, kw_only=True):
     before: FailureRecord | None = None  # how the attempt before this one failed, if it did so soon after its start
 
 
-class Accused(Struct, frozen=True, kw_only=True):
-    """The node whose own worker ended the last generation, with what its death shows about its machine."""
-
-    key: Key
-    machine: str
-    is_proof: bool  # that a device failed
-    why: str
-
-
 class Stall(Struct, frozen=True, kw_only=True):
     """A member sees no progress, and all are asked what their ranks show."""
 
@@ -231,9 +222,6 @@ class State(Struct, frozen=True, kw_only=True):
     failures_s: tuple[float, ...] = ()  # when the ones within the window were
     crashes: int = 0  # generations in a row that failed early
     suspicion: Suspicion | None = None
-    accused: Accused | None = None
-    failed_itself: Mapping[Key, bool] = field(default_factory=_empty)  # what members told of their workers
-    incidents: tuple[tuple[float, str], ...] = ()  # when a death may have been a machine's doing, and whose
     quarantined: tuple[msg.Quarantine, ...] = ()
     stall: Stall | None = None
     explained: msg.Explained | None = None  # the last stall

@@ -45,7 +45,6 @@ SETTLE_S = 35.0  # how long fewer wait for a live node that still stops its work
 REJOIN_S = 600.0  # until a job without enough nodes is given up, where nothing else is set
 STORE_S = 60.0  # from Formed to Store, and for a rank to find the store
 
-INCIDENTS_WITHIN_S = 3600.0  # what a machine's own incidents are counted in
 LAST_RESORT_S = 30.0  # how long a job that needs a quarantined node waits for another one
 
 # -- electing a coordinator -------------------------------------------------------------------

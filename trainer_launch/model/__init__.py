@@ -364,8 +364,7 @@ class FailureRecord(Struct, frozen=True, kw_only=True):
     lines: tuple[str, ...] = ()  # its traceback, or what it wrote last
     reason: str | None = None  # the exit reason, where more is known than how it ended
     why_not_again: str | None = None  # why the job does not go on from its last checkpoint
-    fault: str | None = None  # device: a device failed, machine: it may be the machine's doing; None: unknown
-    evidence: str = ""  # for it
+    device_fault: str = ""  # its last error, where that proves that a device failed
 
 
 class Failure(Struct, frozen=True, kw_only=True):

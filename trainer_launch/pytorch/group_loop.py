@@ -230,7 +230,7 @@ class Group:
             death = aborted(death, lambda: self._system.last_lines(end.process), end.at_s)
         if end.exit_code != 0 and self.state.stop_signal is None:
             seen = replace(self._system.look(), last_lines=self._system.last_lines(end.process))
-            death = failure.fault_of(death, seen, was_ended=was_ended)
+            death = failure.with_device_fault(death, seen)
         return [WorkerEnded(end, death, said_first=end.process in self._said)]
 
     def _asked(self, ask: Callable[[], bool]) -> list[Event]:

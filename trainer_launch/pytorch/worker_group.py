@@ -140,8 +140,7 @@ def failed_message(death: FailureRecord, generation: int, ends: Ends) -> say.Fai
     said, is_peers = death.message or "", lost_peer(death) and not ends.failed
     how = (death.rank, death.exit_code, death.signal, said, error_name(said))
     cause = None if death.reason != "ProgramError" else death.reason  # what a restart cannot mend
-    failed = say.Failed(generation, *how, lost_peer=is_peers, finished=ends.finished, cause=cause)
-    return replace(failed, fault=death.fault, evidence=death.evidence)
+    return say.Failed(generation, *how, lost_peer=is_peers, finished=ends.finished, cause=cause)
 
 
 def ends_of(deaths: Iterable[FailureRecord]) -> Ends:
@@ -313,9 +312,9 @@ def _hear(state: State, heard: Heard) -> Step:
 
 
 def _join(state: State) -> Tell:
-    ends, proof = state.ends, next((one for one in state.deaths if one.fault == say.DEVICE), FailureRecord())
+    ends, proof = state.ends, next((death.device_fault for death in state.deaths if death.device_fault), "")
     join = say.Join(state.incarnation, state.seen, ends.finished, ends.failed, state.was_prepared)
-    return Tell(replace(join, fault=proof.fault, evidence=proof.evidence))
+    return Tell(replace(join, device_fault=proof))
 
 
 def _form(state: State, formed: say.Formed) -> Step:

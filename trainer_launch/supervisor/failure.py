@@ -77,7 +77,6 @@ def _no_oom(evidence: Evidence) -> tuple[str, ...]:
 
 
 _WHY_CHARS = 300
-_OF_DEVICES = ("DeviceError", "DeviceUnavailable")
 _CRASHES = (
     signal.SIGSEGV,
     signal.SIGABRT,
@@ -283,23 +282,12 @@ def death_of(
     )
 
 
-def fault_of(death: FailureRecord, evidence: Evidence, *, was_ended: bool = False) -> FailureRecord:
-    """The death with what it shows about its machine: a failed device, perhaps the machine, or nothing.
-
-    Who was being ended by us shows no more than a proof.
-    """
+def with_device_fault(death: FailureRecord, evidence: Evidence) -> FailureRecord:
+    """The death with its last error, if that proves that a device of this machine failed."""
     crashed = death.signal in _CRASHES
     said = death.message or ("" if death.signal and not crashed else "\n".join(final_error(evidence.last_lines)))
     found = recognise(said)
-    if found is not None:
-        symptom, line = found
-        fault = "device" if symptom.is_proof else "machine" if symptom.reason in _OF_DEVICES else None
-        fault = None if was_ended and fault == "machine" else fault
-        return replace(death, fault=fault, evidence=line[:_WHY_CHARS] if fault else "")
-    if was_ended or death.message or not crashed or (death.signal == signal.SIGBUS and evidence.shm_full):
-        return death  # the program's own words, its exit code, or a signal that somebody sent, such as SIGKILL
-    who = "a worker" if death.rank is None else f"rank {death.rank}"
-    return replace(death, fault="machine", evidence=f"{who} was ended by {signal_name(death.signal or 0)}")
+    return replace(death, device_fault=found[1][:_WHY_CHARS]) if found and found[0].is_proof else death
 
 
 # -- what is known about a death ---------------------------------------------------------------
