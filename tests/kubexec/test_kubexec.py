@@ -24,7 +24,7 @@ from tests.process.world import PID1, end_all, require_namespaces, survivors
 from tests.waiting import eventually
 from trainer_launch.rehearsal.controllers.v1 import _kubexec
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.long("tests/kubexec/test_stand_in.py")]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.long("tests/mpi/test_agent.py")]
 KUBECTL = Path(__file__).with_name("kubectl.py")
 RANK = 'echo "rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $(hostname) with $OF_THE_CONTAINER"'
 

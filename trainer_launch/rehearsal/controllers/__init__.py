@@ -38,7 +38,6 @@ KINDS = {
     ("PaddleJob", "kubeflow.org"): "v1",
     ("JAXJob", "kubeflow.org"): "v1",
     ("MXJob", "kubeflow.org"): "v1",
-    ("MPIJob", "kubeflow.org/v1"): "v1",
     ("MPIJob", "kubeflow.org/v2beta1"): "mpi_operator",
     ("JobSet", "jobset.x-k8s.io"): "plain_jobs",
     ("Job", "batch"): "plain_jobs",
@@ -59,6 +58,11 @@ def workload_of(documents: tuple[Field, ...]) -> Workload:
     runtimes = {found.get("metadata", "name").text(): found for found in documents if _kind(found) in RUNTIMES}
     known = (*RUNTIMES, *CONFIG_KINDS)
     others = [found for found in documents if found not in jobs and _kind(found) not in known]
+    if any(_kind(found) == "MPIJob" for found in others):
+        raise UsageError(
+            "an MPIJob of kubeflow.org/v1 is not rehearsed, because its launcher starts ranks by kubectl exec; "
+            "write it as kubeflow.org/v2beta1, which mpi-operator runs, or rehearse the command with --engine mpi"
+        )
     if len(jobs) != 1:
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in KINDS))
         seen = ", ".join(dict.fromkeys(map(_kind, jobs or documents)))

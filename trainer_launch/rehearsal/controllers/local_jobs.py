@@ -206,9 +206,6 @@ def _foreign(name: str) -> bool:
 # -- MPI on one machine ------------------------------------------------------------------------
 
 
-KUBECTL = "/opt/kube/kubectl"  # where MPIJob v1 has it delivered
-_KUBEXEC = "/etc/mpi/kubexec.sh"
-_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _WHERE = ("--listen-address", "--ssh-port")  # the port is told by a variable
 _LAUNCHERS = ("OMPI_MCA_", "I_MPI_", "HYDRA_")  # variables that only who runs mpirun gets
 
@@ -219,30 +216,8 @@ def uses_ssh(pod: Pod) -> bool:
 
 
 def is_worker(pod: Pod) -> bool:
-    """Whether the pod only serves: its program is sshd, or sleeps while others come by `kubectl exec`."""
-    serves = uses_ssh(pod) or reached_by_kubectl(pod)
-    return serves and not any(_HOSTFILE in container.files for container in pod.containers)
-
-
-def reached_by_kubectl(pod: Pod) -> bool:
-    """Whether mpirun would reach its hosts by `kubectl exec`: MPIJob v1."""
-    return any(_KUBEXEC in container.files for container in pod.containers)
-
-
-def by_kubectl(pod: Pod, kubectl: str, scratch: str) -> Pod:
-    """The pod of an MPIJob v1, whose launcher has this text as its kubectl; commands stay as they are."""
-    if not reached_by_kubectl(pod):
-        return pod
-
-    def changed(container: Container) -> Container:
-        if _KUBEXEC not in container.files:
-            return container
-        is_launcher = _HOSTFILE in container.files
-        told = {**ON_A_LAPTOP, **_AS_ROOT} if is_launcher else _apart(scratch)
-        files = {**container.files, **({KUBECTL: File(kubectl, 0o755)} if is_launcher else {})}
-        return replace(container, env={**container.env, "TMPDIR": scratch, **told}, files=files)
-
-    return replace(pod, containers=tuple(map(changed, pod.containers)))
+    """Whether the pod only serves: its program is sshd."""
+    return uses_ssh(pod) and not any(_HOSTFILE in container.files for container in pod.containers)
 
 
 def on_loopback(pod: Pod, port: int, scratch: str) -> Pod:
