@@ -37,7 +37,7 @@ V2 = {
             ["local", "--faults", "oom", "--", "true"],
             {},
             2,
-            "did you mean --fault? see trainer-launch local --help",
+            "did you mean --fault? see trainer-launch rehearse --help",
         ),
         (["run", "--nodes"], {}, 2, "missing value for --nodes; see trainer-launch run --help"),
         (["run", "--exec=3", "--", "true"], {}, 2, "--exec takes no value, found '3'"),

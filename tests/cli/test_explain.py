@@ -78,7 +78,7 @@ def test_a_plain_shell_is_explained_helpfully() -> None:
     told = launch("explain")
     assert told.returncode == 0
     assert "Contract: unknown. No variable or file of a training controller was found." in told.stdout
-    assert "trainer-launch local" in told.stdout
+    assert "trainer-launch rehearse" in told.stdout
     assert json.loads(launch("explain", "--json").stdout)["contract"] == "unknown"
 
 

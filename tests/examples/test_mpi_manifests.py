@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(400), pytest.mark.long("t
 
 def rehearsed(name: str) -> AbstractContextManager[Started]:
     env = {**ENV, "PYTHONPATH": str(EXAMPLES.parents[1])}
-    return start("local", "-f", name, env=env, cwd=EXAMPLES)
+    return start("rehearse", "-f", name, env=env, cwd=EXAMPLES)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_the_elastic_mpijob_trains_on_all_its_workers_loses_one_and_the_others_g
     folder.mkdir()
     for name in ("mpijob-horovod-elastic.yaml", "train_horovod.py"):
         shutil.copy(EXAMPLES / name, folder)
-    with start("local", "-f", "mpijob-horovod-elastic.yaml", env=horovod, cwd=folder) as rehearsal:
+    with start("rehearse", "-f", "mpijob-horovod-elastic.yaml", env=horovod, cwd=folder) as rehearsal:
         rehearsal.read_until(r"step 50/200 .* workers 3")
         os.kill(pod_of(rehearsal, "horovod-elastic-worker-1").pid, signal.SIGKILL)
         code, output = rehearsal.end(timeout_s=400)

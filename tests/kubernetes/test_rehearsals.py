@@ -77,7 +77,7 @@ def folder(tmp_path: Path) -> Path:
 
 @JOBS
 def test_it_becomes_pods_that_the_launcher_understands(path: Path, folder: Path) -> None:
-    made = launch("local", *needed(path), "--render", str(folder / "pods"))
+    made = launch("rehearse", *needed(path), "--render", str(folder / "pods"))
     assert made.returncode == 0, made.stderr
     alike = {re.sub(r"\d+", "N", path.name): path for path in (folder / "pods").iterdir()}
     assert alike
@@ -97,7 +97,7 @@ def test_it_runs_to_its_end(path: Path, folder: Path) -> None:
         require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
         require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
     env = {"PYTHONPATH": str(published.DOCKER.parent), "CUDA_VISIBLE_DEVICES": ""}
-    with start("local", *needed(path), env=env, cwd=folder) as rehearsal:
+    with start("rehearse", *needed(path), env=env, cwd=folder) as rehearsal:
         code, output = rehearsal.end(timeout_s=280)
     assert code == 0, output
     found = sorted({int(rank) for rank in re.findall(r"rank (\d+) saved beside", output)})

@@ -65,7 +65,7 @@ def _able() -> None:
 @contextmanager
 def job(folder: Path, fault: str, *flags: str, nodes: int = 2, text: str = TRAIN) -> Iterator[Started]:
     flags = ("--fault", fault, *flags)
-    words = ("local", "--nodes", str(nodes), *flags, "--", script(folder, text), str(folder))
+    words = ("rehearse", "--nodes", str(nodes), *flags, "--", script(folder, text), str(folder))
     with start(*words, env={"TMPDIR": str(folder)}) as started:
         yield started
 
@@ -150,11 +150,11 @@ def network_of(pid: int) -> str | None:
 
 
 def test_what_cannot_be_done_is_said_before_anything_starts(tmp_path: Path) -> None:
-    told = launch("local", "--fault", "partition", "--", "sh", "-c", "echo began", env={"PATH": str(tmp_path)})
+    told = launch("rehearse", "--fault", "partition", "--", "sh", "-c", "echo began", env={"PATH": str(tmp_path)})
     assert told.returncode == 2
     assert "--fault 'partition' is not possible on this machine: unshare and nsenter and ip" in told.stderr
     assert "install util-linux and iproute2" in told.stderr
-    told = launch("local", "--fault", "partition node=7", "--", "sh", "-c", "echo began")
+    told = launch("rehearse", "--fault", "partition node=7", "--", "sh", "-c", "echo began")
     assert told.returncode == 2
     assert "no node 7" in told.stderr
     assert "began" not in told.stdout
@@ -187,7 +187,7 @@ def test_a_pod_that_is_added_or_made_anew_has_a_place_and_names_of_its_own(tmp_p
     (tmp_path / "job.yaml").write_text(GROWING.replace("ENOUGH", str(tmp_path / "enough")))
     faults = ("add node", "kill pod node=0 at=line:10.77.0.4", "delay dns 1s at=1h")
     flags = [word for fault in faults for word in ("--fault", fault)]
-    with start("local", "-f", str(tmp_path / "job.yaml"), *flags, env={"TMPDIR": str(tmp_path)}) as running:
+    with start("rehearse", "-f", str(tmp_path / "job.yaml"), *flags, env={"TMPDIR": str(tmp_path)}) as running:
         running.read_until("fault: kill pod node=0")
         running.read_until(r"job-worker-0\] new:")
         enough(tmp_path)

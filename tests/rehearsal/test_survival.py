@@ -87,7 +87,7 @@ def test_a_script_that_resumes_survives_being_killed_and_being_asked_to_stop(tmp
 def test_a_spare_takes_over_from_a_pod_that_never_comes_back(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RESUMES)
     fault = "kill pod node=1 back=never at=step:10"
-    argv = (sys.executable, "-c", RUN, "local", "--nodes", "2", "--spares", "1", "--fault", fault, "--", "train.py")
+    argv = (sys.executable, "-c", RUN, "rehearse", "--nodes", "2", "--spares", "1", "--fault", fault, "--", "train.py")
     done = ended(argv, tmp_path)
     assert done.code == 0, done.err
     assert "TrainJob local: Succeeded" in done.said
@@ -107,7 +107,7 @@ def test_a_node_whose_device_failed_is_quarantined_and_one_whose_program_failed_
     said: str, exits: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(FAILS_ONCE)
-    argv = (sys.executable, "-c", RUN, "local", "--nodes", "2", "--spares", "1", "--", "train.py", said)
+    argv = (sys.executable, "-c", RUN, "rehearse", "--nodes", "2", "--spares", "1", "--", "train.py", said)
     done = ended(argv, tmp_path)
     assert done.code == 0, done.err
     table = [line.split() for line in done.err.splitlines() if line.startswith("local-node-0-")]
@@ -210,7 +210,7 @@ def test_the_report_of_a_job_that_fails_is_written_too(tmp_path: Path) -> None:
 def test_a_torch_job_on_two_nodes_that_never_resumes_is_shown_up_with_all_its_pods(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     flags = ("--nodes", "2", "--fault", "kill worker node=1 at=step:20", "--report", "out.html")
-    argv = (sys.executable, "-c", RUN, "local", *flags, "--", "train.py")
+    argv = (sys.executable, "-c", RUN, "rehearse", *flags, "--", "train.py")
     done = ended(argv, tmp_path)
     assert done.code == 1, done.err
     assert re.search(

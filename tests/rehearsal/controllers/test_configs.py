@@ -254,7 +254,7 @@ def test_a_script_of_a_configmap_runs_with_its_own_settings(tmp_path: Path) -> N
     for name, text in given.items():
         (tmp_path / name).write_text(text)
         words += ["-f", str(tmp_path / name)]
-    ended = launch("local", *words, "--log-level", "debug")
+    ended = launch("rehearse", *words, "--log-level", "debug")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == ["[job-worker-0] 0.5 4711 b'\\xff\\x00'"]
     assert "4711" not in ended.stderr

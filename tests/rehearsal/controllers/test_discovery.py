@@ -67,7 +67,7 @@ def test_it_follows_the_pods(
         f"mpiReplicaSpecs: {{Launcher: {launcher}, Worker: {worker}}}}}"
     )
     words = [word for text in fault for word in ("--fault", text)]
-    ended = launch("local", "-f", str(tmp_path / "job.yaml"), *words)
+    ended = launch("rehearse", "-f", str(tmp_path / "job.yaml"), *words)
     assert ended.returncode == 0, ended.stderr
     said = [line.removeprefix("[j-launcher] ") for line in ended.stdout.splitlines()]
     assert said == [f"127.0.0.3{slots}", f"127.0.0.4{slots}", "then", *after, "-r-xr-xr-x"]

@@ -17,7 +17,7 @@ from typing import Any
 from trainer_launch.model import Json, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import REDACTED
-from trainer_launch.model.units import counted
+from trainer_launch.model.units import counted, grouped
 from trainer_launch.rehearsal.controllers.documents import (
     CONFIG_KINDS,
     MAX_BYTES,
@@ -76,7 +76,12 @@ def workload_of(documents: tuple[Field, ...]) -> Workload:
     made: Workload = module.read(Request(job=job, runtimes=runtimes))
     _check_variables(made)
     ignored = dict.fromkeys((*made.ignored, *configs.absent, *_counted(others)))
-    return replace(made, ignored=tuple(ignored))
+    return replace(made, ignored=tuple(ignored), unknown=tuple(_unknown(configs.unknown)))
+
+
+def _unknown(fields: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    for where, told in grouped((where, text) for (where, _), text in fields.items()).items():
+        yield f"{where}: unknown fields are ignored: {', '.join(told)}"
 
 
 def overridden(
@@ -279,7 +284,7 @@ def read(paths: Sequence[str]) -> tuple[Field, ...]:
 
 def tell_ignored(workload: Workload) -> None:
     """Say once what of the job this machine leaves out, and what is odd about it."""
-    for sentence in workload.odd:
+    for sentence in (*workload.odd, *workload.unknown):
         _log.warning("%s", sentence)
     if workload.ignored:
         _log.warning("ignored here: %s", ", ".join(workload.ignored))

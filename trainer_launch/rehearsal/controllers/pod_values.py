@@ -236,6 +236,7 @@ class Workload:
     rules: Rules
     ports: Mapping[str, str] = field(default_factory=dict)  # variable -> host name of the pod that listens there
     ignored: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()  # sentences: fields that nobody reads
     odd: tuple[str, ...] = ()  # sentences: what its author can hardly have meant
 
 

@@ -216,10 +216,8 @@ def _mount(found: Field) -> Mount:
 
 def _volume(found: Field) -> str:
     """Whose a volume is: one pod's, or all pods' of the job."""
-    kinds = [key for key in found.mapping() if key != "name"]
-    known = [key for key in kinds if key in (*_OWN_VOLUMES, *_ELSEWHERE)]
-    if kinds and known != kinds:
-        raise found.bad(f"a kind of volume, such as {', '.join(_OWN_VOLUMES[:1] + _ELSEWHERE[:1])}")
+    found.only(("name", *_OWN_VOLUMES, *_ELSEWHERE))
+    known = [key for key in found.mapping() if key in (*_OWN_VOLUMES, *_ELSEWHERE)]
     if known and known[0] in _ELSEWHERE:
         claim = found.get("persistentVolumeClaim", "claimName").name("") if known[0] == _ELSEWHERE[0] else ""
         return f"claim:{claim or found.get('name').text()}"

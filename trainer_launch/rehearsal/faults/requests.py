@@ -177,7 +177,9 @@ def read(text: str, source: str) -> tuple[Fault, ...]:
     if len(values) != 1:
         raise UsageError(f"{source} holds {len(values)} documents; expected one with faults: and a list")
     document = Field(values[0], "", source)
-    document.only(("faults",))
+    for key, other in document.fields():
+        if key != "faults":
+            raise other.bad("only faults:")
     entries = document.get("faults").items()
     if not entries:
         raise document.get("faults").bad("a list of faults")
