@@ -244,20 +244,7 @@ def test_a_job_from_flags_has_as_many_nodes_as_it_has() -> None:
     assert "fixed number of nodes" in ended.stderr
 
 
-# -- by chance, and from flags ----------------------------------------------------------------
-
-
-@pytest.mark.long("tests/rehearsal/test_faults.py")
-def test_chance_is_told_so_that_it_can_be_had_again(tmp_path: Path) -> None:
-    chaos = ("--chaos", "seed=7 rate=2/1s for=1.5s kinds=kill-worker,kill-pod")
-    ended = launch("rehearse", "-f", job(tmp_path, COUNTS, "replicas: 2, restartPolicy: ExitCode"), *chaos)
-    assert ended.returncode == 0, ended.stderr
-    came = [line.partition("fault: ")[2] for line in ended.stderr.splitlines() if "] fault: " in line]
-    again = [
-        line.partition("'")[2].rstrip("'") for line in ended.stderr.splitlines() if line.startswith("--fault '")
-    ]
-    assert came
-    assert again == came
+# -- from flags -------------------------------------------------------------------------------
 
 
 def test_pods_from_flags_are_killed_and_come_back_too(tmp_path: Path) -> None:

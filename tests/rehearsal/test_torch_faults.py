@@ -183,7 +183,9 @@ def elastic(folder: Path, command: list[str], replicas: int, *faults: str) -> su
         f"  pytorchReplicaSpecs: {{Worker: {{replicas: {replicas}, "
         f"template: {{spec: {{containers: [{container}]}}}}}}}}\n"
     )
-    ended = launch("rehearse", "-f", str(folder / "job.yaml"), *(word for one in faults for word in ("--fault", one)))
+    ended = launch(
+        "rehearse", "-f", str(folder / "job.yaml"), *(word for one in faults for word in ("--fault", one))
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended
 

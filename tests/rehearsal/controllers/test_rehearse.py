@@ -173,7 +173,9 @@ MOUNTS = "volumeMounts: [{name: c, mountPath: /claim}, {name: o, mountPath: /own
 
 
 def test_a_retryable_code_makes_the_pod_anew_and_only_the_claim_is_kept(tmp_path: Path) -> None:
-    ended = launch("rehearse", "-f", job(tmp_path, pod(shell(LIVES, MOUNTS), VOLUMES), "", "restartPolicy: ExitCode"))
+    ended = launch(
+        "rehearse", "-f", job(tmp_path, pod(shell(LIVES, MOUNTS), VOLUMES), "", "restartPolicy: ExitCode")
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [f"[job-worker-0] life {n} has {n}" for n in range(3)]
     assert rows(ended.stderr) == {"job-worker-0": ["Succeeded", "3", "0", "0"]}
@@ -192,7 +194,9 @@ def test_nothing_of_a_pod_outlives_it_not_even_in_a_session_of_its_own(tmp_path:
 
 
 def test_on_failure_restarts_in_the_same_pod(tmp_path: Path) -> None:
-    ended = launch("rehearse", "-f", job(tmp_path, pod(shell(LIVES, MOUNTS), VOLUMES), "", "restartPolicy: OnFailure"))
+    ended = launch(
+        "rehearse", "-f", job(tmp_path, pod(shell(LIVES, MOUNTS), VOLUMES), "", "restartPolicy: OnFailure")
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1] == "[job-worker-0] life 2 has 0 1 2"
     assert rows(ended.stderr) == {"job-worker-0": ["Succeeded", "1", "2", "0"]}
@@ -322,61 +326,6 @@ def mpijob(folder: Path, version: str, launcher: str, spec: str = "") -> str:
 
 
 # In a launcher, which may start before they do.
-BOTH_RUN = "for n in 0 1; do until kubectl exec job-worker-$n -- true 2>/dev/null; do sleep 0.05; done; done; "
-
-
-def test_a_launcher_of_v1_reaches_the_containers_of_its_workers_by_kubectl_exec(tmp_path: Path) -> None:
-    text = (
-        f"{BOTH_RUN}kubectl exec job-worker-1 -- sh -c 'echo in $HOSTNAME, not $0, with $OWN' launcher; "
-        "kubectl exec job-worker-0 -- sh -c 'exit 41'; echo code $?; "
-        "kubectl exec job-worker-7 -- true; kubectl get pods; cat $(dirname $(command -v kubectl))/../../etc/mpi/d*"
-    )
-    path = mpijob(tmp_path, "v1", f"command: [sh, -c, {json.dumps(text)}], env: [{{name: OWN, value: x}}]")
-    ended = launch("rehearse", "-f", path)
-    assert ended.returncode == 0, ended.stderr
-    said = [line.removeprefix("[job-launcher] ") for line in ended.stdout.splitlines()]
-    assert said[:2] == ["in job-worker-1, not launcher, with", "code 41"]
-    assert said[2:] == ["#!/bin/sh", "echo 127.0.0.3:1", "echo 127.0.0.4:1"]
-    assert 'pods "job-worker-7" not found' in ended.stderr
-    assert "knows only: kubectl exec POD" in ended.stderr
-    assert "init container kubectl-delivery: a stand-in" in ended.stderr
-
-
-def test_what_was_started_by_kubectl_exec_ends_with_its_pod(tmp_path: Path) -> None:
-    text = (
-        f"{BOTH_RUN}kubectl exec job-worker-0 -- sleep 45678 & until pgrep -fx 'sleep 45678'; do sleep 0.05; done; "
-        "kill $!; kubectl exec job-worker-0 -- kill -9 0"
-    )
-    path = mpijob(tmp_path, "v1", f"command: [sh, -c, {json.dumps(text)}]")
-    ended = launch("rehearse", "-f", path)
-    assert "job-worker-0" in ended.stderr
-    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "45678"]]
-
-
-def test_a_job_of_flux_is_not_run_and_said_to_be_so(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(trainjob("{numNodes: 2, command: [lmp]}") + "---\n" + runtime("flux: {}"))
-    words = ("rehearse", "-f", str(tmp_path / "job.yaml"))
-    ended = launch(*words)
-    assert ended.returncode == 2
-    for part in ("Flux", "flux run", "--render", "--command"):
-        assert part in ended.stderr
-    assert ended.stderr.count("\n") == 1
-
-
-def test_a_job_of_flux_goes_as_far_as_a_launcher_does(tmp_path: Path) -> None:
-    """Its pods can be looked at, and another program can be tried out in them."""
-    (tmp_path / "job.yaml").write_text(trainjob("{numNodes: 2, command: [lmp]}") + "---\n" + runtime("flux: {}"))
-    words = ("rehearse", "-f", str(tmp_path / "job.yaml"))
-    assert launch(*words, "--render", str(tmp_path / "pods")).returncode == 0
-    told = launch("explain", "--json", "--pod", str(tmp_path / "pods" / "job-node-0-1.json"))
-    explained = json.loads(told.stdout)
-    assert explained["contract"] == "trainer-v2-flux"
-    assert explained["job"]["nodes"] == 2
-    ended = launch(*words, "--command", "sh -c 'echo $HOSTNAME has $JOB_COMPLETION_INDEX'")
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.splitlines()) == [f"[job-node-0-{n}] job-node-0-{n} has {n}" for n in (0, 1)]
-
-
 @pytest.mark.parametrize(("spec", "names"), [("", (0, 1)), ("runLauncherAsWorker: true, ", (None, 0, 1))])
 def test_mpirun_reaches_the_pods_of_mpi_operator_by_ssh(
     tmp_path: Path, spec: str, names: tuple[int | None, ...]

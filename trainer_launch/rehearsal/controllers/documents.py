@@ -49,7 +49,14 @@ class Field:
         """The one sentence about this field."""
         value = self.value if found is None else found
         text = "missing" if value is None else _said(value)
-        return UsageError(f"{self.where}: {self.path or 'the document'} is {text}; expected {expected}")
+        near = "" if value is not None else self._near_miss()
+        return UsageError(f"{self.where}: {self.path or 'the document'} is {text}; expected {expected}{near}")
+
+    def _near_miss(self) -> str:
+        """An unknown field of the same document that may be meant."""
+        question = f"(did you mean {self.path.rpartition('.')[2]}?)"
+        noted = (text for (where, _), text in self.configs.unknown.items() if where == self.where)
+        return next((f"; unknown field {text}" for text in noted if text.endswith(question)), "")
 
     @property
     def place(self) -> str:
