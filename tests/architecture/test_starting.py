@@ -14,7 +14,7 @@ from tests.architecture.package import ROOT
 PAGE = ROOT / "docs" / "starting.md"
 _PLATFORMS = "cli/test_platforms.py::test_a_job_of_two_nodes_goes_on_in_place_after_a_killed_worker"
 _SURVIVAL = "survival/test_survival.py::test_a_fault_costs_seconds_and_no_other_pod"
-_IN_PLACE = "rehearsal/test_plain_jobs.py::test_a_retryable_exit_code_or_a_lost_pod_restarts_the_others_in_place"
+_IN_PLACE = "rehearsal/test_plain_jobs.py::test_a_retryable_exit_code_restarts_the_containers_in_place"
 _SCRIPTS = "cli/test_shims.py::test_a_script_that_calls_torchrun_recovers_in_place_from_a_killed_worker"
 _SHARDED = "examples/test_faults.py::test_a_sharded_model_goes_on_after_a_killed_worker_and_a_lost_pod"
 _TRAINERS = "frameworks/test_trainers.py::test_a_job_goes_on_after_a_killed_worker_and_a_lost_pod"
@@ -54,7 +54,7 @@ TESTS = {
     "MPIJob, Open MPI 4": "hosts/test_mpi_jobs.py::test_a_killed_host_is_waited_for_and_the_job_goes_on",
     "MPIJob, Open MPI 5": "hosts/test_open_mpi_5.py::test_a_killed_host_is_gone_on_without",
     "MPIJob, MPICH": "hosts/test_hydra_jobs.py::test_a_killed_host_is_gone_on_without",
-    "MPIJob v1, `kubectl exec`": "examples/test_mpi_manifests.py::test_mpijob_v1_loses_a_whole_pod_that_is_made_anew",
+    "MPIJob v1, `kubectl exec`": "kubexec/test_kubexec.py::test_a_worker_that_is_lost_is_waited_for_and_all_start_again",
     "horovodrun on a fixed list of hosts": "frameworks/test_horovod_jobs.py::test_a_static_job_waits_for_a_killed_host_and_starts_again",
     "horovodrun with a discovery script": "frameworks/test_horovod_jobs.py::test_an_elastic_job_goes_on_without_a_killed_host_and_grows_by_new_ones_until_it_is_stopped",
     "JobSet": "rehearsal/test_plain_jobs.py::test_a_jobset_whose_worker_is_killed_recovers_in_place",

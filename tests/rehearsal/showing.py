@@ -1,4 +1,4 @@
-"""A program for tests: a live table below lines that come fast (pods, lines, seconds to stay), or a list (steps)."""
+"""A program for tests: a live table below lines that come fast (pods, lines, seconds), or a list (steps)."""
 
 import os
 import sys

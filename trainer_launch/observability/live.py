@@ -39,15 +39,16 @@ def table(rows: Callable[[int], tuple[str, Sequence[Sequence[str]]]]) -> context
     """A table until the block ends; another thread asks `rows` for a title, a heading and at most so many rows."""
 
     def picture(most: int) -> RenderableType:
+        from rich.console import Group
         from rich.table import Column, Table
         from rich.text import Text
 
         title, (heading, *body) = rows(most)
         columns = (Column(word, no_wrap=True, overflow="ellipsis") for word in heading)
-        made = Table(*columns, title=Text(title), title_justify="left", box=None, pad_edge=False)
+        made = Table(*columns, box=None, pad_edge=False)
         for row in body:
             made.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
-        return made
+        return Group(Text(title, no_wrap=True, overflow="ellipsis"), made)
 
     return _drawn(picture)
 

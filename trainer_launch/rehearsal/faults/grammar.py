@@ -116,9 +116,9 @@ KINDS = {
     "delay dns": Form(("for",), needs=("for",), first=When(at_s=0.0), bare="for"),
 }
 _REMOVED = {  # what 0.2 had
-    "oom": "removed in 0.3; use kill worker, whose SIGKILL is what the kernel sends, too",
-    "slow link": "removed in 0.3; use partition for=2s, once for each pause",
-    "fill shm": "removed in 0.3; mount a small memory volume at /dev/shm in the manifest",
+    "oom": "use kill worker, whose SIGKILL is what the kernel sends, too",
+    "slow link": "use partition for=2s, once for each pause",
+    "fill shm": "mount a small memory volume at /dev/shm in the manifest",
 }
 _KEYS = ("node", "pod", "worker", "at", "for", "grace", "back", "workers")
 
@@ -180,7 +180,9 @@ def _kind(found: list[str], said: str) -> tuple[str, list[str]]:
 def _form(kind: str, said: str) -> Form:
     if kind in KINDS:
         return KINDS[kind]
-    hint = _REMOVED.get(kind) or did_you_mean(kind, KINDS) or f"expected one of: {', '.join(KINDS)}"
+    if kind in _REMOVED:
+        raise UsageError(f"{said}: {kind} was removed in 0.3; {_REMOVED[kind]}")
+    hint = did_you_mean(kind, KINDS) or f"expected one of: {', '.join(KINDS)}"
     raise UsageError(f"{said}: unknown fault; {hint}" if kind else f"{said}: missing fault; {hint}")
 
 
