@@ -49,7 +49,7 @@ STEP = r"step \d+ took ([0-9.]+)"
 @pytest.fixture(scope="module", autouse=True)
 def _able() -> None:
     machine = requests.look()
-    require(machine.works >= set(requests.NETWORK_PARTS), f"needs namespaces and veth: {machine}")
+    require(not machine.why_not, f"needs namespaces and veth: {machine}")
 
 
 @contextmanager

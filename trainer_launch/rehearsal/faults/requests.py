@@ -113,15 +113,17 @@ def isolate(faults: Sequence[Fault]) -> bool:
     """
     if is_inside():
         return True
-    machine = check(faults)
-    if wants_own_network(faults):
+    on_network = next((fault for fault in faults if fault.kind in OWN_NETWORK), None)
+    if on_network is None and not wants_names(faults):
+        return False
+    machine = look()
+    if not machine.why_not:
         enter(machine)  # does not return
-    if wants_names(faults):
-        machine = look()
-        why = why_no_network(machine)
-        if not why:
-            enter(machine)
-        _log.warning("the loss of node 0 cannot be survived here, because pods have no names of their own: %s", why)
+    if on_network is not None:
+        raise UsageError(f"--fault {shown(on_network.text)} is not possible on this machine: {machine.why_not}")
+    _log.warning(
+        "the loss of node 0 cannot be survived here, because pods have no names of their own: %s", machine.why_not
+    )
     return False
 
 
@@ -210,37 +212,33 @@ def _word(field: Field) -> str:
 # -- what this machine can do, found out by trying ---------------------------------------------
 
 
-_TRY_S = 20.0
+OWN_NETWORK = ("partition", "delay dns")
+PROGRAMS = ("unshare", "nsenter", "ip", "mount", "umount", "hostname", "sh")
 AS_USER = ("--user", "--map-root-user")
-# Each line says a word when it works; the words are those of NETWORK_PARTS.
-_CAPABILITY_TEST = """
-ip link set lo up && echo lo
-hostname capability-test && echo name
-ip link add port0 type veth peer name port1 && echo veth
-echo 1 >/proc/sys/net/ipv4/ip_forward && echo forward
-ip rule add from 10.77.0.2 blackhole && echo rule
-mount --bind /etc/hosts /etc/hosts && echo hosts
-mount -t tmpfs -o mode=1777,size=1m shm /dev/shm && echo shm
-true
+_PACKAGES = {"ip": "iproute2", "hostname": "hostname"}  # Debian's; all else is of util-linux
+_TRY_S = 20.0
+_CAPABILITY_TEST = """set -e
+ip link set lo up
+hostname capability-test
+ip link add port0 type veth peer name port1
+echo 1 >/proc/sys/net/ipv4/ip_forward
+ip rule add from 10.77.0.2 blackhole
+mount --bind /etc/hosts /etc/hosts
+mount -t tmpfs -o mode=1777,size=1m shm /dev/shm
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What was found out here by trying."""
+
+    why_not: str = ""  # why pods cannot have a network of their own, and what to do
+    as_user: bool = False  # they can only with a namespace of users around them
 
 
 def is_inside() -> bool:
     """Whether this process has namespaces of its own already."""
     return os.environ.get(runtime_directory.INSIDE) == str(os.getpid())
-
-
-def check(faults: Sequence[Fault]) -> Machine:
-    """Refuse what cannot be done here, before anything has started.
-
-    Raises:
-        UsageError: a fault cannot be carried out on this machine.
-    """
-    machine = look() if wants_own_network(faults) else Machine()
-    sentences = cannot(faults, machine)
-    if sentences:
-        raise UsageError("; ".join(sentences))
-    return machine
 
 
 def enter(machine: Machine) -> None:
@@ -253,60 +251,26 @@ def enter(machine: Machine) -> None:
 
 
 def look() -> Machine:
-    """Find out whether pods can have a network of their own here."""
-    missing = frozenset(program for program in PROGRAMS if shutil.which(program) is None)
+    """Find out whether pods can have a network, names and /dev/shm of their own here."""
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
-        return Machine(missing=missing)
-    works, why = _try(())
-    as_user = not works and os.geteuid() != 0
-    if as_user:
-        works, why = _try(AS_USER)
-    return Machine(namespaces=bool(works), as_user=as_user, works=works, why=why)
+        packages = dict.fromkeys(_PACKAGES.get(program, "util-linux") for program in missing)
+        return Machine(why_not=f"{' and '.join(missing)} not found in PATH; install {' and '.join(packages)}")
+    why = _try(())
+    as_user = bool(why) and os.geteuid() != 0
+    why = _try(AS_USER) if as_user else why
+    advice = f"{why}; run it as root, or in a --privileged container" if why else ""
+    return Machine(why_not=advice, as_user=as_user)
 
 
-def _try(flags: Sequence[str]) -> tuple[frozenset[str], str]:
-    """The words of what works in new namespaces; none, and why, when they cannot be made."""
-    argv = ("unshare", *flags, *pod_isolation.UNSHARE, "--", "sh", "-c", f"echo made; {_CAPABILITY_TEST}")
+def _try(flags: Sequence[str]) -> str:
+    """What does not work in new namespaces; "" when all does."""
+    argv = ("unshare", *flags, *pod_isolation.UNSHARE, "--", "sh", "-c", _CAPABILITY_TEST)
     done = deadline_subprocess.run(argv, None, _TRY_S)
-    if done.failure:
-        return frozenset(), done.failure[:120]
-    lines = done.err.strip().splitlines()
-    return frozenset(done.out.split()), lines[0][:120] if lines and not done.out else ""
-
-
-# -- which faults this machine can carry out ---------------------------------------------------
-
-
-PROGRAMS = ("unshare", "nsenter", "ip", "mount", "umount", "hostname", "sh")
-_PACKAGES = {"ip": "iproute2", "hostname": "hostname"}  # Debian's; all else is of util-linux
-# What has to work in a network of the pods' own, by the word that the capability test says; in the order of trying.
-NETWORK_PARTS = {
-    "lo": "a network namespace cannot be brought up",
-    "name": "the host name cannot be set",
-    "veth": "the kernel has no veth devices, which connect pods",
-    "forward": "/proc/sys/net is read-only, so packets between pods cannot be forwarded",
-    "rule": "the kernel has no routing rules, which drop the packets",
-    "hosts": "/etc/hosts cannot be mounted over",
-    "shm": "tmpfs cannot be mounted at /dev/shm",
-}
-OWN_NETWORK = ("partition", "delay dns")
-_PRIVILEGED = "run it as root, or in a --privileged container"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What was found out here by trying."""
-
-    missing: frozenset[str] = frozenset()  # programs, of PROGRAMS
-    namespaces: bool = False  # whether they can be made
-    as_user: bool = False  # only with a namespace of users around them
-    works: frozenset[str] = frozenset()  # of NETWORK_PARTS
-    why: str = ""  # what was said when namespaces could not be made
-
-
-def wants_own_network(faults: Iterable[Fault]) -> bool:
-    """Whether one of these needs pods with a network, names and /dev/shm of their own."""
-    return any(fault.kind in OWN_NETWORK for fault in faults)
+    if done.code == 0:
+        return ""
+    first = next(iter(done.err.strip().splitlines()), done.failure or f"exit code {done.code}")
+    return f"network namespaces are not permitted here ({first[:120]})"
 
 
 def wants_names(faults: Iterable[Fault]) -> bool:
@@ -314,27 +278,3 @@ def wants_names(faults: Iterable[Fault]) -> bool:
     return any(
         fault.kind in ("kill pod", "term pod") and fault.back_s is None and fault.node == 0 for fault in faults
     )
-
-
-def cannot(faults: Iterable[Fault], machine: Machine) -> tuple[str, ...]:
-    """A sentence for each fault that cannot be carried out here: why, and what to do. Of one kind once."""
-    firsts = {fault.kind: fault for fault in reversed(tuple(faults))}
-    wanted = [fault for fault in firsts.values() if fault.kind in OWN_NETWORK]
-    why = why_no_network(machine) if wanted else ""
-    return tuple(f"--fault {shown(fault.text)} is not possible on this machine: {why}" for fault in wanted if why)
-
-
-def why_no_network(machine: Machine) -> str:
-    """Why pods cannot have a network of their own here, and what to do; "" when they can."""
-    missing = [program for program in PROGRAMS if program in machine.missing]
-    if missing:
-        return f"{' and '.join(missing)} not found in PATH; install {_packages(missing)}"
-    if not machine.namespaces:
-        said = f" ({machine.why})" if machine.why else ""
-        return f"network namespaces are not permitted here{said}; {_PRIVILEGED}"
-    broken = next((why for word, why in NETWORK_PARTS.items() if word not in machine.works), None)
-    return f"{broken}; {_PRIVILEGED}" if broken else ""
-
-
-def _packages(programs: Iterable[str]) -> str:
-    return " and ".join(dict.fromkeys(_PACKAGES.get(program, "util-linux") for program in programs))
