@@ -53,10 +53,11 @@ class Field:
         return UsageError(f"{self.where}: {self.path or 'the document'} is {text}; expected {expected}{near}")
 
     def _near_miss(self) -> str:
-        """An unknown field of the same document that may be meant."""
-        question = f"(did you mean {self.path.rpartition('.')[2]}?)"
-        noted = (text for (where, _), text in self.configs.unknown.items() if where == self.where)
-        return next((f"; unknown field {text}" for text in noted if text.endswith(question)), "")
+        """An unknown field beside this one that may be meant."""
+        place = self.where, self.path.rpartition(".")[0]
+        noted = ((where, path.rpartition(".")[0], text) for (where, path), text in self.configs.unknown.items())
+        hints = (text for where, above, text in noted if (where, above) == place and text.endswith(")"))
+        return next((f"; unknown field {text}" for text in hints), "")
 
     @property
     def place(self) -> str:
