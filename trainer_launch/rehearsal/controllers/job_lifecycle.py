@@ -194,7 +194,7 @@ def _again(state: State, decision: AllAgain, now_s: float) -> Step:
     child = decision.child
     counted = state.counted + decision.counts
     limit = f"{counted} of {state.rules.max_restarts}" if decision.counts else "does not count"
-    state = replace(state, attempt=state.attempt + 1, counted=counted)
+    state = replace(state, counted=counted)
     chosen = [name for name, pod in state.pods.items() if child in (None, pod.draft.child)]
     state, actions = _stop_all(state, now_s, stop_as=Phase.PENDING, among=chosen)
     fresh = {name: _pending(state.states[name], now_s) for name in chosen}

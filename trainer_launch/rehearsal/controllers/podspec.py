@@ -20,7 +20,6 @@ from trainer_launch.rehearsal.controllers.pod_values import (
 
 RESTARTS = ("Always", "OnFailure", "Never")
 _AGENTS = {"JOBSET_NAME", "POD_NAME"}  # variables of JobSet's agent for restarts in place, whose image is not here
-_MAX_RULES, _MAX_CODES = 20, 255  # pkg/apis/core/validation
 # What a pod may hold that changes nothing for a rehearsal, and what it would change but a laptop cannot do.
 _POD_SILENT = (
     "imagePullSecrets", "enableServiceLinks", "automountServiceAccountToken", "dnsPolicy", "dnsConfig",
@@ -119,7 +118,6 @@ def _restart_rules(found: Field) -> tuple[ExitRule, ...]:
     rules = found.get("restartPolicyRules")
     if rules.given and not found.get("restartPolicy").given:
         raise found.get("restartPolicy").bad("Always, OnFailure or Never, as the container has restartPolicyRules")
-    _at_most(rules, _MAX_RULES)
     return tuple(map(_restart_rule, rules.items()))
 
 
@@ -129,17 +127,11 @@ def _restart_rule(rule: Field) -> ExitRule:
     codes.only(("operator", "values"))
     if not codes.given:
         raise codes.bad("exitCodes with an operator and values")
-    _at_most(codes.get("values"), _MAX_CODES)
     return ExitRule(
         action=rule.get("action").choice(("Restart", RESTART_ALL)),
         among=codes.get("operator").choice(("In", "NotIn")) == "In",
         codes=tuple(value.number() for value in codes.get("values").items()),
     )
-
-
-def _at_most(found: Field, most: int) -> None:
-    if len(found.items()) > most:
-        raise found.bad(f"at most {most} items", f"a list of {len(found.items())}")
 
 
 def read_env(found: Field) -> tuple[EnvItem, ...]:

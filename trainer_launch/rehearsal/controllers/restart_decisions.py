@@ -76,8 +76,7 @@ class State:
     states: Mapping[str, PodState]
     began_s: float
     failed: Mapping[str, int] = field(default_factory=dict)  # pods of a Job that were made anew
-    attempt: int = 0  # restarts of the JobSet, or of its Jobs
-    counted: int = 0  # of these, those that the limit is for
+    counted: int = 0  # restarts of the JobSet, or of its Jobs, that the limit is for
     begun: Mapping[str, float] = field(default_factory=dict)  # when each Job has begun
     condition: Condition | None = None
     held_until_s: float | None = None  # when a failure that may not be the first is taken for it
