@@ -6,7 +6,9 @@ v1: pkg/controller.v1/common/pod.go, pkg/core/job.go. Jobs: Kubernetes' own Job 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.model import exit_codes
 from trainer_launch.model.units import counted
@@ -19,8 +21,7 @@ from trainer_launch.rehearsal.controllers.pod_values import ChildRules, ExitRule
 CANNOT_RUN = "ContainerCannotRun"
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """How the job ended."""
 
     succeeded: bool
@@ -45,8 +46,7 @@ class Condition:
         return not self.succeeded and self.reason == CANNOT_RUN
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
+class Again(Struct, frozen=True):
     """Delete this pod and make it anew, not before a time has passed; it counts as a failed pod of the Job `of`."""
 
     pod: str
@@ -54,8 +54,7 @@ class Again:
     of: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AllAgain:
+class AllAgain(Struct, frozen=True):
     """Make all pods anew: JobSet restarts, or one of its Jobs; `counts` towards its failurePolicy's limit."""
 
     because: Condition
@@ -66,8 +65,7 @@ class AllAgain:
 Decision = Condition | Again | AllAgain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(Struct, frozen=True, kw_only=True):
     """How the job stands."""
 
     kind: str
@@ -251,8 +249,7 @@ RESTART = "RestartJobSet"  # what a failurePolicy does where none of its rules f
 DISRUPTED = "DisruptionTarget"  # the condition of a pod that was evicted, or whose node went
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
+class _Failed(Struct, frozen=True):
     """A Job that has failed."""
 
     child: str

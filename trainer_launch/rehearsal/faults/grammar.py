@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
@@ -51,8 +52,7 @@ def parse_duration(text: str, least_s: float = 0.0) -> float | None:
 # -- faults as values --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class When:
+class When(Struct, frozen=True, kw_only=True):
     """When a fault comes: exactly one of the three is set."""
 
     at_s: float | None = None  # after the beginning of the rehearsal
@@ -60,8 +60,7 @@ class When:
     line: str | None = None  # when a pod says a line that this regular expression is found in
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(Struct, frozen=True, kw_only=True):
     """One fault, once."""
 
     kind: str  # "kill worker", "stop worker", "kill pod", "term pod", "add node", "scale", "partition",
@@ -94,8 +93,7 @@ _AT = (
 _AT_STEP_1 = When(step=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(Struct, frozen=True):
     """How one kind of fault is written."""
 
     keys: tuple[str, ...]  # besides at=
@@ -213,8 +211,7 @@ def _takes(kind: str) -> str:
 # -- values -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
+class _Value(Struct, frozen=True):
     """How the value of a key is read; `parse` gives None for one that does not fit."""
 
     field: str

@@ -8,8 +8,9 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from trainer_launch.host import deadline_subprocess, runtime_directory
 from trainer_launch.model.errors import UsageError
@@ -228,8 +229,7 @@ mount -t tmpfs -o mode=1777,size=1m shm /dev/shm
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """What was found out here by trying."""
 
     why_not: str = ""  # why pods cannot have a network of their own, and what to do

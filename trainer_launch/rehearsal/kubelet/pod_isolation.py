@@ -13,8 +13,10 @@ import resource
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import Process
@@ -31,8 +33,7 @@ _KINDS = ("net", "mnt", "uts", "ipc")
 _OPTIONS = {"net": "--net", "mnt": "--mount", "uts": "--uts", "ipc": "--ipc"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     """One pod's namespaces, which we hold open."""
 
     link: Link
@@ -201,8 +202,7 @@ def address_of(number: int) -> str:
     return pod_values.address_of(number, "10.77")
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """Where a pod is plugged into the router."""
 
     number: int
