@@ -37,7 +37,7 @@ system: ## install the system packages that tests use, or say which are missing
 	@tests/setup/system_packages.sh
 
 demo: venv ## train a small language model on 2 rehearsed pods with 2 processes each
-	CUDA_VISIBLE_DEVICES= $(BIN)/trainer-launch local --nodes 2 --nproc-per-node 2 -- docker/examples/train_charlm.py
+	CUDA_VISIBLE_DEVICES= $(BIN)/trainer-launch rehearse --nodes 2 --nproc-per-node 2 -- docker/examples/train_charlm.py
 
 horovod: system venv ## build Horovod for the tests, once; it is kept in the user's cache
 	@tests/setup/horovod.sh

@@ -98,7 +98,7 @@ def to_first_step(nodes: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         script, notes = Path(folder, "train.py"), Path(folder, "notes")
         script.write_text(TRAIN)
-        words = ("-m", "trainer_launch", "local", "--nodes", str(nodes), "--", str(script), str(notes))
+        words = ("-m", "trainer_launch", "rehearse", "--nodes", str(nodes), "--", str(script), str(notes))
         start_s = time.monotonic()
         ended = run((sys.executable, *words), environment(), Path(folder))
         if ended.code:
@@ -111,7 +111,7 @@ def to_first_step(nodes: int) -> tuple[float, float]:
 
 def examples() -> list[Example]:
     """All of docker/examples: manifests, programs that run by themselves, and the one of `make demo`."""
-    module = ("-m", "trainer_launch", "local")
+    module = ("-m", "trainer_launch", "rehearse")
     found = []
     for path in sorted(EXAMPLES.glob("*.yaml")):
         named = [EXAMPLES / name for name in set(re.findall(r"\w+\.py\b", path.read_text()))]

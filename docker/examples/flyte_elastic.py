@@ -1,7 +1,7 @@
 """The two ways in which Flyte tasks ask for workers: `Elastic(...)` on one node, and on several.
 
     python flyte_elastic.py                         # one node: a plain pod, two workers in it
-    trainer-launch local -f flyte-elastic.yaml      # several nodes: the PyTorchJob that Flyte makes of nnodes="1:2"
+    trainer-launch rehearse -f flyte-elastic.yaml   # several nodes: the PyTorchJob that Flyte makes of nnodes="1:2"
 
 In a Flyte project the two functions are tasks; without flytekit they are just functions. `launch` starts the
 workers in the pod that the task runs in, and meets those of the other pods.

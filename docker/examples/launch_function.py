@@ -1,7 +1,7 @@
 """Run a Python function as a distributed job in this pod or on this machine: `launch(func, Elastic(...))`.
 
     python launch_function.py                                                   # two workers on this machine
-    trainer-launch local --nodes 2 --engine plain -- python launch_function.py  # the same call in each of two pods
+    trainer-launch rehearse --nodes 2 --engine plain -- python launch_function.py  # in each of two pods
 
 Where a platform made several pods, each calls it and they meet. `create_job.py` submits a function to a cluster.
 """

@@ -1,8 +1,8 @@
 """Train a small language model with Hugging Face's Accelerate, on text that every machine has.
 
     python train_accelerate.py                                          # alone
-    trainer-launch local --nodes 2 -- train_accelerate.py
-    trainer-launch local -f pytorchjob-accelerate.yaml                  # a master and a worker of the v1 operator
+    trainer-launch rehearse --nodes 2 -- train_accelerate.py
+    trainer-launch rehearse -f pytorchjob-accelerate.yaml               # a master and a worker of the v1 operator
 
 The launcher starts this script itself, without `accelerate launch`: the Accelerator finds torch's variables, and
 what that command would set for the script (`ACCELERATE_MIXED_PRECISION` and the like) goes into the pod's `env`.

@@ -2,7 +2,7 @@
 
     python train_charlm.py                                    # one process
     torchrun --nproc-per-node 4 train_charlm.py               # four
-    trainer-launch local --nodes 2 --nproc-per-node 2 -- train_charlm.py
+    trainer-launch rehearse --nodes 2 --nproc-per-node 2 -- train_charlm.py
 
 The text is the source code of Python's own standard library, so nothing is downloaded. With `--checkpoint PATH` the
 run continues where the last one ended, whatever ended it: rank 0 writes the file whole or not at all, and sends

@@ -1,7 +1,7 @@
 """Train a small language model with DeepSpeed (ZeRO stage 1), on text that every machine has.
 
-    trainer-launch local --nodes 2 -- train_deepspeed.py
-    trainer-launch local -f pytorchjob-deepspeed.yaml                   # a master and a worker of the v1 operator
+    trainer-launch rehearse --nodes 2 -- train_deepspeed.py
+    trainer-launch rehearse -f pytorchjob-deepspeed.yaml                # a master and a worker of the v1 operator
 
 The launcher starts this script itself, without the `deepspeed` command: DeepSpeed finds torch's variables. The
 text is the source code of Python's own standard library. With `--checkpoints FOLDER`, on a disk that all nodes

@@ -1,7 +1,7 @@
 """Train a small language model with FSDP2 (`fully_shard`), on text that every machine has; checkpoints are sharded.
 
     torchrun --nproc-per-node 2 train_fsdp2.py
-    trainer-launch local --nodes 2 --nproc-per-node 2 -- train_fsdp2.py --checkpoints /tmp/fsdp2
+    trainer-launch rehearse --nodes 2 --nproc-per-node 2 -- train_fsdp2.py --checkpoints /tmp/fsdp2
 
 Each rank holds a part of each parameter and writes its own part with torch.distributed.checkpoint. All nodes share
 the folder of `--checkpoints`; the run continues there where the last one ended, with more or fewer ranks, too. On

@@ -1,7 +1,7 @@
 """Train a small language model with Horovod's elastic state, on text that every machine has.
 
     horovodrun -np 2 --min-np 1 --max-np 3 --host-discovery-script ./discover_hosts.sh python train_horovod.py
-    trainer-launch local -f mpijob-horovod-elastic.yaml
+    trainer-launch rehearse -f mpijob-horovod-elastic.yaml
 
 The model predicts a byte from the three before it; the text is the source code of Python's own standard library.
 Every `--commit-every` steps the state is committed: when a worker is lost, the others go on from there, in memory

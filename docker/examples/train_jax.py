@@ -1,8 +1,8 @@
 """Train a small model of bytes with JAX, data-parallel, in a JAXJob or TrainJob, on text that every machine has.
 
     python train_jax.py                           # one process
-    trainer-launch local -f jaxjob-simple.yaml    # a JAXJob of two processes
-    trainer-launch local -f trainjob-jax.yaml     # a TrainJob over a JAX runtime of two nodes
+    trainer-launch rehearse -f jaxjob-simple.yaml    # a JAXJob of two processes
+    trainer-launch rehearse -f trainjob-jax.yaml     # a TrainJob over a JAX runtime of two nodes
 
 The text is the source code of Python's own standard library, so nothing is downloaded. With `--checkpoint PATH` the
 run continues where the last one ended: process 0 writes the file whole or not at all, and sends what it finds there

@@ -1,6 +1,6 @@
 """Train a small language model with Lightning, on text that every machine has.
 
-    trainer-launch local --nodes 2 -- train_lightning.py --checkpoints /tmp/lightning
+    trainer-launch rehearse --nodes 2 -- train_lightning.py --checkpoints /tmp/lightning
 
 The launcher starts this script itself, once for each worker: Lightning recognises torchrun's variables and starts
 no processes of its own. With `--checkpoints FOLDER`, on a disk that all nodes share, the run continues where the

@@ -1,7 +1,7 @@
 """Train a tiny GPT as Megatron-LM does: tensor, pipeline and data parallel groups, and its layout of checkpoints.
 
     torchrun --nproc-per-node 4 train_megatron.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
-    trainer-launch local --nodes 2 --nproc-per-node 2 -- train_megatron.py --tensor-model-parallel-size 2
+    trainer-launch rehearse --nodes 2 --nproc-per-node 2 -- train_megatron.py --tensor-model-parallel-size 2
 
 Options have Megatron's names, but this needs only torch, and no GPU. With `--save FOLDER`, on a disk that all nodes
 share, each model-parallel rank writes `iter_0000020/mp_rank_TP_PP/model_optim_rng.pt`. Then rank 0 writes the

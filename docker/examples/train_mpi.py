@@ -1,7 +1,7 @@
 """Train a bigram language model by softmax regression, data-parallel over MPI, on text that every machine has.
 
     mpirun -n 4 python train_mpi.py
-    trainer-launch local --nodes 2 --nproc-per-node 2 -- mpirun python train_mpi.py
+    trainer-launch rehearse --nodes 2 --nproc-per-node 2 -- mpirun python train_mpi.py
 
 The text is the source code of Python's own standard library. With `--checkpoint PATH` the run continues where the
 last one ended: rank 0 writes the file whole or not at all, and sends what it finds there to the others.

@@ -2,7 +2,7 @@
 
     python train_paddle.py                                              # alone
     python -m paddle.distributed.launch --nproc_per_node 2 train_paddle.py
-    trainer-launch local -f paddlejob-charlm.yaml                       # two workers of the v1 operator
+    trainer-launch rehearse -f paddlejob-charlm.yaml                       # two workers of the v1 operator
 
 The text is the source code of Python's own standard library. With `--checkpoint PATH` the run continues where the
 last one ended: rank 0 writes the file whole or not at all, and sends what it finds there to the others. When a pod

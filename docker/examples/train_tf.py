@@ -1,8 +1,8 @@
 """Train a small model of bytes with TensorFlow, in any role of a TFJob, on text that every machine has.
 
     python train_tf.py                          # one process
-    trainer-launch local -f tfjob-simple.yaml   # two workers: MultiWorkerMirroredStrategy
-    trainer-launch local -f tfjob-ps.yaml       # ParameterServerStrategy: chief, server, workers, evaluator
+    trainer-launch rehearse -f tfjob-simple.yaml   # two workers: MultiWorkerMirroredStrategy
+    trainer-launch rehearse -f tfjob-ps.yaml       # ParameterServerStrategy: chief, server, workers, evaluator
 
 The text is the source code of Python's own standard library, so nothing is downloaded. With `--checkpoint PATH`
 the run continues where the last one ended: worker 0 or the chief writes the file whole or not at all, and all

@@ -1,7 +1,7 @@
 """A recipe for torchtune: train a tiny Llama on text that every machine has.
 
     tune run --nproc_per_node 2 train_torchtune.py --config train_torchtune.yaml
-    trainer-launch local --nodes 2 -- tune run --nproc_per_node 1 train_torchtune.py --config train_torchtune.yaml
+    trainer-launch rehearse --nodes 2 -- tune run --nproc_per_node 1 train_torchtune.py --config …
 
 `trainer-launch run -- tune run …` starts the workers itself, and each of them runs the recipe as torchtune would.
 The run continues where `checkpoint` ended: rank 0 writes the file whole or not at all.

@@ -1,6 +1,6 @@
 """Train a tiny GPT-2 with the Trainer of Hugging Face's Transformers, on text that every machine has.
 
-    trainer-launch local --nodes 2 -- train_transformers.py --checkpoints /tmp/transformers
+    trainer-launch rehearse --nodes 2 -- train_transformers.py --checkpoints /tmp/transformers
 
 The launcher starts this script itself, without `accelerate launch`: the Trainer finds torch's variables. The model
 is made from a configuration in the code, so nothing is downloaded. With `--checkpoints FOLDER`, on a disk that all

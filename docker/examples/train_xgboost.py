@@ -1,8 +1,8 @@
 """Train a classifier of handwritten digits with XGBoost, its rows spread over all pods, on data of scikit-learn.
 
     python train_xgboost.py                                     # alone
-    trainer-launch local -f xgboostjob-digits.yaml              # a master and two workers, as the v1 operator's
-    trainer-launch local -f trainjob-xgboost.yaml               # two nodes of Kubeflow Trainer v2
+    trainer-launch rehearse -f xgboostjob-digits.yaml              # a master and two workers, as the v1 operator's
+    trainer-launch rehearse -f trainjob-xgboost.yaml               # two nodes of Kubeflow Trainer v2
 
 Pod 0 starts XGBoost's tracker and trains like the others. The tracker takes any free port and the job's own port
 only tells which: XGBoost cannot open the same port again for a minute after its connections were cut, but a pod

@@ -43,8 +43,7 @@ READS_ENVIRONMENT = (
     *("cli.py", "commands/", "model/settings.py", "planning/reading.py", *OF_CHILDREN, *OF_WORKERS),
     *("pytorch/hidden_imports.py", "pytorch/function_launch.py"),
     *("observability/report.py", "observability/termination_message.py", "mpi/agent.py"),
-    *("rehearsal/kubelet/", "rehearsal/faults/requests.py", "rehearsal/report/reporting.py"),
-    "observability/live.py",
+    *("rehearsal/kubelet/", "rehearsal/faults/requests.py", "observability/live.py"),
 )
 WRITES_ENVIRONMENT = (*OF_CHILDREN, *OF_WORKERS)  # its own process's, before the program begins
 

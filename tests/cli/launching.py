@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainer_launch.rehearsal.controllers.local_jobs import _foreign
+from trainer_launch.rehearsal.controllers.local_jobs import own_environment
 
 LAUNCHER = (sys.executable, "-m", "trainer_launch")
 DEADLINE_S = 120.0
@@ -44,11 +44,7 @@ def clean_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
     Nor has it PYTHONUNBUFFERED, under which print() writes each piece by itself, and workers mix their lines.
     """
-    env = {
-        k: v
-        for k, v in os.environ.items()
-        if not _foreign(k) and not k.startswith(("TRAINER_LAUNCH_", "PYTHONUNBUFFERED"))
-    }
+    env = {name: value for name, value in own_environment(os.environ).items() if name != "PYTHONUNBUFFERED"}
     return env | {"PYTHONWARNINGS": "ignore"} | dict(extra or {})
 
 

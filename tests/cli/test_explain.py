@@ -88,7 +88,7 @@ def test_a_plain_shell_is_explained_helpfully() -> None:
     told = launch("explain")
     assert told.returncode == 0
     assert "Contract: unknown. No variable or file of a training controller was found." in told.stdout
-    assert "trainer-launch local" in told.stdout
+    assert "trainer-launch rehearse" in told.stdout
     assert json.loads(launch("explain", "--json").stdout)["contract"] == "unknown"
 
 
@@ -239,11 +239,11 @@ def test_help_fits_eighty_columns_and_names_the_variables(command: list[str]) ->
     assert max(map(len, told.stdout.splitlines())) <= 80
     assert "TRAINER_LAUNCH_" in told.stdout
     examples = told.stdout.partition("\nexamples:\n")[2]
-    assert f"trainer-launch {command[0] if command else 'local'} " in examples
+    assert f"trainer-launch {command[0] if command else 'rehearse'} " in examples
     assert launch("help", *command, env={"COLUMNS": "80"}).stdout == told.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "preflight", "explain", "local"])
+@pytest.mark.parametrize("command", ["run", "preflight", "explain", "rehearse"])
 def test_help_shows_the_options_most_people_need_and_help_all_shows_each(command: str) -> None:
     told = (launch(command, flag).stdout for flag in ("--help", "--help-all"))
     few, whole = (set(re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)) for text in told)

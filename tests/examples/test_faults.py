@@ -47,7 +47,7 @@ def resumed_at(output: str) -> int:
 def lose_an_mpi_node(manifest: str) -> None:
     pytest.importorskip("mpi4py")
     require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
-    with start("local", "-f", manifest, env=HERE, cwd=EXAMPLES) as rehearsal:
+    with start("rehearse", "-f", manifest, env=HERE, cwd=EXAMPLES) as rehearsal:
         rehearsal.read_until(r"step 20/")
         output = lose(rehearsal, "bigrams-node-0-0")
     assert 20 <= resumed_at(output) < 60
@@ -92,7 +92,7 @@ def test_a_trainjob_of_a_published_runtime_loses_a_node_starts_again_and_resumes
 
 
 def test_the_checked_torch_job_loses_a_pod_and_resumes() -> None:
-    with start("local", "-f", "trainjob-preflight.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
+    with start("rehearse", "-f", "trainjob-preflight.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
         rehearsal.read_until(r"step 10/100")
         output = lose(rehearsal, "checked-node-0-1")
     assert 10 <= resumed_at(output) < 100
@@ -100,7 +100,7 @@ def test_the_checked_torch_job_loses_a_pod_and_resumes() -> None:
 
 
 def test_one_of_ten_plain_nodes_is_lost_and_goes_on_where_it_was() -> None:
-    with start("local", "-f", "trainjob-plainml.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
+    with start("rehearse", "-f", "trainjob-plainml.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
         rehearsal.read_until(r"^\[ngrams-node-0-7\] step 5/")
         output = lose(rehearsal, "ngrams-node-0-7")
     assert re.search(r"^\[ngrams-node-0-7\] resumed at module (5|10|1\d) of", output, re.MULTILINE)
@@ -109,7 +109,7 @@ def test_one_of_ten_plain_nodes_is_lost_and_goes_on_where_it_was() -> None:
 
 
 def test_flytes_elastic_on_several_nodes_loses_one_and_resumes() -> None:
-    with start("local", "-f", "flyte-elastic.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
+    with start("rehearse", "-f", "flyte-elastic.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
         rehearsal.read_until(r"step 10/100")
         pod_of(rehearsal, "flyte-elastic-worker-1").send_signal(signal.SIGKILL)
         code, output = rehearsal.end(timeout_s=280)
@@ -170,7 +170,7 @@ def test_a_sharded_model_goes_on_after_a_killed_worker_and_a_lost_pod(
 ) -> None:
     faults = ("--fault", "kill worker node=1 at=step:30", "--fault", "kill pod node=1 at=step:60")
     words = (
-        "local",
+        "rehearse",
         "--nodes",
         "2",
         "--nproc-per-node",

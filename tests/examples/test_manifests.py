@@ -31,7 +31,7 @@ ENV = {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
 
 def run(name: str, *words: str) -> tuple[int, str, str]:
     ended = subprocess.run(
-        [*LAUNCHER, "local", "-f", name, *words],
+        [*LAUNCHER, "rehearse", "-f", name, *words],
         cwd=EXAMPLES,
         env=clean_env({**ENV, "PYTHONPATH": str(EXAMPLES.parents[1])}),
         capture_output=True,
@@ -45,7 +45,7 @@ def run(name: str, *words: str) -> tuple[int, str, str]:
 def started(request: pytest.FixtureRequest) -> Iterator[Started]:
     """A rehearsal that runs."""
     env = {**ENV, "PYTHONPATH": str(EXAMPLES.parents[1])}
-    with start("local", "-f", request.param, env=env, cwd=EXAMPLES) as rehearsal:
+    with start("rehearse", "-f", request.param, env=env, cwd=EXAMPLES) as rehearsal:
         yield rehearsal
 
 

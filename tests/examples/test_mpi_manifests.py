@@ -22,50 +22,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(400), pytest.mark.long("t
 
 def rehearsed(name: str) -> AbstractContextManager[Started]:
     env = {**ENV, "PYTHONPATH": str(EXAMPLES.parents[1])}
-    return start("local", "-f", name, env=env, cwd=EXAMPLES)
-
-
-@pytest.fixture
-def open_mpi() -> None:
-    pytest.importorskip("mpi4py")
-    require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
-
-
-def test_mpijob_v1_trains_over_kubectl_exec(open_mpi: None) -> None:
-    code, output, errors = run("mpijob-v1.yaml")
-    assert code == 0, errors
-    assert sorted(re.findall(r"rank (\d) of 4 on bigrams-v1-worker-(\d)", output)) == [
-        (str(rank), str(rank // 2)) for rank in range(4)
-    ]
-    losses = [float(loss) for loss in re.findall(r"step \d+/60  loss ([\d.]+)", output)]
-    assert losses[0] > losses[-1]
-    assert "MPIJob v1 bigrams-v1: Succeeded" in errors
-
-
-def test_mpijob_v1_loses_a_worker_starts_again_and_resumes(open_mpi: None) -> None:
-    with rehearsed("mpijob-v1.yaml") as rehearsal:
-        rehearsal.read_until(r"step 20/60")
-        os.kill(pod_of(rehearsal, "bigrams-v1-worker-1").pid, signal.SIGKILL)
-        code, output = rehearsal.end(timeout_s=280)
-    assert code == 0, output
-    assert re.search(r"resumed at step (20|40)", output)
-    assert re.search(r"^bigrams-v1-launcher +Succeeded +1 +[1-3] +0 ", output, re.MULTILINE)
-
-
-def test_mpijob_v1_in_a_network_of_each_pods_own_bears_a_moment_without_it(open_mpi: None) -> None:
-    """`kubectl exec` leads into the worker's network, too."""
-    require(os.geteuid() == 0, "needs root")
-    code, output, errors = run("mpijob-v1.yaml", "--fault", "partition node=1 at=step:20 for=2s")
-    assert code == 0, errors
-    assert len(re.findall(r"rank \d of 4 on bigrams-v1-worker-\d", output)) == 4
-    assert "fault ended: partition" in errors
-
-
-def test_mpijob_v1_loses_a_whole_pod_that_is_made_anew(open_mpi: None) -> None:
-    code, output, errors = run("mpijob-v1.yaml", "--fault", "kill pod node=1 at=step:20 back=1s")
-    assert code == 0, errors
-    assert re.search(r"resumed at step (20|40)", output)
-    assert re.search(r"^bigrams-v1-worker-1 +\S+ +2 ", errors, re.MULTILINE), "its second life"
+    return start("rehearse", "-f", name, env=env, cwd=EXAMPLES)
 
 
 @pytest.fixture
@@ -86,7 +43,7 @@ def test_the_elastic_mpijob_trains_on_all_its_workers_loses_one_and_the_others_g
     folder.mkdir()
     for name in ("mpijob-horovod-elastic.yaml", "train_horovod.py"):
         shutil.copy(EXAMPLES / name, folder)
-    with start("local", "-f", "mpijob-horovod-elastic.yaml", env=horovod, cwd=folder) as rehearsal:
+    with start("rehearse", "-f", "mpijob-horovod-elastic.yaml", env=horovod, cwd=folder) as rehearsal:
         rehearsal.read_until(r"step 50/200 .* workers 3")
         os.kill(pod_of(rehearsal, "horovod-elastic-worker-1").pid, signal.SIGKILL)
         code, output = rehearsal.end(timeout_s=400)

@@ -106,7 +106,7 @@ def test_a_pod_that_is_asked_to_stop_does_not_make_the_others_wait_for_what_save
     events = tmp_path / "events"
     fault = ("--nodes", "2", "--fault", "term pod node=1 at=step:40", "--events", str(events))
     steps = ("--steps", "200", "--checkpoint", str(tmp_path / "model.pt"))
-    command = (sys.executable, "-m", "trainer_launch", "local", *fault, "--", str(SCRIPT), *SMALL, *steps)
+    command = (sys.executable, "-m", "trainer_launch", "rehearse", *fault, "--", str(SCRIPT), *SMALL, *steps)
     with start(*command) as process:
         output = process.communicate(timeout=200)[0]
         assert process.returncode == 0, output

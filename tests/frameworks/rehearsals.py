@@ -1,4 +1,4 @@
-"""Examples of docker/examples under `trainer-launch local -f`, with the Python of their framework."""
+"""Examples of docker/examples under `trainer-launch rehearse -f`, with the Python of their framework."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Rehearsal(Started):
 
     def __init__(self, framework: str, manifest: str | Path, *words: str) -> None:
         super().__init__(
-            ("local", "-f", str(manifest), *words),
+            ("rehearse", "-f", str(manifest), *words),
             frameworks.env(),
             frameworks.EXAMPLES,
             launcher=frameworks.launcher(framework),

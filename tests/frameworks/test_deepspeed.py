@@ -60,7 +60,7 @@ def test_over_mpirun_a_script_of_deepspeed_goes_on_from_its_checkpoint_after_a_k
     """`deepspeed.init_distributed` asks MPI for ranks, and counts the local ones by host name."""
     pytest.importorskip("mpi4py")
     require(shutil.which("orterun") and shutil.which("sshd", path="/usr/sbin:/usr/bin"), "needs Open MPI and sshd")
-    why = requests.why_no_network(requests.look(network=True, memory=False))
+    why = requests.look().why_not
     require(not why, why)
     manifest = tmp_path / "job.yaml"
     manifest.write_text(OVER_MPIRUN.format(folder=tmp_path / "checkpoints"))

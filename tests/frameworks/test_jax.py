@@ -96,7 +96,7 @@ def test_sigterm_to_one_process_stops_both_after_the_same_step_and_they_go_on_th
 
 @pytest.mark.parametrize("manifest", JOBS)
 def test_rendered_pods_tell_each_process_its_place(manifest: str, tmp_path: Path) -> None:
-    rendered = launch("local", "-f", str(frameworks.EXAMPLES / manifest), "--render", str(tmp_path))
+    rendered = launch("rehearse", "-f", str(frameworks.EXAMPLES / manifest), "--render", str(tmp_path))
     assert rendered.returncode == 0, rendered.stderr
     jobs = [json.loads(explained(path).stdout)["job"] for path in sorted(tmp_path.glob("*.json"))]
     assert [(job["nodes"], job["node_rank"]) for job in jobs] == [(2, 0), (2, 1)]

@@ -68,7 +68,7 @@ def rehearsed(folder: Path, job: object, *fault: str, more: tuple[str, ...] = ()
     assert launch("install-shims", str(shims)).returncode == 0
     path = os.pathsep.join((str(shims), os.path.dirname(sys.executable), os.environ["PATH"]))
     # The SDK's command writes the function into the working directory.
-    words = (sys.executable, "-m", "trainer_launch", "local", "-f", "job.yaml", *more, "--fault", *fault)
+    words = (sys.executable, "-m", "trainer_launch", "rehearse", "-f", "job.yaml", *more, "--fault", *fault)
     env = frameworks.env({"PATH": path, "TMPDIR": str(folder)})
     ended = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -133,7 +133,7 @@ def test_an_image_that_has_the_whole_training_runs_its_own_command(tmp_path: Pat
 def test_an_image_without_a_command_is_tried_once_where_the_runtime_ends_the_job_on_2(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(json.dumps(of_container(tmp_path)))
-    told = launch("local", "-f", str(job), "-f", str(RUNTIME), "--command", "trainer-launch run --")
+    told = launch("rehearse", "-f", str(job), "-f", str(RUNTIME), "--command", "trainer-launch run --")
     assert told.returncode == 2
     assert told.stderr.count("missing command; write it after --") >= 1
     rows = [line.split()[1:5] for line in told.stderr.splitlines() if line.startswith("line-node-0-")]

@@ -135,7 +135,7 @@ def test_a_lost_parameter_server_ends_the_chief_which_goes_on_from_the_checkpoin
 
 
 def test_rendered_pods_tell_each_role_its_place(tmp_path: Path) -> None:
-    rendered = launch("local", "-f", str(frameworks.EXAMPLES / "tfjob-ps.yaml"), "--render", str(tmp_path))
+    rendered = launch("rehearse", "-f", str(frameworks.EXAMPLES / "tfjob-ps.yaml"), "--render", str(tmp_path))
     assert rendered.returncode == 0, rendered.stderr
     told = {path.name.split(".")[0]: explained(path) for path in sorted(tmp_path.glob("*.json"))}
     jobs = {name: json.loads(one.stdout)["job"] for name, one in told.items()}

@@ -47,7 +47,7 @@ def test_a_trainjob_of_a_torchtune_runtime_goes_on_too(tmp_path: Path) -> None:
 
 def goes_on(name: str, *options: str, last: tuple[str, ...] = ()) -> None:
     faults = ("--fault", "kill worker node=1 at=step:30", "--fault", "kill pod node=1 at=step:60")
-    words = ("local", *options, *faults, *last)
+    words = ("rehearse", *options, *faults, *last)
     beside = {"PATH": f"{Path(frameworks.python(name)).parent}:{os.environ['PATH']}"}
     job = Started(words, frameworks.env(beside), frameworks.EXAMPLES, launcher=frameworks.launcher(name))
     try:

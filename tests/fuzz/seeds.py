@@ -159,18 +159,15 @@ def _fault() -> Iterator[str]:
         "kill worker node=1 at=step:40",
         "stop worker for=20s at=1m",
         "delay dns 20s",
-        "slow link node=1 rate=1MB/s for=10s",
     )
     yield from (
         "term pod pod=job-0 grace=5s back=never at=line:'loss [0-9]+'",
-        "fill shm for=1s",
         "partition 5s node=0",
     )
-    yield "seed=7 rate=1/30s kinds=kill-pod,slow-link for=10m nodes=0-2"
 
 
 def _fault_file() -> Iterator[str]:
-    yield "faults:\n- kill worker node=1 at=step:40\n- {fault: slow link, node: 1, rate: 1MB/s, for: 10s, at: 30s}\n- fault: oom\n  pod: a\n"
+    yield "faults:\n- kill worker node=1 at=step:40\n- {fault: partition, node: 1, for: 10s, at: 30s}\n- fault: kill pod\n  pod: a\n"
 
 
 def _command() -> Iterator[str]:
@@ -330,7 +327,7 @@ def _argv() -> Iterator[bytes]:
     lines = (
         "--nodes=1:4 --nproc-per-node auto --rendezvous trainer-launch --no-prefix -- torchrun t.py", "--help", "--grace -1 x",
         "--level node --threshold gemm=0.8 --only dns,shm --json --warnings pass", "--pod p.json --json --save-pod s.json -- a",
-        "--ssh-port 2222 --forward-env A,B", "--fault kill@worker --chaos seed=7 -f j.yaml --nodes 2 -- a", "--json --pid 4242", "bash",
+        "--ssh-port 2222 --forward-env A,B", "--fault kill@worker -f j.yaml --nodes 2 -- a", "--json --pid 4242", "bash",
     )  # fmt: skip
     for number, line in enumerate(lines):
         for command in {number % 7, max(0, number - 2) % 7}:

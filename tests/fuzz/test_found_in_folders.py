@@ -13,7 +13,6 @@ from trainer_launch.model import hostfile
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.mpi import agent_hosts, ssh_client
 from trainer_launch.observability import node_view, tables
-from trainer_launch.rehearsal.kubelet import kubectl
 
 
 def test_a_table_of_sockets_that_a_sandbox_cuts_short_tells_nothing() -> None:
@@ -37,15 +36,6 @@ def test_what_another_host_says_cannot_command_a_terminal() -> None:
 def test_a_port_that_is_none_is_not_taken_from_sshs_configuration(said: str) -> None:
     assert ssh_client.port_in(f"user root\n{said}\n") is None
     assert ssh_client.port_in(f"user root\nport 2222\n{said}\n") == 2222
-
-
-@pytest.mark.parametrize("pod", ["..", "a/..", "pod/.", "no-such-pod"])
-def test_a_pod_whose_name_climbs_is_not_found(pod: str, tmp_path: Path) -> None:
-    (tmp_path / "pods").mkdir()
-    (tmp_path / "default").write_text("main")
-    (tmp_path / "main.json").write_text('{"env":{},"cwd":null,"enter":[]}')
-    with pytest.raises(SystemExit, match="not found"):
-        kubectl._record(str(tmp_path / "pods"), pod, "")
 
 
 @pytest.mark.parametrize("text", ["ash3, \t[65535", "node[1-3", "node[1", "a[1]b[2", "[ 1 ] x"])

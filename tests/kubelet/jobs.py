@@ -1,4 +1,4 @@
-"""Jobs on the cluster: the pods that `trainer-launch local -f … --render` writes, made by Kubernetes' own Jobs.
+"""Jobs on the cluster: the pods that `trainer-launch rehearse -f … --render` writes, made by Kubernetes' own Jobs.
 
 Kubernetes' Job stands for what JobSet and the operators make: one for each pod, which brings a lost pod back under
 the same host name. The rest of a pod is the manifest's own: its restricted profile, grace, volumes and probes.
@@ -195,7 +195,9 @@ def submit(
     job = next(one for one in documents if "Runtime" not in one["kind"])
     job["metadata"]["namespace"] = namespace
     (folder / "job.yaml").write_text("---\n".join(json.dumps(one) + "\n" for one in documents))
-    made = launch("local", "-f", str(folder / "job.yaml"), "--render", str(folder / "pods"), cwd=published.EXAMPLES)
+    made = launch(
+        "rehearse", "-f", str(folder / "job.yaml"), "--render", str(folder / "pods"), cwd=published.EXAMPLES
+    )
     assert made.returncode == 0, made.stderr
     snapshots = [json.loads(path.read_text()) for path in sorted((folder / "pods").iterdir())]
     templates = {pod.where.lower(): pod for one in documents for pod in published.pods(one)}

@@ -70,7 +70,7 @@ def test_both_sides_become_pods_that_explain_knows(diff: str, tmp_path: Path) ->
     for side in (pages.before, pages.after):
         folder = tmp_path / side.__name__
         folder.mkdir()
-        made = launch("local", *needed(folder, side(diff)), "--render", str(folder / "pods"))
+        made = launch("rehearse", *needed(folder, side(diff)), "--render", str(folder / "pods"))
         assert made.returncode == 0, made.stderr
         snapshot = min((folder / "pods").iterdir())
         told = launch("explain", "--json", "--pod", str(snapshot), "--", "train.py")
@@ -88,7 +88,7 @@ def test_the_changed_manifest_runs(diff: str, tmp_path: Path) -> None:
     if "mpirun" in text:
         require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
         require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
-    with start("local", *needed(tmp_path, text), env=ENV, cwd=tmp_path) as rehearsal:
+    with start("rehearse", *needed(tmp_path, text), env=ENV, cwd=tmp_path) as rehearsal:
         code, output = rehearsal.end(timeout_s=280)
     assert code == 0, output
     ranks = {int(rank) for rank in re.findall(r"rank (\d+) has \[", output)}
@@ -129,7 +129,7 @@ def test_flytes_job_runs_its_task_on_three_nodes_under_the_entrypoint(tmp_path: 
     command.chmod(0o755)
     site = os.pathsep.join([str(tmp_path), ENV["PYTHONPATH"]])
     env = {**ENV, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": site}
-    with start("local", "-f", str(tmp_path / "job.yaml"), env=env, cwd=tmp_path) as rehearsal:
+    with start("rehearse", "-f", str(tmp_path / "job.yaml"), env=env, cwd=tmp_path) as rehearsal:
         code, output = rehearsal.end(timeout_s=280)
     assert code == 0, output
     assert "[f3c9-n0-0-master-0] outputs: 0.5" in output

@@ -21,7 +21,7 @@ FLAGS = [flag_of(name) for name in Settings.model_fields]
         ("--node", FLAGS, "--nodes"),
         ("--graze", FLAGS, "--grace"),
         ("--max-restart", FLAGS, "--max-restarts"),
-        ("loc", COMMANDS, "local"),
+        ("reh", COMMANDS, "rehearse"),
         ("prefligth", COMMANDS, "preflight"),
         ("trainer-v2-troch", [one.name for one in CONTRACTS], "trainer-v2-torch"),
         ("trian", ["train", "test"], "train"),

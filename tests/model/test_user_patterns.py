@@ -28,13 +28,13 @@ PLAIN = (
 def test_a_pattern_that_might_take_for_ever_is_refused_in_one_sentence(pattern: str) -> None:
     assert compiled_pattern(pattern) is None
     with pytest.raises(UsageError, match=r"expected .* line:REGEX, .* without nested repeats"):
-        grammar.parse(f"oom 'at=line:{pattern}'")
+        grammar.parse(f"kill pod 'at=line:{pattern}'")
 
 
 @pytest.mark.parametrize("pattern", PLAIN)
 def test_what_people_look_for_is_taken(pattern: str) -> None:
     assert compiled_pattern(pattern) is not None
-    assert grammar.parse(f"oom 'at=line:{pattern}'").when.line == pattern
+    assert grammar.parse(f"kill pod 'at=line:{pattern}'").when.line == pattern
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{99999999999}", "(" * 5000, "[", "\\", "(?P<x", "*"])

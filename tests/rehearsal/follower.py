@@ -1,4 +1,4 @@
-"""`local` with somebody who writes the history down: argv[1] is where, the rest its own words."""
+"""`rehearse` with somebody who writes the history down: argv[1] is where, the rest its own words."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def told(path: Path) -> list[tuple[str, str | None, int | None]]:
 
 if __name__ == "__main__":
     place = sys.argv.pop(1)
-    Reporting.of = classmethod(lambda cls, flags, color: Follower((), 100, has_table=False))  # type: ignore[method-assign,assignment]
+    Reporting.of = classmethod(lambda cls, flags: Follower((), 100))  # type: ignore[method-assign,assignment]
     cli.main()

@@ -30,13 +30,6 @@ except socket.gaierror: print("no such name")
 except TimeoutError: print("silence")
 except OSError as problem: print(problem)
 """
-SEND = """
-import socket, time
-began, sent = time.monotonic(), 0
-with socket.create_connection(("pod-2.job", 5000)) as peer:
-    while time.monotonic() - began < 1.5: sent += peer.send(b"x" * 65536)
-print(sent / (time.monotonic() - began))
-"""
 FREE = "import os; room = os.statvfs('/dev/shm'); print(room.f_bavail * room.f_frsize)"
 
 
@@ -66,19 +59,8 @@ def main(scratch: str) -> None:
                 during = python("pod-0", REACH)  # of two at once the last one's end counts
                 network.end(fault, pod)
                 seen[text] = [before, during, python("pod-0", REACH)]
-            if "limit" in sys.argv[2:]:
-                fault = grammar.parse("slow link rate=300kB/s")
-                network.begin(fault, "pod-2")
-                slow = float(python("pod-0", SEND))
-                network.end(fault, "pod-2")
-                seen["slow link"] = [slow, float(python("pod-0", SEND))]
             server.kill()
-        fault = grammar.parse("fill shm")
         free = [python("pod-0", FREE)]
-        network.begin(fault, "pod-0")
-        free += [python("pod-0", FREE), python("pod-1", FREE)]
-        network.end(fault, "pod-0")
-        free.append(python("pod-0", FREE))
         python("pod-0", "open('/dev/shm/left', 'w').write('of the old pod')")
         network.renew("pod-0")
         free.append(python("pod-0", FREE))

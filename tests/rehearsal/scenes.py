@@ -62,5 +62,7 @@ def nasty() -> History:
 def without_steps() -> History:
     """Programs that tell no steps."""
     tale = Tale("plain-0", "plain-1").start(0.0).fault(3.0, "kill pod node=1", "plain-1")
-    tale.end(3.0, "plain-1", 137, "Pending").start(5.0, "plain-1").add(8.0, What.FAULT_MISSED, text="oom node=7")
+    tale.end(3.0, "plain-1", 137, "Pending").start(5.0, "plain-1").add(
+        8.0, What.FAULT_MISSED, text="kill pod node=7"
+    )
     return finished(tale, 9.0)

@@ -49,7 +49,7 @@ def sizes(tmp_path: Path, nodes: str, enough: int, fault: str, watched: int) -> 
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     words = ("--nodes", nodes, "--max-lost-steps", "1000", "--fault", fault)
     train = script(tmp_path, TRAIN)
-    ended = launch("local", *words, "--", train, str(tmp_path / "saved"), str(enough))
+    ended = launch("rehearse", *words, "--", train, str(tmp_path / "saved"), str(enough))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return re.findall(rf"^\[{watched}:\d+\] begun at \d+ with (\d)", ended.stdout, re.MULTILINE)
 
@@ -77,7 +77,7 @@ def test_a_pod_that_is_lost_for_good_and_one_that_joins_late_change_the_jobs_siz
 @pytest.mark.timeout(400)
 @pytest.mark.long("tests/rehearsal/test_elastic_flags.py")
 def test_the_survivors_go_on_without_node_0(tmp_path: Path) -> None:
-    why = requests.why_no_network(requests.look(network=True, memory=False))
+    why = requests.look().why_not
     require(not why, why)
     assert sizes(tmp_path, "1:3", 2, "kill pod node=0 back=never at=step:5", watched=1)[-2:] == ["3", "2"]
 
@@ -115,7 +115,7 @@ def test_each_pod_has_the_variables_of_an_elastic_pytorchjob() -> None:
     ],
 )
 def test_a_range_that_does_not_fit_is_one_error(words: tuple[str, ...], part: str) -> None:
-    ended = launch("local", *words, "--", "true")
+    ended = launch("rehearse", *words, "--", "true")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert part in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -15,7 +15,7 @@ GOOD = r"""
 faults:
 - kill worker node=1 at=step:40
 - 'kill pod at=line:"epoch \d+ done"'
-- {fault: slow link, node: 1, rate: 1MB/s, for: 10s, at: 1m}
+- {fault: partition, node: 1, for: 10s, at: 1m}
 - fault: term pod
   grace: 10
   back: never
@@ -28,7 +28,7 @@ def test_texts_and_objects_are_the_same_faults() -> None:
     texts = [
         "kill worker node=1 at=step:40",
         r'kill pod at=line:"epoch \d+ done"',
-        "slow link node=1 rate=1MB/s for=10s at=1m",
+        "partition node=1 for=10s at=1m",
         "term pod grace=10s back=never at=step:7",
         "partition pod=job-worker-0 for=2.5s at='line:link (is )?up'",
     ]
@@ -41,20 +41,20 @@ def test_texts_and_objects_are_the_same_faults() -> None:
     ("text", "parts"),
     [
         ("", ["f.yaml holds 0 documents"]),
-        ("faults: [oom]\n---\nfaults: [oom]", ["f.yaml holds 2 documents"]),
-        ("- oom", ["f.yaml", "expected an object"]),
-        ("fault: [oom]", ["f.yaml: unknown field fault; did you mean faults?"]),
+        ("faults: [add node]\n---\nfaults: [add node]", ["f.yaml holds 2 documents"]),
+        ("- add node", ["f.yaml", "expected an object"]),
+        ("fault: [add node]", ["f.yaml: fault is a list; expected only faults:"]),
         ("faults: []", ["faults", "a list of faults"]),
-        ("faults: oom", ["faults is 'oom'", "a list"]),
-        ("faults: [oom, kil pod]", ["f.yaml: faults[1] 'kil pod'", "did you mean kill pod?"]),
-        ("faults: [oom, 3]", ["f.yaml: faults[1]", "the number 3", "kill worker node=1"]),
-        ("faults: [{kind: oom}]", ["f.yaml: faults[0].fault is missing"]),
-        ("faults: [{fault: oom, for: 3}]", ["f.yaml: faults[0] (oom)", "oom has no for"]),
-        ("faults: [{fault: oom, node: true}]", ["faults[0].node is true", "a string"]),
-        ("faults: [{fault: oom, node: [1]}]", ["faults[0].node"]),
+        ("faults: add node", ["faults is 'add node'", "a list"]),
+        ("faults: [add node, kil pod]", ["f.yaml: faults[1] 'kil pod'", "did you mean kill pod?"]),
+        ("faults: [add node, 3]", ["f.yaml: faults[1]", "the number 3", "kill worker node=1"]),
+        ("faults: [{kind: add node}]", ["f.yaml: faults[0].fault is missing"]),
+        ("faults: [{fault: add node, for: 3}]", ["f.yaml: faults[0] (add node)", "add node has no for"]),
+        ("faults: [{fault: add node, node: true}]", ["faults[0].node is true", "a string"]),
+        ("faults: [{fault: add node, node: [1]}]", ["faults[0].node"]),
         ("faults: [{fault: explode}]", ["faults[0] (explode)", "expected one of"]),
-        ("faults:\n- {fault: oom, at: 1s, at: 2s}", ["'at' stands twice", "line 2"]),
-        ("faults: [" + "oom," * 1001 + "]", ["1001 faults", "1000"]),
+        ("faults:\n- {fault: add node, at: 1s, at: 2s}", ["'at' stands twice", "line 2"]),
+        ("faults: [" + "add node," * 1001 + "]", ["1001 faults", "1000"]),
         ("faults: [", ["f.yaml is not valid YAML", "line"]),
         ("x" * 2_000_000, ["f.yaml is larger"]),
     ],
@@ -91,4 +91,4 @@ def test_a_file_is_told_from_a_fault_by_its_name() -> None:
     assert requests.names_file("faults.yaml")
     assert requests.names_file("my faults.yml")
     assert not requests.names_file("kill pod at=line:a.yaml")
-    assert not requests.names_file("oom")
+    assert not requests.names_file("add node")

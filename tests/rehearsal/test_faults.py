@@ -70,7 +70,7 @@ def job(folder: Path, script: str, replicas: str = "replicas: 2", spec: str = ""
 
 def rehearse(path: str, *faults: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     words = [word for fault in faults for word in ("--fault", fault)]
-    ended = launch("local", "-f", path, *words)
+    ended = launch("rehearse", "-f", path, *words)
     assert ended.returncode == code, ended.stdout + ended.stderr
     return ended
 
@@ -110,7 +110,7 @@ def test_a_stopped_worker_goes_on_after_its_time(tmp_path: Path) -> None:
     text = "while :; do date +%s%N; sleep 0.05; done"
     numbers = r"at=line:^[0-9]+"  # so the worker has printed before it is stopped
     with start(
-        "local", "-f", job(tmp_path, text, "replicas: 1"), "--fault", f"stop worker {numbers} for=1.5s"
+        "rehearse", "-f", job(tmp_path, text, "replicas: 1"), "--fault", f"stop worker {numbers} for=1.5s"
     ) as run:
         run.read_until("fault ended: stop worker")
         over_ns = time.time_ns()
@@ -239,30 +239,17 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, fault:
 
 
 def test_a_job_from_flags_has_as_many_nodes_as_it_has() -> None:
-    ended = launch("local", "--nodes", "2", "--fault", "add node", "--", "true")
+    ended = launch("rehearse", "--nodes", "2", "--fault", "add node", "--", "true")
     assert ended.returncode == 2
     assert "fixed number of nodes" in ended.stderr
 
 
-# -- by chance, and from flags ----------------------------------------------------------------
-
-
-@pytest.mark.long("tests/rehearsal/test_faults.py")
-def test_chance_is_told_so_that_it_can_be_had_again(tmp_path: Path) -> None:
-    chaos = ("--chaos", "seed=7 rate=2/1s for=1.5s kinds=kill-worker,kill-pod")
-    ended = launch("local", "-f", job(tmp_path, COUNTS, "replicas: 2, restartPolicy: ExitCode"), *chaos)
-    assert ended.returncode == 0, ended.stderr
-    came = [line.partition("fault: ")[2] for line in ended.stderr.splitlines() if "] fault: " in line]
-    again = [
-        line.partition("'")[2].rstrip("'") for line in ended.stderr.splitlines() if line.startswith("--fault '")
-    ]
-    assert came
-    assert again == came
+# -- from flags -------------------------------------------------------------------------------
 
 
 def test_pods_from_flags_are_killed_and_come_back_too(tmp_path: Path) -> None:
     text = f"mkdir -p {tmp_path}/claim; {COUNTS}".replace("/claim/", f"{tmp_path}/claim/")
     words = ("--nodes", "2", "--engine", "plain", "--fault", "kill pod at=step:5")
-    ended = launch("local", *words, "--", "sh", "-c", text)
+    ended = launch("rehearse", *words, "--", "sh", "-c", text)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert row(ended.stderr, "local-node-0-1") == ["Succeeded", "2", "0", "0"]

@@ -39,7 +39,7 @@ def processes_that_name(text: str) -> list[str]:
 def started(tmp_path: Path) -> tuple[subprocess.Popen[bytes], Path]:
     """A rehearsal of two pods that are at work, and its folder."""
     (tmp_path / "pod.py").write_text(POD)
-    words = ("local", "--nodes", "2", "--engine", "plain", "--", sys.executable, "pod.py", str(tmp_path))
+    words = ("rehearse", "--nodes", "2", "--engine", "plain", "--", sys.executable, "pod.py", str(tmp_path))
     rehearsal = subprocess.Popen((*LAUNCHER, *words), cwd=tmp_path, env=clean_env(), start_new_session=True)
     notes = [tmp_path / f"local-node-0-{index}" for index in (0, 1)]
     eventually(lambda: all(note.exists() and note.read_text() for note in notes), "the pods begin")

@@ -1,4 +1,4 @@
-"""The live table, in a real terminal: below the output, never in its way, and gone at the end."""
+"""The live table of a rehearsal, in a real terminal: below the output, never in its way, and gone at the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,7 @@ from tests.rehearsal.controllers.actors import Job
 from tests.rehearsal.controllers.manifests import pytorch, replica, runtime, trainjob
 from tests.rehearsal.terminal import Terminal
 from tests.rehearsal.users.commanded import command
-from trainer_launch.rehearsal.report.reporting import height
-from trainer_launch.rehearsal.report.summary import live_table, live_title
+from trainer_launch.rehearsal.report.summary import live_rows, live_title
 
 SHOWING = str(Path(__file__).with_name("showing.py"))
 ENV = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -32,8 +31,7 @@ def job_of(count: int) -> Job:
 def table_of(job: Job, most: int = 12, **steps: int) -> list[list[str]]:
     """The cells of the live table's lines."""
     known = {name.replace("_", "-"): step for name, step in steps.items()}
-    lines = live_table(job.state, known, lambda pod: f"line\x1b[2J of {pod.name}", most)
-    return [re.split(r" {2,}", line) for line in lines]
+    return [list(row) for row in live_rows(job.state, known, lambda pod: f"line\x1b[2J of {pod.name}", most)]
 
 
 # -- what it shows --------------------------------------------------------------------------------
@@ -58,14 +56,14 @@ def test_a_container_that_waits_for_its_next_start_is_restarting() -> None:
 
 
 def test_the_title_tells_the_step_and_what_goes_wrong() -> None:
-    state, faults = job_of(1).state, ["kill pod node=0 at=step:40", "oom at=90s", "add node"]
+    state, faults = job_of(1).state, ["kill pod node=0 at=step:40", "term pod at=90s", "add node"]
     assert (
         live_title("TrainJob demo", state, 12.3, 40, 0, faults)
         == "TrainJob demo · 12.3 s · step 40 · next: kill pod node=0 at=step:40 (and 2 more)"
     )
     assert (
         live_title("TrainJob demo", state, 13.0, 40, 1, faults[1:])
-        == "TrainJob demo · 13.0 s · step 40 · 1 fault injected · next: oom at=90s (and 1 more)"
+        == "TrainJob demo · 13.0 s · step 40 · 1 fault injected · next: term pod at=90s (and 1 more)"
     )
 
 
@@ -82,15 +80,10 @@ def test_of_many_pods_those_in_trouble_are_shown() -> None:
     job.delete("demo-node-0-44")
     job.end("demo-node-0-44", 137)
     job.delete("demo-node-0-17", grace_s=5.0)
-    _, *rows, others = table_of(job, height(30))
+    _, *rows, others = table_of(job, 8)
     assert [row[0] for row in rows][:3] == ["demo-node-0-44", "demo-node-0-17", "demo-node-0-0"]
     assert (len(rows), others) == (7, ["and 43 more: 43 Running"])
     assert [row[0] for row in table_of(job, 50)[1:]] == list(job.state.pods)
-
-
-@pytest.mark.parametrize(("rows", "shown"), [(12, 3), (30, 8), (200, 12)])
-def test_the_table_takes_a_third_of_the_terminal_at_most(rows: int, shown: int) -> None:
-    assert height(rows) == shown
 
 
 @settings(max_examples=40)
@@ -117,46 +110,40 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     made.close()
 
 
+def shown(terminal: Terminal, holds: Callable[[list[str]], bool]) -> list[str]:
+    """The screen down to the last line that is not empty, once it is as it should be."""
+
+    def text(lines: list[str]) -> list[str]:
+        return [line for line in lines if line] or [""]
+
+    return text(terminal.until(lambda lines: holds(text(lines))))
+
+
 def shows(pods: int = 2, lines: int = 50, stay_s: float = 60.0) -> tuple[str, ...]:
     return (sys.executable, SHOWING, str(pods), str(lines), str(stay_s))
 
 
 @pytest.mark.process
-def test_the_table_stands_below_the_output_that_scrolls(terminal: Terminal) -> None:
+def test_the_table_stands_below_the_output_that_scrolls_and_is_gone_after_ctrl_c(terminal: Terminal) -> None:
     terminal.start(shows(), ENV)
-    lines = terminal.until(lambda lines: "Running" in "\n".join(lines) and "wrote" in "\n".join(lines))
-    assert re.fullmatch(r"TrainJob demo · [\d.]+ s · step 7 · next: kill pod node=1 at=step:9000", lines[26])
-    assert lines[27].split() == ["POD", "STATUS", "STEP", "CREATED", "RESTARTS", "EXIT", "LAST", "LINE"]
-    assert lines[28].split() == ["demo-node-0-0", "Running", "7", "1", "0", "-", "step", "7", "of", "demo-node-0-0"]
-    assert lines[29].split() == [
-        "demo-node-0-1",
-        "Restarting",
+    lines = shown(terminal, lambda lines: "wrote 50 lines" in "\n".join(lines) and "Restarting" in lines[-1])
+    assert re.fullmatch(r"TrainJob demo · [\d.]+ s · step 7 · next: kill pod node=1 at=step:9000", lines[-4])
+    assert lines[-3].split() == ["POD", "STATUS", "STEP", "CREATED", "RESTARTS", "EXIT", "LAST", "LINE"]
+    assert re.split(" {2,}", lines[-2]) == [
+        "demo-node-0-0",
+        "Running",
         "7",
         "1",
         "0",
-        "137",
-        "step",
-        "7",
-        "of",
-        "demo-node-0-1",
+        "-",
+        "step 7 of demo-node-0-0",
     ]
-    assert lines[23] == "line 49 of the job"
-    assert (lines[24].startswith("wrote 50 lines"), lines[25]) == (True, "")
-
-
-@pytest.mark.process
-def test_after_ctrl_c_the_whole_terminal_scrolls_again_and_nothing_of_the_table_is_left(terminal: Terminal) -> None:
-    terminal.start(shows(), ENV)
-    terminal.until(lambda lines: "Running" in "\n".join(lines) and "wrote" in "\n".join(lines))
+    assert re.split(" {2,}", lines[-1])[:6] == ["demo-node-0-1", "Restarting", "7", "1", "0", "137"]
+    assert lines[-6] == "line 49 of the job"
     terminal.type("C-c")
-    lines = terminal.until(lambda lines: any("ended with" in line for line in lines))
+    lines = shown(terminal, lambda lines: any("ended with" in line for line in lines))
     text = "\n".join(lines)
-    assert ("interrupted" in text, "after" in text) == (True, True)
-    assert "demo-node" not in text
-    for number in range(40):
-        terminal.type(f"typed {number}", "Enter")
-    lines = terminal.until(lambda lines: any("typed 39" in line for line in lines))
-    assert lines[28] == "typed 39", "the last rows scroll too"
+    assert ("interrupted" in text, "after" in text, "demo-node" in text) == (True, True, False)
 
 
 @pytest.mark.process
@@ -168,23 +155,13 @@ def test_no_line_of_fast_output_is_lost_or_torn(terminal: Terminal) -> None:
 
 
 @pytest.mark.process
-def test_the_table_of_50_pods_is_bounded_and_shows_the_one_in_trouble_first(terminal: Terminal) -> None:
+def test_the_table_of_50_pods_is_bounded_and_follows_the_terminals_size(terminal: Terminal) -> None:
     terminal.start(shows(pods=50), ENV)
-    lines = terminal.until(lambda lines: "and 43 more: 43 Running" in lines[-1] and "wrote" in "\n".join(lines))
-    assert lines[22].split()[:2] == ["demo-node-0-49", "Restarting"]
-    assert lines[20].startswith("TrainJob demo")
-
-
-@pytest.mark.process
-def test_the_table_follows_the_terminals_size(terminal: Terminal) -> None:
-    terminal.start(shows(), ENV)
-    terminal.until(lambda lines: "Restarting" in lines[-1])
+    lines = shown(terminal, lambda lines: "and 43 more: 43 Running" in lines[-1])
+    assert lines[-8].split()[:2] == ["demo-node-0-49", "Restarting"]
     terminal.resize(50, 20)
-    lines = terminal.until(lambda lines: len(lines) == 20 and "Restarting" in lines[-1])
-    assert lines[-3].split() == ["POD", "STATUS", "STEP", "CREATED", "RESTART"]
+    lines = shown(terminal, lambda lines: "and 47 more" in lines[-1])
     assert max(map(len, lines)) <= 50
-    terminal.resize(100, 8)
-    terminal.until(lambda lines: "demo-node" not in "\n".join(lines[-4:]))
 
 
 @pytest.mark.process
@@ -206,6 +183,15 @@ def test_where_output_is_no_terminal_there_is_no_table() -> None:
 
 
 @pytest.mark.process
+def test_a_list_of_steps_shows_what_runs_and_what_has_passed(terminal: Terminal) -> None:
+    terminal.start((sys.executable, SHOWING, "steps"), ENV)
+    lines = shown(terminal, lambda lines: "beside" in "\n".join(lines) and "PASS" in "\n".join(lines))
+    assert lines[-3].split() == ["network", "PASS", "fine"]
+    assert re.fullmatch(r"gpu +\S", lines[-2]), "a spinner"
+    assert lines[-1] == "storage"
+
+
+@pytest.mark.process
 def test_a_rehearsal_shows_its_pods_until_ctrl_c_and_then_its_last_table(
     terminal: Terminal, tmp_path: Path
 ) -> None:
@@ -214,7 +200,7 @@ def test_a_rehearsal_shows_its_pods_until_ctrl_c_and_then_its_last_table(
     )
     terminal.start(argv, ENV)
     row = re.compile(r"demo-master-0 +Running +\d+ +2 +0 +- +step \d+ loss 0\.\d+")
-    lines = terminal.until(lambda lines: row.fullmatch(lines[-1]) is not None)
+    lines = shown(terminal, lambda lines: row.fullmatch(lines[-1]) is not None)
     assert re.match(
         r"PyTorchJob demo · [\d.]+ s · step \d+ · 1 fault injected · next: kill worker at=step:90000", lines[-3]
     )

@@ -74,7 +74,7 @@ def manifest(
 def test_a_killed_worker_is_restarted_in_its_pod_and_the_end_of_the_scheduler_is_that_of_the_job(
     tmp_path: Path,
 ) -> None:
-    done = launch("local", "-f", manifest(tmp_path), "--fault", "kill worker pod=mx-worker-1 at=step:5")
+    done = launch("rehearse", "-f", manifest(tmp_path), "--fault", "kill worker pod=mx-worker-1 at=step:5")
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
     assert "all have come: server worker-0 worker-1" in output
@@ -89,7 +89,7 @@ def test_a_job_that_could_never_end_or_tunes_is_refused_in_a_sentence(tmp_path: 
         ({"roles": ("Server", "Worker")}, "expected one Scheduler, whose end is that of the job"),
         ({"roles": ("Scheduler", "Tuner")}, "expected only the replica types Scheduler, Server, Worker"),
     ):
-        done = launch("local", "-f", manifest(tmp_path, **words))
+        done = launch("rehearse", "-f", manifest(tmp_path, **words))
         assert done.returncode == 2
         assert said in done.stderr
         assert done.stderr.count("\n") == 1

@@ -22,16 +22,16 @@ NOBODY = 65534
 MIB = 1 << 20
 TRIED = (
     "import json; from trainer_launch.rehearsal.faults import requests;"
-    "found = requests.look(network=True, memory=False); print(json.dumps([found.as_user, sorted(found.works)]))"
+    "found = requests.look(); print(json.dumps([found.as_user, found.why_not]))"
 )
 pytestmark = pytest.mark.process
 
 
 def test_pods_are_apart_when_root_makes_them(tmp_path: Path) -> None:
-    machine = requests.look(network=True, memory=False)
+    machine = requests.look()
     require(os.geteuid() == 0, "needs root")
-    require(machine.works >= set(requests.NETWORK_PARTS), f"no network of its own for each pod here: {machine}")
-    looked_at((), (sys.executable,), tmp_path, machine.works)
+    require(not machine.why_not, f"no network of its own for each pod here: {machine}")
+    looked_at((), (sys.executable,), tmp_path)
 
 
 def test_pods_are_apart_when_a_user_makes_them(tmp_path: Path) -> None:
@@ -39,25 +39,24 @@ def test_pods_are_apart_when_a_user_makes_them(tmp_path: Path) -> None:
     said = subprocess.run(
         (*python, "-c", TRIED), capture_output=True, text=True, check=True, cwd="/", env=env()
     ).stdout
-    as_user, works = json.loads(said)
-    if not set(works) >= set(requests.NETWORK_PARTS):
-        pytest.skip(f"this kernel lets users make no network: only {works} work")
+    as_user, why_not = json.loads(said)
+    if why_not:
+        pytest.skip(f"this kernel lets users make no network: {why_not}")
     assert as_user
     tmp_path.chmod(0o777)
     # pytest's own, which only root may enter; each of several processes of it has one more
     for folder in takewhile(lambda one: one.name.startswith(("pytest-", "popen-")), tmp_path.parents):
         folder.chmod(0o755)
-    looked_at(requests.AS_USER, python, tmp_path, set(works))
+    looked_at(requests.AS_USER, python, tmp_path)
 
 
-def looked_at(flags: Sequence[str], python: Sequence[str], folder: Path, works: set[str] | frozenset[str]) -> None:
+def looked_at(flags: Sequence[str], python: Sequence[str], folder: Path) -> None:
     scratch = folder / "with a blank"
     scratch.mkdir()
     scratch.chmod(0o777)
     inside = ("unshare", *flags, "--net", "--mount", "--", python[-1], str(PODS), str(scratch))
-    limit = ("limit",) if "limit" in works else ()
     done = subprocess.run(
-        (*python[:-1], *inside, *limit),
+        (*python[:-1], *inside),
         capture_output=True,
         text=True,
         check=False,
@@ -71,11 +70,7 @@ def looked_at(flags: Sequence[str], python: Sequence[str], folder: Path, works: 
     assert seen["links"].split() == ["lo", "eth0"]
     assert seen["partition"] == ["yes", "silence", "yes"]
     assert seen["delay dns 3s"] == ["yes", "no such name", "yes"]
-    assert seen["shm"] == [64 * MIB, 0, 64 * MIB, 64 * MIB, 64 * MIB]
-    if limit:
-        slow, fast = seen["slow link"]
-        assert slow < 3e6  # 0.3 MB/s, but for what kernels hold in their buffers
-        assert fast > 5 * slow
+    assert seen["shm"] == [64 * MIB, 64 * MIB]
 
 
 def python_of_nobody() -> tuple[str, ...]:
@@ -101,11 +96,10 @@ def env() -> dict[str, str]:
 
 def test_nothing_is_left_of_the_pods_network() -> None:
     for line in Path("/proc/self/mounts").read_text().splitlines():
-        assert "trainer-launch-local" not in line
+        assert "trainer-launch-rehearsal" not in line
 
 
 def test_a_machine_without_the_programs_is_found_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    machine = requests.look(network=True, memory=False)
-    assert machine.missing == {*requests.PROGRAMS, "nft"}
-    assert not machine.namespaces
+    machine = requests.look()
+    assert "not found in PATH; install util-linux and iproute2" in machine.why_not

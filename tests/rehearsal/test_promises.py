@@ -84,7 +84,7 @@ def test_steps_that_begin_anew_each_epoch_are_no_lost_steps() -> None:
     tale = Tale("a").start(0.0).meet(0.5)
     for epoch in range(4):
         tale.steps(1.0 + epoch, range(1, 9))
-    assert broken(finished(tale.fault(5.0, "slow link"), 9.0)) == []
+    assert broken(finished(tale.fault(5.0, "delay dns"), 9.0)) == []
 
 
 def test_after_an_epoch_was_seen_a_resume_at_the_first_step_proves_nothing_and_that_is_said() -> None:
@@ -190,7 +190,7 @@ def test_who_was_killed_by_another_fault_meanwhile_ignored_nothing() -> None:
 
 @pytest.mark.parametrize("by", ["controller", "user"])
 def test_being_stopped_by_others_than_a_fault_is_not_judged(by: str) -> None:
-    tale = Tale("a", "b").start(0.0).fault(1.0, "slow link", "a").stop(2.0, "a", by=by)
+    tale = Tale("a", "b").start(0.0).fault(1.0, "delay dns", "a").stop(2.0, "a", by=by)
     assert broken(finished(tale.end(3.0, "a", 0), 9.0)) == []
 
 

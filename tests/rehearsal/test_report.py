@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import quick_first, require
 from tests.rehearsal import scenes
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.report import html_page, reporting
-from trainer_launch.rehearsal.report.history import History
+from trainer_launch.rehearsal.report import reporting
+from trainer_launch.rehearsal.report.history import History, What
 
-PNG = b"\x89PNG\r\n\x1a\n"
 SCENES = ("small", "bad", "crowd", "nasty", "without_steps")
 
 
-def size_of(picture: Path) -> tuple[int, int]:
-    """Width and height of a PNG, as its first chunk says."""
-    data = picture.read_bytes()
-    assert data.startswith(PNG)
-    return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
-
-
-@pytest.mark.parametrize("name", ["out.pdf", "out", "out.html.gz", ""])
+@pytest.mark.parametrize("name", ["out.pdf", "out.png", "out", "out.html.gz", ""])
 def test_other_endings_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"expected a file that ends with .html or .png"):
+    with pytest.raises(UsageError, match=r"ends with \.html \(a page for people\) or \.json \(data\)"):
         reporting.check([name])
 
 
@@ -39,7 +31,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder.html").mkdir()
     with pytest.raises(UsageError, match="is a directory; name a file in it"):
         reporting.check([str(tmp_path / "folder.html")])
-    reporting.check([str(tmp_path / "out.html"), str(tmp_path / "OUT.PNG")])
+    reporting.check([str(tmp_path / "out.html"), str(tmp_path / "OUT.JSON")])
     assert [path.name for path in tmp_path.iterdir()] == ["folder.html"], "looking leaves nothing behind"
 
 
@@ -75,37 +67,23 @@ def test_a_page_that_cannot_be_written_any_more_changes_no_exit_code(
     assert "out.html was not written: No such file or directory" in caplog.text
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("name", quick_first(SCENES, 2, pytest.mark.long("tests/rehearsal/test_report.py")))
-def test_a_picture_is_as_wide_as_a_screen_and_as_high_as_it_has_to_be(tmp_path: Path, name: str) -> None:
-    require(html_page.browser(), "needs chromium")
-    place = tmp_path / "out.png"
+@pytest.mark.parametrize("name", SCENES)
+def test_data_has_the_facts_of_the_page(tmp_path: Path, name: str) -> None:
+    place = tmp_path / "out.json"
     history: History = getattr(scenes, name)()
-    reporting.conclude(history, 0, [str(place)], 100)
-    width, height = size_of(place)
-    assert 1300 <= width <= 1600, "nothing sticks out"
-    assert 500 <= height <= 1200 + 60 * (len(history.pods) + history.entries.__len__() // 100)
-    assert [path.name for path in tmp_path.iterdir()] == ["out.png"]
+    code = reporting.conclude(history, 0, [str(place)], 100)
+    told = json.loads(place.read_text(encoding="utf-8"))
+    assert told["job"] == {"kind": history.kind, "name": history.name}
+    assert (told["exit_code"], told["succeeded"]) == (code, history.succeeded)
+    assert {pod["name"] for pod in told["pods"]} >= set(history.pods)
+    came = [entry.text for entry in history.entries if entry.what in (What.FAULT, What.FAULT_MISSED)]
+    assert [fault["fault"] for fault in told["faults"]] == came
+    assert bool(told["failed_checks"]) == (code == 1)
 
 
-def test_a_picture_that_nothing_here_can_draw_is_refused_before_the_job_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match=r"a picture needs a browser: install chromium, or name an \.html file"):
-        reporting.check([str(tmp_path / "out.png")])
-    reporting.check([str(tmp_path / "out.html")])
-
-
-@pytest.mark.parametrize("program", ["exit 1", "echo '<title>700</title>'"])
-def test_a_browser_that_draws_nothing_changes_no_exit_code(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, program: str
-) -> None:
-    caplog.set_level(logging.WARNING)
-    browser = tmp_path / "chromium"
-    browser.write_text(f"#!/bin/sh\n{program}\n")
-    browser.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert reporting.conclude(scenes.small(), 0, [str(tmp_path / "out.png")], 100) == 0
-    assert f"out.png was not written: {browser} drew no picture; name an .html file" in caplog.text
-    assert [path.name for path in tmp_path.iterdir()] == ["chromium"]
+def test_data_tells_what_a_fault_cost(tmp_path: Path) -> None:
+    reporting.conclude(scenes.small(), 0, [str(tmp_path / "out.json")], 100)
+    first = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["faults"][0]
+    assert (first["fault"], first["pod"], first["at_s"]) == ("kill worker node=1 at=step:40", "demo-worker-0", 11.6)
+    assert (first["reached_step"], first["resumed_step"], first["repeated_steps"]) == (40, 30, 10)
+    assert (first["happened"], first["recovered"]) == (True, True)

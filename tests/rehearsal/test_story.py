@@ -109,7 +109,7 @@ def test_a_line_on_its_way_at_the_fault_does_not_make_a_job_go_on_that_never_doe
 
 
 def test_a_fault_after_the_last_step_of_a_job_that_succeeds_costs_nothing() -> None:
-    tale = Tale("a").start(0.0).steps(1.0, range(1, 11)).fault(5.0, "slow link", "a")
+    tale = Tale("a").start(0.0).steps(1.0, range(1, 11)).fault(5.0, "delay dns", "a")
     (cost,) = analyse(finished(tale, 9.0)).costs
     assert (cost.is_open, cost.downtime_s, cost.lost) == (False, 0.0, 0)
 
@@ -211,7 +211,7 @@ entry = st.builds(
     step=st.none() | st.integers(0, 1000),
     code=st.none() | st.integers(0, 255),
     text=st.sampled_from(
-        ("", "init", "fault", "Failed", "Succeeded", "kill pod", "slow link", "resumed at step 3")
+        ("", "init", "fault", "Failed", "Succeeded", "kill pod", "delay dns", "resumed at step 3")
     ),
 )
 histories = st.builds(

@@ -1,25 +1,20 @@
-"""Every fault comes once, at its time, its step or its line; by chance the same ones come for the same seed."""
+"""Every fault comes once, at its time, its step or its line."""
 
 from __future__ import annotations
-
-import math
-import shlex
 
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.rehearsal.refusals import refusal
-from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.rehearsal.faults import grammar
-from trainer_launch.rehearsal.faults.grammar import Chaos, Fault
+from trainer_launch.rehearsal.faults.grammar import Fault
 from trainer_launch.rehearsal.faults.injection import Timeline
 from trainer_launch.supervisor.step_lines import OutputScanner
 
 
-def begin(*texts: str, by_chance: Chaos | None = None) -> Timeline:
-    return Timeline(map(grammar.parse, texts), by_chance)
+def begin(*texts: str) -> Timeline:
+    return Timeline(map(grammar.parse, texts))
 
 
 def texts(faults: list[Fault]) -> list[str]:
@@ -27,12 +22,12 @@ def texts(faults: list[Fault]) -> list[str]:
 
 
 def test_a_fault_comes_at_its_time_once() -> None:
-    timeline = begin("kill pod at=2s", "oom at=1s")
+    timeline = begin("kill pod at=2s", "add node at=1s")
     assert timeline.due_s() == 1.0
     come = timeline.come(at_s=0.9)
     assert come == []
     come = timeline.come(at_s=1.0)
-    assert texts(come) == ["oom at=1s"]
+    assert texts(come) == ["add node at=1s"]
     assert timeline.due_s() == 2.0
     come = timeline.come(at_s=60.0)
     assert texts(come) == ["kill pod at=2s"]
@@ -52,7 +47,7 @@ def test_a_step_that_was_jumped_over_counts_as_reached() -> None:
 
 
 def test_a_line_is_looked_through_for_the_pattern_up_to_a_length() -> None:
-    timeline = begin(r"kill pod at=line:loss\s+nan", "oom at=1h")
+    timeline = begin(r"kill pod at=line:loss\s+nan", "add node at=1h")
     assert any(timeline.patterns)
     come = timeline.come(line="x" * MAX_LINE + "loss nan")
     assert come == []
@@ -69,9 +64,9 @@ def test_a_pattern_that_fits_an_empty_line_waits_for_a_line() -> None:
 
 
 def test_several_faults_of_one_moment_come_in_their_order() -> None:
-    timeline = begin("oom at=1s", "kill pod at=0.5s", "fill shm at=1s", "kill worker")
+    timeline = begin("add node at=1s", "kill pod at=0.5s", "partition at=1s", "kill worker")
     come = timeline.come(at_s=2.0)
-    assert texts(come) == ["oom at=1s", "kill pod at=0.5s", "fill shm at=1s"]
+    assert texts(come) == ["add node at=1s", "kill pod at=0.5s", "partition at=1s"]
 
 
 @pytest.mark.parametrize(
@@ -105,123 +100,19 @@ events = st.lists(
     max_size=30,
 )
 given_faults = st.lists(
-    st.sampled_from(["oom at=3s", "kill pod at=line:go", "kill worker at=step:7", "fill shm", "partition at=1h"]),
+    st.sampled_from(
+        ["add node at=3s", "kill pod at=line:go", "kill worker at=step:7", "term pod", "partition at=1h"]
+    ),
     max_size=6,
 )
 
 
 @hypothesis.settings(deadline=None)
-@hypothesis.given(given_faults, events, st.booleans())
-def test_no_fault_comes_twice_and_none_is_lost(given: list[str], happens: list, with_chaos: bool) -> None:
-    by_chance = Chaos(seed=1, gap_s=100.0, nodes=(0, 1)) if with_chaos else None
-    timeline = begin(*given, by_chance=by_chance)
+@hypothesis.given(given_faults, events)
+def test_no_fault_comes_twice_and_none_is_lost(given: list[str], happens: list) -> None:
+    timeline = begin(*given)
     asked = sorted(texts(timeline.waiting))
     came: list[str] = []
     for event in happens:
-        come = timeline.come(**event)
-        came += [text for text in texts(come) if not with_chaos or text in asked]
+        came += texts(timeline.come(**event))
     assert sorted([*came, *texts(timeline.waiting)]) == asked
-
-
-# -- by chance --------------------------------------------------------------------------------
-
-
-def first(by_chance: Chaos, count: int) -> list[Fault]:
-    timeline = Timeline((), by_chance)
-    come: list[Fault] = []
-    while len(come) < count and (at_s := timeline.due_s()) is not None:
-        come += timeline.come(at_s=at_s)
-    return come
-
-
-def test_a_seed_means_the_same_faults_on_every_machine_and_python() -> None:
-    made = first(grammar.parse_chaos("seed=7 rate=1/30s").over(range(3)), 4)
-    assert [fault.text for fault in made] == SEED_7
-
-
-SEED_7 = [
-    "kill pod node=0 at=36.719s",
-    "kill worker node=0 at=38.419s",
-    "stop worker node=1 for=9.5s at=71.041s",
-    "stop worker node=1 for=7.4s at=72.366s",
-]
-
-
-@hypothesis.settings(deadline=None)
-@hypothesis.given(st.integers(0, 10**12 - 1), st.integers(1, 8), st.sampled_from([0.5, 30.0]))
-def test_a_seed_replays(seed: int, nodes: int, gap_s: float) -> None:
-    by_chance = Chaos(seed=seed, gap_s=gap_s).over(range(nodes))
-    made = first(by_chance, 10)
-    assert made == first(by_chance, 10)
-    lines = shlex.split(grammar.replay(made))
-    assert [grammar.parse(text) for text in lines[1::2]] == made
-    assert set(lines[::2]) == {"--fault"}
-    assert [fault.when.at_s for fault in made] == sorted(fault.when.at_s or 0 for fault in made)
-    timeline = Timeline(made)
-    come: list[Fault] = []
-    for fault in made:
-        come += timeline.come(at_s=fault.when.at_s or 0)
-    assert come == made
-
-
-def test_gaps_have_the_mean_that_was_asked_for_and_nobody_is_spared() -> None:
-    made = first(grammar.parse_chaos("seed=3 rate=1/30s").over(range(4)), 2000)
-    last_s = made[-1].when.at_s or 0
-    assert math.isclose(last_s / 2000, 30.0, rel_tol=0.1)
-    assert {fault.node for fault in made} == {0, 1, 2, 3}
-    assert {fault.kind for fault in made} == set(grammar.DEFAULT_KINDS)
-
-
-def test_two_seeds_differ() -> None:
-    assert first(Chaos(seed=1, gap_s=1.0, nodes=(0,)), 5) != first(Chaos(seed=2, gap_s=1.0, nodes=(0,)), 5)
-
-
-def test_what_was_asked_for_is_kept_to() -> None:
-    asked = grammar.parse_chaos("seed=5 rate=2/m kinds=partition,kill-worker for=10m nodes=1-2,5").over(range(6))
-    made = first(asked, 1000)
-    assert 5 < len(made) < 60
-    assert all((fault.when.at_s or 0) <= 600 for fault in made)
-    assert {fault.node for fault in made} == {1, 2, 5}
-    assert {fault.kind for fault in made} == {"partition", "kill worker"}
-    assert all((fault.for_s is not None) == (fault.kind == "partition") for fault in made)
-
-
-def test_nothing_of_chaos_counts_as_missed() -> None:
-    assert begin(by_chance=Chaos(seed=1, gap_s=1.0, nodes=(0,))).waiting == []
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("", ["no seed", "seed=7"]),
-        ("seed=7", ["no rate", "rate=1/30s"]),
-        ("seed=x rate=1/30s", ["invalid value 'x' for seed", "whole number"]),
-        ("seed=7 rate=30s", ["invalid value '30s' for rate", "1/30s"]),
-        ("seed=7 rate=1000/s", ["invalid value '1000/s' for rate", "20/s at most"]),
-        ("seed=7 seed=8 rate=1/s", ["seed is given twice"]),
-        ("seed=7 rate=1/s kind=oom", ["'kind=oom'", "did you mean kinds=?"]),
-        ("seed=7 rate=1/s kinds", ["'kinds'", "seed, rate"]),
-        ("seed=7 rate=1/s kinds=delay-dns", ["invalid value 'delay-dns' for kinds", "kill-worker"]),
-        ("seed=7 rate=1/s kinds=explode", ["invalid value 'explode' for kinds"]),
-        ("seed=7 rate=1/s for=0", ["invalid value '0' for for"]),
-        ("seed=7 rate=1/s nodes=3-1", ["invalid value '3-1' for nodes", "0,2"]),
-        ("seed=7 rate=1/s nodes=0-99999999", ["for nodes="]),
-        ("seed=7 rate='1/s", ["unclosed"]),
-    ],
-)
-def test_chaos_that_does_not_fit_is_said_in_one_sentence(text: str, parts: list[str]) -> None:
-    with pytest.raises(UsageError) as refused:
-        grammar.parse_chaos(text)
-    for part in parts:
-        assert part in str(refused.value)
-
-
-def test_nodes_that_the_job_has_not_are_refused() -> None:
-    with pytest.raises(UsageError, match="nodes has 3; the job has nodes 0 to 1"):
-        grammar.parse_chaos("seed=1 rate=1/s nodes=0,3").over(range(2))
-
-
-@hypothesis.given(st.text(max_size=200))
-def test_any_text_is_chaos_or_one_sentence(text: str) -> None:
-    assert "\n" not in refusal(lambda: grammar.parse_chaos(text))
-    assert "\n" not in refusal(lambda: grammar.parse_chaos(f"seed=1 rate=1/s {text}"))

@@ -62,7 +62,7 @@ def begun(stdout: str, node: int) -> list[int]:
 def test_a_killed_worker_costs_a_few_steps_and_no_pod(tmp_path: Path, say: str) -> None:
     train = script(tmp_path, TRAIN.replace("{say}", say))
     fault = ("--fault", "kill worker node=1 at=step:5")
-    ended = launch("local", "--nodes", "2", *fault, "--", train, str(tmp_path / "saved"), "100", "2")
+    ended = launch("rehearse", "--nodes", "2", *fault, "--", train, str(tmp_path / "saved"), "100", "2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for node in (0, 1):
         first, again = begun(ended.stdout, node)
@@ -74,7 +74,7 @@ def test_a_killed_worker_costs_a_few_steps_and_no_pod(tmp_path: Path, say: str) 
 def test_waits_restarts_and_their_causes_are_shown_and_what_each_fault_cost(tmp_path: Path) -> None:
     train = script(tmp_path, TRAIN.replace("{say}", PRINTS))
     faults = ("--fault", "kill worker node=1 at=step:5", "--fault", "kill pod node=1 back=3s at=step:20")
-    ended = launch("local", "--nodes", "2", *faults, "--", train, str(tmp_path / "saved"), "60", "2")
+    ended = launch("rehearse", "--nodes", "2", *faults, "--", train, str(tmp_path / "saved"), "60", "2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     told = ended.stderr
     assert "[trainer-launch 0] generation 1 is over: rank 1 failed on node 1" in told
@@ -94,7 +94,7 @@ def test_the_script_of_the_page_on_surviving_survives(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "surviving.md").read_text(encoding="utf-8")
     train = script(tmp_path, page.partition("```python\n")[2].partition("```")[0])
     fault = ("--fault", "kill worker at=step:20", "--max-lost-steps", "20")
-    ended = launch("local", "--nodes", "2", *fault, "--", train, cwd=tmp_path)
+    ended = launch("rehearse", "--nodes", "2", *fault, "--", train, cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     steps = [int(found) for found in re.findall(r"^\[0:0\] step (\d+)$", ended.stdout, re.MULTILINE)]
     assert steps.count(1) == 1
@@ -103,7 +103,7 @@ def test_the_script_of_the_page_on_surviving_survives(tmp_path: Path) -> None:
 
 def test_the_chronicle_has_all_that_happened(tmp_path: Path) -> None:
     train, place = script(tmp_path, TRAIN.replace("{say}", PRINTS)), tmp_path / "history"
-    words = ("local", "--nodes", "2", "--fault", "kill worker node=1 at=step:5", "--", train)
+    words = ("rehearse", "--nodes", "2", "--fault", "kill worker node=1 at=step:5", "--", train)
     argv = (
         sys.executable,
         "-m",
@@ -140,7 +140,7 @@ def test_the_chronicle_has_all_that_happened(tmp_path: Path) -> None:
 def test_a_worker_that_stops_for_good_is_found_to_hang_and_started_again(tmp_path: Path) -> None:
     train = script(tmp_path, TRAIN.replace("{say}", PRINTS))
     words = ("--nodes", "2", "--hang-timeout", "4", "--fault", "stop worker node=0 at=step:5")
-    ended = launch("local", *words, "--", train, str(tmp_path / "saved"), "100", "2")
+    ended = launch("rehearse", *words, "--", train, str(tmp_path / "saved"), "100", "2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert [len(begun(ended.stdout, node)) for node in (0, 1)] == [2, 2]
 
@@ -183,7 +183,9 @@ def elastic(folder: Path, command: list[str], replicas: int, *faults: str) -> su
         f"  pytorchReplicaSpecs: {{Worker: {{replicas: {replicas}, "
         f"template: {{spec: {{containers: [{container}]}}}}}}}}\n"
     )
-    ended = launch("local", "-f", str(folder / "job.yaml"), *(word for one in faults for word in ("--fault", one)))
+    ended = launch(
+        "rehearse", "-f", str(folder / "job.yaml"), *(word for one in faults for word in ("--fault", one))
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended
 
@@ -235,14 +237,14 @@ def with_secrets(folder: Path, worker: str) -> str:
 def test_a_mounted_job_secret_admits_the_jobs_own_pods_also_after_a_fault(tmp_path: Path) -> None:
     manifest = with_secrets(tmp_path, "right")
     fault = ("--fault", "kill pod node=1 at=step:5")
-    ended = launch("local", "-f", manifest, *fault, "--log-level", "info")
+    ended = launch("rehearse", "-f", manifest, *fault, "--log-level", "info")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert len(re.findall(r"begun at [1-9]\d* with 2", ended.stdout)) == 2, ended.stdout
     assert "hunter" not in ended.stdout + ended.stderr
 
 
 def test_a_pod_with_another_job_secret_is_refused_and_told_so(tmp_path: Path) -> None:
-    ended = launch("local", "-f", with_secrets(tmp_path, "wrong"))
+    ended = launch("rehearse", "-f", with_secrets(tmp_path, "wrong"))
     assert ended.returncode != 0
     assert WRONG_SECRET in ended.stdout + ended.stderr
     assert "begun" not in ended.stdout

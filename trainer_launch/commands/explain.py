@@ -262,7 +262,7 @@ _NO_PLATFORM = """Contract: unknown. No variable or file of a training controlle
   In a pod:     the controller injects them into the training container only. An init container or a sidecar
                 needs envInjection (Trainer v2); a job without spec.trainer gets none.
   By hand:      trainer-launch run --nodes 2 --node-rank 0 --master-addr HOST --nproc-per-node 4 -- train.py
-  On a laptop:  trainer-launch local --nodes 2 --nproc-per-node 2 -- train.py
+  On a laptop:  trainer-launch rehearse --nodes 2 --nproc-per-node 2 -- train.py
   Another pod:  trainer-launch explain --pod pod.json   (written there by --save-pod pod.json)
 """
 _WIDTH = 100

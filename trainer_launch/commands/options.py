@@ -30,8 +30,8 @@ _SHORT = 15  # settings that a help shows all of
 _ABOUT = """Run training jobs in Kubernetes pods: read what the platform injected, check the
 nodes, run the workers as PID 1, restart them after failures, report the end."""
 _EXAMPLES = """examples:
-  trainer-launch local --nodes 2 -- train.py     # rehearse the job on a laptop
-  trainer-launch local -f job.yaml               # or from its manifest
+  trainer-launch rehearse --nodes 2 -- train.py  # rehearse the job on a laptop
+  trainer-launch rehearse -f job.yaml            # or from its manifest
   trainer-launch explain -- train.py             # in a pod: show what would run
   trainer-launch run -- train.py --lr 1e-3       # run it"""
 _MORE = f"""'trainer-launch COMMAND --help' shows the options most people need; --help-all
@@ -39,7 +39,7 @@ shows all. Every option has an environment variable: {PREFIX}GRACE=60
 is --grace 60. A flag takes precedence over its variable."""
 _COMMANDS = {  # as the help lists them
     "in the pod": ("run", "preflight", "sshd", "explain", "status", "incidents"),
-    "on your machine": ("local",),
+    "on your machine": ("rehearse",),
     "in an image": ("install-shims",),
     "other": ("completion", "help", "version"),
 }
@@ -158,6 +158,7 @@ def _typed(
     program: str, argv: Sequence[str]
 ) -> tuple[Callable[[Parsed], int], dict[str, Any], tuple[str, ...], dict[str, Any]]:
     own, rest = _split(list(argv))
+    own = [COMMAND_ALIASES.get(word, word) if own[:at] in ([], ["help"]) else word for at, word in enumerate(own)]
     called = tuple(name for name in COMMANDS if own[:1] == [name])
     if not called and not (own and own[0].startswith("-")):
         raise UsageError(_no_command(program, own))
@@ -323,7 +324,7 @@ _PREFLIGHT = (
     ),
     *("termination_log", "log_level"),
 )
-_LOCAL = (
+_REHEARSE = (
     *("engine", "nodes", "spares", "nproc_per_node", "max_restarts", "rendezvous", "start_method", "preload"),
     *("grace", "stop_order", "signals", "hang_timeout", "hang_report_after", "incident_dir", "recorder"),
     *("straggler_interval", "prefix", "color", "events", "log_level"),
@@ -338,7 +339,7 @@ COMMANDS = {
     "preflight": _PREFLIGHT,
     "explain": _EXPLAIN,
     "sshd": _SSHD,
-    "local": _LOCAL,
+    "rehearse": _REHEARSE,
     "status": ("log_level",),
     "incidents": ("incident_dir", "log_level"),
     "install-shims": (),
@@ -346,6 +347,7 @@ COMMANDS = {
     "help": (),
     "version": (),
 }
+COMMAND_ALIASES = {"local": "rehearse"}  # what 0.2 called a command
 COMMON = {  # what --help shows where a command has many settings
     *("nodes", "nproc_per_node", "engine", "max_restarts", "min_nodes", "spares", "secret_file", "grace"),
     *("hang_timeout", "incident_dir", "metrics_port", "events", "log_level"),

@@ -208,7 +208,6 @@ def _no_repeats(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 # Python tries all ways in which a pattern may fit, and holds everything else up meanwhile, signals too. A repeat
 # in a repeat, such as `(a+)+`, has so many ways that a line of 40 characters is enough.
-PATTERN_EXPECTED = "a regular expression without repeats or choices in a repeat, as in (a+)+"
 MAX_LINE = 500  # characters of a line to look in: .*a.*b takes the third power of them
 _FEW = 4  # times that a part may come again, whatever is in it: [0-9]+(\.[0-9]+){3}
 _parser: Any = importlib.import_module("sre_parse" if sys.version_info < (3, 11) else "re._parser")

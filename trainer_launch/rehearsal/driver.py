@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -32,8 +32,9 @@ from trainer_launch.rehearsal.controllers.job_lifecycle import Event, Exited, Po
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState, Start, Stop, own_init
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
 from trainer_launch.rehearsal.controllers.restart_decisions import State
+from trainer_launch.rehearsal.faults.grammar import Fault
 from trainer_launch.rehearsal.faults.injection import Faults
-from trainer_launch.rehearsal.faults.requests import Asked, workers_of
+from trainer_launch.rehearsal.faults.requests import workers_of
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
 from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
 from trainer_launch.rehearsal.report import summary
@@ -52,23 +53,24 @@ class Job(Struct, frozen=True, kw_only=True):
 
     workload: Workload
     grown: Callable[[int], Workload] | None
-    asked: Asked  # what is to go wrong
+    faults: tuple[Fault, ...]
     reporting: Reporting
 
 
 def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
     """Run the job to its end; return the exit code. Raises LaunchError: it cannot be run here."""
-    scratch, began_s = Path(tempfile.mkdtemp(prefix="trainer-launch-local-")), time.time()
+    scratch, began_s = Path(tempfile.mkdtemp(prefix="trainer-launch-rehearsal-")), time.time()
     try:
         kubelet = Kubelet(job.workload, scratch, setting)
-        with contextlib.closing(kubelet), held(scratch):
+        with held(scratch):
             kubelet.check()
-            watch = PodWatch() if job.asked.anything or job.reporting.needs_steps else None
+            watch = PodWatch() if job.faults or job.reporting.needs_steps else None
             system = System(color=use_color(settings), listener=watch.scan if watch else None)
             logs.send_through(system.say)
-            with contextlib.closing(system), contextlib.closing(job.reporting):
+            with contextlib.closing(system):
                 rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)
-                rehearsal.to_the_end()
+                with job.reporting.table(rehearsal.live_rows):
+                    rehearsal.to_the_end()
         sys.stdout.flush()
         sys.stderr.write(summary.incidents(setting.launchers.get("INCIDENT_DIR", ""), began_s) + rehearsal.report())
         return job.reporting.conclude(rehearsal.history(), rehearsal.exit_code())
@@ -91,15 +93,15 @@ class Rehearsal:
         self.state, actions, said = job_lifecycle.begin(job.workload, kubelet.pods, self._began_s)
         for entry in happened(None, self.state, None, actions):
             self.tell(entry)
-        self._faults = Faults(job.asked, self)
-        job.reporting.begin(self._live_lines)
+        self._faults = Faults(job.faults, self)
         if watch is not None:  # a pod's first line may be the one
             watch.wake, watch.patterns = system.poke, self._faults.patterns
         self._faults.precede()
-        self._do(actions, said)
+        self._first = actions, said
 
     def to_the_end(self) -> None:
-        """Wait, step, apply, until nothing of the job runs."""
+        """Start the job; wait, step, apply, until nothing of it runs."""
+        self._do(*self._first)
         while not self.state.is_done:
             for event in self._events():
                 self.take(event)
@@ -141,14 +143,14 @@ class Rehearsal:
         """What the container that counts wrote last; from any thread."""
         return self._system.last_line(f"{pod.name}/{pod.draft.main}")
 
-    def _live_lines(self, most: int) -> list[str]:
-        """The live table's lines; called in its thread, so all that changes is read once."""
+    def live_rows(self, most: int) -> tuple[str, Sequence[Sequence[str]]]:
+        """The live table's title and rows; called in its thread, so all that changes is read once."""
         state, steps, faults = self.state, dict(self._steps), self._faults
         over = (*faults.came, *(fault for fault, _ in faults.missed))
-        to_come = [fault.text for fault in self._job.asked.faults if fault not in over]
+        to_come = [fault.text for fault in self._job.faults if fault not in over]
         top = max(steps.values(), default=None)
         title = summary.live_title(self._title, state, self.now_s(), top, len(faults.came), to_come)
-        return [title, *summary.live_table(state, steps, self._last_line, most)]
+        return title, summary.live_rows(state, steps, self._last_line, most)
 
     def _messages(self) -> dict[str, str]:
         pods, states = self.state.pods.values(), self.state.states
@@ -225,7 +227,6 @@ class Rehearsal:
 
     def _clear(self, pod: str, container: str) -> None:
         """A container ends with its first process: whatever that left behind is killed."""
-        self.kubelet.ended(self.state.pods[pod], container)
         self._system.signal_group(f"{pod}/{container}", signal.SIGKILL)
         for _ in range(_SWEEPS):
             left = self.kubelet.processes_of(self.state.pods[pod], container)

@@ -12,7 +12,7 @@ from unittest import mock
 
 from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
-from trainer_launch.commands import local, options
+from trainer_launch.commands import options, rehearse
 from trainer_launch.commands import options as fields
 from trainer_launch.contracts import UNKNOWN
 from trainer_launch.model import Job, NodeRange, Origin, hostfile, settings, signal_policy
@@ -26,7 +26,7 @@ from trainer_launch.planning.ssh_environment import named
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.pytorch import torchrun_rendezvous_options
 from trainer_launch.rehearsal.faults import requests
-from trainer_launch.rehearsal.kubelet import kubectl, pods
+from trainer_launch.rehearsal.kubelet import pods
 from trainer_launch.rehearsal.report import reporting
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
@@ -134,26 +134,22 @@ def argv(data: bytes) -> None:
     assert "--" not in words or found.argv == tuple(words[words.index("--") + 1 :])
     attempt(reading.ports_of, found.settings, names="--port-range")
     attempt(signal_policy.parse, found.settings.signals or "", names="--signals")
-    if name == "local":
-        attempt(local._nodes, found.settings, names="--nodes")
-        attempt(local._nproc, found.settings, names="--nproc-per-node")
+    if name == "rehearse":
+        attempt(rehearse._nodes, found.settings, names="--nodes")
+        attempt(rehearse._nproc, found.settings, names="--nproc-per-node")
         if not any(map(requests.names_file, found.flags["fault"] or ())):
             attempt(requests.asked, found.flags, kinds=(UsageError,), names="--")
 
 
 @target("words")
 def stand_ins(data: bytes) -> None:
-    """What mpirun and horovodrun write after `ssh` and `kubectl`, which are ours there."""
+    """What horovodrun writes after `ssh`, which is ours there."""
     words = text_of(data).split("\0")
     options, host, command = horovod_ssh.split(words)
     kept, given = (sorted(filter(None, some)) for some in ([*options, host, *command], words))
     assert given in (kept, sorted([*kept, "--"]))
     assert shlex.split(horovod_ssh.guarded(" ".join(command), 1e9))[-1] == " ".join(command)
     assert horovod_ssh.local_rank(" ".join(command)).strip("-0123456789") == ""
-    found = attempt(kubectl._parsed, words, kinds=(SystemExit,), names="kubectl", plain=False)
-    if not isinstance(found, Refused):
-        pod, container, _, _ = found
-        attempt(kubectl._record, "/nowhere/pods", pod, container, kinds=(SystemExit,), plain=False)
 
 
 @target("lines", 1000)

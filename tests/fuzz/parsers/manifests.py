@@ -54,18 +54,11 @@ def _check(job: Workload) -> None:
 
 @target("text", 2100)
 def fault(data: bytes) -> None:
-    """A fault in words, and chaos: what people are shown of it means the same."""
+    """A fault in words: what people are shown of it means the same."""
     text = data.decode("utf-8", "replace")
     found = attempt(grammar.parse, text, kinds=(UsageError,), names="--fault")
     if not isinstance(found, Refused):
         assert grammar.parse(found.text) == found
-    drawn = attempt(grammar.parse_chaos, text, kinds=(UsageError,), names="--chaos")
-    if not isinstance(drawn, Refused):
-        over = attempt(drawn.over, range(4), kinds=(UsageError,))
-        if not isinstance(over, Refused):
-            for number in range(3):
-                made = grammar.draw(over, number, 0.0)
-                assert made is None or grammar.parse(made.text) == made
 
 
 @target("yaml")

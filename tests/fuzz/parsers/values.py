@@ -80,8 +80,6 @@ def _quantity(text: str) -> None:
 def _duration(text: str) -> None:
     seconds = grammar.parse_duration(text)
     assert seconds is None or grammar.parse_duration(f"{seconds}s") == seconds
-    rate = grammar.parse_rate(text)
-    assert rate is None or grammar.parse_rate(f"{rate:.0f}B/s") == rate
     found = attempt(grammar.split, text, "--fault", names="--fault")
     if not isinstance(found, Refused):
         assert grammar.split(" ".join(map(shlex.quote, found)), "--fault") == found

@@ -116,9 +116,9 @@ def test_deletions_count_towards_no_limit_of_a_jobset() -> None:
         job.delete("job-node-0-1")
         job.end("job-node-0-1", 137)
         job.wait(1.0)
-    assert (job.verdict, job.state.attempt) == (None, 0)
+    assert (job.verdict, job.state.counted) == (None, 0)
     job.end("job-node-0-1", 1)
-    assert job.state.attempt == 1
+    assert job.state.counted == 1
 
 
 def test_a_worker_of_mpi_operator_comes_back_when_it_was_deleted() -> None:
@@ -163,7 +163,7 @@ def test_a_jobset_that_restarts_does_not_get_it_back_either() -> None:
     job.delete("job-node-0-1", back_s=None)
     job.end("job-node-0-1", 137)
     job.end("job-node-0-0", 1)
-    assert job.state.attempt == 1
+    assert job.state.counted == 1
     assert (job.phase("job-node-0-0"), job.phase("job-node-0-1")) == ("Running", "Terminated")
 
 

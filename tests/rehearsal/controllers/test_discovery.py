@@ -10,15 +10,13 @@ import pytest
 from tests.cli.launching import launch
 from tests.rehearsal.controllers.manifests import job_of, replica
 
-HEAD = "apiVersion: kubeflow.org/{}\nkind: MPIJob\nmetadata: {{name: j}}\n"
+HEAD = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: j}\n"
 
 
 @pytest.mark.parametrize("works", [False, True])
 def test_of_mpi_operator_it_names_the_hosts_that_run(works: bool) -> None:
     body = f"Launcher: {replica('l')}, Worker: {replica('w', spec='replicas: 12')}"
-    job = job_of(
-        HEAD.format("v2beta1") + f"spec: {{runLauncherAsWorker: {str(works).lower()}, mpiReplicaSpecs: {{{body}}}}}"
-    )
+    job = job_of(HEAD + f"spec: {{runLauncherAsWorker: {str(works).lower()}, mpiReplicaSpecs: {{{body}}}}}")
     file = job.drafts[0].template.containers[0].files["/etc/mpi/discover_hosts.sh"]
     names = {draft.hostname: draft.names[-1] for draft in job.drafts}
     launcher = names["j-launcher"]
@@ -29,18 +27,6 @@ def test_of_mpi_operator_it_names_the_hosts_that_run(works: bool) -> None:
     assert file.while_running(names) == file.text
 
 
-@pytest.mark.parametrize("gpu", ["", "resources: {limits: {nvidia.com/gpu: 1}}"])
-def test_of_v1_it_has_slots(gpu: str) -> None:
-    body = f"Launcher: {replica('l', gpu)}, Worker: {replica('w', spec='replicas: 12')}"
-    job = job_of(HEAD.format("v1") + f"spec: {{slotsPerWorker: 4, mpiReplicaSpecs: {{{body}}}}}")
-    file = job.drafts[0].template.containers[0].files["/etc/mpi/discover_hosts.sh"]
-    first = ["echo j-launcher:4\n"] if gpu else []
-    for running in ({"j-launcher"}, {"j-launcher", "j-worker-2", "j-worker-10"}):
-        hosts = [f"echo {host}:4" for host in sorted(running - {"j-launcher"})]
-        assert file.while_running(running) == "\n".join(["#!/bin/sh", *first, *hosts]), "no newline at the end"
-    assert file.while_running({draft.hostname for draft in job.drafts}) == file.text
-
-
 WATCH = (
     "f=/etc/mpi/discover_hosts.sh; sh $f; echo then; "
     "for n in $(seq 300); do [ $(sh $f | wc -l) = {} ] && break; sleep 0.1; done; sh $f; ls -l $f | cut -c1-10"
@@ -49,25 +35,21 @@ WATCH = (
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("version", "fault", "count", "after"),
+    ("fault", "count", "after"),
     [
-        ("v2beta1", ("kill pod node=1 at=1s back=never",), 1, ["127.0.0.3"]),
-        ("v2beta1", ("add node at=1s",), 3, ["127.0.0.3", "127.0.0.4", "127.0.0.5"]),
-        ("v1", ("kill pod node=1 at=1s back=never",), 1, ["127.0.0.3:2"]),
+        (("kill pod node=1 at=1s back=never",), 1, ["127.0.0.3"]),
+        (("add node at=1s",), 3, ["127.0.0.3", "127.0.0.4", "127.0.0.5"]),
     ],
 )
-def test_it_follows_the_pods(
-    version: str, fault: tuple[str, ...], count: int, after: list[str], tmp_path: Path
-) -> None:
-    slots = ":2" if version == "v1" else ""
+def test_it_follows_the_pods(fault: tuple[str, ...], count: int, after: list[str], tmp_path: Path) -> None:
     launcher = replica("l", f"command: [sh, -c, {json.dumps(WATCH.format(count))}]")
     worker = replica("w", "command: [sleep, '1000']", "replicas: 2")
     (tmp_path / "job.yaml").write_text(
-        HEAD.format(version) + f"spec: {{slotsPerWorker: 2, runPolicy: {{cleanPodPolicy: Running}}, "
+        HEAD + f"spec: {{slotsPerWorker: 2, runPolicy: {{cleanPodPolicy: Running}}, "
         f"mpiReplicaSpecs: {{Launcher: {launcher}, Worker: {worker}}}}}"
     )
     words = [word for text in fault for word in ("--fault", text)]
-    ended = launch("local", "-f", str(tmp_path / "job.yaml"), *words)
+    ended = launch("rehearse", "-f", str(tmp_path / "job.yaml"), *words)
     assert ended.returncode == 0, ended.stderr
     said = [line.removeprefix("[j-launcher] ") for line in ended.stdout.splitlines()]
-    assert said == [f"127.0.0.3{slots}", f"127.0.0.4{slots}", "then", *after, "-r-xr-xr-x"]
+    assert said == ["127.0.0.3", "127.0.0.4", "then", *after, "-r-xr-xr-x"]

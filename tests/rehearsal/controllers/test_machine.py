@@ -83,7 +83,6 @@ def test_a_tfjob_is_done_by_its_chief_or_first_or_all_workers(
         ("PaddleJob", "paddleReplicaSpecs", "paddle", {"Master": "", "Worker": ""}, ["j-master-0"]),
         ("PaddleJob", "paddleReplicaSpecs", "paddle", {"Worker": "replicas: 2"}, ["j-worker-0", "j-worker-1"]),
         ("JAXJob", "jaxReplicaSpecs", "jax", {"Worker": "replicas: 2"}, ["j-worker-1", "j-worker-0"]),
-        ("MPIJob", "mpiReplicaSpecs", "mpi", {"Launcher": "", "Worker": ""}, ["j-launcher"]),
     ],
 )
 def test_who_decides_the_success_of_the_other_kinds(

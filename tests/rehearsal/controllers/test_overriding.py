@@ -113,7 +113,7 @@ def write(folder: Path, command: list[str], spec: str = "replicas: 3", more: str
 @pytest.mark.process
 def test_numbers_on_the_command_line_reach_the_pods(tmp_path: Path) -> None:
     path = write(tmp_path, ["sh", "-c", "echo $PET_NNODES x $PET_NPROC_PER_NODE"], more="nprocPerNode: gpu, ")
-    ended = launch("local", "-f", path, "--nodes", "1", "--nproc-per-node", "2")
+    ended = launch("rehearse", "-f", path, "--nodes", "1", "--nproc-per-node", "2")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == ["[job-worker-0] 1 x 2"]
 
@@ -125,7 +125,7 @@ def test_as_many_workers_as_gpus_without_one_is_a_single_error(tmp_path: Path) -
         tmp_path, ["trainer-launch", "run", "--", "python", "train.py"], "replicas: 1", "nprocPerNode: gpu, "
     )
     hidden = {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    ended = launch("local", "-f", path, env=hidden)
+    ended = launch("rehearse", "-f", path, env=hidden)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("this machine has no GPU") == 1
     assert "add --nproc-per-node 1" in ended.stderr
@@ -135,7 +135,7 @@ def test_as_many_workers_as_gpus_without_one_is_a_single_error(tmp_path: Path) -
 def test_a_script_beside_the_manifest_is_found_from_anywhere(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("import os\nprint('in', os.getcwd())\n")
     path = write(tmp_path, ["python3", "beside.py"], "replicas: 1")
-    ended = launch("local", "-f", path)
+    ended = launch("rehearse", "-f", path)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [f"[job-worker-0] in {tmp_path}"]
     assert ended.stderr.count(f"beside.py is not in this directory; the container pytorch runs in {tmp_path}") == 1
@@ -154,14 +154,14 @@ def test_what_a_container_cannot_run_is_one_error_before_anything_starts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.py").write_text("print('never')\n")
-    ended = launch("local", "-f", write(tmp_path, command))
+    ended = launch("rehearse", "-f", write(tmp_path, command))
     assert (ended.returncode, ended.stdout) == (code, "")
     assert ended.stderr.count(part) == 1
 
 
 @pytest.mark.process
 def test_a_shell_that_does_not_find_its_program_is_not_tried_seven_times(tmp_path: Path) -> None:
-    ended = launch("local", "-f", write(tmp_path, ["sh", "-c", "echo tried; absent-program"]))
+    ended = launch("rehearse", "-f", write(tmp_path, ["sh", "-c", "echo tried; absent-program"]))
     assert ended.returncode == 127
     assert ended.stdout.count("tried") <= 3, "each pod once"
     assert ended.stderr.count("a cluster would retry, the rehearsal stops") == 1

@@ -120,16 +120,18 @@ def test_any_of_a_jobsets_jobs_may_be_enough() -> None:
         (a_job("completionMode: Indexed, parallelism: 2"), "spec.completions is missing; expected a number"),
         (a_job(INDEXED, "restartPolicy: Always"), "restartPolicy is 'Always'; expected one of OnFailure, Never"),
         (a_job(INDEXED, "subdomain: s"), "spec.template.spec.restartPolicy is missing"),
-        (a_job(f"{INDEXED}, complitions: 2"), "unknown field spec.complitions; did you mean completions?"),
         (a_set("completionMode: NonIndexed"), "expected Indexed, by which the pods of a JobSet get their names"),
         (a_set(pod="restartPolicy: Always"), "expected one of OnFailure, Never"),
-        (a_set(more="replicas: 2"), "unknown field spec.replicas"),
         (a_set(more="coordinator: {replicatedJob: x}"), "spec.coordinator.replicatedJob is"),
-        (a_set(more="network: {subdomains: a}"), "unknown field spec.network.subdomains"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_refused_with_its_place(text: str, part: str) -> None:
     assert part in refusal(lambda: job_of(text))
+
+
+def test_a_field_of_a_pod_in_the_wrong_place_is_ignored_and_told_where_it_belongs() -> None:
+    (sentence,) = job_of(a_set(more="restartPolicy: Never")).unknown
+    assert "spec.restartPolicy (a pod's fields belong to replicatedJobs[].template.spec.template.spec)" in sentence
 
 
 @pytest.mark.parametrize("text", [a_job(INDEXED), a_set()])

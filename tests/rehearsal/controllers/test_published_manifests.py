@@ -27,10 +27,9 @@ ROWS = [json.loads(line) for line in (Path(__file__).parent / "published.jsonl")
 MANIFESTS = {f"{row['repository']}@{row['commit'][:8]}:{row['path']}": row["documents"] for row in ROWS}
 NO_JOB = "a Workload tells the scheduler about a JobSet of another file; it is no job itself"
 TAS = "kubernetes-sigs/jobset@08dfbdfd:site/static/examples/workload-aware-scheduling"
+FLUX = ("flux-interactive", "flux-runtime", "lammps-train-gpus", "lammps-train-job")
+MPI_V1 = ("tensorflow-mnist", "tensorflow-mnist-elastic")
 REASONS = {
-    "kubeflow/trainer@4445c12a:examples/xgboost/smoke-dist/xgboostjob_v1alpha1_rabit_test.yaml": (
-        "its pod templates have apiVersion and kind, which no template has: the API server of v1 drops them"
-    ),
     "kubeflow/training-operator@078ec30f:manifests/v2/base/runtimes/pre-training/torch-distributed.yaml": (
         "a runtime of kubeflow.org/v2alpha1, a preview which no TrainJob of Trainer 2 can refer to"
     ),
@@ -39,6 +38,8 @@ REASONS = {
         "an Argo Workflow, which makes its JobSet only when it runs"
     ),
     **{f"{TAS}/{name}workload.yaml": NO_JOB for name in ("", "dra/", "tas/")},
+    **{f"kubeflow/trainer@658725bd:examples/flux/{name}.yaml": "a Flux job" for name in FLUX},
+    **{f"kubeflow/trainer@4445c12a:examples/mpi/{name}.yaml": "an MPIJob v1" for name in MPI_V1},
 }
 # What the container that counts is told, by kind, and of a TrainJob by the policy of its runtime.
 TOLD = {
@@ -116,7 +117,7 @@ def check_trainjob(name: str, workload: Workload) -> None:
         if not workload.odd:
             assert {*pod.main.env} >= {*TOLD.get(policy, ())}, pod.name
         command = job["spec"]["trainer"].get("command")
-        if command and policy != "flux" and (policy != "mpi" or pod.draft.role == "launcher"):
+        if command and (policy != "mpi" or pod.draft.role == "launcher"):
             assert list(pod.main.command) == command
     if policy == "mpi":
         (launcher,) = [pod for pod in trainers if pod.draft.role == "launcher"]
@@ -176,7 +177,7 @@ def test_a_published_runtime_needs_no_file(name: str) -> None:
 def test_a_job_of_torchtune_is_rehearsed_by_the_name_of_its_runtime(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(trainjob("{command: [tune, run]}").replace("name: rt", "name: torchtune-qwen2.5-1.5b"))
-    ended = launch("local", "-f", str(job), "--command", "sh -c 'echo nproc $PET_NPROC_PER_NODE'")
+    ended = launch("rehearse", "-f", str(job), "--command", "sh -c 'echo nproc $PET_NPROC_PER_NODE'")
     assert ended.returncode == 0, ended.stderr
     assert "[job-node-0-0] nproc auto" in ended.stdout, ended.stdout
     for name in ("job-dataset-initializer-0-0", "job-model-initializer-0-0", "job-node-0-0"):

@@ -54,7 +54,7 @@ def test_each_pod_sees_its_own_variables_and_every_line_tells_whose_it_is(tmp_pa
     text = "echo $HOSTNAME of $PET_NNODES at $PET_RDZV_ENDPOINT for $LR $RANK"
     env = "env: [{name: LR, value: '0.1'}]"
     path = job(tmp_path, pod(shell(text, env)), "elasticPolicy: {minReplicas: 1, maxReplicas: 3}", "replicas: 2")
-    ended = launch("local", "-f", path, env={"RANK": "from the shell"})
+    ended = launch("rehearse", "-f", path, env={"RANK": "from the shell"})
     assert ended.returncode == 0, ended.stderr
     lines = sorted(line for line in ended.stdout.splitlines() if line)
     assert [line.rpartition(":")[0] for line in lines] == [
@@ -69,7 +69,7 @@ def test_a_pytorchjob_of_workers_alone_meets_at_its_first_worker_whose_name_only
     tmp_path: Path,
 ) -> None:
     text = "echo $HOSTNAME meets at $TRAINER_LAUNCH_MASTER_ADDR $TRAINER_LAUNCH_MASTER_PORT"
-    ended = launch("local", "-f", job(tmp_path, pod(shell(text)), "", "replicas: 2"))
+    ended = launch("rehearse", "-f", job(tmp_path, pod(shell(text)), "", "replicas: 2"))
     assert ended.returncode == 0, ended.stderr
     told = [line.partition(" meets at ")[2].split() for line in sorted(ended.stdout.splitlines()) if line]
     assert [address for address, _ in told] == ["127.0.0.2"] * 2
@@ -84,7 +84,7 @@ def test_a_pods_fields_that_stand_too_high_in_a_runtime_are_told_their_place(tmp
         "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {name: t}\n"
         "spec: {runtimeRef: {name: r}}\n"
     )
-    ended = launch("local", "-f", str(path))
+    ended = launch("rehearse", "-f", str(path))
     assert ended.returncode == 2
     assert "a pod's fields belong to replicatedJobs[].template.spec.template.spec" in ended.stderr
 
@@ -92,7 +92,7 @@ def test_a_pods_fields_that_stand_too_high_in_a_runtime_are_told_their_place(tmp
 def test_where_workers_say_themselves_where_they_meet_nothing_is_added(tmp_path: Path) -> None:
     env = "env: [{name: TRAINER_LAUNCH_MASTER_ADDR, value: job-worker-1}]"
     text = "echo $TRAINER_LAUNCH_MASTER_ADDR,$TRAINER_LAUNCH_MASTER_PORT"
-    ended = launch("local", "-f", job(tmp_path, pod(shell(text, env)), "", "replicas: 2"))
+    ended = launch("rehearse", "-f", job(tmp_path, pod(shell(text, env)), "", "replicas: 2"))
     assert [line.partition("] ")[2] for line in ended.stdout.splitlines() if line] == ["127.0.0.3,"] * 2
 
 
@@ -102,7 +102,7 @@ def test_pods_of_a_paddlejob_are_told_their_address_which_its_launcher_compares_
     path = job(
         tmp_path, pod(shell("echo $POD_IP and $PADDLE_MASTER", name="paddle")), "", "replicas: 2", "PaddleJob"
     )
-    ended = launch("local", "-f", path)
+    ended = launch("rehearse", "-f", path)
     assert ended.returncode == 0, ended.stderr
     lines = sorted(line.rpartition(":")[0] for line in ended.stdout.splitlines() if line)
     assert lines == ["[job-worker-0] 127.0.0.2 and 127.0.0.2", "[job-worker-1] 127.0.0.3 and 127.0.0.2"]
@@ -112,7 +112,7 @@ def test_init_containers_come_first_and_share_the_pods_volumes(tmp_path: Path) -
     init = shell("echo told > /state/word", "volumeMounts: [{name: s, mountPath: /state}]", "first")
     main = shell("cat /mine/word", "volumeMounts: [{name: s, mountPath: /mine}]")
     path = job(tmp_path, pod(main, f"initContainers: [{init}], volumes: [{{name: s, emptyDir: {{}}}}]"))
-    ended = launch("local", "-f", path)
+    ended = launch("rehearse", "-f", path)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == ["[job-worker-0] told"]
 
@@ -121,7 +121,7 @@ def test_a_failed_init_container_is_in_the_table_and_named_as_the_cause(tmp_path
     says = "echo 'reason=NoDisk exit=30 | the disk is full' >$TRAINER_LAUNCH_TERMINATION_LOG; exit 30"
     init, main = shell(says, name="check"), shell("echo never")
     path = job(tmp_path, pod(main, f"initContainers: [{init}]"), "", "restartPolicy: Never")
-    ended = launch("local", "-f", path)
+    ended = launch("rehearse", "-f", path)
     assert ended.returncode == 30, ended.stderr
     assert rows(ended.stderr) == {"job-worker-0": ["Failed", "1", "0", "30"]}
     table = next(line for line in ended.stderr.splitlines() if line.startswith("job-worker-0"))
@@ -136,7 +136,7 @@ def test_a_preflight_that_finds_the_same_again_says_so_in_one_line(tmp_path: Pat
     command = "command: [trainer-launch, preflight, --only, storage, --storage, /nowhere/at/all, --, sh]"
     init = f"{{name: check, image: i, {command}}}"
     path = job(tmp_path, pod(shell("echo never"), f"initContainers: [{init}]"), "runPolicy: {backoffLimit: 2}")
-    ended = launch("local", "-f", path)
+    ended = launch("rehearse", "-f", path)
     assert ended.returncode == 30, ended.stdout + ended.stderr
     assert ended.stdout.count("FATAL storage") == 1
     assert ended.stdout.count("the same findings as before, storage: /nowhere/at/all: No such file") >= 1
@@ -173,7 +173,9 @@ MOUNTS = "volumeMounts: [{name: c, mountPath: /claim}, {name: o, mountPath: /own
 
 
 def test_a_retryable_code_makes_the_pod_anew_and_only_the_claim_is_kept(tmp_path: Path) -> None:
-    ended = launch("local", "-f", job(tmp_path, pod(shell(LIVES, MOUNTS), VOLUMES), "", "restartPolicy: ExitCode"))
+    ended = launch(
+        "rehearse", "-f", job(tmp_path, pod(shell(LIVES, MOUNTS), VOLUMES), "", "restartPolicy: ExitCode")
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [f"[job-worker-0] life {n} has {n}" for n in range(3)]
     assert rows(ended.stderr) == {"job-worker-0": ["Succeeded", "3", "0", "0"]}
@@ -186,13 +188,15 @@ def test_nothing_of_a_pod_outlives_it_not_even_in_a_session_of_its_own(tmp_path:
         "| grep -c '^sleep 98765'; exit 0; fi; touch /own/begun; setsid sleep 98765 & sleep 0.3; exit 1"
     )
     mounts, volumes = "volumeMounts: [{name: o, mountPath: /own}]", "volumes: [{name: o, emptyDir: {}}]"
-    ended = launch("local", "-f", job(tmp_path, pod(shell(text, mounts), volumes)))
+    ended = launch("rehearse", "-f", job(tmp_path, pod(shell(text, mounts), volumes)))
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == ["[job-worker-0] 0"]
 
 
 def test_on_failure_restarts_in_the_same_pod(tmp_path: Path) -> None:
-    ended = launch("local", "-f", job(tmp_path, pod(shell(LIVES, MOUNTS), VOLUMES), "", "restartPolicy: OnFailure"))
+    ended = launch(
+        "rehearse", "-f", job(tmp_path, pod(shell(LIVES, MOUNTS), VOLUMES), "", "restartPolicy: OnFailure")
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1] == "[job-worker-0] life 2 has 0 1 2"
     assert rows(ended.stderr) == {"job-worker-0": ["Succeeded", "1", "2", "0"]}
@@ -202,7 +206,7 @@ def test_a_failed_job_says_why_and_ends_with_the_pods_code(tmp_path: Path) -> No
     path = job(
         tmp_path, pod(shell("exit 7")), "runPolicy: {cleanPodPolicy: All}", "restartPolicy: Never, replicas: 2"
     )
-    ended = launch("local", "-f", path)
+    ended = launch("rehearse", "-f", path)
     assert ended.returncode == 7
     last = ended.stderr.splitlines()[-1]
     assert "PyTorchJob job: Failed" in last
@@ -217,7 +221,7 @@ def test_the_end_of_the_job_ends_workers_that_still_run_and_all_that_they_starte
         "spec: {runPolicy: {cleanPodPolicy: Running}, "
         f"tfReplicaSpecs: {{Chief: {{template: {{spec: {chief}}}}}, Worker: {{template: {{spec: {worker}}}}}}}}}\n"
     )
-    ended = launch("local", "-f", str(path))
+    ended = launch("rehearse", "-f", str(path))
     assert ended.returncode == 0, ended.stderr
     assert rows(ended.stderr)["job-worker-0"][0] == "Completed"
     assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "987"]]
@@ -226,7 +230,7 @@ def test_the_end_of_the_job_ends_workers_that_still_run_and_all_that_they_starte
 def test_a_missing_program_is_said_before_anything_starts(tmp_path: Path) -> None:
     other = "{name: pytorch, image: i, command: [no-such-program, x]}"
     init = shell("echo started", "", "first")
-    ended = launch("local", "-f", job(tmp_path, pod(other, f"initContainers: [{init}]")))
+    ended = launch("rehearse", "-f", job(tmp_path, pod(other, f"initContainers: [{init}]")))
     assert ended.returncode == 127
     for part in ("'no-such-program'", "container pytorch of job-worker-0", "--command"):
         assert part in ended.stderr
@@ -243,14 +247,14 @@ def test_a_container_runs_in_its_working_folder_where_that_exists_and_finds_prog
     (tmp_path / "word").write_text("found\n")
     path = f"env: [{{name: PATH, value: '{tmp_path}/bin:/usr/bin:/bin'}}]"
     inside = f"{{name: pytorch, image: i, command: [here-i-am], workingDir: '{tmp_path}', {path}}}"
-    ended = launch("local", "-f", job(tmp_path, pod(inside)))
+    ended = launch("rehearse", "-f", job(tmp_path, pod(inside)))
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [f"[job-worker-0] {tmp_path}", "[job-worker-0] found"]
 
 
 def test_another_command_may_be_run_in_its_place(tmp_path: Path) -> None:
     path = job(tmp_path, pod("{name: pytorch, image: i, command: [no-such-program, x]}"))
-    ended = launch("local", "-f", path, "--command", "sh -c 'echo instead'")
+    ended = launch("rehearse", "-f", path, "--command", "sh -c 'echo instead'")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == ["[job-worker-0] instead"]
 
@@ -258,7 +262,7 @@ def test_another_command_may_be_run_in_its_place(tmp_path: Path) -> None:
 def test_a_script_in_its_place_is_run_by_the_launcher(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('trained\\n', end='')  # in one write, also by two workers\n")
     path = job(tmp_path, pod("{name: pytorch, image: i, command: [no-such-program, x]}"))
-    ended = launch("local", "-f", path, "--command", "train.py --steps 20", cwd=tmp_path)
+    ended = launch("rehearse", "-f", path, "--command", "train.py --steps 20", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert set(ended.stdout.splitlines()) == {"[job-worker-0] trained"}
 
@@ -270,7 +274,7 @@ def test_without_a_command_the_launcher_is_the_entrypoint(tmp_path: Path) -> Non
     (tmp_path / "job.yaml").write_text(trainjob("{numNodes: 2}"))
     (tmp_path / "runtime.yaml").write_text(runtime(jobs=f"{{name: node, template: {template}}}"))
     files = ("-f", str(tmp_path / "job.yaml"), "-f", str(tmp_path / "runtime.yaml"))
-    ended = launch("local", *files)
+    ended = launch("rehearse", *files)
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.split("\n")[:2]) == [f"[job-node-0-{n}] rank {n} of 2" for n in (0, 1)]
     assert "reason=Succeeded" in ended.stderr, "the termination message of the launcher in the pod"
@@ -278,7 +282,7 @@ def test_without_a_command_the_launcher_is_the_entrypoint(tmp_path: Path) -> Non
 
 def test_asked_to_stop_all_pods_end_and_the_code_says_so(tmp_path: Path) -> None:
     text = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
-    with start("local", "-f", job(tmp_path, pod(shell(text)), "", "replicas: 2")) as rehearsal:
+    with start("rehearse", "-f", job(tmp_path, pod(shell(text)), "", "replicas: 2")) as rehearsal:
         rehearsal.read_until("ready", 2)
         rehearsal.signal(signal.SIGTERM)
         code, output = rehearsal.end()
@@ -289,7 +293,7 @@ def test_asked_to_stop_all_pods_end_and_the_code_says_so(tmp_path: Path) -> None
 
 def test_a_signal_that_asks_nobody_to_stop_reaches_every_pod() -> None:
     text = "trap 'echo told; exit 0' USR1; echo ready; while :; do sleep 0.1; done"
-    with start("local", "--nodes", "2", "--engine", "plain", "--", "sh", "-c", text) as rehearsal:
+    with start("rehearse", "--nodes", "2", "--engine", "plain", "--", "sh", "-c", text) as rehearsal:
         rehearsal.read_until("ready", 2)
         rehearsal.signal(signal.SIGUSR1)
         code, output = rehearsal.end()
@@ -306,7 +310,7 @@ def test_a_signal_that_asks_nobody_to_stop_reaches_every_pod() -> None:
     ],
 )
 def test_flags_that_do_not_fit_end_with_2(words: tuple[str, ...], part: str, tmp_path: Path) -> None:
-    ended = launch("local", "-f", job(tmp_path, pod(shell("true"))), *words)
+    ended = launch("rehearse", "-f", job(tmp_path, pod(shell("true"))), *words)
     assert ended.returncode == 2
     assert part in ended.stderr
 
@@ -322,61 +326,6 @@ def mpijob(folder: Path, version: str, launcher: str, spec: str = "") -> str:
 
 
 # In a launcher, which may start before they do.
-BOTH_RUN = "for n in 0 1; do until kubectl exec job-worker-$n -- true 2>/dev/null; do sleep 0.05; done; done; "
-
-
-def test_a_launcher_of_v1_reaches_the_containers_of_its_workers_by_kubectl_exec(tmp_path: Path) -> None:
-    text = (
-        f"{BOTH_RUN}kubectl exec job-worker-1 -- sh -c 'echo in $HOSTNAME, not $0, with $OWN' launcher; "
-        "kubectl exec job-worker-0 -- sh -c 'exit 41'; echo code $?; "
-        "kubectl exec job-worker-7 -- true; kubectl get pods; cat $(dirname $(command -v kubectl))/../../etc/mpi/d*"
-    )
-    path = mpijob(tmp_path, "v1", f"command: [sh, -c, {json.dumps(text)}], env: [{{name: OWN, value: x}}]")
-    ended = launch("local", "-f", path)
-    assert ended.returncode == 0, ended.stderr
-    said = [line.removeprefix("[job-launcher] ") for line in ended.stdout.splitlines()]
-    assert said[:2] == ["in job-worker-1, not launcher, with", "code 41"]
-    assert said[2:] == ["#!/bin/sh", "echo 127.0.0.3:1", "echo 127.0.0.4:1"]
-    assert 'pods "job-worker-7" not found' in ended.stderr
-    assert "knows only: kubectl exec POD" in ended.stderr
-    assert "init container kubectl-delivery: a stand-in" in ended.stderr
-
-
-def test_what_was_started_by_kubectl_exec_ends_with_its_pod(tmp_path: Path) -> None:
-    text = (
-        f"{BOTH_RUN}kubectl exec job-worker-0 -- sleep 45678 & until pgrep -fx 'sleep 45678'; do sleep 0.05; done; "
-        "kill $!; kubectl exec job-worker-0 -- kill -9 0"
-    )
-    path = mpijob(tmp_path, "v1", f"command: [sh, -c, {json.dumps(text)}]")
-    ended = launch("local", "-f", path)
-    assert "job-worker-0" in ended.stderr
-    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "45678"]]
-
-
-def test_a_job_of_flux_is_not_run_and_said_to_be_so(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(trainjob("{numNodes: 2, command: [lmp]}") + "---\n" + runtime("flux: {}"))
-    words = ("local", "-f", str(tmp_path / "job.yaml"))
-    ended = launch(*words)
-    assert ended.returncode == 2
-    for part in ("Flux", "flux run", "--render", "--command"):
-        assert part in ended.stderr
-    assert ended.stderr.count("\n") == 1
-
-
-def test_a_job_of_flux_goes_as_far_as_a_launcher_does(tmp_path: Path) -> None:
-    """Its pods can be looked at, and another program can be tried out in them."""
-    (tmp_path / "job.yaml").write_text(trainjob("{numNodes: 2, command: [lmp]}") + "---\n" + runtime("flux: {}"))
-    words = ("local", "-f", str(tmp_path / "job.yaml"))
-    assert launch(*words, "--render", str(tmp_path / "pods")).returncode == 0
-    told = launch("explain", "--json", "--pod", str(tmp_path / "pods" / "job-node-0-1.json"))
-    explained = json.loads(told.stdout)
-    assert explained["contract"] == "trainer-v2-flux"
-    assert explained["job"]["nodes"] == 2
-    ended = launch(*words, "--command", "sh -c 'echo $HOSTNAME has $JOB_COMPLETION_INDEX'")
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.splitlines()) == [f"[job-node-0-{n}] job-node-0-{n} has {n}" for n in (0, 1)]
-
-
 @pytest.mark.parametrize(("spec", "names"), [("", (0, 1)), ("runLauncherAsWorker: true, ", (None, 0, 1))])
 def test_mpirun_reaches_the_pods_of_mpi_operator_by_ssh(
     tmp_path: Path, spec: str, names: tuple[int | None, ...]
@@ -386,7 +335,7 @@ def test_mpirun_reaches_the_pods_of_mpi_operator_by_ssh(
     words = "mpirun sh -c 'echo rank $OMPI_COMM_WORLD_RANK on $HOSTNAME'"
     spec += "runPolicy: {cleanPodPolicy: Running}, "
     path = mpijob(tmp_path, "v2beta1", "command: [/no/such/program]", spec)
-    ended = launch("local", "-f", path, "--command", words)  # the workers keep their sshd
+    ended = launch("rehearse", "-f", path, "--command", words)  # the workers keep their sshd
     assert ended.returncode == 0, ended.stderr
     hosts = ["job-launcher" if name is None else f"job-worker-{name}" for name in names]
     said = sorted(word for word in ended.stdout.replace("[job-launcher] ", "\n").splitlines() if word)

@@ -23,7 +23,7 @@ def test_the_pods_are_written_and_explain_reads_them(tmp_path: Path) -> None:
     job = write(tmp_path, "job.yaml", trainjob("{numNodes: 2, numProcPerNode: 2, command: [torchrun, train.py]}"))
     made = write(tmp_path, "runtime.yaml", runtime())
     pods = tmp_path / "a folder" / "pods"
-    ended = launch("local", "-f", job, "-f", made, "--render", str(pods))
+    ended = launch("rehearse", "-f", job, "-f", made, "--render", str(pods))
     assert ended.returncode == 0, ended.stderr
     assert sorted(path.name for path in pods.iterdir()) == ["job-node-0-0.json", "job-node-0-1.json"]
     assert str(pods / "job-node-0-1.json") in ended.stdout
@@ -37,7 +37,7 @@ def test_the_pods_are_written_and_explain_reads_them(tmp_path: Path) -> None:
 def test_the_manifest_of_the_readme_is_whole(tmp_path: Path) -> None:
     told = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8").partition("```yaml\n")[2]
     pods = tmp_path / "pods"
-    ended = launch("local", "-f", write(tmp_path, "job.yaml", told.partition("```")[0]), "--render", str(pods))
+    ended = launch("rehearse", "-f", write(tmp_path, "job.yaml", told.partition("```")[0]), "--render", str(pods))
     assert ended.returncode == 0, ended.stderr
     for rank, container in enumerate(("my-job-node-0-0", "my-job-node-0-1")):
         snapshots = [path for path in pods.iterdir() if path.name.startswith(container)]
@@ -71,7 +71,7 @@ def test_what_a_laptop_cannot_do_is_said_once(tmp_path: Path) -> None:
         "{nvidia.com/gpu: 8}}, env: [{name: CPUS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}]}]}}}"
     )
     job = write(tmp_path, "job.yaml", pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
-    ended = launch("local", "-f", job, "--render", str(tmp_path / "pods"))
+    ended = launch("rehearse", "-f", job, "--render", str(tmp_path / "pods"))
     lines = [line for line in ended.stderr.splitlines() if "ignored" in line]
     assert len(lines) == 1
     for word in (
@@ -86,7 +86,7 @@ def test_what_a_laptop_cannot_do_is_said_once(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     job = write(tmp_path, "job.yaml", pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch')}}}}}"))
-    ended = launch("local", "-f", job, "--render", str(tmp_path))
+    ended = launch("rehearse", "-f", job, "--render", str(tmp_path))
     assert ended.returncode == 2
     assert "not empty" in ended.stderr
 
@@ -100,7 +100,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     ],
 )
 def test_flags_that_do_not_fit_end_with_2(words: tuple[str, ...], part: str, tmp_path: Path) -> None:
-    ended = launch("local", *words, cwd=tmp_path)
+    ended = launch("rehearse", *words, cwd=tmp_path)
     assert ended.returncode == 2
     assert part in ended.stderr
     assert ended.stderr.count("\n") == 1

@@ -202,33 +202,6 @@ def test_an_initializer_has_one_pod_and_reads_its_secret() -> None:
     assert "model-initializer: its program is in its image" in job.ignored
 
 
-def tune(name: str, trainer: str) -> tuple[str, ...]:
-    text = trainjob(f"{{command: [tune, run], {trainer}}}").replace("name: rt", f"name: {name}")
-    return next(pod for pod in pods(job_of(text)) if pod.draft.role == "node").main.command
-
-
-@pytest.mark.parametrize(
-    ("args", "config"),
-    [
-        ("[]", "llama3_2/3B_full"),
-        ("['model.lora_attn_modules=[q_proj]']", "llama3_2/3B_lora"),
-        ("['model.quantize_base=false', 'model.lora_attn_modules=[q_proj]']", "llama3_2/3B_lora"),
-        ("['model.quantize_base=true']", "llama3_2/3B_qlora"),
-        ("['model.quantize_base=True', 'model.use_dora=TRUE', 'model.lora_attn_modules=[a]']", "llama3_2/3B_lora"),
-    ],
-)
-def test_arguments_choose_the_configuration_of_torchtune(args: str, config: str) -> None:
-    """kubeflow/trainer v2.3.0 pkg/runtime/framework/plugins/torch/torchtune.go, isBoolArgEnabled."""
-    assert tune("torchtune-llama3.2-3b", f"args: {args}")[-4] == config
-
-
-def test_torchtune_is_refused_where_trainer_refuses_it() -> None:
-    with pytest.raises(UsageError, match=r"numNodes is the number 2; expected 1 node for llama3_2/1B"):
-        tune("torchtune-llama3.2-1b", "numNodes: 2")
-    with pytest.raises(UsageError, match="llama3_3/70B"):
-        tune("torch-distributed", "numNodes: 1")
-
-
 # -- values -----------------------------------------------------------------------------------
 
 

@@ -33,7 +33,7 @@ def command(folder: Path, script: str, *flags: str, last: int = 60) -> tuple[str
     """Rehearse one pod that runs a user's script up to step `last`."""
     run = [sys.executable, str(USERS / f"{script}.py"), str(folder / "checkpoint"), str(last)]
     (folder / "job.yaml").write_text(JOB.replace("COMMAND", repr(run)))
-    return (sys.executable, "-c", RUN, "local", "-f", str(folder / "job.yaml"), *flags)
+    return (sys.executable, "-c", RUN, "rehearse", "-f", str(folder / "job.yaml"), *flags)
 
 
 def clean() -> dict[str, str]:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from trainer_launch.model import Json, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import REDACTED
-from trainer_launch.model.units import counted
+from trainer_launch.model.units import counted, grouped
 from trainer_launch.rehearsal.controllers.documents import (
     CONFIG_KINDS,
     MAX_BYTES,
@@ -59,6 +59,11 @@ def workload_of(documents: tuple[Field, ...]) -> Workload:
     runtimes = {found.get("metadata", "name").text(): found for found in documents if _kind(found) in RUNTIMES}
     known = (*RUNTIMES, *CONFIG_KINDS)
     others = [found for found in documents if found not in jobs and _kind(found) not in known]
+    if any(_kind(found) == "MPIJob" for found in others):
+        raise UsageError(
+            "an MPIJob of kubeflow.org/v1 is not rehearsed, because its launcher starts ranks by kubectl exec; "
+            "write it as kubeflow.org/v2beta1, which mpi-operator runs, or rehearse the command with --engine mpi"
+        )
     if len(jobs) != 1:
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in KINDS))
         seen = ", ".join(dict.fromkeys(map(_kind, jobs or documents)))
@@ -72,7 +77,12 @@ def workload_of(documents: tuple[Field, ...]) -> Workload:
     made: Workload = module.read(Request(job=job, runtimes=runtimes))
     _check_variables(made)
     ignored = dict.fromkeys((*made.ignored, *configs.absent, *_counted(others)))
-    return replace(made, ignored=tuple(ignored))
+    return replace(made, ignored=tuple(ignored), unknown=tuple(_unknown(configs.unknown)))
+
+
+def _unknown(fields: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    for where, told in grouped((where, text) for (where, _), text in fields.items()).items():
+        yield f"{where}: unknown fields are ignored: {', '.join(told)}"
 
 
 def overridden(
@@ -275,7 +285,7 @@ def read(paths: Sequence[str]) -> tuple[Field, ...]:
 
 def tell_ignored(workload: Workload) -> None:
     """Say once what of the job this machine leaves out, and what is odd about it."""
-    for sentence in workload.odd:
+    for sentence in (*workload.odd, *workload.unknown):
         _log.warning("%s", sentence)
     if workload.ignored:
         _log.warning("ignored here: %s", ", ".join(workload.ignored))

@@ -49,7 +49,15 @@ class Field(Struct, frozen=True):
         """The one sentence about this field."""
         value = self.value if found is None else found
         text = "missing" if value is None else _said(value)
-        return UsageError(f"{self.where}: {self.path or 'the document'} is {text}; expected {expected}")
+        near = "" if value is not None else self._near_miss()
+        return UsageError(f"{self.where}: {self.path or 'the document'} is {text}; expected {expected}{near}")
+
+    def _near_miss(self) -> str:
+        """An unknown field beside this one that may be meant."""
+        place = self.where, self.path.rpartition(".")[0]
+        noted = ((where, path.rpartition(".")[0], text) for (where, path), text in self.configs.unknown.items())
+        hints = (text for where, above, text in noted if (where, above) == place and text.endswith(")"))
+        return next((f"; unknown field {text}" for text in hints), "")
 
     @property
     def place(self) -> str:
@@ -96,15 +104,15 @@ class Field(Struct, frozen=True):
         return [(key, self.get(key)) for key in self.mapping()]
 
     def only(self, known: Iterable[str]) -> None:
-        """Refuse a field that nobody knows: a misspelled one would silently mean nothing."""
+        """Note the other fields, which nobody reads, and what a misspelled one may have meant."""
         words = tuple(known)
         for key in self.mapping():
             if key not in words:
-                near = did_you_mean(key, words)
-                advice = f"; {near}" if near else "; correct its name or remove it"
+                hint = did_you_mean(key, words)
                 if key in _OF_PODS and "replicatedJobs" in words:
-                    advice = "; a pod's fields belong to replicatedJobs[].template.spec.template.spec"
-                raise UsageError(f"{self.where}: unknown field {self.get(key).path}{advice}")
+                    hint = "a pod's fields belong to replicatedJobs[].template.spec.template.spec"
+                path = self.get(key).path
+                self.configs.unknown[self.where, path] = f"{path} ({hint})" if hint else path
 
     # -- leaves ---------------------------------------------------------------------------------
 
@@ -197,10 +205,11 @@ Values = Mapping[str, str]  # key -> text; bytes that are no UTF-8 survive as su
 
 
 class Configs(Struct, frozen=True):
-    """By kind and name, what is given."""
+    """By kind and name, what is given; and what was noted while the job's documents were read."""
 
     given: Mapping[tuple[str, str], Values] = field(default_factory=dict)
     absent: dict[str, None] = field(default_factory=dict)  # what was asked for, is optional and not given
+    unknown: dict[tuple[str, str], str] = field(default_factory=dict)  # (document, path) -> the field in words
 
     def __repr__(self) -> str:
         return f"Configs({len(self.given)})"  # Secrets are not shown
@@ -238,6 +247,7 @@ def read_configs(documents: Iterable[Field], namespace: str) -> Configs:
         UsageError: one is no ConfigMap or Secret as Kubernetes takes it, or is there twice.
     """
     given: dict[tuple[str, str], Values] = {}
+    unknown: dict[tuple[str, str], str] = {}
     for found in documents:
         kind, name = found.get("kind").text(), found.get("metadata", "name")
         if (found.get("metadata", "namespace").text("") or namespace) != namespace:
@@ -245,7 +255,8 @@ def read_configs(documents: Iterable[Field], namespace: str) -> Configs:
         if (kind, name.text()) in given:
             raise name.bad(f"a name that no other {kind} of these files has")
         given[kind, name.text()] = dict(_values(found, kind))
-    return Configs(given)
+        unknown |= found.configs.unknown
+    return Configs(given, unknown=unknown)
 
 
 def _values(found: Field, kind: str) -> Iterator[tuple[str, str]]:

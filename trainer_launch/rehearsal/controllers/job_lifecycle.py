@@ -12,7 +12,6 @@ from trainer_launch.rehearsal.controllers import pod_lifecycle
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Rules, Workload
 from trainer_launch.rehearsal.controllers.restart_decisions import (
-    IN_PLACE,
     Again,
     AllAgain,
     Condition,
@@ -105,15 +104,11 @@ def step(state: State, event: Event) -> Step:
         state = _with(state, pod.name, changed)
     elif isinstance(event, Scaled):
         state, actions = _scaled(state, event)
-    said: list[str] = []
-    if state.rules.strategy == IN_PLACE:  # before an agent begins again, the others know of it
-        state, more, said = _settle(state, event.at_s)
-        actions = actions + more
     for name in state.pods:
         changed, more = pod_lifecycle.due(state.pods[name], state.states[name], event.at_s)
         state, actions = _with(state, name, changed), actions + more
-    state, more, text = _settle(state, event.at_s)
-    return state, actions + more, said + text
+    state, more, said = _settle(state, event.at_s)
+    return state, actions + more, said
 
 
 def _scaled(state: State, event: Scaled) -> tuple[State, list[Action]]:
@@ -186,8 +181,8 @@ def _apply(state: State, decision: Decision, now_s: float) -> Step:
     code = code_of(state.pods[decision.pod], before)
     anew = replace(before, phase=Phase.PENDING, not_before_s=now_s + decision.wait_s)
     state = _with(state, decision.pod, anew)
-    counts = {name: state.failed.get(name, 0) + 1 for name in decision.counts}
-    state = replace(state, failed={**state.failed, **counts})
+    if decision.of is not None:
+        state = replace(state, failed={**state.failed, decision.of: state.failed.get(decision.of, 0) + 1})
     return state, [], [f"{decision.pod} failed (exit code {code}): the controller recreates it"]
 
 
@@ -196,41 +191,18 @@ def _again(state: State, decision: AllAgain, now_s: float) -> Step:
     child = decision.child
     counted = state.counted + decision.counts
     limit = f"{counted} of {state.rules.max_restarts}" if decision.counts else "does not count"
-    state = replace(state, attempt=state.attempt + 1, counted=counted)
-    if decision.in_place:
-        state, actions = _in_place(state, now_s)
-        return state, actions, [f"{decision.because.message}: all pods restart in place ({limit})"]
+    state = replace(state, counted=counted)
     chosen = [name for name, pod in state.pods.items() if child in (None, pod.draft.child)]
     state, actions = _stop_all(state, now_s, stop_as=Phase.PENDING, among=chosen)
     fresh = {name: _pending(state.states[name], now_s) for name in chosen}
     state = replace(
         state,
         states={**state.states, **fresh},
-        failed={name: n for name, n in state.failed.items() if child and name.partition("[")[0] != child},
+        failed={name: n for name, n in state.failed.items() if child and name != child},
         begun={name: at_s for name, at_s in state.begun.items() if child and name != child},
     )
     who = "all pods" if child is None else f"all pods of Job {child}"
     return state, actions, [f"{decision.because.message}: the controller restarts {who} ({limit})"]
-
-
-def _in_place(state: State, now_s: float) -> tuple[State, list[Action]]:
-    """Healthy pods restart all their containers, failed ones are made anew; all start when all of them can."""
-    actions: list[Action] = []
-    for name, pod in state.pods.items():
-        changed = one = state.states[name]
-        if one.phase is Phase.FAILED:
-            changed = replace(one, phase=Phase.PENDING, not_before_s=now_s)
-        elif one.is_active:
-            changed, more = pod_lifecycle.restarted(pod, one, now_s)
-            actions += more
-        state = _with(state, name, changed)
-    return replace(state, gathers=True), actions
-
-
-def _is_coming(state: PodState, now_s: float) -> bool:
-    """Whether it has to start again and cannot yet."""
-    stops = state.stopping and state.stop_as is Phase.PENDING and bool(state.running)
-    return stops or (state.phase is Phase.PENDING and state.not_before_s > now_s)
 
 
 def _pending(state: PodState, now_s: float) -> PodState:
@@ -245,9 +217,6 @@ def _pending(state: PodState, now_s: float) -> PodState:
 def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
     """Start the pods that are due and whose predecessors are ready, or complete."""
     actions: list[Action] = []
-    if state.gathers and any(_is_coming(one, now_s) for one in state.states.values()):
-        return state, actions
-    state = replace(state, gathers=False)
     for name, pod in [*state.pods.items(), *state.pods.items()]:  # twice: one may have waited for a later one
         one = state.states[name]
         if (

@@ -40,20 +40,21 @@ _PORT = 29500
 MAX_PODS = 200
 OURS = "trainer-launch"
 _HOSTFILE, _KEYS = "/etc/mpi/hostfile", "/etc/mpi/ssh"
-# What a pod must not inherit from the shell it is rehearsed in: other platforms' words, and our own job settings.
-_FOREIGN_PREFIXES = (
-    *("PET_", "TORCHELASTIC_", "OMPI_", "PMI_", "DMLC_", "JAX_", "K_MPI_", "PADDLE_", "FLYTE_", "SLURM_", "LWS_"),
-    *("SKYPILOT_", "DSTACK_", "SM_", "AZUREML_", "VC_", "KUBERAY_"),
-)
-_FOREIGN_NAMES = frozenset(
+# What a pod has of the shell it is rehearsed in: where programs, libraries, caches and proxies are. Nothing of a
+# platform, and none of our own options.
+_OF_SHELL = frozenset(
     {
-        "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-        "JOB_COMPLETION_INDEX", "TF_CONFIG", "MX_CONFIG", "CLUSTER_SPEC", "NODE_RANK", "HOSTNAME",
-        "TRAINER_LAUNCH_CONTRACT",
-        "TRAINER_LAUNCH_NODES", "TRAINER_LAUNCH_NPROC_PER_NODE", "TRAINER_LAUNCH_NODE_RANK",
-        "TRAINER_LAUNCH_MASTER_ADDR", "TRAINER_LAUNCH_MASTER_PORT",
+        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "NO_COLOR", "TMPDIR",
+        "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LD_PRELOAD", "CC", "CXX", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
+        "XLA_FLAGS", "JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL", "SSL_CERT_FILE", "SSL_CERT_DIR",
+        "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
     }
 )  # fmt: skip
+_OF_SHELL_PREFIXES = (
+    *("LC_", "PYTHON", "CONDA_", "XDG_", "CUDA_", "NCCL_", "GLOO_", "TORCH_", "HF_", "TRANSFORMERS_", "WANDB_"),
+    *("MLFLOW_", "AWS_", "GOOGLE_", "COVERAGE_", "COV_"),
+)
+_PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "FTP_PROXY"})  # in either case
 
 # More ranks than CPUs are fine here, which let each other run, none is bound to one, and the network may be down:
 # Open MPI 5 takes loopback by itself where there is nothing else, and refuses to be told that.
@@ -197,20 +198,17 @@ def _checked(nodes: int) -> int:
 
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The shell's variables without those of another platform."""
-    return {name: value for name, value in env.items() if not _foreign(name)}
+    """Of the shell's variables those that a pod gets."""
+    return {name: value for name, value in env.items() if _is_passed(name)}
 
 
-def _foreign(name: str) -> bool:
-    return name in _FOREIGN_NAMES or name.startswith(_FOREIGN_PREFIXES)
+def _is_passed(name: str) -> bool:
+    return name in _OF_SHELL or name.upper() in _PROXIES or name.startswith(_OF_SHELL_PREFIXES)
 
 
 # -- MPI on one machine ------------------------------------------------------------------------
 
 
-KUBECTL = "/opt/kube/kubectl"  # where MPIJob v1 has it delivered
-_KUBEXEC = "/etc/mpi/kubexec.sh"
-_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _WHERE = ("--listen-address", "--ssh-port")  # the port is told by a variable
 _LAUNCHERS = ("OMPI_MCA_", "I_MPI_", "HYDRA_")  # variables that only who runs mpirun gets
 
@@ -221,30 +219,8 @@ def uses_ssh(pod: Pod) -> bool:
 
 
 def is_worker(pod: Pod) -> bool:
-    """Whether the pod only serves: its program is sshd, or sleeps while others come by `kubectl exec`."""
-    serves = uses_ssh(pod) or reached_by_kubectl(pod)
-    return serves and not any(_HOSTFILE in container.files for container in pod.containers)
-
-
-def reached_by_kubectl(pod: Pod) -> bool:
-    """Whether mpirun would reach its hosts by `kubectl exec`: MPIJob v1."""
-    return any(_KUBEXEC in container.files for container in pod.containers)
-
-
-def by_kubectl(pod: Pod, kubectl: str, scratch: str) -> Pod:
-    """The pod of an MPIJob v1, whose launcher has this text as its kubectl; commands stay as they are."""
-    if not reached_by_kubectl(pod):
-        return pod
-
-    def changed(container: Container) -> Container:
-        if _KUBEXEC not in container.files:
-            return container
-        is_launcher = _HOSTFILE in container.files
-        told = {**ON_A_LAPTOP, **_AS_ROOT} if is_launcher else _apart(scratch)
-        files = {**container.files, **({KUBECTL: File(kubectl, 0o755)} if is_launcher else {})}
-        return replace(container, env={**container.env, "TMPDIR": scratch, **told}, files=files)
-
-    return replace(pod, containers=tuple(map(changed, pod.containers)))
+    """Whether the pod only serves: its program is sshd."""
+    return uses_ssh(pod) and not any(_HOSTFILE in container.files for container in pod.containers)
 
 
 def on_loopback(pod: Pod, port: int, scratch: str) -> Pod:

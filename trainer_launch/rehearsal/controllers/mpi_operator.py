@@ -64,7 +64,9 @@ def read(request: Request) -> Workload:
     spec = found.get("spec")
     spec.only(_SPEC)
     specs = spec.get("mpiReplicaSpecs")
-    specs.only(_ROLES)
+    for key, role in specs.fields():
+        if key not in _ROLES:
+            raise role.bad(f"only the replica types {', '.join(_ROLES)}")
     launcher, worker = specs.get("Launcher"), specs.get("Worker")
     if not launcher.given or launcher.get("replicas").number(1) != 1:
         raise launcher.bad("one Launcher")

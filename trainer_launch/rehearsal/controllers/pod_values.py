@@ -71,12 +71,11 @@ RESTART_ALL = "RestartAllContainers"
 class ExitRule(Struct, frozen=True, kw_only=True):
     """A rule by exit codes, of a Job's podFailurePolicy or a container; with `conditions` by those of the pod."""
 
-    action: str  # FailJob, Ignore, Count, FailIndex; of a container Restart, RestartAllContainers
+    action: str  # FailJob, Ignore, Count; of a container Restart, RestartAllContainers
     container: str | None = None
     among: bool  # In, else NotIn
     codes: tuple[int, ...]
     conditions: tuple[str, ...] = ()
-    number: int = 0  # its place in the policy
 
     def means(self, code: int) -> bool:
         """Whether an exit code is one that the rule means."""
@@ -104,7 +103,6 @@ class Container(Struct, frozen=True, kw_only=True):
     restart_rules: tuple[ExitRule, ...] = ()  # restartPolicyRules
     sidecar: bool = False  # an init container with restartPolicy Always: goes on beside the others
     platforms: bool = False  # a helper that the controller adds; a rehearsal has nothing for it to do
-    is_agent: bool = False  # the agent of JobSet's in-place restart, whose part the rehearsal plays
 
     def rule(self, code: int) -> str | None:
         """The action of the first rule that means this exit code."""
@@ -123,11 +121,6 @@ class Template(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-
-    @property
-    def has_agent(self) -> bool:
-        """Whether JobSet's agent for restarts in place is in its pods."""
-        return any(one.is_agent for one in (*self.init, *self.containers))
 
     def container(self, name: str) -> Container | None:
         """The main container of this name."""
@@ -191,12 +184,11 @@ class Success(Struct, frozen=True, kw_only=True):
 
 
 class SetRule(Struct, frozen=True, kw_only=True):
-    """A rule of a JobSet's failurePolicy; of each of the three an empty one fits all."""
+    """A rule of a JobSet's failurePolicy; an empty tuple fits all."""
 
     action: str  # FailJobSet, RestartJobSet, RestartJob, …AndIgnoreMaxRestarts
     reasons: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()  # replicatedJobs
-    patterns: tuple[str, ...] = ()  # of the Job's message
 
 
 class ChildRules(Struct, frozen=True, kw_only=True):
@@ -204,8 +196,6 @@ class ChildRules(Struct, frozen=True, kw_only=True):
 
     backoff_limit: int = 6
     exit_rules: tuple[ExitRule, ...] = ()
-    per_index: int | None = None  # backoffLimitPerIndex
-    max_failed_indexes: int | None = None
     deadline_s: float | None = None  # its own activeDeadlineSeconds
     replicated: str = ""  # the replicatedJob that it is of
 
@@ -222,7 +212,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     children: Mapping[str, ChildRules] = field(default_factory=dict)
     max_restarts: int = 0  # of the whole JobSet
     set_rules: tuple[SetRule, ...] = ()
-    strategy: str = "Recreate"  # how a JobSet restarts: Recreate, BlockingRecreate, InPlaceRestart
+    strategy: str = "Recreate"  # how a JobSet restarts: Recreate, BlockingRecreate
 
 
 class Workload(Struct, frozen=True, kw_only=True):
@@ -235,6 +225,7 @@ class Workload(Struct, frozen=True, kw_only=True):
     rules: Rules
     ports: Mapping[str, str] = field(default_factory=dict)  # variable -> host name of the pod that listens there
     ignored: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()  # sentences: fields that nobody reads
     odd: tuple[str, ...] = ()  # sentences: what its author can hardly have meant
 
 

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.rehearsal.controllers.documents import Field, whole
 from trainer_launch.rehearsal.controllers.pod_values import (
     RESTART_ALL,
@@ -21,7 +20,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
 )
 
 RESTARTS = ("Always", "OnFailure", "Never")
-_MAX_RULES, _MAX_CODES = 20, 255  # pkg/apis/core/validation
+_AGENTS = {"JOBSET_NAME", "POD_NAME"}  # variables of JobSet's agent for restarts in place, whose image is not here
 # What a pod may hold that changes nothing for a rehearsal, and what it would change but a laptop cannot do.
 _POD_SILENT = (
     "imagePullSecrets", "enableServiceLinks", "automountServiceAccountToken", "dnsPolicy", "dnsConfig",
@@ -92,28 +91,27 @@ def read_container(found: Field) -> Container:
     found.only((*_CONTAINER_READ, *_CONTAINER_SILENT, *_CONTAINER_IGNORED))
     resources = found.get("resources")
     resources.only(("limits", "requests", "claims"))
-    return _as_agent(
-        Container(
-            name=found.get("name").name(),
-            command=found.get("command").texts(),
-            args=found.get("args").texts(),
-            sources=tuple(of_env_from(found.get("envFrom"))),
-            items=read_env(found.get("env")),
-            mounts=tuple(_mount(mount) for mount in found.get("volumeMounts").items()),
-            workdir=found.get("workingDir").text("") or None,
-            ports=MappingProxyType(dict(map(_port, found.get("ports").items()))),
-            limits=quantities(resources.get("limits")),
-            requests=quantities(resources.get("requests")),
-            restart=found.get("restartPolicy").choice(RESTARTS, "") or None,
-            restart_rules=_restart_rules(found),
-        )
+    return Container(
+        name=found.get("name").name(),
+        command=found.get("command").texts(),
+        args=found.get("args").texts(),
+        sources=tuple(of_env_from(found.get("envFrom"))),
+        items=read_env(found.get("env")),
+        mounts=tuple(_mount(mount) for mount in found.get("volumeMounts").items()),
+        workdir=found.get("workingDir").text("") or None,
+        ports=MappingProxyType(dict(map(_port, found.get("ports").items()))),
+        limits=quantities(resources.get("limits")),
+        requests=quantities(resources.get("requests")),
+        restart=found.get("restartPolicy").choice(RESTARTS, "") or None,
+        restart_rules=_restart_rules(found),
     )
 
 
 def _init(found: Field) -> Container:
     made = read_container(found)
-    made = replace(made, sidecar=made.restart == "Always")
-    return replace(made, platforms=True) if made.is_agent and made.sidecar else made
+    is_sidecar = made.restart == "Always"
+    is_agent = is_sidecar and not made.command and {item.name for item in made.items} >= _AGENTS
+    return replace(made, sidecar=is_sidecar, platforms=is_agent)
 
 
 def _restart_rules(found: Field) -> tuple[ExitRule, ...]:
@@ -121,7 +119,6 @@ def _restart_rules(found: Field) -> tuple[ExitRule, ...]:
     rules = found.get("restartPolicyRules")
     if rules.given and not found.get("restartPolicy").given:
         raise found.get("restartPolicy").bad("Always, OnFailure or Never, as the container has restartPolicyRules")
-    _at_most(rules, _MAX_RULES)
     return tuple(map(_restart_rule, rules.items()))
 
 
@@ -131,32 +128,11 @@ def _restart_rule(rule: Field) -> ExitRule:
     codes.only(("operator", "values"))
     if not codes.given:
         raise codes.bad("exitCodes with an operator and values")
-    _at_most(codes.get("values"), _MAX_CODES)
     return ExitRule(
         action=rule.get("action").choice(("Restart", RESTART_ALL)),
         among=codes.get("operator").choice(("In", "NotIn")) == "In",
         codes=tuple(value.number() for value in codes.get("values").items()),
     )
-
-
-def _at_most(found: Field, most: int) -> None:
-    if len(found.items()) > most:
-        raise found.bad(f"at most {most} items", f"a list of {len(found.items())}")
-
-
-def _as_agent(made: Container) -> Container:
-    """JobSet's agent for restarts in place (cmd/in-place-restart-agent): its image is not here, nor is its JobSet.
-
-    As the main container it runs a command in a shell; the rehearsal does the rest.
-    """
-    env = {item.name: item.value for item in made.items}
-    if made.command or not {"JOBSET_NAME", "POD_NAME"} <= env.keys():
-        return made
-    code = parse_number(env.get("IN_PLACE_RESTART_EXIT_CODE", "1"), 0, MAX_COUNT)
-    made = replace(made, is_agent=code is not None and made.rule(code) is not None)
-    if "WORKER_COMMAND" not in env:
-        return made
-    return replace(made, command=("bash", "-c"), args=('exec bash -c "$WORKER_COMMAND"',))
 
 
 def read_env(found: Field) -> tuple[EnvItem, ...]:
@@ -233,10 +209,8 @@ def _mount(found: Field) -> Mount:
 
 def _volume(found: Field) -> str:
     """Whose a volume is: one pod's, or all pods' of the job."""
-    kinds = [key for key in found.mapping() if key != "name"]
-    known = [key for key in kinds if key in (*_OWN_VOLUMES, *_ELSEWHERE)]
-    if kinds and known != kinds:
-        raise found.bad(f"a kind of volume, such as {', '.join(_OWN_VOLUMES[:1] + _ELSEWHERE[:1])}")
+    found.only(("name", *_OWN_VOLUMES, *_ELSEWHERE))
+    known = [key for key in found.mapping() if key in (*_OWN_VOLUMES, *_ELSEWHERE)]
     if known and known[0] in _ELSEWHERE:
         claim = found.get("persistentVolumeClaim", "claimName").name("") if known[0] == _ELSEWHERE[0] else ""
         return f"claim:{claim or found.get('name').text()}"
@@ -293,8 +267,8 @@ def _ignored(spec: Field, made: Sequence[Container]) -> Iterator[str]:
             yield f"volume {volume.get('name').text()} ({kind}): an empty directory instead"
     fields = (*spec.get("initContainers").items(), *spec.get("containers").items())
     for container, one in zip(fields, made, strict=True):
-        if one.is_agent:
-            yield f"container {one.name}: the rehearsal does the work of JobSet's agent"
+        if one.platforms:
+            yield f"container {one.name} (JobSet's agent)"
         yield from _ignored_of_container(container)
 
 

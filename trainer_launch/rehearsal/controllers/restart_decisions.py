@@ -5,7 +5,6 @@ v1: pkg/controller.v1/common/pod.go, pkg/core/job.go. Jobs: Kubernetes' own Job 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
@@ -48,11 +47,11 @@ class Condition(Struct, frozen=True):
 
 
 class Again(Struct, frozen=True):
-    """Delete this pod and make it anew, not before a time has passed; `counts` names the counters that go up."""
+    """Delete this pod and make it anew, not before a time has passed; it counts as a failed pod of the Job `of`."""
 
     pod: str
     wait_s: float = 0.0
-    counts: tuple[str, ...] = ()
+    of: str | None = None
 
 
 class AllAgain(Struct, frozen=True):
@@ -61,7 +60,6 @@ class AllAgain(Struct, frozen=True):
     because: Condition
     counts: bool = True
     child: str | None = None  # only this Job
-    in_place: bool = False  # in the pods that there are
 
 
 Decision = Condition | Again | AllAgain
@@ -75,11 +73,9 @@ class State(Struct, frozen=True, kw_only=True):
     rules: Rules
     states: Mapping[str, PodState]
     began_s: float
-    failed: Mapping[str, int] = field(default_factory=dict)  # pods of a Job, or an index, that were made anew
-    attempt: int = 0  # restarts of the JobSet, or of its Jobs
-    counted: int = 0  # of these, those that the limit is for
+    failed: Mapping[str, int] = field(default_factory=dict)  # pods of a Job that were made anew
+    counted: int = 0  # restarts of the JobSet, or of its Jobs, that the limit is for
     begun: Mapping[str, float] = field(default_factory=dict)  # when each Job has begun
-    gathers: bool = False  # pods that restart in place wait for each other
     condition: Condition | None = None
     held_until_s: float | None = None  # when a failure that may not be the first is taken for it
     stop_at_s: float | None = None  # when pods that linger after the end are stopped
@@ -206,8 +202,7 @@ def _hopeless(job: State, pod: str, container: str) -> Condition:
 def _crash_loops(job: State) -> Iterator[Decision]:
     """What would be started again for ever: a rehearsal gives up, and says so."""
     for name, state in job.states.items():
-        asked = job.attempt if job.rules.strategy == IN_PLACE else 0
-        count = max(state.most_restarts - asked, state.failures - job.counted)
+        count = max(state.most_restarts, state.failures - job.counted)
         if count >= GIVE_UP and job.age_s < count * _SHORT_LIFE_S:
             text = f"{name} was restarted {count} times; a cluster would continue, the rehearsal gives up"
             yield failure_of(job, name, "CrashLoopBackOff", text)
@@ -250,17 +245,15 @@ def _word(job: State) -> str:
 # -- Jobs and JobSets --------------------------------------------------------------------------
 
 
-IN_PLACE = "InPlaceRestart"
 RESTART = "RestartJobSet"  # what a failurePolicy does where none of its rules fits
 DISRUPTED = "DisruptionTarget"  # the condition of a pod that was evicted, or whose node went
 
 
 class _Failed(Struct, frozen=True):
-    """A Job that has failed; `said` is the message that its condition has on a cluster."""
+    """A Job that has failed."""
 
     child: str
     condition: Condition
-    said: str
 
 
 def decide_jobs(job: State) -> Iterator[Decision]:
@@ -274,8 +267,6 @@ def decide_jobs(job: State) -> Iterator[Decision]:
                 yield decision
     if failed:
         yield _of_set(job, failed)
-    elif job.rules.strategy == IN_PLACE:
-        yield from _in_place(job)
 
 
 # -- a JobSet ---------------------------------------------------------------------------------
@@ -302,35 +293,9 @@ def _of_set(job: State, failed: Sequence[_Failed]) -> Decision:
     return AllAgain(because, counts=counts, child=None if action.startswith(RESTART) else end.child)
 
 
-def _in_place(job: State) -> Iterator[Decision]:
-    """A pod that starts again makes all others do so (reconcileInPlaceRestart)."""
-    limit = job.rules.max_restarts
-    anew = next((name for name in job.states if not job.gathers and _starts_again(job, name)), None)
-    worst = max(job.states, key=lambda name: job.states[name].most_restarts)
-    said = f"its maxRestarts allow {counted(limit, 'restart')}"
-    if anew is not None and job.counted < limit:
-        yield AllAgain(failure_of(job, anew, "", f"{anew} starts again"), in_place=True)
-    elif anew is not None:
-        yield failure_of(job, anew, "ReachedMaxRestarts", f"{anew} starts again; {said}")
-    elif job.states[worst].most_restarts > limit:
-        yield failure_of(job, worst, "ReachedMaxRestarts", f"{worst} restarts too often; {said}")
-
-
-def _starts_again(job: State, name: str) -> bool:
-    """Whether its agent begins anew, because its container or its whole pod does."""
-    pod, one = job.pods[name], job.states[name]
-    comes_back = one.phase is Phase.PENDING or (one.stopping and one.stop_as is Phase.PENDING)
-    restarts = any(pod.container(container).is_agent for container in one.due_s)
-    return bool(one.starts) and (one.phase is Phase.FAILED or comes_back or restarts)
-
-
 def _fits(job: State, rule: SetRule, end: _Failed) -> bool:
     whose = job.rules.children[end.child].replicated
-    return (
-        (not rule.reasons or end.condition.reason in rule.reasons)
-        and (not rule.jobs or whose in rule.jobs)
-        and (not rule.patterns or any(re.search(pattern, end.said) for pattern in rule.patterns))
-    )
+    return (not rule.reasons or end.condition.reason in rule.reasons) and (not rule.jobs or whose in rule.jobs)
 
 
 # -- a Job ------------------------------------------------------------------------------------
@@ -342,9 +307,7 @@ def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision | _Fail
     unfinished = next((name for name, state in own.items() if state.phase is not Phase.SUCCEEDED), None)
     if rules.deadline_s is not None and age_s >= rules.deadline_s and unfinished is not None:
         text = f"Job {child} ran longer than activeDeadlineSeconds, {rules.deadline_s:g} s"
-        yield _failed(
-            job, child, unfinished, "DeadlineExceeded", text, "Job was active longer than specified deadline"
-        )
+        yield _failed(job, child, unfinished, "DeadlineExceeded", text)
         return
     restarts = sum(
         state.restart_count
@@ -354,46 +317,25 @@ def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision | _Fail
     if restarts and restarts >= max(rules.backoff_limit, 1):
         worst = max(own, key=lambda name: own[name].restart_count)
         text = counted(restarts, "container restart")
-        yield _backoff(job, child, worst, f"Job {child}: {text}; backoffLimit is {rules.backoff_limit}")
+        text = f"Job {child}: {text}; backoffLimit is {rules.backoff_limit}"
+        yield _failed(job, child, worst, "BackoffLimitExceeded", text)
         return
     yield from _disrupted(job, child, rules, own)
     failed = {name: state for name, state in own.items() if state.phase is Phase.FAILED}
-    lost: list[str] = []  # pods of indexes that have failed for good
     for name, state in failed.items():
         rule = next((rule for rule in rules.exit_rules if _matches(rule, state)), None)
         action = rule.action if rule is not None else "Count"
         if action == "FailJob":
             text = f"Job {child}: {name} ended with a code that fails the Job"
-            yield _failed(job, child, name, "PodFailurePolicy", text, _of_policy(job, name, rule))
+            yield _failed(job, child, name, "PodFailurePolicy", text)
         elif action == "Ignore":
             yield Again(name, back_off_s(state.failures + 1))
-        elif action == "FailIndex" or _is_spent(job, child, name, rules):
-            lost.append(name)
         else:
-            counts = (child, _index_of(job, child, name)) if rules.per_index is not None else (child,)
-            yield Again(name, back_off_s(job.failed.get(counts[-1], 0) + 1), counts=counts)
+            yield Again(name, back_off_s(job.failed.get(child, 0) + 1), of=child)
     count = job.failed.get(child, 0) + len(failed)
-    if count > rules.backoff_limit and any(name not in lost for name in failed):
-        name = next(name for name in failed if name not in lost)
+    if failed and count > rules.backoff_limit:
         text = f"Job {child}: {counted(count, 'failed pod')}; backoffLimit is {rules.backoff_limit}"
-        yield _backoff(job, child, name, text)
-    yield from _of_indexes(job, child, rules, lost, own)
-
-
-def _of_indexes(
-    job: State, child: str, rules: ChildRules, lost: Sequence[str], own: Mapping[str, PodState]
-) -> Iterator[_Failed]:
-    """A Job whose indexes fail one by one has failed when too many have, or when all others are done."""
-    if not lost:
-        return
-    most = rules.max_failed_indexes
-    if most is not None and len(lost) > most:
-        text = f"Job {child}: {len(lost)} indexes failed; maxFailedIndexes is {most}"
-        said = "Job has exceeded the specified maximal number of failed indexes"
-        yield _failed(job, child, lost[-1], "MaxFailedIndexesExceeded", text, said)
-    elif all(name in lost or state.phase is Phase.SUCCEEDED for name, state in own.items()):
-        text = f"Job {child} has failed indexes: {', '.join(str(job.pods[name].draft.index) for name in lost)}"
-        yield _failed(job, child, lost[0], "FailedIndexes", text, "Job has failed indexes")
+        yield _failed(job, child, next(iter(failed)), "BackoffLimitExceeded", text)
 
 
 def _disrupted(job: State, child: str, rules: ChildRules, own: Mapping[str, PodState]) -> Iterator[_Failed]:
@@ -401,18 +343,8 @@ def _disrupted(job: State, child: str, rules: ChildRules, own: Mapping[str, PodS
     for name, state in own.items():
         rule = next((rule for rule in rules.exit_rules if DISRUPTED in rule.conditions), None)
         if state.disrupted and rule is not None and rule.action == "FailJob":
-            said = f"Pod default/{name} has condition {DISRUPTED} matching FailJob rule at index {rule.number}"
             text = f"Job {child}: {name} was deleted, for which its podFailurePolicy fails the Job"
-            yield _failed(job, child, name, "PodFailurePolicy", text, said)
-
-
-def _is_spent(job: State, child: str, name: str, rules: ChildRules) -> bool:
-    """Whether this failure is one more than an index may have."""
-    return rules.per_index is not None and job.failed.get(_index_of(job, child, name), 0) >= rules.per_index
-
-
-def _index_of(job: State, child: str, name: str) -> str:
-    return f"{child}[{job.pods[name].draft.index}]"
+            yield _failed(job, child, name, "PodFailurePolicy", text)
 
 
 def _matches(rule: ExitRule, state: PodState) -> bool:
@@ -421,16 +353,5 @@ def _matches(rule: ExitRule, state: PodState) -> bool:
     return not rule.conditions and any(map(rule.means, codes))
 
 
-def _of_policy(job: State, name: str, rule: ExitRule | None) -> str:
-    number = rule.number if rule is not None else 0
-    container, code = job.pods[name].draft.main, failure_of(job, name, "", "").exit_code
-    ended = f"Container {container} for pod default/{name} failed with exit code {code}"
-    return f"{ended} matching FailJob rule at index {number}"
-
-
-def _backoff(job: State, child: str, name: str, text: str) -> _Failed:
-    return _failed(job, child, name, "BackoffLimitExceeded", text, "Job has reached the specified backoff limit")
-
-
-def _failed(job: State, child: str, name: str, reason: str, text: str, said: str) -> _Failed:
-    return _Failed(child, failure_of(job, name, reason, text), said)
+def _failed(job: State, child: str, name: str, reason: str, text: str) -> _Failed:
+    return _Failed(child, failure_of(job, name, reason, text))

@@ -15,7 +15,6 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.model.value_parsers import PATTERN_EXPECTED, compiled_pattern
 from trainer_launch.rehearsal.controllers.documents import Field, Request
 from trainer_launch.rehearsal.controllers.pod_values import (
     ChildRules,
@@ -37,7 +36,6 @@ from trainer_launch.rehearsal.controllers.podspec import (
     read_env,
     read_template,
 )
-from trainer_launch.rehearsal.controllers.restart_decisions import IN_PLACE
 from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, job_name, namespace
 
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
@@ -356,7 +354,7 @@ def _of(item: Any, key: str) -> Any:
 
 
 _BACKOFF = 6  # a Job's own default
-_BOUNDLESS = 2**31 - 1  # the same where each index has a limit of its own
+_BOUNDLESS = 2**31 - 1
 _ACTIONS = ("FailJob", "Ignore", "Count", "FailIndex")
 _SET_ACTIONS = (
     "FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "RestartJob",
@@ -365,12 +363,17 @@ _SET_ACTIONS = (
 _REASONS = (
     "BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy",
 )  # fmt: skip
-_STRATEGIES = ("Recreate", "BlockingRecreate", IN_PLACE)
+_IN_PLACE = "InPlaceRestart"
+_STRATEGIES = ("Recreate", "BlockingRecreate", _IN_PLACE)
+_PATTERNS = "onJobFailureMessagePatterns"
 _JOB = (
-    "parallelism", "completions", "completionMode", "backoffLimit", "backoffLimitPerIndex", "maxFailedIndexes",
-    "activeDeadlineSeconds", "podFailurePolicy", "template", "selector", "manualSelector",
+    "parallelism", "completions", "completionMode", "backoffLimit", "activeDeadlineSeconds", "podFailurePolicy",
+    "template", "selector", "manualSelector",
 )  # fmt: skip
-JOB_IGNORED = ("ttlSecondsAfterFinished", "suspend", "successPolicy", "podReplacementPolicy", "managedBy")
+JOB_IGNORED = (
+    "ttlSecondsAfterFinished", "suspend", "successPolicy", "podReplacementPolicy", "managedBy",
+    "backoffLimitPerIndex", "maxFailedIndexes",
+)  # fmt: skip
 _SET_IGNORED = ("suspend", "managedBy", "ttlSecondsAfterFinished")
 
 
@@ -381,9 +384,6 @@ def read(spec: Field, drafts: tuple[Draft, ...], children: dict[str, ChildRules]
     success.only(("operator", "targetReplicatedJobs"))
     failure.only(("maxRestarts", "rules", "restartStrategy"))
     strategy = failure.get("restartStrategy").choice(_STRATEGIES, "Recreate")
-    agents = all(draft.template.has_agent for draft in drafts)
-    if strategy == IN_PLACE:
-        _check_in_place(spec)
     chosen = [one.choice(names) for one in success.get("targetReplicatedJobs").items()] or names
     targets = dict.fromkeys(draft.child for draft in drafts if draft.role in chosen)
     return Rules(
@@ -396,34 +396,20 @@ def read(spec: Field, drafts: tuple[Draft, ...], children: dict[str, ChildRules]
         deadline_s=float(deadline.number(least=1)) if deadline.given else None,
         children=children,
         max_restarts=failure.get("maxRestarts").number(0),
-        set_rules=tuple(_set_rule(rule, names) for rule in failure.get("rules").items()),
-        strategy="Recreate" if strategy == IN_PLACE and not agents else strategy,
+        set_rules=tuple(made for rule in failure.get("rules").items() if (made := _set_rule(rule, names))),
+        strategy="Recreate" if strategy == _IN_PLACE else strategy,
     )
 
 
-def _check_in_place(spec: Field) -> None:
-    """As JobSet's webhook does."""
-    for job in spec.get("replicatedJobs").items():
-        for key, value in (("backoffLimit", _BOUNDLESS), ("podReplacementPolicy", "Failed")):
-            found = job.get("template", "spec", key)
-            if found.value != value:
-                raise found.bad(f"{value}, because the restartStrategy is InPlaceRestart")
-
-
-def _set_rule(rule: Field, names: tuple[str, ...]) -> SetRule:
-    rule.only(("name", "action", "onJobFailureReasons", "onJobFailureMessagePatterns", "targetReplicatedJobs"))
-    return SetRule(
+def _set_rule(rule: Field, names: tuple[str, ...]) -> SetRule | None:
+    """A rule by messages is left out as a whole: a rehearsal has not the messages of Kubernetes."""
+    rule.only(("name", "action", "onJobFailureReasons", _PATTERNS, "targetReplicatedJobs"))
+    made = SetRule(
         action=rule.get("action").choice(_SET_ACTIONS),
         reasons=tuple(one.choice(_REASONS) for one in rule.get("onJobFailureReasons").items()),
         jobs=tuple(one.choice(names) for one in rule.get("targetReplicatedJobs").items()),
-        patterns=tuple(map(_pattern, rule.get("onJobFailureMessagePatterns").items())),
     )
-
-
-def _pattern(found: Field) -> str:
-    if compiled_pattern(found.text()) is None:
-        raise found.bad(PATTERN_EXPECTED)
-    return found.text()
+    return None if rule.get(_PATTERNS).items() else made
 
 
 def read_job(spec: Field, name: str, restart: str) -> ChildRules:
@@ -431,26 +417,18 @@ def read_job(spec: Field, name: str, restart: str) -> ChildRules:
     spec.only((*_JOB, *JOB_IGNORED))
     policy = spec.get("podFailurePolicy")
     policy.only(("rules",))
-    rules = tuple(_exit_rule(rule, number) for number, rule in enumerate(policy.get("rules").items()))
-    per_index, most, deadline = (
-        spec.get(key) for key in ("backoffLimitPerIndex", "maxFailedIndexes", "activeDeadlineSeconds")
-    )
-    for found in (policy, per_index):
-        if found.given and restart != "Never":
-            raise found.bad("restartPolicy: Never in the pod, as Kubernetes wants it", found=None)
-    if most.given and not per_index.given:
-        raise most.bad("backoffLimitPerIndex beside it, as Kubernetes wants it")
+    deadline = spec.get("activeDeadlineSeconds")
+    if policy.given and restart != "Never":
+        raise policy.bad("restartPolicy: Never in the pod, as Kubernetes wants it", found=None)
     return ChildRules(
-        backoff_limit=spec.get("backoffLimit").number(_BOUNDLESS if per_index.given else _BACKOFF, most=_BOUNDLESS),
-        exit_rules=rules,
-        per_index=per_index.number() if per_index.given else None,
-        max_failed_indexes=most.number() if most.given else None,
+        backoff_limit=spec.get("backoffLimit").number(_BACKOFF, most=_BOUNDLESS),
+        exit_rules=tuple(map(_exit_rule, policy.get("rules").items())),
         deadline_s=float(deadline.number(least=1)) if deadline.given else None,
         replicated=name,
     )
 
 
-def _exit_rule(rule: Field, number: int) -> ExitRule:
+def _exit_rule(rule: Field) -> ExitRule:
     rule.only(("action", "onExitCodes", "onPodConditions"))
     codes, conditions = rule.get("onExitCodes"), rule.get("onPodConditions")
     if codes.given is bool(conditions.items()):
@@ -463,16 +441,16 @@ def _exit_rule(rule: Field, number: int) -> ExitRule:
         among=not codes.given or codes.get("operator").choice(("In", "NotIn")) == "In",
         codes=tuple(value.number(most=255) for value in codes.get("values").items()),
         conditions=tuple(met) if codes.given or met else ("none",),
-        number=number,
     )
 
 
 def ignored(spec: Field, jobs: tuple[ReplicatedJob, ...]) -> Iterator[str]:
     """What of a JobSet and its Jobs means something to their controllers and nothing here."""
     yield from left_out(spec, _SET_IGNORED)
-    wants = spec.get("failurePolicy", "restartStrategy").value == IN_PLACE
-    if wants and not all(job.template.has_agent for job in jobs):
-        yield "restartStrategy InPlaceRestart: without JobSet's agent in every pod only failed pods are recreated"
+    if spec.get("failurePolicy", "restartStrategy").value == _IN_PLACE:
+        yield f"restartStrategy {_IN_PLACE}: failed pods are recreated"
+    if any(rule.get(_PATTERNS).given for rule in spec.get("failurePolicy", "rules").items()):
+        yield f"rules with {_PATTERNS}"
     for job in jobs:
         batch = job.field.get("template", "spec")
         if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").number(1):

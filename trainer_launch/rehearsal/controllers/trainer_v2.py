@@ -1,6 +1,6 @@
 """TrainJob of Kubeflow Trainer v2: its JobSet's pods, with what each runtime's policy injects into them. Pure.
 
-kubeflow/trainer pkg/runtime/framework/plugins/{torch,jax,xgboost,flux,mpi}; PlainML injects nothing.
+kubeflow/trainer pkg/runtime/framework/plugins/{torch,jax,xgboost,mpi}; PlainML injects nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
+from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers import documents, trainer_runtime
 from trainer_launch.rehearsal.controllers.documents import Request
 from trainer_launch.rehearsal.controllers.pod_values import (
@@ -49,8 +50,6 @@ _RESERVED = {
     "torch": ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
     "xgboost": ("DMLC_TRACKER_URI", "DMLC_TRACKER_PORT", "DMLC_TASK_ID", "DMLC_NUM_WORKER"),
 }
-_FLUX_CONFIG = "/etc/flux-config"
-_TUNE = ("tune", "run")
 
 
 def torch(job: TrainJob) -> TrainJob:
@@ -58,15 +57,13 @@ def torch(job: TrainJob) -> TrainJob:
     job.policy_field.only(_TORCH)
     _refuse_reserved(job, _RESERVED["torch"])
     main = job.main
-    nodes, nproc = (main.count if main else 1), _nproc(job)
-    count = EnvItem(name="PET_NNODES", value=str(nodes))
-    first_three = (count, EnvItem(name="PET_NPROC_PER_NODE", value=nproc), _index("PET_NODE_RANK"))
-    items = (*first_three, *env_items({"PET_MASTER_ADDR": job.node_0, "PET_MASTER_PORT": str(PORT)}))
+    items = (
+        *env_items({"PET_NNODES": str(main.count if main else 1), "PET_NPROC_PER_NODE": _nproc(job)}),
+        _index("PET_NODE_RANK"),
+        *env_items({"PET_MASTER_ADDR": job.node_0, "PET_MASTER_PORT": str(PORT)}),
+    )
     if job.trainer.given:
-        if job.trainer.get("command").texts() == _TUNE:
-            job = _on_trainer(job, lambda one: tuned(upserted(one, first_three), job, nodes, nproc))
-        else:
-            job = _on_trainer(job, lambda one: upserted(one, items))
+        job = _on_trainer(job, lambda one: upserted(one, items))
     return _injected(job, items)
 
 
@@ -136,36 +133,6 @@ def xgboost(job: TrainJob) -> TrainJob:
     return _on_trainer(job, lambda one: upserted(one, items))
 
 
-def flux(job: TrainJob) -> TrainJob:
-    """The command is wrapped, and Flux's own files are there; no variable is."""
-    job.policy_field.only(("numProcPerNode",))
-    main = job.main
-    if main is None or not job.trainer.get("numNodes").given:
-        raise job.trainer.get("numNodes").bad("a number of nodes, which the Flux runtime needs")
-    last = "0" if main.count == 1 else f"0-{main.count - 1}"
-    files = {
-        f"{_FLUX_CONFIG}/entrypoint.sh": File(mode=0o755),
-        f"{_FLUX_CONFIG}/init.sh": File(mode=0o755),
-        "/curve/curve.cert": File(mode=0o400),
-        "/mnt/flux/config/etc/flux/system/hostlist": File(f"{job.name}-{NODE}-0-[{last}]\n"),
-    }
-
-    def wrapped(one: Container) -> Container:
-        typed = " ".join((*one.command, *one.args))
-        command = ("/bin/bash", f"{_FLUX_CONFIG}/entrypoint.sh", typed)
-        return replace(one, command=command, args=(), files={**one.files, **files})
-
-    installer = Container(name="flux-installer", command=("/bin/bash", f"{_FLUX_CONFIG}/init.sh"), platforms=True)
-    made = _on_trainer(job, wrapped)
-    changed = tuple(
-        replace(one, template=replace(one.template, init=(installer, *one.template.init)))
-        if one.is_trainer
-        else one
-        for one in made.jobs
-    )
-    return replace(made, jobs=changed)
-
-
 def _index(name: str) -> EnvItem:
     return EnvItem(name=name, field=COMPLETION_INDEX)
 
@@ -185,69 +152,6 @@ def _refuse_reserved(job: TrainJob, names: Collection[str]) -> None:
     for item in job.trainer.get("env").items():
         if item.get("name").value in names:
             raise item.get("name").bad(f"a variable that the {job.policy} runtime does not set itself")
-
-
-# -- torchtune ---------------------------------------------------------------------------------
-
-
-_MODELS, _LARGE = ("llama3_2/1B", "llama3_2/3B", "qwen2_5/1.5B"), "llama3_3/70B"
-_FIXED = ("output_dir", "tokenizer.path", "checkpointer.checkpoint_dir", "tokenizer.merges_file")  # the runtime's
-
-
-def tuned(container: Container, job: TrainJob, nodes: int, nproc: str) -> Container:
-    """The container with its command completed; its arguments stay the user's."""
-    args = job.trainer.get("args").texts()
-    for item in job.trainer.get("args").items():
-        if item.text().partition("=")[0] in _FIXED:
-            raise item.bad("a setting that the runtime does not fix")
-    devices = documents.gpus(*resources_of(job))
-    model = _model(job)
-    recipe, suffix = _recipe(nodes, nproc, devices, args)
-    several = nodes > 1 or (int(nproc) > 1 if nproc.isdigit() else devices > 1)
-    endpoint = [f"--rdzv_endpoint={job.node_0}:{PORT}"] if several else []
-    overrides = [word for word in _runtimes_command(job) if word.partition("=")[0] in _FIXED]
-    return replace(container, command=(*_TUNE, *endpoint, recipe, "--config", f"{model}{suffix}", *overrides))
-
-
-def _recipe(nodes: int, nproc: str, devices: int, args: tuple[str, ...]) -> tuple[str, str]:
-    """Recipe, and the end of the configuration's name."""
-    lora = any("model.lora_attn_modules" in word for word in args)
-    quantized = _is_on("model.quantize_base", args) and not _is_on("model.use_dora", args)
-    if nodes > 1:
-        return "full_finetune_distributed", "_full_multinode"
-    if nproc == "1" or devices == 1:
-        if quantized or lora:
-            return "lora_finetune_single_device", f"_{'qlora' if quantized else 'lora'}_single_device"
-        return "full_finetune_single_device", "_full_single_device"
-    if quantized or lora:
-        return "lora_finetune_distributed", "_qlora" if quantized else "_lora"
-    return "full_finetune_distributed", "_full"
-
-
-def _is_on(name: str, args: tuple[str, ...]) -> bool:
-    pairs = (word.partition("=") for word in args)
-    return any(name in key and value.strip().lower() == "true" for key, _, value in pairs)
-
-
-def _runtimes_command(job: TrainJob) -> tuple[str, ...]:
-    """The command of the runtime's own container, before the TrainJob's replaced it."""
-    if job.main is None:
-        return ()
-    containers = job.main.field.get("template", "spec", "template", "spec", "containers").items()
-    return next((one.get("command").texts() for one in containers if one.get("name").value == NODE), ())
-
-
-def _model(job: TrainJob) -> str:
-    """`torchtune-llama3.3-70b` tunes llama3_3/70B, the only one that several nodes can."""
-    parts = job.runtime.split("-")
-    model = f"{parts[1].replace('.', '_')}/{parts[2].upper()}" if len(parts) == 3 else ""
-    if model not in (*_MODELS, _LARGE):
-        raise job.job.get("spec", "runtimeRef", "name").bad(
-            f"torchtune-NAME-SIZE for one of {', '.join((*_MODELS, _LARGE))}"
-        )
-    if model != _LARGE and job.trainer.get("numNodes").number(1) > 1:
-        raise job.trainer.get("numNodes").bad(f"1 node for {model}")
-    return model
 
 
 # -- MPI ---------------------------------------------------------------------------------------
@@ -325,15 +229,21 @@ def _slots(job: TrainJob) -> int:
 # -- a TrainJob's pods --------------------------------------------------------------------------
 
 
-_POLICIES = {"torch": torch, "jax": jax, "xgboost": xgboost, "flux": flux, "mpi": mpi}
+_POLICIES = {"torch": torch, "jax": jax, "xgboost": xgboost, "mpi": mpi}
 _PORTS = {"torch": ("PET_MASTER_PORT",), "xgboost": ("DMLC_TRACKER_PORT",)}
 INDEX = "batch.kubernetes.io/job-completion-index"
+_TUNE = ("tune", "run")
 _MARKS = {"torch": "PET_NNODES", "xgboost": "DMLC_TRACKER_URI", "jax": "JAX_NUM_PROCESSES"}
 
 
 def read(request: Request) -> Workload:
     """The pods of a TrainJob."""
     job = read_trainjob(request)
+    if job.policy == "flux":
+        raise UsageError(
+            f"{request.job.where}: a Flux job is not rehearsed, because flux run and its controller's scripts "
+            "are not on this machine; rehearse its program with --nodes N -- PROGRAM"
+        )
     return made(_POLICIES[job.policy](job) if job.policy else job)
 
 
@@ -388,6 +298,8 @@ def _ignored_of_job(job: TrainJob) -> Iterator[str]:
     yield from left_out(job.job.get("spec"), ("suspend", "managedBy", "ttlSecondsAfterFinished"))
     if job.has_pod_group:
         yield "podGroupPolicy"
+    if job.policy == "torch" and job.trainer.get("command").texts() == _TUNE:
+        yield "the recipe and configuration that Trainer adds to tune run"
     yield from trainer_runtime.ignored(job.jobset, job.jobs)
 
 

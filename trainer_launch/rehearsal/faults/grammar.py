@@ -1,39 +1,29 @@
-"""`--fault` and `--chaos` in words: text to a `Fault`. Pure.
+"""`--fault` in words: text to a `Fault`. Pure.
 
 kill worker node=1 at=step:40        stop worker for=20s at=1m         delay dns 20s
 """
 
 from __future__ import annotations
 
-import math
-import random
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import MAX_COUNT, compiled_pattern, parse_number, shown
 from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS
 
-# -- words, durations, rates -------------------------------------------------------------------
+# -- words and durations -----------------------------------------------------------------------
 
 
 MAX_S = 7 * 86_400.0  # no rehearsal lasts a week
-MIN_RATE, MAX_RATE = 1_000.0, 1e11  # bytes per second
 DURATION = "a time such as 10s, 1.5m or 1h"
-RATE = "a rate such as 1MB/s, 500kB/s or 10Mbit/s"
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
-_RATE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([A-Za-z]{1,4})/s")
-_UNITS = {
-    "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 1024.0, "mib": 1024.0**2, "gib": 1024.0**3,
-    "bit": 0.125, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6,
-}  # fmt: skip
 
 
 def split(text: str, where: str) -> list[str]:
@@ -59,16 +49,6 @@ def parse_duration(text: str, least_s: float = 0.0) -> float | None:
     return seconds if least_s <= seconds <= MAX_S else None
 
 
-def parse_rate(text: str) -> float | None:
-    """Whole bytes per second."""
-    found = _RATE.fullmatch(text)
-    unit = None if found is None else _UNITS.get(found[2].lower())
-    if found is None or unit is None:
-        return None
-    rate = float(round(float(found[1]) * unit))
-    return rate if MIN_RATE <= rate <= MAX_RATE else None
-
-
 # -- faults as values --------------------------------------------------------------------------
 
 
@@ -84,7 +64,7 @@ class Fault(Struct, frozen=True, kw_only=True):
     """One fault, once."""
 
     kind: str  # "kill worker", "stop worker", "kill pod", "term pod", "add node", "scale", "partition",
-    # "slow link", "delay dns", "fill shm", "oom"
+    # "delay dns"
     when: When
     node: int | None = None  # index of the pod; None with no `pod`: the last node of the job
     pod: str | None = None  # by name, in place of `node`
@@ -92,7 +72,6 @@ class Fault(Struct, frozen=True, kw_only=True):
     for_s: float | None = None  # how long it lasts; None: as long as the job, or it is over at once
     grace_s: float | None = None  # of "term pod": until SIGKILL
     back_s: float | None = 1.0  # of "kill pod" and "term pod": until it is made anew; None: never
-    bytes_per_s: float | None = None  # of "slow link"
     workers: int | None = None  # of "scale": how many Worker replicas the job has from then on
     text: str = ""  # in the words typed: what people are shown, and a replay takes
     hint: str = ""  # a warning about how it was written
@@ -132,12 +111,14 @@ KINDS = {
     "add node": Form(()),
     "scale": Form(("workers",), needs=("workers",)),
     "partition": Form((*_WHOM, "for"), bare="for"),
-    "slow link": Form((*_WHOM, "rate", "for"), needs=("rate",)),
     "delay dns": Form(("for",), needs=("for",), first=When(at_s=0.0), bare="for"),
-    "fill shm": Form((*_WHOM, "for"), bare="for"),
-    "oom": Form(_WHOM),
 }
-_KEYS = ("node", "pod", "worker", "at", "for", "grace", "back", "rate", "workers")
+_REMOVED = {  # what 0.2 had
+    "oom": "use kill worker, whose SIGKILL is what the kernel sends, too",
+    "slow link": "use partition for=2s, once for each pause",
+    "fill shm": "mount a small memory volume at /dev/shm in the manifest",
+}
+_KEYS = ("node", "pod", "worker", "at", "for", "grace", "back", "workers")
 
 
 def parse(text: str, where: str = "--fault") -> Fault:
@@ -197,6 +178,8 @@ def _kind(found: list[str], said: str) -> tuple[str, list[str]]:
 def _form(kind: str, said: str) -> Form:
     if kind in KINDS:
         return KINDS[kind]
+    if kind in _REMOVED:
+        raise UsageError(f"{said}: {kind} was removed in 0.3; {_REMOVED[kind]}")
     hint = did_you_mean(kind, KINDS) or f"expected one of: {', '.join(KINDS)}"
     raise UsageError(f"{said}: unknown fault; {hint}" if kind else f"{said}: missing fault; {hint}")
 
@@ -278,7 +261,6 @@ _VALUES = {
     "for": _Value("for_s", _lasting, DURATION, "10s"),
     "grace": _Value("grace_s", _grace, f"{DURATION}, one hour at most", "10s"),
     "back": _Value("back_s", parse_duration, f"{DURATION}, or never", "3s"),
-    "rate": _Value("bytes_per_s", parse_rate, RATE, "1MB/s"),
     "workers": _Value("workers", _workers, f"a number of Worker replicas from 1 to {MAX_PODS}", "4"),
     "at": _Value("when", _when, _AT, "10s"),
 }
@@ -288,10 +270,6 @@ def _value(key: str, text: str, said: str) -> dict[str, Any]:
     how = _VALUES[key]
     if key == "back" and text == "never":
         return {how.field: None}
-    return _read(how, key, text, said)
-
-
-def _read(how: _Value, key: str, text: str, said: str) -> dict[str, Any]:
     value = how.parse(text)
     if value is None:
         raise UsageError(f"{said}: invalid value {shown(text)} for {key}=: expected {how.expected}")
@@ -301,128 +279,6 @@ def _read(how: _Value, key: str, text: str, said: str) -> dict[str, Any]:
 def _has_no_unit(at: str) -> bool:
     """Whether a time is written as a number alone, which could be meant as a step, too."""
     return ":" not in at and at[-1:].isdecimal()
-
-
-# -- random faults: --chaos, the same ones for the same seed on every machine -------------------
-#
-# Each fault has a generator of its own, made from the seed and the fault's number: of Python's random module only
-# `Random(text).random()` is used, which is promised to stay as it is.
-
-
-DEFAULT_KINDS = ("kill worker", "stop worker", "kill pod", "term pod")  # what every machine can do
-LASTS = ("stop worker", "partition", "slow link", "fill shm")  # drawn with an end, or they would end the job
-NOT_BY_CHANCE = ("delay dns", "add node", "scale")
-MAX_NODE = 10_000
-_LASTS_S = (1.0, 9.0)  # at least, and how much more at most
-_SLOW = "1MB/s"
-_LEAST_GAP_S = 0.05  # 20 a second on average
-
-
-class Chaos(Struct, frozen=True, kw_only=True):
-    """How faults are drawn."""
-
-    seed: int
-    gap_s: float  # on average between two of them
-    kinds: tuple[str, ...] = DEFAULT_KINDS
-    for_s: float | None = None  # none comes later than this; None: as long as the job runs
-    nodes: tuple[int, ...] = ()  # whom they may hit; () until `over` has told it
-
-    def over(self, nodes: Iterable[int]) -> Chaos:
-        """The same for a job of these nodes, where nothing else was asked for.
-
-        Raises:
-            UsageError: one was asked for that the job has not.
-        """
-        there = tuple(nodes)
-        strange = [node for node in self.nodes if node not in there]
-        if strange:
-            raise UsageError(f"--chaos: nodes has {strange[0]}; the job has {counted_nodes(len(there))}")
-        return replace(self, nodes=self.nodes or there)
-
-
-def parse_chaos(text: str) -> Chaos:
-    """Understand `seed=N rate=N/TIME [kinds=A,B] [for=TIME] [nodes=N,N|N-N]`.
-
-    Raises:
-        UsageError: it does not fit.
-    """
-    if len(text) > MAX_TEXT:
-        raise UsageError(f"--chaos is longer than {MAX_TEXT} characters: {shown(text)}")
-    said = f"--chaos {shown(text)}"
-    fields: dict[str, Any] = {}
-    for word in split(text, "--chaos"):
-        key, equals, value = word.partition("=")
-        if key not in _CHAOS_KEYS or not equals:
-            near = "" if key in _CHAOS_KEYS else did_you_mean(key, [f"{name}=" for name in _CHAOS_KEYS])
-            hint = near or f"expected {', '.join(_CHAOS_KEYS)}"
-            raise UsageError(f"{said}: unknown key {shown(word)}; {hint}")
-        how = _CHAOS_KEYS[key]
-        if how.field in fields:
-            raise UsageError(f"{said}: {key} is given twice")
-        fields |= _read(how, key, value, said)
-    for key in ("seed", "rate"):
-        if _CHAOS_KEYS[key].field not in fields:
-            raise UsageError(f"{said} has no {key}; add {key}={_CHAOS_KEYS[key].example}")
-    return Chaos(**fields)
-
-
-def draw(chaos: Chaos, number: int, after_s: float) -> Fault | None:
-    """The fault with this number, counted from 0; it comes some time after the one before. None: no more."""
-    chance = random.Random(f"{chaos.seed}/{number}").random
-    at_s = round(after_s + max(0.001, -chaos.gap_s * math.log(1.0 - chance())), 3)
-    if at_s > min(chaos.for_s or MAX_S, MAX_S) or not chaos.nodes:
-        return None
-    kind = chaos.kinds[int(chance() * len(chaos.kinds))]
-    node = chaos.nodes[int(chance() * len(chaos.nodes))]
-    rate = f"rate={_SLOW} " if kind == "slow link" else ""
-    lasts = f"for={round(_LASTS_S[0] + _LASTS_S[1] * chance(), 1)}s " if kind in LASTS else ""
-    return parse(f"{kind} node={node} {rate}{lasts}at={at_s}s")
-
-
-def replay(faults: Iterable[Fault]) -> str:
-    """What makes the same faults come again, for the command line: one `--fault` on a line for each."""
-    return "\n".join(f"--fault {shlex.quote(fault.text)}" for fault in faults)
-
-
-# -- values -----------------------------------------------------------------------------------
-
-
-def _gap(text: str) -> float | None:
-    """The time between two faults, of `1/30s`."""
-    count_text, _, time = text.partition("/")
-    time = time if time[:1].isdigit() else f"1{time}"  # 2/m
-    count, seconds = parse_number(count_text, 1, 1_000), parse_duration(time, least_s=0.001)
-    gap_s = None if count is None or seconds is None else seconds / count
-    return gap_s if gap_s is not None and gap_s >= _LEAST_GAP_S else None
-
-
-def _kinds(text: str) -> tuple[str, ...] | None:
-    kinds = tuple(" ".join(word.replace("-", " ").split()) for word in text.split(","))
-    fit = all(kind in KINDS and kind not in NOT_BY_CHANCE for kind in kinds)
-    return kinds if fit and len(set(kinds)) == len(kinds) else None
-
-
-def _nodes(text: str) -> tuple[int, ...] | None:
-    """Of `0,2` or `1-3`."""
-    found: list[int] = []
-    for part in text.split(","):
-        low_text, dash, high_text = part.partition("-")
-        low = parse_number(low_text, 0, MAX_NODE)
-        high = parse_number(high_text, 0, MAX_NODE) if dash else low
-        if low is None or high is None or high < low or len(found) > MAX_NODE:
-            return None
-        found += range(low, high + 1)
-    return tuple(found) if len(set(found)) == len(found) else None
-
-
-_MAY = ", ".join(kind.replace(" ", "-") for kind in KINDS if kind not in NOT_BY_CHANCE)
-_CHAOS_KEYS = {
-    "seed": _Value("seed", lambda text: parse_number(text, 0, 10**12 - 1), "a whole number", "7"),
-    "rate": _Value("gap_s", _gap, f"a number in a time, such as 1/30s; {1 / _LEAST_GAP_S:.0f}/s at most", "1/30s"),
-    "kinds": _Value("kinds", _kinds, f"some of {_MAY}, separated by commas", "partition"),
-    "for": _VALUES["for"],
-    "nodes": _Value("nodes", _nodes, "indices of nodes, such as 0,2 or 1-3, each once", "0,2"),
-}
 
 
 def counted_nodes(count: int) -> str:

@@ -16,9 +16,9 @@ from trainer_launch.model.value_parsers import MAX_LINE, compiled_pattern
 from trainer_launch.rehearsal import pod_watch
 from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase
-from trainer_launch.rehearsal.faults import grammar, requests
-from trainer_launch.rehearsal.faults.grammar import Chaos, Fault
-from trainer_launch.rehearsal.faults.requests import OWN_NETWORK, Asked, nodes_of
+from trainer_launch.rehearsal.faults import requests
+from trainer_launch.rehearsal.faults.grammar import Fault
+from trainer_launch.rehearsal.faults.requests import OWN_NETWORK, nodes_of
 from trainer_launch.rehearsal.report.history import Entry, What
 
 if TYPE_CHECKING:
@@ -28,16 +28,14 @@ if TYPE_CHECKING:
 
 
 class Timeline:
-    """What has yet to come: of the faults that were asked for, and of chaos the next one."""
+    """The faults that have yet to come."""
 
-    def __init__(self, faults: Iterable[Fault], chaos: Chaos | None = None) -> None:
-        self._waiting = [(one, _pattern(one)) for one in faults]
-        self._chaos, self._draws = chaos, 0
-        self._drawn = self._draw(0.0)
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self._waiting = [(fault, _pattern(fault)) for fault in faults]
 
     @property
     def waiting(self) -> list[Fault]:
-        """What was asked for and has not come; chaos asks for nothing."""
+        """What was asked for and has not come."""
         return [fault for fault, _ in self._waiting]
 
     @property
@@ -47,8 +45,7 @@ class Timeline:
 
     def due_s(self) -> float | None:
         """When `come` has to be told the time at the latest; None: never."""
-        times = [one.when.at_s for one in (*self.waiting, self._drawn) if one is not None]
-        return min((at_s for at_s in times if at_s is not None), default=None)
+        return min((fault.when.at_s for fault in self.waiting if fault.when.at_s is not None), default=None)
 
     def come(self, *, at_s: float = -1.0, step: int = -1, line: str | None = None) -> list[Fault]:
         """The faults that come now, each once and in the order they were given.
@@ -67,14 +64,7 @@ class Timeline:
             else:
                 rest.append((fault, pattern))
         self._waiting = rest
-        while (drawn := self._drawn) is not None and drawn.when.at_s is not None and drawn.when.at_s <= at_s:
-            come.append(drawn)
-            self._drawn = self._draw(drawn.when.at_s)
         return come
-
-    def _draw(self, after_s: float) -> Fault | None:
-        self._draws += 1
-        return None if self._chaos is None else grammar.draw(self._chaos, self._draws - 1, after_s)
 
 
 def _pattern(fault: Fault) -> re.Pattern[str] | None:
@@ -106,14 +96,13 @@ class Effect(Struct, frozen=True):
 class Faults:
     """All that is asked for, and what has become of it."""
 
-    def __init__(self, asked: Asked, driver: Rehearsal) -> None:
+    def __init__(self, faults: Iterable[Fault], driver: Rehearsal) -> None:
         self._driver = driver
-        self._asked = asked
-        self._timeline = Timeline(asked.faults, asked.chaos)
+        self._timeline = Timeline(faults)
         self._late: list[tuple[Fault, float, str]] = []  # which wait: when to try again, why not yet
         self._over: list[tuple[float, Fault, str | None, Callable[[], None]]] = []
         self.came: list[Fault] = []
-        self.missed: list[tuple[Fault, str]] = []  # of those that were asked for, and why; chance promises nothing
+        self.missed: list[tuple[Fault, str]] = []  # and why
         self._last_step: int | None = None  # the highest that was said
 
     def due_s(self) -> float | None:
@@ -164,8 +153,6 @@ class Faults:
         for fault in self._timeline.waiting:
             self._note_missed(fault, _never(fault, self._last_step))
         self._late = []
-        if self._asked.chaos is not None and self.came:
-            _log.warning("to repeat these faults:\n%s", grammar.replay(self.came))
 
     def _take(self, come: Iterable[Fault]) -> None:
         for fault in come:
@@ -180,9 +167,6 @@ class Faults:
             self._miss(fault, str(problem))
             return
         except NotNow as problem:
-            if fault not in self._asked.faults:  # chance hits nobody
-                self._miss(fault, str(problem))
-                return
             self._late.append((fault, driver.now_s() + RETRY_S, str(problem)))
             return
         _log.warning("fault: %s", fault.text)
@@ -216,8 +200,7 @@ class Faults:
         self._note_missed(fault, why)
 
     def _note_missed(self, fault: Fault, why: str) -> None:
-        if fault in self._asked.faults:
-            self.missed.append((fault, why))
+        self.missed.append((fault, why))
         self._driver.tell(Entry(at_s=self._driver.now_s(), what=What.FAULT_MISSED, text=fault.text))
 
 
@@ -276,13 +259,6 @@ def _on_network(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
     return Effect(lambda: network.begin(fault, pod), lambda: network.end(fault, pod))
 
 
-def _oom(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
-    name, memory = _living(driver, pod), driver.kubelet.memory
-    _worker(driver, fault, pod)  # before there is one, the launcher would be the largest
-    assert memory is not None, "asked for before anything was started"
-    return Effect(lambda: memory.squeeze(name))
-
-
 MakeEffect = Callable[["Rehearsal", Fault, "str | None"], Effect]
 EFFECTS: Mapping[str, MakeEffect] = {
     "kill worker": _kill_worker,
@@ -292,10 +268,7 @@ EFFECTS: Mapping[str, MakeEffect] = {
     "add node": _scale,
     "scale": _scale,
     "partition": _on_network,
-    "slow link": _on_network,
     "delay dns": _on_network,
-    "fill shm": _on_network,
-    "oom": _oom,
 }
 
 

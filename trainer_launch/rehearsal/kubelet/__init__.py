@@ -1,1 +1,1 @@
-"""The kubelet of a rehearsal: pods as local processes, with networks, memory limits and folders of their own."""
+"""The kubelet of a rehearsal: pods as local processes, with networks and folders of their own."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -30,11 +29,9 @@ from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
 from trainer_launch.rehearsal.controllers.pod_values import Container, File, Pod, Workload
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods_of
 from trainer_launch.rehearsal.kubelet import pod_isolation
-from trainer_launch.rehearsal.kubelet.pod_isolation import MemoryGroups, OwnNetwork
+from trainer_launch.rehearsal.kubelet.pod_isolation import OwnNetwork
 
-_FLUX = "/etc/flux-config/entrypoint.sh"
 _KEYS = "keys"  # folder of the job's own pair of keys
-_EXEC = "exec"  # folder of the ways into its pods
 MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
 
 
@@ -47,7 +44,6 @@ class Setting(Struct, frozen=True, kw_only=True):
     folders: tuple[str, ...] = ()  # of the manifests: a script that is not here may lie beside them
     labels: bool = True  # whether lines are marked with their pod here; where not, who writes them may
     own_network: bool = False  # whether each pod has a network, names and /dev/shm of its own
-    own_memory: bool = False  # and whether each has a memory cgroup of its own
 
 
 class Kubelet:
@@ -57,9 +53,7 @@ class Kubelet:
         self._scratch = scratch
         self._setting = setting
         self.network = OwnNetwork(scratch) if setting.own_network else None
-        self.memory = MemoryGroups() if setting.own_memory else None
         self._ssh_port: int | None = None
-        self._exec_records: ExecRecords | None = None
         self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
         self._lives: dict[str, int] = {}  # by pod with a place of its own
         self._local = LocalNetwork(
@@ -113,10 +107,8 @@ class Kubelet:
         return found
 
     def _equipped(self, made: tuple[Pod, ...]) -> tuple[Pod, ...]:
-        """With what stands for a cluster's own: another command, keys and ports for ssh, a way in for kubectl."""
-        if self._setting.command is None:
-            _refuse_what_cannot_run(made)
-        else:
+        """With what stands for a cluster's own: another command, keys and ports for ssh."""
+        if self._setting.command is not None:
             words = words_of(self._setting.command)
             made = tuple(pod if local_jobs.is_worker(pod) else with_command(pod, words) for pod in made)
         if any(map(local_jobs.uses_ssh, made)):
@@ -125,10 +117,6 @@ class Kubelet:
                 self._ssh_port = network.free_port()
             port = self._ssh_port
             made = tuple(local_jobs.on_loopback(pod, port, str(self._scratch / pod.name / "tmp")) for pod in made)
-        if any(map(local_jobs.reached_by_kubectl, made)):
-            self._exec_records = self._exec_records or ExecRecords(self._scratch / _EXEC)
-            kubectl = self._exec_records.kubectl()
-            made = tuple(local_jobs.by_kubectl(pod, kubectl, str(self._scratch / pod.name / "tmp")) for pod in made)
         return made
 
     def check(self) -> None:
@@ -155,9 +143,6 @@ class Kubelet:
             MARK: str(self.termination_message(pod, name)),
             runtime_directory.VARIABLE: self.runtime_directory_of(pod),
         }
-        kubectl = next((path for path in here.files if path.endswith(local_jobs.KUBECTL)), None)
-        if kubectl is not None:
-            env["PATH"] = os.pathsep.join([os.path.dirname(kubectl), env["PATH"]])
         label = pod.name if name == pod.draft.main else f"{pod.name}/{name}"
         if not self._setting.labels:
             label = ""  # whole lines of one container at a time
@@ -171,14 +156,7 @@ class Kubelet:
 
     def placed(self, pod: Pod, process: Process) -> Process:
         """The process in the pod's own place, when it has one."""
-        if self.network is not None:
-            process = self.network.wrap(pod.name, process)
-        return process if self.memory is None else self.memory.wrap(pod.name, process)
-
-    def close(self) -> None:
-        """Leave this machine as it was."""
-        if self.memory is not None:
-            self.memory.close()
+        return process if self.network is None else self.network.wrap(pod.name, process)
 
     def prepare(self, pod: Pod, name: str, life: int) -> None:
         """Make the folders of a container, and write its files."""
@@ -197,18 +175,9 @@ class Kubelet:
             if not place.exists():
                 text = (self._scratch / _KEYS / place.name).read_text() if file.key else None
                 _write(place, file if text is None else replace(file, text=text), self._running)
-        if self._exec_records is not None:
-            process = self.process(pod, name, life)
-            enter = self.placed(pod, process).argv[: -len(process.argv)]
-            self._exec_records.open(pod, name, process, enter)
         (self._scratch / pod.name / "tmp").mkdir(parents=True, exist_ok=True)
         Path(self.runtime_directory_of(pod)).mkdir(exist_ok=True)
         self.termination_message(pod, name).parent.mkdir(parents=True, exist_ok=True)
-
-    def ended(self, pod: Pod, name: str) -> None:
-        """A container has ended: nobody comes into it any more."""
-        if self._exec_records is not None:
-            self._exec_records.close(pod, name)
 
     def follow(self, running: frozenset[str]) -> None:
         """Rewrite what controllers do when pods come and go: scripts that tell who runs now."""
@@ -281,14 +250,6 @@ def _mark_above(process: psutil.Process) -> str | None:
     return None if env is None else env.get(MARK)
 
 
-def _refuse_what_cannot_run(pods: tuple[Pod, ...]) -> None:
-    if any(_FLUX in container.files for pod in pods for container in pod.containers):
-        raise UsageError(
-            "a Flux job cannot be rehearsed: `flux run` and its controller's scripts are not on this machine; "
-            "use --render DIR to write its pods, or --command 'PROGRAM ARG' to run another program in each node"
-        )
-
-
 def _changes(container: Container) -> bool:
     return any(file.parts for file in container.files.values())
 
@@ -310,43 +271,6 @@ def _with_ports(local: LocalNetwork, pods: tuple[Pod, ...]) -> LocalNetwork:
         taken.add(port)
         ports[endpoint] = port
     return replace(local, ports=ports)
-
-
-# -- kubectl exec ------------------------------------------------------------------------------
-
-
-_STAND_IN = Path(__file__).with_name("kubectl.py")
-
-
-class ExecRecords:
-    """A folder with a record of each container that runs."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def kubectl(self) -> str:
-        """The text of a program to be put in kubectl's place."""
-        words = (sys.executable, "-I", "-S", str(_STAND_IN), str(self._folder))
-        return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
-
-    def open(self, pod: Pod, name: str, process: Process, enter: Sequence[str] = ()) -> None:
-        """A container is about to run; its pod is found by its name and by its address.
-
-        `enter` is put before a command to run it in the pod's own place, when it has one.
-        """
-        place = self._folder / pod.name
-        if not place.exists():
-            place.mkdir(mode=0o700, parents=True)
-            (place / "default").write_text(pod.containers[0].name, encoding="utf-8")
-            (self._folder / pod.address).symlink_to(place)
-        record = place / f"{name}.json"
-        record.touch(0o600)  # its variables may be secrets
-        told = {"env": dict(process.env), "cwd": process.cwd, "enter": list(enter)}
-        record.write_text(json.dumps(told), encoding="utf-8", errors="surrogateescape")
-
-    def close(self, pod: Pod, name: str) -> None:
-        """A container has ended."""
-        (self._folder / pod.name / f"{name}.json").unlink(missing_ok=True)
 
 
 # -- containers as processes -------------------------------------------------------------------

@@ -235,7 +235,7 @@ _CLIMB, _FALLS = 3, 3  # distinct rising values, or falls, below the highest: a 
 _SKEW = 1  # workers of one pod may say their steps in another order
 _IN_FLIGHT = 3  # lines that may still come after a fault
 _RESUMES = re.compile(r"resum|restor|load|continu|checkpoint", re.IGNORECASE)
-_HARMLESS = ("slow link", "delay dns")  # faults after which no worker should have to begin again
+_HARMLESS = ("delay dns",)  # faults after which no worker should have to begin again
 
 
 class Reached(Struct, frozen=True, kw_only=True):

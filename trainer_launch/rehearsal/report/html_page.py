@@ -1,21 +1,15 @@
-"""The report of a rehearsal as one HTML page, which loads and runs nothing, or as a browser's picture of that page.
+"""The report of a rehearsal as one HTML page, which loads and runs nothing.
 
 The timeline has a lane for each pod, the faults above and the steps below, on one axis of time.
 """
 
 from __future__ import annotations
 
-import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import pairwise
-from pathlib import Path
 
-from trainer_launch.host import deadline_subprocess
-from trainer_launch.model.errors import NodeError
-from trainer_launch.observability.html import POLICY, Scale, axis, clean, document, seconds, table
+from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
 from trainer_launch.rehearsal.report.fault_costs import Analysis, Cost, Stretch
 from trainer_launch.rehearsal.report.history import Doing, Lane, Segment
 from trainer_launch.rehearsal.report.summary import (
@@ -41,7 +35,6 @@ ATTEMPTS = (
     ("#f0e442", "#000000"),
 )
 _SHEET = "".join(f".a{number}{{--c:{colour};--i:{ink}}}" for number, (colour, ink) in enumerate(ATTEMPTS))
-NO_BROWSER = "install chromium, or name an .html file, which needs none"
 
 
 def page(analysis: Analysis, verdict: Verdict) -> str:
@@ -59,7 +52,7 @@ def page(analysis: Analysis, verdict: Verdict) -> str:
         _faults(analysis),
         table("Pods and their messages", POD_COLUMNS, pod_rows(analysis)),
     ]
-    return document(title, _SHEET, body, "Written by trainer-launch local.")
+    return document(title, _SHEET, body, "Written by trainer-launch rehearse.")
 
 
 def _header(head: Headline) -> str:
@@ -96,51 +89,6 @@ def _faults(analysis: Analysis) -> str:
     left = len(analysis.costs) - MOST_ROWS
     more = f'<p class="note">… and {left} more.</p>' if left > 0 else ""
     return table("Cost of each fault", FAULT_COLUMNS, fault_rows(analysis)) + more
-
-
-# -- as a picture ------------------------------------------------------------------------------
-
-
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
-_WIDTH_PX = 1376  # the page at its widest, with a margin
-_LIMIT_S = 60.0  # of a browser, which does not take its time but may hang
-# Run in a copy of the page, whose own policy would not let it.
-_MEASURE = "<script>document.title = document.documentElement.scrollHeight</script></body>"
-
-
-def browser() -> str | None:
-    """A browser that can draw the page."""
-    return next(filter(None, map(shutil.which, _BROWSERS)), None)
-
-
-def picture(html: str) -> bytes:
-    """The whole page as PNG.
-
-    Raises:
-        NodeError: there is no browser, or it does not do it.
-        OSError: there is no room for what it needs.
-    """
-    program = browser()
-    if program is None:
-        raise NodeError(f"a picture needs a browser: {NO_BROWSER}")
-    with tempfile.TemporaryDirectory(prefix="trainer-launch-report-", ignore_cleanup_errors=True) as folder:
-
-        def browse(text: str, height: int, *flags: str) -> str:
-            place = Path(folder, "page.html")
-            place.write_text(text, encoding="utf-8", errors="replace")
-            fixed = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
-            size = ("--hide-scrollbars", "--force-device-scale-factor=1", f"--window-size={_WIDTH_PX},{height}")
-            argv = (program, *fixed, *size, f"--user-data-dir={folder}/profile", *flags, place.as_uri())
-            return deadline_subprocess.run(argv, None, _LIMIT_S).out
-
-        shown = browse(html.replace(POLICY, "").replace("</body>", _MEASURE), 200, "--dump-dom")
-        height = re.search(r"<title>([0-9]{1,5})</title>", shown)
-        drawn = Path(folder, "page.png")
-        if height is not None:
-            browse(html, int(height[1]), f"--screenshot={drawn}")
-        if not drawn.exists():
-            raise NodeError(f"{program} drew no picture; name an .html file, which needs no browser")
-        return drawn.read_bytes()
 
 
 # -- the timeline ------------------------------------------------------------------------------

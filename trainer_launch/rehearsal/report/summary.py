@@ -1,4 +1,4 @@
-"""A rehearsal in words: the live table, the table at its end, a report's headline, sums and rows."""
+"""A rehearsal in words: the rows of the live table, the table at its end, a report's headline, sums and rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from trainer_launch.model import exit_codes
-from trainer_launch.model.goodput import ratio, sentence
+from trainer_launch.model.goodput import Kind, ratio, sentence
 from trainer_launch.model.units import aligned, counted
 from trainer_launch.observability.html import clean, seconds
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
@@ -94,15 +94,15 @@ def _fault_row(analysis: Analysis, cost: Cost) -> tuple[str, ...]:
     if cost.is_missed:
         return (*head, UNKNOWN, UNKNOWN, "it never happened")
     downtime = UNKNOWN if cost.downtime_s is None else f"{'over ' * cost.is_open}{seconds(cost.downtime_s)}"
-    effect = "; ".join(filter(None, (_followed(cost), _spent_on(analysis, cost))))
+    effect = "; ".join(filter(None, (_followed(cost), lost(phases_of(analysis, cost)))))
     return (*head, downtime, UNKNOWN if cost.lost is None else f"{cost.lost:,}", effect)
 
 
-def _spent_on(analysis: Analysis, cost: Cost) -> str:
-    """What the time from a fault on went into, until there was a new step or the next fault."""
-    later = [one.fault.at_s for one in analysis.costs if one.fault.at_s > cost.fault.at_s]
-    ends = [one for one in (cost.goes_on_s, *later) if one is not None]
-    return lost(analysis.spans, cost.fault.at_s, min(ends, default=float("inf")))
+def phases_of(analysis: Analysis, cost: Cost) -> Mapping[Kind, float]:
+    """Seconds by phase from a fault on, until there was a new step or the next fault."""
+    later = [other.fault.at_s for other in analysis.costs if other.fault.at_s > cost.fault.at_s]
+    ends = [at_s for at_s in (cost.goes_on_s, *later) if at_s is not None]
+    return {} if cost.is_missed else spent(analysis.spans, cost.fault.at_s, min(ends, default=float("inf")))
 
 
 def _followed(cost: Cost) -> str:
@@ -131,7 +131,7 @@ def _about(analysis: Analysis, cost: Cost) -> str:
 
 
 def _price(analysis: Analysis, cost: Cost) -> str:
-    went = _spent_on(analysis, cost)
+    went = lost(phases_of(analysis, cost))
     if cost.downtime_s is None:
         return "; ".join(filter(None, (f"an unknown time: {_followed(cost)}", went)))
     told = f"{'over ' * cost.is_open}{seconds(cost.downtime_s)} without a new step"
@@ -294,21 +294,23 @@ def live_title(title: str, state: State, took_s: float, top: int | None, came: i
     return clean(" · ".join(parts))
 
 
-def live_table(state: State, steps: Mapping[str, int], last_line: Callable[[Pod], str], most: int) -> list[str]:
-    """A header and at most `most` rows; where there are more pods, those in trouble, and a count of the others."""
+def live_rows(
+    state: State, steps: Mapping[str, int], last_line: Callable[[Pod], str], most: int
+) -> list[Sequence[str]]:
+    """A heading and at most `most` rows; where there are more pods, those in trouble, and a count of the others."""
     statuses = {name: _live_status(state, name) for name in state.states}
     shown, others = list(statuses), []
     if len(statuses) > most:
         shown.sort(key=lambda name: (*_WORST_FIRST, statuses[name]).index(statuses[name]))
         shown, others = shown[: most - 1], shown[most - 1 :]
-    rows = [LIVE_HEAD]
+    rows: list[Sequence[str]] = [LIVE_HEAD]
     for name in shown:
         step = f"{steps[name]:,}" if name in steps else UNKNOWN
         line = clean(last_line(state.pods[name]))
         rows.append((name, statuses[name], step, *_figures(state, name), line))
     counts = Counter(statuses[name] for name in others)
     told = ", ".join(f"{count} {status}" for status, count in counts.items())
-    return aligned(rows) + [f"and {len(others)} more: {told}"] * bool(others)
+    return rows + [(f"and {len(others)} more: {told}",)] * bool(others)
 
 
 def _live_status(state: State, name: str) -> str:

@@ -6,7 +6,7 @@ and the time of a fault is known: until somebody reacts to it, it was being dete
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -54,9 +54,8 @@ def spent(found: Sequence[Span], begin_s: float = 0.0, end_s: float = float("inf
     return by_kind
 
 
-def lost(found: Sequence[Span], begin_s: float, end_s: float) -> str:
-    """What the time between two moments went into that was no training, for people; "": nothing worth telling."""
-    seconds = spent(found, begin_s, end_s)
+def lost(seconds: Mapping[Kind, float]) -> str:
+    """What time went into that was no training, for people; "": nothing worth telling."""
     parts = [(kind, one_s) for kind in _ORDER if (one_s := seconds.get(kind, 0.0)) >= _FOR_PEOPLE_S]
     kept = [f"{kind.words} {goodput.time_words(one_s)}" for kind, one_s in parts if kind is not Kind.TRAINING]
     return ", ".join(kept)

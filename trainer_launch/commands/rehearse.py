@@ -1,4 +1,4 @@
-"""`local`, the rehearsal: every pod of a job as its own launcher process on this machine, with gloo."""
+"""`rehearse`: every pod of a job as its own launcher process on this machine, with gloo."""
 
 from __future__ import annotations
 
@@ -26,37 +26,30 @@ from trainer_launch.rehearsal.controllers.local_jobs import elastic_job, mpi_job
 from trainer_launch.rehearsal.controllers.pod_values import Workload
 from trainer_launch.rehearsal.driver import Job, rehearse
 from trainer_launch.rehearsal.faults import requests
-from trainer_launch.rehearsal.faults.requests import Asked, wants_memory_groups
+from trainer_launch.rehearsal.faults.grammar import Fault
 from trainer_launch.rehearsal.kubelet.pods import Setting, image_path
-from trainer_launch.rehearsal.report import reporting
-from trainer_launch.rehearsal.report.reporting import Reporting
+from trainer_launch.rehearsal.report.reporting import Reporting, add_report_flags
 from trainer_launch.supervisor.incident_bundle import NOWHERE
 
 HELP = "rehearse a job on this machine"
 ABOUT = "Each pod runs as local processes, with the environment variables that a real pod would get."
 USAGE = "[options] (-f JOB.yaml | -- COMMAND [ARG ...])"
 EXAMPLES = """examples:
-  trainer-launch local --nodes 2 --nproc-per-node 2 -- train.py
-  trainer-launch local --nodes 3 -- torchrun --max-restarts=3 train.py
-  trainer-launch local --engine mpi --nodes 2 -- mpirun python train_mpi.py
-  trainer-launch local --nodes 2 --spares 1 -- train.py
-  trainer-launch local -f job.yaml -f runtime.yaml --render pods/
-  trainer-launch local --nodes 3 --fault 'kill pod at=step:40' -- train.py
-  trainer-launch local -f job.yaml --chaos 'seed=7 rate=1/30s for=5m'
+  trainer-launch rehearse --nodes 2 --nproc-per-node 2 -- train.py
+  trainer-launch rehearse --nodes 3 -- torchrun --max-restarts=3 train.py
+  trainer-launch rehearse --engine mpi --nodes 2 -- mpirun python train_mpi.py
+  trainer-launch rehearse --nodes 2 --spares 1 -- train.py
+  trainer-launch rehearse -f job.yaml -f runtime.yaml --render pods/
+  trainer-launch rehearse --nodes 3 --fault 'kill pod at=step:40' -- train.py
 
 faults:
   kill worker [worker=LOCAL_RANK]    stop worker [worker=N] [for=20s]
   kill pod [back=3s|never]           term pod [grace=10s] [back=3s|never]
-  partition [for=10s]                slow link rate=1MB/s [for=10s]
-  delay dns 20s                      fill shm [for=10s]
-  oom                                add node
-  scale workers=4
+  partition [for=10s]                delay dns 20s
+  add node                           scale workers=4
 A fault hits the last node, or the one of node=N or pod=NAME. It is injected at
 step 1, or at=12s, at=1m, at=step:40, at=line:REGEX of what a pod prints.
 A FILE.yaml lists faults under "faults:", as such texts or with the same keys.
-
-chaos:
-  seed=N rate=N/TIME [kinds=kill-pod,...] [for=TIME] [nodes=0,2|1-3]
 """
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
 # Checks of what only a real pod has of its own: network interfaces, a name, a range of ports.
@@ -64,7 +57,7 @@ _NOT_HERE = "own-name,gloo-socket-ifname,ephemeral-ports"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What only `local` knows."""
+    """What only `rehearse` knows."""
     parser.add_argument(
         "-f",
         "--file",
@@ -82,7 +75,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod; run nothing"
     )
     requests.add_flags(parser)
-    reporting.add_flags(parser)
+    add_report_flags(parser)
 
 
 def main(parsed: Parsed) -> int:
@@ -91,11 +84,11 @@ def main(parsed: Parsed) -> int:
     Raises:
         LaunchError: the flags, the command or the manifest do not fit, or a fault cannot be done here.
     """
-    seen = Reporting.of(parsed.flags, parsed.settings.color)
-    asked = requests.asked(parsed.flags)
-    own_network = requests.isolate(asked)
+    reporting = Reporting.of(parsed.flags)
+    faults = requests.asked(parsed.flags)
+    own_network = requests.isolate(faults)
     if parsed.flags["file"]:
-        return _from_manifests(parsed, asked, seen, own_network=own_network)
+        return _from_manifests(parsed, faults, reporting, own_network=own_network)
     for flag in ("render", "command_line"):
         if parsed.flags[flag]:
             raise UsageError(f"--{flag.partition('_')[0]} needs a manifest; add -f FILE")
@@ -116,17 +109,15 @@ def main(parsed: Parsed) -> int:
         path=path,
         labels=False,
         own_network=own_network,
-        own_memory=wants_memory_groups(asked.samples),
     )
-    make = _maker(parsed, asked, is_mpi=is_mpi)
+    make = _maker(parsed, faults, is_mpi=is_mpi)
     grown = make if _nodes(settings).fixed is None else None
     workload = make(0)
-    asked = requests.fitted(asked, workload.drafts, grown)
-    return rehearse(Job(workload=workload, grown=grown, asked=asked, reporting=seen), settings, setting)
+    requests.check_targets(faults, workload.drafts, grown)
+    return rehearse(Job(workload=workload, grown=grown, faults=faults, reporting=reporting), settings, setting)
 
 
-def _from_manifests(parsed: Parsed, asked: Asked, seen: Reporting, *, own_network: bool) -> int:
-
+def _from_manifests(parsed: Parsed, faults: tuple[Fault, ...], reporting: Reporting, *, own_network: bool) -> int:
     if parsed.argv:
         raise UsageError(
             "with -f the command comes from the manifest; use --command 'PROGRAM ARG ...' to run another one"
@@ -148,14 +139,13 @@ def _from_manifests(parsed: Parsed, asked: Asked, seen: Reporting, *, own_networ
         folders=tuple(dict.fromkeys(os.path.dirname(path) or "." for path in parsed.flags["file"])),
         labels="prefix" not in parsed.settings.model_fields_set or parsed.settings.prefix,
         own_network=own_network,
-        own_memory=wants_memory_groups(asked.samples),
     )
 
     def grown(more: int) -> Workload:
         return workload_of(scaled(documents, more))
 
-    asked = requests.fitted(asked, workload.drafts, grown)
-    job = Job(workload=workload, grown=grown, asked=asked, reporting=seen)
+    requests.check_targets(faults, workload.drafts, grown)
+    job = Job(workload=workload, grown=grown, faults=faults, reporting=reporting)
     return rehearse(job, parsed.settings, setting)
 
 
@@ -169,7 +159,7 @@ def _is_mpi(engine: str, argv: Sequence[str]) -> bool:
     return engine in ("mpi", "horovodrun") or (engine == "auto" and (is_mpirun(argv[0]) or is_horovodrun(argv)))
 
 
-def _maker(parsed: Parsed, asked: Asked, *, is_mpi: bool) -> Callable[[int], Workload]:
+def _maker(parsed: Parsed, faults: Sequence[Fault], *, is_mpi: bool) -> Callable[[int], Workload]:
     """The job of the flags, with that many nodes more than it begins with."""
     settings, argv, grace_s = parsed.settings, parsed.argv, parsed.settings.grace
     nodes, nproc, says = _nodes(settings), _nproc(settings), settings.nproc_per_node is not None
@@ -184,20 +174,20 @@ def _maker(parsed: Parsed, asked: Asked, *, is_mpi: bool) -> Callable[[int], Wor
     spares = settings.spares or 0  # pods of the platform's, of which the launchers know by the option how many wait
     if nodes.fixed is not None:
         return lambda _: torch_job(nodes.max, nproc, argv, grace_s, asked=says, spares=spares)
-    first, allowed = _first(nodes, asked) + spares, NodeRange(nodes.min, nodes.max + spares)
+    first, allowed = _first(nodes, faults) + spares, NodeRange(nodes.min, nodes.max + spares)
     return lambda more: elastic_job(allowed, first + more, nproc, argv, grace_s, asked=says)
 
 
-def _first(nodes: NodeRange, asked: Asked) -> int:
+def _first(nodes: NodeRange, faults: Sequence[Fault]) -> int:
     """How many nodes an elastic job begins with: as many as it may have, without those that a fault adds later."""
-    added = sum(fault.kind == "add node" for fault in asked.faults)
+    added = sum(fault.kind == "add node" for fault in faults)
     if nodes.max - added < nodes.min:
         room = counted(nodes.max - nodes.min, "added node")
         raise UsageError(
             f"--nodes {nodes.min}:{nodes.max} leaves room for {room}, but --fault 'add node' asks for {added}; "
             f"use --nodes {nodes.min}:{nodes.min + added}"
         )
-    odd = [one for one in asked.faults if one.workers is not None and not nodes.min <= one.workers <= nodes.max]
+    odd = [one for one in faults if one.workers is not None and not nodes.min <= one.workers <= nodes.max]
     if odd:
         raise UsageError(f"--fault {shown(odd[0].text)} is outside of --nodes {nodes.min}:{nodes.max}")
     return nodes.max - added
