@@ -18,7 +18,6 @@ ONE_CATCH_ALL = "preflight/check.py"  # a check that is wrong must not stop the 
 # They run users' code, or what nobody above would tell.
 IN_CHILDREN = (
     "preflight/children/",
-    "pytorch/torchrun_rendezvous.py",
     "pytorch/fork_server_process.py",
     "pytorch/forked_process.py",
     "pytorch/flight_recorder.py",

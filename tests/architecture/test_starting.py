@@ -73,8 +73,7 @@ TESTS = {
     "a login shell": "cli/test_shims.py::test_a_login_shell_keeps_its_profile_and_the_launcher",
     "a shell that an SDK writes": "cli/test_shims.py::test_what_an_sdk_writes_recovers_in_place_from_a_killed_worker",
     "`uv run`, `conda run`, `poetry run`": "cli/test_shims.py::test_a_wrapper_with_the_launchers_own_python_recovers_in_place",
-    "the image's own torchrun": "survival/test_torchrun_engine.py::test_a_fault_restarts_no_other_pod",
-    "plain torchrun with our rendezvous": "pytorch/torchrun/test_plain_torchrun.py::test_a_worker_killed_on_the_other_node_is_started_again_with_all_others",
+    "the image's own torchrun": "pytorch/test_torchrun_engine.py::test_workers_have_the_grace_to_save_and_the_pod_was_stopped",
     "a function, from Python": "pytorch/launch/test_launch.py::test_failures_are_told_and_a_crash_is_repaired_when_asked",
     "a laptop": "rehearsal/test_torch_faults.py::test_a_killed_worker_costs_a_few_steps_and_no_pod",
 }

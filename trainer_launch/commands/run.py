@@ -134,7 +134,7 @@ def to_the_end(
 
 def _secret(settings: Settings, request: Request, plan: Plan) -> bytes | None:
     """The job's secret, where its nodes meet; one that was given is read in any case."""
-    is_needed = settings.secret_file is not None or plan.engine in (engines.torch.NAME, engines.torchrun.NAME)
+    is_needed = settings.secret_file is not None or plan.membership is not None
     return read_secret(request.secret_file) if request.secret_file and is_needed else None
 
 
@@ -185,7 +185,6 @@ def _planned(
     if plan.workers is None:
         early_fork_server.end()  # a server that nobody asks for
     programs.check_torch(plan.engine)
-    programs.check_plug_in(plan)
     _tell(request, plan)
     if settings.state_dir is not None and not replace_launcher:
         from trainer_launch.preflight.container import resource_limits  # only who has a preflight needs the checks

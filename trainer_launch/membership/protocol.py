@@ -234,13 +234,6 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Quit:
-    """This node's agent has ended the job: torchrun's own restarts are spent, and it does not come back."""
-
-    reason: FreeText
-
-
-@dataclass(frozen=True, slots=True)
 class Ranks:
     """What this node's ranks show: it sees no progress, or was asked."""
 
@@ -424,20 +417,7 @@ class Finished:
 
 
 FromNode: TypeAlias = (
-    Hello
-    | Join
-    | Renew
-    | Took
-    | Store
-    | Failed
-    | Leave
-    | Quit
-    | Done
-    | Ranks
-    | ClockAnswer
-    | Entered
-    | StatusQuery
-    | Time
+    Hello | Join | Renew | Took | Store | Failed | Leave | Done | Ranks | ClockAnswer | Entered | StatusQuery | Time
 )
 FromServer: TypeAlias = (
     Challenge
