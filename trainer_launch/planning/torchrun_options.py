@@ -98,8 +98,8 @@ def check_value(option: Option, value: str, where: str) -> str:
     text = value.strip()
     if option.name == "rdzv_backend" and text == "trainer-launch":
         raise UsageError(
-            f"{where} is {text}, a backend that 0.3 has removed; leave it out and type trainer-launch run -- torchrun …: "
-            f"the nodes then meet at the launcher's coordinator"
+            f"{where} is trainer-launch, a backend that 0.3 has removed; leave it out: "
+            "under trainer-launch run the nodes meet at the launcher's coordinator"
         )
     if option.form == "flag":
         if text.lower() in _TRUE:
