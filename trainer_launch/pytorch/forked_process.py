@@ -22,13 +22,13 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any, NoReturn
 
+from msgspec import Struct, field
+
 from trainer_launch.host import files, process_attributes
 from trainer_launch.model import exit_codes
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.pytorch import flight_recorder, messages, process_reset
 from trainer_launch.pytorch.first_import import FirstImport
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
@@ -38,8 +38,7 @@ _HIGH_FD = 1000  # beyond what a program may expect to get for its own files
 _KEPT: list[object] = []  # what has to live as long as the process
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(Struct, frozen=True, kw_only=True):
     """What the server was before it imported anything, which forked processes get back."""
 
     launcher: int
@@ -56,8 +55,7 @@ class Origin:
         return self.replaced[:].rstrip(b"\0").decode(errors="replace") or None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signs:
+class Signs(Struct, frozen=True, kw_only=True):
     """How processes that are being forked and the server tell each other how far they are."""
 
     report: int  # where pids, the store's port, or a failure are written, one line each

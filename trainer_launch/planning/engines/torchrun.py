@@ -6,7 +6,8 @@ How a worker ended is read from the error file that torchrun writes: torchrun it
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Job, Plan, Process, signal_policy
