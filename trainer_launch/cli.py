@@ -23,22 +23,11 @@ def main() -> None:
         from trainer_launch.commands import about
 
         about.complete(os.environ.get("COMP_LINE", ""))
-    code = _run(sys.argv[1:]) if sys.argv[1:2] == ["run"] else run_command(sys.argv[1:])
+    if sys.argv[1:2] == ["run"]:
+        gc.disable()  # until all is loaded: a tenth of the time of that
+    code = run_command(sys.argv[1:])
     gc.freeze()  # the interpreter would look for garbage among all objects once more
     sys.exit(code)
-
-
-def _run(argv: Sequence[str]) -> int:
-    """A torch job's workers wait for an import of torch: it begins before anything else is loaded."""
-    from trainer_launch.pytorch import early_fork_server
-
-    gc.disable()  # until all is loaded: a tenth of the time of that
-    with contextlib.suppress(OSError):  # a working directory that is gone
-        early_fork_server.begin(argv[1:], os.environ)
-    try:
-        return run_command(argv)
-    finally:
-        early_fork_server.end()
 
 
 def run_command(argv: Sequence[str]) -> int:

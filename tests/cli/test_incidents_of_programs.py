@@ -115,23 +115,6 @@ def test_any_program_may_be_quiet_where_nobody_asked_for_reports(tmp_path: Path)
     assert not place.exists()
 
 
-@pytest.mark.long("tests/cli/test_incidents_of_programs.py")
-@pytest.mark.torch
-def test_the_workers_of_torchrun_are_watched_and_their_failure_is_collected(tmp_path: Path) -> None:
-    place = tmp_path / "incidents"
-    fails = QUIET + "raise ValueError('no luck') if os.environ['RANK'] == '1' else time.sleep(60)"
-    watched = ("--hang-report-after", "2", "--max-restarts", "0", "--incident-dir", str(place))
-    argv = ("--engine", "torchrun", "--nproc-per-node", "2", "--", script(tmp_path, fails))
-    ended = launch("run", *watched, *argv)
-    assert ended.returncode == 1, ended.stderr
-    found = incident_bundle.stored(str(place))
-    hang, failure = found[0].incident, found[-1].incident
-    assert hang.sentence.startswith("ranks 0-1 have been idle"), hang
-    assert [state.rank for state in hang.states] == [0, 1]
-    assert (failure.kind, failure.sentence) == ("failure", "rank 1 ended with exit code 1: ValueError: no luck")
-    assert failure.ranks == (1,)
-
-
 def test_a_failed_rank_of_mpirun_is_collected(tmp_path: Path) -> None:
     require(shutil.which("mpirun") is not None, "mpirun is not installed")
     place = tmp_path / "incidents"

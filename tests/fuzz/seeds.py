@@ -78,7 +78,7 @@ _CONVERSATION = (
     coordination.Hello(coordination.VERSION, "job", 1, "n-1", "i1", 2, 1, "proof", workers=8, role="trainer"),
     coordination.Join("i0"), coordination.Join("i1", 1), coordination.Took(1), coordination.Store(1, "10.0.0.1", 4000),
     coordination.Failed(1, 0, 1, None, "boom", "ValueError"), coordination.Renew(), coordination.Done(1),
-    coordination.Leave("bye"), coordination.Quit("over"), coordination.StatusQuery(coordination.VERSION, "job"),
+    coordination.Leave("bye"), coordination.StatusQuery(coordination.VERSION, "job"),
     coordination.Hello(coordination.VERSION, "job", 2, "n-2", "i2", 2**31 - 1),
 )  # fmt: skip
 _FROM_SERVER = (
@@ -340,11 +340,6 @@ def _stand_ins() -> Iterator[str]:
         "exec pod/a -c main -n ns -i -- orted -mca x y", "exec --container=main a -- sh -c ls", "exec .. -- id", "get pods",
     ):  # fmt: skip
         yield line.replace(" ", "\0")
-
-
-def _rdzv_conf() -> Iterator[str]:
-    yield "host:29400\nnode_rank=1\nis_host=true\npatience=60\nmax_restarts=3\nsecret_file=/s\nports=1-2\ntimeout=5"
-    yield "[::1]\nnode_rnak=1"
 
 
 def _ssh_said() -> Iterator[str]:

@@ -22,7 +22,6 @@ EVENTS = st.one_of(
     st.tuples(st.just("fail"), NODES),
     st.tuples(st.just("done"), NODES),
     st.tuples(st.just("leave"), NODES),
-    st.tuples(st.just("quit"), NODES),
     st.tuples(st.just("gone"), NODES),
     st.tuples(st.just("old"), NODES),
     st.tuples(st.just("time"), st.sampled_from([0.1, 0.6, 4.0, 40.0])),
@@ -61,7 +60,6 @@ class Play:
                 "fail": msg.Failed(number, 0, 1, None),
                 "done": msg.Done(number),
                 "leave": msg.Leave("x"),
-                "quit": msg.Quit("x"),
                 "old": msg.Failed(max(0, number - 1), 0, 1, None),
             }
             self.world.say(peer, messages[what])

@@ -23,7 +23,6 @@ ONE_OF_EACH: list[msg.Message] = [
     msg.Failed(3, 1, 1, None, "gloo", "RuntimeError", True, (0, 2)),
     msg.Join("i1", 4, (1, 3), True),
     msg.Leave("preempted"),
-    msg.Quit("has no restarts left"),
     msg.Done(3),
     msg.Challenge(""),
     msg.Welcome(3.0),

@@ -81,7 +81,6 @@ def test_a_spare_that_dies_disturbs_nobody_and_is_missed_only_later():
 
 def test_a_spare_cannot_end_the_job():
     world, (*_, spare) = running()
-    world.say(spare, msg.Quit("is fed up"))
     world.say(spare, msg.Leave("asked to stop"))
     world.say(spare, msg.Failed(1, 0, 1, None, "boom"))
     assert (world.phase, world.number) == (Phase.RUNNING, 1)

@@ -194,24 +194,6 @@ def test_a_node_that_leaves_is_named_and_free_of_charge():
     assert world.last(zero, msg.Formed).restarts == 0
 
 
-def test_a_member_that_quits_ends_the_job_and_its_failure_is_told():
-    world, (zero, one, two) = running()
-    world.fail(one, rank=4, code=9)
-    world.say(one, msg.Quit("has no restarts left"))
-    ends = [world.last(peer, msg.GiveUp) for peer in (zero, one, two)]
-    assert {(end.reason, end.rank, end.exit_code) for end in ends} == {
-        ("node 1 (pod-1) has no restarts left", 4, 9)
-    }
-    assert world.is_over
-
-
-def test_a_node_that_was_never_in_cannot_end_the_job():
-    world, (zero, *_) = running()
-    world.say(world.call(None, host="newcomer"), msg.Quit("no"))
-    assert world.phase is Phase.RUNNING
-    assert world.count(zero, msg.GiveUp) == 0
-
-
 def test_a_member_that_joins_again_has_lost_its_workers():
     world, (zero, one, two) = running()
     world.join(one, after=0)

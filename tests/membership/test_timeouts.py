@@ -28,7 +28,6 @@ ORDERS = {
         t.WINDOW_S,
     ),
     "a node that stops its workers with torch's grace is waited for": (TORCH_GRACE_S, t.SETTLE_S),
-    "torchrun hears of a lost lease before it takes a failure for its own": (t.LEASE_S, t.NEWS_S),
     "a node whose workers succeeded outlives a takeover": (t.TAKEOVER_S + t.WINDOW_S, t.GONE_S),
     "a crowd is cleared faster than a single caller": (t.CROWD_S, t.GREET_S),
     "a client waits for a greeting as long as a server does": (t.GREET_S, t.GREETING_S),

@@ -132,3 +132,12 @@ def test_signals_to_handle_end_the_job_with_the_signal_itself() -> None:
 def test_a_value_that_torchrun_would_refuse_is_refused(words: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         why(f"torchrun {words} train.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [("torchrun --rdzv-backend=trainer-launch", {}), ("", {"PET_RDZV_BACKEND": "trainer-launch"})],
+)
+def test_the_removed_backend_names_its_successor(words: str, env: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"0\.3 has removed; leave it out: .* meet at the launcher's coordinator"):
+        why(f"{words} train.py".strip(), env=env)

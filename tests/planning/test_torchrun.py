@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -118,16 +119,21 @@ def test_an_elastic_job_keeps_its_range_and_knows_who_hosts_the_store() -> None:
     )
 
 
+def workers_plan(job: Job, **changes: Any) -> Plan:
+    """The plan of the engine torch, whose nodes meet at the launchers' coordinator."""
+    return engines.plan(any_request("train.py", job, our_rendezvous=True, engine="torch", **changes))
+
+
+def test_nodes_of_torchrun_never_meet_at_our_coordinator() -> None:
+    for job in (ALONE, FIXED, ELASTIC, ETCD):
+        plan = engines.plan(request("train.py", job, our_rendezvous=True))
+        assert (plan.hosting, plan.meeting, plan.membership) == (None, None, None)
+        assert without_logs(plan) == argv("train.py", job)
+
+
 def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
-    plan = engines.plan(request("train.py", FIXED, our_rendezvous=True))
-    assert without_logs(plan).removeprefix(AGENT) == (
-        "--nnodes=2 --nproc-per-node=4 --rdzv-backend=trainer-launch --rdzv-endpoint=job-node-0-0.job:29500 "
-        "--rdzv-id=job-node-0-0.job-29500 "
-        "--rdzv-conf=node_rank=1,host=here,is_host=false,patience=600,max_restarts=3 "
-        "--max-restarts=1000000 --node-rank=0 -- train.py"
-    )
-    assert plan.hosting is None
-    zero = engines.plan(request("train.py", replace(FIXED, node_rank=0, is_coordinator=True), our_rendezvous=True))
+    assert workers_plan(FIXED).hosting is None
+    zero = workers_plan(replace(FIXED, node_rank=0, is_coordinator=True))
     assert zero.hosting == Hosting(
         job="job-node-0-0.job-29500",
         host="",
@@ -140,7 +146,7 @@ def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
 
 def test_what_the_coordinator_is_told_reaches_it_and_the_secret_itself_nobody() -> None:
     asked = replace(
-        request("train.py", ELASTIC, our_rendezvous=True, restart_window=60.0),
+        any_request("train.py", ELASTIC, our_rendezvous=True, engine="torch", restart_window=60.0),
         shrink_after_s=5.0,
         secret_file="/s",
         port_range=PortRange(7, 9),
@@ -149,9 +155,8 @@ def test_what_the_coordinator_is_told_reaches_it_and_the_secret_itself_nobody() 
     assert plan.hosting is not None
     told = plan.hosting
     assert (told.shrink_after_s, told.restart_window_s, told.secret_file) == (5.0, 60.0, "/s")
-    (agent,) = plan.processes
-    assert "ports=7-9" in shlex.join(agent.argv)
-    assert "secret_file=/s" in shlex.join(agent.argv)
+    assert plan.membership is not None
+    assert (str(plan.membership.ports), plan.membership.secret_file) == ("7-9", "/s")
 
 
 @pytest.mark.parametrize(
@@ -167,8 +172,10 @@ def test_what_the_coordinator_is_told_reaches_it_and_the_secret_itself_nobody() 
 def test_every_node_of_an_elastic_job_hosts_a_coordinator_if_names_tell_the_index(home, own, rank, pattern) -> None:
     job = replace(FIXED, nodes=NodeRange(1, 3), coordinator=Endpoint(home, 29500), node_rank=rank)
     machine = replace(MACHINE, hostname=own)
-    plan = engines.plan(request("train.py", job, our_rendezvous=True, host=machine))
-    assert (f"seats={pattern}" in shlex.join(plan.processes[0].argv)) == (pattern is not None)
+    plan = workers_plan(job, host=machine)
+    assert plan.membership is not None
+    seats = plan.membership.seats
+    assert (None if seats is None else f"{seats.pattern}/{seats.offset}/{seats.count}") == pattern
     is_name = not home[0].isdigit()  # an address needs no DNS
     assert plan.wait_for == ((home,) if is_name and not pattern else ()), "node 0 may be gone for good"
     if pattern is None:
@@ -182,27 +189,16 @@ def test_every_node_of_an_elastic_job_hosts_a_coordinator_if_names_tell_the_inde
 
 
 def test_the_jobs_budget_and_range_are_the_contracts() -> None:
-    hosting = engines.plan(request("train.py", ELASTIC, our_rendezvous=True)).hosting
+    hosting = workers_plan(ELASTIC).hosting
     assert hosting is not None
     assert (hosting.max_restarts, hosting.nodes, hosting.port) == (100, NodeRange(1, 3), 23456)
 
 
 def test_a_single_node_meets_its_own_launcher_on_loopback() -> None:
-    plan = engines.plan(request("train.py", ALONE, our_rendezvous=True))
-    assert without_logs(plan).removeprefix(AGENT) == (
-        "--nnodes=1 --nproc-per-node=1 --rdzv-backend=trainer-launch --rdzv-endpoint=127.0.0.1:4242 "
-        "--rdzv-id=127.0.0.1-4242 --rdzv-conf=node_rank=0,host=here,is_host=false,patience=600,max_restarts=3 "
-        "--max-restarts=1000000 --node-rank=0 --local-addr=127.0.0.1 -- train.py"
-    )
+    plan = workers_plan(ALONE)
     assert plan.hosting is not None
     assert (plan.hosting.host, plan.hosting.port, plan.hosting.nodes) == ("127.0.0.1", 4242, NodeRange(1, 1))
     assert plan.wait_for == ()
-
-
-def test_a_store_of_its_own_is_left_to_torch() -> None:
-    plan = engines.plan(request("train.py", ETCD, our_rendezvous=True))
-    assert plan.hosting is None
-    assert "--rdzv-backend=trainer-launch" not in plan.processes[0].argv
 
 
 def test_every_pet_variable_reaches_torch_and_a_typed_option_wins() -> None:
@@ -259,11 +255,13 @@ def with_a_master(nodes: str, hostname: str, env: dict[str, str] | None = None) 
     ],
 )
 def test_the_master_of_an_elastic_job_comes_behind_its_workers(env: dict[str, str], rank: int) -> None:
-    master = engines.plan(request("train.py", with_a_master("2:3", "e-master-0", env), our_rendezvous=True))
-    assert f"node_rank={rank}," in shlex.join(master.processes[0].argv)
+    master = workers_plan(with_a_master("2:3", "e-master-0", env))
+    assert master.membership is not None
+    assert master.membership.node_rank == rank
     assert master.hosting is None
-    worker = engines.plan(request("train.py", with_a_master("2:3", "e-worker-0", env), our_rendezvous=True))
-    assert "node_rank=0," in shlex.join(worker.processes[0].argv)
+    worker = workers_plan(with_a_master("2:3", "e-worker-0", env))
+    assert worker.membership is not None
+    assert worker.membership.node_rank == 0
 
 
 @pytest.mark.parametrize("env", [{}, {"PET_NPROC_PER_NODE": "8", "WORLD_SIZE": "24"}])
@@ -275,10 +273,10 @@ def test_a_master_for_whom_the_workers_leave_no_room_is_refused_with_what_to_do(
         engines.plan(request("train.py", full, our_rendezvous=True))
     assert engines.plan(any_request("sshd -De", full)).engine == "plain"
     roomier = overlay(full, {"nnodes": "2:3"}, Origin.FLAG)
-    assert "node_rank=2," in shlex.join(
-        engines.plan(request("train.py", roomier, our_rendezvous=True)).processes[0].argv
-    )
-    engines.plan(request("train.py", with_a_master("2:2", "e-worker-1", env), our_rendezvous=True))
+    last = workers_plan(roomier).membership
+    assert last is not None
+    assert last.node_rank == 2
+    workers_plan(with_a_master("2:2", "e-worker-1", env))
 
 
 def test_typed_sizes_win_over_the_contract() -> None:
@@ -359,19 +357,18 @@ def test_a_typed_option_out_of_form_is_one_error_that_names_it(option: str) -> N
 
 
 def test_each_node_knows_where_to_ask_how_the_job_stands() -> None:
-    one = engines.plan(request("train.py", FIXED, our_rendezvous=True))
+    one = workers_plan(FIXED)
     assert one.meeting == ("job-node-0-0.job-29500", Endpoint("job-node-0-0.job", 29500))
-    zero = engines.plan(request("train.py", replace(FIXED, node_rank=0, is_coordinator=True), our_rendezvous=True))
+    zero = workers_plan(replace(FIXED, node_rank=0, is_coordinator=True))
     assert zero.meeting == ("job-node-0-0.job-29500", Endpoint("localhost", 29500)), "its own name may not resolve"
-    alone = engines.plan(request("train.py", ALONE, our_rendezvous=True))
+    alone = workers_plan(ALONE)
     assert alone.meeting == ("127.0.0.1-4242", Endpoint("localhost", 4242))
-    assert engines.plan(request("train.py", ETCD, our_rendezvous=True)).meeting is None
 
 
 def test_a_node_of_an_elastic_job_asks_node_0_and_not_its_own_standby() -> None:
     elastic = replace(FIXED, nodes=NodeRange(1, 2))
     named = replace(MACHINE, hostname="job-node-0-1")
-    made = engines.plan(request("train.py", elastic, our_rendezvous=True, host=named))
+    made = workers_plan(elastic, host=named)
     assert made.hosting is not None, "each hosts one"
     assert made.meeting == ("job-node-0-0.job-29500", Endpoint("job-node-0-0.job", 29500))
 
@@ -379,7 +376,7 @@ def test_a_node_of_an_elastic_job_asks_node_0_and_not_its_own_standby() -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_nodes_that_are_told_localhost_are_of_one_job_on_one_machine(rank: int) -> None:
     job = replace(FIXED, node_rank=rank, is_coordinator=rank == 0, coordinator=Endpoint("127.0.0.1", 29500))
-    made = engines.plan(request("train.py", job, our_rendezvous=True))
+    made = workers_plan(job)
     assert made.meeting is not None
     assert made.meeting[0] == "here-29500", "an old operator tells the others node 0's name"
 
@@ -389,5 +386,6 @@ def test_nodes_that_are_told_localhost_are_of_one_job_on_one_machine(rank: int) 
 )
 def test_the_run_id_has_no_colon_because_torch_names_the_folders_of_log_dir_after_it(address, name) -> None:
     job = replace(FIXED, coordinator=Endpoint(address, 29500))
-    made = engines.plan(request("train.py", job, our_rendezvous=True))
-    assert f"--rdzv-id={name}" in made.processes[0].argv
+    made = workers_plan(job)
+    assert made.membership is not None
+    assert made.membership.job == name

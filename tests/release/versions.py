@@ -31,7 +31,7 @@ TORCH = {
     "`launch()`": ("tests/pytorch/launch",),
     "survival": (
         *("tests/survival/test_survival.py", "tests/survival/test_node_zero.py", "-k"),
-        "costs_seconds_and_no_other and fixed or (lost_for_good and not torchrun) or without_node_0",
+        "costs_seconds_and_no_other and fixed or lost_for_good or without_node_0",
     ),
     "stops": (
         "tests/cli/test_torch.py",
@@ -42,7 +42,7 @@ TORCH = {
     "parity with torchrun": (
         "tests/pytorch/test_parity.py",
         "tests/pytorch/test_fidelity.py",
-        "tests/pytorch/torchrun",
+        "tests/pytorch/test_torchrun_engine.py",
     ),
 }
 MPI = {

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from trainer_launch.host import cgroup
 from trainer_launch.model import Exit, FailureRecord
-from trainer_launch.supervisor import error_lines
 from trainer_launch.supervisor.failure import (
     RULES,
     Evidence,
@@ -251,19 +250,6 @@ def test_who_was_leaving_when_it_was_asked_to_end_has_its_own_exit_code(
     death = death_of(1, 0, code, number, said, was_ended=was_ended)
     assert (death.exit_code, death.signal) == told
     assert death_of(1, 0, code, number, {}, was_ended=was_ended) == replace(death, exit_code=code, signal=number)
-
-
-def test_what_the_plug_in_writes_is_read_with_all_that_torch_has_no_keys_for() -> None:
-    about = {"reason": None, "rank": 3, "local_rank": 1, "hostname": "pod-1", "why_not_again": "why"}
-    assert parse_agent_failure(error_lines.render(None, -11, ("line",), about)) == FailureRecord(
-        rank=3,
-        local_rank=1,
-        hostname="pod-1",
-        why_not_again="why",
-        signal=11,
-        exit_code=139,
-        lines=("line",),
-    )
 
 
 # -- what a death proves about a device -------------------------------------------------------------

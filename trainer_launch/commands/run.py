@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
 
@@ -23,20 +23,16 @@ from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import LaunchError, NotRunnableError
 from trainer_launch.model.settings import Settings
-from trainer_launch.observability import event_log, incident_watch, node_view
-from trainer_launch.observability.goodput_keeper import GoodputKeeper
-from trainer_launch.observability.observer import Observer, observed
-from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.reading import live_pod, read
 from trainer_launch.planning.wrappers import Seen, see_through
-from trainer_launch.pytorch import early_fork_server
 from trainer_launch.supervisor import inherited, outcome, shared_memory_care
-from trainer_launch.supervisor.loop import supervise
-from trainer_launch.supervisor.rate_limit import Flood
-from trainer_launch.supervisor.step_lines import PrintedSteps
-from trainer_launch.supervisor.system import System
+
+if TYPE_CHECKING:  # all else is loaded when the plan has been made, while the fork server imports torch
+    from trainer_launch.observability.observer import Observer
+    from trainer_launch.pytorch.fork_server import ForkServer
+    from trainer_launch.supervisor.system import System
 
 HELP = "run a training command (the container's ENTRYPOINT)"
 ABOUT = (
@@ -87,6 +83,8 @@ def run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> i
     try:
         return outcome.exit_code(to_the_end(settings, argv, replace_launcher=replace_launcher))
     except LaunchError as problem:
+        from trainer_launch.observability.termination_message import refuse
+
         refuse(problem, settings.termination_log)
         raise
 
@@ -112,36 +110,75 @@ def to_the_end(
             _become(plan)
         with shared_memory_care.kept_clean(scratch) as sweep:
             request, plan = _planned(settings, argv, replace_launcher=False, scratch=scratch)
-            secret = _secret(settings, request, plan)
             plan = adjust(plan)
-            watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
-            flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
-            printed = PrintedSteps()
-            system = System(color=use_color(settings), watched=watched, flood=flood, listener=printed.heard)
-            system.clean = sweep
-            system.launchers = lambda: {view.pid for view in node_view.find()}
-            keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))
-            logs.send_through(system.say)
-            with contextlib.closing(system), observed(request, plan, settings, system, keeper) as observer:
-                gc.enable()
-                with _hosted(plan, secret, observer):
-                    ended = _supervised(plan, system, settings, request, secret, observer)
-                    sweep()
-                ended = replace(ended, attempt=max(ended.attempt, event_log.starts(scratch)))
-                return conclude(ended, request, settings, observer)
+            server = _fork_server(plan)
+            return _carried_out(request, plan, scratch, sweep, server)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _fork_server(plan: Plan) -> ForkServer | None:
+    """The fork server of torch workers, which imports torch while the rest of the launcher is loaded."""
+    if plan.workers is None or not plan.workers.forks or plan.workers.caller is not None:
+        return None
+    from trainer_launch.pytorch.fork_server import ForkServer, ServerError, ServerSettings
+
+    inherited.hear(())  # workers get the signal mask and what is ignored from the server
+    try:
+        return ForkServer(ServerSettings.of(plan.workers), plan.workers.env)
+    except ServerError:
+        return None  # the next one says why
+
+
+def _carried_out(
+    request: Request, plan: Plan, scratch: str, sweep: Callable[[], None], server: ForkServer | None
+) -> Outcome:
+    """Run the plan, and say how it ended."""
+    from trainer_launch.observability import event_log, node_view
+    from trainer_launch.observability.goodput_keeper import GoodputKeeper
+    from trainer_launch.observability.observer import observed
+    from trainer_launch.observability.termination_message import conclude, use_color
+    from trainer_launch.supervisor.rate_limit import Flood
+    from trainer_launch.supervisor.step_lines import PrintedSteps
+    from trainer_launch.supervisor.system import System
+
+    settings = request.settings
+    secret = _secret(settings, request, plan)
+    watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
+    flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
+    printed = PrintedSteps()
+    system = System(color=use_color(settings), watched=watched, flood=flood, listener=printed.heard)
+    system.clean = sweep
+    system.launchers = lambda: {view.pid for view in node_view.find()}
+    keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))
+    logs.send_through(system.say)
+    with contextlib.closing(system), observed(request, plan, settings, system, keeper) as observer:
+        gc.enable()
+        with _hosted(plan, secret, observer):
+            ended = _supervised(plan, system, request, secret, observer, server)
+            sweep()
+        ended = replace(ended, attempt=max(ended.attempt, event_log.starts(scratch)))
+        return conclude(ended, request, settings, observer)
+
+
 def _secret(settings: Settings, request: Request, plan: Plan) -> bytes | None:
     """The job's secret, where its nodes meet; one that was given is read in any case."""
-    is_needed = settings.secret_file is not None or plan.engine in (engines.torch.NAME, engines.torchrun.NAME)
+    is_needed = settings.secret_file is not None or plan.membership is not None
     return read_secret(request.secret_file) if request.secret_file and is_needed else None
 
 
 def _supervised(
-    plan: Plan, system: System, settings: Settings, request: Request, secret: bytes | None, observer: Observer
+    plan: Plan,
+    system: System,
+    request: Request,
+    secret: bytes | None,
+    observer: Observer,
+    server: ForkServer | None,
 ) -> Outcome:
+    from trainer_launch.observability import incident_watch
+    from trainer_launch.supervisor.loop import supervise
+
+    settings = request.settings
     if plan.workers is None:
         incidents = incident_watch.Incidents(settings, request, plan, system)
         return incidents.concluded(supervise(plan, system, incidents.watch(), observer, incidents.failed))
@@ -156,7 +193,7 @@ def _supervised(
         group.stragglers.tell = observer.stragglers
         group.watch = made[0].watch()
 
-    ended = group_loop.run(plan, system, secret, attach, observer)
+    ended = group_loop.run(plan, system, secret, attach, observer, server)
     return made[0].concluded(ended)
 
 
@@ -183,10 +220,7 @@ def _planned(
         request = replace(request, shims=_shims(scratch))
     plan = engines.plan(request)
     plan = _with_preflights_findings(plan, settings)
-    if plan.workers is None:
-        early_fork_server.end()  # a server that nobody asks for
     programs.check_torch(plan.engine)
-    programs.check_plug_in(plan)
     _tell(request, plan)
     if settings.state_dir is not None and not replace_launcher:
         from trainer_launch.preflight.container import resource_limits  # only who has a preflight needs the checks

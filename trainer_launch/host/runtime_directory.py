@@ -29,7 +29,7 @@ INSIDE = "TRAINER_LAUNCH_INSIDE"  # a rehearsal, for itself in namespaces of its
 # Files, or how their names begin: who writes it, and who reads it.
 LAUNCHER = "launcher.json"  # PID 1, for status: how it stands
 FAILURE = "failure.json"  # torchrun or the agent of mpirun, for PID 1: the first failure
-NEWS = "news.jsonl"  # PID 1 or torchrun's plug-in, for PID 1, status, a rehearsal: generations and starts, by line
+NEWS = "news.jsonl"  # PID 1, for itself, status, a rehearsal: generations and starts, by line
 STACKS = "stacks."  # a forked worker, by local rank, for PID 1: what its threads do, when PID 1 asks
 PROGRESS, PROGRESS_END = "progress-", ".json"  # a worker, by local rank, for PID 1 and status: from `report()`
 FUNCTION = "function."  # launch(), its launcher and its workers: programs, call, results, report, each apart

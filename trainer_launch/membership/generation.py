@@ -372,13 +372,6 @@ def give_up(state: State, reason: str) -> Step:
     return end(state, replace(state.failure or msg.GiveUp(""), reason=reason))
 
 
-def quit_job(state: State, node: Node, reason: str) -> Step:
-    """A member of the last generation ends the job for all; a spare or a newcomer cannot."""
-    if state.end is not None or state.run is None or node.key not in state.run.members:
-        return state, ()
-    return give_up(state, f"{node.name} {reason}")
-
-
 def end(state: State, word: msg.GiveUp | msg.Finished) -> Step:
     """The job is over; whoever calls later hears the same."""
     failed = isinstance(word, msg.GiveUp)

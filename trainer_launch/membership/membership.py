@@ -36,7 +36,6 @@ from trainer_launch.membership.generation import (
     give_up,
     note_ends,
     peers_of,
-    quit_job,
     settle,
     stumble,
 )
@@ -124,8 +123,6 @@ def _hear(state: State, node: Node, message: msg.Message, now_s: float) -> Step:
             return lateness.note_entries(state, node, message, now_s)
         case msg.Leave(reason):
             return _leave(state, node, reason, now_s)
-        case msg.Quit(reason):
-            return quit_job(state, node, _printable(reason))
     return state, ()  # about a generation that is over
 
 

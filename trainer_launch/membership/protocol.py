@@ -214,12 +214,6 @@ class Leave(Tagged, frozen=True):
     reason: Text
 
 
-class Quit(Tagged, frozen=True):
-    """This node's agent has ended the job: torchrun's own restarts are spent, and it does not come back."""
-
-    reason: Text
-
-
 class Ranks(Tagged, frozen=True):
     """What this node's ranks show: it sees no progress, or was asked."""
 
@@ -384,20 +378,7 @@ class Finished(Tagged, frozen=True):
 
 
 FromNode: TypeAlias = (
-    Hello
-    | Join
-    | Renew
-    | Took
-    | Store
-    | Failed
-    | Leave
-    | Quit
-    | Done
-    | Ranks
-    | ClockAnswer
-    | Entered
-    | StatusQuery
-    | Time
+    Hello | Join | Renew | Took | Store | Failed | Leave | Done | Ranks | ClockAnswer | Entered | StatusQuery | Time
 )
 FromServer: TypeAlias = (
     Challenge

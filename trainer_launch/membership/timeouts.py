@@ -14,7 +14,6 @@ LEAST_RENEWAL_S = 0.05  # between two signs of life, however short a lease the c
 ALONE_LEASE_S = 86_400.0  # a node that is the whole job shares the coordinator's process
 BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it
 GONE_S = 30.0  # and so long after this node's workers have succeeded: others' failures still need this node
-NEWS_S = 10.0  # in which a coordinator tells torchrun of a loss that torchrun has felt itself
 
 # -- reaching a coordinator -------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from trainer_launch.model import Failure, Outcome, Plan
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import Settings, flag_of
 from trainer_launch.observability import progress
-from trainer_launch.planning.engines import torchrun
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.supervisor.incident_bundle import DEFAULT, FAILURE, NOWHERE
 from trainer_launch.supervisor.system import System
@@ -91,7 +90,6 @@ class Incidents:
             heard=system.heard,
             run_dir=self._request.scratch,
             progress_file=self._settings.progress_file,
-            below_torchrun=self._plan.engine == torchrun.NAME,
         )
         if group is None:
             return found
@@ -135,8 +133,8 @@ class Incidents:
         """Watch the workers for hangs, where somebody wants that and this machine shows processes."""
         settings, group = self._settings, self._group
         check(settings)
-        is_torch = group is not None or self._plan.engine == torchrun.NAME
-        asks = settings.hang_report_after != OFF and (is_torch or "hang_report_after" in settings.model_fields_set)
+        is_asked = group is not None or "hang_report_after" in settings.model_fields_set
+        asks = settings.hang_report_after != OFF and is_asked
         if settings.hang_timeout is None and not asks:
             return None
         if not process_tree.readable():

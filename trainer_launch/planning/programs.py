@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from trainer_launch.host.files import text
-from trainer_launch.model import Plan
 from trainer_launch.model.errors import NotRunnableError, UsageError
 from trainer_launch.model.suggestions import did_you_mean, nearest
 from trainer_launch.planning.command import Command, Kind, is_shell, parse_command, runs_one_program
@@ -127,37 +126,6 @@ def check_torch(engine: str) -> None:
         "or install trainer-launch beside the image's torch, or add --engine plain to run the program as it is",
         found=False,
     )
-
-
-def check_plug_in(plan: Plan) -> None:
-    """See that torchrun will find our rendezvous, where it is told to use it.
-
-    Raises:
-        NotRunnableError: this package is importable, but not installed; or torch is too old.
-    """
-    if plan.engine != "torchrun" or plan.meeting is None:
-        return
-    from importlib import metadata  # not loaded by who does not need it
-
-    if not metadata.entry_points(group="torchrun.handlers", name="trainer-launch"):
-        raise NotRunnableError(
-            f"torchrun cannot load the rendezvous backend trainer-launch: {sys.executable} has no entry point of "
-            f"that name; install trainer-launch there with pip, or add --rendezvous torch",
-            found=False,
-        )
-    if not loads_plug_ins():
-        raise NotRunnableError(
-            f"torchrun of torch {metadata.version('torch')} loads no rendezvous backends of other packages, and so "
-            "not trainer-launch; leave --engine torchrun out, or add --rendezvous torch",
-            found=False,
-        )
-
-
-def loads_plug_ins() -> bool:
-    """Whether the installed torchrun looks for rendezvous backends of other packages: torch 2.4's does not."""
-    spec = importlib.util.find_spec("torch")
-    folders = (spec.submodule_search_locations if spec else None) or ()
-    return any("torchrun.handlers" in text(f"{one}/distributed/elastic/rendezvous/registry.py") for one in folders)
 
 
 def is_our_python(word: str, path: str | None) -> bool:

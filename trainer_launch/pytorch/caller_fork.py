@@ -81,16 +81,7 @@ def _become_server(connection: socket.socket, launcher: int, work: Callable[[], 
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         importlib.import_module("torch.distributed")  # stores need it, and each would import it again
-        none: Any = None  # its workers hide nothing of what they inherit
-        origin = Origin(
-            launcher=launcher,
-            handlers=handlers,
-            mask=mask,
-            site=none,
-            imports=none,
-            finder=none,
-            fork_workers=fork_workers,
-        )
+        origin = Origin(launcher=launcher, handlers=handlers, mask=mask, fork_workers=fork_workers)
         gc.freeze()  # workers would otherwise copy what the collector marks
         messages.send(connection, messages.Ready())
         fork_server_process.serve(connection, origin, None)

@@ -1,7 +1,4 @@
-"""Starts workers and stores for PID 1: by the fork server where that can be, else each as a new interpreter.
-
-Little is imported: the server of a torch job is started before all else is loaded.
-"""
+"""Starts workers and stores for PID 1: by the fork server where that can be, else each as a new interpreter."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from trainer_launch.model import Binding, exit_codes
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError, UsageError
 from trainer_launch.model.units import counted
-from trainer_launch.pytorch import early_fork_server, messages
+from trainer_launch.pytorch import messages
 from trainer_launch.pytorch.messages import Forked, ForkWorkers, OpenStore, Ready, RequestFailed, StoreOpen, Unfit
 from trainer_launch.pytorch.recorder_questions import Recorders
 from trainer_launch.supervisor import inherited
@@ -40,19 +37,13 @@ _WORKER_S = 1.0  # more for each worker
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # where our package is
 # Not -m: it would look for our modules, and for Python's own, in the user's working directory first.
-# linecache: Python 3.13 and later import it for -c alone.
-# -S: what `site` executes is for the workers. What the interpreter itself imports has to be known before we import.
 _CODE = f"""
 import sys
-fresh = frozenset(sys.modules) - {{'linecache'}}
 if '' in sys.path: sys.path.remove('')
-path = list(sys.path)
-sys.path.append({_ROOT!r})
-from trainer_launch.pytorch.recorded_imports import Recorder, Site
-recorder = Recorder(fresh)
-site = Site(path, {_ROOT!r})
+place = '' if {_ROOT!r} in sys.path else {_ROOT!r}
+sys.path += filter(None, [place])
 from trainer_launch.pytorch.fork_server_process import main
-main(recorder, site)
+main(place)
 """
 _log = logging.getLogger(__name__)
 
@@ -75,6 +66,18 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     cwd: str
     forks_workers: bool = True  # False: it only opens stores
 
+    @classmethod
+    def of(cls, workers: Workers, *, forks: bool = True) -> ServerSettings:
+        """What a plan's workers need; `forks` tells whether they are forked."""
+        return cls(
+            python=workers.python,
+            script=workers.script,
+            module=workers.module,
+            preload=workers.preload if forks else (),
+            cwd=workers.cwd or os.getcwd(),
+            forks_workers=forks,
+        )
+
     def command(self, fd: int) -> tuple[str, ...]:
         """The server's command line; `fd` is its end of the connection."""
         folder = self.cwd
@@ -83,8 +86,8 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
         elif self.script is not None:
             folder = os.path.dirname(os.path.realpath(os.path.join(self.cwd, self.script)))
         serves = "workers" if self.forks_workers else "stores"
-        words = (str(fd), str(os.getpid()), serves, folder, self.script or "", self.module or "")
-        return (self.python, "-u", "-S", "-c", _CODE, *words, *self.preload)
+        words = (str(fd), str(os.getpid()), serves, folder)
+        return (self.python, "-u", "-c", _CODE, *words, *self.preload)
 
 
 class ForkServer:
@@ -238,8 +241,16 @@ class Starter:
     will be, is a LaunchError of any method that tells whether workers and the store can be.
     """
 
-    def __init__(self, workers: Workers, system: System, hosts_store: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        system: System,
+        hosts_store: Callable[[], bool],
+        server: ForkServer | None = None,
+    ) -> None:
+        """`server` is the first fork server, where it has been started already."""
         self._workers = workers
+        self._early = server
         self._system = system
         self._hosts_store = hosts_store
         self.forks = workers.forks  # whether workers are forked
@@ -362,16 +373,10 @@ class Starter:
             self._take_server(CallerFork(*self._caller))
             self._caller = None
             return
-        settings = ServerSettings(
-            python=workers.python,
-            script=workers.script,
-            module=workers.module,
-            preload=workers.preload if self.forks else (),
-            cwd=workers.cwd or os.getcwd(),
-            forks_workers=self.forks,
-        )
+        early, self._early = self._early, None
+        settings = ServerSettings.of(workers, forks=self.forks)
         try:
-            self._take_server(early_fork_server.take(settings, workers.env) or ForkServer(settings, workers.env))
+            self._take_server(early or ForkServer(settings, workers.env))
         except ServerError as problem:
             if self._is_awaited:  # else the next generation tries it again
                 raise NodeError(str(problem)) from None

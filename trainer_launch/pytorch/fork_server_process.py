@@ -1,6 +1,6 @@
 """The fork server's process: imports torch, proves that it can be forked, then forks workers and stores on request.
 
-Started by `fork_server.py`. Before torch it imports nothing that torch does not import itself.
+Started by `fork_server.py`. Before torch it imports little, so that torch's import begins early.
 """
 
 from __future__ import annotations
@@ -31,51 +31,40 @@ if TYPE_CHECKING:
 
     from trainer_launch.pytorch.forked_process import Origin, Signs, Worker
     from trainer_launch.pytorch.messages import ForkWorkers, Message, OpenStore
-    from trainer_launch.pytorch.recorded_imports import Recorder, Site
 
 
-def main(recorder: Recorder, site: Site) -> None:
-    """Import, tell, serve until the launcher closes the connection."""
-    fd, launcher, serves, folder, script, module, *preload = sys.argv[1:]
+def main(place: str) -> None:
+    """Import, tell, serve until the launcher closes the connection; `place` in sys.path is where our package is."""
+    fd, launcher, serves, folder, *preload = sys.argv[1:]
     process_attributes.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(launcher):
         return
     handlers: dict[int, Any] = {number: signal.getsignal(number) for number in signal.valid_signals()}
     mask = frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, []))
-    before = _descriptors()
+    before, loaded = _descriptors(), dict(os.environ)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     gc.disable()  # imports make nothing but what stays: looking for garbage meanwhile is a tenth of their time
-    names = (*_NEEDED, *preload) if serves == "workers" else _NEEDED
-    reason = _import(names, folder)
+    reason = _import((*_NEEDED, *preload) if serves == "workers" else _NEEDED, folder)
 
-    from trainer_launch.pytorch import forked_process, hidden_imports, load_time_variables, messages
+    from trainer_launch.pytorch import first_import, forked_process, messages
 
     if serves == "workers":
         reason = reason or unfit()
     files = _files()
-    imports = recorder.stop([*([] if _is_safe() or not folder else [folder]), *site.path])
-    if serves == "workers":
-        imports.learn(names)
-    if serves == "workers" and (script or module):
-        words = ("-m", module) if module else (script,)
-        reason = reason or load_time_variables.set_by(words, os.getcwd(), imports.environment, site.path)
     origin = forked_process.Origin(
         launcher=int(launcher),
         handlers=handlers,
         mask=mask,
         descriptors=frozenset(_descriptors() - before),
-        main_process=_main_process(),
-        has_preloaded=bool(preload),
-        site=site,
-        imports=imports,
-        finder=hidden_imports.hide(imports),
+        path=tuple(entry for entry in sys.path if entry != place),
+        imported=first_import.FirstImport(loaded, os.environ),
     )
     connection = socket.socket(fileno=int(fd))
     messages.send(connection, messages.Unfit(reason) if reason else messages.Ready(files))
     no_workers = reason or (None if serves == "workers" else "this server only opens stores")
     gc.freeze()  # workers would otherwise copy what the collector marks
-    forked_process.run_without_frames(lambda: serve(connection, origin, no_workers))
+    serve(connection, origin, no_workers)()
 
 
 def _import(names: Sequence[str], folder: str) -> str | None:
@@ -97,12 +86,6 @@ def _import(names: Sequence[str], folder: str) -> str | None:
 
 def _is_safe() -> bool:
     return getattr(sys.flags, "safe_path", False)
-
-
-def _main_process() -> type:
-    import multiprocessing
-
-    return type(multiprocessing.current_process())
 
 
 def _descriptors() -> set[int]:

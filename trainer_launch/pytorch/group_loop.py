@@ -35,7 +35,7 @@ from trainer_launch.model.goodput import Kind, Told
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_group, worker_processes
-from trainer_launch.pytorch.fork_server import SERVER, STORE, ServerError, Starter
+from trainer_launch.pytorch.fork_server import SERVER, STORE, ForkServer, ServerError, Starter
 from trainer_launch.pytorch.group_incidents import GroupIncidents, aborted
 from trainer_launch.pytorch.group_stragglers import GroupStragglers
 from trainer_launch.pytorch.worker_group import (
@@ -95,9 +95,13 @@ def run(
     secret: bytes | None,
     attach: Callable[[Group], None] = lambda group: None,
     observer: loop.AnyObserver | None = None,
+    server: ForkServer | None = None,
 ) -> Outcome:
-    """Run the plan's workers until the job is over for this node, and say how it ended."""
-    with contextlib.closing(Group(plan, system, secret, observer)) as group:
+    """Run the plan's workers until the job is over for this node, and say how it ended.
+
+    `server` is the fork server, where it has been started already.
+    """
+    with contextlib.closing(Group(plan, system, secret, observer, server)) as group:
         attach(group)
         group.to_the_end()
     system.drain(loop.DRAIN_S)
@@ -108,7 +112,14 @@ def run(
 class Group:
     """The state, and who carries out what it asks for."""
 
-    def __init__(self, plan: Plan, system: System, secret: bytes | None, observer: loop.AnyObserver | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        system: System,
+        secret: bytes | None,
+        observer: loop.AnyObserver | None,
+        server: ForkServer | None = None,
+    ) -> None:
         incarnation = uuid.uuid4().hex
         self.state, self._first = worker_group.begin(plan, incarnation, system.now())
         workers, membership = self.state.workers, self.state.membership
@@ -127,7 +138,7 @@ class Group:
         self._folders = LogFolders(workers, membership.job)
         self._attempt_folder = ""
         self._store_failed_in = -1  # a generation
-        self._starter = Starter(workers, system, self._hosts_store)
+        self._starter = Starter(workers, system, self._hosts_store, server)
         self._queue += self._asked(self._starter.begin)
         self._client = _client(membership, workers, incarnation, secret, system)
         self._client.goodput = lambda: None if self.goodput is None else self.goodput.told()

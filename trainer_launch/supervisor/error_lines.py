@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -339,10 +338,3 @@ def ended_in(data: dict[str, Any]) -> dict[str, int]:
     if not isinstance(code, int) or isinstance(code, bool):
         return {}
     return {"exit_code": code} if code >= 0 else {"exit_code": exit_codes.of_signal(-code), "signal": -code}
-
-
-def render(message: str | None, code: int, lines: Iterable[str], about: dict[str, Any]) -> str:
-    """A file in torch's own form; `code` is negative for a signal, `about` is what torch has no keys for."""
-    extra = {"py_callstack": "\n".join(lines), "timestamp": str(int(time.time()))}
-    said = {"message": message or _NO_MESSAGE, "errorCode": code, "extraInfo": extra}
-    return json.dumps({"message": said, **about})

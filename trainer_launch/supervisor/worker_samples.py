@@ -15,7 +15,6 @@ from msgspec import Struct
 from trainer_launch.host import process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import MALFORMED
-from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.supervisor.hang_detection import Sample, Worker
 
 STACKS_SIGNAL = signal.SIGRTMAX - 1  # on which a forked worker writes its threads' stacks
@@ -46,7 +45,6 @@ class Sources(Struct, frozen=True, kw_only=True):
     place_of: Callable[[str], Place | None] = lambda name: None  # of processes that are workers of torch's
     how_far: Callable[[], Mapping[str, int]] = dict  # collectives that each process has entered and ended
     answered: Callable[[str], int] = lambda name: 0  # bytes that a process has written to answer us
-    below_torchrun: bool = False  # these processes are torchruns: their children are the workers
 
 
 class Workers:
@@ -55,7 +53,6 @@ class Workers:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._files = LiveFiles(_MAX_BYTES)
-        self._ranked: dict[tuple[int, int], Place] = {}  # children of a torchrun, by pid and start
 
     def look(self) -> dict[Worker, Sample]:
         """Take one sample of each."""
@@ -103,24 +100,12 @@ class Workers:
     # -- finding ------------------------------------------------------------------------------
 
     def _find(self, name: str, pid: int, below: Below) -> list[Worker]:
-        if self._sources.below_torchrun:
-            return [worker for entry in below.get(pid, ()) if (worker := self._of_torchrun(entry)) is not None]
         entry = next((child for child in below.get(os.getpid(), ()) if child.pid == pid), None)
         if entry is None:
             return []
         place = self._sources.place_of(name)
         known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
         return [Worker(name, pid, entry.started, *known)]
-
-    def _of_torchrun(self, entry: process_tree.Entry) -> Worker | None:
-        """A worker leads a session of its own and has a rank; torchrun has other children, too."""
-        if entry.session != entry.pid:
-            return None
-        place = self._ranked.get(entry.key) or ranked(entry.pid)
-        if place is None:  # or a worker that has not begun its program yet
-            return None
-        self._ranked[entry.key] = place
-        return Worker(f"rank {place.rank}", entry.pid, entry.started, place.rank, place.local_rank)
 
     # -- sampling -----------------------------------------------------------------------------
 
@@ -176,13 +161,6 @@ class Workers:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, STACKS_SIGNAL)
         return before
-
-
-def ranked(pid: int) -> Place | None:
-    """Which worker of torch's a process is, by what it was started with."""
-    env = process_tree.environment(pid) or {}
-    rank, local_rank = (parse_number(env.get(name, ""), 0, MAX_COUNT) for name in ("RANK", "LOCAL_RANK"))
-    return None if rank is None or local_rank is None else Place(rank, local_rank)
 
 
 def _by_parent(entries: Iterable[process_tree.Entry]) -> Below:

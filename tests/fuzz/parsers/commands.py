@@ -15,7 +15,7 @@ from tests.fuzz.registry import target
 from trainer_launch.commands import options, rehearse
 from trainer_launch.commands import options as fields
 from trainer_launch.contracts import UNKNOWN
-from trainer_launch.model import Job, NodeRange, Origin, hostfile, settings, signal_policy
+from trainer_launch.model import Job, Origin, hostfile, settings, signal_policy
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.mpi import horovod_ssh, mpirun_command
 from trainer_launch.observability import incident_watch
@@ -24,7 +24,6 @@ from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum
 from trainer_launch.planning.ssh_environment import named
 from trainer_launch.preflight import registry, thresholds
-from trainer_launch.pytorch import torchrun_rendezvous_options
 from trainer_launch.rehearsal.faults import requests
 from trainer_launch.rehearsal.kubelet import pods
 from trainer_launch.rehearsal.report import reporting
@@ -150,19 +149,3 @@ def stand_ins(data: bytes) -> None:
     assert given in (kept, sorted([*kept, "--"]))
     assert shlex.split(horovod_ssh.guarded(" ".join(command), 1e9))[-1] == " ".join(command)
     assert horovod_ssh.local_rank(" ".join(command)).strip("-0123456789") == ""
-
-
-@target("lines", 1000)
-def rdzv_conf(data: bytes) -> None:
-    """What a plain torchrun was told of our rendezvous: the endpoint, then a value and its name in each line."""
-    endpoint, *lines = text_of(data).split("\n")
-    conf = dict(line.partition("=")[::2] for line in lines)
-    nodes = NodeRange(1, 3) if len(lines) % 2 else NodeRange(2, 2)
-    found = attempt(torchrun_rendezvous_options.read, endpoint, nodes, "job", conf, {}, kinds=(UsageError,))
-    if not isinstance(found, Refused):
-        torchrun_rendezvous_options.is_host(found, frozenset({"h"}), lambda host: False)
-        again = {"endpoint": str(found.endpoint), "conf": {} if found.node_rank is None else {"node_rank": "1"}}
-        assert (
-            attempt(torchrun_rendezvous_options.read, again["endpoint"], nodes, "job", again["conf"], {})
-            is not None
-        )

@@ -56,12 +56,12 @@ def plan(request: Request) -> Plan:
     engine, reason = pick(request.job, request.command, request.settings.engine)
     if engine in (mpirun, horovodrun) and request.replace_launcher and request.settings.engine == "auto":
         engine, reason = plain, "with --exec the command runs as it is"
-    torch_options.check_spares(request, runs_workers=engine in (torch, torchrun))
     if engine is torch:
         why = torch_options.handed_over(request, torch_options.asked(request))
         if why is not None and request.settings.start_method == "forkserver":
             raise UsageError(f"--start-method is forkserver, but {why}; set it to auto")
         engine, reason = (torch, reason) if why is None else (torchrun, f"{reason}; torchrun runs it: {why}")
+    torch_options.check_spares(request, runs_workers=engine is torch)
     if engine is not torch:
         torch_options.check_placement(request, reason, is_torchrun=engine is torchrun)
     made = engine.plan(request, reason)

@@ -20,7 +20,6 @@ from trainer_launch.planning.flag_overrides import MEET_AT_NODE_0
 
 DEFAULT_MAX_RESTARTS = 3  # torchrun's is 0, with which no failure is survived
 _FIRST = re.compile(r"(?P<stem>[^.]*-)0")  # the first of some hosts with an index each
-_UNLIMITED = "1000000"  # for torch's own count: the budget is the job's, and the coordinator keeps it
 
 
 def nodes_of(request: Request) -> NodeRange:
@@ -42,9 +41,7 @@ def _to_set(request: Request) -> str:
 
 
 def options(request: Request, nodes: NodeRange) -> dict[str, str]:
-    """Where and how the agents meet."""
-    if is_ours(request):
-        return _our_meeting(request, nodes)
+    """Where and how torch's agents meet."""
     if request.topology.pods == 1:
         # One node meets nobody: any free port will do, whatever port the platform names.
         return {"nnodes": "1", "standalone": "1"}
@@ -132,35 +129,6 @@ def is_ours(request: Request) -> bool:
     if not request.our_rendezvous or nodes is None:
         return False
     return request.topology.pods == 1 or backend in MEET_AT_NODE_0
-
-
-def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
-    node_rank, coordinator = _own_place(request, nodes)
-    conf = {
-        "node_rank": str(node_rank),
-        "host": request.host.hostname,
-        "is_host": "false",  # the launcher of node 0 hosts the coordinator
-        "patience": f"{request.settings.rejoin_timeout:g}",
-        "max_restarts": str(_budget(request)),
-    }
-    if request.port_range is not None:
-        conf["ports"] = str(request.port_range)
-    if request.secret_file is not None:
-        conf["secret_file"] = request.secret_file
-    if request.topology.spares:
-        conf["spares"] = str(request.topology.spares)
-    seats = _seats(request, nodes)
-    if seats is not None:
-        conf["seats"] = f"{seats.pattern}/{seats.offset}/{seats.count}"
-    return {
-        "nnodes": str(nodes),
-        "node_rank": "0",  # torch warns of a PET_NODE_RANK that it ignores; ours is in the configuration
-        "max_restarts": _UNLIMITED,
-        "rdzv_backend": "trainer-launch",
-        "rdzv_endpoint": str(coordinator),
-        "rdzv_id": _job_id(request, coordinator),
-        "rdzv_conf": ",".join(f"{name}={value}" for name, value in conf.items()),
-    }
 
 
 def _seats(request: Request, nodes: NodeRange) -> Seats | None:

@@ -1,17 +1,17 @@
-"""The image's own torchrun, unmodified: PID 1 supervises it; its nodes meet at our coordinator through the plug-in.
+"""The image's own torchrun, unmodified: PID 1 supervises it as any program, and its nodes meet by torch's means.
 
-PID 1 hosts the coordinator on node 0; torchrun joins it as a member (`pytorch/torchrun_rendezvous.py`). How a
-worker ended is read from the error file that torchrun writes: torchrun itself ends with 1.
+How a worker ended is read from the error file that torchrun writes: torchrun itself ends with 1.
 """
 
 from __future__ import annotations
 
 import math
 
+from msgspec.structs import replace
+
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Job, Plan, Process, signal_policy
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
 from trainer_launch.planning import torchrun_options
 from trainer_launch.planning.command import Command
 from trainer_launch.planning.engines import child_env, meeting, torch_options
@@ -33,6 +33,7 @@ def plan(request: Request, reason: str) -> Plan:
         ContractError: a job of several nodes lacks this node's rank or the address to meet at.
         UsageError: an option of torchrun is out of its form, or it cannot do what --signals asks for.
     """
+    request = replace(request, our_rendezvous=False)
     torch_options.check_membership(request)
     torch_options.check_stdin(request)
     _check_signals(request)
@@ -60,19 +61,15 @@ def plan(request: Request, reason: str) -> Plan:
         signals=actions,
         wait_for=meeting.wait_for(request),
         wait_s=request.settings.wait_timeout,
-        restarts=child_env.AGENT_RESTARTS,
-        hosting=meeting.hosting(request),
-        meeting=meeting.meeting(request),
         failure_file=_error_file(request),
         reasons=(reason,),
     )
 
 
 def _check_signals(request: Request) -> None:
-    """Refuse what torchrun cannot do: every signal that it handles stops the workers."""
+    """Refuse what torchrun cannot do: each signal ends it, after its workers or without them."""
     for number, action in request.signals.items():
-        wanted = SignalAction.TERMINATE if number in STOP_SIGNALS else SignalAction.FORWARD
-        if action not in (wanted, SignalAction.CHECKPOINT) or (number in STOP_SIGNALS and action is not wanted):
+        if action is not signal_policy.action_of(number, {}):
             word = f"{signal_policy.name_of(number)}={action.value}"
             raise UsageError(
                 f"--signals {word} is not possible with torchrun, which cannot {action.value} on this signal; "
@@ -99,6 +96,4 @@ def _environment(request: Request) -> dict[str, str]:
 
 
 def _error_file(request: Request) -> str:
-    """Where a platform wants it, if nothing older is there: our plug-in clears it, torch does not."""
-    ours = f"{request.scratch}/{runtime_directory.FAILURE}"
-    return ours if meeting.meeting(request) is None else request.env.get(_ERROR_FILE) or ours
+    return f"{request.scratch}/{runtime_directory.FAILURE}"

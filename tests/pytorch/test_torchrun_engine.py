@@ -1,0 +1,101 @@
+"""`run --engine torchrun`: the image's own torchrun, supervised as any program."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.launching import RECORDED, launch, script, start
+from tests.conftest import require
+from tests.ports import free_port
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+LONG = pytest.mark.long("tests/pytorch/test_torchrun_engine.py")
+RUN = ("run", "--engine", "torchrun", "--nproc-per-node", "2")
+SAVE = r"""
+import os, signal, sys, time
+def say(word):
+    os.write(1, f"{word} {os.environ['RANK']}\n".encode())  # in one piece, unlike print()
+def save(*_):
+    say("saves")
+    time.sleep(SECONDS)
+    say("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+say("up")
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(autouse=True)
+def need_torch() -> None:
+    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
+
+
+@pytest.fixture
+def last_words(tmp_path: Path) -> Path:
+    """The termination message."""
+    return tmp_path / "last-words"
+
+
+def test_workers_have_the_grace_to_save_and_the_pod_was_stopped(tmp_path: Path, last_words: Path) -> None:
+    train = script(tmp_path, SAVE.replace("SECONDS", "3"))
+    env = {"TRAINER_LAUNCH_TERMINATION_LOG": str(last_words)}
+    with start(*RUN, "--grace", "30", "--", train, env=env) as run:
+        run.read_until(r"^up \d", 2)
+        run.signal(signal.SIGTERM)
+        code, output = run.end()
+    assert code == 143, output
+    assert output.count("saved") == 2
+    assert last_words.read_text().startswith("reason=Stopped ")
+
+
+def test_the_termination_message_has_the_error_that_record_left_and_the_pod_its_exit_code(
+    tmp_path: Path, last_words: Path
+) -> None:
+    env = {"TRAINER_LAUNCH_TERMINATION_LOG": str(last_words)}
+    done = launch(*RUN, "--", script(tmp_path, RECORDED), env=env)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "ValueError: no luck" in last_words.read_text()
+
+
+@LONG
+def test_a_killed_torchrun_ends_the_pod_and_leaves_no_worker(tmp_path: Path) -> None:
+    with start(*RUN, "--", script(tmp_path, SAVE.replace("SECONDS", "0"))) as run:
+        run.read_until(r"^up \d", 2)
+        (torchrun,) = psutil.Process(run.pid).children()
+        workers = torchrun.children()
+        torchrun.kill()
+        assert run.end()[0] == 137
+        assert not [worker for worker in workers if worker.is_running()]
+
+
+FAILS_ONCE = """
+import os, torch, torch.distributed as dist
+if os.environ["RANK"] == "1" and not os.path.exists("FOLDER/failed"):
+    open("FOLDER/failed", "x").close()
+    os._exit(9)
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+os.write(1, f"sum {int(total)} rank {os.environ['RANK']}\\n".encode())
+dist.barrier()
+os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
+"""
+
+
+@LONG
+def test_two_nodes_meet_by_c10d_and_torchrun_itself_restarts_their_workers(tmp_path: Path) -> None:
+    words = ("--nnodes", "2", "--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint")
+    train = script(tmp_path, FAILS_ONCE.replace("FOLDER", str(tmp_path)))
+    typed = ("--engine", "torchrun", "--", "torchrun", *words, f"localhost:{free_port()}", train)
+    with start("run", *typed) as one, start("run", *typed) as other:
+        (code, output), (other_code, other_output) = one.end(), other.end()
+    assert (code, other_code) == (0, 0), output + other_output
+    assert sorted(re.findall(r"sum 2 rank (\d)", output + other_output)) == ["0", "1"]
