@@ -19,9 +19,10 @@ from benchmarks import peers
 from benchmarks.banners import HOSTS as MANY
 from benchmarks.measuring import Case, Failed, Section, Setup, keep_running
 from benchmarks.peers import Absent, version_here
+from tests import pods
 from tests.cli.launching import LAUNCHER
 from tests.frameworks import building
-from tests.hosts import mpi, network
+from tests.hosts import mpi
 from trainer_launch.model import Job
 from trainer_launch.mpi import ssh_client
 
@@ -119,7 +120,7 @@ def _horovod(
 def up(job: mpi.Job) -> subprocess.Popen[str]:
     """Something that ends when every worker's sshd has answered, and says when that was."""
     addresses = [host.address for host in job.workers]
-    argv = ("ip", "netns", "exec", job.launcher.namespace, sys.executable, "-c", ALL_UP, str(mpi.PORT), *addresses)
+    argv = (*job.launcher.enter("net"), sys.executable, "-c", ALL_UP, str(mpi.PORT), *addresses)
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 
@@ -205,7 +206,7 @@ def opened() -> Iterator[Setup]:
 def missing() -> str | None:
     """What this machine lacks for it."""
     lacking = [name for name in ("mpirun.openmpi", "ssh") if not shutil.which(name)]
-    return network.missing() or (f"needs {', '.join(lacking)}" if lacking else None)
+    return pods.missing() or (f"needs {', '.join(lacking)}" if lacking else None)
 
 
 SECTION = Section(

@@ -29,7 +29,7 @@ from benchmarks import (
 from benchmarks.measuring import Reading
 from benchmarks.peers import Launcher
 from tests.conftest import require
-from tests.hosts import network
+from tests.pods import missing
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 OURS = peers.OURS
@@ -79,7 +79,7 @@ def test_a_killed_worker_is_seen_to_come_back() -> None:
 @pytest.mark.long("tests/benchmarks/test_runs.py")
 @pytest.mark.torch
 def test_a_fault_of_the_matrix_is_survived_and_timed() -> None:
-    require(network.missing() is None, str(network.missing()))
+    require(missing() is None, str(missing()))
     require(importlib.util.find_spec("torch"), "needs torch")
     row = survival.ROWS["worker-1"]
     reading = survival.once(contestants.ours()[0], row)[row.text]
@@ -91,7 +91,7 @@ def test_a_fault_of_the_matrix_is_survived_and_timed() -> None:
 @pytest.mark.long("tests/benchmarks/test_runs.py")
 @pytest.mark.torch
 def test_a_job_reaches_its_last_step_without_faults_and_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    require(network.missing() is None, str(network.missing()))
+    require(missing() is None, str(missing()))
     require(importlib.util.find_spec("torch"), "needs torch")
     monkeypatch.setattr(schedule, "STEPS", 60)
     found = schedule.once(contestants.ours()[0], {30: schedule.FAULTS[100]})
@@ -107,7 +107,7 @@ def test_a_job_reaches_its_last_step_without_faults_and_after_one(monkeypatch: p
 def test_a_job_that_misses_its_last_step_says_which_and_keeps_the_undisturbed_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    require(network.missing() is None, str(network.missing()))
+    require(missing() is None, str(missing()))
     require(importlib.util.find_spec("torch"), "needs torch")
     monkeypatch.setattr(schedule, "STEPS", 20)
     monkeypatch.setattr(schedule, "LIMIT_S", 0.5)

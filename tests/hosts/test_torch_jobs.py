@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.launching import LAUNCHER, ended, script
 from tests.conftest import require
-from tests.hosts.network import Host, hosts
+from tests.pods import Host, hosts
 from tests.survival import jobs
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pods import job, wait_until
 from tests.survival.jobs import (
     ELASTIC,
     FIXED,
@@ -20,7 +21,6 @@ from tests.survival.jobs import (
     status_in,
     training,
 )
-from tests.survival.kubelet import job, wait_until
 
 pytestmark = [*MARKS, LONG, pytest.mark.usefixtures("names")]
 

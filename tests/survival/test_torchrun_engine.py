@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import script
+from tests.pods import Job, job, wait_until
 from tests.survival.jobs import (
     CONTRACTS,
     DEADLINE_S,
@@ -32,7 +33,6 @@ from tests.survival.jobs import (
     stop_pod,
     training,
 )
-from tests.survival.kubelet import Job, job, wait_until
 from trainer_launch.planning.engines import torchrun
 
 pytestmark = [*MARKS, LONG]

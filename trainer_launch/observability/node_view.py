@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, TypeAlias
 
 from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import json_lines
-from trainer_launch.model.frozen import dataclass
+from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.model.goodput import Ledger
 from trainer_launch.model.json_lines import Bound, Count, Port, Printable
 from trainer_launch.model.stragglers import Lateness
@@ -55,21 +55,27 @@ def write(view: View) -> None:
         files.replace(f"{view.run_dir}/{runtime_directory.LAUNCHER}", json_lines.encode(view))
 
 
-def read(folder: str) -> View | None:
-    """The view of a launcher that is alive, None when there is none."""
+def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
+    """The view of a launcher that is alive, None when there is none; `pids` as `find` has it."""
     text = LiveFiles(_MAX_BYTES).read(f"{folder}/{runtime_directory.LAUNCHER}")
     try:
         view = json_lines.decode(View, text or b"", _MAX_BYTES)
     except json_lines.MessageError:
         return None
+    if pids is not None:
+        processes = tuple((name, pids[pid]) for name, pid in view.processes if pid in pids)
+        view = replace(view, pid=pids.get(view.pid, 0), processes=processes)
     entry = process_tree.read(view.pid)
     alive = entry is not None and entry.started == view.started_ticks and entry.state not in "ZX"
     return view if alive else None
 
 
-def find(folders: Sequence[str] | None = None) -> tuple[View, ...]:
-    """Every launcher that runs in this container, as far as we may read, by node and pid."""
-    views = [read(path) for folder in folders or _folders() for path in _runs(folder)]
+def find(folders: Sequence[str] | None = None, pids: Mapping[int, int] | None = None) -> tuple[View, ...]:
+    """Every launcher that runs in this container, as far as we may read, by node and pid.
+
+    With `pids` the launchers are in another PID namespace: it has our numbers of their processes by those there.
+    """
+    views = [read(path, pids) for folder in folders or _folders() for path in _runs(folder)]
     found = {view.pid: view for view in views if view is not None}
     return tuple(sorted(found.values(), key=lambda v: (v.node_rank is None, v.node_rank or 0, v.pid)))
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import require
 from tests.host.test_real_cgroup import IS_V2, limited
-from tests.hosts.network import Host, hosts
+from tests.pods import Host, hosts
 from tests.preflight.cluster.test_hosts import LATEST_S, Pods, loud
 
 pytestmark = [pytest.mark.process, pytest.mark.long("tests/preflight/cluster/test_hosts.py")]
@@ -61,7 +61,7 @@ def test_each_of_seven_nodes_with_a_fault_of_its_own_is_named_with_it_and_the_ei
     env = {"PET_NPROC_PER_NODE": "2", "TRAINER_LAUNCH_THRESHOLD": "pair=0.001,pair-mbps=0.01"}
     tiny = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" "$@"')
     with limited(*MEMORY) as enter, hosts(*(f"job-node-0-{node}" for node in range(8))) as pods:
-        subprocess.run(("ip", "-n", pods[4].namespace, "link", "set", "eth0", "mtu", "576"), check=True)
+        subprocess.run((*pods[4].enter("net"), "ip", "link", "set", "eth0", "mtu", "576"), check=True)
         job = Pods(pods, tmp_path, deadline_s=60)
         job.start(0, env=env)
         job.start(1, env=env, inside=tiny)
@@ -104,9 +104,7 @@ def test_a_firewall_that_drops_one_way_is_named_as_a_link(tmp_path: Path) -> Non
 
 def block(host: Host, rule: str) -> None:
     table = f"table ip t {{ chain c {{ type filter hook input priority 0; {rule}; }}; }}"
-    made = subprocess.run(
-        ("ip", "netns", "exec", host.namespace, "nft", "-f", "-"), input=table, text=True, capture_output=True
-    )
+    made = subprocess.run((*host.enter("net"), "nft", "-f", "-"), input=table, text=True, capture_output=True)
     require(made.returncode == 0, f"needs nftables: {made.stderr}")
 
 

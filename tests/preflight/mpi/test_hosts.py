@@ -15,8 +15,8 @@ from typing import TypeAlias
 import pytest
 
 from tests.conftest import require
-from tests.hosts.network import Host, hosts
 from tests.mpi.ssh.secrets import require_openssh, secret
+from tests.pods import Host, hosts
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400), pytest.mark.long("tests/preflight/mpi/test_ring.py")]
 PORT = 2222
@@ -169,7 +169,7 @@ def test_horovods_hosts_need_no_mpirun(well: Job) -> None:
 
 def test_a_host_that_a_firewall_keeps_from_calling_back_is_named(well: Job) -> None:
     require(shutil.which("nft"), "needs nftables")
-    inside = ("ip", "netns", "exec", well.launcher.namespace, "nft")
+    inside = (*well.launcher.enter("net"), "nft")
     address = well.workers["w-1"].address
     chain = f"type filter hook input priority 0; policy accept; ip saddr {address} ct state new drop"
     rules = f"table inet wall {{\nchain in {{\n{chain}\n}}\n}}\n"
