@@ -60,11 +60,8 @@ class OwnNetwork:
         self._scratch = scratch
         with _child(("unshare", "--net", "--", "sh", "-c", ROUTING)) as pid:
             self._router_fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        self.router: Argv = (
-            "nsenter",
-            f"--net=/proc/{os.getpid()}/fd/{self._router_fd}",
-            "--",
-        )  # runs a program there
+        # What runs a program in the router's place.
+        self.router: Argv = ("nsenter", f"--net=/proc/{os.getpid()}/fd/{self._router_fd}", "--")
         tried = deadline_subprocess.run((*_AS_FIRST, "true"), None, COMMAND_S)
         self._first: Argv = _AS_FIRST if tried.code == 0 else ()
         self._places: dict[str, _Place] = {}
