@@ -42,7 +42,9 @@ def missing() -> str | None:
 class Host:
     """The place of a pod; programs started in it run as process 1."""
 
-    def __init__(self, name: str, number: int, folder: Path, network: OwnNetwork | None) -> None:
+    def __init__(
+        self, name: str, number: int, folder: Path, network: OwnNetwork | None, shm_bytes: int | None
+    ) -> None:
         self.name, self.network = name, network
         self.tmp = folder / name / "tmp"
         self.started: list[subprocess.Popen[str]] = []
@@ -50,7 +52,7 @@ class Host:
         self.tmp.mkdir(parents=True)
         self.tmp.chmod(0o1777)  # as /tmp is
         if network is not None:
-            network.add(name, number, (name,))
+            network.add(name, number, (name,), shm_bytes)
 
     @property
     def address(self) -> str:
@@ -136,8 +138,11 @@ class Host:
 
 
 @contextlib.contextmanager
-def hosts(*names: str, on_loopback: bool = False) -> Iterator[list[Host]]:
-    """Make one host for each name, all knowing each other; all is gone afterwards."""
+def hosts(*names: str, on_loopback: bool = False, shm_bytes: int | None = None) -> Iterator[list[Host]]:
+    """Make one host for each name, all knowing each other; all is gone afterwards.
+
+    Each has a /dev/shm of `shm_bytes`, by default what a pod gets.
+    """
     require(on_loopback or missing() is None, str(missing()))
     with contextlib.ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="pods-", ignore_cleanup_errors=True)))
@@ -145,7 +150,7 @@ def hosts(*names: str, on_loopback: bool = False) -> Iterator[list[Host]]:
         network = None if on_loopback else undo.enter_context(contextlib.closing(OwnNetwork(folder)))
         made = []
         for number, name in enumerate(names):
-            made.append(Host(name, number, folder, network))
+            made.append(Host(name, number, folder, network, shm_bytes))
             undo.callback(made[-1].close)
         if network is not None:
             network.tell_names()
