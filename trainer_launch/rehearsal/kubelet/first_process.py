@@ -35,11 +35,11 @@ def main(argv: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
+        ended_by = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(OSError):  # SIGKILL has no other handler
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+            signal.signal(ended_by, signal.SIG_DFL)
+        os.kill(os.getpid(), ended_by)
     os._exit(os.waitstatus_to_exitcode(status))
 
 
