@@ -113,6 +113,7 @@ def _bounds(rule: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         "most": "maximum",
         "most_items": "maxItems",
         "unique": "uniqueBy",
+        "pattern": "pattern",
     }
     for name, wanted in rule.items():
         if name in words:
