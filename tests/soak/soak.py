@@ -36,7 +36,6 @@ _STEADY = 5  # steps after which workers train, and do not just start
 _PACE_S = 0.2
 _STALL_PACE_S = 0.25
 _ASK_EACH = 4  # looks, one pod is asked for its status and metrics
-_LINES = 400  # of each pod, kept for whoever looks for a cause
 
 
 class Ledger:
