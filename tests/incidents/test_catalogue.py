@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import re
 
 import pytest
+from msgspec.structs import replace
 
 from tests.incidents.catalogue import (
     SIDE_BY_SIDE,
@@ -84,7 +84,7 @@ def test_a_failure_is_read_from_the_node_that_has_its_cause() -> None:
     ],
 )
 def test_whatever_differs_is_named(change: dict[str, object], said: str) -> None:
-    found: Told = dataclasses.replace(told(REPORTED, 0, None), **change)  # type: ignore[arg-type]
+    found: Told = replace(told(REPORTED, 0, None), **change)  # type: ignore[arg-type]
     assert differences(of("barrier"), found) == [said]
 
 
