@@ -12,9 +12,9 @@ from trainer_launch.model import Cpus, Gpus, Host, Job, Origin
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import StopOrder
 from trainer_launch.planning.command import parse_command
-from trainer_launch.planning.engines.request import Request
-from trainer_launch.planning.flag_overrides import overlay
-from trainer_launch.planning.topology import place
+from trainer_launch.planning.task import Task
+from trainer_launch.planning.job import overlay
+from trainer_launch.planning.job import place
 
 MACHINE = Host(
     hostname="here",

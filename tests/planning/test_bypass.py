@@ -12,7 +12,7 @@ from tests.planning.requests import request
 from trainer_launch.model import Job, NodeRange, Origin
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.flag_overrides import overlay
+from trainer_launch.planning.job import overlay
 
 BARE = Job(contract="unknown")
 TORCH = Job(contract="trainer-v2-torch", nodes=NodeRange(2, 2), node_rank=0, nproc_per_node=4, engine="torchrun")

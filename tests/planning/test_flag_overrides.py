@@ -10,8 +10,8 @@ from trainer_launch.contracts import read_job
 from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum
-from trainer_launch.planning.topology import place
+from trainer_launch.planning.job import overlay, with_hosts, with_minimum
+from trainer_launch.planning.job import place
 
 TOLD = Job(
     contract="trainer-v2-torch",

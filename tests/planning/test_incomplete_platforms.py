@@ -10,7 +10,7 @@ from trainer_launch.contracts import read_job
 from trainer_launch.model import Host, Origin
 from trainer_launch.model.errors import ContractError
 from trainer_launch.planning import engines
-from trainer_launch.planning.flag_overrides import overlay
+from trainer_launch.planning.job import overlay
 
 SKYPILOT = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5"}
 AZURE = {"AZUREML_RUN_ID": "a", "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.4"}

@@ -10,7 +10,7 @@ from tests.planning.requests import request
 from trainer_launch.model import Job, Plan, signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.mpi_launch_spec import Spec
+from trainer_launch.planning.mpi import Spec
 
 ALONE = Job(contract="unknown")
 

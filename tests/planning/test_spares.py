@@ -10,8 +10,8 @@ from tests.planning.requests import MACHINE, request
 from trainer_launch.model import Endpoint, Job, NodeRange, Origin, Rendezvous
 from trainer_launch.model.errors import ContractError, LaunchError, UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.flag_overrides import overlay, with_spares
-from trainer_launch.planning.topology import place
+from trainer_launch.planning.job import overlay, with_spares
+from trainer_launch.planning.job import place
 
 TOLD = Job(
     contract="trainer-v2-torch",

@@ -12,7 +12,7 @@ from trainer_launch.model import Endpoint, Job, NodeRange, Rendezvous
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning.engines import torch_options
-from trainer_launch.planning.flag_overrides import JOB_OPTIONS
+from trainer_launch.planning.job import JOB_OPTIONS
 from trainer_launch.planning.torchrun_options import OPTIONS
 
 ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), nproc_per_node=2, engine="torchrun")

@@ -14,9 +14,9 @@ from trainer_launch.contracts import read_job
 from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Origin, Plan, PortRange, Rendezvous
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.engines.request import Request
-from trainer_launch.planning.flag_overrides import JOB_OPTIONS, overlay
-from trainer_launch.planning.launcher_options import Option
+from trainer_launch.planning.task import Task
+from trainer_launch.planning.job import JOB_OPTIONS, overlay
+from trainer_launch.planning.torchrun_options import Option
 from trainer_launch.planning.torchrun_options import OPTIONS
 
 ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")

@@ -10,7 +10,7 @@ from tests.planning.requests import request
 from trainer_launch.model import Job, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.task import Task
 
 JOB = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from trainer_launch.model import FailureRecord, Member
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.mpi.mpirun_messages import Said
-from trainer_launch.planning.mpi_launch_spec import JobSettings
+from trainer_launch.planning.mpi import JobSettings
 
 
 class Phase(Enum):

@@ -9,8 +9,8 @@ from trainer_launch.host import runtime_directory
 from trainer_launch.model import Member, hostfile, redaction
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
-from trainer_launch.planning.mpi_launch_spec import SSH, Spec
-from trainer_launch.planning.typed_mpirun import Typed
+from trainer_launch.planning.mpi import SSH, Spec
+from trainer_launch.planning.mpi_options import Typed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,9 @@ from trainer_launch.model import Job, NodeRange, Origin, hostfile, settings, sig
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.mpi import horovod_ssh, mpirun_command
 from trainer_launch.observability import incident_watch
-from trainer_launch.planning import engines, horovodrun_options, reading, torchrun_options, typed_mpirun
+from trainer_launch.planning import engines, mpi_options, reading, torchrun_options, mpi_options
 from trainer_launch.planning.command import parse_command
-from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum
+from trainer_launch.planning.job import overlay, with_hosts, with_minimum
 from trainer_launch.planning.ssh_environment import named
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.pytorch import torchrun_rendezvous_options
@@ -48,17 +48,17 @@ def command(data: bytes) -> None:
         assert (again.options, again.program) == (taken.options, taken.program)
         for name, value in taken.options.items():
             attempt(torchrun_options.check_value, torchrun_options.OPTIONS[name], value, "--it", names="--it")
-    mpirun = attempt(typed_mpirun.parse, ["mpirun", *words], kinds=(UsageError,), names="mpirun")
+    mpirun = attempt(mpi_options.parse, ["mpirun", *words], kinds=(UsageError,), names="mpirun")
     assert isinstance(mpirun, Refused) or mpirun.program
     _horovodrun(words)
 
 
 def _horovodrun(words: list[str]) -> None:
-    horovodrun_options.is_horovodrun(words)
-    found = attempt(horovodrun_options.split_command, words, kinds=(UsageError,), names="")
+    mpi_options.is_horovodrun(words)
+    found = attempt(mpi_options.split_command, words, kinds=(UsageError,), names="")
     if isinstance(found, Refused):
         return
-    again = horovodrun_options.split_command((*horovodrun_options.render(found), "--", *found.program, "x"))
+    again = mpi_options.split_command((*mpi_options.render(found), "--", *found.program, "x"))
     kept = tuple(one for one in found.typed if one[0] != "help")
     assert again.typed == kept
     for name in ("num_proc", "slots", "ssh_port"):

@@ -26,8 +26,8 @@ from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.mpirun_command import INTEL, OPEN_MPI, Dialect, recognised
 from trainer_launch.mpi.ssh_client import Client, prepared
-from trainer_launch.planning.reading import ports_of
-from trainer_launch.planning.typed_mpirun import Typed
+from trainer_launch.planning.mpi_options import Typed
+from trainer_launch.planning.task import ports_of
 from trainer_launch.preflight.check import Subject, at_once
 from trainer_launch.preflight.thresholds import Thresholds
 

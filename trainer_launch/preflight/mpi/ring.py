@@ -27,7 +27,7 @@ from trainer_launch.model.units import listed
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.mpi.mpirun_command import Dialect
 from trainer_launch.mpi.ssh_client import Client
-from trainer_launch.planning.typed_mpirun import Typed
+from trainer_launch.planning.mpi_options import Typed
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.check import Where, at_once, check
 from trainer_launch.preflight.cluster import pair_results

@@ -1,11 +1,19 @@
-"""The program as it is, once per node: TensorFlow, XGBoost, Paddle, JAX, mpirun as typed, anything."""
+"""Programs as they are: any program once per node, and front ends such as `accelerate launch`. Pure.
+
+A program is TensorFlow, XGBoost, Paddle, JAX, a script of a shell, anything. A front end runs, by
+`pytorch/front_end.py`, until it would start the workers: there it becomes the launcher.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import PurePosixPath
 
+import trainer_launch
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Job, Origin, Plan, Process
+from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import JOB_FLAGS, variable_of
 from trainer_launch.model.value_parsers import named
 from trainer_launch.planning.command import (
@@ -17,16 +25,14 @@ from trainer_launch.planning.command import (
     runs_one_program,
     through_shims,
 )
-from trainer_launch.planning.engines import child_env
-from trainer_launch.planning.engines.request import Request
-from trainer_launch.planning.topology import workers_asked_for
+from trainer_launch.planning.job import workers_asked_for
+from trainer_launch.planning.task import Engine, Task, env_of_program, repaired
 
-NAME = "plain"
 _RUNS = re.compile(r"\S+ (?:run|profile) |ncu ")  # such as uv run, nsys profile
 _TRAINS = re.compile(r"(?:.*/)?python[0-9.]*|.*\.py")
 
 
-def serves(job: Job, command: Command) -> str | None:
+def _serves(job: Job, command: Command) -> str | None:
     """Whatever no other engine serves."""
     if command.kind is Kind.PROGRAM:
         return "the command is not a Python program"
@@ -35,33 +41,29 @@ def serves(job: Job, command: Command) -> str | None:
     return f"contract {job.contract} starts one program per node"
 
 
-def plan(request: Request, reason: str) -> Plan:
+def _plan(task: Task, reason: str) -> Plan:
     """One process: the command, with `python` put before a bare script or module."""
-    command = request.command
+    command = task.command
     argv = command.argv
     if command.kind in (Kind.SCRIPT, Kind.MODULE) and not command.python:
-        argv = (request.python, *(("-m",) if command.kind is Kind.MODULE else ()), *command.program)
-    rank = request.topology.node_rank
-    env, reasons = dict(child_env.plain(request)), [reason]
-    if not request.replace_launcher:
-        env[runtime_directory.VARIABLE] = request.scratch
-    if request.shims is not None:
-        argv = through_shims(argv, request.shims)
-        env |= {"PATH": f"{request.shims}:{env.get('PATH', '/usr/bin:/bin')}", **_typed(request.job)}
+        argv = (task.trial.python, *(("-m",) if command.kind is Kind.MODULE else ()), *command.program)
+    env, reasons = {**env_of_program(task), runtime_directory.VARIABLE: task.trial.scratch}, [reason]
+    if task.trial.shims is not None:
+        argv = through_shims(argv, task.trial.shims)
+        env |= {"PATH": f"{task.trial.shims}:{env.get('PATH', '/usr/bin:/bin')}", **_typed(task.job)}
         reasons.append("launchers that it calls, such as torchrun, run under trainer-launch")
     process = Process(
         name="program",
         argv=argv,
         env=env,
-        label=("?" if rank is None else str(rank)) if request.settings.prefix else None,
+        label=task.node if task.settings.prefix else None,
     )
     return Plan(
-        engine=NAME,
+        engine=PLAIN.name,
         processes=(process,),
-        grace_s=request.grace_s,
-        stop_order=request.stop_order,
-        signals=request.signals,
-        warnings=warnings(request),
+        grace_s=task.grace_s,
+        signals=task.signals,
+        warnings=_warnings(task),
         reasons=tuple(reasons),
     )
 
@@ -73,26 +75,29 @@ def _typed(job: Job) -> dict[str, str]:
     return {names[fact.field]: fact.value for fact in facts}
 
 
+PLAIN = Engine("plain", _serves, _plan)
+
+
 # -- warnings about commands that run as they are ----------------------------------------------
 
 
-def warnings(request: Request) -> tuple[str, ...]:
+def _warnings(task: Task) -> tuple[str, ...]:
     """What to tell about a command that the plain engine runs; nothing where that is what was asked for."""
-    job, command = request.job, request.command
+    job, command = task.job, task.command
     launcher = launcher_of(command)
-    if request.settings.engine != "auto" or request.replace_launcher or job.role == "rank":
+    if task.settings.engine != "auto" or job.role == "rank":
         return ()
     if launcher is not None and launcher.name == OURS:
         return ()
-    if launcher is not None and launcher.is_inside and launcher.is_shim and request.shims:
+    if launcher is not None and launcher.is_inside and launcher.is_shim and task.trial.shims:
         return ()  # the shim uses the launcher, or says why not
     asked = workers_asked_for(job)
     if launcher is not None and _is_covered(job, launcher):
-        return (_starts_its_own(request, launcher, asked),)
+        return (_starts_its_own(task, launcher, asked),)
     if asked is not None and job.engine not in ("mpirun", "sshd"):
         return (_no_effect(job, launcher, asked),)
     if launcher is None and command.kind is Kind.PROGRAM and _is_torchs(job):
-        return (_runs_as_it_is(request),)
+        return (_runs_as_it_is(task),)
     return ()
 
 
@@ -108,9 +113,9 @@ def _is_torchs(job: Job) -> bool:
     return job.engine == "torchrun" or (job.engine is None and has_sizes)
 
 
-def _starts_its_own(request: Request, launcher: Launcher, asked: str | None) -> str:
-    """accelerate, deepspeed, or a torchrun inside a shell."""
-    name, nodes = launcher.name, request.topology.nodes
+def _starts_its_own(task: Task, launcher: Launcher, asked: str | None) -> str:
+    """deepspeed with options of its own, or a torchrun inside a shell."""
+    name, nodes = launcher.name, task.topology.nodes
     sentences = [f"{name} starts the workers itself, so trainer-launch cannot restart a failed worker in place."]
     if nodes is not None and nodes.max > 1 and not launcher.nodes_meet:
         sentences.append(f"Each of the {nodes} nodes trains alone unless {name}'s own options name the others.")
@@ -119,7 +124,7 @@ def _starts_its_own(request: Request, launcher: Launcher, asked: str | None) -> 
     if launcher.is_torchrun or launcher.is_mpi:
         sentences.append(f"Put `trainer-launch run --` directly in front of {name}.")
     else:
-        count = "N" if request.job.nproc_per_node is None else asked
+        count = "N" if task.job.nproc_per_node is None else asked
         flag = "" if count is None else f"--nproc-per-node {count} "
         sentences.append(f"Instead, type: trainer-launch run {flag}-- {named(launcher.script)} …")
     return " ".join(sentences)
@@ -130,12 +135,12 @@ def _no_effect(job: Job, launcher: Launcher | None, asked: str) -> str:
     return f"--nproc-per-node {asked} has no effect: contract {job.contract} starts one program per node.{advice}"
 
 
-def _runs_as_it_is(request: Request) -> str:
+def _runs_as_it_is(task: Task) -> str:
     """A shell, a script of one, or any program, in a pod that was told about workers."""
-    name, workers = _shown(request.command), request.topology.local_world_size or "N"
+    name, workers = _shown(task.command), task.topology.local_world_size or "N"
     lost = f"{name} runs once on this node: trainer-launch sets no RANK and restarts no failed worker in place."
-    if runs_one_program(request.command.argv):
-        words = request.command.argv
+    if runs_one_program(task.command.argv):
+        words = task.command.argv
         at = next((at for at, word in enumerate(words) if _TRAINS.fullmatch(word)), 2)
         also = (
             f", or type: {named(' '.join(words[:at]))} trainer-launch run -- …"
@@ -153,3 +158,60 @@ def _shown(command: Command) -> str:
     """A program as messages call it, with `-c` or `-` where that is what it is about."""
     first, *rest = command.argv
     return named(" ".join((first, *(word for word in rest[:1] if word.startswith("-") and len(word) < 8))))
+
+
+# -- front ends --------------------------------------------------------------------------------
+
+
+_PROGRAM = str(PurePosixPath(trainer_launch.__file__).parent / "pytorch" / "front_end.py")
+# Each one's own option for the number of nodes, by the beginning of its name.
+_NODES = {"accelerate": "--num_machines", "trl": "--num_machines", "fabric": "--num-nodes", "tune": "--nnodes"}
+_OF_ACCELERATE, _ALL_WORKERS = "--num_machines", "--num_processes"
+
+
+def _serves_front_end(_job: Job, command: Command) -> str | None:
+    """A front end's command."""
+    return f"{command.front_end} decides on the command" if command.kind is Kind.FRONT_END else None
+
+
+def _plan_of_front_end(task: Task, reason: str) -> Plan:
+    """The front end, which becomes the launcher with the command that it decides on.
+
+    Raises:
+        UsageError: the front end would start on each node the workers that were typed for all nodes.
+    """
+    command, trial, settings = task.command, task.trial, task.settings
+    name, nodes = command.front_end, task.job.nodes
+    several = nodes if nodes is not None and nodes.max > 1 else None
+    has = f"the job has {nodes} nodes (contract {task.job.contract})"
+    option = next((option for start, option in _NODES.items() if start in name), "its number of nodes")
+    typed = {word.partition("=")[0].replace("-", "_") for word in command.argv if word.startswith("--")}
+    is_total = _ALL_WORKERS.replace("-", "_") in typed and _OF_ACCELERATE.replace("-", "_") not in typed
+    if several is not None and is_total and option == _OF_ACCELERATE and settings.nproc_per_node is None:
+        raise UsageError(
+            f"{_ALL_WORKERS} of {name} counts the workers of all nodes, and {has}; add {_OF_ACCELERATE} "
+            f"{several.max}, or remove {_ALL_WORKERS} and set --nproc-per-node (TRAINER_LAUNCH_NPROC_PER_NODE)"
+        )
+    orders = {
+        "name": name,
+        "launcher": trial.launcher,
+        "is_one_of_several": several is not None,
+        "conflict": has if several is not None and settings.nodes is None else "",
+        "advice": f"set {option}, or --nodes 1 (TRAINER_LAUNCH_NODES) to train on this node alone",
+        "termination_log": settings.termination_log,
+    }
+    words = command.argv[len(command.python) :]
+    python, program = trial.front_end
+    words = words if words[0] == "-m" else (program, *words[1:])
+    process = Process(
+        name=name,
+        argv=(*(command.python or (python,)), _PROGRAM, json.dumps(orders), *words),
+        env=repaired(task.env),
+    )
+    becomes = (
+        f"where it starts the workers it becomes: {OURS} run … -- torchrun …, with the options that it chooses"
+    )
+    return Plan(engine=FRONT_END.name, processes=(process,), grace_s=task.grace_s, reasons=(reason, becomes))
+
+
+FRONT_END = Engine("front end", _serves_front_end, _plan_of_front_end)
