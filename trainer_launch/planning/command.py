@@ -274,8 +274,12 @@ def starts_launchers(command: Command) -> bool:
     if command.kind is not Kind.PROGRAM:
         return False
     launcher = launcher_in(command.argv)
-    is_front_end = _base(command.argv[0]) in _STARTS_LAUNCHERS
-    return command.shell is not None or is_front_end or (launcher is not None and launcher.is_inside)
+    return command.shell is not None or is_starter(command.argv) or (launcher is not None and launcher.is_inside)
+
+
+def is_starter(argv: Sequence[str]) -> bool:
+    """Whether a program starts torchrun or accelerate as a child, and nothing else."""
+    return _base(argv[0]) in _STARTS_LAUNCHERS
 
 
 def through_shims(argv: tuple[str, ...], shims: str) -> tuple[str, ...]:

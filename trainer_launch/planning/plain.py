@@ -21,6 +21,7 @@ from trainer_launch.planning.command import (
     Command,
     Kind,
     Launcher,
+    is_starter,
     launcher_of,
     runs_one_program,
     through_shims,
@@ -89,7 +90,8 @@ def _warnings(task: Task) -> tuple[str, ...]:
         return ()
     if launcher is not None and launcher.name == OURS:
         return ()
-    if launcher is not None and launcher.is_inside and launcher.is_shim and task.trial.shims:
+    is_found = is_starter(command.argv) or (launcher is not None and launcher.is_inside and launcher.is_shim)
+    if is_found and task.trial.shims:
         return ()  # the shim uses the launcher, or says why not
     asked = workers_asked_for(job)
     if launcher is not None and _is_covered(job, launcher):
