@@ -88,9 +88,7 @@ def test_a_rank_of_a_running_job_becomes_no_launcher() -> None:
     "line", ["accelerate launch --num_processes 8 t.py", "trl sft --num-processes=8 --model m"]
 )
 def test_a_total_of_workers_for_one_of_several_nodes_is_refused_with_what_to_add(line: str) -> None:
-    with pytest.raises(
-        UsageError, match=r"counts the workers of all nodes, .* 2 nodes .*; add --num_machines 2, or"
-    ):
+    with pytest.raises(UsageError, match=r"counts the workers of all nodes, .* 2 nodes .*; add --num_machines 2"):
         engines.plan(request(line, PAIR))
     for changes in ({"nproc_per_node": "4"}, {}):
         more = "" if changes else " --num_machines 2"
