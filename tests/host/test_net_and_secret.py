@@ -15,7 +15,8 @@ from trainer_launch.model import PortRange
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.redaction import redact_file
 from trainer_launch.model.settings import load
-from trainer_launch.planning.reading import read, secret_file_of
+from trainer_launch.planning.reading import read
+from trainer_launch.planning.task import secret_file_of
 
 
 def test_a_free_port_is_one_of_the_range_that_nobody_uses() -> None:

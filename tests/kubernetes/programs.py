@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.kubernetes import published
-from trainer_launch.planning import mpi_options, mpi_options
+from trainer_launch.planning import mpi_options
 
 ENTRYPOINT = ("trainer-launch", "run", "--")  # of docker/Dockerfile
 # On Debian's Python, which has no `python`. tests/containers/test_image.py looks into the images themselves.

@@ -124,20 +124,6 @@ def kill_fork_server(node: int) -> Fault:
     return lambda job: _of_the_fork_server(job, node, is_store=False).kill()
 
 
-def torchrun_of(job: Job, node: int) -> psutil.Process | None:
-    children = job.pods[node].launcher().children()
-    return next((process for process in children if "torch.distributed.run" in process.cmdline()), None)
-
-
-def kill_torchrun(node: int) -> Fault:
-    def kill(job: Job) -> None:
-        found = torchrun_of(job, node)
-        assert found is not None
-        found.kill()
-
-    return kill
-
-
 def kill_pod(node: int) -> Fault:
     return lambda job: job.pods[node].kill()
 

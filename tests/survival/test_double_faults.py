@@ -30,15 +30,11 @@ pytestmark = [*MARKS, LONG]
 STRANGERS = str(Path(__file__).with_name("strangers.py"))
 
 
-ENGINES = {"torch": (), "torchrun": ("--engine", "torchrun")}
-TORCH = pytest.mark.parametrize("standing", ["torch"], indirect=True)
-
-
-@pytest.fixture(scope="module", params=ENGINES)
-def standing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     # Few enough worker failures in all: five in a row within 10 s of a start would end the job as a crash loop.
     folder = lambda: tmp_path_factory.mktemp("double")  # noqa: E731
-    made = Standing(FIXED, folder, *ENGINES[request.param], "--max-restarts", "20", restart_s=1.0)
+    made = Standing(FIXED, folder, "--max-restarts", "20", restart_s=1.0)
     yield made
     made.end()
 
@@ -54,7 +50,6 @@ def test_two_pods_killed_at_once(standing: Standing, nodes) -> None:
         assert recovery.failures == 0
 
 
-@TORCH
 def test_the_store_and_another_nodes_worker_killed_in_the_same_instant(standing: Standing) -> None:
     with standing.job() as running:
         recovery = Recovery(running)
@@ -64,7 +59,6 @@ def test_the_store_and_another_nodes_worker_killed_in_the_same_instant(standing:
         assert recovery.starts == [0, 0, 0]
 
 
-@TORCH
 def test_a_fork_server_and_its_nodes_worker_killed_in_the_same_instant(standing: Standing) -> None:
     with standing.job() as running:
         recovery = Recovery(running)
@@ -110,9 +104,8 @@ def test_strangers_at_the_coordinators_port_disturb_no_running_job(standing: Sta
         assert recovery.starts == [0, 1, 0], "the coordinator still does its work"
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_pods_wait_for_one_that_is_late_and_bear_with_one_that_dies_meanwhile(tmp_path: Path, engine: str) -> None:
-    with job(FIXED.names, training(tmp_path), FIXED.env_of, *ENGINES[engine], at_first=2, restart_s=1.0) as running:
+def test_pods_wait_for_one_that_is_late_and_bear_with_one_that_dies_meanwhile(tmp_path: Path) -> None:
+    with job(FIXED.names, training(tmp_path), FIXED.env_of, at_first=2, restart_s=1.0) as running:
         pods = running.pods
         waits = lambda: "".join(pods[1].lines).count("2 of 3 nodes are here; missing: node 2")  # noqa: E731
         wait_until(lambda: waits() == 1, "the others to say who is missing", pods, DEADLINE_S)

@@ -24,15 +24,9 @@ from tests.survival.kubelet import job, wait_until
 pytestmark = [*MARKS, pytest.mark.long("tests/membership/test_divided.py"), pytest.mark.usefixtures("names")]
 
 
-ENGINES = pytest.mark.parametrize("engine", [(), ("--engine", "torchrun")], ids=["torch", "torchrun"])
-
-
-@ENGINES
 @pytest.mark.parametrize("alone", [0, 2], ids=["node-0-alone", "node-2-alone"])
-def test_the_majority_of_an_elastic_job_goes_on_and_the_other_side_waits(
-    alone: int, engine: tuple[str, ...], tmp_path: Path
-) -> None:
-    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of, *engine) as running:
+def test_the_majority_of_an_elastic_job_goes_on_and_the_other_side_waits(alone: int, tmp_path: Path) -> None:
+    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of) as running:
         begun(running)
         recovery = Recovery(running)
         unplug(alone)(running)
@@ -45,9 +39,8 @@ def test_the_majority_of_an_elastic_job_goes_on_and_the_other_side_waits(
     assert {step.workers for step in steps(tmp_path)} == {2, 3}, "nobody has trained alone"
 
 
-@ENGINES
-def test_a_fixed_job_waits_until_the_network_heals(engine: tuple[str, ...], tmp_path: Path) -> None:
-    with job(FIXED.names, training(tmp_path), FIXED.env_of, *engine) as running:
+def test_a_fixed_job_waits_until_the_network_heals(tmp_path: Path) -> None:
+    with job(FIXED.names, training(tmp_path), FIXED.env_of) as running:
         begun(running)
         recovery = Recovery(running)
         unplug(0)(running)

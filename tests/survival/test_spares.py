@@ -64,15 +64,3 @@ def test_a_fixed_job_with_a_spare_goes_on_without_node_0(tmp_path: Path) -> None
         recovery.wait()
         completed(running)
         assert recovery.starts == [0, 0, 0, 0]
-
-
-@pytest.mark.long("tests/survival/test_spares.py")
-def test_under_torchrun_a_spare_takes_over_and_ends_well_too(tmp_path: Path) -> None:
-    with job(NAMES[:3], training(tmp_path), env_of, "--engine", "torchrun") as running:
-        begun(running, 2)
-        recovery = Recovery(running)
-        kill_pod(1)(running)
-        recovery.wait(2)
-        is_spare = lambda: "this node is a spare" in "".join(running.pods[1].lines)  # noqa: E731
-        wait_until(is_spare, "the pod to come back as the spare", running.pods, 60)
-        completed(running)

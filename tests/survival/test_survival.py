@@ -38,13 +38,9 @@ from tests.survival.jobs import (
     training,
 )
 from tests.survival.kubelet import Job, job, wait_until
-from trainer_launch.planning.engines import torchrun
 
 pytestmark = MARKS
 ELASTIC_TOO = pytest.param("elastic", marks=LONG)
-ENGINES = pytest.mark.parametrize(
-    "engine", [(), pytest.param(("--engine", torchrun.NAME), marks=LONG)], ids=["torch", "torchrun"]
-)
 SECONDS = 29.0  # at most; torch gives a worker that does not end 30 s
 FAULTS = {
     "worker-of-node-1-killed": (kill_worker(1), [0, 0, 0]),
@@ -151,32 +147,14 @@ def test_all_pods_restarted_one_after_another_lose_no_step(standing: Standing) -
         assert recovery.starts == [1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("node", "engine"),
-    [(1, ()), *(pytest.param(node, ("--engine", torchrun.NAME), marks=LONG) for node in (0, 1))],
-    ids=["1", "0-torchrun", "1-torchrun"],
-)
-def test_an_elastic_job_goes_on_without_a_node_that_is_lost_for_good(
-    tmp_path: Path, node: int, engine: tuple[str, ...]
-) -> None:
-    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of, *engine) as running:
+def test_an_elastic_job_goes_on_without_a_node_that_is_lost_for_good(tmp_path: Path) -> None:
+    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of) as running:
         begun(running)
         recovery = Recovery(running)
-        lose_pod(node)(running)
+        lose_pod(1)(running)
         recovery.wait(workers=2)
         completed(running)
         assert recovery.starts == [0, 0, 0]
-
-
-@LONG
-def test_a_pod_that_is_late_joins_an_elastic_job_of_torchrun(tmp_path: Path) -> None:
-    engine = ("--engine", torchrun.NAME)
-    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of, *engine, at_first=2) as running:
-        begun(running, workers=2)
-        running.start_next()
-        begun(running, workers=3)
-        completed(running)
-        assert [pod.starts for pod in running.pods] == [1, 1, 1]
 
 
 @LONG
@@ -218,13 +196,10 @@ def test_a_pod_above_the_maximum_waits_and_ends_well_with_the_job(tmp_path: Path
         assert sorted(trained) == [False, True, True]
 
 
-@ENGINES
-def test_a_node_that_is_done_starts_again_when_another_still_needs_it(
-    tmp_path: Path, engine: tuple[str, ...]
-) -> None:
+def test_a_node_that_is_done_starts_again_when_another_still_needs_it(tmp_path: Path) -> None:
     """No barrier at the end, as in many a script: rank 0 leaves, and then rank 1 dies."""
     two = lambda node: FIXED.env_of(node) | {"PET_NNODES": "2"}  # noqa: E731
-    with job(FIXED.names[:2], script(tmp_path, LEAVES_EARLY.format(folder=str(tmp_path))), two, *engine) as running:
+    with job(FIXED.names[:2], script(tmp_path, LEAVES_EARLY.format(folder=str(tmp_path))), two) as running:
         wait_until(
             lambda: all(pod.succeeded for pod in running.pods), "both pods to succeed", running.pods, DEADLINE_S
         )

@@ -19,7 +19,7 @@ from trainer_launch.model import Job, NodeRange, Origin, hostfile, settings, sig
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.mpi import horovod_ssh, mpirun_command
 from trainer_launch.observability import incident_watch
-from trainer_launch.planning import engines, mpi_options, reading, torchrun_options, mpi_options
+from trainer_launch.planning import mpi_options, task, torch, torchrun_options
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import overlay, with_hosts, with_minimum
 from trainer_launch.planning.ssh_environment import named
@@ -84,8 +84,8 @@ def setting(data: bytes) -> None:
         job = attempt(overlay, job, settings.job_options(found), Origin.FLAG)
     if not isinstance(job, Refused):
         attempt(with_minimum, job, found.min_nodes)
-    attempt(reading.ports_of, found, names="--port-range")
-    attempt(engines._names, found.preload, names="--preload")
+    attempt(task.ports_of, found, names="--port-range")
+    attempt(torch._modules, found.preload, names="--preload")
     attempt(incident_watch.check, found, names="--hang-")
 
 
@@ -134,7 +134,7 @@ def argv(data: bytes) -> None:
     if isinstance(found, Refused):
         return
     assert "--" not in words or found.argv == tuple(words[words.index("--") + 1 :])
-    attempt(reading.ports_of, found.settings, names="--port-range")
+    attempt(task.ports_of, found.settings, names="--port-range")
     attempt(signal_policy.parse, found.settings.signals or "", names="--signals")
     if name == "local":
         attempt(local._nodes, found.settings, names="--nodes")
