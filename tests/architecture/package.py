@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "trainer_launch"
 FILES = sorted(PACKAGE.rglob("*.py"))
-PLUGIN_FOLDERS = ("contracts", "planning/engines")
+PLUGIN_FOLDERS = ("contracts",)
 REGISTERED_FOLDERS = ("commands", "rehearsal/controllers")  # one module for each command and each controller
 SMALL_LINES = 100
 OURS = "trainer_launch"

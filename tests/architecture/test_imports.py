@@ -34,11 +34,11 @@ BASE = {
     "model/units.py": set(),
     "model/frozen.py": set(),
 }
-PURE_FOLDERS = ("contracts/", "planning/engines/")
+PURE_FOLDERS = ("contracts/",)
 SAYS_PURE = re.compile(r"\b(Pure|No effects|Values only)\b|, purely|as a pure")
 FIRST_WORDS = re.compile(r'r?"""(.*?)(?:"""|\n\n)', re.DOTALL)  # of a module's docstring
 OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
-OF_WORKERS = ("pytorch/forked_process.py", "pytorch/caller_fork.py")
+OF_WORKERS = ("pytorch/forked_process.py", "pytorch/caller_fork.py", "pytorch/front_end.py")
 OF_CHILDREN = ("preflight/children/", "pytorch/torchrun_", "mpi/agent.py", "mpi/horovod_ssh.py")
 READS_ENVIRONMENT = (
     *("cli.py", "commands/", "model/settings.py", "planning/reading.py", *OF_CHILDREN, *OF_WORKERS),

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, replace
 
-from trainer_launch.contracts.mpi_operator import DISCOVERY
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Fact, Forked, Job, Origin, Plan, Process, signal_policy
 from trainer_launch.model.errors import UsageError
@@ -196,6 +195,8 @@ def _spec(task: Task, names: frozenset[str]) -> tuple[Spec, str]:
     Raises:
         UsageError: nothing can be counted that slots are asked for by.
     """
+    from trainer_launch.contracts.mpi_operator import DISCOVERY  # the agents, which load this module, load no contract
+
     job, details, settings, scratch = task.job, task.job.details, task.settings, task.trial.scratch
     slots, given = _slots(task)
     agent, why = _agent(task, names)

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any, NoReturn
 
 ORDERS, WORDS = json.loads(sys.argv[1]), sys.argv[2:]
@@ -92,6 +93,7 @@ def main() -> None:
     torchrun.run = lambda namespace: become_launcher(["torchrun", *arguments(namespace, parser_of())])
     torchrun.main = lambda words=None: torchrun.run(parser_of().parse_args(words))
     subprocess.Popen = Child  # type: ignore[misc]
+    sys.excepthook = failed
     is_module = WORDS[0] == "-m"
     sys.argv = WORDS[is_module:]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(sys.argv[0])
@@ -104,9 +106,12 @@ def main() -> None:
         if end.code:
             tell(f"it ended with {end.code} before the training began")
         raise
-    except BaseException as problem:
-        tell(f"it failed before the training began: {problem!r:.500}")
-        raise
+
+
+def failed(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+    """Say in the termination message how the front end failed."""
+    tell(f"{kind.__name__} before the training began: {str(problem)[:500]}")
+    sys.__excepthook__(kind, problem, trace)
 
 
 main()
