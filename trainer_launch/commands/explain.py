@@ -28,6 +28,7 @@ from trainer_launch.observability import incident_watch
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.job import place, usable_threads
 from trainer_launch.planning.mpi import SSHD
+from trainer_launch.planning.plain import FRONT_END
 from trainer_launch.planning.reading import Reading, live_pod, read
 from trainer_launch.planning.shared_memory import Decision
 from trainer_launch.planning.task import Task, Trial
@@ -265,7 +266,7 @@ _SHOWN = 6  # hosts
 # What the launcher tells its own children, which no program needs to know.
 _INTERNAL = ("TRAINER_LAUNCH_", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 _STOPS = ("HUP", "INT", "QUIT", "TERM")
-_TORCH = engines.OF_TORCH
+_TORCH = (TORCH.name, TORCHRUN.name)
 
 
 def table(explained: Mapping[str, Any], command: Sequence[str]) -> str:
@@ -322,7 +323,7 @@ def _plan_rows(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: 
         yield "engine", f"{plan['engine']} ({'; '.join(plan['reasons'])})"
     for process in _started(plan):
         runs = shlex.join(process["argv"])
-        if runs != command:
+        if runs != command and plan["engine"] != FRONT_END.name:
             yield "runs", runs
     yield from _place(plan, job)
     if plan["engine"] is None:
@@ -359,7 +360,8 @@ def _place(plan: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[tuple[st
     why, least, most, workers = plan["because"], plan["min_nodes"], plan["max_nodes"], plan["nproc_per_node"]
     if most is not None:
         nodes = counted(most, "node") if least == most else f"{least} to {most} nodes"
-        workers_in_all = "" if plan["world_size"] is None else f", {counted(plan['world_size'], 'worker')} in all"
+        is_open = plan["world_size"] is None or plan["engine"] == FRONT_END.name
+        workers_in_all = "" if is_open else f", {counted(plan['world_size'], 'worker')} in all"
         spares = f", {counted(plan['spares'], 'spare')}" if plan["spares"] else ""
         yield "job", nodes + workers_in_all + spares
     yield "this node", why["node_rank"]

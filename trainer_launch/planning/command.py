@@ -169,7 +169,6 @@ SHIMS = (
     *("torchrun", "mpirun", "mpiexec", "horovodrun", "deepspeed"),
     *("accelerate", "accelerate-launch", "fabric", "tune", "trl"),
 )
-_TRL = "sft dpo grpo kto reward rloo"
 # Front ends by name or module, with the words of which one has to follow; they call torch.distributed.run in
 # their own process, or start the script as a child. "": any word.
 _FRONT_ENDS = {
@@ -178,7 +177,7 @@ _FRONT_ENDS = {
     **dict.fromkeys(
         ("fabric", "lightning.fabric.cli", "lightning_fabric.cli", "tune", "torchtune._cli.tune"), "run"
     ),
-    "trl": _TRL,
+    "trl": "sft dpo grpo kto reward rloo",
 }
 _TUNE = ("tune", "torchtune._cli.tune")
 _HELP = ("", "-h", "--help")
@@ -256,10 +255,12 @@ class Launcher:
 def launcher_in(argv: Sequence[str], *, is_inside: bool = False) -> Launcher | None:
     """The launcher in a command, if it is recognised; one of ours is found before all others."""
     words = _without_assignments(tuple(argv))
-    name = _named(words)
+    while (name := _named(words)) is None and (behind := _behind(words)) is not None:
+        words, is_inside = behind, True
     if name is not None:
         return Launcher(name, words, is_inside)
-    launchers = [launcher_in(inner, is_inside=True) for inner in _inside(words)]
+    parts = _COMMANDS.split(_shells_text(words) or "")
+    launchers = [launcher_in(part.split(), is_inside=True) for part in parts if part.strip()]
     return min(filter(None, launchers), key=lambda launcher: launcher.name != OURS, default=None)
 
 
@@ -372,15 +373,6 @@ def runs_one_program(argv: Sequence[str]) -> bool:
     """Whether a command is a Python, or a wrapper such as env or uv; not a shell or another program."""
     name = _base(argv[0])
     return (_WRAPPER.fullmatch(name) or _ANY_PYTHON.fullmatch(name)) is not None
-
-
-def _inside(words: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """What a command starts: the command behind a wrapper, each command of a shell's text, or nothing."""
-    text = _shells_text(words)
-    if text is not None:
-        return [tuple(part.split()) for part in _COMMANDS.split(text)]
-    behind = _behind(words)
-    return [behind] if behind else []
 
 
 def _behind(words: tuple[str, ...]) -> tuple[str, ...] | None:

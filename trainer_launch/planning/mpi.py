@@ -195,7 +195,9 @@ def _spec(task: Task, names: frozenset[str]) -> tuple[Spec, str]:
     Raises:
         UsageError: nothing can be counted that slots are asked for by.
     """
-    from trainer_launch.contracts.mpi_operator import DISCOVERY  # the agents, which load this module, load no contract
+    from trainer_launch.contracts.mpi_operator import (
+        DISCOVERY,  # the agents, which load this module, load no contract
+    )
 
     job, details, settings, scratch = task.job, task.job.details, task.settings, task.trial.scratch
     slots, given = _slots(task)

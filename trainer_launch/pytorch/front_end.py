@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 ORDERS, WORDS = json.loads(sys.argv[1]), sys.argv[2:]
 # What front ends say where nobody has typed anything; a contract of the pod may know better.
 DEFAULTS = {"master_port": ("29400", "29500"), "node_rank": ("0",), "master_addr": ("127.0.0.1", "None")}
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "deepspeed")
 
 
@@ -48,7 +49,8 @@ def arguments(namespace: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 
 def become_launcher(command: list[str], env: Mapping[str, str] | None = None) -> NoReturn:
-    """Replace this process."""
+    """Replace this process; what asks it to stop meanwhile waits until the launcher hears it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(ORDERS["launcher"][0], [*ORDERS["launcher"], *command], dict(os.environ if env is None else env))
@@ -83,7 +85,7 @@ class Child(subprocess.Popen):  # type: ignore[type-arg]
 
 def main() -> None:
     """Run the front end."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    for number in STOPS:
         code = 130 if number == signal.SIGINT else 143
         why = f"{number.name} stopped it before the training began"
         signal.signal(number, lambda *_, code=code, why=why: leave(code, why))
