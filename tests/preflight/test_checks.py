@@ -55,7 +55,7 @@ def stored(tried: Tried) -> Subject:
 
 JOBS: list[tuple[str, Subject, str]] = [
     ("program", subject(command=parse_command(["no-such-program"])), "was not found in PATH"),
-    ("program", subject(command=parse_command(["/etc"])), "is a directory without __main__.py"),
+    ("program", subject(command=parse_command(["/etc"])), "is a directory"),
     (
         "rank-collision",
         subject(job=replace(JOB, details={"foreign_replicated_job": True})),
