@@ -233,13 +233,15 @@ def test_a_backend_of_torchs_own_stays() -> None:
     assert (made.hosting, made.meeting) == (None, None)
 
 
-@pytest.mark.parametrize("given", ["TERM=checkpoint", "USR1=drain", "USR1=terminate", "HUP=forward"])
+@pytest.mark.parametrize(
+    "given", ["TERM=checkpoint", "USR1=checkpoint", "USR1=drain", "USR1=terminate", "HUP=forward"]
+)
 def test_what_torchrun_cannot_do_on_a_signal_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="is not possible with torchrun"):
         engines.plan(request("train.py", ALONE, signals=given))
 
 
-@pytest.mark.parametrize("given", ["USR1=checkpoint", "USR2=forward", "TERM=terminate"])
+@pytest.mark.parametrize("given", ["USR2=forward", "TERM=terminate"])
 def test_what_torchrun_does_on_a_signal_is_accepted(given: str) -> None:
     assert engines.plan(request("train.py", ALONE, signals=given)).signals
 

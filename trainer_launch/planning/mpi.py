@@ -19,11 +19,12 @@ from trainer_launch.planning import mpi_options
 from trainer_launch.planning.command import Command, Kind
 from trainer_launch.planning.mpi_options import HorovodCommand, is_horovodrun, split_command
 from trainer_launch.planning.ssh_environment import named
-from trainer_launch.planning.task import AGENT_RESTARTS, Engine, Task, env_of_program
+from trainer_launch.planning.task import Engine, Task, env_of_program
 
 SSH, KUBEXEC, OWN = "ssh", "kubexec", "own"  # how mpirun reaches its hosts; own: as the user has set it up
 _AGENTS = {"mpirun": "trainer_launch.mpi.agent", "horovodrun": "trainer_launch.mpi.horovod_agent"}
 _MAX_PORT = 65535
+_AGENT_RESTARTS = 3  # an hour, when PID 1 starts a killed agent again; its own exit code is final
 _MAX_RESTARTS = 3  # of failed ranks, unless the user says
 # A user who has set one of these reaches the hosts in a way of his own.
 _OWN_AGENTS = (
@@ -183,7 +184,7 @@ def _agents_plan(
         grace_s=task.grace_s,
         stop_signal=signal_policy.stop_signal(task.signals),
         signals=task.signals,
-        restarts=AGENT_RESTARTS,
+        restarts=_AGENT_RESTARTS,
         failure_file=spec.failure_file,
         reasons=reasons,
     )

@@ -192,7 +192,8 @@ def _plan_of_front_end(task: Task, reason: str) -> Plan:
     if several is not None and is_total and option == _OF_ACCELERATE and settings.nproc_per_node is None:
         raise UsageError(
             f"{_ALL_WORKERS} of {name} counts the workers of all nodes, and {has}; add {_OF_ACCELERATE} "
-            f"{several.max} --machine_rank 0 (the pod knows its own), or remove {_ALL_WORKERS} and set --nproc-per-node (TRAINER_LAUNCH_NPROC_PER_NODE)"
+            f"{several.max} --machine_rank 0 (the pod knows its own), or remove {_ALL_WORKERS} and set "
+            f"--nproc-per-node (TRAINER_LAUNCH_NPROC_PER_NODE)"
         )
     orders = {
         "name": name,

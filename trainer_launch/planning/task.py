@@ -13,7 +13,6 @@ from trainer_launch.planning.command import Command, grace_of
 from trainer_launch.planning.job import usable_threads
 from trainer_launch.planning.torchrun_options import OPTIONS, check_value
 
-AGENT_RESTARTS = 3  # an hour, when PID 1 starts a killed agent again; its own exit code is final
 _PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
 _SECRET_FILE = "secret_file"
 

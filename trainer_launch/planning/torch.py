@@ -32,7 +32,7 @@ from trainer_launch.model.units import counted
 from trainer_launch.planning import torchrun_options
 from trainer_launch.planning.command import Command, Kind, launcher_in
 from trainer_launch.planning.job import JOB_OPTIONS, MEET_AT_NODE_0, workers_asked_for
-from trainer_launch.planning.task import AGENT_RESTARTS, Engine, Task, env_of_workers
+from trainer_launch.planning.task import Engine, Task, env_of_workers
 from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torchrun's own
@@ -85,7 +85,7 @@ def plan(task: Task, reason: str) -> Plan:
         membership=_membership(task, address),
         grace_s=task.grace_s,
         signals=actions,
-        wait_for=_wait_for(task),
+        wait_for=() if _seats(task, nodes_of(task)) else _wait_for(task),  # with seats there are others to ask
         wait_s=task.settings.wait_timeout,
         hosting=_hosting(task),
         meeting=_meeting(task),
@@ -220,7 +220,6 @@ def plan_of_torchrun(task: Task, reason: str) -> Plan:
         signals=actions,
         wait_for=_wait_for(task),
         wait_s=task.settings.wait_timeout,
-        restarts=AGENT_RESTARTS,
         failure_file=failure,
         reasons=(reason,),
     )
@@ -295,10 +294,9 @@ def _dynamic(topology: Topology, nodes: NodeRange, rendezvous: Rendezvous, endpo
 
 
 def _check_signals(task: Task) -> None:
-    """Refuse what torchrun cannot do: every signal that it handles stops the workers."""
+    """Refuse what torchrun cannot do: each signal ends it, after its workers or without them."""
     for number, action in task.signals.items():
-        wanted = SignalAction.TERMINATE if number in STOP_SIGNALS else SignalAction.FORWARD
-        if action not in (wanted, SignalAction.CHECKPOINT) or (number in STOP_SIGNALS and action is not wanted):
+        if action is not signal_policy.action_of(number, {}):
             word = f"{signal_policy.name_of(number)}={action.value}"
             raise UsageError(
                 f"--signals {word} is not possible with torchrun, which cannot {action.value} on this signal; "
@@ -339,14 +337,8 @@ def handed_over(task: Task) -> str | None:
     """Why the image's own torchrun has to start the workers; None: PID 1 can do all that is asked.
 
     Raises:
-        UsageError: an option is out of its form, or asks for what an earlier version had.
+        UsageError: an option is out of its form.
     """
-    rendezvous = task.topology.rendezvous
-    backend = rendezvous.backend if rendezvous is not None else None
-    if backend == "trainer-launch":
-        raise UsageError(
-            "--rdzv-backend trainer-launch was removed: drop the option; trainer-launch run -- train.py needs none"
-        )
     options = asked(task)
     unknown = task.command.torchrun.unknown if task.command.torchrun else ()
     if unknown:
@@ -362,7 +354,10 @@ def handed_over(task: Task) -> str | None:
             return f"{name} is set: {why}"
     if task.topology.local_world_size is None:
         return f"only torch can count {task.job.nproc_per_node} devices"
-    return None if meets_here(task) else f"the nodes meet by torch's rendezvous ({backend or 'static'})"
+    if meets_here(task):
+        return None
+    backend = task.topology.rendezvous.backend if task.topology.rendezvous is not None else None
+    return f"the nodes meet by torch's rendezvous ({backend or 'static'})"
 
 
 def signals_of(options: Mapping[str, str], given: Mapping[int, SignalAction]) -> dict[int, SignalAction]:
@@ -593,14 +588,10 @@ def _membership(task: Task, local_addr: str | None) -> Membership:
 
 def _wait_for(task: Task) -> tuple[str, ...]:
     """Node 0's name, on every other node: a name that does not resolve yet is fatal inside torch."""
-    topology, nodes = task.topology, nodes_of(task)
+    topology = task.topology
     if topology.pods == 1 or topology.coordinator is None or topology.is_coordinator:
         return ()
-    if value_parsers.is_address(topology.coordinator.host):
-        return ()
-    if meets_here(task) and _seats(task, nodes) is not None:
-        return ()  # node 0 may be gone for good; there are others to ask
-    return (topology.coordinator.host,)
+    return () if value_parsers.is_address(topology.coordinator.host) else (topology.coordinator.host,)
 
 
 def _seats(task: Task, nodes: NodeRange) -> Seats | None:

@@ -229,6 +229,11 @@ def check_value(option: Option, value: str, where: str) -> str:
     for true), on all of which torchrun itself crashes.
     """
     text = value.strip()
+    if option.name == "rdzv_backend" and text == "trainer-launch":
+        raise UsageError(
+            f"{where} is trainer-launch, a backend that 0.3 has removed; drop it: trainer-launch run -- train.py "
+            f"needs none"
+        )
     if option.form == "flag":
         if text.lower() in _TRUE:
             return "1"
