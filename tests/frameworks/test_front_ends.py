@@ -44,8 +44,8 @@ lines = [json.dumps({"text": f"number {n} is {n * n}"}) for n in range(64)]
 """
 TRL = (
     "trl sft --multi_gpu --num_machines 2 --machine_rank 0 --num_processes 2 --main_process_port 0 "
-    "--model_name_or_path model --dataset_name data --output_dir out --max_steps 3 --use_cpu true --report_to none --save_strategy no "
-    "--bf16 false"
+    "--model_name_or_path model --dataset_name data --output_dir out --max_steps 3 --use_cpu true "
+    "--report_to none --save_strategy no --bf16 false"
 )
 
 

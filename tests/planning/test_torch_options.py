@@ -121,7 +121,7 @@ def test_signals_to_handle_end_the_job_with_the_signal_itself() -> None:
 def test_the_backend_that_earlier_versions_had_is_refused_with_what_to_type() -> None:
     with pytest.raises(
         UsageError,
-        match="--rdzv-backend is trainer-launch, a backend that .* removed; drop it",
+        match=r"--rdzv-backend is trainer-launch, a backend that .* removed; drop it",
     ):
         engines.plan(request("torchrun --rdzv-backend trainer-launch --rdzv-endpoint a:1 train.py", ALONE))
 

@@ -52,13 +52,6 @@ TORCH = {
     "slow link": Kind(starts=NONE, seconds=(3.0, 8.0)),
     "fill shm": Kind(starts=NONE, seconds=(2.0, 6.0)),
 }
-# Under --engine torchrun each node's torchrun has the store and the workers. Of a hang it is started again itself,
-# and an elastic job trains without its node meanwhile.
-TORCHRUN = {name: kind for name, kind in TORCH.items() if name not in ("kill store", "kill fork server")} | {
-    "hang worker": Kind(starts=(1, 2)),
-    "kill torchrun": Kind(starts=(1, 3), may_pair=True),
-}
-KINDS: Mapping[str, Mapping[str, Kind]] = {"torch": TORCH, "torchrun": TORCHRUN}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from tests.soak.growth import fit
 from tests.soak.looking import LAUNCHER, Look, Process
 
-ROLES = {  # by engine; torch's first node has a store, a fork of the server, as well
-    "torch": {LAUNCHER: 1, "server": 1, "worker": 1, "sleep": 1},
-    "torchrun": {LAUNCHER: 1, "torchrun": 1, "worker": 1},
-}
+ROLES = {LAUNCHER: 1, "server": 1, "worker": 1, "sleep": 1}  # the first node has a store, a fork of the server, too
 SEGMENTS = 1  # the worker's
 LAUNCHER_KB_PER_HOUR = 2048.0
 OTHERS_KB_PER_HOUR = 16_384.0  # torch's own libraries live there
@@ -20,18 +17,14 @@ CLOSE_WAIT = 0
 INCIDENTS = 11  # ten are kept; one that nobody was told of stays until the next
 
 
-def strange(look: Look, engine: str) -> list[str]:
+def strange(look: Look) -> list[str]:
     """What no well pod shows, a sentence each."""
     found = []
-    right = ROLES[engine] | ({"server": 2} if engine == "torch" and look.node == 0 else {})
-    # What dead workers leave is cleared when torchrun ends, not before: nobody else knows of its workers' ends.
-    roles, segments = dict(look.roles), look.segments
-    if engine == "torchrun":
-        segments -= roles.pop("sleep", 0) - SEGMENTS
-    if roles != right:
+    right = ROLES | ({"server": 2} if look.node == 0 else {})
+    if dict(look.roles) != right:
         found.append(f"pod {look.node} has the processes {look.roles}, where {right} are right")
     for what, count, bound in (
-        ("segments of shared memory", segments, SEGMENTS),
+        ("segments of shared memory", look.segments, SEGMENTS),
         ("files in TMPDIR", look.tmp_files, TMP_FILES),
         ("incidents", look.incidents, INCIDENTS),
         ("bytes in TMPDIR", look.tmp_bytes, TMP_BYTES),

@@ -87,7 +87,7 @@ def _role(process: psutil.Process, number: int) -> str:
     if number == 0:
         return LAUNCHER
     words = process.cmdline()
-    known = {"fork_server": "server", "torch.distributed.run": "torchrun", "sleep": "sleep"}
+    known = {"fork_server": "server", "sleep": "sleep"}
     return next((role for word, role in known.items() if any(word in one for one in words)), " ".join(words)[:60])
 
 

@@ -21,7 +21,7 @@ from tests.hosts.network import Host
 from tests.soak.faults import KILLED, NODES, Fault, Trouble
 from tests.soak.steps import CHECKPOINT_STEPS
 from tests.survival import jobs
-from tests.survival.jobs import kill_fork_server, kill_store, torchrun_of
+from tests.survival.jobs import kill_fork_server, kill_store
 from tests.survival.kubelet import Job, Pod, pods_of, wait_until
 
 HANG_S = 8.0
@@ -46,8 +46,8 @@ T = TypeVar("T")
 class Pods:
     """A job's pods and what of each is kept in the folder: shm-N, tmp-N, incidents-N, events-N."""
 
-    def __init__(self, job: Job, engine: str) -> None:
-        self.job, self.engine = job, engine
+    def __init__(self, job: Job) -> None:
+        self.job = job
         self.left: list[str] = []  # what pods that ended by themselves have left in their TMPDIR, a sentence each
         self._moves: set[int] = set()
         for node, pod in enumerate(job.pods):
@@ -113,11 +113,6 @@ class Pods:
     def _kill_fork_server(self, fault: Fault) -> None:
         with contextlib.suppress(psutil.Error, IndexError):
             kill_fork_server(fault.nodes[0])(self.job)
-
-    def _kill_torchrun(self, fault: Fault) -> None:
-        find = partial(torchrun_of, self.job, fault.nodes[0])
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self._wait(find, f"torchrun of pod {fault.nodes[0]}").kill()
 
     def _kill_pod(self, fault: Fault) -> None:
         self._end(fault, signal.SIGKILL)
@@ -226,7 +221,7 @@ class Pods:
 
 
 @contextlib.contextmanager
-def pods(contract: str, engine: str, folder: Path, token: str) -> Iterator[Pods]:
+def pods(contract: str, folder: Path, token: str) -> Iterator[Pods]:
     """Start a job; all of it is gone afterwards but what it has written to the folder."""
     pattern, env_of = CONTRACTS[contract]
     script = jobs.training(folder)
@@ -255,7 +250,6 @@ def pods(contract: str, engine: str, folder: Path, token: str) -> Iterator[Pods]
             return env_of(node) | own
 
         names = [pattern.format(node) for node in range(NODES)]
-        options = ("--engine", engine, *_OPTIONS)
-        argv = ("sh", "-c", _IN_ITS_PLACE, "sh", *LAUNCHER, "run", *options, "--", script)
+        argv = ("sh", "-c", _IN_ITS_PLACE, "sh", *LAUNCHER, "run", *_OPTIONS, "--", script)
         with pods_of(names, argv, env, folder) as job:
-            yield Pods(job, engine)
+            yield Pods(job)

@@ -30,7 +30,7 @@ def summary(lines: Sequence[Line]) -> str:
     wrong = [line for line in lines if line["what"] == "violation"]
     troubles = [line for line in lines if line["what"] == "recovered"]
     episodes = [line for line in lines if line["what"] == "episode begins"]
-    jobs = [f"{line['contract']} with the engine {line['engine']}" for line in episodes]
+    jobs = [line["contract"] for line in episodes]
     told = [
         f"soak of seed {begun['seed']}, {begun['minutes']:g} min, process {begun['pid']}: {state} after "
         f"{last['seconds'] / 60:.1f} min",

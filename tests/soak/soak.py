@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 
 from tests.process.world import survivors
@@ -120,7 +120,7 @@ class Episode:
         known = {step.start for step in self._steps}
         ended = [len(pod.codes) for pod in self._job.pods]
         self._job.inflict(trouble)
-        cost, over_s = faults.expected(trouble.faults, faults.KINDS[self._job.engine]), time.monotonic()
+        cost, over_s = faults.expected(trouble.faults, faults.TORCH), time.monotonic()
         if cost.starts[0]:
             self._wait(lambda: self._is_steady(over_s, known), f"all to train after {names}", RECOVER_S)
         else:
@@ -174,7 +174,7 @@ class Episode:
         self._looks += looks
         self._ledger.note("look", pods=[asdict(one) for one in looks])
         firsts = {key: seen[0][1] for key, seen in judging.histories(self._looks).items()}
-        found = [text for one in looks for text in judging.strange(one, self._job.engine)]
+        found = [text for one in looks for text in judging.strange(one)]
         self._asked += 1
         if self._asked % _ASK_EACH == 1:
             found += asked(self._job, self._asked // _ASK_EACH % NODES)
@@ -228,18 +228,18 @@ def soak(folder: Path, minutes: float, seed: int, episodes: int, most: int | Non
 
 def _soak(ledger: Ledger, folder: Path, minutes: float, seed: int, episodes: int, most: int | None) -> int:
     ledger.note("begins", pid=os.getpid(), minutes=minutes, seed=seed, episodes=episodes)
-    kinds = list(product(CONTRACTS, faults.KINDS))
+    contracts = list(CONTRACTS)
     for number in range(episodes):
-        kind = kinds[(seed + number) % len(kinds)]
-        spared = (0, 1 + seed % (NODES - 1))[number // len(kinds) % 2]
+        contract = contracts[(seed + number) % len(contracts)]
+        spared = (0, 1 + seed % (NODES - 1))[number // len(contracts) % 2]
         until_s = 60 * minutes * (number + 1) / episodes
         home = folder / f"episode-{number}"
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
-        ledger.note("episode begins", number=number, contract=kind[0], engine=kind[1], spared=spared)
+        ledger.note("episode begins", number=number, contract=contract, spared=spared)
         token = uuid.uuid4().hex
-        troubles = islice(faults.draw(seed + number, spared, faults.KINDS[kind[1]]), most)
-        _episode(ledger, kind, home, token, troubles, until_s)
+        troubles = islice(faults.draw(seed + number, spared, faults.TORCH), most)
+        _episode(ledger, contract, home, token, troubles, until_s)
         left = [f"process {pid} of the job is left" for pid in survivors(token)]
         ledger.violations_of([*left, *_namespaces_left()])
     used = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
@@ -249,9 +249,9 @@ def _soak(ledger: Ledger, folder: Path, minutes: float, seed: int, episodes: int
 
 
 def _episode(
-    ledger: Ledger, kind: tuple[str, str], home: Path, token: str, troubles: Iterator[Trouble], until_s: float
+    ledger: Ledger, contract: str, home: Path, token: str, troubles: Iterator[Trouble], until_s: float
 ) -> None:
-    with contextlib.closing(Stalls()) as stalls, pods(*kind, home, token) as job:
+    with contextlib.closing(Stalls()) as stalls, pods(contract, home, token) as job:
         episode = Episode(ledger, job, stalls)
         try:
             episode.begin()

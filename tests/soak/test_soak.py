@@ -1,4 +1,4 @@
-"""A minute of what `make soak` does for two hours: random faults on 6 pods, jobs of both engines."""
+"""A minute of what `make soak` does for two hours: random faults on 6 pods."""
 
 from __future__ import annotations
 
