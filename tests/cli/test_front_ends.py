@@ -51,6 +51,15 @@ def fabric(folder: Path, body: str) -> None:
     program.chmod(0o755)
 
 
+def test_a_front_end_behind_a_wrapper_is_one_too_but_a_script_of_a_shell_is_a_program(folder: Path) -> None:
+    fabric(folder, "child")
+    ended = launch("run", "--", "env", "LT_DEVICES=3", "fabric", "run", "worker.py", cwd=folder)
+    assert (ended.returncode, "engine=plain" in ended.stderr, "parent" in ended.stdout) == (0, True, True), ended
+    (folder / "bin" / "fabric").write_text("#!/bin/sh\necho a shell\n")
+    ended = launch("run", "--", "fabric", "run", "worker.py", cwd=folder)
+    assert (ended.returncode, ended.stdout) == (0, "a shell\n"), ended.stderr
+
+
 @pytest.mark.parametrize("body", ["list", "namespace"])
 def test_its_call_of_torchrun_becomes_the_launcher_with_what_was_typed_and_set(folder: Path, body: str) -> None:
     fabric(folder, body)

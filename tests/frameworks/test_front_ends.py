@@ -81,6 +81,6 @@ def test_trl_sft_trains_with_the_ranks_of_the_job(tmp_path: Path) -> None:
     subprocess.run([frameworks.python("trl"), "make.py", "."], cwd=tmp_path, env=frameworks.env(), check=True)
     code, output = rehearsed("trl", tmp_path, TRL)
     assert code == 0, output
-    assert "this is node 1 of 2" in output
+    assert "[1:1] " in output, "the rank of the other pod"
     assert re.search(r"'train_loss': '?[0-9.]+", output), output
     assert (tmp_path / "out" / "model.safetensors").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +25,7 @@ MACHINE = Host(
 GPU_MACHINE = replace(MACHINE, gpus=Gpus(count=4, reason="4 in /dev"))
 
 
-_OF_TRIAL = {field.name for field in dataclasses.fields(Trial)}
+_OF_TRIAL = set(inspect.signature(Trial).parameters)
 
 
 def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes: Any) -> Task:

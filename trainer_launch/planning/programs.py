@@ -30,8 +30,9 @@ def recognise(argv: Sequence[str], path: str | None) -> Command:
         UsageError: missing command, or torchrun's options do not parse.
     """
     command = parse_command(argv)
-    if command.is_deepspeed and os.path.isfile(_HOSTFILE):
-        command = Command(argv=command.argv, kind=Kind.PROGRAM, program=command.argv)  # it chooses other hosts
+    chooses_hosts = command.is_deepspeed and os.path.isfile(_HOSTFILE)
+    if chooses_hosts or (command.kind is Kind.FRONT_END and not _is_pythons(command, path)):
+        command = Command(argv=command.argv, kind=Kind.PROGRAM, program=command.argv)
     return replace(command, shell=_shells_script(command.argv, path)) if command.kind is Kind.PROGRAM else command
 
 
@@ -69,13 +70,19 @@ def _shells_script(argv: Sequence[str], path: str | None) -> str | None:
     return shell
 
 
+def _is_pythons(front_end: Command, path: str | None) -> bool:
+    """Whether Python runs a front end; one that is not installed is refused later."""
+    program = shutil.which(front_end.argv[0], path=path)
+    is_program = not front_end.python and front_end.argv[0] != "-m" and program is not None
+    return not is_program or "python" in os.path.basename(interpreter(program or "", path) or "")
+
+
 def front_end(command: Command | None, path: str | None) -> tuple[str, str]:
     """The Python that runs a front end, and the path of its program; without one empty."""
     if command is None or command.kind is not Kind.FRONT_END:
         return "", ""
     program = shutil.which(command.argv[0], path=path) or command.argv[0]
-    python = interpreter(program, path) or ""
-    return python if "python" in os.path.basename(python) else sys.executable, program
+    return interpreter(program, path) or sys.executable, program
 
 
 def check(command: Command, path: str | None) -> None:
