@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +24,7 @@ MACHINE = Host(
 GPU_MACHINE = replace(MACHINE, gpus=Gpus(count=4, reason="4 in /dev"))
 
 
-_OF_TRIAL = set(inspect.signature(Trial).parameters)
+_OF_TRIAL = set(Trial.__annotations__)
 
 
 def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes: Any) -> Task:
