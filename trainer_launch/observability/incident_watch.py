@@ -7,10 +7,11 @@ import tempfile
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from trainer_launch.host import process_tree
 from trainer_launch.model import Failure, Outcome, Plan
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import replace
 from trainer_launch.model.settings import Settings, flag_of
 from trainer_launch.observability import progress
 from trainer_launch.planning.task import Task

@@ -6,8 +6,9 @@ import contextlib
 import logging
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Outcome, Verdict, goodput

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import PREFIX
 from trainer_launch.planning.torchrun_options import (
     OPTIONS,
@@ -47,8 +48,7 @@ class Kind(str, Enum):
     PROGRAM = "program"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(Struct, frozen=True, kw_only=True):
     """The command as typed, and its parts."""
 
     argv: tuple[str, ...]
@@ -213,8 +213,7 @@ def _front_end(words: tuple[str, ...]) -> str:
     return f"{name} {following}" if needed else name
 
 
-@dataclass(frozen=True, slots=True)
-class Launcher:
+class Launcher(Struct, frozen=True):
     """A program that starts workers, as it was typed."""
 
     name: str  # such as torchrun, accelerate launch

@@ -7,7 +7,8 @@ A new engine is an `Engine` in a module beside this one, its line in ENGINES, an
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainer_launch.contracts.source import Pod
 from trainer_launch.model import Job, Plan

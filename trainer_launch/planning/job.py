@@ -6,8 +6,9 @@ The explicit word wins, as in torchrun: flags of the launcher over the typed com
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from trainer_launch.model import (
     Endpoint,

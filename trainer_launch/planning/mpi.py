@@ -8,12 +8,13 @@ hosts come and go under Horovod's own eyes, by a script of ours that tells whom 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Fact, Forked, Job, Origin, Plan, Process, signal_policy
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.command import Command, Kind
@@ -36,8 +37,7 @@ _OWN_OPTIONS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSettings:
+class JobSettings(Struct, frozen=True, kw_only=True):
     """What a job is allowed; seconds, None: no limit of this kind. What only the agent sees, it replaces."""
 
     min_hosts: int | None = None  # None: all
@@ -55,8 +55,7 @@ class JobSettings:
     by_slot: bool = False  # ranks follow the slots of the list, as nobody has typed otherwise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
+class Spec(Struct, frozen=True, kw_only=True):
     """An MPI job as its launcher sees it: what the agent that runs mpirun or horovodrun has to know."""
 
     contract: str

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
+from msgspec import Struct, field
+
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.planning.torchrun_options import Option, split
 
@@ -45,8 +45,7 @@ MCA_VARIABLES = ("OMPI_MCA_", "PRTE_MCA_")  # and a parameter's name
 _ONE_VALUE = _NUMBER | _HOSTS | _FILES | _NAMED | _OTHERS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Typed:
+class Typed(Struct, frozen=True, kw_only=True):
     """A command of mpirun, taken apart."""
 
     mpirun: str  # as typed: a name or a path
@@ -186,8 +185,7 @@ _ONLY_ASKS = ("version", "check_build", "help")
 _QUESTIONS = frozenset(("-h", "--help", "-v", "--version", "-cb", "--check-build"))
 
 
-@dataclass(frozen=True, slots=True)
-class HorovodCommand:
+class HorovodCommand(Struct, frozen=True):
     """A horovodrun command line taken apart: options in the order they were typed, then the program."""
 
     typed: tuple[tuple[str, tuple[str, ...]], ...]  # name and values

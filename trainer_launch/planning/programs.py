@@ -9,7 +9,8 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainer_launch.host.files import text
 from trainer_launch.model.errors import NotRunnableError, UsageError

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
@@ -13,7 +15,6 @@ from trainer_launch.host import network
 from trainer_launch.host.files import JOB_SECRET, LiveFiles
 from trainer_launch.host.machine import probe
 from trainer_launch.model import Fact, Host, Job, Origin
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import Settings, job_options
 from trainer_launch.planning import programs
 from trainer_launch.planning.command import Command, see_through, starts_launchers
@@ -37,8 +38,7 @@ def live_pod(argv: Sequence[str]) -> Pod:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """A pod, read once: its job, its command if it has one, and this machine."""
 
     pod: Pod

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from msgspec import Struct
+
 from trainer_launch.model import Binding, Host, Job, Plan, PortRange, Topology, signal_policy, value_parsers
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import PREFIX, Settings
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning.command import Command, grace_of
@@ -17,8 +18,7 @@ _PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on 
 _SECRET_FILE = "secret_file"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(Struct, frozen=True, kw_only=True):
     """What was tried out on this machine for a plan, and what was made there."""
 
     scratch: str  # a private folder for this run's files
@@ -34,8 +34,7 @@ class Trial:
     launcher: tuple[str, ...] = ("trainer-launch", "run", "--")  # what a front end becomes, without the command
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(Struct, frozen=True, kw_only=True):
     """Everything a plan is made of; `env` is the container's environment."""
 
     job: Job
@@ -89,8 +88,7 @@ class Task:
         return "?" if self.topology.node_rank is None else str(self.topology.node_rank)
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(Struct, frozen=True):
     """A way to run a command."""
 
     name: str

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from string import Template
 from types import MappingProxyType
 
+from msgspec import Struct
+
 from trainer_launch.model import Destination
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 
 _SHORT = 2  # letters of `-p`, to which a value may be joined
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """One option: its name with underscores, how it is written (the first way is ours), how many values."""
 
     name: str
@@ -39,8 +39,7 @@ class Option:
         return self.flags[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(Struct, frozen=True):
     """A command line taken apart: options in the order they were typed, then the program."""
 
     typed: tuple[tuple[str, tuple[str, ...]], ...]  # name and values
@@ -158,8 +157,7 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 _TRUE, _FALSE = ("1", "true", "yes", "on", ""), ("0", "false", "no", "off")
 
 
-@dataclass(frozen=True, slots=True)
-class TorchrunCommand:
+class TorchrunCommand(Struct, frozen=True):
     """A torchrun command line taken apart: options by name (flags are "1"), then the program."""
 
     options: Mapping[str, str]

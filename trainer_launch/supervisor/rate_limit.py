@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from trainer_launch.model.units import counted
 
@@ -27,8 +28,7 @@ def is_summary(line: str) -> bool:
     return _SUMMARY.search(line) is not None
 
 
-@dataclass(slots=True)
-class _Line:
+class _Line(Struct):
     """A line that was shown, and which ranks have written it."""
 
     prefix: bytes
