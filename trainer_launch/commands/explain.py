@@ -24,7 +24,6 @@ from trainer_launch.model.redaction import redact, redact_command
 from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.model.units import aligned, counted, in_mib, listed
-from trainer_launch.observability import incident_watch
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.engines import torch, torchrun
 from trainer_launch.planning.engines.request import Request
@@ -121,7 +120,6 @@ def _plan(
     """This node's place, the plan and its warnings, or why there is none; without a command only the place."""
     memory = Decision()
     try:
-        incident_watch.check(settings)
         topology = place(reading.job, reading.host)
         memory = shared_memory_care.decided(reading, settings)
         placed = _place_json(topology, reading.host, reading.pod.env)
@@ -134,10 +132,9 @@ def _plan(
             settings,
             shm_is_short=memory.is_short,
             copies_are_refused=shared_memory_care.copies_are_refused(reading.job, reading.command, say=False),
-            replace_launcher=settings.exec,
             scratch=_SCRATCH,
         )
-        if reading.calls_others and not settings.exec:
+        if reading.calls_others:
             request = replace(request, shims=f"{_SCRATCH}/{runtime_directory.SHIMS}")
         made = sshd.explained(request, settings) if is_worker else engines.plan(request)
         plan = {
@@ -184,7 +181,6 @@ def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
         "reasons": plan.reasons,
         "wait_for": plan.wait_for,
         "grace_s": plan.grace_s,
-        "stop_order": plan.stop_order.value,
         "hosting": None if plan.hosting is None else asdict(plan.hosting),
         "signals": {
             signal_policy.name_of(number): signal_policy.action_of(number, plan.signals).value
@@ -354,8 +350,7 @@ def _started(plan: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 def _asked_to_stop(plan: Mapping[str, Any]) -> str:
     if plan["engine"] == torchrun.NAME:
         return "torchrun, which sends it to each worker's process group"
-    who = "each worker" if plan["engine"] == torch.NAME else "the program"
-    return f"{who}'s process group" if plan["stop_order"] == "group" else who
+    return "each worker" if plan["engine"] == torch.NAME else "the program"
 
 
 def _place(plan: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -390,9 +385,8 @@ def _ranks(plan: Mapping[str, Any]) -> str:
 
 
 def _restarts(hosting: Mapping[str, Any]) -> str:
-    nodes, window_s = hosting["nodes"], hosting["restart_window_s"]
-    parts = [counted(hosting["max_restarts"], "worker failure")]
-    parts[0] += " per job" if window_s is None else f" within {window_s:g} s"
+    nodes = hosting["nodes"]
+    parts = [f"{counted(hosting['max_restarts'], 'worker failure')} per job"]
     if nodes["max"] > 1:
         parts.append(f"a lost node is waited for {hosting['rejoin_timeout_s']:g} s")
     if nodes["min"] < nodes["max"]:

@@ -79,14 +79,13 @@ def settings_of(spec: FunctionLaunchSpec) -> Settings:
     flags: dict[str, Any] = {
         **{name: options[option] for name, option in JOB_FLAGS.items() if option in options},
         "engine": "torch",
-        "exec": False,
         "start_method": "auto" if spec.start_method == "forkserver" else "exec",
         "termination_log": os.devnull,  # the caller may go on after a failure
     }
     if job.max_restarts is None and given.max_restarts is None:
         flags.setdefault("max_restarts", "0")
-    if spec.patience_s is not None or "rejoin_timeout" not in given.model_fields_set:
-        flags["rejoin_timeout"] = PATIENCE_S if spec.patience_s is None else spec.patience_s
+    if spec.patience_s is not None or "wait_timeout" not in given.model_fields_set:
+        flags["wait_timeout"] = PATIENCE_S if spec.patience_s is None else spec.patience_s
     if not spec.increase_shared_mem:
         flags["shm_size"] = "keep"
     if "log_level" not in given.model_fields_set:

@@ -20,7 +20,7 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.observability import termination_message
 from trainer_launch.planning import programs
 from trainer_launch.planning.reading import live_pod, ports_of, read
-from trainer_launch.preflight import heatmap, node_preflight, registry, report_formats, thresholds
+from trainer_launch.preflight import node_preflight, registry, report_formats, thresholds
 from trainer_launch.preflight.check import STATE_FILE, subject_of, with_container, with_network
 from trainer_launch.preflight.cluster import participation
 from trainer_launch.preflight.node_preflight import Doing, Selection, Told
@@ -84,18 +84,13 @@ def _main(parsed: Parsed, settings: Settings, doing: Doing) -> int:
     thresholds.parse_flag(settings.threshold)
     thresholds.load_table(settings.reference)
     ports_of(settings)
-    heatmap.check_path(settings.plot)
     report_formats.check_files(_files(settings))
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(with_container(subject_of(reading, settings)))
     told = node_preflight.preflight(subject, settings, selection, doing)
     report = told.report
-    code = exit_code(report.verdict, enforce=settings.preflight == "enforce", exit_warning=settings.exit_warning)
+    code = exit_code(report.verdict, enforce=settings.preflight == "enforce", exit_warning=False)
     _hand_out(told, doing.place, code, parsed)
-    if settings.write_reference is not None and subject.topology.node_rank in (0, None):
-        _write_reference(settings.write_reference, told.measured)
-    if settings.plot is not None and subject.topology.node_rank in (0, None):
-        heatmap.plot(settings.plot, told.seen)
     if told.is_cluster and subject.topology.is_coordinator:
         failing = participation.failing_nodes(told.all_nodes or report.findings)
         if settings.report is not None:
@@ -127,10 +122,6 @@ def _hand_out(told: Told, here: Place, code: int, parsed: Parsed) -> None:
         report_formats.write_file("--state-dir", os.path.join(settings.state_dir, STATE_FILE), made, 0o600)
     if settings.report is not None:
         report_formats.write_file("--report", settings.report, made)
-    if settings.prometheus_file is not None:
-        report_formats.write_file(
-            "--prometheus-file", settings.prometheus_file, report_formats.prometheus(report, code, at_s)
-        )
 
 
 def _is_again(message: str, path: str) -> bool:
@@ -149,8 +140,6 @@ def _files(settings: Settings) -> dict[str, str | None]:
     return {
         "--state-dir": state,
         "--report": settings.report,
-        "--prometheus-file": settings.prometheus_file,
-        "--write-reference": settings.write_reference,
     }
 
 

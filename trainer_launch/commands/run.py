@@ -47,7 +47,6 @@ EXAMPLES = """examples:
   trainer-launch run -- torchrun --max-restarts=3 train.py
   trainer-launch run --nproc-per-node 4 -- -m my_package.train
   trainer-launch run --hang-timeout 600 -- train.py
-  trainer-launch run --exec -- train.py     # replace the launcher with torchrun
 
 exit codes:
   143    the pod was asked to stop (SIGTERM)
@@ -64,7 +63,7 @@ def main(parsed: Parsed) -> int:
     seen = see_through(parsed.argv)
     if seen.prefix:
         _start_behind(seen, len(parsed.argv))
-    return run(parsed.settings, parsed.argv, replace_launcher=parsed.settings.exec)
+    return run(parsed.settings, parsed.argv, replace_launcher=False)
 
 
 def _start_behind(seen: Seen, words: int) -> NoReturn:
@@ -116,7 +115,7 @@ def to_the_end(
             watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
             flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
             printed = PrintedSteps()
-            system = System(color=use_color(settings), watched=watched, flood=flood, listener=printed.heard)
+            system = System(color=use_color(), watched=watched, flood=flood, listener=printed.heard)
             system.clean = sweep
             system.launchers = lambda: {view.pid for view in node_view.find()}
             keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))

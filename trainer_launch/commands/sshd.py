@@ -72,7 +72,7 @@ def _main(parsed: Parsed) -> int:
             request = _request(reading, parsed, scratch)
             plan = sshd.plan(request, "this is an MPI worker")
             probes = None if settings.log_level == "debug" else ProbeFilter()
-            system = System(color=use_color(settings), sieve=probes)
+            system = System(color=use_color(), sieve=probes)
             system.clean = sweep
             logs.send_through(system.say)
             with contextlib.closing(system), observed(request, plan, settings, system) as observer:
@@ -105,7 +105,7 @@ def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
         scratch=scratch,
     )
     handed = handed_on(child_env.sparing(asked, dict(asked.env)), named(settings.forward_env))
-    addresses = [address.strip() for address in (settings.listen_address or "").split(",") if address.strip()]
+    addresses = [address for address in (asked.env.get(runtime_directory.LISTEN_AT),) if address]
     ready = server.prepared(reach, handed, addresses=addresses, log_level=_LEVELS[settings.log_level])
     _tell(job, settings, reach.port, replace(handed, unfit=(*handed.unfit, *ready.unfit)))
     return replace(asked, command=parse_command(ready.argv))

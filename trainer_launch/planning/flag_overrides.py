@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from trainer_launch.model import Endpoint, Fact, Job, NodeRange, Origin, Rendezvous, hostfile, value_parsers
+from trainer_launch.model import Endpoint, Fact, Job, NodeRange, Origin, Rendezvous, value_parsers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.units import counted
 
@@ -46,27 +46,6 @@ def overlay(job: Job, options: Mapping[str, str], origin: Origin) -> Job:
         changed = _meeting(changed, given)
     facts = tuple(Fact(name=_flag(n), value=v, origin=origin, field=n) for n, v in given.items())
     return replace(changed, facts=job.facts + facts)
-
-
-def with_hosts(job: Job, text: str | None) -> Job:
-    """The job with other hosts than the platform's.
-
-    Raises:
-        ContractError: the list makes no sense.
-    """
-    if text is None:
-        return job
-    members = hostfile.parse_horovod(text, "--hosts", job.contract)
-    slots = {member.slots for member in members}
-    fact = Fact(name="--hosts", value=text, origin=Origin.FLAG, field="hosts")
-    return replace(
-        job,
-        members=members,
-        nodes=NodeRange(len(members), len(members)) if members else job.nodes,
-        nproc_per_node=members[0].slots if len(slots) == 1 else None,
-        world_size=None if None in slots else sum(member.slots or 0 for member in members),
-        facts=(*job.facts, fact),
-    )
 
 
 def with_minimum(job: Job, least: int | None) -> Job:

@@ -24,7 +24,6 @@ class JobSettings:
     shrink_s: float = 0.0  # before going on with fewer, where the minimum allows
     ask_s: float = 1.5  # for hosts to say that they are there, after mpirun has ended
     max_restarts: int = 3  # of failed ranks, for the whole job
-    window_s: float | None = None  # in which so many are too many; None: ever
     grace_s: float = 25.0
     has_list: bool = True  # False: mpirun runs here alone
     by_slot: bool = False  # ranks follow the slots of the list, as nobody has typed otherwise

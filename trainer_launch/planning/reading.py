@@ -18,7 +18,7 @@ from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import Settings, job_options
 from trainer_launch.planning import programs
 from trainer_launch.planning.command import Command, Kind, grace_of, launcher_in
-from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum, with_spares
+from trainer_launch.planning.flag_overrides import overlay, with_minimum, with_spares
 from trainer_launch.planning.wrappers import as_torchrun, see_through, typed_launcher
 
 SHIM_SWITCH = "TRAINER_LAUNCH_SHIM"
@@ -108,11 +108,11 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
     told = job = read_job(pod, settings.contract)
     if command is not None and command.torchrun is not None:
         job = overlay(job, command.torchrun.options, Origin.COMMAND)
-    job = overlay(with_hosts(job, settings.hosts), job_options(settings), Origin.FLAG)
+    job = overlay(job, job_options(settings), Origin.FLAG)
     job = with_minimum(with_spares(job, settings.spares, told.nodes), settings.min_nodes)
     job = _with_secret(job, pod, settings.secret_file)
     _, warning = grace(settings, command, pod)
-    return replace(job, warnings=(*job.warnings, warning)) if warning and not settings.exec else job
+    return replace(job, warnings=(*job.warnings, warning)) if warning else job
 
 
 def _with_secret(job: Job, pod: Pod, given: str | None) -> Job:

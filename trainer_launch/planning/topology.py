@@ -33,9 +33,8 @@ def place(job: Job, host: Host) -> Topology:
 
 
 def hosts_no_rank(job: Job) -> bool:
-    """Whether this pod only runs mpirun: the platform's hostfile names other pods, and nobody typed other hosts."""
-    asked = any(fact.field == "hosts" and fact.origin is Origin.FLAG for fact in job.facts)
-    return bool(job.members) and job.details.get("launcher_in_hostfile") is False and not asked
+    """Whether this pod only runs mpirun: the platform's hostfile names other pods."""
+    return bool(job.members) and job.details.get("launcher_in_hostfile") is False
 
 
 def workers_asked_for(job: Job) -> str | None:

@@ -56,7 +56,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             _option("master_port", "number"),
             _option("local_addr"),
             _option("logs_specs", env=False),
-            _option("numa_binding", "node|socket|exclusive|core-complex", env=False),
+            _option("numa_binding", "node|socket|exclusive|core-complex"),
             _option("signals_to_handle"),
             _option("shutdown_timeout", "number"),
             _option("virtual_local_rank", "flag"),

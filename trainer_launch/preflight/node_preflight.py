@@ -106,7 +106,7 @@ def _without_others(subject: Subject, settings: Settings, selection: Selection, 
         return told
     wanted = [check for check in selection.at(Where.MPI) if check.id not in selection.skipped]
     doing.waiting = lambda: f"waiting for the hosts {launcher_checks.named(subject)}"
-    left_s = settings.deadline - report.took_s
+    left_s = settings.wait_timeout - report.took_s
     found = launcher_checks.findings(subject, settings, of_pairs, wanted, left_s)
     return _with(told, [raised(one, selection.fatal) for one in found])
 

@@ -78,7 +78,7 @@ def end() -> None:
 def guess(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Guess | None:
     """What the plan of such a command line would ask for; None where it may be no torch job's. Pure."""
     own, rest = _split(argv)
-    if rest is None or _value(own, env, "engine") not in _ENGINES or "--exec" in own or _PREFIX + "EXEC" in env:
+    if rest is None or _value(own, env, "engine") not in _ENGINES:
         return None
     try:
         command = parse_command(rest)

@@ -64,7 +64,7 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
         with contextlib.closing(kubelet), held(scratch):
             kubelet.check()
             watch = PodWatch() if job.asked.anything or job.reporting.needs_steps else None
-            system = System(color=use_color(settings), listener=watch.scan if watch else None)
+            system = System(color=use_color(), listener=watch.scan if watch else None)
             logs.send_through(system.say)
             with contextlib.closing(system), contextlib.closing(job.reporting):
                 rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)

@@ -14,7 +14,6 @@ from trainer_launch.contracts.source import Pod
 from trainer_launch.model import Job, Plan, signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import PREFIX, Settings
-from trainer_launch.model.signal_policy import StopOrder
 from trainer_launch.planning.command import Command, parse_command
 from trainer_launch.planning.engines import horovodrun, mpirun, plain, sshd, torch, torch_options, torchrun
 from trainer_launch.planning.engines.request import Request
@@ -62,7 +61,7 @@ def plan(request: Request) -> Plan:
             raise UsageError(f"--start-method is forkserver, but {why}; set it to auto")
         engine, reason = (torch, reason) if why is None else (torchrun, f"{reason}; torchrun runs it: {why}")
     if engine is not torch:
-        torch_options.check_placement(request, reason, is_torchrun=engine is torchrun)
+        torch_options.check_placement(request, reason)
     made = engine.plan(request, reason)
     odd = torch_options.warnings(request) if engine in (torch, torchrun) else ()
     return replace(made, warnings=(*made.warnings, *odd))
@@ -113,9 +112,8 @@ def request_of(
         python_is_ours=reading.python_is_ours,
         settings=settings,
         grace_s=grace(settings, command, reading.pod)[0],
-        stop_order=StopOrder(settings.stop_order),
         signals=signal_policy.parse(settings.signals or ""),
-        our_rendezvous=settings.rendezvous == "trainer-launch" and not replace_launcher,
+        our_rendezvous=settings.engine != "torchrun" and not replace_launcher,
         loopback_port=reading.loopback_port,
         shrink_after_s=_patience(settings),
         forward_env=tuple(sorted(named(settings.forward_env))),
@@ -132,9 +130,9 @@ def request_of(
 
 def _of_workers(request: Request, reading: Reading, settings: Settings) -> Request:
     """The same with the CPUs that torch's workers run on, and where this node is."""
-    if settings.ranks_by == "topology":
+    if settings.topology_label is not None:
         request = replace(request, label=_label(settings.topology_label, reading.pod))
-    mode = torch_options.numa_binding(settings.numa_binding, request.command)
+    mode = torch_options.numa_binding(request)
     if mode == "off":
         return request
     from trainer_launch.host import numa  # only who binds workers needs it

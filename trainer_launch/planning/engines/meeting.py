@@ -71,13 +71,12 @@ def hosting(request: Request) -> Hosting | None:
         nodes=nodes,
         spares=request.topology.spares,
         max_restarts=_budget(request),
-        rejoin_timeout_s=request.settings.rejoin_timeout,
+        rejoin_timeout_s=request.settings.wait_timeout,
         shrink_after_s=request.shrink_after_s,
-        restart_window_s=request.settings.restart_window,
         secret_file=request.secret_file,
         seats=seats,
         seat=node_rank,
-        straggler_interval_s=request.settings.straggler_interval if request.settings.recorder else 0.0,
+        finds_stragglers=request.settings.hang_report_after != "off",
     )
 
 
@@ -102,7 +101,7 @@ def membership(request: Request, local_addr: str | None) -> Membership:
         node_rank=node_rank,
         host=request.host.hostname,
         address=local_addr,
-        patience_s=request.settings.rejoin_timeout,
+        patience_s=request.settings.wait_timeout,
         max_restarts=_budget(request),
         ports=request.port_range,
         seats=_seats(request, nodes),
@@ -140,7 +139,7 @@ def _our_meeting(request: Request, nodes: NodeRange) -> dict[str, str]:
         "node_rank": str(node_rank),
         "host": request.host.hostname,
         "is_host": "false",  # the launcher of node 0 hosts the coordinator
-        "patience": f"{request.settings.rejoin_timeout:g}",
+        "patience": f"{request.settings.wait_timeout:g}",
         "max_restarts": str(_budget(request)),
     }
     if request.port_range is not None:

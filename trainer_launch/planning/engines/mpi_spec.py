@@ -45,7 +45,6 @@ def plan(
         engine=engine,
         processes=(agent,),
         grace_s=request.grace_s,
-        stop_order=request.stop_order,
         stop_signal=signal_policy.stop_signal(request.signals),
         signals=request.signals,
         restarts=child_env.AGENT_RESTARTS,
@@ -65,17 +64,16 @@ def of(request: Request, names: frozenset[str]) -> tuple[Spec, str]:
     agent, why = _agent(request, names)
     nodes = request.topology.nodes
     is_elastic = nodes is not None and nodes.fixed is None
-    hostfile = None if settings.hosts is not None else _text(details.get("hostfile_path"))
+    hostfile = _text(details.get("hostfile_path"))
     restarts = request.topology.max_restarts
     spec = Spec(
         contract=job.contract,
         hostname=request.host.hostname,
         hostfile=hostfile,
         is_hydra_file=details.get("mpi_implementation") in ("Intel", "MPICH"),
-        hosts=settings.hosts or "",
         slots=slots,
         slots_are_given=given,
-        discovery=settings.host_discovery_script or DISCOVERY,
+        discovery=DISCOVERY,
         agent=agent,
         agent_path=_text(details.get("launch_agent_path")),
         ssh_dir=_text(details.get("ssh_dir")),
@@ -85,10 +83,9 @@ def of(request: Request, names: frozenset[str]) -> tuple[Spec, str]:
             min_hosts=nodes.min if nodes is not None and is_elastic else None,
             max_hosts=nodes.max if nodes is not None and _flag(job, "nnodes") else None,
             wait_s=settings.wait_timeout,
-            rejoin_s=settings.rejoin_timeout,
+            rejoin_s=settings.wait_timeout,
             shrink_s=request.shrink_after_s,
             max_restarts=_MAX_RESTARTS if restarts is None else restarts,
-            window_s=settings.restart_window,
             grace_s=request.grace_s,
         ),
         signals=request.signals,

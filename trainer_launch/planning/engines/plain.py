@@ -59,7 +59,6 @@ def plan(request: Request, reason: str) -> Plan:
         engine=NAME,
         processes=(process,),
         grace_s=request.grace_s,
-        stop_order=request.stop_order,
         signals=request.signals,
         warnings=warnings(request),
         reasons=tuple(reasons),

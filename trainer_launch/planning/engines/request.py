@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from trainer_launch.model import Binding, Host, Job, PortRange, Topology
 from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import Settings
-from trainer_launch.model.signal_policy import SignalAction, StopOrder
+from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning.command import Command
 
 
@@ -24,7 +24,6 @@ class Request:
     python_is_ours: bool  # whether the interpreter typed in the command is that one
     settings: Settings
     grace_s: float
-    stop_order: StopOrder
     signals: Mapping[int, SignalAction]  # where they are not what they are by default
     our_rendezvous: bool  # whether torch's nodes meet at our coordinator
     loopback_port: int  # a free one, where a single node's agent meets its launcher

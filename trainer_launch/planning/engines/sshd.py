@@ -27,7 +27,6 @@ def plan(request: Request, reason: str) -> Plan:
         engine=NAME,
         processes=(Process(name="sshd", argv=request.command.argv, env=env, label=""),),
         grace_s=request.grace_s,
-        stop_order=request.stop_order,
         signals=request.signals,
         respawns=_RESPAWNS,
         daemons=_DAEMONS,

@@ -59,7 +59,6 @@ def plan(request: Request, reason: str) -> Plan:
         workers=workers,
         membership=meeting.membership(request, _address(request, options)),
         grace_s=request.grace_s,
-        stop_order=request.stop_order,
         signals=actions,
         wait_for=meeting.wait_for(request),
         wait_s=request.settings.wait_timeout,
@@ -75,7 +74,7 @@ def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str
     forks, why = _way_to_start(request, options, program)
     env = child_env.workers(request)
     env |= {runtime_directory.VARIABLE: request.scratch, **torch_options.constants(options)}
-    if forks and request.settings.recorder:
+    if forks and request.settings.hang_report_after != "off":
         env.setdefault(*_FLIGHT_RECORDER)
     workers = Workers(
         count=request.topology.local_world_size or 1,
@@ -84,7 +83,7 @@ def _workers(request: Request, options: Mapping[str, str]) -> tuple[Workers, str
         role=options.get("role", "default"),
         forks=forks,
         must_fork=request.settings.start_method == "forkserver",
-        records=forks and request.settings.recorder,
+        records=forks and request.settings.hang_report_after != "off",
         script=None if "module" in options else program[0],
         module=program[0] if "module" in options else None,
         preload=request.preload,

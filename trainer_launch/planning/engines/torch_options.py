@@ -9,7 +9,7 @@ from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
 from trainer_launch.model.units import counted
 from trainer_launch.planning import torchrun_options
-from trainer_launch.planning.command import Command, Kind
+from trainer_launch.planning.command import Kind
 from trainer_launch.planning.engines import meeting
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.flag_overrides import JOB_OPTIONS
@@ -34,14 +34,16 @@ def asked(request: Request) -> dict[str, str]:
     for name, value in typed.items():
         option = torchrun_options.OPTIONS[name]
         torchrun_options.check_value(option, value, option.flag)
-    numa = {} if request.numa_binding == "off" else {"numa_binding": request.numa_binding}
-    return {**torchrun_options.from_variables(request.env), **typed, **numa}
+    return {**torchrun_options.from_variables(request.env), **typed}
 
 
-def numa_binding(own: str, command: Command) -> str:
-    """The launcher's own option, else torchrun's."""
-    typed = command.torchrun.options if command.torchrun else {}
-    return own if own != "off" else typed.get("numa_binding", own)
+def numa_binding(request: Request) -> str:
+    """How torch's workers are bound: torchrun's own option, or its variable; off otherwise.
+
+    Raises:
+        UsageError: a value is out of its form.
+    """
+    return asked(request).get("numa_binding", "off")
 
 
 def handed_over(request: Request, options: Mapping[str, str]) -> str | None:
@@ -156,20 +158,16 @@ def check_spares(request: Request, *, runs_workers: bool) -> None:
         )
 
 
-def check_placement(request: Request, reason: str, *, is_torchrun: bool) -> None:
-    """Refuse to place workers that others start, for this reason.
+def check_placement(request: Request, reason: str) -> None:
+    """Refuse to order the ranks of workers that others start, for this reason.
 
     Raises:
-        UsageError: --ranks-by or --numa-binding asks for what this engine cannot do.
+        UsageError: --topology-label asks for what this engine cannot do.
     """
-    binding = request.numa_binding
     if request.label is not None:
-        asked, instead = "--ranks-by topology", ""
-    elif binding == "auto" or (binding != "off" and not is_torchrun):
-        asked, instead = f"--numa-binding {binding}", ", or set it to node, which torchrun knows" * is_torchrun
-    else:
-        return
-    raise UsageError(f"{asked} needs torch workers that the launcher itself starts ({reason}); remove it{instead}")
+        raise UsageError(
+            f"--topology-label needs torch workers that the launcher itself starts ({reason}); remove it"
+        )
 
 
 def warnings(request: Request) -> Iterator[str]:

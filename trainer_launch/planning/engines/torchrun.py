@@ -55,7 +55,6 @@ def plan(request: Request, reason: str) -> Plan:
         engine=NAME,
         processes=(torchrun,),
         grace_s=request.grace_s,
-        stop_order=request.stop_order,
         stop_signal=signal_policy.stop_signal(actions),
         signals=actions,
         wait_for=meeting.wait_for(request),

@@ -163,11 +163,11 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             undo.callback(server.stop)
         incarnation = secrets.token_hex(8)
         undo.callback((tokens := Tokens(tuple(calling.storage), incarnation, subject.try_out)).remove)
-        tokens.leave(settings.deadline / 4)  # before this node is present: when all are, all can look
+        tokens.leave(settings.wait_timeout / 4)  # before this node is present: when all are, all can look
         link = NodeLink(
             Endpoint("localhost", place.port) if topology.is_coordinator else place,
             msg.Present(msg.VERSION, calling.job, rank, hostname, incarnation, place.port),
-            deadline_s=settings.deadline,
+            deadline_s=settings.wait_timeout,
             port=None if topology.is_coordinator or place.host.startswith("127.") else place.port,
             ports=ports_of(settings),
             secret=secret,
@@ -180,7 +180,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
             link,
             label(rank, hostname),
             label(0, place.host),
-            node_facts.read_meanwhile(subject.command, {"image": settings.image} if settings.image else {}, read_s),
+            node_facts.read_meanwhile(subject.command, {}, read_s),
             subject,
             secret or b"",
             collectives,
@@ -210,7 +210,7 @@ def _calling(
         job=job_name(subject.topology, subject.host.hostname, home),
         min_nodes=nodes.min,
         max_nodes=nodes.max,
-        deadline_s=settings.deadline,
+        deadline_s=settings.wait_timeout,
         names=names_of(subject.job, subject.topology, home, subject.host.hostname),
         salt=secrets.token_hex(8),
         with_facts=settings.level in _THOROUGH and node_facts.FACTS not in skipped,

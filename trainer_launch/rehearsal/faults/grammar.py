@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trainer_launch.model import value_parsers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
-from trainer_launch.model.value_parsers import MAX_COUNT, compiled_pattern, parse_number, shown
+from trainer_launch.model.value_parsers import DURATION, MAX_COUNT, compiled_pattern, parse_number, shown
 from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS
 
 # -- words, durations, rates -------------------------------------------------------------------
@@ -23,10 +24,7 @@ from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS
 
 MAX_S = 7 * 86_400.0  # no rehearsal lasts a week
 MIN_RATE, MAX_RATE = 1_000.0, 1e11  # bytes per second
-DURATION = "a time such as 10s, 1.5m or 1h"
 RATE = "a rate such as 1MB/s, 500kB/s or 10Mbit/s"
-_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _RATE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([A-Za-z]{1,4})/s")
 _UNITS = {
     "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 1024.0, "mib": 1024.0**2, "gib": 1024.0**3,
@@ -49,12 +47,9 @@ def split(text: str, where: str) -> list[str]:
 
 
 def parse_duration(text: str, least_s: float = 0.0) -> float | None:
-    """Seconds, to the millisecond; without a unit seconds are meant."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        return None
-    seconds = round(float(found[1]) * _SECONDS[found[2]], 3)
-    return seconds if least_s <= seconds <= MAX_S else None
+    """Seconds within the bounds of a rehearsal."""
+    seconds = value_parsers.parse_duration(text)
+    return seconds if seconds is not None and least_s <= seconds <= MAX_S else None
 
 
 def parse_rate(text: str) -> float | None:

@@ -60,13 +60,13 @@ class Reporting:
         self._live: Live | None = None
 
     @classmethod
-    def of(cls, flags: Mapping[str, Any], color: str) -> Reporting:
+    def of(cls, flags: Mapping[str, Any]) -> Reporting:
         """As the command line has it. Raises UsageError: a report that cannot be written, or no number of steps."""
         reports = tuple(flags["reports"] or ())
         if reports and flags["render"]:
             raise UsageError("--report and --render exclude each other: --render runs nothing; remove one of them")
         check(reports)
-        return cls(reports, _steps(flags["max_lost_steps"]), has_table=is_wanted(color, os.environ))
+        return cls(reports, _steps(flags["max_lost_steps"]), has_table=is_wanted(os.environ))
 
     @property
     def needs_steps(self) -> bool:
@@ -150,9 +150,9 @@ def _write_report(path: str, analysis: Analysis, verdict: Verdict) -> None:
 # -- the live table ----------------------------------------------------------------------------
 
 
-def is_wanted(color: str, env: Mapping[str, str]) -> bool:
+def is_wanted(env: Mapping[str, str]) -> bool:
     """Whether somebody looks at a terminal that can show a table."""
-    if color == "never" or env.get("CI") or env.get("TERM", "dumb") == "dumb":
+    if env.get("CI") or env.get("TERM", "dumb") == "dumb":
         return False
     return os.isatty(_STDOUT) and os.isatty(_STDERR) and _size(_STDERR) is not None
 
