@@ -87,7 +87,7 @@ def python_of_nobody() -> tuple[str, ...]:
         become = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
         argv = (*become, "sh", "-c", 'exec "$0" "$@"', program)  # setpriv itself keeps rights until its exec
         same = f"assert sys.version_info[:2] == {sys.version_info[:2]}"
-        code = f"import trainer_launch, psutil, pydantic_settings, sys; {same}"
+        code = f"import trainer_launch, psutil, sys; {same}"
         done = subprocess.run((*argv, "-c", code), capture_output=True, check=False, cwd="/", env=env())
         if done.returncode == 0:
             return argv

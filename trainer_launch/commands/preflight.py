@@ -7,15 +7,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from trainer_launch.commands.options import Parsed
-from trainer_launch.host import logs
 from trainer_launch.membership.quarantine import FAILING_NODES
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
-from trainer_launch.model.findings import Measure, exit_code
+from trainer_launch.model.findings import exit_code
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import termination_message
 from trainer_launch.planning import programs
@@ -30,7 +28,7 @@ from trainer_launch.supervisor import outcome
 HELP = "check this container and all nodes (an init container)"
 ABOUT = "COMMAND, if it is given, is the one that 'run' will get; preflight checks that it can start."
 EXAMPLES = """exit codes:
-  0   passed, or only warnings (10 with --exit-warning)
+  0   passed, or only warnings
   20  failed, retryable: a node or its environment is faulty
   30  failed, fatal: the job's configuration is wrong, a retry will not help
   2   invalid options or variables
@@ -41,7 +39,6 @@ examples:
   trainer-launch preflight --level container           # this container only
   trainer-launch preflight --level deep                # test everything
   trainer-launch preflight --skip dns --fatal cpu,mtu
-  trainer-launch preflight --plot pairs.svg            # plot the bandwidth
   trainer-launch preflight --json                      # the report as JSON
 """
 
@@ -141,11 +138,3 @@ def _files(settings: Settings) -> dict[str, str | None]:
         "--state-dir": state,
         "--report": settings.report,
     }
-
-
-def _write_reference(path: str, measured: Sequence[Measure]) -> None:
-    rows = thresholds.measured(measured, time.strftime("%Y-%m-%d", time.gmtime()))
-    if not rows:
-        logs.warn(f"--write-reference: nothing was measured on a GPU, so {path} was not written")
-        return
-    report_formats.write_file("--write-reference", path, thresholds.render_table(rows))

@@ -102,7 +102,7 @@ def _unlabelled(chosen: list[Node]) -> tuple[Say, ...]:
     who = (
         f"{listed(names, _MOST_NAMED)} {'has' if len(names) == 1 else 'have'} no topology label, and the last ranks"
     )
-    return (Say(f"{who}; set --ranks-by topology and --topology-label there, too"),)
+    return (Say(f"{who}; set --topology-label there, too"),)
 
 
 def _claim(state: State, chosen: list[Node], number: int) -> Claim | None:

@@ -32,9 +32,9 @@ class Option:
         self.least, self.most = least, most
 
     def __set_name__(self, owner: type, name: str) -> None:
-        annotation = owner.__annotations__[name]
-        kinds = [annotation] if typing.get_origin(annotation) is Literal else typing.get_args(annotation)
-        kinds = kinds or [annotation]
+        annotation: Any = owner.__annotations__[name]
+        is_union = typing.get_origin(annotation) not in (None, Literal)
+        kinds: tuple[Any, ...] = typing.get_args(annotation) if is_union else (annotation,)
         self.choices = tuple(
             word for kind in kinds if typing.get_origin(kind) is Literal for word in typing.get_args(kind)
         )

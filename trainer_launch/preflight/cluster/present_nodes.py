@@ -42,7 +42,7 @@ def absent(
     text = f"{n_present} of {settings.min_nodes} nodes were present after {settings.deadline_s:g} s"
     text += f"; missing: {shown}" if shown else f"; {n_missing} are missing, and their names are unknown"
     counts = {"measured": n_present, "expected": settings.min_nodes, "unit": "nodes"}
-    action = "check why these pods are not running, or wait longer with --deadline"
+    action = "check why these pods are not running, or wait longer with --wait-timeout"
     found = [all_present.failed(Fault.NODE, text, scope=Scope.JOB, action=action, **counts)]
     for rank in missing[:_MAX_TOLD]:
         stuck, node = looked.get(rank), nodes.get(rank)

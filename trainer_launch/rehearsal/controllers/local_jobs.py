@@ -209,7 +209,7 @@ def _foreign(name: str) -> bool:
 KUBECTL = "/opt/kube/kubectl"  # where MPIJob v1 has it delivered
 _KUBEXEC = "/etc/mpi/kubexec.sh"
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-_PORT = "--ssh-port"  # told by a variable
+_SSH_PORT = "--ssh-port"  # told by a variable
 _LAUNCHERS = ("OMPI_MCA_", "I_MPI_", "HYDRA_")  # variables that only who runs mpirun gets
 
 
@@ -309,7 +309,7 @@ def _sshd(typed: Sequence[str] = ()) -> tuple[str, ...]:
     is_value = False
     for word in typed:
         option, joined, _ = word.partition("=")
-        if is_value or option == _PORT:
+        if is_value or option == _SSH_PORT:
             is_value = not is_value and not joined
         else:
             kept.append(word)
