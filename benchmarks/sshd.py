@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.results import machine
 from tests.cli.launching import LAUNCHER
-from trainer_launch.host import network
+from trainer_launch.host import network, runtime_directory
 from trainer_launch.model import Job
 from trainer_launch.mpi import ssh_client
 
@@ -54,7 +54,7 @@ Command = Callable[[int], Sequence[str]]
 
 
 def worker(mount: str) -> Command:
-    words = ("sshd", "--ssh-dir", mount, "--listen-address", "127.0.0.1", "--log-level", "error")
+    words = ("sshd", "--ssh-dir", mount, "--log-level", "error")
     return lambda port: (*LAUNCHER, *words, "--ssh-port", str(port))
 
 
@@ -71,7 +71,7 @@ def bare(folder: Path, mount: str) -> Command:
 @contextmanager
 def running(command: Command) -> Iterator[Server]:
     port = network.free_port()
-    env = {**os.environ, "JOB_COMPLETION_INDEX": "0"}
+    env = {**os.environ, "JOB_COMPLETION_INDEX": "0", runtime_directory.LISTEN_AT: "127.0.0.1"}
     process = subprocess.Popen(command(port), env=env, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while not banner(port):

@@ -58,8 +58,8 @@ def test_a_job_that_only_torchrun_can_run_says_why_and_what_runs(tmp_path: Path)
 
 
 def test_binding_and_topology_label_are_told(tmp_path: Path) -> None:
-    words = ("--numa-binding", "node", "--topology-label", "RACK", "--", script(tmp_path, ""))
-    env = V2 | {"TRAINER_LAUNCH_RANKS_BY": "topology", "RACK": "block-a/rack-3", "PET_NPROC_PER_NODE": "1"}
+    words = ("--topology-label", "RACK", "--", script(tmp_path, ""))
+    env = V2 | {"PET_NUMA_BINDING": "node", "RACK": "block-a/rack-3", "PET_NPROC_PER_NODE": "1"}
     told = launch("explain", *words, env=env).stdout
     assert "--numa-binding node binds local rank 0 to CPU " in told
     assert "ranks by topology label block-a/rack-3" in told
@@ -132,13 +132,8 @@ def test_node_0_is_said_to_run_the_coordinator() -> None:
     assert plan["restarts"].strip().startswith("3 worker failures per job, a lost node is waited for 600 s")
 
 
-def test_what_exec_becomes_is_shown_whole() -> None:
-    plan = plan_of(launch("explain", "--exec", "--", "train.py", env=V2).stdout)
-    assert "--nnodes=2" in plan["runs"]
-
-
 def test_no_plan_is_explained_and_ends_as_run_would() -> None:
-    told = launch("explain", "--rendezvous", "torch", "--", "torchrun", "--nnodes=1:2", "train.py", env=V2)
+    told = launch("explain", "--engine", "torchrun", "--", "torchrun", "--nnodes=1:2", "train.py", env=V2)
     assert told.returncode == 2
     assert "Contract: trainer-v2-torch" in told.stdout
     assert "no plan" in told.stdout

@@ -52,7 +52,7 @@ def listens(port: int) -> bool:
 
 
 RUN = ("run", "--nproc-per-node", "1")
-ROLL_CALL = ("preflight", "--level", "quick", "--deadline", "90", "--only", "roll-call")
+ROLL_CALL = ("preflight", "--level", "quick", "--wait-timeout", "90", "--only", "roll-call")
 
 
 @pytest.mark.process

@@ -10,7 +10,6 @@ from typing import Any
 
 from trainer_launch.model import Cpus, Gpus, Host, Job, Origin
 from trainer_launch.model.settings import Settings
-from trainer_launch.model.signal_policy import StopOrder
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.engines.request import Request
 from trainer_launch.planning.flag_overrides import overlay
@@ -38,7 +37,7 @@ def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes
         job = overlay(job, command.torchrun.options, Origin.COMMAND)
     options = {name: changes.pop(name) for name in changes.keys() & _OPTIONS}
     fields: dict[str, Any] = {
-        "settings": Settings({"start_method": "exec", "straggler_interval": 0, **options}),
+        "settings": Settings({"start_method": "exec", "hang_report_after": "off", **options}),
         "job": job,
         "host": MACHINE,
         "topology": place(job, machine),
@@ -47,7 +46,6 @@ def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes
         "python": "/venv/bin/python",
         "python_is_ours": True,
         "grace_s": 25.0,
-        "stop_order": StopOrder.LEADER,
         "signals": {},
         "our_rendezvous": False,
         "loopback_port": 4242,

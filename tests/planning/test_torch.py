@@ -25,7 +25,6 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import load
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import engines
-from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.engines import torch_options
 from trainer_launch.planning.reading import Reading, read
 
@@ -193,18 +192,8 @@ def test_a_job_without_labels_says_so_and_a_node_with_one_tells_it() -> None:
 @pytest.mark.parametrize(
     ("line", "changes", "why"),
     [
-        ("train.py", {"engine": "torchrun", "label": "a"}, r"--ranks-by topology .* \(--engine selects it"),
-        ("train.py", {"engine": "plain", "label": ""}, "--ranks-by topology needs torch workers"),
-        (
-            "train.py",
-            {"engine": "plain", "numa_binding": "node"},
-            r"--numa-binding node .*selects it\); remove it$",
-        ),
-        (
-            "torchrun --run-path train.py",
-            {"numa_binding": "auto"},
-            "--numa-binding auto needs .*--run-path.* or set it to node, which torchrun knows$",
-        ),
+        ("train.py", {"engine": "torchrun", "label": "a"}, r"--topology-label needs .* \(--engine selects it"),
+        ("train.py", {"engine": "plain", "label": ""}, "--topology-label needs torch workers"),
     ],
 )
 def test_workers_that_others_start_cannot_be_placed(line: str, changes: dict[str, object], why: str) -> None:
@@ -213,7 +202,7 @@ def test_workers_that_others_start_cannot_be_placed(line: str, changes: dict[str
 
 
 def test_torchrun_binds_where_it_starts_the_workers() -> None:
-    (process,) = plan("torchrun --run-path train.py", numa_binding="node").processes
+    (process,) = plan("torchrun --numa-binding node --run-path train.py").processes
     assert "--numa-binding=node" in process.argv
 
 
@@ -234,7 +223,7 @@ def reading(files: dict[str, str], **env: str) -> Reading:
 )
 def test_a_topology_label_is_read_from_a_file_or_a_variable(source: str, label: str | None) -> None:
     found = reading({"/etc/rack": "/a/r-2\n", "/etc/odd": "a\x00b"}, RACK="b/r-1", LONG="a" * 254)
-    settings = load({"ranks_by": "topology", "topology_label": source})
+    settings = load({"topology_label": source})
     fields: dict[str, Any] = {"shm_is_short": False, "copies_are_refused": False, "scratch": "/scratch"}
     if label is None:
         with pytest.raises(UsageError, match=f"{source} holds .*: expected a topology label such as block-a"):
@@ -244,6 +233,15 @@ def test_a_topology_label_is_read_from_a_file_or_a_variable(source: str, label: 
     assert engines.request_of(found, load({}), **fields).label is None
 
 
-def test_the_launchers_own_binding_precedes_torchruns() -> None:
-    command = parse_command(["torchrun", "--numa-binding", "socket", "train.py"])
-    assert [torch_options.numa_binding(own, command) for own in ("off", "node")] == ["socket", "node"]
+@pytest.mark.parametrize(
+    ("line", "env", "mode"),
+    [
+        ("train.py", {}, "off"),
+        ("train.py", {"PET_NUMA_BINDING": "node"}, "node"),
+        ("torchrun --numa-binding socket train.py", {"PET_NUMA_BINDING": "node"}, "socket"),
+    ],
+)
+def test_workers_are_bound_as_torchruns_option_or_its_variable_says(
+    line: str, env: dict[str, str], mode: str
+) -> None:
+    assert torch_options.numa_binding(request(line, ALONE, env)) == mode

@@ -140,7 +140,7 @@ def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
 
 def test_what_the_coordinator_is_told_reaches_it_and_the_secret_itself_nobody() -> None:
     asked = replace(
-        request("train.py", ELASTIC, our_rendezvous=True, restart_window=60.0),
+        request("train.py", ELASTIC, our_rendezvous=True),
         shrink_after_s=5.0,
         secret_file="/s",
         port_range=PortRange(7, 9),
@@ -148,7 +148,7 @@ def test_what_the_coordinator_is_told_reaches_it_and_the_secret_itself_nobody() 
     plan = engines.plan(asked)
     assert plan.hosting is not None
     told = plan.hosting
-    assert (told.shrink_after_s, told.restart_window_s, told.secret_file) == (5.0, 60.0, "/s")
+    assert (told.shrink_after_s, told.secret_file) == (5.0, "/s")
     (agent,) = plan.processes
     assert "ports=7-9" in shlex.join(agent.argv)
     assert "secret_file=/s" in shlex.join(agent.argv)

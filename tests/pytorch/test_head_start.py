@@ -55,7 +55,6 @@ def test_a_server_is_begun_for_the_script_or_module_of_a_torch_job(
         "-- train.py",
         "--nodes 2 -- ./train.sh",
         "--nodes 2 -- python -u train.py",
-        "--nodes 2 --exec -- train.py",
         "--nodes 2 --start-method exec -- train.py",
         "--engine plain --nodes 2 -- train.py",
         "--nodes 2 -- torchrun --no-python train.py",

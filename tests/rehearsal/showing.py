@@ -24,7 +24,7 @@ def main() -> None:
         return [title, *live_table(job.state, steps, lambda pod: f"step 7 of {pod.name}", most)]
 
     live = Live(table)
-    if not is_wanted("auto", os.environ):
+    if not is_wanted(os.environ):
         print("no table")
         return
     print("before")

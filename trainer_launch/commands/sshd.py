@@ -105,7 +105,7 @@ def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
         scratch=scratch,
     )
     handed = handed_on(child_env.sparing(asked, dict(asked.env)), named(settings.forward_env))
-    addresses = [address for address in (asked.env.get(runtime_directory.LISTEN_AT),) if address]
+    addresses = asked.env.get(runtime_directory.LISTEN_AT, "").replace(",", " ").split()
     ready = server.prepared(reach, handed, addresses=addresses, log_level=_LEVELS[settings.log_level])
     _tell(job, settings, reach.port, replace(handed, unfit=(*handed.unfit, *ready.unfit)))
     return replace(asked, command=parse_command(ready.argv))

@@ -36,16 +36,11 @@ SUCCESSORS: Mapping[str, str] = {
 }
 
 
-def sentence(what: str, typed: str | None = None) -> str:
-    """What to say to a user of a removed thing, `typed` as a flag or a variable."""
-    return f"{typed or what} was removed in {VERSION}; {SUCCESSORS[what]}"
-
-
 def refuse(what: str, typed: str | None = None) -> None:
-    """End with exit code 2 if this was removed.
+    """Refuse what was removed, `typed` as another flag or as a variable.
 
     Raises:
         UsageError: it was; the sentence names the successor.
     """
     if what in SUCCESSORS:
-        raise UsageError(sentence(what, typed))
+        raise UsageError(f"{typed or what} was removed in {VERSION}; {SUCCESSORS[what]}")

@@ -307,7 +307,7 @@ def _told(env: Mapping[str, str]) -> dict[str, str]:
     for flag in removed.SUCCESSORS:
         variable = variable_of(flag.removeprefix("--").replace("-", "_"))
         if upper.get(variable):
-            raise UsageError(removed.sentence(flag, variable))
+            removed.refuse(flag, variable)
     given = {name: upper.get(variable_of(name)) for name in Settings.model_fields}
     return {name: value for name, value in given.items() if value and not is_link(name, value)}
 
