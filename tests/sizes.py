@@ -18,7 +18,10 @@ from trainer_launch.host import runtime_directory as names
 LIMITS = json.loads((ROOT / "tests" / "limits.json").read_text(encoding="utf-8"))
 MARGIN = 1.02
 # What our own processes leave for each other.
-OUR_VARIABLES = (names.VARIABLE, names.MPI_RUN, names.NODE_LABEL, names.INSIDE)
+OUR_VARIABLES = (
+    *(names.VARIABLE, names.MPI_RUN, names.NODE_LABEL, names.INSIDE),
+    *(names.IN_COLOR, names.LISTEN_AT),
+)
 OUR_FILES = (names.LAUNCHER, names.FAILURE, names.NEWS, names.STACKS, names.PROGRESS, names.FUNCTION)
 
 

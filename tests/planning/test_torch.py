@@ -94,7 +94,7 @@ def test_a_typed_address_is_where_the_others_reach_the_store() -> None:
 
 
 def test_what_was_asked_for_reaches_the_membership() -> None:
-    made = member("train.py", ELASTIC, port_range=PortRange(7, 9), secret_file="/s", rejoin_timeout=5.0)
+    made = member("train.py", ELASTIC, port_range=PortRange(7, 9), secret_file="/s", wait_timeout=5.0)
     assert (made.ports, made.secret_file, made.patience_s, made.max_restarts) == (PortRange(7, 9), "/s", 5.0, 100)
 
 

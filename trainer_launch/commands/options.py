@@ -120,9 +120,8 @@ class _Parser(argparse.ArgumentParser):
 
     def refuse_unknown(self, word: str) -> typing.NoReturn:
         """Say so of an option that this command does not have."""
-        flag = _with_hyphens(word).partition("=")[0]
-        for name in (flag, flag.replace("--no-", "--", 1)):
-            removed.refuse(name, flag)
+        _refuse_removed(word)
+        flag = word.partition("=")[0]
         known = [name for name in self._option_string_actions if name.startswith("--")]
         near = did_you_mean(flag, known)
         raise UsageError(f"unknown option {flag}; {near}{' ' if near else ''}see {self.prog} --help")
@@ -174,6 +173,9 @@ def _typed(
     parser = build(program, called or tuple(COMMANDS))
     if not called and own[0] not in parser._option_string_actions:
         parser.refuse_unknown(own[0])
+    if called and not is_wrapping(called[0]):
+        for word in own:  # what follows one may be taken for something else, and refused first
+            _refuse_removed(word)
     found, unknown = parser.parse_known_args(own)
     flags = vars(found)
     if unknown:
@@ -280,6 +282,12 @@ def _no_command(program: str, words: Sequence[str]) -> str:
         return f"missing command; expected one of {', '.join(COMMANDS)}; see {program} --help"
     near = did_you_mean(words[0], COMMANDS) or f"to run a program: {program} run -- {words[0]} …;"
     return f"unknown command {words[0]!r}; {near} see {program} --help"
+
+
+def _refuse_removed(word: str) -> None:
+    flag = _with_hyphens(word).partition("=")[0]
+    for name in (flag, flag.replace("--no-", "--", 1)):
+        removed.refuse(name, flag)
 
 
 def _with_hyphens(word: str) -> str:
