@@ -84,7 +84,7 @@ def test_two_builds_of_one_tree_give_the_same_layer_and_python_compiles_nothing_
         layers.append(facts(name)["RootFS"]["Layers"])
     assert layers[0] == layers[1]
     # The compiled files hold although all files have been given another time.
-    said = in_image(name, "python3", "-v", "-c", "import trainer_launch.cli")
+    said = in_image(name, "python3", "-v", "-c", "import trainer_launch.cli, pydantic_settings")
     own = [line for line in said.splitlines() if "-packages/" in line and line.startswith("# code object from")]
     assert len(own) > 20, said[-3000:]
     assert [line for line in own if not line.rstrip("'").endswith(".pyc")] == []

@@ -42,8 +42,8 @@ podman() { timeout 600 podman "$@" </dev/null 9>&-; } # what it leaves running m
 
 # shellcheck source=/dev/null
 suite=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
-packages=(numpy mpi4py psutil nvidia-ml-py)
-pinned=$(grep -E "^(torch|$(IFS='|' && echo "${packages[*]}"))==" "$root/constraints.txt")
+packages=(numpy mpi4py psutil pydantic-settings nvidia-ml-py)
+pinned=$(grep -E "^(torch|pydantic|$(IFS='|' && echo "${packages[*]}"))==" "$root/constraints.txt")
 key=$({ echo "$suite $pinned"; cat "$0"; } | sha256sum | cut -c1-12)
 base=localhost/trainer-launch-test/base:$key
 torch=localhost/trainer-launch-test/torch:$key

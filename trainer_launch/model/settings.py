@@ -6,8 +6,8 @@ Flags win over variables, variables over defaults. A number is digits with an op
 import os
 import re
 import typing
-from collections.abc import Mapping
-from typing import Any, Literal, NoReturn
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal, NoReturn
 
 from trainer_launch.model import removed
 from trainer_launch.model.errors import UsageError
@@ -286,15 +286,32 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Sett
         UsageError: a value does not fit, or a variable was removed; the sentence names the flag or variable.
     """
     given = {**_told(os.environ if env is None else env), **flags}
-    wheres = {name: flag_of(name) if name in flags else variable_of(name) for name in given}
-    return Settings({name: _read(name, value, wheres[name]) for name, value in given.items()})
-
-
-def _read(name: str, value: object, where: str) -> Any:
     try:
-        return Settings.model_fields[name].read(value)
-    except ValueError as problem:
-        raise UsageError(f"invalid value {str(value)[:60]!r} for {where}: expected {problem}") from None
+        return Settings({name: Settings.model_fields[name].read(value) for name, value in given.items()})
+    except ValueError:
+        return Settings(validated(given, flags))
+
+
+def validated(given: Mapping[str, Any], flags: Collection[str] = ()) -> dict[str, Any]:
+    """The values of what flags (their names) and variables give, as pydantic-settings validates them.
+
+    Raises:
+        UsageError: a value does not fit; the sentence names the flag or variable.
+    """
+    from pydantic import BeforeValidator, ValidationError, create_model  # slow to load, and needed for errors only
+    from pydantic_settings import BaseSettings
+
+    fields: dict[str, Any] = {
+        name: (Annotated[Any, BeforeValidator(Settings.model_fields[name].read)], ...) for name in given
+    }
+    try:
+        return create_model("Settings", __base__=BaseSettings, **fields)(**given).model_dump()
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        name = str(first["loc"][0])
+        where = flag_of(name) if name in flags else variable_of(name)
+        expected = Settings.model_fields[name].expected
+        raise UsageError(f"invalid value {str(first['input'])[:60]!r} for {where}: expected {expected}") from None
 
 
 def _told(env: Mapping[str, str]) -> dict[str, str]:
