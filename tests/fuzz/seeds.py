@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from tests.contracts import nasty
 from tests.contracts.pods import CASES
@@ -224,7 +225,7 @@ def _launchers_view() -> Iterator[str]:
         version="0", pid=1, started_ticks=2, run_dir="/r", host="h", node_rank=0, contract="c", engine="e", phase="running",
         since_s=1.0, started_s=1.0, processes=(("a", 1),), exits=(("a", 1),), job="j", coordinator=("h", 1),
     )  # fmt: skip
-    text = json.dumps(asdict(view))
+    text = json.dumps(to_builtins(view))
     yield text.replace('"pid": 1', '"pid": @PID').replace('"started_ticks": 2', '"started_ticks": @TICKS')
 
 

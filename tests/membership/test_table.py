@@ -7,6 +7,7 @@ import socket
 import threading
 
 import pytest
+from msgspec.structs import replace
 
 from tests.membership.test_server import Cluster, await_, cluster  # noqa: F401  a fixture
 from tests.membership.world import World
@@ -16,7 +17,6 @@ from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.state import Close, Gone, Said
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.frozen import replace
 from trainer_launch.model.json_lines import MAX_LINE_BYTES
 from trainer_launch.model.stragglers import Lateness
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from trainer_launch.model.collectives import (
     Collective,
@@ -20,7 +21,6 @@ from trainer_launch.model.collectives import (
     spans,
     unexplained,
 )
-from trainer_launch.model.frozen import replace
 
 SECOND = 1_000_000_000
 NOW = 100 * SECOND

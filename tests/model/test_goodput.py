@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trainer_launch.model import goodput, json_lines
-from trainer_launch.model.frozen import replace
 from trainer_launch.model.goodput import Kind, Ledger, Signs, Told
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import field
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
+from msgspec import Struct, field
 
 from trainer_launch.model import json_lines
 from trainer_launch.model.errors import InternalError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.json_lines import Bound, Codec, Count, FreeText, MessageError, Name, Port, decode, encode
 
 
@@ -26,14 +25,12 @@ class Pair(NamedTuple):
     port: Port | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inner:
+class Inner(Struct, frozen=True, kw_only=True):
     count: Count
     words: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
+class Whole(Struct, frozen=True, kw_only=True):
     inner: Inner
     pairs: Annotated[tuple[Pair, ...], Bound(0, 2)] = ()
     row: tuple[int, str] = (0, "")

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
 from tests.model.simulated import ALL, END, Job, Op, enter, jitter, receive, send, work
 from trainer_launch.model.collectives import EnteredGroup, Entries, Look
-from trainer_launch.model.frozen import replace
 from trainer_launch.model.stragglers import Lateness, judge, timeline
 
 STEP_S = 0.1

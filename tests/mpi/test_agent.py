@@ -10,12 +10,12 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.conftest import require
 from tests.process.world import DEADLINE_S

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from trainer_launch.model import Member
 from trainer_launch.mpi import job_state as st

@@ -8,12 +8,12 @@ import math
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.observability.exposition import parse
 from tests.waiting import eventually

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.observability.statusserver import PATH, StatusServer, is_valid, make_certificates
 from trainer_launch.contracts.trainer_status import StatusEndpoint

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainer_launch.model import Cpus, Gpus, Host, Job, Origin
 from trainer_launch.model.settings import Settings

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.planning.requests import request
 from trainer_launch.model import Job, NodeRange, Origin

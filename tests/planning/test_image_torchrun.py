@@ -70,7 +70,7 @@ def test_the_plug_in_is_told_what_an_elastic_job_needs_to_lose_node_0() -> None:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return {name: getattr(value, name) for name in value.__struct_fields__}
 
 
 def test_the_plug_in_is_told_the_secret_and_the_ports() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.planning.requests import MACHINE, request
 from trainer_launch.model import Endpoint, Job, NodeRange, Origin, Rendezvous

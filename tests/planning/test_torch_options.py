@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.planning.requests import request
 from trainer_launch.model import Endpoint, Job, NodeRange, Rendezvous

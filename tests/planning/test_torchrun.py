@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contracts.pods import V2_TORCH, pod_of
 from tests.planning.requests import MACHINE

@@ -6,9 +6,9 @@ import errno
 import socket
 import threading
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.preflight.gpu.test_faults import FAULTS
 from tests.preflight.gpus import HEALTHY_CARDS, LOAD

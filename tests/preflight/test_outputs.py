@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.schemas.validator import violations
 from trainer_launch.model.findings import Basis, Fault, Finding, Report, Scope, Status

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.preflight import report_formats

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.preflight.gpus import HEALTHY_CARDS
 from trainer_launch.host.cgroup import Limits

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import select
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from tests.cli.launching import launch
 from trainer_launch.pytorch import early_fork_server
@@ -125,7 +125,7 @@ def test_a_server_that_was_guessed_wrong_is_ended(
     early_fork_server.begin(TORCH, os.environ)
     wanted = guess(TORCH, os.environ, str(tmp_path))
     assert wanted is not None
-    settings = dataclasses.replace(wanted.settings, script="other.py") if change == "script" else wanted.settings
+    settings = replace(wanted.settings, script="other.py") if change == "script" else wanted.settings
     env = {**wanted.env, "OMP_NUM_THREADS": "7"} if change == "threads" else wanted.env
     assert len(psutil.Process().children()) == 1
     assert early_fork_server.take(settings, env) is None

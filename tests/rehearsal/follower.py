@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from trainer_launch import cli
 from trainer_launch.rehearsal.report.history import History
@@ -18,7 +19,7 @@ class Follower(Reporting):
         return True
 
     def conclude(self, history: History, code: int) -> int:
-        Path(place).write_text(json.dumps(asdict(history)))
+        Path(place).write_text(json.dumps(to_builtins(history)))
         return code
 
 

@@ -19,7 +19,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainer_launch.model.frozen import dataclass
+from msgspec import Struct
 
 ROOT = Path(__file__).parents[2]
 PAGE, README = ROOT / "docs" / "versions.md", ROOT / "README.md"
@@ -66,16 +66,14 @@ print("Python", platform.python_version())
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Debian:
+class Debian(Struct, frozen=True):
     """A root of another release, by tests/setup/debian.sh."""
 
     suite: str
     packages: str
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One selection of versions; without a root it is this machine's Debian and its Pythons."""
 
     python: str

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from msgspec import to_builtins
 
 from tests.cli.launching import launch
 from tests.contracts.pods import CASES
@@ -63,7 +63,7 @@ def test_a_job_as_status_shows_it_is_so_too() -> None:
     joined(worlds[-1], 0)
     for world in worlds:
         for progress in (None, (0.5, 3.0), (None, 1.0)):
-            made = json.loads(json.dumps(asdict(state.status(world.state, world.now_s, progress))))
+            made = json.loads(json.dumps(to_builtins(state.status(world.state, world.now_s, progress))))
             told = {"launchers": [], "job": made, "job_problem": None}
             assert violations("status", told) == []
 
@@ -101,7 +101,7 @@ def documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tu
         yield "explain", explained(pod, capsys, "--save-pod", str(saved), "--", "train.py")
         yield "pod", json.loads(saved.read_text())
     yield "preflight", preflight_report()
-    job = asdict(state.status(running()[0].state, 0.0, (0.5, 3.0)))
+    job = to_builtins(state.status(running()[0].state, 0.0, (0.5, 3.0)))
     yield "status", {"launchers": [], "job": json.loads(json.dumps(job)), "job_problem": None}
     events = tmp_path / "events"
     run = ("run", "--engine=plain", "--prefix", "--events", str(events), "--", "sh", "-c", "echo said >&2; exit 3")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.supervisor.fakes import FakeSystem
 from trainer_launch.host import process_tree

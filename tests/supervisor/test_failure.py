@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from trainer_launch.host import cgroup
 from trainer_launch.model import Exit, FailureRecord

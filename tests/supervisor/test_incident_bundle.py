@@ -16,10 +16,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from trainer_launch.host import incident_facts, runtime_directory
 from trainer_launch.model import Failure
-from trainer_launch.model.frozen import replace
 from trainer_launch.supervisor import incident_bundle, incident_collection, worker_samples
 from trainer_launch.supervisor.incident_bundle import FAILURE, HANG, MAX_BYTES, Incident
 from trainer_launch.supervisor.incident_collection import About, Collector, Sources

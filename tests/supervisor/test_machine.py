@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from trainer_launch.model import Exit, Plan, Process, Verdict
 from trainer_launch.model.errors import InternalError

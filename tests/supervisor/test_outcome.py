@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from trainer_launch.model import Exit, Failure, Outcome, Verdict
 from trainer_launch.supervisor import outcome

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.supervisor.test_frames import BATCH, REDUCE, SAVE
 from trainer_launch.membership import protocol as msg

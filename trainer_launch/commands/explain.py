@@ -8,9 +8,11 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from trainer_launch.commands import options, sshd
 from trainer_launch.commands.options import Parsed
@@ -78,8 +80,8 @@ def main(parsed: Parsed) -> int:
         "plan": plan,
         "facts": {
             "read": [_fact_json(fact) for fact in job.facts],
-            "machine": asdict(reading.host),
-            "shared_memory": asdict(memory),
+            "machine": to_builtins(reading.host),
+            "shared_memory": to_builtins(memory),
         },
         "warnings": [
             *job.warnings,
@@ -181,7 +183,7 @@ def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
         "reasons": plan.reasons,
         "wait_for": plan.wait_for,
         "grace_s": plan.grace_s,
-        "hosting": None if plan.hosting is None else asdict(plan.hosting),
+        "hosting": None if plan.hosting is None else to_builtins(plan.hosting),
         "signals": {
             signal_policy.name_of(number): signal_policy.action_of(number, plan.signals).value
             for number in sorted(signal_policy.STOP_SIGNALS | plan.signals.keys())

@@ -6,8 +6,9 @@ import os
 import shutil
 import signal
 import sys
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainer_launch.commands import run
 from trainer_launch.contracts import read_job
@@ -98,7 +99,7 @@ def settings_of(spec: FunctionLaunchSpec) -> Settings:
 def _in_callers_words(message: str) -> str:
     """With the fields of Elastic in place of our options."""
     for name, field in JOB_FLAGS.items():
-        if field in Elastic.__dataclass_fields__:
+        if field in Elastic.__struct_fields__:
             message = message.replace(f"{flag_of(name)} 0", f"{field}=0").replace(flag_of(name), field)
     return message
 

@@ -14,11 +14,12 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from trainer_launch import __version__
 from trainer_launch.host import logs, runtime_directory
 from trainer_launch.model import removed, settings
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import PREFIX, Settings
 from trainer_launch.model.suggestions import did_you_mean
 
@@ -51,8 +52,7 @@ _REWORDED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parsed:
+class Parsed(Struct, frozen=True, kw_only=True):
     """A command line, understood."""
 
     command: Callable[[Parsed], int]

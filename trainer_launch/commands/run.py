@@ -10,9 +10,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
+
+from msgspec.structs import replace
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import UNKNOWN

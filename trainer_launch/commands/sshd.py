@@ -7,7 +7,8 @@ import logging
 import os
 import re
 import shutil
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.host import logs, runtime_directory

@@ -7,7 +7,8 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+
+from msgspec import Struct, to_builtins
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.host.files import read_secret
@@ -60,8 +61,7 @@ def main(parsed: Parsed) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """The launchers of one job, and what its coordinator says or why nothing is known."""
 
     name: str | None
@@ -99,14 +99,14 @@ def _known(view: node_view.View) -> dict[str, Json]:
     now_s = time.monotonic()
     reports: list[Json] = []
     for one in progress.read(view.run_dir):
-        values = asdict(one)
+        values = to_builtins(one)
         values["age_s"] = round(max(0.0, now_s - values.pop("at_s")), 1)
         del values["first_at_s"], values["first_step"]
         values["checkpoint_s"] = round(one.checkpoint_s, 3)
         values["metrics"] = {name: strict(number) for name, number in one.metrics.items()}
         reports.append(values)
-    standing = asdict(event_log.standing(view.run_dir))
-    about = asdict(view)
+    standing = to_builtins(event_log.standing(view.run_dir))
+    about = to_builtins(view)
     del about["ledger"]
     return {**about, "goodput": _goodput(view), "standing": standing, "reports": reports}
 
@@ -133,7 +133,7 @@ def _ask(views: Sequence[node_view.View]) -> tuple[dict[str, Json] | None, str |
             problems.append(str(failed))
             continue
         if status.generation >= known:
-            return {**asdict(status), "goodput": as_json(status.goodput)}, None
+            return {**to_builtins(status), "goodput": as_json(status.goodput)}, None
         problems.append(
             f"the coordinator at {Endpoint(*place)} does not know generation {known}, which this node was in"
         )

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.contracts import names
 from trainer_launch.contracts.generic_env import shows_others
 from trainer_launch.contracts.source import Contract, JsonView, Marks, Source
 from trainer_launch.model import Endpoint, Job, Member, NodeRange, hostfile
 from trainer_launch.model.errors import ContractError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import parse_host
 
 _PORT = 29500  # torchrun's own: most of these platforms name none
@@ -67,8 +68,7 @@ def _gpus(source: Source, name: str) -> int | None:
     return source.index(name, "nproc_per_node", default=None) or None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flat:
+class Flat(Struct, frozen=True, kw_only=True):
     """One platform's variables: how many nodes, which one this is, where all are, and how many GPUs each has."""
 
     nodes: str

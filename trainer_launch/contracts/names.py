@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 
+from msgspec import Struct
+
 from trainer_launch.model import Member
-from trainer_launch.model.frozen import dataclass
 
 MAX_MEMBERS = 65_536  # a larger job gets no list of names: nobody would read it
 V1_WORKER = "-worker-"  # what is before the index in a pod's name: `<job>-worker-<i>`
@@ -20,8 +21,7 @@ _V2 = re.compile(r"(?P<group>.+)-(?P<job_index>[0-9]{1,6})-(?P<index>[0-9]{1,6})
 _LAUNCHER = re.compile(r".+-launcher(-[0-9]{1,6}-[0-9]{1,6})?")
 
 
-@dataclass(frozen=True, slots=True)
-class V1Name:
+class V1Name(Struct, frozen=True):
     """`<job>-<role>-<index>`, as the v1 operator and mpi-operator name their pods."""
 
     job: str
@@ -29,8 +29,7 @@ class V1Name:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class V2Name:
+class V2Name(Struct, frozen=True):
     """`<job>-<replicatedJob>-<jobIndex>-<podIndex>`, as JobSet names its pods; `group` is the first two."""
 
     group: str

@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar, cast
 
+from msgspec import Struct
+
 from trainer_launch.model import Endpoint, Fact, Job, Json, NodeRange, Origin, value_parsers
 from trainer_launch.model.errors import ContractError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import MAX_COUNT, NPROC_WORDS
 
 P = TypeVar("P")
@@ -42,8 +43,7 @@ class Files(Protocol):
         """Whether the path is there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
+class Pod(Struct, frozen=True, kw_only=True):
     """One pod's injected input: variables, files, host name, command. Live or from a snapshot."""
 
     env: Mapping[str, str]
@@ -53,8 +53,7 @@ class Pod:
     namespace: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
+class Marks(Struct, frozen=True, kw_only=True):
     """What in a pod tells that a contract applies: variables and files."""
 
     all_of: tuple[str, ...] = ()
@@ -80,8 +79,7 @@ class Marks:
         return tuple(n for n in names if (source.has_file(n) if n.startswith("/") else source.has(n)))
 
 
-@dataclass(frozen=True, slots=True)
-class Contract:
+class Contract(Struct, frozen=True):
     """A platform: its name, how its pods are told from others, and how they are read."""
 
     name: str

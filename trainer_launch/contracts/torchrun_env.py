@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from trainer_launch.contracts import generic_env, names
 from trainer_launch.contracts.source import Source

@@ -6,14 +6,15 @@ The variable called TOKEN holds a path. The token itself is never read here: it 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec import Struct, to_builtins
 
 from trainer_launch.contracts.source import Source
 from trainer_launch.model import Job, Json
 from trainer_launch.model.errors import ContractError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import parse_host
 
 METHOD = "POST"
@@ -27,8 +28,7 @@ _PATH = re.compile(rf"/apis/trainer\.kubeflow\.org/[a-z0-9]{{1,32}}/namespaces/{
 _BEARER = re.compile(r"[A-Za-z0-9._~+/=-]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusEndpoint:
+class StatusEndpoint(Struct, frozen=True, kw_only=True):
     """The status server's address, and the files that open it."""
 
     scheme: str
@@ -68,7 +68,7 @@ def status_details(endpoint: StatusEndpoint | None, job: Job, completion_index: 
     return {
         "status_enabled": True,
         "should_report_progress": rank == 0 and not foreign,
-        **asdict(endpoint),
+        **to_builtins(endpoint),
     }
 
 

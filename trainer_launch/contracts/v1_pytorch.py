@@ -5,7 +5,7 @@ With an elasticPolicy too; Flyte's multi-node Elastic is one in which flytekit s
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from trainer_launch.contracts import flyte, generic_env, names, torchrun_env
 from trainer_launch.contracts.source import Contract, Marks, Source

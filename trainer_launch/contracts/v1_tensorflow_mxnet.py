@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from trainer_launch.contracts.source import Contract, JsonView, Marks, Source
 from trainer_launch.model import Endpoint, Job, Json, Member, NodeRange
-from trainer_launch.model.frozen import dataclass
 
 _LEGACY = "sparseCluster"  # the key up to 1.6
 _CHIEFS = ("chief", "master")
 _Lists: TypeAlias = "dict[str, tuple[Endpoint, ...]]"  # addresses by role
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
+class _Task(Struct, frozen=True):
     type: str
     index: int
 

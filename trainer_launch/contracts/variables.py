@@ -6,20 +6,20 @@ The contract of such a platform is one row: which variable says what.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.contracts import names
 from trainer_launch.contracts.source import Source
 from trainer_launch.model import Endpoint, Job, Json, NodeRange
-from trainer_launch.model.frozen import dataclass
 
 
 def _nothing(_job: Job) -> dict[str, Json]:
     return {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variables:
+class Variables(Struct, frozen=True, kw_only=True):
     """The names of a platform's variables; `read` is its contract's."""
 
     nodes: str  # how many there are

@@ -13,8 +13,9 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec import Struct
+
 from trainer_launch.host import files
-from trainer_launch.model.frozen import dataclass
 
 # v1 reports "no limit" as the largest number of whole pages.
 _V1_NO_LIMIT = 1 << 60
@@ -22,8 +23,7 @@ _MAX_DIGITS = 20  # of 64 bits
 _V1_USAGE = ("memory.usage_in_bytes", "total_inactive_file ")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
+class Groups(Struct, frozen=True, kw_only=True):
     """The own groups' folders from the innermost outwards, by controller; v2 has one tree for all."""
 
     version: int  # 0: no cgroup file system is mounted
@@ -155,8 +155,7 @@ def _number(text: str) -> int | None:
 _RESERVED = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """None always means: no limit, or the kernel does not say."""
 
     nofile_soft: int | None

@@ -16,13 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 
+from msgspec import Struct, field
+
 from trainer_launch.host import process_tree
 from trainer_launch.model.errors import MALFORMED
-from trainer_launch.model.frozen import dataclass
 
 OUTPUT_BYTES = 8 << 20  # that are kept of each stream; the rest is read and dropped
 REAP_S = 5.0  # what SIGKILL may take: a driver tears down what the child had
@@ -43,8 +43,7 @@ def begin_thread(name: str, work: Callable[..., object], *args: object) -> threa
     return thread
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Struct, frozen=True, kw_only=True):
     """How a command ended."""
 
     status: int | None = None  # exit code, or the signal's number below 0; None: not even SIGKILL ended it
@@ -89,8 +88,7 @@ class Ended:
         return last or ("no answer in time" if self.code is None else f"exit code {self.code}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streams:
+class Streams(Struct, frozen=True, kw_only=True):
     """What a command reads and where it writes, as for Popen."""
 
     text: str | None = None  # on its standard input
@@ -241,8 +239,7 @@ def _nothing() -> Mapping[str, float]:
     return MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class Tried(Struct, frozen=True, kw_only=True):
     """How a trial went."""
 
     stage: str = ""  # the last one that was begun

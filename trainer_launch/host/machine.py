@@ -8,9 +8,10 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec import Struct
+
 from trainer_launch.host import cgroup, files, shm
 from trainer_launch.model import Cpus, Gpus, Host
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import parse_number
 
 
@@ -57,8 +58,7 @@ def usable_cpus() -> list[int]:
 # -- accelerators ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """How the devices of one kind are counted without their driver's library."""
 
     device: str  # torch's word; ROCm has CUDA's

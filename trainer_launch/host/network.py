@@ -12,10 +12,11 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from msgspec import Struct
+
 from trainer_launch.host import files
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.units import listed
 
 
@@ -93,8 +94,7 @@ _SHOWN = 8
 _DISCARD = 9  # a UDP socket that is only connected sends nothing, so any port will do
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interface:
+class Interface(Struct, frozen=True, kw_only=True):
     """One network interface that has addresses."""
 
     name: str
@@ -119,8 +119,7 @@ def named(found: Sequence[Interface]) -> str:
     return listed([f"{one.name} ({one.addresses[0]})" for one in found], _SHOWN)
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterPort:
+class AdapterPort(Struct, frozen=True):
     """One port of an RDMA adapter."""
 
     device: str
@@ -129,8 +128,7 @@ class AdapterPort:
     rate: str = ""  # as the kernel writes it: 400 Gb/sec (4X NDR)
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """How packets go to an address: from which of ours, and how large they may be."""
 
     source: str

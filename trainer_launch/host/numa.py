@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from trainer_launch.host import files, machine
 from trainer_launch.model import Binding, Gpus
 from trainer_launch.model.collectives import numbers_in
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.units import grouped, in_ranges
 
 _CPU = "sys/devices/system/cpu/cpu"
@@ -32,8 +33,7 @@ class Cpu(NamedTuple):
     cache: int  # the largest
 
 
-@dataclass(frozen=True, slots=True)
-class Numa:
+class Numa(Struct, frozen=True):
     """The CPUs that may be used, and the NUMA node of each visible GPU by its index (-1: the kernel knows none)."""
 
     cpus: tuple[Cpu, ...]

@@ -8,9 +8,10 @@ import re
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+from msgspec import Struct
+
 from trainer_launch.host import files
 from trainer_launch.model.errors import MALFORMED
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.units import counted
 
 _MAX_BYTES = 1 << 20  # of an environment; the kernel allows 128 KiB a variable
@@ -18,8 +19,7 @@ _TRIES = 3  # a parent that ends between two reads hides its children from that 
 _SWEEPS = 100  # looks of one sweep; each finds only what was forked during the one before
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One live process, as /proc/PID/stat has it; (pid, started) is never used twice."""
 
     pid: int

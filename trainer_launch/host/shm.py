@@ -17,9 +17,10 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from msgspec import Struct
+
 from trainer_launch.host import files
 from trainer_launch.model.errors import MALFORMED, NodeError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.units import counted, in_units
 
 FOLDER = "/dev/shm"
@@ -32,16 +33,14 @@ _ST_RELATIME = 4096
 _SAME_FLAGS = 1 | 2 | 4 | 8 | 1024 | 2048  # ro, nosuid, nodev, noexec, noatime, nodiratime: ST_ and MS_ agree
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(Struct, frozen=True):
     """How much there is and how much of it is free."""
 
     size_bytes: int
     free_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Struct, frozen=True):
     """One file of the memory file system, as `lstat` has it."""
 
     name: str
@@ -231,8 +230,7 @@ _LEASE_SIGNAL = signal.SIGCHLD
 Key = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(Struct, frozen=True):
     """What one sweep took away."""
 
     count: int = 0

@@ -11,8 +11,9 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from trainer_launch import __version__
 from trainer_launch.model.json_lines import MAX_LINE_BYTES, MessageError, encode

@@ -14,9 +14,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from queue import Empty, Queue
 from typing import Any, Generic, TypeAlias, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.host.network import tune
 from trainer_launch.host.runtime_directory import tell
@@ -33,7 +35,6 @@ from trainer_launch.membership.election import remember
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.goodput import Told
 from trainer_launch.model.json_lines import MessageError
 from trainer_launch.model.units import counted
@@ -319,13 +320,11 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
 # -- a node's ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Struct, frozen=True):
     """The coordinator has welcomed this node, for the first time or again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnected:
+class Disconnected(Struct, frozen=True):
     """The coordinator is out of reach; the client goes on trying."""
 
     reason: str

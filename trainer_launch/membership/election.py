@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import MAX_CLAIMS, Claim, spans
 from trainer_launch.membership.state import Looked, Node, Phase, State, runs
-from trainer_launch.model.frozen import replace
 
 
 def may_form(state: State) -> bool:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import quarantine, timeouts
 from trainer_launch.membership.election import binding, may_form, remember
@@ -28,7 +30,6 @@ from trainer_launch.membership.state import (
 )
 from trainer_launch.model import FailureRecord
 from trainer_launch.model.collectives import MAX_ENTERED, entered_in_words
-from trainer_launch.model.frozen import replace
 from trainer_launch.model.goodput import LONGEST_S, Kind, Told
 from trainer_launch.model.json_lines import MAX_TEXT
 from trainer_launch.model.units import counted, in_ranges, listed

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.generation import peers_of
 from trainer_launch.membership.stall import each_member, who_can_answer
 from trainer_launch.membership.state import Clock, Key, Node, Phase, Reply, Sampling, Say, Send, State
 from trainer_launch.model.collectives import MAX_ENTRIES
-from trainer_launch.model.frozen import replace
 from trainer_launch.model.stragglers import Lateness, Timeline, judge, timeline
 from trainer_launch.model.units import printable
 

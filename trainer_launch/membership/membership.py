@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from trainer_launch.membership import lateness, quarantine, stall, timeouts
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.election import binding, note_look
@@ -64,7 +66,6 @@ from trainer_launch.membership.state import (
     waiting,
     why_stranger,
 )
-from trainer_launch.model.frozen import replace
 from trainer_launch.model.units import printable
 
 _K = TypeVar("_K")

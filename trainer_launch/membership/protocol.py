@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from typing import Annotated, NamedTuple, TypeAlias, get_args
+
+from msgspec import Struct, field
 
 from trainer_launch import __version__
 from trainer_launch.model.collectives import MAX_ENTERED, Entries, RankState
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.goodput import Seconds, Told
 from trainer_launch.model.json_lines import (
     MAX_ITEMS,
@@ -107,8 +107,7 @@ Row: TypeAlias = tuple[NodeRank | None, Text, Name, Amount | None]
 # -- messages of status ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StatusQuery:
+class StatusQuery(Struct, frozen=True):
     """In place of a Hello: how does the job stand? A Status is the answer, and the end of the connection."""
 
     version: Nodes
@@ -116,15 +115,13 @@ class StatusQuery:
     proof: Text | None = None  # see authentication.py
 
 
-@dataclass(frozen=True, slots=True)
-class Time:
+class Time(Struct, frozen=True):
     """What time is it at node 0? The first words of a node in preflight; a coordinator answers with Refused."""
 
     sent: float
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     """How the job stands."""
 
     phase: Name
@@ -151,8 +148,7 @@ class Status:
 # -- from a node ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Struct, frozen=True):
     """Who is calling. A node that has been in the job before says what it has seen, should the server be new."""
 
     version: Nodes
@@ -172,8 +168,7 @@ class Hello:
     label: _Machine = ""  # where it is in the network, such as block-a/rack-3; "": it does not say
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Struct, frozen=True):
     """This node has no workers running and is ready for a generation above `generation`."""
 
     incarnation: Name
@@ -187,20 +182,17 @@ class Join:
     entered: _LastEntered = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Renew:
+class Renew(Struct, frozen=True):
     """Still here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Took:
+class Took(Struct, frozen=True):
     """This node has heard of the generation, and will say so wherever it goes."""
 
     generation: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(Struct, frozen=True):
     """Group rank 0 has opened the generation's store."""
 
     generation: Count
@@ -208,8 +200,7 @@ class Store:
     port: Port
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True):
     """A worker of this node failed, and no other node's loss was known here."""
 
     generation: Count
@@ -226,22 +217,19 @@ class Failed:
     entered: _LastEntered = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """This node goes on purpose."""
 
     reason: FreeText
 
 
-@dataclass(frozen=True, slots=True)
-class Quit:
+class Quit(Struct, frozen=True):
     """This node's agent has ended the job: torchrun's own restarts are spent, and it does not come back."""
 
     reason: FreeText
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
+class Ranks(Struct, frozen=True):
     """What this node's ranks show: it sees no progress, or was asked."""
 
     generation: Count
@@ -250,16 +238,14 @@ class Ranks:
     limit_s: Amount = 0.0  # it has seen none for so long; 0: it was asked
 
 
-@dataclass(frozen=True, slots=True)
-class ClockAnswer:
+class ClockAnswer(Struct, frozen=True):
     """What this node's clock shows, ns since the epoch; said at once."""
 
     number: Count
     at_ns: Annotated[int, Bound(0, 2**63 - 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Entered:
+class Entered(Struct, frozen=True):
     """When this node's ranks entered their last collectives, and what is known of the GPUs of the suspects."""
 
     generation: Count
@@ -267,8 +253,7 @@ class Entered:
     devices: Annotated[tuple[tuple[_Rank, FreeText], ...], Bound(0, MAX_SUSPECTS)] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):
     """All workers of this node have succeeded."""
 
     generation: Count
@@ -277,22 +262,19 @@ class Done:
 # -- from the server --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(Struct, frozen=True):
     """The first line, for all versions: what a proof must contain, or "" when there is no secret."""
 
     nonce: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Struct, frozen=True):
     """The Hello was good; a node that says nothing for `lease_s` counts as lost."""
 
     lease_s: _Lease
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """Not in this job; `retry` tells whether that may change. Launchers of all versions read these two fields."""
 
     reason: FreeText
@@ -307,13 +289,11 @@ def refused_version(server: str, own: int, told: int) -> Refused | None:
     return Refused(f"{text}; install the same trainer-launch in all pods", retry=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantined(Refused):
+class Quarantined(Refused, frozen=True):
     """Not in this job, for what the machine has shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True):
     """Who is missing before the next generation; nobody while one runs."""
 
     present: Nodes
@@ -322,8 +302,7 @@ class Waiting:
     running: bool = False  # on those that are present
 
 
-@dataclass(frozen=True, slots=True)
-class Formed:
+class Formed(Struct, frozen=True):
     """A generation: this node is `group_rank` of `size`. Its store host answers with Store."""
 
     generation: Count
@@ -340,8 +319,7 @@ class Formed:
     quarantined: _Quarantined = ()  # for who serves the job next
 
 
-@dataclass(frozen=True, slots=True)
-class Go:
+class Go(Struct, frozen=True):
     """The generation's store is open there: start the workers."""
 
     generation: Count
@@ -349,8 +327,7 @@ class Go:
     port: Port
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(Struct, frozen=True):
     """That generation is over: stop its workers and join again."""
 
     generation: Count
@@ -359,15 +336,13 @@ class Restart:
     grows: bool = False  # nothing has failed: newcomers may join
 
 
-@dataclass(frozen=True, slots=True)
-class ShowRanks:
+class ShowRanks(Struct, frozen=True):
     """Another node sees no progress: tell what your ranks show."""
 
     generation: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(Struct, frozen=True):
     """Why the job does not go on, from what all nodes have told."""
 
     generation: Count
@@ -379,15 +354,13 @@ class Explained:
     active: bool = False  # the cause still shows progress: nobody hangs
 
 
-@dataclass(frozen=True, slots=True)
-class ClockQuestion:
+class ClockQuestion(Struct, frozen=True):
     """What does this node's clock show? The answer is said at once."""
 
     number: Count
 
 
-@dataclass(frozen=True, slots=True)
-class ShowEntries:
+class ShowEntries(Struct, frozen=True):
     """Tell when your ranks have entered their last collectives."""
 
     generation: Count
@@ -396,16 +369,14 @@ class ShowEntries:
     looks_us: Count = 0  # for so long
 
 
-@dataclass(frozen=True, slots=True)
-class Stragglers:
+class Stragglers(Struct, frozen=True):
     """Which ranks of this node are stragglers now; those that are no longer told have recovered."""
 
     generation: Count
     ranks: Annotated[tuple[Lateness, ...], Bound(0, MAX_SUSPECTS)]
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(Struct, frozen=True):
     """The job is over and has failed; the rest names the first failure of its last generation, if there was one."""
 
     reason: FreeText
@@ -418,8 +389,7 @@ class GiveUp:
     seen: FreeText = ""  # which collectives the ranks entered last
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """All nodes are done."""
 
 

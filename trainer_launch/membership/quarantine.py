@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import MAX_QUARANTINED, Quarantine
 from trainer_launch.membership.state import Accused, Disconnect, Node, Phase, Reply, Say, Send, State
-from trainer_launch.model.frozen import replace
 from trainer_launch.model.units import counted, printable
 
 Step: TypeAlias = tuple[State, tuple[Reply, ...]]

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.generation import peers_of
 from trainer_launch.membership.state import Key, Node, Reply, Send, Stall, State, runs
 from trainer_launch.model.collectives import Life, RankState, explain, unexplained
-from trainer_launch.model.frozen import replace
 
 Step = tuple[State, tuple[Reply, ...]]
 _ASKED_WORKERS_S = timeouts.SHOW_RANKS_S / 2  # for so long a member has asked its workers before it tells

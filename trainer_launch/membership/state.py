@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from enum import Enum
 from heapq import nsmallest
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model import FailureRecord
 from trainer_launch.model.collectives import RankState
-from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.model.goodput import Seconds, Told
 from trainer_launch.model.json_lines import MAX_LINE_BYTES, encode
 from trainer_launch.model.stragglers import Lateness
@@ -32,8 +33,7 @@ def _empty() -> Mapping[Any, Any]:
     return MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Struct, frozen=True, kw_only=True):
     """What kind of job it is and how patient the coordinator is with it."""
 
     job: str
@@ -62,8 +62,7 @@ class Settings:
         return self.lease_s if self.all_nodes > 1 else max(self.lease_s, timeouts.ALONE_LEASE_S)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     """One node that has called."""
 
     node_rank: int | None
@@ -126,8 +125,7 @@ class Members(tuple[Key, ...]):  # noqa: SLOT001 - a tuple's subclass cannot hav
         return key in self._keys
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """A generation: the one that runs or, while nodes gather, the last one."""
 
     number: int
@@ -139,8 +137,7 @@ class Run:
     done: Mapping[Key, float] = field(default_factory=dict)  # since when
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspicion:
+class Suspicion(Struct, frozen=True, kw_only=True):
     """A failure that is not charged yet: the news of a peer's loss may be slower than what it does to workers."""
 
     key: Key  # whose worker failed
@@ -153,8 +150,7 @@ class Suspicion:
     before: FailureRecord | None = None  # how the attempt before this one failed, if it did so soon after its start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accused:
+class Accused(Struct, frozen=True, kw_only=True):
     """The node whose own worker ended the last generation, with what its death shows about its machine."""
 
     key: Key
@@ -163,8 +159,7 @@ class Accused:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stall:
+class Stall(Struct, frozen=True, kw_only=True):
     """A member sees no progress, and all are asked what their ranks show."""
 
     generation: int
@@ -175,8 +170,7 @@ class Stall:
     limit_s: float = 0.0  # for how long the member has seen none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class Clock(Struct, frozen=True, kw_only=True):
     """A node's clock against ours, which is monotonic."""
 
     offset_ns: int = 0
@@ -185,8 +179,7 @@ class Clock:
     since_ns: int = 0  # by that clock: it was set then
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class Sampling(Struct, frozen=True, kw_only=True):
     """The looks for stragglers of one generation; see lateness.py."""
 
     generation: int
@@ -216,8 +209,7 @@ class Phase(Enum):
     OVER = "over"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(Struct, frozen=True, kw_only=True):
     """Everything the coordinator knows; times are its own monotonic seconds, None: not set."""
 
     settings: Settings
@@ -260,24 +252,21 @@ class State:
 # -- what can happen --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """A peer's line."""
 
     peer: int
     message: msg.Message
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(Struct, frozen=True):
     """A peer's connection has ended."""
 
     peer: int
     ended: bool = False  # by its own kernel, so that its process has ended
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
+class Looked(Struct, frozen=True):
     """Other candidates were looked for."""
 
     there: frozenset[int]  # who answers as a coordinator
@@ -285,13 +274,11 @@ class Looked:
     took_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time has passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(Struct, frozen=True):
     """Our side ends the job."""
 
     reason: str
@@ -303,23 +290,20 @@ Event: TypeAlias = Said | Gone | Looked | Tick | Close
 # -- what has to be done ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     """Send a message."""
 
     peer: int
     message: msg.FromServer
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnect:
+class Disconnect(Struct, frozen=True):
     """End a connection, after what was sent on it; a Gone follows."""
 
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(Struct, frozen=True):
     """Tell people."""
 
     text: str

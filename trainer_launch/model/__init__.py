@@ -6,13 +6,13 @@ All are frozen; a value that exists is consistent, because its reader raised oth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import Enum
 from signal import SIGTERM
 from types import MappingProxyType
 from typing import TypeAlias
 
-from trainer_launch.model.frozen import dataclass
+from msgspec import Struct, field
+
 from trainer_launch.model.signal_policy import SignalAction
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | tuple[Json, ...] | Mapping[str, Json] | None"
@@ -38,8 +38,7 @@ class Origin(str, Enum):
     DEFAULT = "default"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
+class Fact(Struct, frozen=True, kw_only=True):
     """One thing that was read, and what it became."""
 
     name: str  # the variable, path or flag
@@ -48,8 +47,7 @@ class Fact:
     field: str  # the key of `job` or `plan` it became, or "" when it only informs
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRange:
+class NodeRange(Struct, frozen=True):
     """How many nodes a job may have: `min` to `max`, both at least 1."""
 
     min: int
@@ -64,8 +62,7 @@ class NodeRange:
         return self.min if self.min == self.max else None
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """One node of the job by name; `slots` is its room for ranks, None when nobody said."""
 
     host: str
@@ -73,8 +70,7 @@ class Member:
     max_slots: int | None = None  # up to which Open MPI may oversubscribe them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendezvous:
+class Rendezvous(Struct, frozen=True, kw_only=True):
     """How torch elastic's agents are told to meet."""
 
     kind: str  # "static": ranks are given; "dynamic": agents agree on them
@@ -85,8 +81,7 @@ class Rendezvous:
     conf: Mapping[str, str] = field(default_factory=_nothing)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """What the platform told us, in our words. None always means: nobody said."""
 
     contract: str = ""  # its name; `contracts.read_job` fills it in
@@ -111,8 +106,7 @@ class Job:
 # -- what this machine is ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cpus:
+class Cpus(Struct, frozen=True, kw_only=True):
     """CPUs that this container may use."""
 
     affinity: int  # CPUs in the scheduler's mask
@@ -126,8 +120,7 @@ class Cpus:
         return max(1, min(self.affinity, -int(-self.quota // 1)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpus:
+class Gpus(Struct, frozen=True, kw_only=True):
     """Accelerators that this container can see; `reason` says how they were counted."""
 
     count: int
@@ -141,8 +134,7 @@ class Gpus:
         return self.count if self.device == "cuda" else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(Struct, frozen=True, kw_only=True):
     """This machine as the container sees it."""
 
     hostname: str
@@ -158,8 +150,7 @@ class Host:
 # -- what will run ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
+class Topology(Struct, frozen=True, kw_only=True):
     """Who this node is among whom; `reasons` says how each number was found."""
 
     node_rank: int | None
@@ -184,8 +175,7 @@ class Topology:
         return None if fixed is None or self.local_world_size is None else fixed * self.local_world_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
+class Destination(Struct, frozen=True, kw_only=True):
     """Where a worker's stream goes, where that is not the launcher's own stream alone."""
 
     file: str | None = None  # all of it
@@ -195,16 +185,14 @@ class Destination:
     needles: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Forked:
+class Forked(Struct, frozen=True):
     """A module of ours whose `main(spec, argv, env)` runs in a fork of the launcher."""
 
     module: str
     spec: object
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class Process(Struct, frozen=True, kw_only=True):
     """One process to start, completely described."""
 
     name: str
@@ -216,8 +204,7 @@ class Process:
     forked: Forked | None = None  # what runs in place of a program
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hosting:
+class Hosting(Struct, frozen=True, kw_only=True):
     """The coordinator that this node's launcher hosts for all nodes."""
 
     job: str
@@ -236,16 +223,14 @@ class Hosting:
     failing: tuple[str, ...] = ()  # hosts that preflight found faulty
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(Struct, frozen=True):
     """Where one worker runs."""
 
     cpus: tuple[int, ...]
     node: int | None = None  # the NUMA node whose memory it prefers; None: that of the CPU which first touches it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workers:
+class Workers(Struct, frozen=True, kw_only=True):
     """The torch workers of this node, which PID 1 starts itself in each generation."""
 
     count: int
@@ -270,8 +255,7 @@ class Workers:
     logs: Mapping[str, str] = field(default_factory=_nothing)  # torchrun's options about output, by name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
+class Membership(Struct, frozen=True, kw_only=True):
     """This node as a member of a job that meets at our coordinator."""
 
     job: str
@@ -288,8 +272,7 @@ class Membership:
     label: str = ""  # where this node is in the network, such as block-a/rack-3; "": ranks follow node numbers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """Everything to run and how to stop it; another program could carry it out."""
 
     engine: str
@@ -315,8 +298,7 @@ class Plan:
 # -- how it ended -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class Exit(Struct, frozen=True, kw_only=True):
     """One death: either `code` or `signal` is set."""
 
     process: str
@@ -330,8 +312,7 @@ class Exit:
         return 128 + self.signal if self.signal is not None else self.code or 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureRecord:
+class FailureRecord(Struct, frozen=True, kw_only=True):
     """How an attempt failed, for torch and MPI alike: the first worker's own end, as far as it is known."""
 
     attempt: int = 0  # a torch job's generation, or the start of mpirun
@@ -349,8 +330,7 @@ class FailureRecord:
     evidence: str = ""  # for it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(Struct, frozen=True, kw_only=True):
     """The first cause of a failed run."""
 
     reason: str  # CamelCase, for machines
@@ -366,8 +346,7 @@ class Failure:
     again: bool | None = None  # whether to start again can help; None: as the exit code says
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenUp:
+class GivenUp(Struct, frozen=True, kw_only=True):
     """Why the coordinator ended a torch job, and the worker that failed first, on whatever node."""
 
     reason: str
@@ -385,8 +364,7 @@ class Verdict(str, Enum):
     STOPPED = "Stopped"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     """How a run ended, and why."""
 
     verdict: Verdict
@@ -406,8 +384,7 @@ class Outcome:
 # -- addresses ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PortRange:
+class PortRange(Struct, frozen=True):
     """Ports from `low` to `high`, both included."""
 
     low: int
@@ -417,8 +394,7 @@ class PortRange:
         return f"{self.low}-{self.high}"
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """A host name or address, and a port."""
 
     host: str
@@ -433,8 +409,7 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Seats:
+class Seats(Struct, frozen=True):
     """Where each node's launcher listens, in a job that may go on without node 0; `pattern` has # for an index."""
 
     home: Endpoint  # node 0's

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from enum import Enum
 from itertools import chain, islice
 from typing import Annotated, NamedTuple, TypeAlias
 
-from trainer_launch.model.frozen import dataclass, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from trainer_launch.model.json_lines import Amount, Bound, Count, FreeText, Text
 from trainer_launch.model.units import listed
 
@@ -52,8 +53,7 @@ class Collective(NamedTuple):
 _Rank: TypeAlias = Annotated[int, Bound(0, 2**31 - 1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     """How far one rank is in one process group."""
 
     title: Text = ""
@@ -83,8 +83,7 @@ class Look(NamedTuple):
     place: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entries:
+class Entries(Struct, frozen=True, kw_only=True):
     """When one rank entered its last collectives, in their order; ns since the epoch, by its node's clock."""
 
     rank: _Rank
@@ -122,8 +121,7 @@ class Entries:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class Recorded(Struct, frozen=True, kw_only=True):
     """A worker's answer to PID 1."""
 
     number: Count = 0  # of the question
@@ -160,8 +158,7 @@ class Doing(str, Enum):
         return self not in (Doing.UNKNOWN, Doing.COLLECTIVE, Doing.DATA)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankState:
+class RankState(Struct, frozen=True, kw_only=True):
     """All that is known of one rank."""
 
     rank: _Rank
@@ -244,8 +241,7 @@ def entered_in_words(entered: Mapping[str, Collection[int]]) -> str:
     return f"last entered: {listed(words, _NAMED)}" if words else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Struct, frozen=True, kw_only=True):
     """Why a job does not go on: one sentence, and what follows from it."""
 
     text: str
@@ -256,8 +252,7 @@ class Explanation:
     active: bool = False  # the cause still shows progress: nobody hangs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wait:
+class _Wait(Struct, frozen=True, kw_only=True):
     """One collective that has not ended on those who wait in it."""
 
     group: str

@@ -10,9 +10,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Any, NamedTuple, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.model import exit_codes
 from trainer_launch.model.json_lines import Bound
@@ -84,8 +86,7 @@ _EXIT_CODES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """One sentence of a preflight."""
 
     check: str  # the check's stable name, by which it is silenced or made fatal
@@ -116,8 +117,7 @@ class Finding:
         return Severity.WARNING if self.status is Status.WARN else Severity.INFO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Struct, frozen=True, kw_only=True):
     """All findings, in the order of the checks."""
 
     findings: tuple[Finding, ...]

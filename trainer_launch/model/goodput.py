@@ -7,12 +7,13 @@ up to their last sign of progress only: when a hang is noticed, what came after 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import Enum
 from types import MappingProxyType
 from typing import Annotated, TypeAlias
 
-from trainer_launch.model.frozen import dataclass, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from trainer_launch.model.json_lines import Amount, Bound, Count
 from trainer_launch.model.units import duration
 
@@ -43,8 +44,7 @@ LONGEST_S = 1e9  # of a job; nobody is believed who tells of more
 UNSEEN_S = 600.0  # after which workers that show no step count as training
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signs:
+class Signs(Struct, frozen=True, kw_only=True):
     """What the workers of one generation have shown so far; times are monotonic."""
 
     first_s: float
@@ -55,16 +55,14 @@ class Signs:
     is_saving: bool = False  # since the last sign
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """A ledger as another node takes it over."""
 
     spent_s: Seconds
     step: Count | None = None  # the highest so far
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class Ledger(Struct, frozen=True, kw_only=True):
     """One node's; `at_s` is the monotonic second up to which all is booked, `kind` what has been done since."""
 
     at_s: float

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
+from msgspec import Struct
+
 from trainer_launch.model.collectives import Entries, Look, ranges_in
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.json_lines import Amount, Bound, Count, FreeText, Text
 
 LATE = 0.1  # of a step; what is less is no matter
@@ -35,8 +36,7 @@ class Entry(NamedTuple):
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class Timeline(Struct, frozen=True, kw_only=True):
     """One rank's entries by the job's clock, in their order."""
 
     rank: int
@@ -49,8 +49,7 @@ class Timeline:
     looks: tuple[Look, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lateness:
+class Lateness(Struct, frozen=True, kw_only=True):
     """How late one rank was in one sample."""
 
     rank: _Rank

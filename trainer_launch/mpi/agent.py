@@ -18,9 +18,10 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import IO, NoReturn
+
+from msgspec.structs import replace
 
 from trainer_launch.host import logs, process_tree
 from trainer_launch.model import exit_codes

@@ -11,9 +11,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess, logs, runtime_directory
 from trainer_launch.host.files import LiveFiles

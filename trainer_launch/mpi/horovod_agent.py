@@ -20,10 +20,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
+
+from msgspec.structs import replace
 
 from trainer_launch.host import files, logs, network, process_tree, runtime_directory
 from trainer_launch.model import Member, exit_codes, hostfile

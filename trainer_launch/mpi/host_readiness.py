@@ -19,8 +19,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from trainer_launch.host import network
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.units import counted, listed
 
 _CONNECT_S = 2.0
@@ -277,8 +278,7 @@ class Stage(IntEnum):
     READY = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
+class Readiness(Struct, frozen=True):
     """The stage that a host has not passed yet, and why."""
 
     stage: Stage = Stage.DNS

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from trainer_launch.model import FailureRecord, Member
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.mpi.mpirun_messages import Said
 from trainer_launch.planning.mpi_launch_spec import JobSettings
 
@@ -23,8 +24,7 @@ class Phase(Enum):
     DONE = "done"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class End(Struct, frozen=True, kw_only=True):
     """How the job ended; `failure` is for PID 1."""
 
     code: int
@@ -34,16 +34,14 @@ class End:
 # -- events -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Hosts:
+class Hosts(Struct, frozen=True):
     """Who belongs to the job now, in the order of ranks."""
 
     members: tuple[Member, ...]
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """Which hosts would take a daemon now, and where each other one is stuck."""
 
     hosts: frozenset[str]
@@ -51,8 +49,7 @@ class Ready:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(Struct, frozen=True):
     """mpirun has ended; what it said, and the last lines of its stderr."""
 
     code: int  # as the shell has it
@@ -61,8 +58,7 @@ class Exited:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Struct, frozen=True):
     """A host is lost while mpirun still runs; `said` by itself, and then it ends its ranks by itself."""
 
     host: str
@@ -70,30 +66,26 @@ class Lost:
     said: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Struct, frozen=True):
     """Who of those asked is not there any more, and why."""
 
     missing: Mapping[str, str]
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """We were asked to stop."""
 
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(Struct, frozen=True):
     """The ranks were told to end by themselves, and after that we stop."""
 
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time has passed."""
 
     at_s: float
@@ -104,8 +96,7 @@ Event: TypeAlias = Hosts | Ready | Exited | Lost | Answered | Asked | Drained | 
 # -- actions ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Await:
+class Await(Struct, frozen=True):
     """Look for these hosts until told otherwise; `afresh` are not believed to be there any more."""
 
     members: tuple[Member, ...]
@@ -113,45 +104,39 @@ class Await:
     check_keys: bool = False  # a host is ready only when it lets us in
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """Start mpirun on these hosts."""
 
     members: tuple[Member, ...]
     number: int  # of the start, from 1
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """Find out which of these hosts are there, within a moment."""
 
     hosts: tuple[str, ...]
     limit_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TellRanks:
+class TellRanks(Struct, frozen=True):
     """Let every rank know, on its own host, that it has to stop."""
 
     hosts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(Struct, frozen=True):
     """Signal mpirun."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(Struct, frozen=True):
     """End what an mpirun that was killed may have left on these hosts."""
 
     hosts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(Struct, frozen=True):
     """One sentence for the log."""
 
     text: str
@@ -160,8 +145,7 @@ class Say:
 Action: TypeAlias = Await | Start | Ask | TellRanks | Signal | Sweep | Say
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(Struct, frozen=True, kw_only=True):
     """Everything the machine knows; times are monotonic seconds, None: not set."""
 
     settings: JobSettings

@@ -18,8 +18,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from trainer_launch.membership import retry_policy, timeouts
 from trainer_launch.membership.retry_policy import is_of_code

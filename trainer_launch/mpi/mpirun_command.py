@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from msgspec import Struct
+
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Member, hostfile, redaction
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.planning.mpi_launch_spec import SSH, Spec
 from trainer_launch.planning.typed_mpirun import Typed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(Struct, frozen=True, kw_only=True):
     """What is started."""
 
     argv: tuple[str, ...]
@@ -23,8 +23,7 @@ class Command:
     is_hydra: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobHosts:
+class JobHosts(Struct, frozen=True, kw_only=True):
     """What a start stands on."""
 
     hosts: tuple[Member, ...]  # that it uses
@@ -97,8 +96,7 @@ _PRRTE = re.compile(r"prterun|PRRTE|PMIx Reference RunTime")
 _VERSION = re.compile(r"[Vv]ersion:?\s+(\d+)(\.\S*)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(Struct, frozen=True):
     """An implementation, and the first number of its version (0: unknown)."""
 
     name: str

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.model import exit_codes
-from trainer_launch.model.frozen import dataclass
 
 _FATAL = frozenset(
     (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -19,8 +20,7 @@ _FATAL = frozenset(
 _MAX_CHARS = 400  # of a line that is looked at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Said(Struct, frozen=True, kw_only=True):
     """What was said so far; None: nothing."""
 
     rank: int | None = None

@@ -15,15 +15,16 @@ import re
 import shutil
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 from pathlib import Path
 from shlex import join, quote
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Job
 from trainer_launch.model.errors import NodeError, UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import parse_number
 
 _PLAIN_PORT = 22
@@ -60,8 +61,7 @@ class Files:
         self.ender = f"{self.bin}/{_ENDER}"  # ends what other sessions of this pod have started; on workers
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(Struct, frozen=True):
     """The user that OpenSSH and mpirun take us for."""
 
     name: str
@@ -79,8 +79,7 @@ class Account:
         return {**env, **self.env, "LD_PRELOAD": libraries} if self.env else dict(env)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class Client(Struct, frozen=True, kw_only=True):
     """How to reach the pods of this job."""
 
     ssh: tuple[str, ...]
@@ -285,8 +284,7 @@ _MAX_BYTES = 65_536
 _PUBLIC = re.compile(r"((?:ssh|ecdsa|sk)-[a-z0-9@.-]{1,60}) ([A-Za-z0-9+/]{16,8192}={0,3})(?:\s.*)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """The job's key: a private file, and its public part as `TYPE BASE64`."""
 
     path: str

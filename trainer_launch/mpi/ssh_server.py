@@ -13,11 +13,12 @@ from pathlib import Path
 from shlex import quote
 from typing import NoReturn
 
+from msgspec import Struct
+
 import trainer_launch
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.mpi import ssh_client
 from trainer_launch.mpi.ssh_client import Files, quoted
 from trainer_launch.planning.ssh_environment import Handed
@@ -52,8 +53,7 @@ exec "$@"
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Ready(Struct, frozen=True, kw_only=True):
     """An sshd that can be started."""
 
     argv: tuple[str, ...]

@@ -16,11 +16,12 @@ from datetime import datetime, timezone
 from queue import Empty, Queue
 from typing import Any, TypeAlias
 
+from msgspec import Struct
+
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Outcome, goodput
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.exit_codes import retryable
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.goodput import Kind
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.observability.progress import Progress
@@ -280,16 +281,14 @@ _LAST_PORT = 65_535
 _LATEST_S = 253_402_300_799  # the last second that has four digits for its year
 
 
-@dataclass(frozen=True, slots=True)
-class News:
+class News(Struct, frozen=True):
     """One thing that was told, and when."""
 
     time_s: float
     event: Event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(Struct, frozen=True, kw_only=True):
     """How the job stands for this node, as far as its agent knows."""
 
     generation: int | None = None

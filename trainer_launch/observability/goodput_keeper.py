@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from trainer_launch.host import process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Json, goodput
 from trainer_launch.model.errors import MALFORMED
-from trainer_launch.model.frozen import replace
 from trainer_launch.model.goodput import Kind, Ledger, Signs, Told
 from trainer_launch.observability import event_log, progress
 from trainer_launch.observability.progress import Progress

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
 
+from msgspec import Struct
+
 from trainer_launch.model.collectives import RankState, spans
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted
 from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
@@ -48,8 +49,7 @@ h4{margin:8px 0 0;font-size:13px;color:var(--soft);font-weight:600}
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _Row(Struct, frozen=True, kw_only=True):
     states: tuple[RankState, ...]
     is_accused: bool
 
@@ -182,8 +182,7 @@ def _stuck(states: Sequence[RankState]) -> dict[str, tuple[int, int]]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawing:
+class _Drawing(Struct, frozen=True):
     scale: Scale
     now_ns: float
     colours: Mapping[str, str]

@@ -7,9 +7,10 @@ import tempfile
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from trainer_launch.host import process_tree
 from trainer_launch.model import Failure, Outcome, Plan
-from trainer_launch.model.frozen import replace
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import progress
 from trainer_launch.planning.engines import torchrun

@@ -8,10 +8,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Annotated, TypeAlias
 
+from msgspec import Struct
+
 from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import json_lines
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.goodput import Ledger
 from trainer_launch.model.json_lines import Bound, Count, Port, Printable
 from trainer_launch.model.stragglers import Lateness
@@ -21,8 +22,7 @@ _Seconds: TypeAlias = Annotated[float, Bound(0, 1e15)]
 _Place: TypeAlias = tuple[Printable, Port]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(Struct, frozen=True, kw_only=True):
     """A launcher's own state; times in seconds since the epoch. Anybody may write such a file to /tmp."""
 
     version: Printable

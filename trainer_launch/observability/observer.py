@@ -13,8 +13,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from trainer_launch import __version__
 from trainer_launch.contracts.trainer_status import StatusEndpoint, endpoint_of

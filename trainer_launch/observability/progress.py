@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.runtime_directory import PROGRESS, PROGRESS_END
 from trainer_launch.model import json_lines
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.json_lines import Bound, Count
 from trainer_launch.observability.report import MAX_METRICS, MAX_NAME
 
@@ -22,8 +23,7 @@ _Metric: TypeAlias = Annotated[str, Bound(1, MAX_NAME)]
 _Number: TypeAlias = Annotated[float, Bound(-math.inf, math.inf)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(Struct, frozen=True, kw_only=True):
     """One process's latest report."""
 
     rank: Count | None  # None: the process has no rank in a job

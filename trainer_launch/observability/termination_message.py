@@ -6,8 +6,9 @@ import contextlib
 import logging
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.files import LiveFiles

@@ -11,9 +11,10 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from http import client as http
+
+from msgspec import Struct
 
 from trainer_launch.contracts.trainer_status import METHOD, StatusEndpoint, authorization_header
 from trainer_launch.host.files import LiveFiles
@@ -31,8 +32,7 @@ _TRY_LATER = (408, 429)  # 4xx by number only
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What came of a request: an HTTP status, or none, and the reason in words that may be logged."""
 
     status: int | None

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import PurePosixPath
 
+from msgspec import Struct
+
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import PREFIX
 from trainer_launch.planning.torchrun_options import OPTIONS, TorchrunCommand, check_value, split_command
 
@@ -31,8 +32,7 @@ class Kind(str, Enum):
     PROGRAM = "program"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(Struct, frozen=True, kw_only=True):
     """The command as typed, and its parts."""
 
     argv: tuple[str, ...]
@@ -159,8 +159,7 @@ _WRAPPER = re.compile(
 _TAKES_A_VALUE = re.compile(r"--(?:with(?:-\w+)?|extra|group|package|python|name|prefix|unset)|-[a-zA-Z]")
 
 
-@dataclass(frozen=True, slots=True)
-class Launcher:
+class Launcher(Struct, frozen=True):
     """A program that starts workers, as it was typed."""
 
     name: str  # such as torchrun, accelerate launch

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from trainer_launch.model import Endpoint, Fact, Job, NodeRange, Origin, Rendezvous, value_parsers
 from trainer_launch.model.errors import UsageError

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
+from msgspec import Struct
+
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.planning.launcher_options import Option, split
 
 
@@ -59,8 +60,7 @@ _ONLY_ASKS = ("version", "check_build", "help")
 _QUESTIONS = frozenset(("-h", "--help", "-v", "--version", "-cb", "--check-build"))
 
 
-@dataclass(frozen=True, slots=True)
-class HorovodCommand:
+class HorovodCommand(Struct, frozen=True):
     """A horovodrun command line taken apart: options in the order they were typed, then the program."""
 
     typed: tuple[tuple[str, tuple[str, ...]], ...]  # name and values

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec import Struct
+
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 
 _SHORT = 2  # letters of `-p`, to which a value may be joined
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """One option: its name with underscores, how it is written (the first way is ours), how many values."""
 
     name: str
@@ -34,8 +34,7 @@ class Option:
         return self.flags[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(Struct, frozen=True):
     """A command line taken apart: options in the order they were typed, then the program."""
 
     typed: tuple[tuple[str, tuple[str, ...]], ...]  # name and values

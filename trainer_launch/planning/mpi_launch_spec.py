@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 
-from trainer_launch.model.frozen import dataclass
+from msgspec import Struct, field
+
 from trainer_launch.model.signal_policy import SignalAction
 
 SSH, KUBEXEC, OWN = "ssh", "kubexec", "own"  # how mpirun reaches its hosts; own: as the user has set it up
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSettings:
+class JobSettings(Struct, frozen=True, kw_only=True):
     """What a job is allowed; seconds, None: no limit of this kind. What only the agent sees, it replaces."""
 
     min_hosts: int | None = None  # None: all
@@ -29,8 +28,7 @@ class JobSettings:
     by_slot: bool = False  # ranks follow the slots of the list, as nobody has typed otherwise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
+class Spec(Struct, frozen=True, kw_only=True):
     """An MPI job as its launcher sees it."""
 
     contract: str

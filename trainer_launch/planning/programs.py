@@ -10,7 +10,8 @@ import shutil
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainer_launch.host.files import text
 from trainer_launch.model import Plan

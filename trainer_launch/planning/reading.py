@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
@@ -14,7 +16,6 @@ from trainer_launch.host.files import JOB_SECRET, LiveFiles
 from trainer_launch.host.machine import probe
 from trainer_launch.model import Fact, Host, Job, Origin, PortRange, value_parsers
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import Settings, job_options
 from trainer_launch.planning import programs
 from trainer_launch.planning.command import Command, Kind, grace_of, launcher_in
@@ -38,8 +39,7 @@ def live_pod(argv: Sequence[str]) -> Pod:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """A pod, read once: its job, its command if it has one, and this machine."""
 
     pod: Pod

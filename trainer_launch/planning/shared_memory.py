@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 
+from msgspec import Struct
+
 from trainer_launch.model import Host
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.units import MIB, counted, in_mib
 
 # Nobody can know a program's data loaders before it runs. A rule of thumb, for each worker: 4 loader processes,
@@ -36,8 +37,7 @@ _YAML = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class Need(Struct, frozen=True, kw_only=True):
     """What the workers of one node may need."""
 
     workers: int = 1
@@ -62,8 +62,7 @@ class Need:
         return self.workers * (self.on_gpus * NCCL_LEAST_BYTES + self.is_mpi * MPI_BYTES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Struct, frozen=True, kw_only=True):
     """What to do about shared memory."""
 
     enlarge_to: int | None = None  # bytes; None: leave it

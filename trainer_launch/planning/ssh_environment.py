@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+from msgspec import Struct
+
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.redaction import redact
 from trainer_launch.model.settings import PREFIX
 
@@ -20,8 +21,7 @@ _NOT_OURS = frozenset(("USER", "LOGNAME", "SHELL", "MAIL", "PWD", "OLDPWD", "SHL
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 
 
-@dataclass(frozen=True, slots=True)
-class Handed:
+class Handed(Struct, frozen=True):
     """What a session gets; the names of what it does not get, for people."""
 
     env: Mapping[str, str]

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from string import Template
 from types import MappingProxyType
 
+from msgspec import Struct
+
 from trainer_launch.model import Destination
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.planning.launcher_options import Option, split
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -67,8 +68,7 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 _TRUE, _FALSE = ("1", "true", "yes", "on", ""), ("0", "false", "no", "off")
 
 
-@dataclass(frozen=True, slots=True)
-class TorchrunCommand:
+class TorchrunCommand(Struct, frozen=True):
     """A torchrun command line taken apart: options by name (flags are "1"), then the program."""
 
     options: Mapping[str, str]

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+
+from msgspec import Struct, field
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 
 _NAMES = re.compile(r"(mpirun|mpiexec)([.-](openmpi|mpich|hydra|intel))?|orterun|prterun|mpiexec\.hydra")
@@ -40,8 +40,7 @@ MCA_VARIABLES = ("OMPI_MCA_", "PRTE_MCA_")  # and a parameter's name
 _ONE_VALUE = _NUMBER | _HOSTS | _FILES | _NAMED | _OTHERS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Typed:
+class Typed(Struct, frozen=True, kw_only=True):
     """A command of mpirun, taken apart."""
 
     mpirun: str  # as typed: a name or a path

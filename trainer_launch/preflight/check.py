@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.host import cgroup, deadline_subprocess, dns, network, shm
 from trainer_launch.host.cgroup import Limits
@@ -60,8 +62,7 @@ class Needs(str, Enum):
     LOAD = "GPUs at work"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check(Generic[Context]):
+class Check(Struct, Generic[Context], frozen=True, kw_only=True):
     """One thing that can be wrong. All of them are listed in registry.py."""
 
     id: str  # what --only, --skip and --fatal take, and findings have
@@ -115,8 +116,7 @@ def check(
     return made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Subject(Struct, frozen=True, kw_only=True):
     """One container of a job. Without further words, a healthy container."""
 
     job: Job

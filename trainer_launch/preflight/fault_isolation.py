@@ -21,11 +21,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, combinations
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 Pair: TypeAlias = tuple[int, int]  # the lower index first
 
@@ -35,8 +37,7 @@ MAX_ROUNDS = 12
 _OF_TREES = 4  # more, at most, in a deep trial
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(Struct, frozen=True, kw_only=True):
     """What is known so far of nodes 0 to `n_nodes` - 1."""
 
     n_nodes: int
@@ -45,8 +46,7 @@ class Trial:
     results: Mapping[Pair, tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))  # passed, failed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(Struct, frozen=True, kw_only=True):
     """A pair of healthy nodes that fails; `failed` of `tests`."""
 
     ends: Pair
@@ -55,8 +55,7 @@ class Link:
     rails: tuple[int, ...] = ()  # where it is not all of them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faulty:
+class Faulty(Struct, frozen=True, kw_only=True):
     """Who is at fault, and what could not be decided."""
 
     nodes: tuple[int, ...] = ()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.model.findings import Basis, Checksum, Fault, Finding, Measure, Scope, Status
 from trainer_launch.model.units import all_of, counted, grouped, listed
@@ -26,8 +28,7 @@ _JOB_ACTION = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Card:
+class _Card(Struct, frozen=True):
     node: int
     measure: Measure
     of_reference: float | None  # its share; None: nobody knows what it should be

@@ -8,9 +8,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.host import logs
 from trainer_launch.model import exit_codes
@@ -30,8 +32,7 @@ from trainer_launch.preflight.mpi import launcher_checks
 from trainer_launch.preflight.report_formats import Place
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """The checks that --only, --skip and --fatal name."""
 
     chosen: tuple[str, ...]
@@ -63,8 +64,7 @@ class Selection:
         return "quick" if is_idle else settings.level
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(Struct, frozen=True):
     """What was found, and by whom."""
 
     report: Report

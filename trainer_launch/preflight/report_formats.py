@@ -11,9 +11,10 @@ import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec import Struct, to_builtins
 
 from trainer_launch.host import files, logs
 from trainer_launch.model import Json
@@ -29,8 +30,7 @@ _LONGEST_S = 1e9
 _Word = TypeVar("_Word", Status, Scope, Fault, Basis)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct, frozen=True, kw_only=True):
     """Where a report was made."""
 
     host: str
@@ -58,7 +58,7 @@ def document(report: Report, place: Place, *, mode: str, exit_code: int, at_s: f
         "exit_code": exit_code,
         "at": round(at_s, 3),
         "took_s": round(report.took_s, 4),
-        "node": asdict(place),
+        "node": to_builtins(place),
         "counts": {status.value: count for status, count in report.counts.items()},
         "silenced": list(report.silenced),
         "findings": [finding_as_json(finding) for finding in report.findings],

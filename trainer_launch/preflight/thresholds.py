@@ -6,9 +6,10 @@ import json
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Measure
@@ -22,8 +23,7 @@ _FIELDS = ("model", "measure", "value", "unit", "source")
 _MAX_TEXT = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Struct, frozen=True):
     """What one measure should come to on one model of GPU, and who says so."""
 
     model: str
@@ -33,8 +33,7 @@ class Reference:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """All references of a file."""
 
     rows: Mapping[tuple[str, str], Reference] = field(default_factory=dict)
@@ -139,8 +138,7 @@ SHARE_OF_PLAIN_SOCKETS = 0.3
 _MAX = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """Measures that are judged alike, and by what name."""
 
     name: str  # the check's, and that of its threshold
@@ -169,8 +167,7 @@ def kind_of(name: str) -> Kind | None:
     return next((kind for kind in KINDS if name.startswith(kind.measures)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(Struct, frozen=True):
     """What is enough of GPUs, where it was said otherwise than in KINDS."""
 
     of_reference: Mapping[str, float] = field(default_factory=dict)  # by a kind's name
@@ -185,8 +182,7 @@ class Shares:
         return kind.peers if self.of_peers is None else self.of_peers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
+class Thresholds(Struct, frozen=True, kw_only=True):
     """When a pair is too slow."""
 
     floor: float = 10 * MBYTE  # bytes per second, for anything: a tenth of the slowest network that is still sold

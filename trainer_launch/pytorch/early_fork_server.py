@@ -12,8 +12,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from trainer_launch.model.errors import LaunchError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.planning.command import Command, Kind, parse_command
 from trainer_launch.supervisor import inherited
 
@@ -28,8 +29,7 @@ _OF_TORCH = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK")
 _OF_OPERATOR = {"MASTER_ADDR", "RANK", "WORLD_SIZE"}
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(Struct, frozen=True):
     """What a server would be started with."""
 
     settings: ServerSettings

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any
+
+from msgspec import Struct, field
 
 from trainer_launch.model import value_parsers
 from trainer_launch.model.errors import UsageError
@@ -30,8 +32,7 @@ class WorkerFailedError(RuntimeError):
         self.signal = signal
 
 
-@dataclass(frozen=True, slots=True)
-class RunPolicy:
+class RunPolicy(Struct, frozen=True):
     """Kubeflow's run policy: inside the pod only `active_deadline_seconds` is kept, else is the controller's."""
 
     clean_pod_policy: Any = None
@@ -40,8 +41,7 @@ class RunPolicy:
     backoff_limit: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Elastic:
+class Elastic(Struct, frozen=True):
     """How many workers start, where and how. None takes the pod's own value; without a platform 1, 1 and 0.
 
     The fields have the names of Flyte 1's and Flyte 2's Elastic.

@@ -6,9 +6,9 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 
+from msgspec import Struct
 from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
@@ -25,8 +25,7 @@ _LOOK_S = 1.0  # how long one look into the queue may sleep: a signal wakes it a
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(Struct, frozen=True, kw_only=True):
     """What this node is called."""
 
     run_id: str  # the job

@@ -15,9 +15,10 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from trainer_launch.model import Binding, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError, UsageError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.json_lines import MessageError
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import early_fork_server, messages
@@ -64,8 +65,7 @@ class UnfitError(ServerError):
     """A worker of this program has found out that it must not be forked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
+class ServerSettings(Struct, frozen=True, kw_only=True):
     """What a fork server has to know when it starts."""
 
     python: str

@@ -29,13 +29,13 @@ import traceback
 import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any, NoReturn
 
+from msgspec import Struct, field
+
 from trainer_launch.host import files, process_attributes
 from trainer_launch.model import exit_codes
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.pytorch import flight_recorder, messages, process_reset
 from trainer_launch.pytorch.hidden_imports import Finder
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
@@ -67,8 +67,7 @@ except BaseException as problem:
 """)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(Struct, frozen=True, kw_only=True):
     """What the server was before it imported anything, which forked processes get back."""
 
     launcher: int
@@ -88,8 +87,7 @@ class Origin:
         return self.replaced[:].rstrip(b"\0").decode(errors="replace") or None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signs:
+class Signs(Struct, frozen=True, kw_only=True):
     """How processes that are being forked and the server tell each other how far they are."""
 
     report: int  # where pids, the store's port, or a failure are written, one line each

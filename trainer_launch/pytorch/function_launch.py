@@ -19,12 +19,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import spawn
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
+
+from msgspec import Struct
 
 from trainer_launch.host import files, runtime_directory
 from trainer_launch.model import Failure, GivenUp, Verdict, errors, exit_codes, json_lines
@@ -65,8 +66,7 @@ def launch(fn: Callable[..., Any], elastic: Elastic | Any, /, *args: Any, **kwar
         return {rank: load(rank, data) for rank, data in results(folder).items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionLaunchSpec:
+class FunctionLaunchSpec(Struct, frozen=True, kw_only=True):
     """What the launcher is told."""
 
     program: str  # of the workers
@@ -168,8 +168,7 @@ def _leave(number: int) -> NoReturn:
 # -- what it has to say -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Struct, frozen=True, kw_only=True):
     """How the launcher ended: it refused to begin, or the workers ended in one way or another."""
 
     refused: str | None = None  # the name of the error

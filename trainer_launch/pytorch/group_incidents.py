@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import News
 from trainer_launch.model import FailureRecord
 from trainer_launch.model.collectives import Life, RankState, Recorded, brief, entered_in_words, last_entered
-from trainer_launch.model.frozen import replace
 from trainer_launch.model.json_lines import encode
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.pytorch.recorder_questions import Recorders

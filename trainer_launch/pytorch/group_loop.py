@@ -8,8 +8,9 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec.structs import replace
 
 from trainer_launch.host import incident_facts, runtime_directory
 from trainer_launch.host.deadline_subprocess import begin_thread

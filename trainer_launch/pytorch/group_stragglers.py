@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.deadline_subprocess import begin_thread
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.model import Workers
 from trainer_launch.model.collectives import Entries, Look, Recorded
-from trainer_launch.model.frozen import replace
 from trainer_launch.model.json_lines import encode
 from trainer_launch.model.stragglers import Lateness
 from trainer_launch.pytorch.recorder_questions import Recorders

@@ -9,10 +9,10 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Annotated, TypeAlias, get_args
 
-from trainer_launch.model.frozen import dataclass
+from msgspec import Struct, field
+
 from trainer_launch.model.json_lines import Bound, Codec, Count, MessageError, Port
 
 VERSION = 1
@@ -25,8 +25,7 @@ _Streams: TypeAlias = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkedWorker:
+class ForkedWorker(Struct, frozen=True, kw_only=True):
     """What one worker has for itself."""
 
     local_rank: Count
@@ -38,8 +37,7 @@ class ForkedWorker:
     recorder: bool = False  # whether a socket follows its streams, on which it answers PID 1's questions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkWorkers:
+class ForkWorkers(Struct, frozen=True, kw_only=True):
     """Fork these workers. Their streams' descriptors come with the message, in the workers' order.
 
     The last descriptor is a pipe, from which each process reads a byte before it goes on; its end means: exit.
@@ -57,8 +55,7 @@ class ForkWorkers:
         return sum(len(worker.streams) + worker.recorder for worker in self.workers) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStore:
+class OpenStore(Struct, frozen=True):
     """Start a process with a store, on a port from `low` to `high`, or on any free one; a pipe comes with it."""
 
     low: Port | None = None
@@ -70,37 +67,32 @@ class OpenStore:
         return 1
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """The server can fork; the files that it has loaded, with their change times in ns and their sizes."""
 
     files: Mapping[str, tuple[_Time, Count]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Unfit:
+class Unfit(Struct, frozen=True):
     """Workers cannot be forked from this server."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Forked:
+class Forked(Struct, frozen=True):
     """The workers are children of the launcher; their pids in the order of the request."""
 
     pids: tuple[Count, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StoreOpen:
+class StoreOpen(Struct, frozen=True):
     """The store's process is a child of the launcher, and listens."""
 
     pid: Count
     port: Port
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFailed:
+class RequestFailed(Struct, frozen=True):
     """The request was not carried out, and nothing of it is left."""
 
     reason: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from trainer_launch.model import Endpoint, NodeRange, PortRange, Seats, value_parsers
 from trainer_launch.model.errors import UsageError
@@ -29,8 +30,7 @@ _MOST_S = 10**8
 _PATIENCE_S = 600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conf:
+class Conf(Struct, frozen=True, kw_only=True):
     """Where this node meets the others, and what it is among them."""
 
     endpoint: Endpoint

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Connected, Disconnected, News
 from trainer_launch.model import Exit, FailureRecord, Membership, Plan, Process, Workers, exit_codes
 from trainer_launch.model.errors import InternalError
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
 from trainer_launch.pytorch import worker_processes
 from trainer_launch.supervisor import events as ev
@@ -36,24 +37,21 @@ from trainer_launch.supervisor.error_lines import error_name, recognise
 # -- what may happen to it, beside the supervisor's events ---------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(Struct, frozen=True):
     """The coordinator said something, or is out of reach, or is back."""
 
     at_s: float
     news: News
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """Workers, and a store, can be started; this also comes once without being asked for."""
 
     at_s: float
     attempt_folder: str = ""  # for error files and logs, a folder for each worker; "": none
 
 
-@dataclass(frozen=True, slots=True)
-class CannotStart:
+class CannotStart(Struct, frozen=True):
     """Workers or a store cannot be started, and never will be."""
 
     at_s: float
@@ -61,8 +59,7 @@ class CannotStart:
     code: int  # the exit code that says it
 
 
-@dataclass(frozen=True, slots=True)
-class StoreOpened:
+class StoreOpened(Struct, frozen=True):
     """The store process of this generation is there."""
 
     at_s: float
@@ -70,16 +67,14 @@ class StoreOpened:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoreEnded:
+class StoreEnded(Struct, frozen=True):
     """The store process has ended, and not by us."""
 
     at_s: float
     exit: Exit
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEnded:
+class WorkerEnded(Struct, frozen=True):
     """A worker has ended, with what it said of it in its error file."""
 
     exit: Exit
@@ -92,30 +87,25 @@ Event = Heard | Prepared | CannotStart | StoreOpened | StoreEnded | WorkerEnded 
 # -- what it may do, beside the supervisor's actions ---------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(Struct, frozen=True):
     """Send this to the coordinator."""
 
     message: say.FromNode
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(Struct, frozen=True):
     """Make sure of what starts workers; answered by Prepared or CannotStart."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostStore:
+class HostStore(Struct, frozen=True):
     """Start the generation's store process; answered by StoreOpened or CannotStart."""
 
 
-@dataclass(frozen=True, slots=True)
-class CloseStore:
+class CloseStore(Struct, frozen=True):
     """End the store process, if there is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorkers:
+class StartWorkers(Struct, frozen=True):
     """Start all workers of a generation; a failure comes back as `SpawnFailed`."""
 
     processes: tuple[Process, ...]
@@ -127,8 +117,7 @@ Action = Tell | Prepare | HostStore | CloseStore | StartWorkers | ev.Action
 # -- what a worker's end means ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
+class Ends(Struct, frozen=True):
     """How this node's workers of one generation ended before anybody stopped them."""
 
     finished: tuple[int, ...] = ()  # ranks that ended with exit code 0
@@ -199,16 +188,14 @@ class Ending(Enum):
     OVER = "over"  # the coordinator says so, or is out of reach
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """Nothing can be started here."""
 
     text: str
     code: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(Struct, frozen=True, kw_only=True):
     """Everything the group knows; times are monotonic seconds, None: not set."""
 
     plan: Plan

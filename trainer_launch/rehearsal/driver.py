@@ -15,10 +15,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess, files, logs
 from trainer_launch.model import exit_codes
@@ -46,8 +47,7 @@ _SWEEPS, _SWEEP_S = 20, 0.2  # looks for what a container left behind, and how l
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """What is rehearsed, and how it is scaled: the same job with so many more nodes, or fewer, where it can."""
 
     workload: Workload

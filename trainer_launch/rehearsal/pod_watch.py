@@ -12,10 +12,10 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import psutil
+from msgspec import Struct
 
 from trainer_launch.host import process_tree
 from trainer_launch.model.goodput import Kind
@@ -33,8 +33,7 @@ _RANKED = ("torch", "torchrun", "mpi", "horovodrun", "sshd")  # engines all of w
 _LOOK_S = 1.0  # between two looks for launchers that have started
 
 
-@dataclass(frozen=True, slots=True)
-class Launcher:
+class Launcher(Struct, frozen=True):
     """A launcher in a container."""
 
     pod: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from trainer_launch.model import exit_codes
 from trainer_launch.model.units import counted, listed
@@ -43,8 +44,7 @@ _ADVICE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedCheck:
+class FailedCheck(Struct, frozen=True, kw_only=True):
     """A check that failed, once, for one pod or for several together."""
 
     check: ScriptCheck
@@ -59,8 +59,7 @@ class FailedCheck:
         return _ADVICE[self.check]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """Which checks failed, and what could not be checked."""
 
     failed: tuple[FailedCheck, ...] = ()

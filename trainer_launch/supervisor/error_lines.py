@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from trainer_launch.model import exit_codes, suggestions
-from trainer_launch.model.frozen import dataclass
 
 _ERROR_LINES = 8  # an error's own text; what follows are frames
 # Python's, those of TensorFlow's graphs, which stand before the reason, and MPICH's, whose last one tells it.
@@ -42,8 +43,7 @@ _XID = rf"\bXid\b[^\n]{{0,60}}?\b(?:{'|'.join(map(str, DEVICE_XIDS))})\b"  # 13,
 _GLOO = r"(?i:gloo)[\s\S]{0,400}?"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Symptom:
+class Symptom(Struct, frozen=True, kw_only=True):
     """A kind of error, and what it means."""
 
     reason: str

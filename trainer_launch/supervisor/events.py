@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from trainer_launch.model import Exit, Plan, Process, Verdict
-from trainer_launch.model.frozen import dataclass
 
 # -- events: what happened, and when ----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Struct, frozen=True):
     """All names resolve."""
 
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Unresolved:
+class Unresolved(Struct, frozen=True):
     """Some names do not resolve yet; `text` says which and what the resolver answers."""
 
     at_s: float
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(Struct, frozen=True):
     """A process we started has ended."""
 
     at_s: float
     exit: Exit
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnFailed:
+class SpawnFailed(Struct, frozen=True):
     """A process could not be started; `code` is 126 or 127."""
 
     at_s: float
@@ -44,30 +41,26 @@ class SpawnFailed:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Signalled:
+class Signalled(Struct, frozen=True):
     """We got a signal."""
 
     at_s: float
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
+class Deadline(Struct, frozen=True):
     """`State.deadline_s` is reached."""
 
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Childless:
+class Childless(Struct, frozen=True):
     """Nothing is left below us; reported after a `SignalAll` only."""
 
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Hung:
+class Hung(Struct, frozen=True):
     """What runs makes no progress and has to end; its stacks are saved."""
 
     at_s: float
@@ -85,50 +78,43 @@ Event = Resolved | Unresolved | Exited | SpawnFailed | Signalled | Deadline | Ch
 # -- actions: what the loop has to do ---------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(Struct, frozen=True):
     """Begin to resolve these names."""
 
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StopResolving:
+class StopResolving(Struct, frozen=True):
     """Stop resolving."""
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(Struct, frozen=True):
     """Log this."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(Struct, frozen=True):
     """Start this process; a failure comes back as `SpawnFailed`."""
 
     process: Process
 
 
-@dataclass(frozen=True, slots=True)
-class SignalLeader:
+class SignalLeader(Struct, frozen=True):
     """Signal the process we started, nobody else."""
 
     process: str
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class SignalGroup:
+class SignalGroup(Struct, frozen=True):
     """Signal everyone in the session or group of a process, also after its own end."""
 
     process: str
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class SignalAll:
+class SignalAll(Struct, frozen=True):
     """Signal everything below us; unless `again`, spare who had this signal from us before.
 
     Programs of the names `sparing` are spared as long as something else runs below them.
@@ -139,18 +125,15 @@ class SignalAll:
     sparing: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """Gather evidence now: the first failure has just happened."""
 
 
-@dataclass(frozen=True, slots=True)
-class NameHanging:
+class NameHanging(Struct, frozen=True):
     """Log what SIGKILL did not end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Clean:
+class Clean(Struct, frozen=True):
     """Remove what the dead have left in shared memory: all is gone, and starts again."""
 
 
@@ -179,8 +162,7 @@ class Phase(Enum):
 # -- state ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(Struct, frozen=True, kw_only=True):
     """Everything the supervisor knows; times are monotonic seconds, None: not set."""
 
     plan: Plan

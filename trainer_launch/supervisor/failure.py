@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from trainer_launch.model import Exit, Failure, FailureRecord, exit_codes
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted, in_units
 from trainer_launch.supervisor import error_lines
 from trainer_launch.supervisor.error_lines import PEER_HINT, Symptom, final_error, headline, recognise
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
+class _Rule(Struct, frozen=True):
     reason: str
     applies: Callable[[Exit, Evidence], bool]
     hint: str
@@ -309,8 +309,7 @@ _MOST_RANKS = 2**31  # as the coordinator has it
 _MAX_NAME = 253  # as in DNS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(Struct, frozen=True, kw_only=True):
     """What else is known about a death. None: could not be read."""
 
     oom_kills_before: int | None = None

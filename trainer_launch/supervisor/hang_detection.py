@@ -17,11 +17,12 @@ A worker that a debugger holds pauses everything, and so does a gap in our own o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
-from trainer_launch.model.frozen import dataclass
+from msgspec import Struct
+from msgspec.structs import replace
+
 from trainer_launch.model.units import in_ranges
 
 PATIENCE = 3  # times the timeout, where there may be a good reason: starting, busy, waiting for another node
@@ -36,8 +37,7 @@ _IDLE_SWITCHES_PER_S = 1.0  # a data loader's consumer looks after its workers e
 _IDLE_SWITCHES_FLOOR = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class Rules(Struct, frozen=True, kw_only=True):
     """What the user asked for."""
 
     timeout_s: float | None  # None: learn it from the pauses between strong signs
@@ -50,8 +50,7 @@ class Rules:
         return min(10.0, max(0.25, (self.timeout_s or AUTO_FLOOR_S) / 20))
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(Struct, frozen=True):
     """One training process; the same number with another start is another worker."""
 
     name: str  # as people call it: `rank 3`
@@ -62,8 +61,7 @@ class Worker:
     stacks: str | None = None  # where it writes its threads' stacks when it is asked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(Struct, frozen=True, kw_only=True):
     """One look at one worker."""
 
     state: str  # of its main thread, as /proc has it
@@ -72,8 +70,7 @@ class Sample:
     signs: tuple[int, ...] = ()  # strong ones: whatever changes
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
+class Track(Struct, frozen=True):
     """What is remembered of one worker."""
 
     born_at_s: float
@@ -84,8 +81,7 @@ class Track:
     sign_at_s: float | None = None  # its own last strong sign
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """What is remembered of all workers of this node."""
 
     tracks: Mapping[Worker, Track]
@@ -110,8 +106,7 @@ class Kind(Enum):
     BUSY = "busy"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hang:
+class Hang(Struct, frozen=True, kw_only=True):
     """A verdict."""
 
     kind: Kind

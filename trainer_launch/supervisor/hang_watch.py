@@ -14,8 +14,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from trainer_launch.host import process_tree
-from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import hang_detection
 from trainer_launch.supervisor.hang_detection import Hang, Kind, Rules, Worker
@@ -49,8 +51,7 @@ class Explained(Protocol):
         """Whether the cause still shows progress."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class Watched(Struct, frozen=True, kw_only=True):
     """What is watched, and what for."""
 
     rules: Rules | None  # of the hangs that are ended; None: none is

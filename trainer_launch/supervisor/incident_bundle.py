@@ -17,14 +17,15 @@ import shutil
 import stat
 import tarfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
 from datetime import datetime, timedelta, timezone
 from typing import BinaryIO
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.host import files
 from trainer_launch.model.collectives import RankState
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.model.json_lines import Count, FreeText, MessageError, Name, Text, decode, encode
 from trainer_launch.model.redaction import redact_text
 
@@ -46,8 +47,7 @@ _ID = re.compile(r"\d{8}T\d{6}Z-[\w.-]{1,128}")
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incident:
+class Incident(Struct, frozen=True, kw_only=True):
     """What `incident.json` says."""
 
     sentence: FreeText  # what happened, for people
@@ -65,8 +65,7 @@ class Incident:
     took_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class Stored(Struct, frozen=True, kw_only=True):
     """An incident and where it is."""
 
     id: str

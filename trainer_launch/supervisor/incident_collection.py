@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from trainer_launch.host import incident_facts, process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
 from trainer_launch.model import Failure, exit_codes
 from trainer_launch.model.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain, spans
-from trainer_launch.model.frozen import dataclass, replace
 from trainer_launch.supervisor import incident_bundle, stacks
 from trainer_launch.supervisor.hang_detection import Quiet, Worker
 from trainer_launch.supervisor.incident_bundle import FAILURE, HANG, Incident
@@ -35,8 +37,7 @@ _KEPT = 8  # collectives of each group in incident.json
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class About(Struct, frozen=True, kw_only=True):
     """What does not change during a run."""
 
     place: str  # the folder of all incidents
@@ -48,8 +49,7 @@ class About:
     run_dir: str = ""  # where `status` and the event log look for news
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class Sources(Struct, frozen=True, kw_only=True):
     """Whom it asks."""
 
     workers: Workers
@@ -63,8 +63,7 @@ class Sources:
     saving: Callable[[], Collection[int]] = tuple  # pids that have reported a checkpoint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class Collected(Struct, frozen=True, kw_only=True):
     """An incident, and what its ranks show."""
 
     folder: str  # "": nothing could be saved

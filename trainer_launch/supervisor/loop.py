@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from trainer_launch.model import Exit, Failure, FailureRecord, Outcome, Plan, Process, exit_codes
 from trainer_launch.model.errors import NotRunnableError

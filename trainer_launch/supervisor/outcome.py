@@ -7,7 +7,8 @@ import os
 import signal
 import stat
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainer_launch.model import Failure, Outcome, Verdict, exit_codes, goodput
 from trainer_launch.model.signal_policy import signal_name

@@ -7,8 +7,9 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from trainer_launch.host import shm
 from trainer_launch.host.shm import Baseline

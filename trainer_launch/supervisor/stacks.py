@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from trainer_launch.model.collectives import Doing
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.supervisor.hang_detection import Worker, label
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
@@ -35,8 +36,7 @@ _IN = {
 _DECORATORS = ("wrapper", "decorate_context", "inner", "_fn")
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """One call."""
 
     file: str

@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainer_launch.model import Exit, Plan, exit_codes
 from trainer_launch.model.errors import InternalError

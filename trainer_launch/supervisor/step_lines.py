@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from trainer_launch.model.frozen import dataclass
+from msgspec import Struct
+
 from trainer_launch.model.goodput import Signs
 from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.supervisor.rate_limit import LINE_BYTES
@@ -22,8 +23,7 @@ _STEP = re.compile(rb"step(?<![0-9a-z_]step)[ =:]+([0-9]{1,12})(?![0-9])")
 _TAG = re.compile(rb"\[[^\]\n]{1,80}\] ")  # in front of a line: whose it is
 
 
-@dataclass(frozen=True, slots=True)
-class ScannedLine:
+class ScannedLine(Struct, frozen=True):
     """A line that tells a step, or that somebody waits for."""
 
     line: str

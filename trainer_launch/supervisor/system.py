@@ -15,8 +15,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from trainer_launch.host import cgroup, process_tree, shm
 from trainer_launch.host.dns import Lookup, PendingNames, lookup

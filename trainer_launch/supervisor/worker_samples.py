@@ -10,10 +10,11 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from msgspec import Struct
+
 from trainer_launch.host import process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import MALFORMED
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.supervisor.hang_detection import Sample, Worker
 
@@ -26,8 +27,7 @@ _LOOK_S = 0.005
 Below = Mapping[int, tuple[process_tree.Entry, ...]]  # children by parent
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Which worker of torch's a process is."""
 
     rank: int
@@ -36,8 +36,7 @@ class Place:
     error_file: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class Sources(Struct, frozen=True, kw_only=True):
     """Where signs of life come from."""
 
     pids: Callable[[], Mapping[str, int]]  # processes that PID 1 has started, by name
@@ -250,8 +249,7 @@ def bytes_written(pid: int, proc: str = "/proc") -> int:
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
+class Activity(Struct, frozen=True):
     """One process, with all its threads."""
 
     state: str  # of the main thread; T: suspended, t: held by a debugger, D: in the kernel

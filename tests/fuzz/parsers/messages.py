@@ -7,7 +7,8 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+
+from msgspec import to_builtins
 
 from tests.fuzz.oracle import Refused, assert_encodable, assert_sentence, assert_terminal, attempt
 from tests.fuzz.registry import target
@@ -45,7 +46,7 @@ def coordinator_lines(data: bytes) -> None:
         assert len(written) <= MAX_LINE_BYTES
         assert coordination.parse(written) == found
         if isinstance(found, coordination.Status):
-            assert_terminal(tables.job(asdict(found), None))
+            assert_terminal(tables.job(to_builtins(found), None))
         if isinstance(found, coordination.Hello):
             assert all(len(ranks_of(claim)) <= 65536 for claim in found.claims)
             assert not Channel(b"secret").admits(found)

@@ -6,8 +6,9 @@ import json
 import math
 import tempfile
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
@@ -51,7 +52,7 @@ def report(data: bytes) -> None:
     text = observer.metrics_text(_VIEW, event_log.Standing(), (found,), now_s=1.0, at_s=1.0)
     assert_encodable(text)
     assert all(line.startswith(("#", "trainer_launch_")) for line in text.split("\n")[:-1]), text
-    assert_terminal(tables._report({**asdict(found), "age_s": 1.0}))
+    assert_terminal(tables._report({**to_builtins(found), "age_s": 1.0}))
     told = json.loads(trainjob_status.body(found, finished=False))["trainerStatus"]
     assert 0 <= told.get("progressPercentage", 0) <= 100
     assert all(len(one["value"]) <= 64 for one in told["metrics"])
@@ -67,7 +68,7 @@ def launchers_view(data: bytes) -> None:
     view = node_view.read(_FOLDER.name)
     if view is not None:
         assert_encodable(observer.metrics_text(view, event_log.Standing(), (), now_s=1.0, at_s=1.0))
-        known = {**asdict(view), "standing": asdict(event_log.Standing()), "reports": []}
+        known = {**to_builtins(view), "standing": to_builtins(event_log.Standing()), "reports": []}
         json.dumps(known, allow_nan=False)
         assert_terminal(tables.launchers([known], 1.8e9))
         sorted([(view.node_rank is None, view.node_rank or 0, view.pid), (False, 0, 1)])

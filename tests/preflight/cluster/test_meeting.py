@@ -11,9 +11,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.ports import free_port
 from tests.waiting import eventually

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import platform
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange
 from trainer_launch.model.errors import UsageError

@@ -6,10 +6,10 @@ import errno
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.preflight.cluster.job import Simulation, failure
 from trainer_launch.host.deadline_subprocess import Tried, try_out

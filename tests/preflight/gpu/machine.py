@@ -7,9 +7,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.preflight.world import HEALTHY
 from trainer_launch.model import Gpus

@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.preflight.gpu import devices, facts

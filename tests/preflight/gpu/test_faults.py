@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.preflight.gpu import machine
 from tests.preflight.gpu.machine import Change, findings, loud, subject

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from msgspec.structs import replace
 
 from tests.preflight.gpus import FACTS, HEALTHY_CARDS, LOAD, TESTED, known
 from tests.preflight.world import HEALTHY

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.rehearsal.controllers import local_jobs

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.rehearsal.controllers.manifests import job_of, replica
 from trainer_launch.rehearsal.controllers import local_jobs

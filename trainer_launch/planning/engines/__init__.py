@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from trainer_launch.contracts.source import Pod
 from trainer_launch.model import Job, Plan, signal_policy

@@ -5,7 +5,7 @@ An elastic job's hosts come and go under Horovod's own eyes, by a script of ours
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from trainer_launch.model import Job, Plan
 from trainer_launch.model.errors import UsageError

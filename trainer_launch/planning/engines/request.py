@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from trainer_launch.model import Binding, Host, Job, PortRange, Topology
-from trainer_launch.model.frozen import dataclass
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning.command import Command
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Struct, frozen=True, kw_only=True):
     """Everything a plan is made of; `env` is the container's environment."""
 
     job: Job

@@ -13,8 +13,10 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.network import AdapterPort
@@ -61,8 +63,7 @@ _MAY_DIFFER = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """What it means when a fact differs, and what to do."""
 
     word: str

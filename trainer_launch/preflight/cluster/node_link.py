@@ -9,9 +9,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from queue import Empty, Queue
 from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.host import network
 from trainer_launch.host.dns import Resolving
@@ -44,8 +46,7 @@ _NO_CLOCK_S = 1e6  # so much may be wrong with an offset that was not measured
 _SILENT_KERNEL_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The end: what was found, the same on every node that node 0 could tell it to."""
 
     findings: tuple[Finding, ...]

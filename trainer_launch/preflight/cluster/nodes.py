@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct, field
 
 from trainer_launch.membership.protocol import Hello, refused_version
 from trainer_launch.model import Endpoint, Job, Topology
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 _FIRST = re.compile(r"(?P<stem>[^.]*-)0")  # the first of some hosts with an index each
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class Names(Struct, frozen=True, kw_only=True):
     """Host names by node rank; `pattern` has # for an index."""
 
     home: Endpoint  # node 0's
@@ -75,8 +75,7 @@ class Stage(str, Enum):
     RUNS = "cut off"
 
 
-@dataclass(frozen=True, slots=True)
-class Stuck:
+class Stuck(Struct, frozen=True):
     """A stage, and what was seen in words."""
 
     stage: Stage
@@ -117,8 +116,7 @@ TOLD = "check "  # how a fact begins that is a check's own, and not compared
 LEASE_S = 6.0  # a node that says nothing for so long is lost
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Struct, frozen=True, kw_only=True):
     """Who should come, and what is to be done when they are there."""
 
     job: str
@@ -145,8 +143,7 @@ class Settings:
 # -- events -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """A message, from a connection with a number."""
 
     peer: int
@@ -154,22 +151,19 @@ class Said:
     message: msg.Message
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(Struct, frozen=True):
     """A connection has ended."""
 
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
+class Looked(Struct, frozen=True):
     """How far those have come whom a Look named, in its order."""
 
     found: Sequence[Stuck]
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time has passed."""
 
 
@@ -179,31 +173,27 @@ Event: TypeAlias = Said | Gone | Looked | Tick
 # -- replies ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     """Say that."""
 
     peer: int
     message: msg.FromServer
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(Struct, frozen=True):
     """End the connection when all is said."""
 
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """Find out how far these nodes have come; the answer is a Looked."""
 
     places: tuple[Endpoint | None, ...]
     limit_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Over:
+class Over(Struct, frozen=True):
     """All is said."""
 
 
@@ -213,8 +203,7 @@ Reply: TypeAlias = Send | Drop | Look | Over
 # -- nodes ------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Node:
+class Node(Struct):
     """One that has come."""
 
     rank: int
@@ -240,8 +229,7 @@ class Node:
         return label(self.rank, self.host)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(Struct, frozen=True, kw_only=True):
     """All nodes, for the checks that look at all of them: what each has told, seen and measured."""
 
     settings: Settings

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.model.findings import Basis, Fault, Finding, Measure, Scope
 from trainer_launch.model.units import counted, grouped
@@ -32,8 +34,7 @@ _ACTION_LINK = "see the switches, cables, routes and network policies between th
 _ACTION_SLOW = "see the network card, cable and switch port for errors and their negotiated speed"
 
 
-@dataclass(frozen=True, slots=True)
-class Tested:
+class Tested(Struct, frozen=True):
     """One test of a pair on one rail, as both its ends saw it: the lower index first."""
 
     ends: Pair
@@ -47,8 +48,7 @@ class Tested:
         return not any(self.whys)
 
 
-@dataclass(frozen=True, slots=True)
-class PairTests:
+class PairTests(Struct, frozen=True):
     """All pair tests of a cluster preflight, and what they found faulty; nodes by their place in `names`."""
 
     names: tuple[str, ...] = ()
@@ -271,8 +271,7 @@ def together(names: Sequence[str], way: str | None, rails: int, seen: Sequence[m
 _NCCL_FACT = re.compile(r"nccl on (\d{1,4}) GPUs")
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(Struct, frozen=True):
     """How pairs are tested, and how all nodes together."""
 
     pairs: str = SOCKET

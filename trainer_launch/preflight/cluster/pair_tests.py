@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import to_builtins
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import PortRange
@@ -97,7 +98,7 @@ class Collectives:
 
     def _ask(self, test: msg.Test, until_s: float, descriptors: list[int]) -> Mapping[str, Any] | None:
         ports = None if self._ports is None else [self._ports.low, self._ports.high]
-        order = asdict(test) | {"limit_s": max(0.1, until_s - time.monotonic()), "ports": ports}
+        order = to_builtins(test) | {"limit_s": max(0.1, until_s - time.monotonic()), "ports": ports}
         try:
             self._sock.settimeout(1.0)
             socket.send_fds(self._sock, [json.dumps(order).encode() + b"\n"], descriptors)

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from trainer_launch.host.files import read_secret
 from trainer_launch.host.network import TOO_FEW_FILES, allow_connections
@@ -65,8 +66,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
     return None
 
 
-@dataclass(frozen=True)
-class Gathering:
+class Gathering(Struct, frozen=True):
     """One node's part, while it goes on."""
 
     link: NodeLink

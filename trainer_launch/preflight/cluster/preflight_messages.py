@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.membership.protocol import Challenge, Hello, NodeRank, Nodes, StatusQuery
 from trainer_launch.membership.protocol import Refused as Refused
@@ -41,8 +43,7 @@ class Seen(NamedTuple):
 # -- from a node ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Present:
+class Present(Struct, frozen=True):
     """Who is there. `port` is where this node listens for probes and pair tests."""
 
     version: Nodes
@@ -54,13 +55,11 @@ class Present:
     proof: Text | None = None  # as a Hello's
 
 
-@dataclass(frozen=True, slots=True)
-class Alive:
+class Alive(Struct, frozen=True):
     """Still here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """What this node is, by stable names, and what its own checks found that others must know."""
 
     facts: _Facts
@@ -72,16 +71,14 @@ class Record:
     tokens: _Facts = field(default_factory=dict)  # whose this node found, by folder
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """How this end saw its test, on each rail."""
 
     round: Nodes
     seen: Annotated[tuple[Seen, ...], Bound(1, MAX_RAILS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """What this node's own checks have found before all were there: the others are told, should they never be."""
 
     findings: _Findings  # as a verdict's
@@ -90,8 +87,7 @@ class Found:
 # -- from the server --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True):
     """The cluster preflight goes on for at most so much longer; the first few that are missing, by name."""
 
     present: Nodes
@@ -100,8 +96,7 @@ class Waiting:
     left_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TimeIs:
+class TimeIs(Struct, frozen=True):
     """Node 0's clock when it heard and when it answered."""
 
     sent: float
@@ -109,16 +104,14 @@ class TimeIs:
     answered: float
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(Struct, frozen=True):
     """All are there: send the record. Secrets are compared by hashes with this salt."""
 
     salt: Name
     tokens: tuple[Name, ...]  # the incarnations of the nodes to look for in folders for checkpoints
 
 
-@dataclass(frozen=True, slots=True)
-class Test:
+class Test(Struct, frozen=True):
     """Test the way to another node, or among all; who is first listens for the token, the others find it there."""
 
     round: Nodes
@@ -134,8 +127,7 @@ class Test:
     address: Text = ""  # of the first one, as node 0 sees it; the host may not resolve elsewhere
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(Struct, frozen=True):
     """What was found, as a JSON list of findings, the worst first."""
 
     findings: _Findings
@@ -144,8 +136,7 @@ class Decided:
 # -- from a node's listener, to whoever connects there ----------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Here:
+class Here(Struct, frozen=True):
     """This node runs; how far it has come with the cluster preflight."""
 
     stage: Text

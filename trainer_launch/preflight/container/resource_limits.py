@@ -10,7 +10,8 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainer_launch.host.deadline_subprocess import Tried, try_out
 from trainer_launch.host.files import LiveFiles

@@ -9,10 +9,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Generic, TypeVar
+
+from msgspec import Struct, field
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.model.findings import Checksum, Measure
@@ -41,8 +42,7 @@ _STREAMS = deadline_subprocess.Streams(stdin=subprocess.PIPE, stderr=subprocess.
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(Struct, frozen=True, kw_only=True):
     """What was seen while every GPU worked."""
 
     tested: tuple[Benched, ...] = ()
@@ -61,8 +61,7 @@ class Load:
         return values.checksums(self.tested, self.driver)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cards:
+class Cards(Struct, frozen=True, kw_only=True):
     """Three questions, each answered once and then for ever; the later ones ask the earlier ones first."""
 
     facts: Callable[[], Facts]  # at once
@@ -204,8 +203,7 @@ def _folder() -> contextlib.AbstractContextManager[str]:
         return contextlib.nullcontext("")
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
+class _Running(Struct, frozen=True):
     gpu: int
     uuid: str
     child: deadline_subprocess.Child | None

@@ -6,10 +6,12 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model.errors import MALFORMED
@@ -27,8 +29,7 @@ class State(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(Struct, frozen=True):
     """One thing that was asked for."""
 
     state: State
@@ -44,8 +45,7 @@ class Fact:
 _NOT_TOLD = Fact(State.UNKNOWN, why="it was not told")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Struct, frozen=True, kw_only=True):
     """One GPU as NVIDIA's library sees it."""
 
     index: int
@@ -72,8 +72,7 @@ class Gpu:
         return str(self.value("name", ""))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(Struct, frozen=True, kw_only=True):
     """All GPUs of this container, or why nothing is known of them."""
 
     trouble: str = ""
@@ -82,8 +81,7 @@ class Facts:
     log: Fact = _NOT_TOLD  # XID errors of the last two hours: place on the bus, number, seconds ago
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class Watched(Struct, frozen=True, kw_only=True):
     """One GPU while it was under load; each fact has the least, the most, and by how much it grew."""
 
     index: int
@@ -200,8 +198,7 @@ class Ending(Enum):
 PEERS = "peers"  # the stage in which GPUs need each other
 
 
-@dataclass(frozen=True, slots=True)
-class Peers:
+class Peers(Struct, frozen=True):
     """What all GPUs of a node did together, as one of them saw it."""
 
     size: int
@@ -210,8 +207,7 @@ class Peers:
     why: str  # it did not come to that
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Benched:
+class Benched(Struct, frozen=True, kw_only=True):
     """One GPU's tests."""
 
     gpu: int
@@ -317,8 +313,7 @@ def _kind(facts: Mapping[str, str], driver: str) -> str:
 DRAIN = "drain this node, and have the card reset, tested or replaced"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class Trouble(Struct, frozen=True, kw_only=True):
     """What is wrong with one GPU."""
 
     gpu: int

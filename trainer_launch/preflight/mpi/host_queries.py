@@ -13,9 +13,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import PurePosixPath
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.host.deadline_subprocess import Ended, run
 from trainer_launch.host.network import free_port, is_here, listen, route_to
@@ -82,8 +84,7 @@ def script_command(
     return f"exec env T={shlex.quote(token)} sh -c {shlex.quote(_SCRIPT)} sh {args}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """What a host has answered."""
 
     began: bool = False
@@ -163,8 +164,7 @@ class Stage(str, Enum):
     PASSED = "passed"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """Where a host is stuck, and why."""
 
     stage: Stage
@@ -296,8 +296,7 @@ _THREADS = 16
 _NEW_OPEN_MPI = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
+class Launcher(Struct, frozen=True, kw_only=True):
     """What is known before any host was asked."""
 
     subject: Subject
@@ -318,8 +317,7 @@ class Launcher:
         return self.subject.job.members or ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hosts:
+class Hosts(Struct, frozen=True, kw_only=True):
     """All that was found out of the hosts; those that let us in may be asked more."""
 
     launcher: Launcher
@@ -337,8 +335,7 @@ class Hosts:
         return {host: answer for host, answer in self.answers.items() if self.refusals[host] is None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
+class Own(Struct, frozen=True, kw_only=True):
     """What the launcher itself has, by which the others are measured."""
 
     mpirun: str  # as typed

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Member

@@ -15,9 +15,11 @@ import shlex
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import Member, hostfile
@@ -55,8 +57,7 @@ _ABOUT_TALKING = {
 Way = Callable[[Sequence[str], Sequence[str]], tuple[Sequence[str], Mapping[str, str]]]  # hosts, program: mpirun
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class Heard(Struct, frozen=True, kw_only=True):
     """What a ring said."""
 
     hello: tuple[str, ...] = ()

@@ -9,10 +9,11 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainer_launch.model import Json, NodeRange
 from trainer_launch.model.errors import UsageError

@@ -10,10 +10,11 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
 from typing import Any, TypeVar
+
+from msgspec import Struct, field
 
 from trainer_launch.model.errors import MALFORMED, UsageError
 from trainer_launch.model.suggestions import did_you_mean
@@ -36,8 +37,7 @@ class Mark(Enum):
     HIDDEN = "hidden"  # of a field's value: it is nobody's business
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """A value of a manifest; None stands for a field that is absent, as null does in Kubernetes."""
 
     value: Any
@@ -174,8 +174,7 @@ def _said(value: object) -> str:
 # -- a job and what it was given with ----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Struct, frozen=True, kw_only=True):
     """A job's document, and the runtimes by name."""
 
     job: Field
@@ -197,8 +196,7 @@ _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 Values = Mapping[str, str]  # key -> text; bytes that are no UTF-8 survive as surrogates
 
 
-@dataclass(frozen=True, slots=True)
-class Configs:
+class Configs(Struct, frozen=True):
     """By kind and name, what is given."""
 
     given: Mapping[tuple[str, str], Values] = field(default_factory=dict)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.model import exit_codes
 from trainer_launch.rehearsal.controllers import pod_lifecycle
@@ -24,8 +26,7 @@ CAUSE_S = 3.0  # between the end of who lost a peer and that of who is to blame,
 LINGER_S = 5.0  # after the end of a job whose cleanPodPolicy leaves its pods alone: to end by themselves
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(Struct, frozen=True):
     """A container has ended; 128 + n when a signal ended it."""
 
     at_s: float
@@ -34,23 +35,20 @@ class Exited:
     code: int
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(Struct, frozen=True):
     """Time has passed."""
 
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopAsked(Struct, frozen=True):
     """Somebody wants the rehearsal to end."""
 
     at_s: float
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PodDeleted:
+class PodDeleted(Struct, frozen=True):
     """Somebody deletes a pod, or its node goes: its containers are asked to end, with 0 s of grace killed at once.
 
     `back_s` after it is gone its controller has made it anew; with None nobody does. It counts as no failure.
@@ -62,8 +60,7 @@ class PodDeleted:
     back_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Scaled:
+class Scaled(Struct, frozen=True):
     """Somebody scales the job, up or down, by which its rules change as well."""
 
     at_s: float

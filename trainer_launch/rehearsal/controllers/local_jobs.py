@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.files import JOB_SECRET
@@ -370,8 +372,7 @@ def address_of(number: int) -> str:
     return pod_values.address_of(number, "127.0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalNetwork:
+class LocalNetwork(Struct, frozen=True, kw_only=True):
     """Where everything of a job is on this machine."""
 
     pods: Mapping[str, str]  # name or address, as the job writes it -> pod

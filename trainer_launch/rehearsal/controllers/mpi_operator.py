@@ -6,7 +6,9 @@ kubeflow/mpi-operator pkg/controller/mpi_job_controller.go.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.rehearsal.controllers import v1
 from trainer_launch.rehearsal.controllers.documents import Field, Request
@@ -37,8 +39,7 @@ _NO_GPUS = {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
 _BACKOFF = 6  # a Job's own default
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _Job(Struct, frozen=True, kw_only=True):
     name: str
     space: str
     slots: int

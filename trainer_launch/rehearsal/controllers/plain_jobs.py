@@ -7,7 +7,8 @@ pkg/controller/job/indexed_job_utils.go.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainer_launch.rehearsal.controllers import trainer_runtime, trainer_v2
 from trainer_launch.rehearsal.controllers.documents import Field, Request

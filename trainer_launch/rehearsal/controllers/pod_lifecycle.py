@@ -6,8 +6,10 @@ Times are monotonic seconds. The back-off is a tenth of the kubelet's: a rehears
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import Enum
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.model import exit_codes
 from trainer_launch.rehearsal.controllers.pod_values import RESTART_ALL, Container, Pod
@@ -27,16 +29,14 @@ class Phase(str, Enum):
     GONE = "Terminated"  # deleted, not to come back
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """Start this container of this pod."""
 
     pod: str
     container: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """Ask this container to end; `kill` does not ask."""
 
     pod: str
@@ -47,8 +47,7 @@ class Stop:
 Action = Start | Stop
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodState:
+class PodState(Struct, frozen=True, kw_only=True):
     """How a pod stands."""
 
     phase: Phase = Phase.PENDING

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.model.errors import UsageError
@@ -15,8 +17,7 @@ from trainer_launch.model.value_parsers import shown
 from trainer_launch.rehearsal.controllers import documents
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     """A file that the platform puts into a container; `key` names what is made when the job is (see `keys`)."""
 
     text: str = ""
@@ -42,8 +43,7 @@ def key_files(folder: str, private: int, public: int) -> dict[str, File]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """A volume at a path of a container."""
 
     path: str
@@ -52,8 +52,7 @@ class Mount:
     expands: bool = False  # subPathExpr: $(NAME) in `part` stands for a variable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvItem:
+class EnvItem(Struct, frozen=True, kw_only=True):
     """A variable: a value, in which $(NAME) stands for another, or a field of the pod (`metadata.name`)."""
 
     name: str
@@ -69,8 +68,7 @@ class EnvItem:
 RESTART_ALL = "RestartAllContainers"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExitRule:
+class ExitRule(Struct, frozen=True, kw_only=True):
     """A rule by exit codes, of a Job's podFailurePolicy or a container; with `conditions` by those of the pod."""
 
     action: str  # FailJob, Ignore, Count, FailIndex; of a container Restart, RestartAllContainers
@@ -85,8 +83,7 @@ class ExitRule:
         return (code in self.codes) is self.among
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Container:
+class Container(Struct, frozen=True, kw_only=True):
     """A container as the pod's specification has it; in a `Pod` its variables are resolved as well."""
 
     name: str
@@ -114,8 +111,7 @@ class Container:
         return next((rule.action for rule in self.restart_rules if rule.means(code)), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
+class Template(Struct, frozen=True, kw_only=True):
     """What all pods of one role are made from."""
 
     containers: tuple[Container, ...]
@@ -138,8 +134,7 @@ class Template:
         return next((one for one in self.containers if one.name == name), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(Struct, frozen=True, kw_only=True):
     """One pod of the job, all but its address."""
 
     template: Template
@@ -155,8 +150,7 @@ class Draft:
     after: tuple[str, ...] = ()  # Jobs that come first, as JOB=Ready or JOB=Complete
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
+class Pod(Struct, frozen=True, kw_only=True):
     """One pod, as its kubelet gets it: every variable resolved."""
 
     draft: Draft
@@ -188,8 +182,7 @@ class Pod:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Success:
+class Success(Struct, frozen=True, kw_only=True):
     """The job has succeeded when all, or any, of these groups have; a group has when each of its pods has."""
 
     groups: tuple[tuple[str, ...], ...]
@@ -197,8 +190,7 @@ class Success:
     spares: int = 0  # pods that may be lost, or fail, once nothing of them runs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetRule:
+class SetRule(Struct, frozen=True, kw_only=True):
     """A rule of a JobSet's failurePolicy; of each of the three an empty one fits all."""
 
     action: str  # FailJobSet, RestartJobSet, RestartJob, …AndIgnoreMaxRestarts
@@ -207,8 +199,7 @@ class SetRule:
     patterns: tuple[str, ...] = ()  # of the Job's message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildRules:
+class ChildRules(Struct, frozen=True, kw_only=True):
     """How a batch Job between the job and its pods lives."""
 
     backoff_limit: int = 6
@@ -219,8 +210,7 @@ class ChildRules:
     replicated: str = ""  # the replicatedJob that it is of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class Rules(Struct, frozen=True, kw_only=True):
     """How the controller lets the pods of a job live and die."""
 
     family: str  # "v1": bare pods; "jobset": Jobs of a JobSet; "mpi": bare workers, and a Job for the launcher
@@ -235,8 +225,7 @@ class Rules:
     strategy: str = "Recreate"  # how a JobSet restarts: Recreate, BlockingRecreate, InPlaceRestart
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(Struct, frozen=True, kw_only=True):
     """A whole job: its pods, its rules, what a laptop leaves out of it, and what is odd about it anywhere."""
 
     kind: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number

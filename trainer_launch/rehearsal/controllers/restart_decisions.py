@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.model import exit_codes
 from trainer_launch.model.units import counted
@@ -20,8 +22,7 @@ from trainer_launch.rehearsal.controllers.pod_values import ChildRules, ExitRule
 CANNOT_RUN = "ContainerCannotRun"
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """How the job ended."""
 
     succeeded: bool
@@ -46,8 +47,7 @@ class Condition:
         return not self.succeeded and self.reason == CANNOT_RUN
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
+class Again(Struct, frozen=True):
     """Delete this pod and make it anew, not before a time has passed; `counts` names the counters that go up."""
 
     pod: str
@@ -55,8 +55,7 @@ class Again:
     counts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AllAgain:
+class AllAgain(Struct, frozen=True):
     """Make all pods anew: JobSet restarts, or one of its Jobs; `counts` towards its failurePolicy's limit."""
 
     because: Condition
@@ -68,8 +67,7 @@ class AllAgain:
 Decision = Condition | Again | AllAgain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(Struct, frozen=True, kw_only=True):
     """How the job stands."""
 
     kind: str
@@ -257,8 +255,7 @@ RESTART = "RestartJobSet"  # what a failurePolicy does where none of its rules f
 DISRUPTED = "DisruptionTarget"  # the condition of a pod that was evicted, or whose node went
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
+class _Failed(Struct, frozen=True):
     """A Job that has failed; `said` is the message that its condition has on a cluster."""
 
     child: str

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.model.value_parsers import PATTERN_EXPECTED, compiled_pattern
 from trainer_launch.rehearsal.controllers.documents import Field, Request
@@ -58,8 +60,7 @@ REPLICATED = ("name", "replicas", "template", "dependsOn", "groupName")
 PUBLISHED = Path(__file__).with_name("runtimes.json")  # the manifests that Trainer is released with, by name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicatedJob:
+class ReplicatedJob(Struct, frozen=True, kw_only=True):
     """One replicatedJob: its template with the TrainJob's own wishes in it, and its number of pods."""
 
     name: str
@@ -75,8 +76,7 @@ class ReplicatedJob:
         return self.ancestor == TRAINER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainJob:
+class TrainJob(Struct, frozen=True, kw_only=True):
     """A TrainJob and its runtime, read."""
 
     name: str

@@ -6,7 +6,8 @@ kubeflow/trainer pkg/runtime/framework/plugins/{torch,jax,xgboost,flux,mpi}; Pla
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainer_launch.rehearsal.controllers import documents, trainer_runtime
 from trainer_launch.rehearsal.controllers.documents import Request

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.rehearsal.controllers.documents import Field, Request
@@ -32,8 +34,7 @@ _RUN_POLICY = ("cleanPodPolicy", "activeDeadlineSeconds", "backoffLimit")
 _RUN_POLICY_IGNORED = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """What differs between the kinds."""
 
     name: str
@@ -46,8 +47,7 @@ class Kind:
     fields: tuple[str, ...] = ()  # of its spec, besides its run policy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replicas:
+class Replicas(Struct, frozen=True, kw_only=True):
     """One replica spec."""
 
     role: str  # lower case

@@ -6,7 +6,9 @@ kubeflow/trainer release-1.9, pkg/controller.v1/pytorch/{envvar,elastic,initcont
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.rehearsal.controllers import v1
@@ -28,8 +30,7 @@ _ELASTIC = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _Job(Struct, frozen=True, kw_only=True):
     name: str
     specs: Mapping[str, v1.Replicas]
     nproc: str | None  # nprocPerNode, with its default

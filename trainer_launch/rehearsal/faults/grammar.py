@@ -10,8 +10,10 @@ import random
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.model import value_parsers
 from trainer_launch.model.errors import UsageError
@@ -65,8 +67,7 @@ def parse_rate(text: str) -> float | None:
 # -- faults as values --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class When:
+class When(Struct, frozen=True, kw_only=True):
     """When a fault comes: exactly one of the three is set."""
 
     at_s: float | None = None  # after the beginning of the rehearsal
@@ -74,8 +75,7 @@ class When:
     line: str | None = None  # when a pod says a line that this regular expression is found in
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(Struct, frozen=True, kw_only=True):
     """One fault, once."""
 
     kind: str  # "kill worker", "stop worker", "kill pod", "term pod", "add node", "scale", "partition",
@@ -109,8 +109,7 @@ _AT = (
 _AT_STEP_1 = When(step=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(Struct, frozen=True):
     """How one kind of fault is written."""
 
     keys: tuple[str, ...]  # besides at=
@@ -224,8 +223,7 @@ def _takes(kind: str) -> str:
 # -- values -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
+class _Value(Struct, frozen=True):
     """How the value of a key is read; `parse` gives None for one that does not fit."""
 
     field: str
@@ -315,8 +313,7 @@ _SLOW = "1MB/s"
 _LEAST_GAP_S = 0.05  # 20 a second on average
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chaos:
+class Chaos(Struct, frozen=True, kw_only=True):
     """How faults are drawn."""
 
     seed: int

@@ -6,10 +6,10 @@ import logging
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
+from msgspec import Struct
 
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.value_parsers import MAX_LINE, compiled_pattern
@@ -96,8 +96,7 @@ class Never(NotNow):
     """Nor will it be possible later."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(Struct, frozen=True):
     """What is to be done for a fault, once it has been said."""
 
     do: Callable[[], None]

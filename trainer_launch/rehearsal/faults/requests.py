@@ -8,8 +8,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess, runtime_directory
 from trainer_launch.model.errors import UsageError
@@ -30,8 +32,7 @@ _APART = ("launcher",)  # roles that are no node of the job: they only start ran
 _TRAINER = "node"  # the role of a TrainJob's nodes, beside which there may be initializers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(Struct, frozen=True, kw_only=True):
     """All faults of a rehearsal."""
 
     faults: tuple[Fault, ...] = ()
@@ -318,8 +319,7 @@ OWN_NETWORK = ("partition", "slow link", "delay dns", "fill shm")
 _PRIVILEGED = "run it as root, or in a --privileged container"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """What was found out here by trying."""
 
     missing: frozenset[str] = frozenset()  # programs, of PROGRAMS and nft

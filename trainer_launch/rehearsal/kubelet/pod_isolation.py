@@ -19,8 +19,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.host import cgroup, deadline_subprocess, files
 from trainer_launch.model import Process
@@ -37,8 +39,7 @@ _KINDS = ("net", "mnt", "uts", "ipc")
 _OPTIONS = {"net": "--net", "mnt": "--mount", "uts": "--uts", "ipc": "--ipc"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     """One pod's namespaces, which we hold open."""
 
     link: Link
@@ -223,8 +224,7 @@ def address_of(number: int) -> str:
     return pod_values.address_of(number, "10.77")
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """Where a pod is plugged into the router."""
 
     number: int

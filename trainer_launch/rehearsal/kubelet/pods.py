@@ -10,10 +10,11 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.host import machine, network, process_tree, runtime_directory
 from trainer_launch.host.files import replace as replace_file
@@ -37,8 +38,7 @@ _EXEC = "exec"  # folder of the ways into its pods
 MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Struct, frozen=True, kw_only=True):
     """What the pods have from outside their job."""
 
     launchers: Mapping[str, str]  # TRAINER_LAUNCH_* for our own launchers in them

@@ -6,16 +6,17 @@ import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.model.units import grouped
 from trainer_launch.rehearsal.report.history import INIT, Entry, History, Lane, What, away_s, end_of, lanes
 from trainer_launch.rehearsal.report.wall_time import Span, spans
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(Struct, frozen=True, kw_only=True):
     """One fault, and what came of it."""
 
     fault: Entry
@@ -36,8 +37,7 @@ class Cost:
         return self.fault.what is What.FAULT_MISSED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class Totals(Struct, frozen=True, kw_only=True):
     """The same for the whole rehearsal."""
 
     took_s: float
@@ -49,8 +49,7 @@ class Totals:
     lost: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class Stretch(Struct, frozen=True, kw_only=True):
     """The job's steps in one of its attempts: the highest of all pods, over time."""
 
     attempt: int
@@ -201,8 +200,7 @@ def _end_of_job_s(history: History) -> float:
 # -- a rehearsal as a whole --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Analysis:
+class Analysis(Struct, frozen=True, kw_only=True):
     """What a history comes to."""
 
     history: History
@@ -240,8 +238,7 @@ _RESUMES = re.compile(r"resum|restor|load|continu|checkpoint", re.IGNORECASE)
 _HARMLESS = ("slow link", "delay dns")  # faults after which no worker should have to begin again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
+class Reached(Struct, frozen=True, kw_only=True):
     """A pod has reached a step."""
 
     at_s: float
@@ -371,8 +368,7 @@ class _Count:
 _MUCH_LATER_S = 30.0  # of training after a fault: what comes then has another cause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
+class Resume(Struct, frozen=True, kw_only=True):
     """The first step of a pod after its workers began again."""
 
     at_s: float

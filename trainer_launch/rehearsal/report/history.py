@@ -6,8 +6,10 @@ The report and the verdict are made of it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from enum import Enum
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 
 class What(str, Enum):
@@ -29,8 +31,7 @@ class What(str, Enum):
     CONDITION = "condition"  # the job has ended; `text` says how, `code` is the rehearsal's exit code
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """One thing that happened."""
 
     at_s: float  # seconds since the rehearsal began
@@ -44,8 +45,7 @@ class Entry:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(Struct, frozen=True, kw_only=True):
     """A whole rehearsal; `ended_s` is None while it runs."""
 
     kind: str  # of the job, such as TrainJob
@@ -76,8 +76,7 @@ class Doing(str, Enum):
     OVER = "over"  # as DOWN, for good: no part of a lane
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(Struct, frozen=True, kw_only=True):
     """A stretch of time in which a pod did one thing."""
 
     begin_s: float
@@ -86,8 +85,7 @@ class Segment:
     attempt: int  # how often its workers have begun, from 1; 0 before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(Struct, frozen=True, kw_only=True):
     """All that one pod did."""
 
     pod: str
@@ -130,8 +128,7 @@ def away_s(lane: Lane, span: tuple[float, float], end_s: float) -> float:
     return 0.0 if gone_s is None else max(0.0, end_s - gone_s)
 
 
-@dataclass
-class Walk:
+class Walk(Struct):
     """One pod followed through what happens to it: what it does now, and in `done` what it did before."""
 
     since_s: float = 0.0

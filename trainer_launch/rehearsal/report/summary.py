@@ -6,7 +6,8 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from trainer_launch.model import exit_codes
 from trainer_launch.model.goodput import ratio, sentence
@@ -28,8 +29,7 @@ MOST_ROWS = 200  # of faults
 _NAME_CHARS = 63  # of a pod
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
+class Headline(Struct, frozen=True, kw_only=True):
     """The verdict first, and what it is about."""
 
     tone: str  # "good", "bad" or "plain"

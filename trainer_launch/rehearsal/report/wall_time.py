@@ -7,7 +7,9 @@ and the time of a fault is known: until somebody reacts to it, it was being dete
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.model import goodput
 from trainer_launch.model.goodput import Kind, Ledger, Signs
@@ -22,8 +24,7 @@ _KINDS = {kind.value: kind for kind in Kind}
 _FOR_PEOPLE_S = 0.05  # less is not told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(Struct, frozen=True, kw_only=True):
     """A stretch of the job's time."""
 
     begin_s: float
