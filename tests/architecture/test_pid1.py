@@ -73,18 +73,6 @@ def test_a_run_of_any_program_loads_what_is_listed_and_nothing_else() -> None:
     assert sorted(ours(loaded) ^ listed("any program")) == [], f"see {LISTED.name}; {UPDATE}=1 writes it anew"
 
 
-@pytest.mark.process
-@pytest.mark.parametrize(("name", "word"), [("EXEC", "1"), ("PREFIX", "1"), ("RECORDER", "True")])
-def test_a_pod_with_a_switch_in_a_variable_loads_no_pydantic(
-    name: str, word: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With EXEC, the interpreter is replaced: what it loaded until then is seen."""
-    monkeypatch.setenv(f"TRAINER_LAUNCH_{name}", word)
-    loaded = loaded_by_run("--engine", "plain", "--", "/bin/true")
-    assert "trainer_launch.planning.engines" in loaded
-    assert strangers(loaded) == set()
-
-
 @pytest.mark.torch
 @pytest.mark.process
 def test_a_run_of_torch_workers_loads_what_is_listed_besides_and_nothing_else(script: str) -> None:

@@ -6,7 +6,6 @@ import argparse
 import ast
 import re
 from importlib import import_module
-from typing import get_args
 
 import pytest
 
@@ -17,7 +16,7 @@ from trainer_launch.commands.options import COMMANDS
 from trainer_launch.contracts import CONTRACTS
 from trainer_launch.contracts.source import Contract
 from trainer_launch.host import runtime_directory
-from trainer_launch.model.settings import INTERNAL, OF_SHIMS, PREFIX, RENAMED, Settings, flag_of
+from trainer_launch.model.settings import INTERNAL, OF_SHIMS, PREFIX, Settings, flag_of
 from trainer_launch.planning import engines
 from trainer_launch.planning.task import Engine
 from trainer_launch.preflight import registry
@@ -67,7 +66,7 @@ def test_every_contract_says_what_it_is_for() -> None:
 
 def test_every_engine_can_be_asked_for_but_sshd_and_front_ends_which_are_commands() -> None:
     names = {engine.name for engine in engines.ENGINES} - {"sshd", "front end"}
-    assert set(get_args(Settings.model_fields["engine"].annotation)) == {"auto", *names}
+    assert set(Settings.model_fields["engine"].choices) == {"auto", *names}
 
 
 def test_every_contract_has_its_row_in_the_page() -> None:
@@ -101,7 +100,7 @@ def test_every_variable_is_a_setting_or_internal() -> None:
 
 def test_whatever_a_pods_own_command_line_says_a_variable_can_say() -> None:
     parser = options.build("trainer-launch", ("run", "sshd"))
-    known = {flag_of(name) for name in (*Settings.model_fields, *RENAMED)} | {"--help", "--help-all"}
+    known = {flag_of(name) for name in Settings.model_fields} | {"--help", "--help-all", "--standalone"}
     assert {words for words in flags(parser) if not known & set(words)} == set()
 
 

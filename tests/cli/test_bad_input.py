@@ -30,7 +30,7 @@ V2 = {
     ("words", "env", "code", "said"),
     [
         (["run"], {}, 2, "missing command; write it after --"),
-        (["run", "--grace", "soon", "--", "true"], {}, 2, "invalid value 'soon' for --grace: expected a number"),
+        (["run", "--grace", "soon", "--", "true"], {}, 2, "'soon' for --grace: expected a time such as 60"),
         (["run", "--graze", "1", "--", "true"], {}, 2, "--graze"),
         (["run", "--nproc", "2", "--", "true"], {}, 2, "unknown option --nproc; did you mean --nproc-per-node?"),
         (
@@ -40,12 +40,12 @@ V2 = {
             "did you mean --fault? see trainer-launch rehearse --help",
         ),
         (["run", "--nodes"], {}, 2, "missing value for --nodes; see trainer-launch run --help"),
-        (["run", "--exec=3", "--", "true"], {}, 2, "--exec takes no value, found '3'"),
+        (["run", "--prefix=3", "--", "true"], {}, 2, "--prefix takes no value, found '3'"),
         (["status", "--pid", "x"], {}, 2, "invalid value 'x' for --pid: expected a whole number"),
         (["status", "train.py"], {}, 2, "unexpected 'train.py'; see trainer-launch status --help"),
         (["version", "all"], {}, 2, "unexpected 'all'"),
         (["help", "reherse"], {}, 2, "unknown command 'reherse'; did you mean rehearse?"),
-        (["run", "--engine", "tourch", "--", "true"], {}, 2, "expected 'auto', 'torch', 'torchrun'"),
+        (["run", "--engine", "tourch", "--", "true"], {}, 2, "expected one of auto, torch, torchrun"),
         (["walk"], {}, 2, "trainer-launch run -- walk"),
         (["rehe", "--", "true"], {}, 2, "unknown command 'rehe'; did you mean rehearse?"),
         (["local"], {}, 2, "missing command; write one after --, or add a manifest with -f"),

@@ -58,8 +58,8 @@ def test_a_job_that_only_torchrun_can_run_says_why_and_what_runs(tmp_path: Path)
 
 
 def test_binding_and_topology_label_are_told(tmp_path: Path) -> None:
-    words = ("--numa-binding", "node", "--topology-label", "RACK", "--", script(tmp_path, ""))
-    env = V2 | {"TRAINER_LAUNCH_RANKS_BY": "topology", "RACK": "block-a/rack-3", "PET_NPROC_PER_NODE": "1"}
+    words = ("--topology-label", "RACK", "--", script(tmp_path, ""))
+    env = V2 | {"PET_NUMA_BINDING": "node", "RACK": "block-a/rack-3", "PET_NPROC_PER_NODE": "1"}
     told = launch("explain", *words, env=env).stdout
     assert "--numa-binding node binds local rank 0 to CPU " in told
     assert "ranks by topology label block-a/rack-3" in told

@@ -192,19 +192,12 @@ def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_termination_m
     assert any("nanosleep" in line for line in rest)
 
 
-def test_a_progress_file_that_changes_keeps_a_sleeper_alive(tmp_path: Path) -> None:
-    steps = "for i in 1 2 3 4 5 6; do sleep 0.6; echo $i > progress; done"
-    options = ("--engine", "plain", "--hang-timeout", "1", "--incident-dir", str(tmp_path))
-    progress = ("--progress-file", str(tmp_path / "progress"))
-    ended = launch("run", *options, *progress, "--", "sh", "-c", steps, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-
-
 @pytest.mark.parametrize("value", ["soon", "0", "nan", "1e9"])
 def test_a_timeout_that_is_none_is_refused(value: str) -> None:
     ended = launch("run", f"--hang-timeout={value}", "--", "true")
     assert ended.returncode == 2
-    assert f"invalid value '{value}' for --hang-timeout: expected seconds, 1 to 604800, or auto" in ended.stderr
+    assert f"invalid value '{value}' for --hang-timeout: expected a time such as 60, 10m" in ended.stderr
+    assert ", 1 to 604800 s, or auto" in ended.stderr
 
 
 def test_explain_shows_it_and_refuses_what_run_would_refuse() -> None:

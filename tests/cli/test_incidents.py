@@ -164,7 +164,16 @@ def test_a_token_in_a_workers_output_and_traceback_is_nowhere_in_its_incident(tm
 
 def test_without_the_recorder_there_are_stacks_and_the_reason_why_no_more(tmp_path: Path) -> None:
     place = tmp_path / "incidents"
-    watched = ("--no-recorder", "--hang-timeout", "2", "--max-restarts", "0", "--incident-dir", str(place))
+    watched = (
+        "--hang-report-after",
+        "off",
+        "--hang-timeout",
+        "2",
+        "--max-restarts",
+        "0",
+        "--incident-dir",
+        str(place),
+    )
     what = "print(os.environ.get('TORCH_FR_BUFFER_SIZE', 'no buffer'), flush=True); read_batch()"
     ended = launch("run", *watched, *TWO, "--", training(tmp_path, what))
     assert ended.returncode == 138, ended.stderr

@@ -18,7 +18,7 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(400)]
 LONG = pytest.mark.long("tests/cli/test_stragglers.py")
-EVERY_S = 2
+EVERY_S = 2  # between two looks, for which nobody can wait here otherwise
 LOOKED_S = 20  # three looks on a loaded machine, and more
 
 # Steps of STEP_S; SLOW computes for FACTOR times as long. The job ends at all ranks after FOR_S.
@@ -79,8 +79,18 @@ def training(
     return script(folder, text.replace("SLOW", repr(slow)).replace("FACTOR", str(factor)))
 
 
-def run(*words: str) -> AbstractContextManager[Started]:
-    return start("run", "--straggler-interval", str(EVERY_S), "--nproc-per-node", "4", *words)
+@pytest.fixture
+def soon(tmp_path: Path) -> dict[str, str]:
+    """Variables with which a launcher looks every few seconds."""
+    folder = tmp_path / "soon"
+    folder.mkdir()
+    text = f"from trainer_launch.membership import timeouts\ntimeouts.STRAGGLERS_S = {EVERY_S}\n"
+    (folder / "sitecustomize.py").write_text(text)
+    return {"PYTHONPATH": str(folder)}
+
+
+def run(soon: dict[str, str], *words: str) -> AbstractContextManager[Started]:
+    return start("run", "--nproc-per-node", "4", *words, env=soon)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +101,10 @@ def run(*words: str) -> AbstractContextManager[Started]:
         *(pytest.param(factor, DDP, id=f"{factor}-DDP", marks=LONG) for factor in (1.2, 1.5, 3.0)),
     ],
 )
-def test_a_slowed_rank_is_named_with_its_line(tmp_path: Path, factor: float, step: str) -> None:
-    with run("--", training(tmp_path, (2,), factor, step)) as job:
+def test_a_slowed_rank_is_named_with_its_line(
+    tmp_path: Path, soon: dict[str, str], factor: float, step: str
+) -> None:
+    with run(soon, "--", training(tmp_path, (2,), factor, step)) as job:
         job.read_until(r"rank 2 \(node 0\) is a straggler: late in \d+ of \d+ steps, by [\d.]+ ms")
         job.signal(signal.SIGTERM)
         code, output = job.end()
@@ -109,18 +121,20 @@ def test_a_slowed_rank_is_named_with_its_line(tmp_path: Path, factor: float, ste
         pytest.param((), PIPELINE, id="pipeline", marks=LONG),
     ],
 )
-def test_nobody_is_named(tmp_path: Path, slow: tuple[int, ...], step: str) -> None:
-    words = ("--straggler-interval", "1", "--nproc-per-node", "4")
-    ended = launch("run", *words, "--", training(tmp_path, slow, 2.0, step, for_s=LOOKED_S))
+def test_nobody_is_named(tmp_path: Path, soon: dict[str, str], slow: tuple[int, ...], step: str) -> None:
+    words = ("--nproc-per-node", "4", "--", training(tmp_path, slow, 2.0, step, for_s=LOOKED_S))
+    ended = launch("run", *words, env=soon)
     assert ended.returncode == 0, ended.stderr
     assert "straggler" not in ended.stderr
 
 
-def test_a_straggler_is_in_the_log_once_and_in_events_metrics_and_status(tmp_path: Path) -> None:
+def test_a_straggler_is_in_the_log_once_and_in_events_metrics_and_status(
+    tmp_path: Path, soon: dict[str, str]
+) -> None:
     events, port = tmp_path / "events", free_port()
     watched = ("--events", str(events), "--metrics-port", str(port))
     # Steps long enough for many looks at where the rank is, on a loaded machine, too.
-    with run(*watched, "--", training(tmp_path, (1,), 3.0, step_s=0.1)) as job:
+    with run(soon, *watched, "--", training(tmp_path, (1,), 3.0, step_s=0.1)) as job:
         job.read_until(r"rank 1 \(node 0\) is a straggler: .*; it was in train.py:\d+ \(compute\)")
         told = json.loads(launch("status", "--pid", str(job.pid), "--json").stdout)
         assert not violations("status", told)
@@ -144,9 +158,9 @@ def test_a_straggler_is_in_the_log_once_and_in_events_metrics_and_status(tmp_pat
 
 
 @LONG
-def test_on_two_nodes_the_rank_is_named_with_its_node(tmp_path: Path) -> None:
-    nodes = ("--nodes", "2", "--nproc-per-node", "2", "--straggler-interval", str(EVERY_S))
-    ended = launch("local", *nodes, "--", training(tmp_path, (3,), 1.5, for_s=LOOKED_S))
+def test_on_two_nodes_the_rank_is_named_with_its_node(tmp_path: Path, soon: dict[str, str]) -> None:
+    nodes = ("--nodes", "2", "--nproc-per-node", "2")
+    ended = launch("local", *nodes, "--", training(tmp_path, (3,), 1.5, for_s=LOOKED_S), env=soon)
     assert ended.returncode == 0, ended.stderr
     output = ended.stdout + ended.stderr
     assert set(re.findall(r"(\[trainer-launch \d\]) (rank \d \(node \d\)) is a straggler", output)) == {
@@ -156,7 +170,7 @@ def test_on_two_nodes_the_rank_is_named_with_its_node(tmp_path: Path) -> None:
 
 
 def test_without_looks_nobody_is_asked(tmp_path: Path) -> None:
-    words = ("--straggler-interval", "0", "--nproc-per-node", "2")
+    words = ("--hang-report-after", "off", "--nproc-per-node", "2")
     with start("run", *words, "--", training(tmp_path, (1,), 3.0)) as job:
         job.read_until("rank 1 begins")
         told = json.loads(launch("status", "--pid", str(job.pid), "--json").stdout)

@@ -62,7 +62,6 @@ def test_a_terminal_without_color_gets_plain_text(env: dict[str, str]) -> None:
     assert "\x1b[" in on_a_terminal(words)
     assert "\x1b[" not in on_a_terminal(words, **env)
     assert "\x1b[" not in on_a_terminal(WORDS, **env)
-    assert "\x1b[" in on_a_terminal(("run", "--color", "always", *words[1:]), **env), "an option wins"
 
 
 @pytest.mark.parametrize(("action", "file"), [("page", "incident.html"), ("bundle", "incident.tar.gz")])
@@ -73,8 +72,3 @@ def test_a_terminal_gets_no_page_and_no_bundle_but_the_command_that_saves_it(act
 
 def test_an_empty_no_color_says_nothing() -> None:
     assert "\x1b[" in on_a_terminal(("run", "--engine", "plain", "--prefix", "--", "echo", "x"), NO_COLOR="")
-
-
-def test_colours_can_be_forced_and_forbidden() -> None:
-    assert "\x1b[" in launch("run", "--prefix", "--color", "always", "--", "echo", "hello").stdout
-    assert "\x1b[" not in on_a_terminal(("run", "--prefix", "--color", "never", "--", "echo", "hello"))

@@ -62,7 +62,7 @@ TrainerClient().train(
 
 
 def rehearsed(folder: Path, job: object, *fault: str, more: tuple[str, ...] = ()) -> str:
-    """What `local -f` prints of it, with shims first in PATH, as in an image of `--target shims`."""
+    """What `rehearse -f` prints of it, with shims first in PATH, as in an image of `--target shims`."""
     (folder / "job.yaml").write_text(json.dumps(job))
     shims = folder / "shims"
     assert launch("install-shims", str(shims)).returncode == 0

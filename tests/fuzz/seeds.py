@@ -183,8 +183,8 @@ def _command() -> Iterator[str]:
 
 def _setting() -> Iterator[str]:
     yield "grace=60\0nodes=1:3\0nproc_per_node=auto\0master_port=29500\0hosts=a:2,b:2\0signals=USR1=checkpoint"
-    yield "restart_window=1.5\0shrink_after=0\0rejoin_timeout=nan\0metrics_port=0\0ssh_port=22\0min_nodes=2\0nodes=2"
-    yield "engine=mpi\0prefix=true\0color=always\0port_range=1-2\0preload=numpy\0hang_timeout=auto\0unknown_thing=1\0wait_timeout=1e3"
+    yield "shrink_after=0\0wait_timeout=1h30m\0grace=nan\0metrics_port=0\0ssh_port=22\0min_nodes=2\0nodes=2"
+    yield "engine=mpi\0prefix=true\0color=always\0port_range=1-2\0preload=numpy\0hang_timeout=auto\0unknown_thing=1\0deadline=1e3"
 
 
 def _option() -> Iterator[str]:
@@ -325,7 +325,7 @@ def _variables() -> Iterator[str]:
 
 def _argv() -> Iterator[bytes]:
     lines = (
-        "--nodes=1:4 --nproc-per-node auto --rendezvous trainer-launch --no-prefix -- torchrun t.py", "--help", "--grace -1 x",
+        "--nodes=1:4 --nproc-per-node auto --no-prefix -- torchrun t.py", "--help", "--grace -1 x",
         "--level node --threshold gemm=0.8 --only dns,shm --json --warnings pass", "--pod p.json --json --save-pod s.json -- a",
         "--ssh-port 2222 --forward-env A,B", "--fault kill@worker -f j.yaml --nodes 2 -- a", "--json --pid 4242", "bash",
     )  # fmt: skip

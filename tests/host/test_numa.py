@@ -140,9 +140,9 @@ def test_memory_is_that_of_the_cpus_node_and_of_no_node_where_they_are_of_severa
 
 
 def test_the_sentence_names_ranks_cpus_and_memory(tmp_path: Path) -> None:
-    _, told = numa.bindings(ours(tmp_path, SERVERS["two sockets"]), "auto", 4)
+    _, told = numa.bindings(ours(tmp_path, SERVERS["two sockets"]), "node", 4)
     assert told == (
-        "--numa-binding auto binds local rank 0-1 to CPU 0-7,16-23 and the memory of NUMA node 0, "
+        "--numa-binding node binds local rank 0-1 to CPU 0-7,16-23 and the memory of NUMA node 0, "
         "local rank 2-3 to CPU 8-15,24-31 and the memory of NUMA node 1"
     )
 
@@ -204,8 +204,6 @@ def test_without_gpus_the_numa_nodes_are_divided_among_the_workers(tmp_path: Pat
 @pytest.mark.parametrize(
     ("server", "mode", "workers", "why"),
     [
-        (Server({0: range(2)}, {0: 0}, []), "auto", 2, "there is no GPU; --numa-binding node divides"),
-        (Server({0: range(2), 1: range(2, 4)}, {0: 0, 1: 1}, [-1]), "auto", 1, "numa_node is -1"),
         (Server({0: range(2)}, {0: 0}, [0]), "node", 2, "2 workers have 1 GPUs"),
         (Server({0: range(2)}, {0: 0}, [0] * 3), "exclusive", 3, "NUMA node 0 has 2 physical cores for 3 GPUs"),
         (

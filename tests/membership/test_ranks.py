@@ -88,7 +88,7 @@ def test_nodes_are_ranked_by_label_part_by_part_and_who_has_none_comes_last():
     assert ranked(world, peers) == [2, 1, 4, 0, 3]
     assert world.last(peers[0], msg.Formed).first_rank == 6
     assert "ranks by topology: node 2 (pod-2) at a/rack-2, node 1 (pod-1) at a/rack-10" in "".join(world.said)
-    assert "node 3 (pod-3) has no topology label, and the last ranks; set --ranks-by" in "".join(world.said)
+    assert "node 3 (pod-3) has no topology label, and the last ranks; set --topology-label" in "".join(world.said)
 
 
 def test_without_any_label_ranks_follow_node_numbers_and_nobody_is_named():

@@ -218,22 +218,6 @@ def test_the_budget_is_the_jobs():
     assert world.is_over
 
 
-def test_old_failures_fall_out_of_the_window():
-    world, peers = running(max_restarts=1, window_s=100.0, crash_loop=99)
-    for _ in range(4):
-        world.fail(peers[0])
-        world.join(*peers)
-        world.open_store()
-        world.pass_time(101)
-    world.fail(peers[0])
-    world.join(*peers)
-    assert world.last(peers[0], msg.Formed).restarts == 5
-    world.open_store()
-    world.fail(peers[0])
-    world.join(*peers)
-    assert "within 100 s" in world.last(peers[0], msg.GiveUp).reason
-
-
 def test_a_job_that_fails_at_every_start_is_not_started_for_ever():
     world, peers = running(max_restarts=100, crash_loop=3)
     for _ in range(2):

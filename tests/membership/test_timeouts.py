@@ -62,7 +62,7 @@ def test_times_are_in_order(name: str) -> None:
 
 
 def test_the_settings_of_a_user_have_the_same_defaults() -> None:
-    assert Settings.model_fields["rejoin_timeout"].default == t.REJOIN_S
+    assert Settings.model_fields["wait_timeout"].default == t.REJOIN_S
 
 
 def test_no_other_module_of_membership_has_a_time_of_its_own() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import get_args
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainer_launch.model import settings
 from trainer_launch.model.errors import UsageError
@@ -31,13 +32,13 @@ def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_bad_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINER_LAUNCH_GRACE", "soon")
-    with pytest.raises(UsageError, match="invalid value 'soon' for TRAINER_LAUNCH_GRACE: expected a number"):
+    with pytest.raises(UsageError, match="'soon' for TRAINER_LAUNCH_GRACE: expected a time such as 60"):
         settings.load({})
 
 
 def test_a_bad_flag_is_named_with_its_value() -> None:
-    with pytest.raises(UsageError, match=r"invalid value 'sideways' for --stop-order: expected 'leader'"):
-        settings.load({"stop_order": "sideways"})
+    with pytest.raises(UsageError, match=r"invalid value 'deeper' for --level: expected one of container, quick, "):
+        settings.load({"level": "deeper"})
 
 
 def test_an_unknown_variable_is_reported_with_the_nearest_setting() -> None:
@@ -70,61 +71,95 @@ def test_a_link_to_a_service_does_not_count_as_the_setting_of_the_same_name(
     assert str(getattr(settings.load({}), name)) == "9090"
 
 
-TEXTS = (
-    "",
-    "7",
-    "007",
-    "0",
-    "-1",
-    "7.5",
-    "7.",
-    ".5",
-    "1e3",
-    "99999",
-    "9999999999",
-    "1_000",
-    " 7",
-    "inf",
-    "nan",
-    "\u0663",
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("60", 60.0),
+        ("0.5", 0.5),
+        ("60s", 60.0),
+        ("1.5m", 90.0),
+        ("10m", 600.0),
+        ("1h", 3600.0),
+        ("1h30m", 5400.0),
+        ("1h30m15s500ms", 5415.5),
+        ("500ms", 0.5),
+    ],
 )
-SWITCHES = ("1", "true", "yes", "off", "auto", "none", "None")
-BOOLEAN_WORDS = ("1", "0", "true", "false", "yes", "no", "on", "off", "t", "f", "y", "n")
+def test_seconds_may_have_units(text: str, seconds: float) -> None:
+    assert settings.load({"grace": text}).grace == seconds
+    assert settings.load({}, {"TRAINER_LAUNCH_WAIT_TIMEOUT": text}).wait_timeout == seconds
 
 
-def outcome(read: Callable[[dict[str, object]], object], name: str, value: object) -> str:
+@pytest.mark.parametrize(
+    "text",
+    [" 60", "60 ", "6e1", "60_0", "+60", "-1", ".5", "5.", "60S", "60 s", "10m1h", "1m1m", "1d", "inf", "nan"],
+)
+def test_what_is_no_plain_number_and_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"expected a time such as 60, 10m, 1h30m or 500ms, 0 to 86400 s$"):
+        settings.load({"grace": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("hang_timeout", "auto", "auto"),
+        ("hang_timeout", "10m", 600.0),
+        ("hang_report_after", "off", "off"),
+        ("hang_report_after", "90s", 90.0),
+        ("events", None, None),
+        ("wait_timeout", 7, 7.0),
+        ("metrics_port", 0, 0),
+        ("prefix", True, True),
+    ],
+)
+def test_words_times_and_values_of_python_are_accepted(name: str, value: object, expected: object) -> None:
+    found = getattr(settings.load({name: value}), name)
+    assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("hang_timeout", value) for value in ("off", "0.5", "8d", "")),
+        *(("ssh_port", value) for value in ("0", "65536", "7.0", " 7", "7_0", True, 7.5)),
+        *(("prefix", value) for value in ("2", "01", "", " 1", "1 ", "1.0", "tr", "none", "enable", "-1", 1)),
+        *(("wait_timeout", value) for value in (-1, float("nan"), float("inf"), True, None)),
+        ("engine", "Torch"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=f"invalid value .* for {settings.flag_of(name)}: expected "):
+        settings.load({name: value})
+
+
+@pytest.mark.parametrize("word", ["1", "0", "true", "false", "yes", "no", "on", "off", "t", "f", "y", "n"])
+def test_a_boolean_word_is_read_in_any_case(word: str) -> None:
+    for spelled in (word, word.upper(), word.title(), word.swapcase()):
+        assert settings.load({"prefix": spelled}).prefix == (word in {"1", "true", "yes", "on", "t", "y"})
+
+
+PIECES = st.sampled_from(["0", "7", "60", "1.5", "h", "m", "s", "ms", " ", "_", "e", "-", "\u0663", "\n", "auto"])
+
+
+@given(st.lists(PIECES, max_size=8).map("".join), st.sampled_from(["grace", "hang_timeout", "ssh_port"]))
+def test_a_number_is_digits_with_an_optional_fraction_and_perhaps_units(text: str, name: str) -> None:
+    one = r"[0-9]+(\.[0-9]+)?"
+    form = {
+        "grace": rf"{one}|(?=.)({one}h)?({one}m)?({one}s)?({one}ms)?",
+        "hang_timeout": rf"auto|{one}|(?=.)({one}h)?({one}m)?({one}s)?({one}ms)?",
+        "ssh_port": "[0-9]+",
+    }[name]
     try:
-        found = read({name: value})
+        settings.load({name: text})
     except UsageError as problem:
-        return str(problem)
-    return repr(found[name] if isinstance(found, dict) else getattr(found, name))
+        is_too_much = re.fullmatch(form, text) and re.search(r" \d+ to \d+", str(problem))
+        assert is_too_much or not re.fullmatch(form, text)
+    else:
+        assert re.fullmatch(form, text)
 
 
-@pytest.mark.parametrize("name", settings.Settings.model_fields)
-def test_what_needs_no_parser_is_read_as_the_parser_would(name: str) -> None:
-    choices = [
-        value for value in get_args(settings.Settings.model_fields[name].annotation) if isinstance(value, str)
-    ]
-    for value in (*TEXTS, *SWITCHES, *choices, True, False, 7, 7.5, -1, 10**9):
-        assert outcome(settings.load, name, value) == outcome(
-            lambda given: settings.parsed(given, given), name, value
-        ), value
-
-
-@pytest.mark.parametrize("word", BOOLEAN_WORDS)
-def test_a_boolean_word_in_any_case_is_read_as_the_parser_would_and_without_it(word: str) -> None:
-    for given in (word, word.upper(), word.title(), word.swapcase()):
-        read = settings.Settings.model_fields["exec"].read(given)
-        assert isinstance(read, bool)
-        assert {"exec": read} == settings.parsed({"exec": given}), given
-
-
-@pytest.mark.parametrize("word", ["2", "01", "", " 1", "1 ", "1.0", "tr", "none", "enable", "-1"])
-def test_what_is_no_boolean_word_is_left_to_the_parser(word: str) -> None:
-    with pytest.raises(ValueError, match=r"^$"):
-        settings.Settings.model_fields["exec"].read(word)
-    with pytest.raises(UsageError, match=r"expected .*bool"):
-        settings.parsed({"exec": word})
+def test_there_are_at_most_44_options() -> None:
+    assert len(settings.Settings.model_fields) <= 44
 
 
 def test_settings_cannot_be_changed() -> None:

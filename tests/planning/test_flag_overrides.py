@@ -10,7 +10,7 @@ from trainer_launch.contracts import read_job
 from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.job import overlay, place, with_hosts, with_minimum
+from trainer_launch.planning.job import overlay, place, with_minimum
 
 TOLD = Job(
     contract="trainer-v2-torch",
@@ -122,14 +122,3 @@ def test_a_minimum_lets_a_fixed_job_shrink() -> None:
     for least, told in ((3, TOLD), (1, Job(contract="x"))):
         with pytest.raises(UsageError, match="--min-nodes"):
             with_minimum(told, least)
-
-
-@pytest.mark.parametrize(
-    ("text", "each", "world_size"),
-    [("a,b", None, None), ("a:2,b:2", 2, 4), ("a:2,b:3", None, 5), ("a:2,b", None, None)],
-)
-def test_how_many_processes_a_list_of_hosts_makes_is_known_where_each_says_its_share(
-    text, each, world_size
-) -> None:
-    job = with_hosts(TOLD, text)
-    assert (job.nodes, job.nproc_per_node, job.world_size) == (NodeRange(2, 2), each, world_size)

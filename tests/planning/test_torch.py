@@ -92,7 +92,7 @@ def test_a_typed_address_is_where_the_others_reach_the_store() -> None:
 
 
 def test_what_was_asked_for_reaches_the_membership() -> None:
-    made = member("train.py", ELASTIC, port_range="7-9", rejoin_timeout=5.0)
+    made = member("train.py", ELASTIC, port_range="7-9", wait_timeout=5.0)
     assert (made.ports, made.patience_s, made.max_restarts) == (PortRange(7, 9), 5.0, 100)
 
 
@@ -190,18 +190,8 @@ def test_a_job_without_labels_says_so_and_a_node_with_one_tells_it() -> None:
 @pytest.mark.parametrize(
     ("line", "changes", "why"),
     [
-        ("train.py", {"engine": "torchrun", "label": "a"}, r"--ranks-by topology .* \(--engine selects it"),
-        ("train.py", {"engine": "plain", "label": ""}, "--ranks-by topology needs torch workers"),
-        (
-            "train.py",
-            {"engine": "plain", "numa_binding": "node"},
-            r"--numa-binding node .*selects it\); remove it$",
-        ),
-        (
-            "torchrun --run-path train.py",
-            {"numa_binding": "auto"},
-            "--numa-binding auto needs .*--run-path.* or set it to node, which torchrun knows$",
-        ),
+        ("train.py", {"engine": "torchrun", "label": "a"}, r"--topology-label needs .* \(--engine selects it"),
+        ("train.py", {"engine": "plain", "label": ""}, "--topology-label needs torch workers"),
     ],
 )
 def test_workers_that_others_start_cannot_be_placed(line: str, changes: dict[str, object], why: str) -> None:
@@ -210,7 +200,7 @@ def test_workers_that_others_start_cannot_be_placed(line: str, changes: dict[str
 
 
 def test_torchrun_binds_where_it_starts_the_workers() -> None:
-    (process,) = plan("torchrun --run-path train.py", numa_binding="node").processes
+    (process,) = plan("torchrun --numa-binding node --run-path train.py").processes
     assert "--numa-binding=node" in process.argv
 
 
@@ -231,7 +221,7 @@ def reading(files: dict[str, str], **env: str) -> Reading:
 )
 def test_a_topology_label_is_read_from_a_file_or_a_variable(source: str, label: str | None) -> None:
     found = reading({"/etc/rack": "/a/r-2\n", "/etc/odd": "a\x00b"}, RACK="b/r-1", LONG="a" * 254)
-    settings = load({"ranks_by": "topology", "topology_label": source})
+    settings = load({"topology_label": source})
     trial = Trial(scratch="/scratch")
     if label is None:
         with pytest.raises(UsageError, match=f"{source} holds .*: expected a topology label such as block-a"):
@@ -241,6 +231,15 @@ def test_a_topology_label_is_read_from_a_file_or_a_variable(source: str, label: 
     assert engines.task_of(found, load({}), trial).trial.label is None
 
 
-def test_the_launchers_own_binding_precedes_torchruns() -> None:
-    line = "torchrun --numa-binding socket train.py"
-    assert [request(line, ALONE, numa_binding=own).numa_binding for own in ("off", "node")] == ["socket", "node"]
+@pytest.mark.parametrize(
+    ("line", "env", "mode"),
+    [
+        ("train.py", {}, "off"),
+        ("train.py", {"PET_NUMA_BINDING": "node"}, "node"),
+        ("torchrun --numa-binding socket train.py", {"PET_NUMA_BINDING": "node"}, "socket"),
+    ],
+)
+def test_workers_are_bound_as_torchruns_option_or_its_variable_says(
+    line: str, env: dict[str, str], mode: str
+) -> None:
+    assert request(line, ALONE, env).numa_binding == mode

@@ -152,5 +152,5 @@ def test_a_value_that_torchrun_would_refuse_is_refused(words: str, message: str)
     [("torchrun --rdzv-backend=trainer-launch", {}), ("", {"PET_RDZV_BACKEND": "trainer-launch"})],
 )
 def test_the_removed_backend_names_its_successor(words: str, env: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match=r"0\.3 has removed; leave it out: .* meet at the launcher's coordinator"):
+    with pytest.raises(UsageError, match=r"was removed in 0\.3; remove it: .* meet at the launcher's coordinator"):
         why(f"{words} train.py".strip(), env=env)

@@ -120,7 +120,7 @@ def test_a_value_out_of_form_names_the_variable_and_what_was_expected(name: str,
 
 
 def test_options_that_torchrun_reads_from_no_variable_are_not_read() -> None:
-    assert from_variables({"PET_NUMA_BINDING": "node", "PET_LOGS_SPECS": "x"}) == {}
+    assert from_variables({"PET_LOGS_SPECS": "x"}) == {}
 
 
 def test_options_are_rendered_in_the_tables_order() -> None:

@@ -13,7 +13,6 @@ import threading
 
 from trainer_launch.host.dns import lookup
 from trainer_launch.model import Destination, Plan, Process, signal_policy
-from trainer_launch.model.signal_policy import StopOrder
 from trainer_launch.supervisor import outcome
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
@@ -37,9 +36,8 @@ def plan_of(spec):
     processes = tuple(
         Process(**{"name": "main", "env": dict(os.environ), **read(p)}) for p in spec.pop("processes")
     )
-    order = StopOrder(spec.pop("stop_order", "leader"))
     spec["signals"] = signal_policy.parse(spec.get("signals", ""))
-    return Plan(engine="test", processes=processes, stop_order=order, **{"grace_s": 5.0, **spec})
+    return Plan(engine="test", processes=processes, **{"grace_s": 5.0, **spec})
 
 
 def main():

@@ -140,10 +140,9 @@ def test_loaders_are_asked_when_most_of_the_grace_is_used(tmp_path):
         assert launcher.wait() == 143
 
 
-@pytest.mark.parametrize("order", ["leader", "group"])
-def test_below_a_shell_that_dies_of_the_request_a_program_has_the_grace_to_save(tmp_path, order):
+def test_below_a_shell_that_dies_of_the_request_a_program_has_the_grace_to_save(tmp_path):
     program = shlex.join(map(str, worker("save:3:0", "note:ready", "rest")))
-    with Launcher(tmp_path, ["sh", "-c", f"{program}; exit 0"], grace_s=15.0, stop_order=order) as launcher:
+    with Launcher(tmp_path, ["sh", "-c", f"{program}; exit 0"], grace_s=15.0) as launcher:
         launcher.await_note("ready")
         launcher.send(signal.SIGTERM)
         assert launcher.wait() == 143

@@ -39,7 +39,7 @@ OTHERWISE = {
 ONLY_OURS = {
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "an older torchrun, such as that of torch 2.4, has no such option",
     "TRAINER_LAUNCH_RUN_DIR": "report() and the cleanup between generations find the run by it",
-    "TORCH_FR_BUFFER_SIZE": "torch's flight recorder tells whom a hang waits for; --no-recorder leaves it off",
+    "TORCH_FR_BUFFER_SIZE": "it tells whom a hang waits for; --hang-report-after off leaves it off",
 }
 GIVEN = ("--rdzv-id=job", "--max-restarts=2")
 # Arguments of the script. torchrun substitutes the second, for which each worker has to be a new interpreter.

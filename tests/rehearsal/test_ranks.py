@@ -56,7 +56,7 @@ def test_a_look_for_one_pods_worker_leaves_the_launchers_of_the_others_known(
 ) -> None:
     job = pods(torch_job(2, "1", ("train.py",), 25.0))
     views = {number: view_of(number) for number in range(len(job))}
-    monkeypatch.setattr(node_view, "find", lambda _: tuple(views.values()))
+    monkeypatch.setattr(node_view, "find", lambda *_: tuple(views.values()))
     marks = {number: f"/scratch/{pod.name}/{pod.draft.main}" for number, pod in enumerate(job)}
     monkeypatch.setattr(process_tree, "environment", lambda pid: {MARK: marks[pid]})
     processes = PodProcesses(IdleKubelet())  # type: ignore[arg-type]

@@ -1,66 +1,94 @@
-"""What 0.1 could be told, this version can be told, too: its options and variables, as its own help listed them."""
+"""What 0.2 accepted is still accepted, or ends with exit code 2 and a sentence that names what to use instead."""
 
 from __future__ import annotations
 
-from itertools import product
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.cli.launching import launch
 from trainer_launch.commands import options
-from trainer_launch.model import settings
+from trainer_launch.model import removed, settings
+from trainer_launch.model.errors import UsageError
+from trainer_launch.planning import mpi_options, torchrun_options
 
-ROOT = Path(__file__).parents[2]
-# `COMMAND OPTION VALUE`, from `--help` of each command of 0.1.0.
+# `COMMAND OPTION VALUE`, from `--help` of each command of 0.2.0.
 OPTIONS = [
     (*line.split(" ", 2), "")[:3]
-    for line in (Path(__file__).parent / "options-0.1.txt").read_text().splitlines()
+    for line in (Path(__file__).parent / "options-0.2.txt").read_text().splitlines()
     if line
 ]
-SAMPLES = {"N": "2", "PID": "1", "PORT": "2222", "SECONDS": "7", "SECONDS|auto": "auto", "SIZE|auto|keep": "keep"}
-VARIABLES = {
-    settings.PREFIX + name.upper(): value
-    for _, flag, value in OPTIONS
-    if (name := flag.removeprefix("--").replace("-", "_")) in settings.Settings.model_fields | settings.RENAMED
+SAMPLES = {
+    "N": "2",
+    "PID": "1",
+    "PORT": "2222",
+    "SECONDS": "7",
+    "SECONDS|auto": "auto",
+    "SECONDS|auto|off": "off",
+    "SIZE|auto|keep": "keep",
+    "FILE.html|.png": "x.html",
+    "LINES": "9",
 }
+# Values of options that stayed are in the table, too, as in `--report FILE.png`.
+GONE = {flag for flag in removed.SUCCESSORS if " " not in flag}
 
 
 def values(metavar: str) -> list[str]:
-    """What 0.1 accepted in its place: each of the choices, or one value."""
+    """What 0.2 accepted in its place: each of the choices, or one value."""
     return metavar.split("|") if metavar.islower() else [SAMPLES.get(metavar, "x")]
 
 
+def name_of(flag: str) -> str:
+    return flag.replace("--no-", "--", 1)
+
+
 @pytest.mark.parametrize("command", {command: None for command, *_ in OPTIONS})
-def test_the_options_of_0_1_are_accepted_with_each_of_their_values(command: str) -> None:
-    own = [(flag, values(metavar) if metavar else [""]) for name, flag, metavar in OPTIONS if name == command]
+def test_the_options_of_0_2_that_stayed_are_accepted_with_each_of_their_values(command: str) -> None:
+    own = [
+        (flag, values(metavar) if metavar else [""])
+        for name, flag, metavar in OPTIONS
+        if name == command and name_of(flag) not in GONE
+    ]
     for at in range(max(len(choices) for _, choices in own)):
         words = [word for flag, choices in own for word in (flag, choices[at % len(choices)]) if word]
         given, _ = options.typed("trainer-launch", [command, *words])
         assert settings.load(given).model_fields_set >= given.keys()
 
 
-@pytest.mark.parametrize("name", VARIABLES)
-def test_a_variable_of_0_1_still_says_the_same(name: str) -> None:
-    field = name.removeprefix(settings.PREFIX).lower()
-    for value in values(VARIABLES[name] or "true|false"):
-        found = settings.load({}, {name: value})
-        assert found.model_fields_set == {settings.RENAMED.get(field, field)}
+@pytest.mark.parametrize(
+    ("command", "flag", "metavar"), [row for row in OPTIONS if name_of(row[1]) in GONE and row[1] != "--chaos"]
+)
+def test_each_option_that_was_removed_names_its_successor(command: str, flag: str, metavar: str) -> None:
+    for word in values(metavar) if metavar else [""]:
+        with pytest.raises(UsageError) as problem:
+            options.typed("trainer-launch", [command, flag, *([word] if word else [])])
+        assert str(problem.value) == f"{flag} was removed in 0.3; {removed.SUCCESSORS[name_of(flag)]}"
 
 
-@pytest.mark.parametrize(("old", "new"), settings.RENAMED.items())
-def test_a_name_of_0_1_works_with_a_warning_that_names_the_new_one(old: str, new: str) -> None:
-    flag, variable = settings.flag_of(old), settings.PREFIX + old.upper()
-    typed = launch("explain", "--json", flag, "/a directory", "--", "true")
-    told = launch("explain", "--json", "--", "true", env={variable: "/a directory"})
-    assert (typed.returncode, told.returncode) == (0, 0)
-    assert f"{flag} is deprecated; use {settings.flag_of(new)}" in typed.stderr
-    assert f"{variable} is deprecated; use {settings.PREFIX}{new.upper()}" in told.stderr
-    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in changes for name in (flag, variable, settings.flag_of(new)))
+@pytest.mark.parametrize("flag", [flag for flag in removed.SUCCESSORS if " " not in flag and flag != "--chaos"])
+def test_so_does_its_variable(flag: str) -> None:
+    variable = settings.variable_of(flag.removeprefix("--").replace("-", "_"))
+    for value in ("1", "x"):
+        with pytest.raises(UsageError, match=f"^{variable} was removed in 0.3; "):
+            settings.load({}, {variable: value})
+    assert settings.load({}, {variable: ""}).model_fields_set == frozenset(), "an empty variable is as good as none"
 
 
-def test_where_the_old_and_the_new_name_are_set_the_new_one_counts() -> None:
-    for (old, new), names in product(settings.RENAMED.items(), (("old", "new"), ("new", "old"))):
-        env = {settings.PREFIX + {"old": old, "new": new}[name].upper(): name for name in names}
-        assert getattr(settings.load({}, env), new) == "new"
+def test_a_removed_option_and_a_removed_variable_end_with_2_and_one_line() -> None:
+    typed = launch("run", "--stop-order", "group", "--", "true")
+    told = launch("run", "--", "true", env={"TRAINER_LAUNCH_EXEC": "1"})
+    for done, what in ((typed, "--stop-order"), (told, "TRAINER_LAUNCH_EXEC")):
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"trainer-launch: error: {what} was removed in 0.3; ")
+
+
+def test_each_successor_exists() -> None:
+    parser = options.build("trainer-launch", tuple(options.COMMANDS))
+    (commands,) = (action for action in parser._actions if action.dest == "==SUPPRESS==" and action.choices)
+    ours = {word for one in dict(commands.choices or {}).values() for word in one._option_string_actions}
+    theirs = {option.flag for option in torchrun_options.OPTIONS.values()}
+    theirs |= {flag for option in mpi_options.OPTIONS for flag in option.flags}
+    for advice in removed.SUCCESSORS.values():
+        assert set(re.findall(r"--[a-z][a-z-]*", advice)) <= ours | theirs, advice

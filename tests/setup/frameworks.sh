@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make a virtual environment with one framework, once, and say where its Python is. What is in it: the requirements of
-# frameworks/NAME.txt beside this file, and what this package itself needs for `local -f`, but not the package: the
+# frameworks/NAME.txt beside this file, and what this package itself needs for `rehearse -f`, but not the package: the
 # tree under test comes by PYTHONPATH. One whose requirements say "# shares torch" sees the packages of the Python that
 # made it, too. It is kept in the user's cache, named for what it was made of.
 #   frameworks.sh NAME [NAME...]   makes these, prints a line for each; without a name: all there are

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from trainer_launch.model import Exit, Plan, Process, Verdict
 from trainer_launch.model.errors import InternalError
-from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, StopOrder
+from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import state_machine
 from trainer_launch.supervisor.events import Phase
@@ -46,7 +46,7 @@ AT = {  # one way into each state
     Phase.RUNNING: (plan(),),
     Phase.STOPPING: (plan(), ASK),
     Phase.CLEARING: (plan(), ended("a"), ended("b")),
-    Phase.KILLING: (plan(stop_order=StopOrder.GROUP), ASK, ASK),
+    Phase.KILLING: (plan(), ASK, ASK, ASK),
     Phase.DONE: (plan(), ended("a"), ended("b"), ev.Childless(1.0)),
 }
 EVENTS = {
@@ -147,17 +147,10 @@ def test_each_stop_signal_asks_leaders_with_term(number):
     assert (state.deadline_s, state.kill_at_s) == (9.0, 11.0)
 
 
-def test_the_whole_group_at_once_when_the_plan_says_so():
-    _, actions = play(plan(stop_order=StopOrder.GROUP), ASK)
-    assert actions == (ev.SignalGroup("a", TERM), ev.SignalGroup("b", TERM))
-
-
 def test_after_80_percent_everyone_is_told_and_at_the_end_killed():
     state, actions = play(plan(), ASK, ev.Deadline(9.0))
     assert (actions, state.deadline_s) == ((ev.SignalAll(TERM, again=True),), 11.0)
     assert state_machine.step(state, ev.Deadline(11.0))[1] == (ev.SignalAll(KILL, again=True),)
-    _, actions = play(plan(stop_order=StopOrder.GROUP), ASK, ev.Deadline(9.0))
-    assert actions == (ev.SignalAll(TERM, again=False),)
 
 
 def test_each_further_request_goes_one_rung_up():
@@ -204,9 +197,8 @@ def killed(name, at_s, number=TERM):
 
 
 def test_what_a_shell_that_dies_of_the_request_left_has_the_rest_of_the_grace_to_save():
-    for order in StopOrder:
-        state, _ = play(plan(stop_order=order), ASK, ended("a", at_s=1.1), killed("b", 1.2))
-        assert (state.phase, state.deadline_s) == (Phase.CLEARING, 11.0)
+    state, _ = play(plan(), ASK, ended("a", at_s=1.1), killed("b", 1.2))
+    assert (state.phase, state.deadline_s) == (Phase.CLEARING, 11.0)
     assert play(plan(), ASK, killed("a", 1.1), ended("b", at_s=1.2))[0].deadline_s == 11.0, "a's still save"
     assert play(plan(), EVENTS["drain"], killed("a", 2.1), killed("b", 3.0))[0].deadline_s == 13.0
     assert play(plan(), ended("a", 3), killed("b", 1.2))[0].deadline_s == 11.0, "a failure stops b likewise"

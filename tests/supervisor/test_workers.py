@@ -45,7 +45,6 @@ def world(request, tmp_path):
         pids=lambda: {"rank 4": process.pid},
         heard=lambda *_: 7,
         run_dir=str(tmp_path),
-        progress_file=str(tmp_path / "ready"),
         place_of={"rank 4": place}.get,
     )
     yield Workers(sources), tmp_path, request.param == "says"

@@ -173,7 +173,7 @@ def test_a_data_network_that_loses_all_packets_ends_a_job_that_is_told_so(tmp_pa
 
 @LONG
 def test_a_host_without_network_is_lost_and_no_rank_is_named(tmp_path: Path) -> None:
-    with situation("trains", tmp_path, *REPORT, "--rejoin-timeout", "6") as (job, _):
+    with situation("trains", tmp_path, *REPORT, "--wait-timeout", "6") as (job, _):
         trained(job)
         job.hosts[2].unplug()
         words = over(job)

@@ -228,7 +228,7 @@ def test_ranks_follow_topology_labels_also_after_a_node_was_lost_and_came_back(t
     (tmp_path / "train.py").write_text(RANKED)
 
     def env_of(node: int) -> dict[str, str]:
-        label = {"TRAINER_LAUNCH_RANKS_BY": "topology", "TRAINER_LAUNCH_TOPOLOGY_LABEL": "RACK"}
+        label = {"TRAINER_LAUNCH_TOPOLOGY_LABEL": "RACK"}
         return trainer_v2(node) | label | {"RACK": RACKS[node]}
 
     with job(FIXED.names, str(tmp_path / "train.py"), env_of) as running:

@@ -26,7 +26,6 @@ from trainer_launch.model.redaction import redact, redact_command
 from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.model.units import aligned, counted, in_mib, listed
-from trainer_launch.observability import incident_watch
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.job import place, usable_threads
 from trainer_launch.planning.mpi import SSHD
@@ -125,7 +124,6 @@ def _plan(
     """This node's place, the plan and its warnings, or why there is none; without a command only the place."""
     memory = Decision()
     try:
-        incident_watch.check(settings)
         topology = place(reading.job, reading.host)
         memory = shared_memory_care.decided(reading, settings)
         placed = _place_json(topology, reading.host, reading.pod.env)
@@ -390,9 +388,8 @@ def _ranks(plan: Mapping[str, Any]) -> str:
 
 
 def _restarts(hosting: Mapping[str, Any]) -> str:
-    nodes, window_s = hosting["nodes"], hosting["restart_window_s"]
-    parts = [counted(hosting["max_restarts"], "worker failure")]
-    parts[0] += " per job" if window_s is None else f" within {window_s:g} s"
+    nodes = hosting["nodes"]
+    parts = [f"{counted(hosting['max_restarts'], 'worker failure')} per job"]
     if nodes["max"] > 1:
         parts.append(f"a lost node is waited for {hosting['rejoin_timeout_s']:g} s")
     if nodes["min"] < nodes["max"]:

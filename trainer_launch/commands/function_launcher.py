@@ -85,8 +85,8 @@ def settings_of(spec: FunctionLaunchSpec) -> Settings:
     }
     if job.max_restarts is None and given.max_restarts is None:
         flags.setdefault("max_restarts", "0")
-    if spec.patience_s is not None or "rejoin_timeout" not in given.model_fields_set:
-        flags["rejoin_timeout"] = PATIENCE_S if spec.patience_s is None else spec.patience_s
+    if spec.patience_s is not None or "wait_timeout" not in given.model_fields_set:
+        flags["wait_timeout"] = PATIENCE_S if spec.patience_s is None else spec.patience_s
     if not spec.increase_shared_mem:
         flags["shm_size"] = "keep"
     if "log_level" not in given.model_fields_set:

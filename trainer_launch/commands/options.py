@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from trainer_launch import __version__
 from trainer_launch.host import logs, runtime_directory
-from trainer_launch.model import settings
+from trainer_launch.model import removed, settings
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import PREFIX, Settings
 from trainer_launch.model.suggestions import did_you_mean
@@ -36,7 +36,8 @@ _EXAMPLES = """examples:
   trainer-launch run -- train.py --lr 1e-3       # run it"""
 _MORE = f"""'trainer-launch COMMAND --help' shows the options most people need; --help-all
 shows all. Every option has an environment variable: {PREFIX}GRACE=60
-is --grace 60. A flag takes precedence over its variable."""
+is --grace 60. A flag takes precedence over its variable. Times are seconds, or
+have units: 90s, 10m, 1h30m."""
 _COMMANDS = {  # as the help lists them
     "in the pod": ("run", "preflight", "sshd", "explain", "status", "incidents"),
     "on your machine": ("rehearse",),
@@ -89,15 +90,22 @@ class _ShowAll(argparse.Action):
         parser.exit()
 
 
-class _Renamed(argparse.Action):
-    """What 0.1 called an option."""
+class _Standalone(argparse.Action):
+    """`--standalone`: this node alone, whatever the platform says of others."""
 
-    def __call__(self, _: object, found: argparse.Namespace, value: object, flag: str | None = None) -> None:
-        setattr(found, self.dest, value)
-        found.renamed = (f"{flag} is deprecated; use {settings.flag_of(self.dest)}",)
+    def __call__(self, _: object, found: argparse.Namespace, *__: object) -> None:
+        for name, value in self.const.items():
+            setattr(found, name, value)
 
 
 class _Parser(argparse.ArgumentParser):
+    is_wrapping = False  # a command to run may follow, and `-m MODULE` begins it
+
+    def _parse_optional(self, arg_string: str) -> Any:
+        if self.is_wrapping and arg_string.startswith("-m"):
+            return None
+        return super()._parse_optional(_with_hyphens(arg_string))
+
     def error(self, message: str) -> typing.NoReturn:
         for pattern, told in _REWORDED:
             message = re.sub(f"^{pattern}$", told, message)
@@ -112,6 +120,7 @@ class _Parser(argparse.ArgumentParser):
 
     def refuse_unknown(self, word: str) -> typing.NoReturn:
         """Say so of an option that this command does not have."""
+        _refuse_removed(word)
         flag = word.partition("=")[0]
         known = [name for name in self._option_string_actions if name.startswith("--")]
         near = did_you_mean(flag, known)
@@ -139,7 +148,7 @@ def _parse(program: str, argv: Sequence[str]) -> Parsed:
     command, given, words, flags = _typed(program, argv)
     loaded = settings.load(given)
     logs.set_up(loaded.log_level, os.environ.get(runtime_directory.NODE_LABEL))
-    for sentence in (*flags.pop("renamed", ()), *settings.unknown_variables(os.environ)):
+    for sentence in settings.unknown_variables(os.environ):
         logs.warn(sentence)
     return Parsed(command=command, settings=loaded, argv=words, flags=flags, given=given)
 
@@ -165,6 +174,9 @@ def _typed(
     parser = build(program, called or tuple(COMMANDS))
     if not called and own[0] not in parser._option_string_actions:
         parser.refuse_unknown(own[0])
+    if called and not is_wrapping(called[0]):
+        for word in own:  # what follows one may be taken for something else, and refused first
+            _refuse_removed(word)
     found, unknown = parser.parse_known_args(own)
     flags = vars(found)
     if unknown:
@@ -228,9 +240,13 @@ def _add_command(commands: Any, program: str, name: str) -> None:
         group = sub.add_argument_group(title) if headed else sub
         for field in headed:
             _add(group, field, Settings.model_fields[field])
+        if "nodes" in headed:
+            alone = {field: value for field, value in _STANDALONE.items() if field in own}
+            group.add_argument("--standalone", action=_Standalone, nargs=0, const=alone, dest="nodes", **_ALONE)
     rest = argparse.REMAINDER if is_wrapping(name) else "*"
     sub.add_argument("words", nargs=rest, help=argparse.SUPPRESS)
     sub.set_defaults(command=module.main, parser=sub)
+    sub.is_wrapping = is_wrapping(name)
 
 
 def help_of(program: str, name: str | None) -> str:
@@ -269,6 +285,18 @@ def _no_command(program: str, words: Sequence[str]) -> str:
     return f"unknown command {words[0]!r}; {near} see {program} --help"
 
 
+def _refuse_removed(word: str) -> None:
+    flag = _with_hyphens(word).partition("=")[0]
+    for name in (flag, flag.replace("--no-", "--", 1)):
+        removed.refuse(name, flag)
+
+
+def _with_hyphens(word: str) -> str:
+    """An option as it is declared: torchrun's `--nproc_per_node=2` is `--nproc-per-node=2`."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if flag.startswith("--") else word
+
+
 def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
     """Our own words, and those after the first `--`."""
     if "--" not in argv:
@@ -285,13 +313,11 @@ def _add(parser: argparse._ActionsContainer, name: str, field: Any) -> None:
         "help": f"{field.description}{default} [{PREFIX}{name.upper()}]".replace("%", "%%"),
     }
     names = (settings.flag_of(name), *ALIASES.get(name, ()))
-    if field.annotation is bool:
+    if field.kind is bool:
         parser.add_argument(*names, action=argparse.BooleanOptionalAction, **words)
         return
-    choices = typing.get_args(field.annotation) if typing.get_origin(field.annotation) is typing.Literal else ()
-    parser.add_argument(*names, metavar="|".join(choices) or METAVARS[name], **words)
-    for old in (old for old, new in settings.RENAMED.items() if new == name):
-        parser.add_argument(settings.flag_of(old), dest=name, action=_Renamed, help=argparse.SUPPRESS)
+    metavar = "|".join(field.choices) if field.kind is None else METAVARS[name]
+    parser.add_argument(*names, metavar=metavar, **words)
 
 
 def _shown(default: object) -> str:
@@ -302,36 +328,30 @@ def _shown(default: object) -> str:
 
 
 _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
+_STANDALONE = {"nodes": "1", "node_rank": "0"}
+_ALONE: Mapping[str, Any] = {
+    "default": None,
+    "help": "this node alone, whatever the platform says: --nodes 1 --node-rank 0",
+}
 _CHECKING = (
     *("preflight", "level", "pair_test", "threshold", "reference", "only", "skip", "fatal"),
     *("storage", "report"),
 )
-_RUN = tuple(name for name in Settings.model_fields if name not in (*_CHECKING, "listen_address"))
-_NOT_EXPLAINED = ("color", "termination_log", "events", "metrics_port", "state_dir")
+_RUN = tuple(name for name in Settings.model_fields if name not in _CHECKING)
+_NOT_EXPLAINED = ("termination_log", "events", "metrics_port", "state_dir")
 _EXPLAIN = tuple(name for name in _RUN if name not in _NOT_EXPLAINED)
 _PREFLIGHT = (
     *(*_CHECKING, "state_dir", "contract", "engine", *(name for name in _JOB if name != "max_restarts")),
-    *(
-        "wait_timeout",
-        "min_nodes",
-        "spares",
-        "port_range",
-        "secret_file",
-        "ssh_dir",
-        "ssh_port",
-        "insecure_host_keys",
-        "shm_size",
-    ),
-    *("termination_log", "log_level"),
+    *("min_nodes", "spares", "port_range", "secret_file", "ssh_dir", "ssh_port", "insecure_host_keys", "shm_size"),
+    *("wait_timeout", "termination_log", "log_level"),
 )
 _REHEARSE = (
-    *("engine", "nodes", "spares", "nproc_per_node", "max_restarts", "rendezvous", "start_method", "preload"),
-    *("grace", "stop_order", "signals", "hang_timeout", "hang_report_after", "incident_dir", "recorder"),
-    *("straggler_interval", "prefix", "color", "events", "log_level"),
+    *("engine", "nodes", "spares", "nproc_per_node", "max_restarts", "start_method", "preload", "grace", "signals"),
+    *("hang_timeout", "hang_report_after", "incident_dir", "prefix", "events", "log_level"),
 )
 _SSHD = (
-    *("ssh_dir", "ssh_port", "listen_address", "insecure_host_keys", "forward_env", "contract", "grace", "signals"),
-    *("shm_size", "color", "termination_log", "events", "metrics_port", "log_level"),
+    *("ssh_dir", "ssh_port", "insecure_host_keys", "forward_env", "contract", "grace", "signals", "shm_size"),
+    *("termination_log", "events", "metrics_port", "log_level"),
 )
 # Each command's module and its settings; only the one that is called is imported.
 COMMANDS = {
@@ -349,9 +369,9 @@ COMMANDS = {
 }
 COMMAND_ALIASES = {"local": "rehearse"}  # what 0.2 called a command
 COMMON = {  # what --help shows where a command has many settings
-    *("nodes", "nproc_per_node", "engine", "max_restarts", "min_nodes", "spares", "secret_file", "grace"),
+    *("nodes", "nproc_per_node", "engine", "max_restarts", "min_nodes", "spares", "wait_timeout", "grace"),
     *("hang_timeout", "incident_dir", "metrics_port", "events", "log_level"),
-    *("preflight", "level", "pair_test", "only", "skip", "fatal", "wait_timeout", "storage", "report"),
+    *("preflight", "level", "only", "skip", "fatal", "storage", "report"),
 }
 ALIASES = {"nodes": ("--nnodes",), "preflight": ("--mode",)}  # torchrun's word; what reads better
 _METAVARS = {  # and the settings that have it
@@ -363,12 +383,9 @@ _METAVARS = {  # and the settings that have it
     "HOST": "master_addr",
     "PORT": "master_port ssh_port metrics_port",
     "A,B": "preload",
-    "HOST:N[,...]": "hosts",
-    "PATH": "host_discovery_script ssh_dir secret_file termination_log reference report state_dir incident_dir "
-    "progress_file",
-    "ADDRESS[,...]": "listen_address",
+    "PATH": "ssh_dir secret_file termination_log reference report state_dir incident_dir",
     "NAME[,...]": "forward_env",
-    "SECONDS": "grace wait_timeout rejoin_timeout shrink_after restart_window straggler_interval",
+    "SECONDS": "grace wait_timeout shrink_after",
     "NAME=ACTION[,...]": "signals",
     "LOW-HIGH": "port_range",
     "SIZE|auto|keep": "shm_size",
@@ -385,20 +402,12 @@ METAVARS = {name: metavar for metavar, names in _METAVARS.items() for name in na
 # The headings, in their order; a command shows those of its own settings.
 GROUPS = {
     "checks": _CHECKING,
-    "command": ("contract", "engine", "exec", "rendezvous", "start_method", "preload", "numa_binding"),
-    "job (default: what the platform injected)": (
-        *_JOB[:-1],
-        *("hosts", "host_discovery_script", "port_range", "secret_file", "ranks_by", "topology_label"),
-    ),
-    "restarts": (
-        *("max_restarts", "restart_window", "rejoin_timeout", "min_nodes", "shrink_after", "spares"),
-        "wait_timeout",
-    ),
-    "hangs and incidents": (
-        *("hang_timeout", "hang_report_after", "progress_file", "incident_dir", "recorder", "straggler_interval"),
-    ),
-    "stopping": ("grace", "stop_order", "signals", "termination_log"),
-    "MPI": ("ssh_dir", "ssh_port", "listen_address", "insecure_host_keys", "forward_env"),
+    "command": ("contract", "engine", "start_method", "preload"),
+    "job (default: what the platform injected)": (*_JOB[:-1], "port_range", "secret_file", "topology_label"),
+    "restarts": ("max_restarts", "wait_timeout", "min_nodes", "shrink_after", "spares"),
+    "hangs and incidents": ("hang_timeout", "hang_report_after", "incident_dir"),
+    "stopping": ("grace", "signals", "termination_log"),
+    "MPI": ("ssh_dir", "ssh_port", "insecure_host_keys", "forward_env"),
     "container": ("shm_size", "state_dir"),
-    "output and monitoring": ("prefix", "output_limit", "color", "events", "metrics_port", "log_level"),
+    "output and monitoring": ("prefix", "output_limit", "events", "metrics_port", "log_level"),
 }

@@ -192,43 +192,28 @@ def _first(nodes: NodeRange, faults: Sequence[Fault]) -> int:
     return nodes.max - added
 
 
-_INCIDENTS = ("hang_report_after", "recorder", "straggler_interval")
-
-
 def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
     """What of our own options the launchers get as variables: each marks its workers' lines itself."""
     prefix = settings.prefix if is_mpi or "prefix" in settings.model_fields_set else True  # mpirun has --tag-output
     flags = {
         "PREFIX": str(int(prefix)),
-        "COLOR": "always" if prefix and use_color(settings) else "never",
         "GRACE": f"{settings.grace * _POD_GRACE:g}",
-        "STOP_ORDER": settings.stop_order,
         "ENGINE": "auto" if settings.engine == "mpi" else settings.engine,
-        "RENDEZVOUS": settings.rendezvous,
         "START_METHOD": settings.start_method,
     }
-    names = ("signals", "max_restarts", "spares", "hang_timeout", "events", "preload", *_INCIDENTS)
-    return {**_for_all_pods(settings), **flags, **_given(settings, names)}
+    names = ("signals", "max_restarts", "spares", "hang_timeout", "hang_report_after", "events", "preload")
+    in_color = {"IN_COLOR": "1"} if prefix and use_color() else {}
+    return {**_for_all_pods(settings), **flags, **in_color, **_given(settings, names)}
 
 
 def _for_their_pods(settings: Settings) -> dict[str, str]:
     """Likewise in a manifest's pods, which may say all this themselves."""
     names = (
-        *(
-            "max_restarts",
-            "spares",
-            "hang_timeout",
-            "events",
-            "preload",
-            "signals",
-            "engine",
-            "rendezvous",
-            "grace",
-        ),
-        *("start_method", "stop_order", *_INCIDENTS),
+        *("max_restarts", "spares", "hang_timeout", "hang_report_after", "events", "preload", "signals"),
+        *("engine", "grace", "start_method"),
     )
     chosen = tuple(name for name in names if name in settings.model_fields_set)
-    return {**_for_all_pods(settings), "COLOR": "never", "SKIP": _NOT_HERE, **_given(settings, chosen)}
+    return {**_for_all_pods(settings), "SKIP": _NOT_HERE, **_given(settings, chosen)}
 
 
 def _for_all_pods(settings: Settings) -> dict[str, str]:

@@ -150,7 +150,7 @@ def _carried_out(
     watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
     flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
     printed = PrintedSteps()
-    system = System(color=use_color(settings), watched=watched, flood=flood, listener=printed.heard)
+    system = System(color=use_color(), watched=watched, flood=flood, listener=printed.heard)
     system.clean = sweep
     system.launchers = lambda: {view.pid for view in node_view.find()}
     keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))

@@ -73,7 +73,7 @@ def _main(parsed: Parsed) -> int:
             task = _task(reading, parsed, scratch)
             plan = SSHD.plan(task, "this is an MPI worker")
             probes = None if settings.log_level == "debug" else ProbeFilter()
-            system = System(color=use_color(settings), sieve=probes)
+            system = System(color=use_color(), sieve=probes)
             system.clean = sweep
             logs.send_through(system.say)
             with contextlib.closing(system), observed(task, plan, settings, system) as observer:
@@ -105,7 +105,7 @@ def _task(reading: Reading, parsed: Parsed, scratch: str) -> Task:
     )
     task = engines.task_of(replace(reading, job=job, command=COMMAND), settings, trial)
     handed = handed_on(sparing(task, dict(task.env)), named(settings.forward_env))
-    addresses = [address.strip() for address in (settings.listen_address or "").split(",") if address.strip()]
+    addresses = task.env.get(runtime_directory.LISTEN_AT, "").replace(",", " ").split()
     ready = server.prepared(reach, handed, addresses=addresses, log_level=_LEVELS[settings.log_level])
     _tell(job, settings, reach.port, replace(handed, unfit=(*handed.unfit, *ready.unfit)))
     return replace(task, command=parse_command(ready.argv))

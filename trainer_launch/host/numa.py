@@ -19,7 +19,6 @@ from trainer_launch.model import Binding, Gpus
 from trainer_launch.model.collectives import numbers_in
 from trainer_launch.model.units import grouped, in_ranges
 
-AUTO = "auto"  # node where each GPU's node is known, else nothing
 _CPU = "sys/devices/system/cpu/cpu"
 _PROC = "proc/driver/nvidia/gpus"
 
@@ -145,10 +144,6 @@ def _nodes(numa: Numa, mode: str, workers: int) -> Sequence[int]:
     here = sorted({cpu.node for cpu in numa.cpus})
     if numa.unknown:
         raise ValueError(numa.unknown)
-    if mode == AUTO and not numa.gpus:
-        raise ValueError("there is no GPU; --numa-binding node divides the CPUs' NUMA nodes among the workers")
-    if mode == AUTO and -1 in numa.gpus and len(here) > 1:
-        raise ValueError("the kernel does not tell which NUMA node each GPU is at (numa_node is -1)")
     if numa.gpus and workers > len(numa.gpus):
         raise ValueError(f"{workers} workers have {len(numa.gpus)} GPUs, so not each has a GPU of its own")
     return [max(node, 0) for node in numa.gpus] or [here[rank * len(here) // workers] for rank in range(workers)]

@@ -26,6 +26,8 @@ VARIABLE = "TRAINER_LAUNCH_RUN_DIR"  # PID 1, for all that it starts: the direct
 MPI_RUN = "TRAINER_LAUNCH_MPI_RUN"  # the agent, on each host: of which start a rank is, so that it is found there
 NODE_LABEL = "TRAINER_LAUNCH_NODE_LABEL"  # a rehearsal, for its launchers: what their lines begin with
 INSIDE = "TRAINER_LAUNCH_INSIDE"  # a rehearsal, for itself in namespaces of its own: the number that it has there
+IN_COLOR = "TRAINER_LAUNCH_IN_COLOR"  # a rehearsal on a terminal, for its launchers: prefixes are colored
+LISTEN_AT = "TRAINER_LAUNCH_LISTEN_AT"  # a rehearsal, for a pod's sshd: the pod's own address on loopback
 # Files, or how their names begin: who writes it, and who reads it.
 LAUNCHER = "launcher.json"  # PID 1, for status: how it stands
 FAILURE = "failure.json"  # torchrun or the agent of mpirun, for PID 1: the first failure

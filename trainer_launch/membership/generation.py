@@ -12,7 +12,7 @@ from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import quarantine, timeouts
 from trainer_launch.membership.election import binding, may_form, remember
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.retry_policy import recent, why_not_again, why_spent
+from trainer_launch.membership.retry_policy import why_not_again, why_spent
 from trainer_launch.membership.state import (
     Key,
     Members,
@@ -103,7 +103,7 @@ def _unlabelled(chosen: list[Node]) -> tuple[Say, ...]:
     who = (
         f"{listed(names, _MOST_NAMED)} {'has' if len(names) == 1 else 'have'} no topology label, and the last ranks"
     )
-    return (Say(f"{who}; set --ranks-by topology and --topology-label there, too"),)
+    return (Say(f"{who}; set --topology-label there, too"),)
 
 
 def _claim(state: State, chosen: list[Node], number: int) -> Claim | None:
@@ -341,11 +341,7 @@ def charge(state: State) -> Step:
         return give_up(replace(state, failure=replace(failure, cause=_UNEVEN)), unevenly)
     if failure is not None:
         state = replace(state, failure=replace(failure, seen=_seen(failure, suspicion.entered)))
-    # A new coordinator knows the count from its nodes, not the times.
-    within = () if settings.window_s is None else recent(state.failures_s, now_s, settings.window_s)
-    used = state.restarts if settings.window_s is None else len(within)
-    state = replace(state, failures_s=(*within, now_s))
-    spent = why_spent(used, settings.max_restarts, settings.window_s)
+    spent = why_spent(state.restarts, settings.max_restarts)
     if spent is not None:
         return give_up(state, f"{reason}, and {spent}")
     return stumble(replace(state, restarts=state.restarts + 1), reason, now_s)

@@ -38,16 +38,10 @@ def is_of_code(error: str | None, message: str | None) -> bool:
     return error in _UNPARSABLE or error in _MISSING or suggestions.is_typo_in_program(message or "")
 
 
-def recent(failures_s: tuple[float, ...], now_s: float, window_s: float | None) -> tuple[float, ...]:
-    """The failures that still count; without a window all do."""
-    return tuple(at_s for at_s in failures_s if window_s is None or at_s > now_s - window_s)
-
-
-def why_spent(used: int, allowed: int, window_s: float | None) -> str | None:
+def why_spent(used: int, allowed: int) -> str | None:
     """Why the restart budget has no room for one more; None when it has."""
     if used < allowed:
         return None
     if allowed == 0:
         return "--max-restarts 0 allows no restart"
-    within = "" if window_s is None else f" within {window_s:g} s"
-    return f"the restart budget is used up ({counted(allowed, 'restart')}{within})"
+    return f"the restart budget is used up ({counted(allowed, 'restart')})"

@@ -520,9 +520,8 @@ def serve(
         failing=hosting.failing,
         rejoin_timeout_s=hosting.rejoin_timeout_s,
         max_restarts=hosting.max_restarts,
-        window_s=hosting.restart_window_s,
         shrink_after_s=hosting.shrink_after_s,
-        straggler_interval_s=hosting.straggler_interval_s,
+        straggler_interval_s=timeouts.STRAGGLERS_S if hosting.finds_stragglers else 0.0,
         candidate=None if hosting.seats is None else hosting.seat,
     )
 

@@ -41,8 +41,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_nodes: int
     spares: int = 0  # nodes beyond them, which wait to replace another
     failing: tuple[str, ...] = ()  # hosts that preflight found faulty
-    max_restarts: int  # failures that the job may have, or may have within `window_s`
-    window_s: float | None = None
+    max_restarts: int  # failures that the job may have
     lease_s: float = timeouts.LEASE_S
     shrink_after_s: float | None = 0.0  # between the end of a generation and forming with fewer; None: never
     rejoin_timeout_s: float = timeouts.REJOIN_S
@@ -219,7 +218,6 @@ class State(Struct, frozen=True, kw_only=True):
     yielding_until_s: float | None = None  # nodes are refused: a lower candidate is there
     generation: int = 0  # the highest that anyone has seen
     restarts: int = 0  # failures, likewise
-    failures_s: tuple[float, ...] = ()  # when the ones within the window were
     crashes: int = 0  # generations in a row that failed early
     suspicion: Suspicion | None = None
     quarantined: tuple[msg.Quarantine, ...] = ()

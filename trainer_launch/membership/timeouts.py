@@ -1,6 +1,6 @@
 """All times of membership, in seconds; tests/membership/test_timeouts.py asserts how they are ordered.
 
-What a user can set (`--rejoin-timeout`, `--shrink-after`, `--restart-window`, `--grace`) has only its default here,
+What a user can set (`--wait-timeout`, `--shrink-after`, `--grace`) has only its default here,
 where membership needs one.
 """
 
@@ -61,6 +61,7 @@ LOOK_GAP_S = 20.0  # looks further apart tell nothing of the time between them: 
 
 START_S = 30.0  # from Go; what fails within it fails at its start
 CRASH_LOOP_S = 10.0  # a generation that lasts less counts towards a crash loop
+STRAGGLERS_S = 60.0  # between two looks for stragglers
 SHOW_RANKS_S = 6.0  # for all members to tell what their ranks show: each asks its workers for 3
 EXPLAIN_AGAIN_S = 3.0  # between two explanations: what nodes say meanwhile was said before they heard it
 SHOW_ENTRIES_S = 6.0  # for all members to tell when their ranks entered collectives, besides looks at suspects

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
-from trainer_launch.model.signal_policy import SignalAction, StopOrder
+from trainer_launch.model.signal_policy import SignalAction
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | tuple[Json, ...] | Mapping[str, Json] | None"
 
@@ -236,7 +236,6 @@ class Process(Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     label: str | None = None  # prefix for its lines; None: its output is passed on byte for byte
     streams: Mapping[int, Destination] = field(default_factory=dict)  # of 1 and 2, which do not only go to ours
-    member: int | None = None  # its number among those whose equal lines are shown once
     forked: Forked | None = None  # what runs in place of a program
 
 
@@ -250,13 +249,12 @@ class Hosting(Struct, frozen=True, kw_only=True):
     max_restarts: int  # of failed workers, for the whole job
     rejoin_timeout_s: float  # how long the others wait for a lost node
     shrink_after_s: float = 0.0  # how long before they go on without it, where the minimum allows
-    restart_window_s: float | None = None  # in which `max_restarts` failures are too many; None: ever
     secret_file: str | None = None  # what a node must know to be let in
     seats: Seats | None = None  # all nodes' coordinators, where each hosts one; None: only node 0 does
     seat: int = 0  # whose this is
     deadline_s: float | None = None  # after which the job fails; None: never
     spares: int = 0  # nodes beyond `nodes`, which wait to replace another
-    straggler_interval_s: float = 0.0  # between two looks for stragglers; 0: none
+    finds_stragglers: bool = False
     failing: tuple[str, ...] = ()  # hosts that preflight found faulty
 
 
@@ -316,7 +314,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     engine: str
     processes: tuple[Process, ...]
     grace_s: float  # from the request to stop until SIGKILL
-    stop_order: StopOrder = StopOrder.LEADER
     stop_signal: int = SIGTERM  # what asks a leader to stop
     signals: Mapping[int, SignalAction] = field(default_factory=dict)  # where it is not the default
     restarts: int = 0  # times an hour that all starts again after one of ours died of a signal that we did not send

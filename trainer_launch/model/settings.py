@@ -1,76 +1,93 @@
 """Every option of the launcher is a flag and a TRAINER_LAUNCH_* variable, declared here once.
 
-Flags win over variables, variables over defaults. What is spelled plainly is read here; pydantic-settings parses
-the rest and says what is wrong. Loading it takes PID 1 as long as loading all else does, and 12 MB.
+Flags win over variables, variables over defaults. A number is digits with an optional fraction, without blanks.
 """
 
-import operator
 import os
 import re
 import typing
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
+from trainer_launch.model import removed
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import nearest
-from trainer_launch.model.value_parsers import named
+from trainer_launch.model.value_parsers import DURATION, named, parse_duration
 
 PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.
-INTERNAL = frozenset({"RUN_DIR", "NODE_LABEL", "MPI_RUN", "INSIDE"})
+INTERNAL = frozenset({"RUN_DIR", "NODE_LABEL", "MPI_RUN", "INSIDE", "IN_COLOR", "LISTEN_AT"})
 OF_SHIMS = frozenset({"SHIM"})  # read by the shims of torchrun and others, not here
-RENAMED = {"hang_dir": "incident_dir"}  # what 0.1 called a setting; works in 0.2, and each use is a warning
 
 
 class Option:
-    """One setting; on an object of `Settings` it is the value, the default where none was given."""
+    """One setting; on an object of `Settings` it is the value, the default where none was given.
 
-    def __init__(
-        self,
-        default: Any,
-        description: str,
-        gt: float | None = None,
-        ge: float | None = None,
-        le: float | None = None,
-    ) -> None:
-        self.default = default
-        self.description = description
-        self.gt, self.ge, self.le = gt, ge, le
+    Its annotation says what it accepts: words (`Literal`), and one of text, a switch (bool), a whole number (int),
+    and seconds (float), the numbers from `least` to `most`.
+    """
+
+    def __init__(self, default: Any, description: str, least: int = 0, most: int = 0) -> None:
+        self.default, self.description = default, description
+        self.least, self.most = least, most
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.annotation: Any = owner.__annotations__[name]
+        annotation: Any = owner.__annotations__[name]
+        is_union = typing.get_origin(annotation) not in (None, Literal)
+        kinds: tuple[Any, ...] = typing.get_args(annotation) if is_union else (annotation,)
+        self.choices = tuple(
+            word for kind in kinds if typing.get_origin(kind) is Literal for word in typing.get_args(kind)
+        )
+        self.kind: type | None = next((kind for kind in kinds if kind in (bool, int, float, str)), None)
 
     def __get__(self, settings: object, _: type) -> Any:
         return self if settings is None else self.default
 
     def read(self, value: object) -> Any:
-        """A value that needs no parser: text, a choice, a switch, a decimal number within its bounds.
+        """What was typed as a value of this setting; values of Python pass if they fit.
 
         Raises:
-            ValueError: the parser has to see it.
+            ValueError: it does not fit; the text says what was expected.
         """
-        kinds = typing.get_args(self.annotation) or (self.annotation,)  # choices, if it has some
-        if kinds[0] in (int, float) and isinstance(value, str) and _DECIMAL.fullmatch(value):
-            value = kinds[0](value)
-        if kinds[0] is bool and isinstance(value, str):
-            value = _SWITCH_WORDS.get(value.lower(), value)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if (value in kinds or type(value) in kinds) and not (is_number and self._excludes(value)):
+        if value in self.choices or (value is None and self.default is None):
             return value
-        raise ValueError
+        if self.kind is not None and isinstance(value, str):
+            value = _PARSERS[self.kind](value)
+        if self.kind is float and type(value) is int:
+            value = float(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if type(value) is not self.kind or (is_number and not self.least <= value <= self.most):  # type: ignore[operator]
+            raise ValueError(self.expected)
+        return value
 
-    def _excludes(self, value: Any) -> bool:
-        bounds = (self.gt, operator.gt), (self.ge, operator.ge), (self.le, operator.le)
-        return not all(bound is None or holds(value, bound) for bound, holds in bounds)
+    @property
+    def expected(self) -> str:
+        """What this setting accepts, for people."""
+        words = ", ".join(self.choices)
+        if self.kind is None:
+            return f"one of {words}"
+        if self.kind is bool:
+            return "true or false"
+        what = DURATION if self.kind is float else "a whole number"
+        return f"{what}, {self.least} to {self.most}{' s' * (self.kind is float)}{f', or {words}' * bool(words)}"
 
 
-_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+def _whole(text: str) -> int | None:
+    return int(text) if _WHOLE.fullmatch(text) else None
+
+
+def _switch(text: str) -> bool | None:
+    return _SWITCH_WORDS.get(text.lower())
+
+
+_WHOLE = re.compile(r"[0-9]{1,12}")
 _SWITCH_WORDS = dict.fromkeys(("1", "true", "yes", "on", "t", "y"), True)
 _SWITCH_WORDS |= dict.fromkeys(("0", "false", "no", "off", "f", "n"), False)
+_PARSERS: Mapping[type, Any] = {str: str, bool: _switch, int: _whole, float: parse_duration}
 
 
-def _option(default: Any, **told: Any) -> Any:
-    return Option(default, **told)
+def _option(default: Any, **about: Any) -> Any:
+    return Option(default, **about)
 
 
 class Settings:
@@ -91,27 +108,18 @@ class Settings:
 
     contract: str | None = _option(None, description="platform contract to read the pod as; default: detected")
     engine: Literal["auto", "torch", "torchrun", "mpi", "horovodrun", "plain"] = _option(
-        "auto", description="what runs the command: torch elastic, mpirun, horovodrun, or the program as it is"
-    )
-    exec: bool = _option(
-        False,
-        description="replace the launcher with torchrun or the program: no supervision, no termination message",
-    )
-    hosts: str | None = _option(None, description="hosts and slots for mpirun; default: the platform's hostfile")
-    host_discovery_script: str | None = _option(
-        None,
-        description="script that prints mpirun's current hosts, one per line, used with --min-nodes; default: the "
-        "platform's discover_hosts.sh",
+        "auto",
+        description="what runs the command: the launcher's own torch workers, the image's torchrun with its own "
+        "rendezvous, mpirun, horovodrun, or plain: the program as it is",
     )
     ssh_dir: str | None = _option(None, description="directory with the MPI job's SSH key")
     ssh_port: int | None = _option(
         None,
-        ge=1,
-        le=65535,
+        least=1,
+        most=65535,
         description="port of sshd in the MPI pods; default: from the image's ssh configuration, else 22 for root, "
         "2222 for others",
     )
-    listen_address: str | None = _option(None, description="addresses to listen on; default: all")
     insecure_host_keys: bool = _option(
         False, description="skip the check of host keys, for images whose sshd cannot present the job's key"
     )
@@ -126,39 +134,30 @@ class Settings:
     max_restarts: str | None = _option(
         None, description="maximum worker failures per job; default: 3, or the job's own setting"
     )
-    restart_window: float | None = _option(
-        None,
-        gt=0,
-        le=31_536_000,
-        description="count only the failures of the last SECONDS against --max-restarts; default: all failures",
-    )
-    rejoin_timeout: float = _option(600.0, ge=0, le=604_800, description="seconds to wait for a lost node")
     min_nodes: int | None = _option(
         None,
-        ge=1,
-        le=65_536,
+        least=1,
+        most=65_536,
         description="continue with N or more nodes, even where the platform fixes their number",
     )
     shrink_after: float | None = _option(
         None,
-        ge=0,
-        le=604_800,
+        least=0,
+        most=604_800,
         description="seconds to wait for a lost node before continuing with fewer; default: 0 where the platform "
         "sets the minimum, 30 with --min-nodes",
     )
     spares: int | None = _option(
         None,
-        ge=0,
-        le=65_536,
+        least=0,
+        most=65_536,
         description="nodes that wait to replace a lost or faulty one; local adds them to --nodes, elsewhere they "
         "are among the platform's nodes; default: the platform's nodes beyond --nodes",
     )
-    rendezvous: Literal["trainer-launch", "torch"] = _option(
-        "trainer-launch",
-        description="how torch nodes meet: at the launcher's coordinator, or through torch's own backend",
-    )
     wait_timeout: float = _option(
-        600.0, ge=0, le=86_400, description="seconds to wait for node 0's name to resolve, or for mpirun's hosts"
+        600.0,
+        most=604_800,
+        description="seconds to wait for what is missing: nodes, their names, mpirun's hosts, a lost node",
     )
     port_range: str | None = _option(
         None, description="open only these ports, besides the one where the nodes meet"
@@ -173,32 +172,20 @@ class Settings:
         description="how torch workers start: forkserver forks them from a process that has imported torch, exec "
         "starts each on its own, auto forks where it is safe; forkserver is an error where it is not",
     )
-    numa_binding: Literal["off", "auto", "node", "socket", "exclusive", "core-complex"] = _option(
-        "off",
-        description="CPUs and memory of each torch worker: those of the NUMA node or socket that its GPU is at, an "
-        "exclusive share of that node, or a group of cores with one cache; auto: node if each GPU's node is known",
-    )
-    ranks_by: Literal["node", "topology"] = _option(
-        "node",
-        description="order of the nodes for the ranks: by node rank, or by topology label, so that ranks of one "
-        "switch, rack or NVLink domain are neighbors",
-    )
-    topology_label: str = _option(
-        "/etc/trainer-launch/topology",
+    topology_label: str | None = _option(
+        None,
         description="file or environment variable that holds this node's topology label, such as "
-        "block-a/rack-3/nvl-1",
+        "block-a/rack-3/nvl-1; ranks then follow the labels, so that ranks of one switch, rack or NVLink domain "
+        "are neighbors",
     )
     preload: str | None = _option(
         None, description="modules to import before workers are forked, besides torch, such as numpy,transformers"
     )
     grace: float = _option(
         25.0,
-        ge=0,
-        le=86_400,
+        least=0,
+        most=86_400,
         description="seconds from SIGTERM to SIGKILL; keep it below the pod's terminationGracePeriodSeconds",
-    )
-    stop_order: Literal["leader", "group"] = _option(
-        "leader", description="who gets SIGTERM first: only each worker, or its whole process group"
     )
     signals: str | None = _option(
         None, description="action for a signal: forward, checkpoint, drain or terminate, as in USR1=checkpoint"
@@ -208,33 +195,24 @@ class Settings:
         description="size of /dev/shm, such as 8Gi; auto: enlarge it for the workers where permitted; keep: never "
         "change it",
     )
-    hang_timeout: str | None = _option(
+    hang_timeout: float | Literal["auto"] | None = _option(
         None,
+        least=1,
+        most=604_800,
         description="seconds without progress before workers count as hung; auto: learn the limit; default: off",
     )
-    hang_report_after: str = _option(
+    hang_report_after: float | Literal["auto", "off"] = _option(
         "auto",
+        least=1,
+        most=604_800,
         description="seconds without progress before a suspected hang is reported, with stacks and the rank that "
-        "the others wait for; nobody is killed; auto: learn the limit, at least 60; off",
+        "the others wait for; nobody is killed; auto: learn the limit, at least 60; off: no reports, no flight "
+        "recorder, no look for stragglers",
     )
     incident_dir: str | None = _option(
         None,
         description="directory for what is collected about failures and hangs; none: collect nothing; default: "
         "trainer-launch-incidents in $TMPDIR",
-    )
-    recorder: bool = _option(
-        True,
-        description="keep torch's flight recorder on, and ask forked workers for it when they fail or hang",
-    )
-    straggler_interval: int = _option(
-        60,
-        ge=0,
-        le=86_400,
-        description="seconds between two looks for stragglers: ranks that reach collectives late, again and again; "
-        "one is named after three looks; 0: off",
-    )
-    progress_file: str | None = _option(
-        None, description="file whose changes count as progress, besides output and report()"
     )
     preflight: Literal["enforce", "warn", "off"] = _option(
         "enforce",
@@ -265,20 +243,16 @@ class Settings:
     storage: str | None = _option(
         None, description="directories to test for checkpoints; shared:PATH must be one directory for all nodes"
     )
-    report: str | None = _option(None, description="file for the report: .html is a page, .json is data")
+    report: str | None = _option(
+        None, description="file for the report: .html is a page for people, .json is data, which --reference reads"
+    )
     state_dir: str | None = _option(
         None,
         description="directory shared by the pod's containers: preflight saves its results there for run",
     )
-    prefix: bool = _option(
-        False,
-        description="prefix each worker's lines with [node:rank]; show a line once if 3 or more ranks write it",
-    )
+    prefix: bool = _option(False, description="prefix each worker's lines with [node:rank]")
     output_limit: int = _option(
-        0, ge=0, le=1_000_000, description="lines per second of each worker's stdout and stderr; 0: no limit"
-    )
-    color: Literal["auto", "always", "never"] = _option(
-        "auto", description="color the prefixes; auto: if stdout is a terminal and NO_COLOR is not set"
+        0, least=0, most=1_000_000, description="lines per second of each worker's stdout and stderr; 0: no limit"
     )
     termination_log: str = _option(
         "/dev/termination-log",
@@ -286,7 +260,7 @@ class Settings:
     )
     events: str | None = _option(None, description="file for the event log, as JSON lines; -: stdout")
     metrics_port: int = _option(
-        0, ge=0, le=65535, description="port for Prometheus metrics, on all addresses; 0: off"
+        0, least=0, most=65535, description="port for Prometheus metrics, on all addresses; 0: off"
     )
     log_level: Literal["debug", "info", "warning", "error"] = _option(
         "info", description="lowest level of the launcher's own messages; local shows fewer unless it is given"
@@ -308,28 +282,26 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Sett
     """Settings from flags that were given, TRAINER_LAUNCH_* (of another pod: its `env`) and defaults.
 
     Raises:
-        UsageError: a value does not fit; the sentence names the flag or variable.
+        UsageError: a value does not fit, or a variable was removed; the sentence names the flag or variable.
     """
     given = {**_told(os.environ if env is None else env), **flags}
     try:
         return Settings({name: Settings.model_fields[name].read(value) for name, value in given.items()})
     except ValueError:
-        return Settings(parsed(given, flags))
+        return Settings(validated(given, flags))
 
 
-def parsed(given: Mapping[str, Any], flags: Collection[str] = ()) -> dict[str, Any]:
-    """The values of what flags (their names) and variables give, whatever their spelling.
+def validated(given: Mapping[str, Any], flags: Collection[str] = ()) -> dict[str, Any]:
+    """The values of what flags (their names) and variables give, as pydantic-settings validates them.
 
     Raises:
         UsageError: a value does not fit; the sentence names the flag or variable.
     """
-    from pydantic import Field, ValidationError, create_model  # seldom needed, and slow to load
+    from pydantic import BeforeValidator, ValidationError, create_model  # slow to load, and needed for errors only
     from pydantic_settings import BaseSettings
 
-    options = {name: Settings.model_fields[name] for name in given}
     fields: dict[str, Any] = {
-        name: (option.annotation, Field(option.default, gt=option.gt, ge=option.ge, le=option.le))
-        for name, option in options.items()
+        name: (Annotated[Any, BeforeValidator(Settings.model_fields[name].read)], ...) for name in given
     }
     try:
         return create_model("Settings", __base__=BaseSettings, **fields)(**given).model_dump()
@@ -337,23 +309,23 @@ def parsed(given: Mapping[str, Any], flags: Collection[str] = ()) -> dict[str, A
         first = problem.errors()[0]
         name = str(first["loc"][0])
         where = flag_of(name) if name in flags else variable_of(name)
-        raise UsageError(
-            f"invalid value {str(first['input'])[:60]!r} for {where}: {_expected(first['msg'])}"
-        ) from None
-
-
-def _expected(message: str) -> str:
-    """Pydantic's message as the second half of our sentence."""
-    rest = re.sub(r"^Input should be |\bvalid |, unable to parse .*$", "", message)
-    return f"expected {rest}" if rest != message else message[0].lower() + message[1:]
+        expected = Settings.model_fields[name].expected
+        raise UsageError(f"invalid value {str(first['input'])[:60]!r} for {where}: expected {expected}") from None
 
 
 def _told(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are set, by the settings' names; not links to Services."""
+    """The variables that are set, by the settings' names; not links to Services.
+
+    Raises:
+        UsageError: a variable was removed: without it something else would run.
+    """
     upper = {name.upper(): value for name, value in env.items()}
-    fields = {**RENAMED, **{name: name for name in Settings.model_fields}}  # the new name counts where both are set
-    given = {name: upper.get(variable_of(name)) for name in fields}
-    return {fields[name]: value for name, value in given.items() if value and not is_link(name, value)}
+    for flag in removed.SUCCESSORS:
+        variable = variable_of(flag.removeprefix("--").replace("-", "_"))
+        if upper.get(variable):
+            removed.refuse(flag, variable)
+    given = {name: upper.get(variable_of(name)) for name in Settings.model_fields}
+    return {name: value for name, value in given.items() if value and not is_link(name, value)}
 
 
 def job_options(settings: Settings) -> dict[str, str]:
@@ -363,15 +335,12 @@ def job_options(settings: Settings) -> dict[str, str]:
 
 
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:
-    """One sentence for each TRAINER_LAUNCH_* variable that is unknown or renamed, with the real one."""
+    """One sentence for each TRAINER_LAUNCH_* variable that is unknown, with the nearest real one."""
     known = {variable_of(name) for name in Settings.model_fields}
     sentences = []
     for name, value in sorted(variables.items()):
         rest = name.removeprefix(PREFIX)
         if not name.startswith(PREFIX) or name in known or rest in INTERNAL | OF_SHIMS or is_link(rest, value):
-            continue
-        if new := RENAMED.get(rest.lower()):
-            sentences.append(f"{name} is deprecated; use {variable_of(new)}")
             continue
         near = nearest(rest, (one.removeprefix(PREFIX) for one in known))
         advice = f"did you mean {PREFIX}{near}?" if near else "trainer-launch run --help-all lists all"

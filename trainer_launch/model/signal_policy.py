@@ -16,13 +16,6 @@ RELAYED = frozenset(
 )  # the rest are faults, job control and SIGCHLD
 
 
-class StopOrder(str, Enum):
-    """Whom a polite stop reaches first."""
-
-    LEADER = "leader"  # the process we started; its group only when most of the grace is used up
-    GROUP = "group"  # the whole process group at once, as torchrun does
-
-
 class SignalAction(str, Enum):
     """What is done with a signal that the launcher receives."""
 

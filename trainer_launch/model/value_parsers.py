@@ -25,7 +25,11 @@ NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
 _SHOWN = 60  # characters of a bad value that a message repeats
 _SHOWN_ESCAPED = 90  # and at most so many once they are escaped
 _LOOKED_AT = 4_000  # characters of a bad value, for secrets in it
+DURATION = "a time such as 60, 10m, 1h30m or 500ms"
 _NUMBER = re.compile(r"[0-9]{1,12}")
+_SECONDS = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
+_DURATION = re.compile(rf"(?:({_SECONDS})h)?(?:({_SECONDS})m)?(?:({_SECONDS})s)?(?:({_SECONDS})ms)?")
+_UNITS_S = (3600.0, 60.0, 1.0, 0.001)
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 _SCOPE = re.compile(r"(%[A-Za-z0-9_.-]{1,32})?")
 _PATH = re.compile(r"/[^\0-\x1f\x7f]{0,4095}")
@@ -65,6 +69,16 @@ def parse_number(value: str, least: int, most: int) -> int | None:
         return None
     number = int(text)
     return number if least <= number <= most else None
+
+
+def parse_duration(value: str) -> float | None:
+    """Seconds, to the millisecond, of `90`, `90s`, `1.5m`, `1h30m`, `500ms`; a number without a unit is seconds."""
+    if re.fullmatch(_SECONDS, value):
+        return round(float(value), 3)
+    parts = _DURATION.fullmatch(value)
+    if not value or parts is None:
+        return None
+    return round(sum(float(part) * unit_s for part, unit_s in zip(parts.groups("0"), _UNITS_S, strict=True)), 3)
 
 
 def parse_flag(value: str) -> bool | None:

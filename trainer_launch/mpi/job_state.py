@@ -167,7 +167,7 @@ class State(Struct, frozen=True, kw_only=True):
     ended_by_us: bool = False  # for another membership
     lost: str | None = None  # the host for which the job waits, or is being ended
     last: Exited | None = None
-    failures_s: tuple[float, ...] = ()  # that cost the budget
+    failures: int = 0  # that cost the budget
     before: FailureRecord | None = None  # the failure before, if it came soon after its start
     early: int = 0  # starts in a row that did not last
     asked: bool = False

@@ -244,18 +244,17 @@ def _failed(state: st.State, last: st.Exited, at_s: float) -> Step:
     is_early = at_s - state.started_s < timeouts.START_S
     record = _record_of(last, state.starts)
     why = retry_policy.why_not_again(record, state.before if is_early else None)
-    recent = retry_policy.recent(state.failures_s, at_s, settings.window_s)
     if settings.by_slot:
         last = _located(last, state.running)
     text = _how_it_ended(last)
-    spent = retry_policy.why_spent(len(recent), settings.max_restarts, settings.window_s)
+    spent = retry_policy.why_spent(state.failures, settings.max_restarts)
     if why is not None or spent is not None:
         told = why or (spent if settings.max_restarts else None)  # who allows no restart needs no reason
         reason = f"not restarted, because {told}" if told else None
         state, _ = done(state, code_of(last), failure_note(last, reason))
         return state, (st.Say(f"{text}; {reason}" if reason else text),)
-    state = replace(state, failures_s=(*recent, at_s), before=record if is_early else None, troubles_from_s=None)
-    count = f"restart {len(recent) + 1} of {settings.max_restarts}"
+    state = replace(state, failures=state.failures + 1, before=record if is_early else None, troubles_from_s=None)
+    count = f"restart {state.failures} of {settings.max_restarts}"
     state, actions = wait(state, at_s, settings.rejoin_s)
     return state, (st.Say(f"{text}; {count}"), *actions)
 

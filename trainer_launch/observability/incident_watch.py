@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from trainer_launch.host import process_tree
 from trainer_launch.model import Failure, Outcome, Plan
-from trainer_launch.model.errors import UsageError
-from trainer_launch.model.settings import Settings, flag_of
+from trainer_launch.model.settings import Settings
 from trainer_launch.observability import progress
 from trainer_launch.planning.task import Task
 from trainer_launch.supervisor.incident_bundle import DEFAULT, FAILURE, NOWHERE
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from trainer_launch.supervisor.incident_collection import Collected, Collector
     from trainer_launch.supervisor.worker_samples import Sources
 
-AUTO, OFF = "auto", "off"
-_LONGEST_S = 604_800.0  # a hang's limit
+OFF = "off"
 _log = logging.getLogger(__name__)
 
 
@@ -37,38 +35,6 @@ def place_of(settings: Settings) -> str | None:
         return settings.incident_dir or f"{tempfile.gettempdir()}/{DEFAULT}"
     except OSError:  # nothing may be written anywhere
         return None
-
-
-def seconds_of(name: str, text: str) -> float | None:
-    """A hang's limit; None: to be learned.
-
-    Raises:
-        UsageError: it is neither seconds nor auto.
-    """
-    if text == AUTO:
-        return None
-    try:
-        limit_s = float(text)
-    except ValueError:
-        limit_s = 0.0
-    if not 1 <= limit_s <= _LONGEST_S:
-        words = "auto" if name == "hang_timeout" else "auto, or off"
-        raise UsageError(
-            f"invalid value {text!r} for {flag_of(name)}: expected seconds, 1 to {_LONGEST_S:.0f}, or {words}"
-        )
-    return limit_s
-
-
-def check(settings: Settings) -> None:
-    """Whether the options about hangs can be understood.
-
-    Raises:
-        UsageError: they cannot.
-    """
-    if settings.hang_timeout is not None:
-        seconds_of("hang_timeout", settings.hang_timeout)
-    if settings.hang_report_after != OFF:
-        seconds_of("hang_report_after", settings.hang_report_after)
 
 
 class Incidents:
@@ -89,7 +55,6 @@ class Incidents:
             pids=system.pids,
             heard=system.heard,
             run_dir=self._task.trial.scratch,
-            progress_file=self._settings.progress_file,
         )
         if group is None:
             return found
@@ -132,7 +97,6 @@ class Incidents:
     def watch(self) -> Watch | None:
         """Watch the workers for hangs, where somebody wants that and this machine shows processes."""
         settings, group = self._settings, self._group
-        check(settings)
         is_asked = group is not None or "hang_report_after" in settings.model_fields_set
         asks = settings.hang_report_after != OFF and is_asked
         if settings.hang_timeout is None and not asks:
@@ -152,16 +116,17 @@ class Incidents:
         # What an MPI launcher starts and an MPI worker waits for is not below us.
         works_here = not ("mpi" in job.contract and job.role in ("launcher", "worker"))
 
-        def rules(name: str, text: str | None, unlearned_s: float | None = None) -> Rules | None:
-            if text is None or text == OFF:
+        def rules(limit: float | str | None, unlearned_s: float | None = None) -> Rules | None:
+            if limit is None or limit == OFF:
                 return None
-            return Rules(timeout_s=seconds_of(name, text), unlearned_s=unlearned_s, weak_signs=works_here)
+            timeout_s = limit if isinstance(limit, float) else None
+            return Rules(timeout_s=timeout_s, unlearned_s=unlearned_s, weak_signs=works_here)
 
         # The coordinator does not accuse who is still before its first collective.
         late_s = None if group is None else UNLEARNED_S
         watched = Watched(
-            rules=rules("hang_timeout", settings.hang_timeout),
-            report=rules("hang_report_after", settings.hang_report_after, late_s) if reports else None,
+            rules=rules(settings.hang_timeout),
+            report=rules(settings.hang_report_after, late_s) if reports else None,
             alone=nodes is not None and nodes.max == 1,
             explained=group is not None and self.collector is not None,
         )

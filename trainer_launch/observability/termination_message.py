@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from trainer_launch.host import runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Outcome, Verdict, goodput
 from trainer_launch.model.errors import LaunchError
@@ -21,10 +22,10 @@ from trainer_launch.supervisor import inherited, outcome
 _log = logging.getLogger(__name__)
 
 
-def use_color(settings: Settings) -> bool:
-    """Whether prefixes are colored: as --color says, else on a terminal, unless NO_COLOR says no (no-color.org)."""
-    if settings.color != "auto":
-        return settings.color == "always"
+def use_color() -> bool:
+    """Whether prefixes are colored: on a terminal, unless NO_COLOR is set (no-color.org)."""
+    if runtime_directory.IN_COLOR in os.environ:
+        return True
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

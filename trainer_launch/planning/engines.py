@@ -52,7 +52,7 @@ def plan(task: Task) -> Plan:
     if engine is not FRONT_END:
         torch.check_spares(task, runs_workers=engine is TORCH)
     if engine not in (TORCH, FRONT_END):
-        torch.check_placement(task, reason, is_torchrun=engine is TORCHRUN)
+        torch.check_placement(task, reason)
     plan = engine.plan(task, reason)
     odd = torch.warnings(task) if engine in (TORCH, TORCHRUN) else ()
     return replace(plan, warnings=(*plan.warnings, *odd))
@@ -101,7 +101,7 @@ def task_of(reading: Reading, settings: Settings, trial: Trial) -> Task:
             front_end=reading.front_end,
         ),
     )
-    if settings.ranks_by == "topology":
+    if settings.topology_label is not None:
         task = replace(task, trial=replace(task.trial, label=_label(settings.topology_label, reading.pod)))
     if task.numa_binding == "off":
         return task

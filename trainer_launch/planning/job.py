@@ -19,7 +19,6 @@ from trainer_launch.model import (
     Origin,
     Rendezvous,
     Topology,
-    hostfile,
     value_parsers,
 )
 from trainer_launch.model.errors import ContractError, UsageError
@@ -61,27 +60,6 @@ def overlay(job: Job, options: Mapping[str, str], origin: Origin) -> Job:
         changed = _meeting(changed, given)
     facts = tuple(Fact(name=_flag(n), value=v, origin=origin, field=n) for n, v in given.items())
     return replace(changed, facts=job.facts + facts)
-
-
-def with_hosts(job: Job, text: str | None) -> Job:
-    """The job with other hosts than the platform's.
-
-    Raises:
-        ContractError: the list makes no sense.
-    """
-    if text is None:
-        return job
-    members = hostfile.parse_horovod(text, "--hosts", job.contract)
-    slots = {member.slots for member in members}
-    fact = Fact(name="--hosts", value=text, origin=Origin.FLAG, field="hosts")
-    return replace(
-        job,
-        members=members,
-        nodes=NodeRange(len(members), len(members)) if members else job.nodes,
-        nproc_per_node=members[0].slots if len(slots) == 1 else None,
-        world_size=None if None in slots else sum(member.slots or 0 for member in members),
-        facts=(*job.facts, fact),
-    )
 
 
 def with_minimum(job: Job, least: int | None) -> Job:
@@ -257,9 +235,8 @@ def place(job: Job, host: Host) -> Topology:
 
 
 def hosts_no_rank(job: Job) -> bool:
-    """Whether this pod only runs mpirun: the platform's hostfile names other pods, and nobody typed other hosts."""
-    asked = any(fact.field == "hosts" and fact.origin is Origin.FLAG for fact in job.facts)
-    return bool(job.members) and job.mpi is not None and not job.mpi.launcher_in_hostfile and not asked
+    """Whether this pod only runs mpirun: the platform's hostfile names other pods."""
+    return bool(job.members) and job.mpi is not None and not job.mpi.launcher_in_hostfile
 
 
 def workers_asked_for(job: Job) -> str | None:

@@ -49,7 +49,6 @@ class JobSettings(Struct, frozen=True, kw_only=True):
     shrink_s: float = 0.0  # before going on with fewer, where the minimum allows
     ask_s: float = 1.5  # for hosts to say that they are there, after mpirun has ended
     max_restarts: int = 3  # of failed ranks, for the whole job
-    window_s: float | None = None  # in which so many are too many; None: ever
     grace_s: float = 25.0
     has_list: bool = True  # False: mpirun runs here alone
     by_slot: bool = False  # ranks follow the slots of the list, as nobody has typed otherwise
@@ -207,12 +206,11 @@ def _spec(task: Task, names: frozenset[str]) -> tuple[Spec, str]:
     spec = Spec(
         contract=job.contract,
         hostname=task.host.hostname,
-        hostfile=None if settings.hosts is not None or mpi is None else mpi.hostfile_path,
+        hostfile=None if mpi is None else mpi.hostfile_path,
         is_hydra_file=mpi is not None and mpi.mpi_implementation in ("Intel", "MPICH"),
-        hosts=settings.hosts or "",
         slots=slots,
         slots_are_given=given,
-        discovery=settings.host_discovery_script or DISCOVERY,
+        discovery=DISCOVERY,
         agent=agent,
         agent_path=None if mpi is None else mpi.launch_agent_path,
         ssh_dir=job.ssh_dir,
@@ -222,10 +220,9 @@ def _spec(task: Task, names: frozenset[str]) -> tuple[Spec, str]:
             min_hosts=nodes.min if nodes is not None and is_elastic else None,
             max_hosts=nodes.max if nodes is not None and _flag(job, "nnodes") else None,
             wait_s=settings.wait_timeout,
-            rejoin_s=settings.rejoin_timeout,
+            rejoin_s=settings.wait_timeout,
             shrink_s=task.shrink_after_s,
             max_restarts=_MAX_RESTARTS if restarts is None else restarts,
-            window_s=settings.restart_window,
             grace_s=task.grace_s,
         ),
         signals=task.signals,

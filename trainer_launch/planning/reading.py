@@ -18,7 +18,7 @@ from trainer_launch.model import Fact, Host, Job, Origin
 from trainer_launch.model.settings import Settings, job_options
 from trainer_launch.planning import programs
 from trainer_launch.planning.command import Command, see_through, starts_launchers
-from trainer_launch.planning.job import overlay, with_hosts, with_minimum, with_spares
+from trainer_launch.planning.job import overlay, with_minimum, with_spares
 from trainer_launch.planning.task import grace, ports_of
 
 SHIM_SWITCH = "TRAINER_LAUNCH_SHIM"
@@ -85,7 +85,7 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
     platform = job = read_job(pod, settings.contract)
     if command is not None and command.torchrun is not None:
         job = overlay(job, command.torchrun.options, Origin.COMMAND)
-    job = overlay(with_hosts(job, settings.hosts), job_options(settings), Origin.FLAG)
+    job = overlay(job, job_options(settings), Origin.FLAG)
     job = with_minimum(with_spares(job, settings.spares, platform.nodes), settings.min_nodes)
     job = _with_secret(job, pod, settings.secret_file)
     _, warning = grace(settings, command, pod.env)

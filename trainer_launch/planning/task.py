@@ -12,7 +12,7 @@ from trainer_launch.model.settings import PREFIX, Settings
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning.command import Command, grace_of
 from trainer_launch.planning.job import usable_threads
-from trainer_launch.planning.torchrun_options import OPTIONS, check_value
+from trainer_launch.planning.torchrun_options import OPTIONS, check_value, from_variables
 
 _PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
 
@@ -76,10 +76,9 @@ class Task(Struct, frozen=True, kw_only=True):
 
     @property
     def numa_binding(self) -> str:
-        """How workers get CPUs near their GPUs: the launcher's own option, else torchrun's."""
-        own: str = self.settings.numa_binding
+        """How torch's workers are bound: torchrun's own option, or its variable; off otherwise."""
         typed = self.command.torchrun.options if self.command.torchrun else {}
-        return own if own != "off" else typed.get("numa_binding", own)
+        return {**from_variables(self.env), **typed}.get("numa_binding", "off")
 
     @property
     def node(self) -> str:

@@ -100,7 +100,7 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
     env = env_of_workers(task)
     env[runtime_directory.VARIABLE] = trial.scratch
     env["TORCHELASTIC_SIGNALS_TO_HANDLE"] = options.get("signals_to_handle") or DEFAULT_SIGNALS
-    if forks and settings.recorder:
+    if forks and settings.hang_report_after != "off":
         env.setdefault(*_FLIGHT_RECORDER)
     workers = Workers(
         count=task.topology.local_world_size or 1,
@@ -109,7 +109,7 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
         role=options.get("role", "default"),
         forks=forks,
         must_fork=settings.start_method == "forkserver",
-        records=forks and settings.recorder,
+        records=forks and settings.hang_report_after != "off",
         script=None if "module" in options else words[0],
         module=words[0] if "module" in options else None,
         preload=_modules(settings.preload),
@@ -329,8 +329,7 @@ def asked(task: Task) -> dict[str, str]:
     for name, value in typed.items():
         option = torchrun_options.OPTIONS[name]
         torchrun_options.check_value(option, value, option.flag)
-    numa = {} if task.numa_binding == "off" else {"numa_binding": task.numa_binding}
-    return {**torchrun_options.from_variables(task.env), **typed, **numa}
+    return {**torchrun_options.from_variables(task.env), **typed}
 
 
 def handed_over(task: Task) -> str | None:
@@ -445,20 +444,16 @@ def check_spares(task: Task, *, runs_workers: bool) -> None:
         )
 
 
-def check_placement(task: Task, reason: str, *, is_torchrun: bool) -> None:
-    """Refuse to place workers that others start, for this reason.
+def check_placement(task: Task, reason: str) -> None:
+    """Refuse to order the ranks of workers that others start, for this reason.
 
     Raises:
-        UsageError: --ranks-by or --numa-binding asks for what this engine cannot do.
+        UsageError: --topology-label asks for what this engine cannot do.
     """
-    binding = task.numa_binding
     if task.trial.label is not None:
-        option, instead = "--ranks-by topology", ""
-    elif binding == "auto" or (binding != "off" and not is_torchrun):
-        option, instead = f"--numa-binding {binding}", ", or set it to node, which torchrun knows" * is_torchrun
-    else:
-        return
-    raise UsageError(f"{option} needs torch workers that the launcher itself starts ({reason}); remove it{instead}")
+        raise UsageError(
+            f"--topology-label needs torch workers that the launcher itself starts ({reason}); remove it"
+        )
 
 
 def warnings(task: Task) -> Iterator[str]:
@@ -549,13 +544,12 @@ def _hosting(task: Task) -> Hosting | None:
         nodes=nodes,
         spares=task.topology.spares,
         max_restarts=_budget(task),
-        rejoin_timeout_s=settings.rejoin_timeout,
+        rejoin_timeout_s=settings.wait_timeout,
         shrink_after_s=task.shrink_after_s,
-        restart_window_s=settings.restart_window,
         secret_file=task.secret_file,
         seats=seats,
         seat=node_rank,
-        straggler_interval_s=settings.straggler_interval if settings.recorder else 0.0,
+        finds_stragglers=settings.hang_report_after != "off",
     )
 
 
@@ -577,7 +571,7 @@ def _membership(task: Task, local_addr: str | None) -> Membership:
         node_rank=node_rank,
         host=task.host.hostname,
         address=local_addr,
-        patience_s=task.settings.rejoin_timeout,
+        patience_s=task.settings.wait_timeout,
         max_restarts=_budget(task),
         ports=task.port_range,
         seats=_seats(task, nodes),

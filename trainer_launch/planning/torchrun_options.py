@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from trainer_launch.model import Destination
+from trainer_launch.model import Destination, removed
 from trainer_launch.model.errors import UsageError
 
 _SHORT = 2  # letters of `-p`, to which a value may be joined
@@ -146,7 +146,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             _option("master_port", "number"),
             _option("local_addr"),
             _option("logs_specs", env=False),
-            _option("numa_binding", "node|socket|exclusive|core-complex", env=False),
+            _option("numa_binding", "node|socket|exclusive|core-complex"),
             _option("signals_to_handle"),
             _option("shutdown_timeout", "number"),
             _option("virtual_local_rank", "flag"),
@@ -228,10 +228,7 @@ def check_value(option: Option, value: str, where: str) -> str:
     """
     text = value.strip()
     if option.name == "rdzv_backend" and text == "trainer-launch":
-        raise UsageError(
-            f"{where} is trainer-launch, a backend that 0.3 has removed; drop it: trainer-launch run -- train.py "
-            f"needs none"
-        )
+        removed.refuse("--rdzv-backend trainer-launch", f"the rendezvous backend trainer-launch ({where})")
     if option.form == "flag":
         if text.lower() in _TRUE:
             return "1"

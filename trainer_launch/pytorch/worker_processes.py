@@ -36,7 +36,6 @@ def of(
             cwd=workers.cwd,
             label=None if workers.node_label is None else f"{workers.node_label}:{rank}",
             streams=streams.get(local_rank, {}),
-            member=local_rank,
         )
         for local_rank, rank in ranks.items()
     )

@@ -65,7 +65,7 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
         with held(scratch):
             kubelet.check()
             watch = PodWatch() if job.faults or job.reporting.needs_steps else None
-            system = System(color=use_color(settings), listener=watch.scan if watch else None)
+            system = System(color=use_color(), listener=watch.scan if watch else None)
             logs.send_through(system.say)
             with contextlib.closing(system):
                 rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)

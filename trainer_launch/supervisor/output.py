@@ -24,7 +24,7 @@ from functools import partial
 from trainer_launch.host.logs import PATIENCE_S
 from trainer_launch.model import Destination
 from trainer_launch.planning.torchrun_options import PLAIN
-from trainer_launch.supervisor.rate_limit import Flood, Source, Stream, Untouched, is_summary
+from trainer_launch.supervisor.rate_limit import Flood, Source, Stream, Untouched
 
 _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it three times slower
 _PIPE_BYTES = 1024 * 1024  # what an unprivileged user may ask for; refused beyond the user's share
@@ -70,13 +70,11 @@ class Output:
         process: str,
         label: str | None,
         to: Mapping[int, Destination] | None = None,
-        member: int | None = None,
     ) -> dict[int, int]:
         """Make the pipes of a process; return their write ends, the caller's, by stream.
 
         A stream that is not among them is inherited. Without a label, streams that are one file share a pipe.
         `to` has the streams that go elsewhere than to our own, or to files, too.
-        Equal lines of processes with a `member` number are folded.
 
         Raises:
             OSError: there are too many open files, or a file of `to` cannot be opened.
@@ -86,11 +84,11 @@ class Output:
             label = ""
         carried: list[tuple[int, ...]] = [(_STDOUT,), (_STDERR,)]
         if label is None:
-            carried, member = self._carried(to), None  # lines without a label are not folded
+            carried = self._carried(to)
         ends: dict[int, int] = {}
         try:
             for streams in carried:
-                ends |= dict.fromkeys(streams, self._open(process, label, streams, to.get(streams[-1]), member))
+                ends |= dict.fromkeys(streams, self._open(process, label, streams, to.get(streams[-1])))
         except OSError:
             for fd in {*ends.values()}:
                 os.close(fd)
@@ -110,7 +108,6 @@ class Output:
         label: str | None,
         streams: tuple[int, ...],
         to: Destination | None = None,
-        member: int | None = None,
     ) -> int:
         to = to or PLAIN
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
@@ -129,7 +126,7 @@ class Output:
             source = Untouched(b"", sink.stream)
         else:
             source = Source(prefix, sink.stream)
-            source.line_filter = self._flood.filter(process if member is None else "", streams[-1], member, prefix)
+            source.line_filter = self._flood.filter(streams[-1], prefix)
             with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
                 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         pipe = _Pipe(read_end, source, sink if to.is_shown else None, copies)
@@ -156,8 +153,7 @@ class Output:
         """Return the newest line of a process: of the stream that it wrote to last."""
         pipes = [pipe for stream in (_STDOUT, _STDERR) if (pipe := self._pipes.get((process, stream)))]
         newest = sorted(pipes, key=lambda pipe: pipe.heard_at_s, reverse=True)
-        lines = (line for pipe in newest for line in reversed(pipe.source.last_lines(_LAST_LINES)))
-        return next((line for line in lines if not is_summary(line)), "")
+        return next((line for pipe in newest for line in pipe.source.last_lines(1)), "")
 
     def heard(self, process: str) -> int:
         """How many bytes a process has written so far: changes are what counts."""

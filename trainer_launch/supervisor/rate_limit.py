@@ -1,83 +1,17 @@
-"""Keep a flood of lines out of the log: fold equal lines of many ranks, and limit the lines per second. Pure.
+"""Keep a flood of lines out of the log: limit the lines per second. Pure.
 
 The lines kept for the diagnosis are complete, whatever is left out here.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-
-from msgspec import Struct, field
 
 from trainer_launch.model.units import counted
 
-FOLD_S = 1.0  # in which the same line of other ranks is folded into the first one
-LEAST_RANKS = 3  # lines of fewer ranks are not folded
-BULK_BYTES = 16 * 1024  # larger blocks of one pipe are bulk output: no work per line
-_MOST_LINES = 1000  # remembered at a time
 _SECOND_S = 1.0
 
 Clock = Callable[[], float]
-
-_SUMMARY = re.compile(r" \(\u00d7 [0-9]+ ranks\)$")
-
-
-def is_summary(line: str) -> bool:
-    """Whether this line only tells how many ranks wrote an earlier one."""
-    return _SUMMARY.search(line) is not None
-
-
-class _Line(Struct):
-    """A line that was shown, and which ranks have written it."""
-
-    prefix: bytes
-    at_s: float
-    ranks: set[int] = field(default_factory=set)
-
-
-class Fold:
-    """Lines of one process's ranks: the first is shown, and how many ranks have written it a second later."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.members: set[int] = set()  # all ranks whose lines come here
-        self._lines: dict[bytes, _Line] = {}  # oldest first
-
-    def pass_on(self, rank: int, prefix: bytes, body: bytes) -> bytes:
-        """Whole lines without those that another rank has just written."""
-        if len(self.members) < LEAST_RANKS or len(body) > BULK_BYTES:
-            return body
-        now_s = self._clock()
-        return b"".join(line for line in body.splitlines(keepends=True) if self._is_new(rank, prefix, line, now_s))
-
-    def _is_new(self, rank: int, prefix: bytes, line: bytes, now_s: float) -> bool:
-        if not line.endswith(b"\n") or not line.strip() or len(self._lines) >= _MOST_LINES:
-            return True
-        known = self._lines.get(line)
-        if known is None or now_s >= known.at_s + FOLD_S:
-            if known is None:
-                self._lines[line] = _Line(prefix, now_s, {rank})
-            return True
-        if rank in known.ranks:
-            return True  # a rank that repeats itself means it
-        known.ranks.add(rank)
-        return False
-
-    @property
-    def due_s(self) -> float | None:
-        """When the oldest line is told, None: never."""
-        return next((line.at_s + FOLD_S for line in self._lines.values()), None)
-
-    def told(self, now_s: float | None) -> bytes:
-        """The lines that are due, each with its number of ranks; None: all."""
-        due = [text for text, line in self._lines.items() if now_s is None or now_s >= line.at_s + FOLD_S]
-        found = [(text, self._lines.pop(text)) for text in due]
-        return b"".join(
-            line.prefix + text.rstrip(b"\r\n") + f" (\u00d7 {len(line.ranks)} ranks)\n".encode()
-            for text, line in found
-            if len(line.ranks) > 1
-        )
 
 
 class Limit:
@@ -117,26 +51,20 @@ class Limit:
 
 
 class Flood:
-    """All of it for one launcher."""
+    """The limits of one launcher's streams."""
 
     def __init__(self, *, lines_per_s: int = 0, clock: Clock) -> None:
         self.lines_per_s = lines_per_s  # 0: no limit
         self._clock = clock
-        self._folds: dict[tuple[str, int], Fold] = {}  # by process and stream
         self._dropping: dict[Limit, tuple[int, bytes]] = {}  # the stream and the prefix of whose lines were dropped
 
-    def filter(self, process: str, stream: int, rank: int | None, prefix: bytes) -> Callable[[bytes], bytes]:
-        """What the whole lines of one pipe go through."""
-        fold = self._folds.setdefault((process, stream), Fold(self._clock))
-        limit = Limit(self.lines_per_s, self._clock) if self.lines_per_s else None
-        if rank is not None:
-            fold.members.add(rank)
+    def filter(self, stream: int, prefix: bytes) -> Callable[[bytes], bytes] | None:
+        """What the whole lines of one pipe go through; None: they are not limited."""
+        if not self.lines_per_s:
+            return None
+        limit = Limit(self.lines_per_s, self._clock)
 
         def passed_on(body: bytes) -> bytes:
-            if rank is not None and prefix:
-                body = fold.pass_on(rank, prefix, body)
-            if limit is None:
-                return body
             body = limit.pass_on(body)
             if limit.due_s is not None:
                 self._dropping[limit] = stream, prefix
@@ -146,18 +74,14 @@ class Flood:
 
     @property
     def due_s(self) -> float | None:
-        """When something is to be told, None: never."""
-        times = [fold.due_s for fold in self._folds.values()] + [limit.due_s for limit in self._dropping]
-        return min((time for time in times if time is not None), default=None)
+        """When the next number of dropped lines is told, None: never."""
+        return min((limit.due_s for limit in self._dropping if limit.due_s is not None), default=None)
 
     def told(self, now_s: float | None) -> list[tuple[int, bytes]]:
-        """What is due on each stream; None: all there is."""
-        folded = [(stream, fold.told(now_s)) for (_, stream), fold in self._folds.items()]
+        """The numbers of dropped lines that are due on each stream; None: all there are."""
         dropped = [(stream, prefix, limit.told(now_s)) for limit, (stream, prefix) in self._dropping.items()]
         self._dropping = {limit: to for limit, to in self._dropping.items() if limit.due_s is not None}
-        return [one for one in folded if one[1]] + [
-            (stream, prefix + text) for stream, prefix, text in dropped if text
-        ]
+        return [(stream, prefix + text) for stream, prefix, text in dropped if text]
 
 
 # -- lines -------------------------------------------------------------------------------------
@@ -240,7 +164,7 @@ class Source:
             data = data.replace(b"\r\n", b"\n")
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if cut:
-            body, self._pending = _fold(self._pending + data[:cut]), data[cut:]
+            body, self._pending = _cut(self._pending + data[:cut]), data[cut:]
             self._after_cr = body.endswith(b"\r") and not self._pending
         else:
             body, self._pending = b"", self._pending + data
@@ -274,7 +198,7 @@ class Untouched(Source):
         return data
 
 
-def _fold(text: bytes) -> bytes:
+def _cut(text: bytes) -> bytes:
     """Cut lines that are too long; nearly always there are none and nothing is copied."""
     if len(text) <= LINE_BYTES:
         return text

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from trainer_launch.model import Exit, Plan, exit_codes
 from trainer_launch.model.errors import InternalError
-from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, StopOrder, action_of, name_of
+from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of, name_of
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.events import KILL_AGAIN_S, Phase, State
 
@@ -193,17 +193,16 @@ def _ask_running(state: State, event: ev.Signalled) -> Step:
 
 
 def _stop(state: State, at_s: float) -> Step:
-    grace_s, group = state.plan.grace_s, state.plan.stop_order is StopOrder.GROUP
-    signal_one = ev.SignalGroup if group else ev.SignalLeader
+    grace_s = state.plan.grace_s
     stopping = replace(
         state,
         phase=Phase.STOPPING,
-        everyone_told=group,
+        everyone_told=False,
         stop_at_s=None,
         tell_all_at_s=at_s + LEADER_SHARE * grace_s,
         kill_at_s=at_s + grace_s,
     )
-    return stopping, tuple(signal_one(name, state.plan.stop_signal) for name in state.alive)
+    return stopping, tuple(ev.SignalLeader(name, state.plan.stop_signal) for name in state.alive)
 
 
 def _ask_stopping(state: State, event: ev.Signalled) -> Step:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from trainer_launch.model.goodput import Signs
 from trainer_launch.model.value_parsers import MAX_LINE
-from trainer_launch.supervisor.rate_limit import LINE_BYTES, is_summary
+from trainer_launch.supervisor.rate_limit import LINE_BYTES
 
 _TAKES_OVER = 20
 _MANY = 32  # steps in one block, of which not all are looked at
@@ -38,7 +38,6 @@ class OutputScanner:
         self.speaker: bytes | None = None  # whose steps count: of a pod's workers the first that said one
         self.last = 0  # what that one said last
         self.others = 0  # steps of others since then
-        self.is_folded = False  # all workers say the same steps, and only the first to say one is shown
 
     def scan(self, data: bytes, patterns: tuple[re.Pattern[str], ...] = ()) -> list[ScannedLine]:
         """What is worth telling in these bytes."""
@@ -83,14 +82,11 @@ class OutputScanner:
 
     def _counts(self, line: bytes) -> bool:
         """Whether the speaker says it, or somebody who seems to have taken over."""
-        if is_summary(line.decode(errors="replace")):
-            self.is_folded = True
-            return False
         tag = _TAG.match(line)
         who = tag[0] if tag else b""
         if self.speaker is None or self.others >= _TAKES_OVER:
             self.speaker, self.last = who, 0
-        if who != self.speaker and not self.is_folded:
+        if who != self.speaker:
             self.others += 1
             return False
         self.others = 0
@@ -105,7 +101,7 @@ def _from_the_end(lower: bytes) -> Iterator[re.Match[bytes]]:
 
 
 def _is_wanted(line: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
-    return not is_summary(line) and any(pattern.search(line[:MAX_LINE]) for pattern in patterns)
+    return any(pattern.search(line[:MAX_LINE]) for pattern in patterns)
 
 
 def shown(line: bytes) -> str:

@@ -110,7 +110,7 @@ class System:
             NodeError: there are too few descriptors, or a log file cannot be opened.
         """
         try:
-            return self._output.open(process.name, process.label, to=process.streams, member=process.member)
+            return self._output.open(process.name, process.label, to=process.streams)
         except OSError as error:
             if error.errno in _EXHAUSTED or error.filename is None:
                 raise exhausted(process, error) from error

@@ -41,7 +41,6 @@ class Sources(Struct, frozen=True, kw_only=True):
     pids: Callable[[], Mapping[str, int]]  # processes that PID 1 has started, by name
     heard: Callable[[str], int]  # bytes that a process has written so far
     run_dir: str  # where workers say who they are, and how far
-    progress_file: str | None = None  # a file of the user's that changes with progress
     place_of: Callable[[str], Place | None] = lambda name: None  # of processes that are workers of torch's
     how_far: Callable[[], Mapping[str, int]] = dict  # collectives that each process has entered and ended
     answered: Callable[[str], int] = lambda name: 0  # bytes that a process has written to answer us
@@ -131,9 +130,7 @@ class Workers:
     def _signs(self, name: str, worker: Worker) -> tuple[int, ...]:
         sources = self._sources
         report = runtime_directory.progress_file(sources.run_dir, worker.local_rank or 0)
-        file = sources.progress_file
-        changed = _changed(file) if file else 0
-        return sources.heard(name), _changed(report), changed
+        return sources.heard(name), _changed(report)
 
     # -- stacks -------------------------------------------------------------------------------
 

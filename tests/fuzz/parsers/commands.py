@@ -15,13 +15,12 @@ from tests.fuzz.registry import target
 from trainer_launch.commands import options, rehearse
 from trainer_launch.commands import options as fields
 from trainer_launch.contracts import UNKNOWN
-from trainer_launch.model import Job, Origin, hostfile, settings, signal_policy
+from trainer_launch.model import Job, Origin, hostfile, settings, signal_policy, value_parsers
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.mpi import horovod_ssh, mpirun_command
-from trainer_launch.observability import incident_watch
 from trainer_launch.planning import mpi_options, task, torch, torchrun_options
 from trainer_launch.planning.command import parse_command
-from trainer_launch.planning.job import overlay, with_hosts, with_minimum
+from trainer_launch.planning.job import overlay, with_minimum
 from trainer_launch.planning.ssh_environment import named
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.rehearsal.faults import requests
@@ -78,14 +77,11 @@ def setting(data: bytes) -> None:
             assert sentence.isprintable()
     if isinstance(found, Refused):
         return
-    job = attempt(with_hosts, Job(contract=UNKNOWN.name), found.hosts)
-    if not isinstance(job, Refused):
-        job = attempt(overlay, job, settings.job_options(found), Origin.FLAG)
+    job = attempt(overlay, Job(contract=UNKNOWN.name), settings.job_options(found), Origin.FLAG)
     if not isinstance(job, Refused):
         attempt(with_minimum, job, found.min_nodes)
     attempt(task.ports_of, found, names="--port-range")
     attempt(torch._modules, found.preload, names="--preload")
-    attempt(incident_watch.check, found, names="--hang-")
 
 
 @target("text", 1000)
@@ -98,7 +94,8 @@ def option(data: bytes) -> None:
     attempt(thresholds.parse_flag, text, kinds=(UsageError,), names="--threshold")
     attempt(registry.named, text, "--only", kinds=(UsageError,), names="--only")
     attempt(named, text, kinds=(UsageError,), names="--forward-env")
-    attempt(incident_watch.seconds_of, "hang_timeout", text, kinds=(UsageError,), names="--hang-timeout")
+    seconds = value_parsers.parse_duration(text)
+    assert seconds is None or seconds >= 0
     attempt(reporting._steps, text, kinds=(UsageError,), names="--max-lost-steps")
     words = attempt(pods.words_of, text, kinds=(LaunchError,), names="--command")
     assert isinstance(words, Refused) or words

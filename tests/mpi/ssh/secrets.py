@@ -20,10 +20,10 @@ from tests.conftest import require
 from tests.ports import free_port
 from tests.process.world import DEADLINE_S, ROOT, end_all
 from tests.waiting import eventually
+from trainer_launch.host import runtime_directory
 from trainer_launch.model import Job
 from trainer_launch.mpi import ssh_client
 
-LISTEN = ("--listen-address", "127.0.0.1")
 P521 = ("-t", "ecdsa", "-b", "521", "-m", "PEM")  # as the operators make it, in a file called id_rsa
 
 
@@ -91,14 +91,18 @@ class Worker:
         self.last_words_path.chmod(0o666)
         self._log = folder / f"log-{self.token}"
         argv = (*wrap, sys.executable, "-m", "trainer_launch", "sshd", "--ssh-dir", str(mount))
-        argv += ("--ssh-port", str(self.port), *(() if "--listen-address" in flags else LISTEN))
+        argv += ("--ssh-port", str(self.port))
         argv += ("--termination-log", str(self.last_words_path), *flags)
         self._folder = folder
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 argv,
                 env=clean_env({"JOB_COMPLETION_INDEX": "0", "TOKEN_OF_TEST": self.token, "PYTHONPATH": str(ROOT)})
-                | {"TOKEN": self.token, "TRAINER_LAUNCH_FORWARD_ENV": "TOKEN"}
+                | {
+                    runtime_directory.LISTEN_AT: "127.0.0.1",
+                    "TOKEN": self.token,
+                    "TRAINER_LAUNCH_FORWARD_ENV": "TOKEN",
+                }
                 | dict(env or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

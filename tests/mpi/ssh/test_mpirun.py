@@ -20,6 +20,7 @@ from tests.mpi.ssh.secrets import Worker, client_of, require_openssh, secret
 from tests.ports import free_port
 from tests.process.world import survivors
 from tests.waiting import eventually
+from trainer_launch.host import runtime_directory
 from trainer_launch.mpi import ssh_client
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -40,9 +41,7 @@ class Job:
             Worker(
                 folder,
                 mount,
-                "--listen-address",
-                address,
-                env={"CONTAINER": address, "TMPDIR": tmp(folder, address)},
+                env={runtime_directory.LISTEN_AT: address, "CONTAINER": address, "TMPDIR": tmp(folder, address)},
                 port=port,
             )
             for address in ("127.0.0.2", "127.0.0.3")

@@ -14,6 +14,7 @@ from tests.cli.launching import DEADLINE_S, clean_env, launch
 from tests.conftest import require
 from tests.mpi.ssh import seccomp
 from tests.mpi.ssh.secrets import client_of, require_openssh, worker
+from trainer_launch.host import runtime_directory
 from trainer_launch.supervisor.shared_memory_care import copying_error
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -86,7 +87,7 @@ def test_each_worker_finds_out_for_its_own_ranks(train, tmp_path, mount) -> None
     require_openssh()
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.2 slots=2\n")
-    with worker(tmp_path, mount, "--listen-address", "127.0.0.2,127.0.0.1", wrap=FILTER) as it:
+    with worker(tmp_path, mount, env={runtime_directory.LISTEN_AT: "127.0.0.2,127.0.0.1"}, wrap=FILTER) as it:
         it.await_port("127.0.0.2")
         reach = client_of(tmp_path, mount, it.port)
         own = (

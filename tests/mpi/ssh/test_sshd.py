@@ -57,13 +57,6 @@ def test_a_rank_has_the_containers_environment(tmp_path, mount) -> None:
 # -- who comes in -----------------------------------------------------------------------------
 
 
-def test_it_listens_at_each_address_that_is_named_and_nowhere_else(tmp_path, mount) -> None:
-    with worker(tmp_path, mount, "--listen-address", "127.0.0.1, 127.0.0.3") as it:
-        it.await_port("127.0.0.3")
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.2", it.port), 1)
-
-
 def test_only_the_jobs_key_comes_in(tmp_path, mount) -> None:
     with worker(tmp_path, mount) as it:
         assert it.output("echo welcome") == "welcome"

@@ -80,8 +80,8 @@ def test_flytes_own_elastic_is_taken_with_all_its_values() -> None:
         ({"timeout": 300, "join_timeout": 200}, {}, 200),
         ({"timeout": 300, "join_timeout": 200, "patience": 100}, {}, 100),
         ({"close_timeout": 7, "last_call_timeout": 30}, {}, 900),
-        ({}, {"TRAINER_LAUNCH_REJOIN_TIMEOUT": "60"}, 60),
-        ({"timeout": 300}, {"TRAINER_LAUNCH_REJOIN_TIMEOUT": "60"}, 300),
+        ({}, {"TRAINER_LAUNCH_WAIT_TIMEOUT": "60"}, 60),
+        ({"timeout": 300}, {"TRAINER_LAUNCH_WAIT_TIMEOUT": "60"}, 300),
     ],
 )
 def test_nodes_wait_for_each_other_as_rdzv_configs_says_else_900_s(
@@ -93,7 +93,7 @@ def test_nodes_wait_for_each_other_as_rdzv_configs_says_else_900_s(
         monkeypatch.setenv(name, value)
     elastic = Elastic(nnodes=1, nproc_per_node=2, rdzv_configs=configs)
     settings = settings_of(function_launch.spec_of(elastic, "worker.py"))
-    assert settings.rejoin_timeout == waits_s
+    assert settings.wait_timeout == waits_s
     assert settings.max_restarts == "0"
 
 
@@ -172,4 +172,4 @@ def test_importing_the_package_or_elastic_loads_nothing_heavy() -> None:
     ended = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=30, check=True)
     alone, with_elastic = (set(line.split()) for line in ended.stdout.splitlines())
     assert {name for name in alone if name.startswith("trainer_launch")} == {"trainer_launch"}
-    assert {"torch", "pydantic_settings"}.isdisjoint(with_elastic)
+    assert "torch" not in with_elastic

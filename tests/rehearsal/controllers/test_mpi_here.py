@@ -28,18 +28,18 @@ def test_workers_run_our_sshd_at_their_own_address_with_the_jobs_key() -> None:
     _, *workers = mpi()
     for number, pod in enumerate(workers, 3):
         words = (*pod.main.command, *pod.main.args)
-        assert words == ("trainer-launch", "sshd", "--listen-address", f"127.0.0.{number}")
+        assert words == ("trainer-launch", "sshd")
+        assert pod.main.env["TRAINER_LAUNCH_LISTEN_AT"] == f"127.0.0.{number}"
         assert pod.main.env["TRAINER_LAUNCH_SSH_PORT"] == "2200"
         assert pod.main.env["TRAINER_LAUNCH_SSH_DIR"] == "/root/.ssh"
 
 
 @pytest.mark.parametrize("program", ["trainer-launch", "/usr/local/bin/trainer-launch"])
-def test_options_of_our_own_sshd_stay_but_where_it_listens(program: str) -> None:
-    typed = "sshd, --ssh-port, '2222', --forward-env, HF_TOKEN, --listen-address=0.0.0.0, --grace, '60'"
+def test_options_of_our_own_sshd_stay_but_its_port(program: str) -> None:
+    typed = "sshd, --ssh-port, '2222', --forward-env, HF_TOKEN, --grace, '60'"
     _, worker, _ = mpi(worker=f"command: [{program}], args: [{typed}]")
     assert (*worker.main.command, *worker.main.args) == (
         *("trainer-launch", "sshd", "--forward-env", "HF_TOKEN", "--grace", "60"),
-        *("--listen-address", "127.0.0.3"),
     )
 
 

@@ -1,4 +1,4 @@
-"""`local -f` with `--nodes` and `--nproc-per-node`, from another folder, and with what cannot be run here."""
+"""`rehearse -f` with `--nodes` and `--nproc-per-node`, from another folder, and with what cannot be run here."""
 
 from __future__ import annotations
 

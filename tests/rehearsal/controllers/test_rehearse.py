@@ -1,4 +1,4 @@
-"""`local -f` with real processes: what a pod sees, the order of containers, restarts, conditions, stopping."""
+"""`rehearse -f` with real processes: what a pod sees, the order of containers, restarts, conditions, stopping."""
 
 from __future__ import annotations
 

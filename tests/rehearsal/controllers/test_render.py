@@ -1,4 +1,4 @@
-"""`local -f --render`: snapshots that `explain --pod` reads; what is left out is said once."""
+"""`rehearse -f --render`: snapshots that `explain --pod` reads; what is left out is said once."""
 
 from __future__ import annotations
 

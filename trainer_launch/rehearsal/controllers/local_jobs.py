@@ -208,7 +208,7 @@ def _is_passed(name: str) -> bool:
 # -- MPI on one machine ------------------------------------------------------------------------
 
 
-_WHERE = ("--listen-address", "--ssh-port")  # the port is told by a variable
+_SSH_PORT = "--ssh-port"  # told by a variable
 _LAUNCHERS = ("OMPI_MCA_", "I_MPI_", "HYDRA_")  # variables that only who runs mpirun gets
 
 
@@ -239,12 +239,16 @@ def _changed(container: Container, pod: Pod, port: int, scratch: str) -> Contain
     words = _with_own_homes((*container.command, *container.args), _home(container), scratch)
     name = words[0].rpartition("/")[2] if words else ""
     if name == "sshd":
-        words = _sshd(pod)
+        words = _sshd()
     elif name == OURS and words[1:2] == ("sshd",):
-        words = _sshd(pod, words[2:])
+        words = _sshd(words[2:])
     elif name and (is_mpirun(name) or is_horovodrun(words)):
         words = (OURS, "run", "--", *words)
-    env = {**container.env, **_env(container, port, scratch), **(ON_A_LAPTOP if is_launcher else _apart(scratch))}
+    env = {
+        **container.env,
+        **_env(pod, container, port, scratch),
+        **(ON_A_LAPTOP if is_launcher else _apart(scratch)),
+    }
     return replace(container, env=env, command=words[:1], args=words[1:])
 
 
@@ -270,28 +274,29 @@ def _own_sshd(pod: Pod, port: int, scratch: str) -> Container:
     told = {name: value for name, value in container.env.items() if not name.startswith(_LAUNCHERS)}
     if "K_MPI_JOB_ROLE" in told:
         told["K_MPI_JOB_ROLE"] = "worker"
-    env = {**told, **_env(container, port, scratch), **_apart(scratch)}
-    words = _sshd(pod)
+    env = {**told, **_env(pod, container, port, scratch), **_apart(scratch)}
+    words = _sshd()
     keys = {path: file for path, file in container.files.items() if file.key}
     return replace(container, name="sshd", env=env, command=words[:1], args=words[1:], files=keys, sidecar=True)
 
 
-def _sshd(pod: Pod, typed: Sequence[str] = ()) -> tuple[str, ...]:
-    """Our sshd at the pod's own address; of what was `typed` all stays but where it listens."""
+def _sshd(typed: Sequence[str] = ()) -> tuple[str, ...]:
+    """Our sshd; of what was `typed` all stays but its port."""
     kept: list[str] = []
     is_value = False
     for word in typed:
         option, joined, _ = word.partition("=")
-        if is_value or option in _WHERE:
+        if is_value or option == _SSH_PORT:
             is_value = not is_value and not joined
         else:
             kept.append(word)
-    return (OURS, "sshd", *kept, "--listen-address", pod.address)
+    return (OURS, "sshd", *kept)
 
 
-def _env(container: Container, port: int, scratch: str) -> Mapping[str, str]:
+def _env(pod: Pod, container: Container, port: int, scratch: str) -> Mapping[str, str]:
+    """What tells our sshd, and who comes to it, where it is: at the pod's own address."""
     ssh = {"TRAINER_LAUNCH_SSH_DIR": _key_folder(container) or "", "TRAINER_LAUNCH_SSH_PORT": str(port)}
-    return {**ssh, "TMPDIR": scratch}
+    return {**ssh, runtime_directory.LISTEN_AT: pod.address, "TMPDIR": scratch}
 
 
 def _apart(scratch: str) -> Mapping[str, str]:

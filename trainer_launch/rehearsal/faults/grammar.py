@@ -12,18 +12,16 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainer_launch.model import value_parsers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
-from trainer_launch.model.value_parsers import MAX_COUNT, compiled_pattern, parse_number, shown
+from trainer_launch.model.value_parsers import DURATION, MAX_COUNT, compiled_pattern, parse_number, shown
 from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS
 
 # -- words and durations -----------------------------------------------------------------------
 
 
 MAX_S = 7 * 86_400.0  # no rehearsal lasts a week
-DURATION = "a time such as 10s, 1.5m or 1h"
-_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def split(text: str, where: str) -> list[str]:
@@ -41,12 +39,9 @@ def split(text: str, where: str) -> list[str]:
 
 
 def parse_duration(text: str, least_s: float = 0.0) -> float | None:
-    """Seconds, to the millisecond; without a unit seconds are meant."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        return None
-    seconds = round(float(found[1]) * _SECONDS[found[2]], 3)
-    return seconds if least_s <= seconds <= MAX_S else None
+    """Seconds within the bounds of a rehearsal."""
+    seconds = value_parsers.parse_duration(text)
+    return seconds if seconds is not None and least_s <= seconds <= MAX_S else None
 
 
 # -- faults as values --------------------------------------------------------------------------

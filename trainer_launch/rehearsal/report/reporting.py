@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_launch.host import files, logs
+from trainer_launch.model import removed
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.observability import live
 from trainer_launch.rehearsal.report.data import data
@@ -92,6 +93,8 @@ def check(paths: Sequence[str]) -> None:
         UsageError: another ending, or a folder that is not there or not ours.
     """
     for path in paths:
+        if Path(path).suffix.lower() == ".png":
+            removed.refuse("--report FILE.png", f"--report {path}")
         if Path(path).suffix.lower() not in _ENDINGS:
             raise UsageError(
                 f"invalid value {path!r} for --report: expected a file that ends with .html (a page for people) "

@@ -1,0 +1,46 @@
+"""What version 0.2 had and 0.3 has not, and what to use instead; each gives exit code 2, for this one version."""
+
+from collections.abc import Mapping
+
+from trainer_launch.model.errors import UsageError
+
+VERSION = "0.3"
+# By flag, whose variable is removed with it; or by a flag and its value.
+SUCCESSORS: Mapping[str, str] = {
+    "--exec": "remove it: run starts a program as it is; --engine torchrun runs the image's torchrun",
+    "--rendezvous": "use --engine torchrun for torchrun with its own rendezvous",
+    "--rdzv-backend trainer-launch": "remove it: torchrun's nodes meet at the launcher's coordinator; "
+    "--engine torchrun runs the image's torchrun with its own rendezvous",
+    "--rejoin-timeout": "use --wait-timeout",
+    "--deadline": "use --wait-timeout",
+    "--recorder": "use --hang-report-after off to turn the flight recorder off",
+    "--straggler-interval": "stragglers are looked for every 60 s; --hang-report-after off turns that off",
+    "--progress-file": "print something, or call trainer_launch.report(), to show progress",
+    "--ranks-by": "use --topology-label alone: with it ranks follow the labels",
+    "--stop-order": "remove it: each worker gets SIGTERM, then its process group, then SIGKILL after --grace",
+    "--restart-window": "remove it: --max-restarts counts all failures of the job",
+    "--host-discovery-script": "the platform's discover_hosts.sh is used; horovodrun's own --host-discovery-script "
+    "works in a horovodrun command",
+    "--hosts": "write -H HOST:N,… in the mpirun or horovodrun command",
+    "--listen-address": "remove it: sshd listens on all addresses; restrict its port by a NetworkPolicy",
+    "--numa-binding": "use torchrun --numa-binding in the command, or PET_NUMA_BINDING",
+    "--write-reference": "use --report FILE.json, which --reference reads",
+    "--exit-warning": "use --fatal CHECK for each check whose warnings should end the pod",
+    "--plot": "use --report FILE.html, which shows the bandwidth of each pair of nodes",
+    "--prometheus-file": "use --report FILE.json",
+    "--image": "remove it: nodes with other versions of what they run are reported without it",
+    "--color": "set the variable NO_COLOR=1 to turn colors off",
+    "--hang-dir": "use --incident-dir",
+    "--chaos": "use --fault, once for each fault",
+    "--report FILE.png": "use --report FILE.html",
+}
+
+
+def refuse(what: str, typed: str | None = None) -> None:
+    """Refuse what was removed, `typed` as another flag or as a variable.
+
+    Raises:
+        UsageError: it was; the sentence names the successor.
+    """
+    if what in SUCCESSORS:
+        raise UsageError(f"{typed or what} was removed in {VERSION}; {SUCCESSORS[what]}")
