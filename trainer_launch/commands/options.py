@@ -26,7 +26,7 @@ from trainer_launch.model.suggestions import did_you_mean
 _USAGE = "[options] -- COMMAND [ARG ...]"
 _WIDTH = 78  # of what argparse does not wrap itself
 _FEW = 3  # words that are all named
-_SHORT = 15  # settings that a help shows all of
+_SHORT = 12  # settings that a help shows all of
 _ABOUT = """Run training jobs in Kubernetes pods: read what the platform injected, check the
 nodes, run the workers as PID 1, restart them after failures, report the end."""
 _EXAMPLES = """examples:
