@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from benchmarks import peers
 from benchmarks.peers import SHARED_OFF, TORCHRUN
-from tests.hosts.network import Host
+from tests.pods import Job
 from tests.survival import jobs
-from tests.survival.kubelet import Job
 
 HANG_TIMEOUT_S = "5"
 EXPERT = {**SHARED_OFF, "PET_RDZV_CONF": "last_call_timeout=1,keep_alive_interval=1"}
@@ -170,10 +169,8 @@ def _dlrover(name: str) -> Contestant:
 @contextlib.contextmanager
 def _master(python: str, job: Job) -> Iterator[None]:
     """DLRover's master, on the host behind those of the pods."""
-    host = job.machines[-1]
-    assert isinstance(host, Host)
     words: Sequence[str] = peers.master(python, MASTER_PORT, 3)
-    process = host.start(("sh", "-c", 'exec "$@" >/dev/null 2>&1', "master", *words), {})
+    process = job.hosts[-1].start(("sh", "-c", 'exec "$@" >/dev/null 2>&1', "master", *words), {})
     try:
         yield
     finally:

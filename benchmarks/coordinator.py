@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection
 
 from benchmarks.measuring import Case, Failed, Section, Setup
 from benchmarks.peers import version_here
-from benchmarks.store import overflows
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.server import Server
 from trainer_launch.membership.state import Settings
@@ -208,6 +207,13 @@ def simulated(n_nodes: int, losses: int = LOSSES) -> Mapping[str, float]:
     if done.returncode:
         raise Failed((done.stderr.strip().splitlines() or ["no word"])[-1])
     return dict(zip(ROWS, map(float, done.stdout.split()), strict=True))
+
+
+def overflows() -> int:
+    """How often the kernel has dropped a connection because a queue was full."""
+    with open("/proc/net/netstat", encoding="ascii") as lines:
+        names, values = (line.split() for line in list(lines)[:2])
+    return int(dict(zip(names, values, strict=True))["ListenOverflows"])
 
 
 @contextlib.contextmanager

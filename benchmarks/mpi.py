@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from benchmarks import peers
-from benchmarks.banners import HOSTS as MANY
 from benchmarks.measuring import Case, Failed, Section, Setup, keep_running
 from benchmarks.peers import Absent, version_here
+from tests import pods
 from tests.cli.launching import LAUNCHER
 from tests.frameworks import building
-from tests.hosts import mpi, network
+from tests.hosts import mpi
 from trainer_launch.model import Job
 from trainer_launch.mpi import ssh_client
 
@@ -33,8 +33,6 @@ START = f"on {HOSTS} hosts, all sshd up: from the start to the first line"
 MPIRUN, HOROVODRUN = f"mpirun {START}", f"horovodrun {START}"
 LATE = f"mpirun, {HOSTS} sshd come up within {LATE_WITHIN_S:g} s: from the last banner to the first line"
 LOSS = f"mpirun, one of {HOSTS} hosts is killed: to the others' next step"
-WAIT = f"{MANY} simulated hosts: from the last banner until all are seen"
-MEMORY = f"{MANY} simulated hosts: memory of what waits"
 # Runs on the launcher's host beside what is measured; monotonic time is the same on all of them.
 ALL_UP = """
 import socket, sys, time
@@ -117,7 +115,7 @@ def _horovod(
 def up(job: mpi.Job) -> subprocess.Popen[str]:
     """Something that ends when every worker's sshd has answered, and says when that was."""
     addresses = [host.address for host in job.workers]
-    argv = ("ip", "netns", "exec", job.launcher.namespace, sys.executable, "-c", ALL_UP, str(mpi.PORT), *addresses)
+    argv = (*job.launcher.enter("net"), sys.executable, "-c", ALL_UP, str(mpi.PORT), *addresses)
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 
@@ -168,13 +166,6 @@ def loss(job: mpi.Job) -> Mapping[str, float]:
     return {LOSS: took_s}
 
 
-def many() -> Mapping[str, float]:
-    """The wait alone, for more hosts than fit here."""
-    argv = (sys.executable, "-m", "benchmarks.banners")
-    told = subprocess.check_output(argv, text=True, timeout=LIMIT_S)
-    return dict(zip((WAIT, MEMORY), map(float, told.split()), strict=True))
-
-
 @contextlib.contextmanager
 def opened() -> Iterator[Setup]:
     """Hosts whose sshd stay up, and hosts whose sshd come and go."""
@@ -195,7 +186,6 @@ def opened() -> Iterator[Setup]:
             Case(OURS, {row: "s"}, functools.partial(what, changing), LIMIT_S, about_s)
             for row, what, about_s in faults
         ]
-        cases.append(Case(OURS, {WAIT: "s", MEMORY: "MB"}, many, LIMIT_S, 6.0))
         why = "Horovod cannot be built here: make horovod says why"
         yield Setup(cases, {} if has_horovod else {"horovodrun": why})
 
@@ -203,7 +193,7 @@ def opened() -> Iterator[Setup]:
 def missing() -> str | None:
     """What this machine lacks for it."""
     lacking = [name for name in ("mpirun.openmpi", "ssh") if not shutil.which(name)]
-    return network.missing() or (f"needs {', '.join(lacking)}" if lacking else None)
+    return pods.missing() or (f"needs {', '.join(lacking)}" if lacking else None)
 
 
 SECTION = Section(

@@ -13,9 +13,8 @@ from benchmarks import contestants, trees
 from benchmarks.contestants import Contestant
 from benchmarks.measuring import Case, Failed, Reading, Section, Setup, wait_for
 from benchmarks.peers import version_here, versions_of_peers
-from tests.hosts import network
+from tests.pods import RESTART_S, Job, missing, pods_of
 from tests.survival import jobs
-from tests.survival.kubelet import RESTART_S, Job, pods_of
 
 STEPS = 500
 PODS = 3
@@ -117,7 +116,7 @@ the time: how often each pod was started. All may restart {RESTARTS} times.
     open=opened,
     versions=versions,
     whos=contestants.SCHEDULED,
-    missing=network.missing,
+    missing=missing,
     shown=(FAULTY, RATIO),
     is_by_default=False,
     causes={CALM: "Cold start is part of it.", AGAIN: "The time from checkpoint to fault is left to chance."},

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from benchmarks import (
-    containers,
     coordinator,
-    hang,
     idle,
     incidents,
-    membership,
     mpi,
     output,
     preflight,
-    recorder,
     recovery,
-    report,
     schedule,
     startup,
     survival,
@@ -25,17 +20,12 @@ from benchmarks.results import Refused
 SECTIONS: tuple[Section, ...] = (
     startup.SECTION,
     recovery.SECTION,
-    membership.SECTION,
     coordinator.SECTION,
     idle.SECTION,
     output.SECTION,
     mpi.SECTION,
     preflight.SECTION,
-    report.SECTION,
     incidents.SECTION,
-    recorder.SECTION,
-    hang.SECTION,
-    containers.SECTION,
     schedule.SECTION,
     *survival.SECTIONS,
 )

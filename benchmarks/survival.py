@@ -15,9 +15,8 @@ from benchmarks.contestants import Contestant
 from benchmarks.measuring import Case, Reading, Section, Setup, wait_for
 from benchmarks.peers import versions_of_launchers
 from benchmarks.results import Figure, Results
-from tests.hosts import network
+from tests.pods import Job, missing, pods_of
 from tests.survival import jobs
-from tests.survival.kubelet import Job, pods_of
 
 BEGIN_S = 120.0  # for the start, on a busy machine
 WATCH_S = 75.0
@@ -195,7 +194,7 @@ def _section(name: str, row: Row) -> Section:
         open=functools.partial(opened, row),
         versions=versions_of_launchers,
         whos=contestants.NAMES,
-        missing=network.missing,
+        missing=missing,
         takes_turns=True,
         is_by_default=name == next(iter(ROWS)),
     )

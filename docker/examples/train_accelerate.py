@@ -4,8 +4,9 @@
     trainer-launch rehearse --nodes 2 -- train_accelerate.py
     trainer-launch rehearse -f pytorchjob-accelerate.yaml               # a master and a worker of the v1 operator
 
-The launcher starts this script itself, without `accelerate launch`: the Accelerator finds torch's variables, and
-what that command would set for the script (`ACCELERATE_MIXED_PRECISION` and the like) goes into the pod's `env`.
+The launcher starts this script itself: the Accelerator finds torch's variables, and what `accelerate launch` would
+set for the script (`ACCELERATE_MIXED_PRECISION` and the like) goes into the pod's `env`. `accelerate launch` in
+front of it works as well.
 The text is the source code of Python's own standard library. With `--checkpoints FOLDER`, on a disk that all nodes
 share, the run continues where the last one ended. On SIGTERM, to any rank, all save after the step they are in.
 """

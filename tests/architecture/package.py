@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "trainer_launch"
 FILES = sorted(PACKAGE.rglob("*.py"))
-PLUGIN_FOLDERS = ("contracts", "planning/engines")
+PLUGIN_FOLDERS = ("contracts",)
 OURS = "trainer_launch"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 GAP = "…"  # in a text, what is filled in

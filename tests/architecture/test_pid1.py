@@ -46,7 +46,7 @@ def listed(section: str) -> set[str]:
 
 def ours(loaded: set[str]) -> set[str]:
     """The modules of the package in it that are not of a registry of plug-ins."""
-    plugins = {module_of(path) for folder in ("contracts", "planning/engines") for path in plugins_in(folder)}
+    plugins = {module_of(path) for path in plugins_in("contracts")}
     return {name for name in loaded if f"{name}.".startswith(f"{OURS}.")} - plugins
 
 

@@ -6,7 +6,6 @@ import argparse
 import ast
 import re
 from importlib import import_module
-from types import ModuleType
 from typing import get_args
 
 import pytest
@@ -20,6 +19,7 @@ from trainer_launch.contracts.source import Contract
 from trainer_launch.host import runtime_directory
 from trainer_launch.model.settings import INTERNAL, OF_SHIMS, PREFIX, RENAMED, Settings, flag_of
 from trainer_launch.planning import engines
+from trainer_launch.planning.task import Engine
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Check, Where
 
@@ -44,18 +44,10 @@ HELPERS = {
 ROWS = (*OUR_VARIABLES, *OUR_FILES)
 
 
-def listed_engines() -> list[ModuleType]:
-    """The engines' modules; the registry has these or, to load fewer of them, their names."""
-    package, entries = engines.__name__, engines.ENGINES
-    return [
-        entry if isinstance(entry, ModuleType) else import_module(f"{package}.{str(entry).rpartition('.')[2]}")
-        for entry in entries
-    ]
-
-
-def test_every_engine_is_listed() -> None:
-    listed = sorted(module.__name__ for module in listed_engines())
-    assert listed == sorted(map(module_of, plugins_in("planning/engines")))
+def test_every_engine_that_a_module_defines_is_listed() -> None:
+    modules = [import_module(module_of(path)) for path in FILES if name_of(path).startswith("planning/")]
+    defined = {value.name for module in modules for value in vars(module).values() if isinstance(value, Engine)}
+    assert defined == {engine.name for engine in engines.ENGINES}
 
 
 def test_every_contract_that_a_module_defines_is_listed() -> None:
@@ -65,17 +57,16 @@ def test_every_contract_that_a_module_defines_is_listed() -> None:
 
 
 def test_every_name_is_unique() -> None:
-    for names in ([engine.NAME for engine in listed_engines()], [one.name for one in CONTRACTS]):
+    for names in ([engine.name for engine in engines.ENGINES], [one.name for one in CONTRACTS]):
         assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("folder", ["contracts", "planning/engines"])
-def test_every_file_says_what_it_is_for(folder: str) -> None:
-    assert [path.name for path in plugins_in(folder) if not ast.get_docstring(tree_of(path))] == []
+def test_every_contract_says_what_it_is_for() -> None:
+    assert [path.name for path in plugins_in("contracts") if not ast.get_docstring(tree_of(path))] == []
 
 
-def test_every_engine_can_be_asked_for_but_sshd_which_has_a_command_of_its_own() -> None:
-    names = {engine.NAME for engine in listed_engines()} - {"sshd"}
+def test_every_engine_can_be_asked_for_but_sshd_and_front_ends_which_are_commands() -> None:
+    names = {engine.name for engine in engines.ENGINES} - {"sshd", "front end"}
     assert set(get_args(Settings.model_fields["engine"].annotation)) == {"auto", *names}
 
 

@@ -98,8 +98,8 @@ def test_sections_are_asked_for_by_name_and_all_faults_by_one_word() -> None:
     assert [section.name for section in chosen("idle,startup")] == ["startup", "idle"]
     assert tuple(section.name for section in chosen("survival")) == survival.NAMES
     assert [section.name for section in chosen(None) if section.name in survival.NAMES] == ["survival-worker-1"]
-    assert "containers" not in [section.name for section in chosen(None)], "it builds images first"
-    assert [section.name for section in chosen("containers")] == ["containers"]
+    assert "schedule" not in [section.name for section in chosen(None)], "it takes a quarter of an hour"
+    assert [section.name for section in chosen("schedule")] == ["schedule"]
     with pytest.raises(Refused, match="'nothing' is none of startup"):
         chosen("nothing")
 

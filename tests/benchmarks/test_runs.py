@@ -10,17 +10,13 @@ import psutil
 import pytest
 
 from benchmarks import (
-    containers,
     contestants,
     coordinator,
-    hang,
     idle,
     output,
     peers,
     preflight,
-    recorder,
     recovery,
-    report,
     schedule,
     startup,
     survival,
@@ -29,7 +25,7 @@ from benchmarks import (
 from benchmarks.measuring import Reading
 from benchmarks.peers import Launcher
 from tests.conftest import require
-from tests.hosts import network
+from tests.pods import missing
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 OURS = peers.OURS
@@ -79,7 +75,7 @@ def test_a_killed_worker_is_seen_to_come_back() -> None:
 @pytest.mark.long("tests/benchmarks/test_runs.py")
 @pytest.mark.torch
 def test_a_fault_of_the_matrix_is_survived_and_timed() -> None:
-    require(network.missing() is None, str(network.missing()))
+    require(missing() is None, str(missing()))
     require(importlib.util.find_spec("torch"), "needs torch")
     row = survival.ROWS["worker-1"]
     reading = survival.once(contestants.ours()[0], row)[row.text]
@@ -91,7 +87,7 @@ def test_a_fault_of_the_matrix_is_survived_and_timed() -> None:
 @pytest.mark.long("tests/benchmarks/test_runs.py")
 @pytest.mark.torch
 def test_a_job_reaches_its_last_step_without_faults_and_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    require(network.missing() is None, str(network.missing()))
+    require(missing() is None, str(missing()))
     require(importlib.util.find_spec("torch"), "needs torch")
     monkeypatch.setattr(schedule, "STEPS", 60)
     found = schedule.once(contestants.ours()[0], {30: schedule.FAULTS[100]})
@@ -107,33 +103,13 @@ def test_a_job_reaches_its_last_step_without_faults_and_after_one(monkeypatch: p
 def test_a_job_that_misses_its_last_step_says_which_and_keeps_the_undisturbed_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    require(network.missing() is None, str(network.missing()))
+    require(missing() is None, str(missing()))
     require(importlib.util.find_spec("torch"), "needs torch")
     monkeypatch.setattr(schedule, "STEPS", 20)
     monkeypatch.setattr(schedule, "LIMIT_S", 0.5)
     found = schedule.once(contestants.ours()[0], {})
     assert isinstance(found[schedule.CALM], Reading)
     assert {found[row] for row in (schedule.FAULTY, schedule.RATIO)} == {"never: step 20: not within 0 s"}
-
-
-@pytest.mark.long("tests/benchmarks/test_runs.py")
-@pytest.mark.torch
-def test_jobs_with_and_without_the_recorder_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    require(importlib.util.find_spec("torch"), "needs torch")
-    monkeypatch.setattr(recorder, "BLOCKS", 3)
-    monkeypatch.setattr(recorder, "STEPS", 3)
-    found = recorder.once(2)
-    assert list(found) == list(recorder.rows(2))
-    assert found["2 workers: a step"] > 0
-
-
-@pytest.mark.long("tests/benchmarks/test_runs.py")
-@pytest.mark.torch
-def test_the_sentence_of_a_hang_is_timed() -> None:
-    require(importlib.util.find_spec("torch"), "needs torch")
-    [(row, took_s)] = hang.once(1, 4, "never enters").items()
-    assert row == "1 node, 4 workers: never enters"
-    assert took_s > 0
 
 
 def test_all_bytes_of_all_writers_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,13 +129,3 @@ def test_simulated_nodes_form_again_after_losses() -> None:
     assert found["join"] > 0
     assert found["1 % lost every second: form again, longest"] > 0
     assert found["connections refused, reset or dropped"] >= 0
-
-
-def test_a_call_of_report_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "CALLS", 100)
-    assert list(report.once("held back")) == list(report.KINDS)
-
-
-def test_who_cannot_make_containers_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.getuid", lambda: 1000)
-    assert containers.SECTION.missing() == "only root can make containers"

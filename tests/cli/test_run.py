@@ -223,30 +223,6 @@ def test_a_users_file_of_any_name_is_not_taken_for_ours_or_pythons(
     assert ended.returncode == 5, ended.stderr
 
 
-@pytest.mark.parametrize(("flags", "env"), [(("--exec",), {}), ((), {"TRAINER_LAUNCH_EXEC": "1"})])
-def test_exec_leaves_the_program_in_the_launchers_place(flags: tuple[str, ...], env: dict[str, str]) -> None:
-    with start("run", *flags, "--", "sh", "-c", "echo $$ $0; exit 5", "marker", env=env) as launcher:
-        code, output = launcher.end()
-    assert f"{launcher.pid} marker" in output
-    assert code == 5
-
-
-def test_exec_becomes_torchrun_with_the_same_plan(tmp_path: Path) -> None:
-    # A module of that name in front of torch's shows what would be run, without running it.
-    package = tmp_path / "torch" / "distributed"
-    package.mkdir(parents=True)
-    (tmp_path / "torch" / "__init__.py").touch()
-    (package / "__init__.py").touch()
-    (package / "run.py").write_text("import os, sys; print(os.getpid(), sys.argv[1:])")
-    (tmp_path / "train.py").touch()
-    words = ("run", "--exec", "--nproc-per-node", "2", "--", "train.py", "x")
-    with start(*words, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path) as launcher:
-        _, output = launcher.end()
-    torchruns = ["--nnodes=1", "--nproc-per-node=2", "--standalone", "--local-addr=127.0.0.1", "--"]
-    torchruns += ["train.py", "x"]
-    assert f"{launcher.pid} {torchruns}" in output
-
-
 def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path) -> None:
     assert launch("run", "--", "true", env={"TMPDIR": str(tmp_path)}).returncode == 0
     assert list(tmp_path.iterdir()) == []

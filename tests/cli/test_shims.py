@@ -202,14 +202,6 @@ def test_run_sees_through_wrappers_and_a_shell(tmp_path: Path) -> None:
 
 
 @torch
-def test_what_options_of_accelerate_stand_for_is_kept_behind_a_wrapper(tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    train = script(tmp_path, "import os; print(os.environ['A'], os.environ['ACCELERATE_USE_CPU'])")
-    ended = launch("run", "--", *f"env A=x accelerate launch --cpu --num_processes 1 {train}".split())
-    assert (ended.returncode, ended.stdout) == (0, "x true\n"), ended.stderr
-
-
-@torch
 def test_workers_of_deepspeed_get_their_local_rank_as_an_argument(tmp_path: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     train = script(tmp_path, "import os, sys; os.write(1, f'{sys.argv[1:]}\\n'.encode())")
@@ -328,34 +320,6 @@ def test_an_option_of_a_newer_torchrun_is_left_to_it(shims: Path, tmp_path: Path
     assert (ended.returncode, ended.stdout) == (0, f"real {real} --brand-new 1 t.py\n")
     assert "unknown option of torchrun: --brand-new" in ended.stderr
 
-
-@pytest.mark.parametrize("way", ["shim", "run"])
-def test_accelerates_own_configuration_is_never_dropped(shims: Path, tmp_path: Path, way: str) -> None:
-    config = tmp_path / "accelerate" / "default_config.yaml"
-    config.parent.mkdir()
-    config.write_text("distributed_type: FSDP\n")
-    real = program(tmp_path / "bin", "accelerate")
-    words = ["accelerate", "launch", "--num_processes", "2", "t.py"]
-    before = [] if way == "shim" else [sys.executable, "-m", "trainer_launch", "run", "--"]
-    path = [shims, real.parent] if way == "shim" else [real.parent]
-    ended = run([*before, *words], path, {"HF_HOME": str(tmp_path)})
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.endswith("launch --num_processes 2 t.py\n")
-    assert f"{config} may choose what the launcher would drop, such as FSDP" in ended.stderr
-
-
-def test_accelerates_processes_are_divided_among_the_nodes_of_a_train_job(tmp_path: Path) -> None:
-    env = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "99"}
-    env |= {"HF_HOME": str(tmp_path)}
-    words = ("explain", "--json", "--", "accelerate", "launch", "--num_processes")
-    plan = json.loads(launch(*words, "2", script(tmp_path, ""), env=env).stdout)["plan"]
-    assert (plan["nproc_per_node"], plan["world_size"]) == (1, 2)
-    refused = launch(*words, "3", script(tmp_path, ""), env=env)
-    assert refused.returncode == 2
-    assert "set it to a multiple of 2" in refused.stderr
-
-
-# -- scripts and wrappers, without shims in the image ------------------------------------------
 
 LOST = """
 import os, signal, sys

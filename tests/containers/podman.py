@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from tests.containers import images
-from tests.hosts.network import ip
 from tests.waiting import eventually
 
 DEADLINE_S = 240.0
@@ -167,9 +166,9 @@ class Cluster:
         for it before get no answer from their DNS for half a minute.
         """
         if not self.has_bridge:  # podman removes it with its last port
-            ip("link", "add", self.bridge, "address", "02:00:00:00:00:01", "type", "bridge")
-            ip("address", "add", self.gateway, "dev", self.bridge)
-            ip("link", "set", self.bridge, "up")
+            _ip("link", "add", self.bridge, "address", "02:00:00:00:00:01", "type", "bridge")
+            _ip("address", "add", self.gateway, "dev", self.bridge)
+            _ip("link", "set", self.bridge, "up")
 
     def volume(self, name: str) -> str:
         """A folder of this machine that every pod may write, as `HOST:CONTAINER` wants its first half."""
@@ -197,4 +196,8 @@ def cluster(name: str, folder: Path) -> Iterator[Cluster]:
             podman("rm", "-f", "-t", "0", *found, check=False)
         podman("network", "rm", "-f", network, check=False)
         if made.has_bridge:  # no pod of it ever started
-            ip("link", "delete", made.bridge)
+            _ip("link", "delete", made.bridge)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(("ip", *words), check=True, capture_output=True)

@@ -21,6 +21,7 @@ from trainer_launch.model.settings import load
 from trainer_launch.planning import engines
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.reading import Reading
+from trainer_launch.planning.task import Trial
 
 random_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(VALUES[:60]),
@@ -124,10 +125,7 @@ def test_ten_thousand_environments_are_planned_or_refused_in_one_line(pod: Pod) 
     try:
         job, command = read_job(pod), parse_command(typed)
         reading = Reading(pod=pod, command=command, job=job, host=HOST, python_is_ours=False, loopback_port=1)
-        request = engines.request_of(
-            reading, load({}), shm_is_short=False, copies_are_refused=False, scratch="/scratch"
-        )
-        plan = engines.plan(request)
+        plan = engines.plan(engines.task_of(reading, load({}), Trial(scratch="/scratch")))
     except LaunchError as problem:
         message = str(problem)
         assert message == " ".join(message.splitlines())

@@ -1,4 +1,4 @@
-"""Hugging Face's Accelerate: its script under our torch engine; `accelerate launch` as a program like any other."""
+"""Hugging Face's Accelerate: its script under our torch engine, named itself or by `accelerate launch`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,23 @@ from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, lives, losses
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + RUN_S)]
 PODS = ("accelerate-master-0", "accelerate-worker-0")
-TYPED = (
+# On CPUs it calls torchrun only if it is told that there are GPUs.
+OPTIONS = (
     "accelerate, launch, --multi_gpu, --num_processes, '2', --num_machines, '2', --machine_rank, $(RANK), "
     "--main_process_ip, $(MASTER_ADDR), --main_process_port, $(MASTER_PORT), --mixed_precision, 'no', "
     "--dynamo_backend, 'no', train_accelerate.py"
 )
+CONFIGURED = "accelerate, launch, --config_file, '{folder}/two.yaml', --main_process_port, '0', train_accelerate.py"
+CONFIGURATION = """
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+mixed_precision: 'no'
+num_machines: 2
+num_processes: 2
+main_process_ip: null
+same_network: true
+use_cpu: false
+"""
 
 
 def assert_trained(output: str) -> None:
@@ -37,15 +49,19 @@ def test_a_script_of_accelerate_gets_over_the_loss_of_a_pod_while_the_other_stay
     assert_trained(output)
 
 
-def test_accelerate_launch_runs_as_any_program_once_on_each_node(tmp_path: Path) -> None:
+@pytest.mark.parametrize("typed", [OPTIONS, CONFIGURED], ids=["options", "configuration file"])
+def test_accelerate_launch_as_it_is_gets_over_the_loss_of_a_pod(typed: str, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(CONFIGURATION)
     manifest = changed(
         "pytorchjob-accelerate.yaml",
         tmp_path,
-        lambda text: text.replace("[train_accelerate.py", f"[{TYPED}", 1).replace('"500"', '"100"'),
+        lambda text: text.replace("[train_accelerate.py", f"[{typed.format(folder=tmp_path)}", 1),
     )
     with Rehearsal("accelerate", manifest) as job:
+        job.read_until(r"step 125/")
+        job.main(PODS[1]).send_signal(signal.SIGKILL)
         code, output = job.ended()
     assert code == 0, output
-    assert [lives(output, pod) for pod in PODS] == [(1, 0), (1, 0)]
-    assert {f"rank {rank} of 2: MULTI_CPU" for rank in (0, 1)} <= set(re.findall(r"rank \d of \d: \w+", output))
-    assert "step 100/100" in output
+    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 100
+    assert [lives(output, pod) for pod in PODS] == [(1, 0), (1, 1)]
+    assert_trained(output)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env
 from tests.frameworks import building
-from trainer_launch.planning.horovodrun_options import OPTIONS
+from trainer_launch.planning.mpi_options import OPTIONS
 
 pytestmark = [
     pytest.mark.process,

@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.frameworks import building
-from tests.hosts.network import Host, hosts
 from tests.mpi.ssh.secrets import require_openssh, secret
+from tests.pods import Host, hosts
 from tests.waiting import eventually
 
 pytestmark = [
@@ -159,11 +160,10 @@ class Job:
         """Ranks that still run on the workers."""
         found = []
         for host in self.workers.values():
-            pids = subprocess.run(("ip", "netns", "pids", host.namespace), capture_output=True, text=True).stdout
-            for pid in pids.split():
-                with contextlib.suppress(OSError):
-                    if b"HOROVOD_RANK=" in Path(f"/proc/{pid}/environ").read_bytes():
-                        found.append(f"{pid} on {host.name}")
+            for process in host.processes():
+                with contextlib.suppress(psutil.Error):
+                    if "HOROVOD_RANK" in process.environ():
+                        found.append(f"{process.pid} on {host.name}")
         return found
 
     def ends(self) -> None:

@@ -33,15 +33,15 @@ table ip middleman {{
 
 
 @contextlib.contextmanager
-def between(namespace: str, peers: Sequence[str], *, rate: int = 0, flip_at: int = 0) -> Iterator[None]:
-    """All TCP of a host's namespace with these addresses goes through a middleman until the block ends."""
+def between(enter: Sequence[str], peers: Sequence[str], *, rate: int = 0, flip_at: int = 0) -> Iterator[None]:
+    """All TCP of a host with these addresses goes through a middleman, which `enter` runs there."""
     argv = (sys.executable, "-I", "-S", __file__, str(PORT), str(rate), str(flip_at))
-    with subprocess.Popen(("ip", "netns", "exec", namespace, *argv), stdout=subprocess.PIPE, text=True) as program:
+    with subprocess.Popen((*enter, *argv), stdout=subprocess.PIPE, text=True) as program:
         try:
             assert program.stdout is not None
             assert program.stdout.readline() == "ready\n"
             rules = _RULES.format(peers=", ".join(peers), port=PORT, mark=_MARK)
-            subprocess.run(("ip", "netns", "exec", namespace, "nft", "-f", "-"), input=rules, text=True, check=True)
+            subprocess.run((*enter, "nft", "-f", "-"), input=rules, text=True, check=True)
             yield
         finally:
             program.kill()

@@ -15,9 +15,9 @@ import psutil
 
 from tests.cli.launching import LAUNCHER
 from tests.conftest import require
-from tests.hosts.network import Host, hosts
 from tests.mpi.ssh import pods
 from tests.mpi.ssh.secrets import require_openssh, secret
+from tests.pods import Host, hosts
 from tests.waiting import eventually
 
 PORT = 2222
@@ -214,11 +214,10 @@ def no_strays(it: Job) -> None:
 
 
 def _strays_on(host: Host) -> list[str]:
-    found = subprocess.run(("ip", "netns", "pids", host.namespace), capture_output=True, text=True, check=True)
     commands = []
-    for pid in found.stdout.split():
+    for process in host.processes():
         with contextlib.suppress(psutil.Error):
-            command = " ".join(psutil.Process(int(pid)).cmdline())
+            command = " ".join(process.cmdline())
             if command and not any(word in command.split("train.py")[0] for word in _OURS):
                 commands.append(f"{host.name}: {command[:80]}")
     return commands

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.launching import LAUNCHER, ended, script
 from tests.conftest import require
-from tests.hosts.network import Host, hosts
+from tests.pods import Host, hosts
 from tests.survival import jobs
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -128,7 +128,7 @@ def test_the_nodes_of_a_job_meet_and_reduce(names, contract, world, tmp_path: Pa
     ids=["static", "c10d"],
 )
 def test_the_nodes_meet_by_torchs_own_means_when_told_so(names, contract, tmp_path: Path) -> None:
-    envs = [contract(node) | {"TRAINER_LAUNCH_RENDEZVOUS": "torch"} for node in range(2)]
+    envs = [contract(node) | {"TRAINER_LAUNCH_ENGINE": "torchrun"} for node in range(2)]
     with hosts(*names) as pods:
         ended = run_all(pods, envs, script(tmp_path, REDUCE))
     assert [code for code, _ in ended] == [0, 0], ended

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.kubernetes import published
-from trainer_launch.planning import horovodrun_options, typed_mpirun
+from trainer_launch.planning import mpi_options
 
 ENTRYPOINT = ("trainer-launch", "run", "--")  # of docker/Dockerfile
 # On Debian's Python, which has no `python`. tests/containers/test_image.py looks into the images themselves.
@@ -53,7 +53,7 @@ def started(words: Sequence[str]) -> Iterator[str]:
         if "sshd" in words[1:2]:
             yield "sshd"
         yield from started(words[words.index("--") + 1 :] if "--" in words else ())
-    elif typed_mpirun.is_mpirun(words[0]):
-        yield from started(typed_mpirun.parse(words).program)
+    elif mpi_options.is_mpirun(words[0]):
+        yield from started(mpi_options.parse(words).program)
     elif words[0] == "horovodrun":
-        yield from started(horovodrun_options.split_command(words[1:]).program)
+        yield from started(mpi_options.split_command(words[1:]).program)

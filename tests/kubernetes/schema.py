@@ -1,4 +1,4 @@
-"""Says what of a manifest the operators' published schemas would refuse, unknown fields included.
+"""Says what of a manifest the operators' published schemas would refuse, unknown fields included, by `jsonschema`.
 
 What is known is data, schemas/*.json: types distilled from published classes by tests/frameworks/distil.py, or by
 hand where their source says so, and constraints.json, which also says what is not checked.
@@ -10,20 +10,21 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from jsonschema import Draft202012Validator, ValidationError, validators
+
 FOLDER = Path(__file__).with_name("schemas")
 TYPE_FILES = ("kubernetes", "trainer", "training-operator", "mpi-operator", "other")
-_PLAIN = {
-    "string": (str,),
-    "integer": (int,),
-    "boolean": (bool,),
-    "number": (int, float),
-    "int-or-string": (int, str),
-    "quantity": (int, float, str),
+_QUANTITY = r"^[+-]?(\d+|\d+\.\d*|\.\d+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?$"
+_PLAIN: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"type": name} for name in ("string", "integer", "boolean", "number")},
+    "int-or-string": {"type": ["integer", "string"]},
+    "quantity": {"type": ["number", "string"], "pattern": _QUANTITY},
+    "any": {},
 }
-_QUANTITY = re.compile(r"[+-]?(\d+|\d+\.\d*|\.\d+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
 _ONE_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -51,80 +52,77 @@ def wrong_in(document: Any) -> list[str]:
         return ["this is no object of Kubernetes: it has no kind"]
     version, kind = document.get("apiVersion"), document["kind"]
     known = constraints()["kinds"].get(version, ())
-    short = {name.rpartition(".")[2]: name for name in known}
-    if kind not in short:
+    name = {name.rpartition(".")[2]: name for name in known}.get(kind)
+    if name is None:
         return [f"{kind} of {version} is not known"]
-    name = short[kind]
-    wrong = list(_object(document, name, kind))
+    errors = _validator(name).iter_errors(_without_nulls(document))
+    wrong = [f"{kind}{error.json_path.removeprefix('$')}: {error.message}" for error in errors]
     given = document.get("metadata", {}).get("name")
     if given is None:
-        wrong.append(f"{kind}.metadata.name is missing")
+        wrong.append(f"{kind}.metadata: 'name' is a required property")
     elif name in constraints()["names_of_one_label"] and not _ONE_LABEL.fullmatch(str(given)):
         wrong.append(f"{kind}.metadata.name: {given!r} is not a DNS label that begins with a letter")
     return wrong
 
 
-def _object(given: Any, name: str, path: str) -> Iterator[str]:
-    if not isinstance(given, dict):
-        yield f"{path} is {given!r}; expected a mapping ({name})"
-        return
-    fields = {key.rstrip("!"): (words, key.endswith("!")) for key, words in types()[name].items()}
-    for key, (_, required) in fields.items():
-        required = required or bool(_rule(name, key).get("required"))
-        if required and given.get(key) is None:
-            yield f"{path}.{key} is missing"
-    for key, value in given.items():
-        here = f"{path}.{key}"
-        if key not in fields:
-            yield f"{here} is not a field of {name}"
-        elif value is not None:
-            wrong = list(_value(value, fields[key][0], here))
-            yield from wrong or _bounds(value, _rule(name, key), here)
-    chosen = [key for key in constraints()["at_most_one"].get(name, ()) if given.get(key) is not None]
-    if len(chosen) > 1:
-        yield f"{path} has {' and '.join(chosen)}; at most one of them may be there"
+def _without_nulls(value: Any) -> Any:
+    """A field that is null is as good as none."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _rule(name: str, key: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = constraints()["fields"].get(f"{name}.{key}", {})
-    return found
+@cache
+def _validator(name: str) -> Any:
+    extended = validators.extend(Draft202012Validator, {"uniqueBy": _unique_by})
+    return extended({"$ref": f"#/$defs/{name}", "$defs": {key: _object(key) for key in types()}})
 
 
-def _value(given: Any, words: str, path: str) -> Iterator[str]:
+def _unique_by(_validator: object, key: str, items: Any, _schema: object) -> Iterator[ValidationError]:
+    names = [item.get(key) for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    for name in sorted({str(name) for name in names if names.count(name) > 1}):
+        yield ValidationError(f"{names.count(name)} items have the same {key} {name!r}")
+
+
+def _object(name: str) -> Mapping[str, Any]:
+    fields = {key.rstrip("!"): words for key, words in types()[name].items()}
+    rules = {key: constraints()["fields"].get(f"{name}.{key}", {}) for key in fields}
+    one_too_many = combinations(constraints()["at_most_one"].get(name, ()), 2)
+    return {
+        "type": "object",
+        "properties": {key: {**_value(words), **dict(_bounds(rules[key]))} for key, words in fields.items()},
+        "required": [key for key in fields if f"{key}!" in types()[name] or rules[key].get("required")],
+        "additionalProperties": False,
+        "allOf": [{"not": {"required": list(pair)}} for pair in one_too_many],
+    }
+
+
+def _value(words: str) -> Mapping[str, Any]:
     if words.startswith("["):
-        if not isinstance(given, list):
-            yield f"{path} is {given!r}; expected a list"
-            return
-        for place, one in enumerate(given):
-            yield from _value(one, words[1:-1], f"{path}[{place}]")
-    elif words.startswith("{"):
-        if not isinstance(given, dict):
-            yield f"{path} is {given!r}; expected a mapping"
-            return
-        for key, one in given.items():
-            yield from _value(one, words[1:-1], f"{path}.{key}")
-    elif words in _PLAIN:
-        if not isinstance(given, _PLAIN[words]) or (isinstance(given, bool) and words != "boolean"):
-            yield f"{path} is {given!r}; expected a value of the type {words}"
-        elif words == "quantity" and not _QUANTITY.fullmatch(str(given)):
-            yield f"{path} is {given!r}; expected a quantity, such as 500m or 8Gi"
-    elif words != "any":
-        yield from _object(given, words, path)
+        return {"type": "array", "items": _value(words[1:-1])}
+    if words.startswith("{"):
+        return {"type": "object", "additionalProperties": _value(words[1:-1])}
+    return _PLAIN.get(words) or {"$ref": f"#/$defs/{words}"} if words != "any" else {}
 
 
-def _bounds(given: Any, rule: Mapping[str, Any], path: str) -> Iterator[str]:
-    checks = {
-        "one_of": lambda wanted: given in wanted,
-        "items_of": lambda wanted: set(given) <= set(wanted),
-        "keys": lambda wanted: given.keys() <= set(wanted),
-        "pattern": lambda wanted: re.fullmatch(wanted, str(given)) is not None,
-        "length": lambda wanted: wanted[0] <= len(str(given)) <= wanted[1],
-        "least": lambda wanted: given >= wanted,
-        "most": lambda wanted: given <= wanted,
-        "most_items": lambda wanted: len(given) <= wanted,
-        "unique": lambda wanted: len({one[wanted] for one in given}) == len(given),
-        "required": lambda _: True,
+def _bounds(rule: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A rule of constraints.json in the words of JSON Schema, and one more: `uniqueBy` a key of the items."""
+    words = {
+        "one_of": "enum",
+        "least": "minimum",
+        "most": "maximum",
+        "most_items": "maxItems",
+        "unique": "uniqueBy",
+        "pattern": "pattern",
     }
     for name, wanted in rule.items():
-        if not checks[name](wanted):
-            yield f"{path}: {given!r} breaks {name} {wanted}"
+        if name in words:
+            yield words[name], f"^(?:{wanted})$" if name == "pattern" else wanted
+        elif name == "length":
+            yield from zip(("minLength", "maxLength"), wanted, strict=True)
+        elif name == "keys":
+            yield "propertyNames", {"enum": wanted}
+        elif name == "items_of":
+            yield "items", {"enum": wanted}
+        else:
+            assert name == "required", name

@@ -25,8 +25,8 @@ from trainer_launch.mpi import agent as mpi_agent
 from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi.agent_hosts import Hosts
 from trainer_launch.mpi.horovod_agent import HorovodAgent
-from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, Spec
-from trainer_launch.planning.typed_mpirun import Typed
+from trainer_launch.planning.mpi import KUBEXEC, OWN, Spec
+from trainer_launch.planning.mpi_options import Typed
 
 A, B = Member("a.invalid", 1), Member("b.invalid", 1)
 NO_MPIRUN = Typed(mpirun="horovodrun", program=("x",))  # whose version nobody asks for

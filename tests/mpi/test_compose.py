@@ -10,8 +10,8 @@ import pytest
 from trainer_launch.model import Member
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.mpi.mpirun_command import INTEL, MPICH, OPEN_MPI, Dialect
-from trainer_launch.planning import typed_mpirun
-from trainer_launch.planning.mpi_launch_spec import KUBEXEC, Spec
+from trainer_launch.planning import mpi_options
+from trainer_launch.planning.mpi import KUBEXEC, Spec
 
 OPEN_MPI_4 = Dialect(OPEN_MPI, 4)
 HOSTS = (Member("a.job", 2), Member("b.job", 2), Member("c.job", 2))
@@ -28,7 +28,7 @@ def made(
         hosts=hosts, everyone=HOSTS if hosts else (), hostfile="/run/hosts", ssh_config="/run/ssh", is_root=False
     )
     whole = Spec(contract="c", hostname="l", scratch="/run", **spec)  # type: ignore[arg-type]
-    return mpirun_command.command(whole, typed_mpirun.parse(shlex.split(line)), dialect, env or {}, job_hosts)
+    return mpirun_command.command(whole, mpi_options.parse(shlex.split(line)), dialect, env or {}, job_hosts)
 
 
 def test_open_mpi_gets_the_hosts_in_their_order_with_full_names() -> None:

@@ -9,7 +9,7 @@ import pytest
 from trainer_launch.model import Member
 from trainer_launch.mpi import horovod_agent
 from trainer_launch.mpi.mpirun_messages import Said
-from trainer_launch.planning.horovodrun_options import split_command
+from trainer_launch.planning.mpi_options import split_command
 
 GIVEN = (Member("w-0", 2), Member("w-1", 2))
 

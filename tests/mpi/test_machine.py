@@ -13,7 +13,7 @@ from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi import job_state_machine
 from trainer_launch.mpi.job_state_machine import MAX_EARLY
 from trainer_launch.mpi.mpirun_messages import Said
-from trainer_launch.planning.mpi_launch_spec import JobSettings
+from trainer_launch.planning.mpi import JobSettings
 
 A, B, C, D = (Member(name, 1) for name in ("a", "b", "c", "d"))
 REFUSED = "port: Connection refused"

@@ -9,7 +9,7 @@ import pytest
 from trainer_launch.model import Member
 from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.mpi import agent_hosts
-from trainer_launch.planning.mpi_launch_spec import Spec
+from trainer_launch.planning.mpi import Spec
 
 A, B, C = Member("a", 2), Member("b", 2), Member("c", 2)
 

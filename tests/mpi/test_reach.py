@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import require
 from trainer_launch.mpi.agent_hosts import own_ssh
 from trainer_launch.mpi.ssh_client import configured_port
-from trainer_launch.planning import typed_mpirun
+from trainer_launch.planning import mpi_options
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from trainer_launch.planning import typed_mpirun
     ],
 )
 def test_an_ssh_of_the_users_own_is_recognised_with_its_options(line: str, env: dict[str, str], ssh: str) -> None:
-    assert own_ssh(typed_mpirun.parse(shlex.split(line)), env) == tuple(ssh.split())
+    assert own_ssh(mpi_options.parse(shlex.split(line)), env) == tuple(ssh.split())
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_an_ssh_of_the_users_own_is_recognised_with_its_options(line: str, env: 
     ],
 )
 def test_what_is_no_ssh_is_not_taken_for_one(line: str, env: dict[str, str]) -> None:
-    assert own_ssh(typed_mpirun.parse(shlex.split(line)), env) is None
+    assert own_ssh(mpi_options.parse(shlex.split(line)), env) is None
 
 
 def test_the_port_is_where_that_ssh_would_go(tmp_path: Path) -> None:

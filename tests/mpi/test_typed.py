@@ -7,23 +7,23 @@ import shlex
 import pytest
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.planning import typed_mpirun
+from trainer_launch.planning import mpi_options
 
 
-def parse(line: str) -> typed_mpirun.Typed:
-    return typed_mpirun.parse(shlex.split(line))
+def parse(line: str) -> mpi_options.Typed:
+    return mpi_options.parse(shlex.split(line))
 
 
 @pytest.mark.parametrize(
     "word", ["mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "/opt/mpi/bin/mpirun", "orterun", "prterun"]
 )
 def test_these_are_mpiruns(word: str) -> None:
-    assert typed_mpirun.is_mpirun(word)
+    assert mpi_options.is_mpirun(word)
 
 
 @pytest.mark.parametrize("word", ["mpirunner", "horovodrun", "python", "mpi", "srun"])
 def test_these_are_none(word: str) -> None:
-    assert not typed_mpirun.is_mpirun(word)
+    assert not mpi_options.is_mpirun(word)
 
 
 def test_trainers_own_command_has_nothing_to_take() -> None:
@@ -91,7 +91,7 @@ def test_of_several_programs_each_keeps_its_number() -> None:
 def test_ranks_fill_the_slots_of_the_list_unless_somebody_places_them(
     line: str, env: dict[str, str], fills: bool
 ) -> None:
-    assert typed_mpirun.fills_slots(parse(line), env) is fills
+    assert mpi_options.fills_slots(parse(line), env) is fills
 
 
 @pytest.mark.parametrize(

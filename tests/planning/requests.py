@@ -10,11 +10,9 @@ from msgspec.structs import replace
 
 from trainer_launch.model import Cpus, Gpus, Host, Job, Origin
 from trainer_launch.model.settings import Settings
-from trainer_launch.model.signal_policy import StopOrder
 from trainer_launch.planning.command import parse_command
-from trainer_launch.planning.engines.request import Request
-from trainer_launch.planning.flag_overrides import overlay
-from trainer_launch.planning.topology import place
+from trainer_launch.planning.job import overlay, place
+from trainer_launch.planning.task import Task, Trial
 
 MACHINE = Host(
     hostname="here",
@@ -27,32 +25,23 @@ MACHINE = Host(
 GPU_MACHINE = replace(MACHINE, gpus=Gpus(count=4, reason="4 in /dev"))
 
 
-_OPTIONS = Settings.model_fields.keys() - set(Request.__struct_fields__)
+_OF_TRIAL = set(Trial.__annotations__)
 
 
-def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes: Any) -> Request:
-    """A request for the command `line` in `job`, with torchrun's typed options laid over it."""
-    machine = changes.get("host", MACHINE)
+def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes: Any) -> Task:
+    """The task of the command `line` in `job`, with torchrun's typed options laid over it; changes are options."""
+    machine = changes.pop("host", MACHINE)
     command = parse_command(shlex.split(line))
     if command.torchrun is not None:
         job = overlay(job, command.torchrun.options, Origin.COMMAND)
-    options = {name: changes.pop(name) for name in changes.keys() & _OPTIONS}
-    fields: dict[str, Any] = {
-        "settings": Settings({"start_method": "exec", "straggler_interval": 0, **options}),
-        "job": job,
-        "host": MACHINE,
-        "topology": place(job, machine),
-        "command": command,
-        "env": dict(env or {}),
-        "python": "/venv/bin/python",
-        "python_is_ours": True,
-        "grace_s": 25.0,
-        "stop_order": StopOrder.LEADER,
-        "signals": {},
-        "our_rendezvous": False,
-        "loopback_port": 4242,
-        "shrink_after_s": 0.0,
-        "preload": (),
-        "scratch": "/scratch",
-    }
-    return Request(**(fields | changes))
+    tried = {name: changes.pop(name) for name in changes.keys() & _OF_TRIAL}
+    own = {"scratch": "/scratch", "python": "/venv/bin/python", "python_is_ours": True, "loopback_port": 4242}
+    return Task(
+        job=job,
+        host=machine,
+        topology=place(job, machine),
+        command=command,
+        env=dict(env or {}),
+        settings=Settings({"start_method": "exec", "straggler_interval": 0, **changes}),
+        trial=Trial(**{**own, **tried}),
+    )

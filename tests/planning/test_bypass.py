@@ -12,7 +12,7 @@ from tests.planning.requests import request
 from trainer_launch.model import Job, NodeRange, Origin
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.flag_overrides import overlay
+from trainer_launch.planning.job import overlay
 
 BARE = Job(contract="unknown")
 TORCH = Job(contract="trainer-v2-torch", nodes=NodeRange(2, 2), node_rank=0, nproc_per_node=4, engine="torchrun")
@@ -36,9 +36,8 @@ def warning(line: str, job: Job, **changes: Any) -> str:
 @pytest.mark.parametrize("line", ["./w.sh x", "env A=1 python t.py", "uv run t.py", "python -c pass", "bash -c t"])
 def test_any_program_is_started_as_workers_where_their_number_is_given(line: str) -> None:
     plan = engines.plan(request(line, asked(BARE)))
-    assert plan.engine == "torchrun"
-    assert "--no-python" in plan.processes[0].argv
-    assert "--nproc-per-node=2" in plan.processes[0].argv
+    assert plan.workers is not None
+    assert (plan.workers.argv, plan.workers.count) == (tuple(shlex.split(line)), 2)
     assert engines.plan(request(line, BARE)).engine == "plain"
     assert engines.plan(request(line, TORCH)).engine == "plain", "it may be meant for a torchrun inside"
 
@@ -49,16 +48,16 @@ def test_a_program_from_standard_input_has_one_worker() -> None:
     with pytest.raises(UsageError, match="standard input"):
         engines.plan(request("python -u", asked(BARE)))
     one = overlay(BARE, {"nproc_per_node": "1"}, Origin.FLAG)
-    assert engines.plan(request("python -", one)).engine == "torchrun"
+    assert engines.plan(request("python -", one)).engine == "torch"
 
 
 @pytest.mark.parametrize(
     ("line", "job", "typed"),
     [
-        ("accelerate launch --cpu x.py --lr 1", BARE, "trainer-launch run --nproc-per-node N -- x.py"),
-        ("accelerate launch --cpu x.py --lr 1", asked(BARE), "trainer-launch run --nproc-per-node 2 -- x.py"),
-        ("accelerate launch --cpu x.py --lr 1", TORCH, "trainer-launch run -- x.py"),
-        ("python -m accelerate.commands.launch x.py", TORCH, "trainer-launch run -- x.py"),
+        ("composer x.py --lr 1", BARE, "trainer-launch run --nproc-per-node N -- x.py"),
+        ("composer x.py --lr 1", asked(BARE), "trainer-launch run --nproc-per-node 2 -- x.py"),
+        ("deepspeed --include localhost:0 x.py --lr 1", TORCH, "trainer-launch run -- x.py"),
+        ("python -m torch.distributed.launch x.py", TORCH, "trainer-launch run -- x.py"),
         ("deepspeed -m pkg", asked(TORCH), "trainer-launch run --nproc-per-node 2 -- -m pkg"),
         ("bash -c 'torchrun x.py'", TORCH, "Put `trainer-launch run --` directly in front of torchrun"),
         ("env A=1 torchrun x.py", asked(BARE), "Put `trainer-launch run --` directly in front of torchrun"),
@@ -73,15 +72,15 @@ def test_who_starts_workers_itself_is_told_what_is_lost_and_what_to_type(line: s
 
 
 def test_a_number_of_workers_that_has_no_effect_is_said() -> None:
-    assert "--nproc-per-node 2 has no effect" in warning("accelerate launch x.py", asked(BARE))
+    assert "--nproc-per-node 2 has no effect" in warning("deepspeed x.py", asked(BARE))
     assert "--nproc-per-node 2 has no effect" in warning("python train.py", asked(JAX))
-    assert "has no effect" not in warning("accelerate launch x.py", TORCH)
+    assert "has no effect" not in warning("deepspeed x.py", TORCH)
 
 
 def test_nodes_that_each_train_alone_are_said() -> None:
-    assert "Each of the 2 nodes trains alone unless" in warning("accelerate launch x.py", TORCH)
+    assert "Each of the 2 nodes trains alone unless" in warning("deepspeed x.py", TORCH)
     assert "alone" not in warning("bash -c 'torchrun x.py'", TORCH), "torchrun reads the platform's variables"
-    assert "alone" not in warning("accelerate launch x.py", replace(TORCH, nodes=NodeRange(1, 1)))
+    assert "alone" not in warning("deepspeed x.py", replace(TORCH, nodes=NodeRange(1, 1)))
 
 
 def test_a_shell_in_a_torch_pod_hears_that_it_runs_once_and_what_to_type() -> None:
@@ -105,12 +104,12 @@ def test_a_shell_in_a_torch_pod_hears_that_it_runs_once_and_what_to_type() -> No
         ("bash start.sh", "tune run recipe", ""),
         ("bash start.sh", "dlrover-run x.py", "dlrover-run starts the workers itself"),
         ("bash start.sh", "python x.py", "put `trainer-launch run --` in front of the training command"),
-        ("accelerate launch --use_fsdp x.py", None, "accelerate launch starts the workers itself"),
+        ("deepspeed --include localhost:0 x.py", None, "deepspeed starts the workers itself"),
         ("uv run python -m torch.distributed.run x.py", None, "directly in front of torch.distributed.run"),
         ("uv run x.py", None, "or type: uv run trainer-launch run -- …"),
         ("conda run -n a python x.py", None, "or type: conda run -n a trainer-launch run -- …"),
         ("nsys profile -o f python x.py", None, "or type: nsys profile -o f trainer-launch run -- …"),
-        ("trl sft --model m", None, "trainer-launch run -- -m trl.scripts.sft …"),
+        ("swift sft --model m", None, ""),
     ],
 )
 def test_a_launcher_that_is_found_as_a_shim_needs_no_warning(line: str, script: str | None, typed: str) -> None:
@@ -154,7 +153,6 @@ def test_shims_are_found_where_something_else_comes_first_in_path(line: str, sta
         ("bash train.sh", Job(contract="mpi-operator", engine="sshd"), {}),
         ("bash train.sh", Job(contract="torchrun-child", role="rank", engine="plain", nproc_per_node=2), {}),
         ("bash train.sh", TORCH, {"engine": "plain"}),
-        ("bash -c 'torchrun x.py'", TORCH, {"replace_launcher": True}),
         ("bash -c 'exec trainer-launch run -- torchrun x.py'", TORCH, {}),
         ("horovodrun --help", MPI, {}),
         ("python train.py", BARE, {}),

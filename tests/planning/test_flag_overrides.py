@@ -10,8 +10,7 @@ from trainer_launch.contracts import read_job
 from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum
-from trainer_launch.planning.topology import place
+from trainer_launch.planning.job import overlay, place, with_hosts, with_minimum
 
 TOLD = Job(
     contract="trainer-v2-torch",
@@ -79,7 +78,7 @@ def test_a_static_endpoint_is_where_the_nodes_meet() -> None:
 )
 def test_a_given_address_is_where_a_trainjobs_nodes_meet_whatever_the_platform_says(told, typed, met_at) -> None:
     job = read_job(pod_of(V2_TORCH | told, hostname="job-node-0-1"))
-    plan = engines.plan(request(f"torchrun {typed} train.py", job, our_rendezvous=True))
+    plan = engines.plan(request(f"torchrun {typed} train.py", job))
     assert plan.membership is not None
     assert str(plan.membership.coordinator) == met_at
     assert plan.meeting is not None
@@ -93,9 +92,8 @@ def test_torchs_own_static_rendezvous_meets_at_a_given_address() -> None:
     )
     assert job.rendezvous is not None
     assert (job.rendezvous.endpoint, job.rendezvous.written) == (Endpoint("there", 7), None)
-    for ours in (True, False):
-        words = engines.plan(request("train.py", job, replace_launcher=ours)).processes[0].argv
-        assert {"--master-addr=there", "--master-port=7", "--rdzv-backend=static"} <= set(words)
+    words = engines.plan(request("train.py", job, engine="torchrun")).processes[0].argv
+    assert {"--master-addr=there", "--master-port=7", "--rdzv-backend=static"} <= set(words)
 
 
 def test_an_etcd_server_is_no_coordinator() -> None:

@@ -9,7 +9,7 @@ from tests.planning.test_mpirun import spec_of
 from trainer_launch.model import Job, Member, Mpi, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.mpi_launch_spec import Spec
+from trainer_launch.planning.mpi import Spec
 
 OPERATOR = Job(
     contract="mpijob-v2beta1",

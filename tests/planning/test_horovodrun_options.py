@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.planning.horovodrun_options import render, split_command
+from trainer_launch.planning.mpi_options import render, split_command
 
 
 @pytest.mark.parametrize(

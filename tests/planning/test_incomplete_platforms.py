@@ -10,7 +10,7 @@ from trainer_launch.contracts import read_job
 from trainer_launch.model import Host, Origin
 from trainer_launch.model.errors import ContractError
 from trainer_launch.planning import engines
-from trainer_launch.planning.flag_overrides import overlay
+from trainer_launch.planning.job import overlay
 
 SKYPILOT = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5"}
 AZURE = {"AZUREML_RUN_ID": "a", "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.4"}
@@ -36,7 +36,7 @@ FLAGS = {"nnodes": "2", "node_rank": "1", "master_addr": "train-0"}
 def test_an_incomplete_pod_of_several_nodes_is_refused_with_what_to_set(name: str, line: str) -> None:
     shown_by, env = INCOMPLETE[name]
     with pytest.raises(ContractError) as caught:
-        engines.plan(request(line, read_job(pod_of(env)), env, our_rendezvous=True))
+        engines.plan(request(line, read_job(pod_of(env)), env))
     message = str(caught.value)
     assert shown_by in message
     assert "; set --" in message
@@ -48,7 +48,7 @@ def test_an_incomplete_pod_of_several_nodes_is_refused_with_what_to_set(name: st
 def test_an_incomplete_pod_is_a_node_of_the_job_that_flags_describe(name: str, line: str) -> None:
     _, env = INCOMPLETE[name]
     job = overlay(read_job(pod_of(env)), FLAGS, Origin.FLAG)
-    plan = engines.plan(request(line, job, env, our_rendezvous=True))
+    plan = engines.plan(request(line, job, env))
     assert plan.membership is not None
     assert (plan.membership.node_rank, plan.membership.coordinator.host) == (1, "train-0")
 
@@ -69,7 +69,7 @@ def test_an_incomplete_pod_is_a_node_of_the_job_that_flags_describe(name: str, l
 )
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_pod_that_shows_one_node_runs_alone(env: dict[str, str], line: str) -> None:
-    made = request(line, read_job(pod_of(env)), env, our_rendezvous=True)
+    made = request(line, read_job(pod_of(env)), env)
     engines.plan(made)
     assert made.topology.pods == 1
 
@@ -82,7 +82,7 @@ def test_a_cloud_that_counts_no_gpus_has_a_worker_for_each_gpu_of_the_node(
     env = CASES[case]["pod"]["env"]
     job = read_job(pod_of(env))
     for line in ("train.py", "torchrun train.py"):
-        plan = engines.plan(request(line, job, env, host=machine, our_rendezvous=True))
+        plan = engines.plan(request(line, job, env, host=machine))
         assert plan.workers is not None
         assert plan.workers.count == workers
     typed = request("torchrun --nproc-per-node 2 train.py", job, env, host=machine)
@@ -93,6 +93,6 @@ def test_a_cloud_that_counts_no_gpus_has_a_worker_for_each_gpu_of_the_node(
 def test_a_replica_of_vertex_with_tf_config_runs_a_program_as_tensorflow_needs_it(line: str, engine: str) -> None:
     env = CASES["vertex-ai/tf-config-without-ranks-may-be-tensorflow"]["pod"]["env"]
     job = read_job(pod_of(env))
-    assert engines.plan(request(line, job, env, our_rendezvous=True)).engine == engine
-    torch = request(line, job, env, our_rendezvous=True, engine="torch")
+    assert engines.plan(request(line, job, env)).engine == engine
+    torch = request(line, job, env, engine="torch")
     assert engines.plan(torch).engine == "torch"

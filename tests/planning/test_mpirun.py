@@ -10,7 +10,7 @@ from tests.planning.requests import request
 from trainer_launch.model import Job, Plan, signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.mpi_launch_spec import Spec
+from trainer_launch.planning.mpi import Spec
 
 ALONE = Job(contract="unknown")
 
@@ -26,7 +26,7 @@ def spec_of(plan: Plan) -> Spec:
 @pytest.mark.parametrize("line", ["mpirun -np 2 x", "horovodrun -np 2 x"])
 def test_the_agent_knows_what_signals_are_for_and_is_asked_to_stop_by_one_that_says_so(line: str) -> None:
     text = "TERM=drain,USR1=checkpoint"
-    plan = engines.plan(request(line, ALONE, signals=signal_policy.parse(text)))
+    plan = engines.plan(request(line, ALONE, signals=text))
     told = spec_of(plan).signals
     assert told == signal_policy.parse(text)
     assert plan.stop_signal == signal.SIGINT
@@ -39,6 +39,6 @@ def test_by_default_it_is_sigterm() -> None:
 
 
 def test_some_signal_has_to_be_left_to_stop_by() -> None:
-    given = signal_policy.parse("TERM=drain,INT=drain,QUIT=drain,HUP=drain")
+    given = "TERM=drain,INT=drain,QUIT=drain,HUP=drain"
     with pytest.raises(UsageError, match="no signal that stops the job"):
         engines.plan(request("mpirun -np 2 x", ALONE, signals=given))

@@ -20,19 +20,19 @@ RUN_DIR = {"TRAINER_LAUNCH_RUN_DIR": "/scratch"}
     ("line", "job", "engine"),
     [
         ("train.py", BARE, "plain"),
-        ("train.py", Job(contract="unknown", nproc_per_node=2), "torchrun"),
-        ("train.py", Job(contract="unknown", nodes=NodeRange(1, 1)), "torchrun"),
-        ("torchrun train.py", BARE, "torchrun"),
-        ("torchrun train.py", JAX, "torchrun"),
+        ("train.py", Job(contract="unknown", nproc_per_node=2), "torch"),
+        ("train.py", Job(contract="unknown", nodes=NodeRange(1, 1)), "torch"),
+        ("torchrun train.py", BARE, "torch"),
+        ("torchrun train.py", JAX, "torch"),
         ("torchrun train.py", RANK, "plain"),
-        ("train.py", TORCH, "torchrun"),
-        ("python train.py", TORCH, "torchrun"),
-        ("-m pkg", TORCH, "torchrun"),
+        ("train.py", TORCH, "torch"),
+        ("python train.py", TORCH, "torch"),
+        ("-m pkg", TORCH, "torch"),
         ("bash -c 'torchrun train.py'", TORCH, "plain"),
         ("tune run x", TORCH, "plain"),
-        ("-m torch.distributed.run train.py", BARE, "torchrun"),
+        ("-m torch.distributed.run train.py", BARE, "torch"),
         ("python -m torch.distributed.launch --nproc_per_node=8 train.py", TORCH, "plain"),
-        ("-m accelerate.commands.launch train.py", TORCH, "plain"),
+        ("-m accelerate.commands.launch train.py", TORCH, "front end"),
         ("python -m deepspeed.launcher.runner train.py", Job(contract="mpijob-v1", engine="mpirun"), "plain"),
         ("python train.py", JAX, "plain"),
         ("mpirun -np 2 train", Job(contract="trainer-v2-mpi", engine="mpirun"), "mpi"),
@@ -85,5 +85,3 @@ def test_other_programs_get_the_environment_and_the_runs_folder() -> None:
     env = {"PET_STANDALONE": "", "OTHER": "x"}
     (process,) = engines.plan(request("train", JAX, env)).processes
     assert process.env == {**env, **RUN_DIR}
-    (process,) = engines.plan(request("train", JAX, env, replace_launcher=True)).processes
-    assert process.env == env, "with --exec nobody of ours stays to read it"

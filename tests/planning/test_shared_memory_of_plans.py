@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from tests.planning.requests import GPU_MACHINE, MACHINE, request
@@ -15,6 +18,12 @@ NCCL = {"NCCL_SHM_DISABLE": "1"}
 UCX = {"UCX_POSIX_DIR": "/tmp"}
 
 
+def env_of(line: str, job: Job, **changes: Any) -> Mapping[str, str]:
+    """The environment of what the plan starts."""
+    plan = engines.plan(request(line, job, **changes))
+    return plan.processes[0].env if plan.workers is None else plan.workers.env
+
+
 @pytest.mark.parametrize(
     ("line", "job", "host", "told"),
     [
@@ -25,8 +34,8 @@ UCX = {"UCX_POSIX_DIR": "/tmp"}
     ],
 )
 def test_who_would_use_it_is_told_to_leave_it(line: str, job: Job, host: Host, told: dict[str, str]) -> None:
-    roomy = engines.plan(request(line, job, host=host)).processes[0].env
-    short = engines.plan(request(line, job, host=host, shm_is_short=True)).processes[0].env
+    roomy = env_of(line, job, host=host)
+    short = env_of(line, job, host=host, shm_is_short=True)
     assert dict(short) == dict(roomy) | told
     assert not set(told) & set(roomy)
 

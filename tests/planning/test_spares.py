@@ -9,8 +9,7 @@ from tests.planning.requests import MACHINE, request
 from trainer_launch.model import Endpoint, Job, NodeRange, Origin, Rendezvous
 from trainer_launch.model.errors import ContractError, LaunchError, UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.flag_overrides import overlay, with_spares
-from trainer_launch.planning.topology import place
+from trainer_launch.planning.job import overlay, place, with_spares
 
 TOLD = Job(
     contract="trainer-v2-torch",
@@ -73,16 +72,16 @@ def test_a_rank_beyond_the_job_is_a_spares_and_no_higher_one() -> None:
 
 def test_with_spares_every_named_node_can_host_the_coordinator_and_one_node_is_not_alone() -> None:
     here = replace(MACHINE, hostname="job-node-0-2")
-    plan = engines.plan(request("train.py", spared(TOLD, 1), our_rendezvous=True, host=here))
+    plan = engines.plan(request("train.py", spared(TOLD, 1), host=here))
     assert plan.hosting is not None
     assert plan.hosting.seats is not None
     assert (plan.hosting.spares, plan.hosting.seat, plan.hosting.seats.count) == (1, 2, 3)
-    one = engines.plan(request("train.py", spared(TOLD, 2, nnodes="1"), our_rendezvous=True, host=here))
+    one = engines.plan(request("train.py", spared(TOLD, 2, nnodes="1"), host=here))
     assert one.membership is not None
     assert one.membership.coordinator == TOLD.coordinator
 
 
-@pytest.mark.parametrize("changes", [{"our_rendezvous": False}, {"our_rendezvous": True, "engine": "plain"}])
+@pytest.mark.parametrize("changes", [{"engine": "torchrun"}, {"engine": "plain"}])
 def test_spares_without_our_coordinator_are_refused(changes) -> None:
     with pytest.raises(UsageError, match="--spares needs torch workers that meet"):
         engines.plan(request("train.py", spared(TOLD, 1), **changes))

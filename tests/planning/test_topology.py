@@ -8,8 +8,7 @@ from tests.contracts.pods import V2_TORCH, pod_of
 from trainer_launch.contracts import read_job
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Origin, Rendezvous
 from trainer_launch.model.errors import ContractError
-from trainer_launch.planning.flag_overrides import overlay, with_hosts
-from trainer_launch.planning.topology import hosts_no_rank, place, usable_threads
+from trainer_launch.planning.job import hosts_no_rank, overlay, place, usable_threads, with_hosts
 
 
 def machine(cpus: int = 8, quota: float | None = None, gpus: int = 0, device: str = "cuda") -> Host:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
@@ -25,13 +23,12 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import load
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import engines
-from trainer_launch.planning.command import parse_command
-from trainer_launch.planning.engines import torch_options
 from trainer_launch.planning.reading import Reading, read
+from trainer_launch.planning.task import Trial
 
 
 def plan(line: str, job: object = ALONE, **changes: object) -> Plan:
-    return engines.plan(request(line, job, our_rendezvous=True, **changes))  # type: ignore[arg-type]
+    return engines.plan(request(line, job, **changes))  # type: ignore[arg-type]
 
 
 def workers(line: str, job: object = ALONE, **changes: object) -> Workers:
@@ -95,8 +92,8 @@ def test_a_typed_address_is_where_the_others_reach_the_store() -> None:
 
 
 def test_what_was_asked_for_reaches_the_membership() -> None:
-    made = member("train.py", ELASTIC, port_range=PortRange(7, 9), secret_file="/s", rejoin_timeout=5.0)
-    assert (made.ports, made.secret_file, made.patience_s, made.max_restarts) == (PortRange(7, 9), "/s", 5.0, 100)
+    made = member("train.py", ELASTIC, port_range="7-9", rejoin_timeout=5.0)
+    assert (made.ports, made.patience_s, made.max_restarts) == (PortRange(7, 9), 5.0, 100)
 
 
 def test_an_elastic_job_whose_names_tell_the_index_knows_every_nodes_coordinator() -> None:
@@ -235,15 +232,15 @@ def reading(files: dict[str, str], **env: str) -> Reading:
 def test_a_topology_label_is_read_from_a_file_or_a_variable(source: str, label: str | None) -> None:
     found = reading({"/etc/rack": "/a/r-2\n", "/etc/odd": "a\x00b"}, RACK="b/r-1", LONG="a" * 254)
     settings = load({"ranks_by": "topology", "topology_label": source})
-    fields: dict[str, Any] = {"shm_is_short": False, "copies_are_refused": False, "scratch": "/scratch"}
+    trial = Trial(scratch="/scratch")
     if label is None:
         with pytest.raises(UsageError, match=f"{source} holds .*: expected a topology label such as block-a"):
-            engines.request_of(found, settings, **fields)
+            engines.task_of(found, settings, trial)
         return
-    assert engines.request_of(found, settings, **fields).label == label
-    assert engines.request_of(found, load({}), **fields).label is None
+    assert engines.task_of(found, settings, trial).trial.label == label
+    assert engines.task_of(found, load({}), trial).trial.label is None
 
 
 def test_the_launchers_own_binding_precedes_torchruns() -> None:
-    command = parse_command(["torchrun", "--numa-binding", "socket", "train.py"])
-    assert [torch_options.numa_binding(own, command) for own in ("off", "node")] == ["socket", "node"]
+    line = "torchrun --numa-binding socket train.py"
+    assert [request(line, ALONE, numa_binding=own).numa_binding for own in ("off", "node")] == ["socket", "node"]

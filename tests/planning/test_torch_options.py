@@ -11,8 +11,8 @@ from tests.planning.requests import request
 from trainer_launch.model import Endpoint, Job, NodeRange, Rendezvous
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.signal_policy import SignalAction
-from trainer_launch.planning.engines import torch_options
-from trainer_launch.planning.flag_overrides import JOB_OPTIONS
+from trainer_launch.planning import engines, torch
+from trainer_launch.planning.job import JOB_OPTIONS
 from trainer_launch.planning.torchrun_options import OPTIONS
 
 ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), nproc_per_node=2, engine="torchrun")
@@ -24,10 +24,11 @@ ETCD = replace(
 
 
 def why(line: str, job: Job = ALONE, env: dict[str, str] | None = None, **changes: object) -> str | None:
-    asked = request(line, job, env, our_rendezvous=True, **changes)
-    options = torch_options.asked(asked)
-    torch_options.check(asked, options)
-    return torch_options.handed_over(asked, options)
+    task = request(line, job, env, **changes)
+    reason = torch.handed_over(task)
+    if reason is None:
+        torch.plan(task, "")
+    return reason
 
 
 @pytest.mark.parametrize(
@@ -79,10 +80,6 @@ def test_a_rendezvous_that_is_not_ours_is_torchs() -> None:
     assert why("torchrun train.py", ETCD) == "the nodes meet by torch's rendezvous (etcd-v2)"
 
 
-def test_exec_is_torchrun() -> None:
-    assert why("torchrun train.py", replace_launcher=True) == "with --exec, torchrun replaces the launcher"
-
-
 def test_devices_that_torch_alone_can_count_are_torchruns() -> None:
     assert why("train.py", replace(ALONE, nproc_per_node="xpu")) == "only torch can count xpu devices"
 
@@ -111,12 +108,28 @@ def test_too_few_visible_devices_are_an_error_before_anything_starts() -> None:
 
 def test_signals_to_handle_end_the_job_with_the_signal_itself() -> None:
     options = {"signals_to_handle": "SIGTERM, SIGUSR1,USR2"}
-    assert torch_options.signals_of(options, {signal.SIGUSR2: SignalAction.CHECKPOINT}) == {
+    assert torch.signals_of(options, {signal.SIGUSR2: SignalAction.CHECKPOINT}) == {
         signal.SIGUSR1: SignalAction.DRAIN,
         signal.SIGUSR2: SignalAction.CHECKPOINT,
     }
-    assert torch_options.constants(options) == {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM, SIGUSR1,USR2"}
-    assert torch_options.constants({}) == {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
+    for words, handled in (("--signals-to-handle=USR2", "USR2"), ("", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")):
+        workers = engines.plan(request(f"torchrun {words} train.py", ALONE)).workers
+        assert workers is not None
+        assert workers.env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == handled
+
+
+def test_the_backend_that_earlier_versions_had_is_refused_with_what_to_type() -> None:
+    with pytest.raises(
+        UsageError,
+        match=r"--rdzv-backend is trainer-launch, a backend that .* removed; drop it",
+    ):
+        engines.plan(request("torchrun --rdzv-backend trainer-launch --rdzv-endpoint a:1 train.py", ALONE))
+
+
+def test_workers_of_the_deepspeed_command_get_its_variables() -> None:
+    plan = engines.plan(request("deepspeed --num_gpus 2 train.py", ALONE))
+    assert plan.workers is not None
+    assert (plan.workers.count, plan.workers.of_deepspeed) == (2, True)
 
 
 @pytest.mark.parametrize(

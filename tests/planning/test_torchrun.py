@@ -1,9 +1,9 @@
-"""The plan of the image's own torchrun: its argument list, spelled out, for every kind of torch job."""
+"""The plan of `--engine torchrun`: the image's own torchrun with all options spelled out, and its rendezvous."""
 
 from __future__ import annotations
 
 import shlex
-from typing import Any
+import signal
 
 import pytest
 from msgspec.structs import replace
@@ -12,13 +12,13 @@ from tests.contracts.pods import V2_TORCH, pod_of
 from tests.planning.requests import MACHINE
 from tests.planning.requests import request as any_request
 from trainer_launch.contracts import read_job
-from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Origin, Plan, PortRange, Rendezvous
+from trainer_launch.model import Endpoint, Job, NodeRange, Plan, Rendezvous
 from trainer_launch.model.errors import ContractError, UsageError
+from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import engines
-from trainer_launch.planning.engines.request import Request
-from trainer_launch.planning.flag_overrides import JOB_OPTIONS, overlay
-from trainer_launch.planning.launcher_options import Option
-from trainer_launch.planning.torchrun_options import OPTIONS
+from trainer_launch.planning.job import JOB_OPTIONS
+from trainer_launch.planning.task import Task
+from trainer_launch.planning.torchrun_options import OPTIONS, Option
 
 ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
 FIXED = Job(
@@ -45,7 +45,7 @@ LOGS = "--log-dir=/scratch/torch"
 AGENT = "/venv/bin/python -m torch.distributed.run "
 
 
-def request(line: str, job: Job, env: dict[str, str] | None = None, **changes: object) -> Request:
+def request(line: str, job: Job, env: dict[str, str] | None = None, **changes: object) -> Task:
     return any_request(line, job, env, engine="torchrun", **changes)
 
 
@@ -119,88 +119,6 @@ def test_an_elastic_job_keeps_its_range_and_knows_who_hosts_the_store() -> None:
     )
 
 
-def workers_plan(job: Job, **changes: Any) -> Plan:
-    """The plan of the engine torch, whose nodes meet at the launchers' coordinator."""
-    return engines.plan(any_request("train.py", job, our_rendezvous=True, engine="torch", **changes))
-
-
-def test_nodes_of_torchrun_never_meet_at_our_coordinator() -> None:
-    for job in (ALONE, FIXED, ELASTIC, ETCD):
-        plan = engines.plan(request("train.py", job, our_rendezvous=True))
-        assert (plan.hosting, plan.meeting, plan.membership) == (None, None, None)
-        assert without_logs(plan) == argv("train.py", job)
-
-
-def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
-    assert workers_plan(FIXED).hosting is None
-    zero = workers_plan(replace(FIXED, node_rank=0, is_coordinator=True))
-    assert zero.hosting == Hosting(
-        job="job-node-0-0.job-29500",
-        host="",
-        port=29500,
-        nodes=NodeRange(2, 2),
-        max_restarts=3,
-        rejoin_timeout_s=600.0,
-    )
-
-
-def test_what_the_coordinator_is_told_reaches_it_and_the_secret_itself_nobody() -> None:
-    asked = replace(
-        any_request("train.py", ELASTIC, our_rendezvous=True, engine="torch", restart_window=60.0),
-        shrink_after_s=5.0,
-        secret_file="/s",
-        port_range=PortRange(7, 9),
-    )
-    plan = engines.plan(asked)
-    assert plan.hosting is not None
-    told = plan.hosting
-    assert (told.shrink_after_s, told.restart_window_s, told.secret_file) == (5.0, 60.0, "/s")
-    assert plan.membership is not None
-    assert (str(plan.membership.ports), plan.membership.secret_file) == ("7-9", "/s")
-
-
-@pytest.mark.parametrize(
-    ("home", "own", "rank", "pattern"),
-    [
-        ("job-worker-0", "job-worker-2", 2, "job-worker-#/0/3"),
-        ("job-node-0-0.job", "job-node-0-1", 1, "job-node-0-#.job/0/3"),
-        ("job-master-0", "job-worker-0", 1, "job-worker-#/-1/3"),
-        ("job-worker-0", "machine-7", 2, None),
-        ("10.0.0.1", "job-worker-2", 2, None),
-    ],
-)
-def test_every_node_of_an_elastic_job_hosts_a_coordinator_if_names_tell_the_index(home, own, rank, pattern) -> None:
-    job = replace(FIXED, nodes=NodeRange(1, 3), coordinator=Endpoint(home, 29500), node_rank=rank)
-    machine = replace(MACHINE, hostname=own)
-    plan = workers_plan(job, host=machine)
-    assert plan.membership is not None
-    seats = plan.membership.seats
-    assert (None if seats is None else f"{seats.pattern}/{seats.offset}/{seats.count}") == pattern
-    is_name = not home[0].isdigit()  # an address needs no DNS
-    assert plan.wait_for == ((home,) if is_name and not pattern else ()), "node 0 may be gone for good"
-    if pattern is None:
-        assert plan.hosting is None
-    else:
-        assert plan.hosting is not None
-        assert plan.hosting.seat == rank
-        assert plan.hosting.seats is not None
-        assert plan.hosting.seats.endpoint(0) == Endpoint(home, 29500)
-        assert plan.hosting.seats.endpoint(rank).host.startswith(own)
-
-
-def test_the_jobs_budget_and_range_are_the_contracts() -> None:
-    hosting = workers_plan(ELASTIC).hosting
-    assert hosting is not None
-    assert (hosting.max_restarts, hosting.nodes, hosting.port) == (100, NodeRange(1, 3), 23456)
-
-
-def test_a_single_node_meets_its_own_launcher_on_loopback() -> None:
-    plan = workers_plan(ALONE)
-    assert plan.hosting is not None
-    assert (plan.hosting.host, plan.hosting.port, plan.hosting.nodes) == ("127.0.0.1", 4242, NodeRange(1, 1))
-    assert plan.wait_for == ()
-
-
 def test_every_pet_variable_reaches_torch_and_a_typed_option_wins() -> None:
     env = {"PET_MONITOR_INTERVAL": "2", "PET_ROLE": "actor", "PET_TEE": "3", "PET_VIRTUAL_LOCAL_RANK": "true"}
     words = argv("torchrun --role=learner --max-restarts 2 train.py", FIXED, env)
@@ -231,54 +149,6 @@ def test_a_pod_of_another_replicated_job_starts_no_second_node_0() -> None:
         argv("train.py", foreign, host=machine)
 
 
-def with_a_master(nodes: str, hostname: str, env: dict[str, str] | None = None) -> Job:
-    """A PyTorchJob with a Master, two Workers and an elasticPolicy; PET_NNODES counts Workers only."""
-    told = {
-        "PET_RDZV_ENDPOINT": "e-worker-0:23456",
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_NNODES": nodes,
-        "MASTER_ADDR": "e-master-0",
-        "MASTER_PORT": "23456",
-        "RANK": "0",
-        "WORLD_SIZE": "3",
-    }
-    return read_job(pod_of(told | (env or {}), hostname=hostname))
-
-
-@pytest.mark.parametrize(
-    ("env", "rank"),
-    [
-        ({}, 2),
-        ({"PET_NPROC_PER_NODE": "auto"}, 2),
-        ({"PET_NPROC_PER_NODE": "8", "WORLD_SIZE": "24"}, 2),
-        ({"PET_NPROC_PER_NODE": "8"}, 2),  # operators up to 1.6 count pods
-    ],
-)
-def test_the_master_of_an_elastic_job_comes_behind_its_workers(env: dict[str, str], rank: int) -> None:
-    master = workers_plan(with_a_master("2:3", "e-master-0", env))
-    assert master.membership is not None
-    assert master.membership.node_rank == rank
-    assert master.hosting is None
-    worker = workers_plan(with_a_master("2:3", "e-worker-0", env))
-    assert worker.membership is not None
-    assert worker.membership.node_rank == 0
-
-
-@pytest.mark.parametrize("env", [{}, {"PET_NPROC_PER_NODE": "8", "WORLD_SIZE": "24"}])
-def test_a_master_for_whom_the_workers_leave_no_room_is_refused_with_what_to_do(env: dict[str, str]) -> None:
-    full = with_a_master("2:2", "e-master-0", env)
-    with pytest.raises(
-        ContractError, match=r"maxReplicas by one, remove the Master, or set --nodes 2:3 in all pods"
-    ):
-        engines.plan(request("train.py", full, our_rendezvous=True))
-    assert engines.plan(any_request("sshd -De", full)).engine == "plain"
-    roomier = overlay(full, {"nnodes": "2:3"}, Origin.FLAG)
-    last = workers_plan(roomier).membership
-    assert last is not None
-    assert last.node_rank == 2
-    workers_plan(with_a_master("2:2", "e-worker-1", env))
-
-
 def test_typed_sizes_win_over_the_contract() -> None:
     words = argv("torchrun --nnodes=3 --nproc-per-node=2 --node-rank=2 train.py", FIXED)
     assert "--nnodes=3 --nproc-per-node=2" in words
@@ -292,16 +162,6 @@ def test_a_typed_standalone_makes_one_node_of_any_job() -> None:
 def test_an_empty_pet_standalone_is_repaired_in_the_workers_environment() -> None:
     (process,) = engines.plan(request("train.py", ALONE, {"PET_STANDALONE": ""})).processes
     assert process.env["PET_STANDALONE"] == "1"
-
-
-def test_exec_makes_torchrun_itself_of_the_same_plan() -> None:
-    ours = argv("train.py", FIXED)
-    assert argv("train.py", FIXED, replace_launcher=True) == ours
-
-
-def test_exec_leaves_nothing_of_ours_in_the_environment() -> None:
-    (process,) = engines.plan(request("train.py", FIXED, replace_launcher=True)).processes
-    assert not [name for name in process.env if name.startswith("TRAINER_LAUNCH_")]
 
 
 @pytest.mark.parametrize(("given", "threads"), [(None, "1"), ("3", "3")])
@@ -356,36 +216,36 @@ def test_a_typed_option_out_of_form_is_one_error_that_names_it(option: str) -> N
         argv(f"torchrun {option} train.py", FIXED)
 
 
-def test_each_node_knows_where_to_ask_how_the_job_stands() -> None:
-    one = workers_plan(FIXED)
-    assert one.meeting == ("job-node-0-0.job-29500", Endpoint("job-node-0-0.job", 29500))
-    zero = workers_plan(replace(FIXED, node_rank=0, is_coordinator=True))
-    assert zero.meeting == ("job-node-0-0.job-29500", Endpoint("localhost", 29500)), "its own name may not resolve"
-    alone = workers_plan(ALONE)
-    assert alone.meeting == ("127.0.0.1-4242", Endpoint("localhost", 4242))
+def test_the_first_failure_is_read_from_torchs_error_file() -> None:
+    made = engines.plan(request("train.py", ALONE))
+    assert made.processes[0].env["TORCHELASTIC_ERROR_FILE"] == made.failure_file
 
 
-def test_a_node_of_an_elastic_job_asks_node_0_and_not_its_own_standby() -> None:
-    elastic = replace(FIXED, nodes=NodeRange(1, 2))
-    named = replace(MACHINE, hostname="job-node-0-1")
-    made = workers_plan(elastic, host=named)
-    assert made.hosting is not None, "each hosts one"
-    assert made.meeting == ("job-node-0-0.job-29500", Endpoint("job-node-0-0.job", 29500))
+@pytest.mark.parametrize(("given", "seconds"), [({}, "60"), ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "90"}, "90")])
+def test_workers_have_the_whole_grace_to_save_unless_the_user_has_set_torchs_own(given, seconds: str) -> None:
+    made = engines.plan(request("train.py", ALONE, given, grace=59.5))
+    assert made.processes[0].env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == seconds
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_nodes_that_are_told_localhost_are_of_one_job_on_one_machine(rank: int) -> None:
-    job = replace(FIXED, node_rank=rank, is_coordinator=rank == 0, coordinator=Endpoint("127.0.0.1", 29500))
-    made = workers_plan(job)
-    assert made.meeting is not None
-    assert made.meeting[0] == "here-29500", "an old operator tells the others node 0's name"
+def test_a_backend_of_torchs_own_stays() -> None:
+    made = engines.plan(request("train.py", ETCD))
+    assert "--rdzv-backend=etcd-v2 --rdzv-endpoint=etcd:2379" in without_logs(made)
+    assert (made.hosting, made.meeting) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("address", "name"), [("fd00::1", "fd00-1-29500"), ("job-node-0-0.job", "job-node-0-0.job-29500")]
+    "given", ["TERM=checkpoint", "USR1=checkpoint", "USR1=drain", "USR1=terminate", "HUP=forward"]
 )
-def test_the_run_id_has_no_colon_because_torch_names_the_folders_of_log_dir_after_it(address, name) -> None:
-    job = replace(FIXED, coordinator=Endpoint(address, 29500))
-    made = workers_plan(job)
-    assert made.membership is not None
-    assert made.membership.job == name
+def test_what_torchrun_cannot_do_on_a_signal_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="is not possible with torchrun"):
+        engines.plan(request("train.py", ALONE, signals=given))
+
+
+@pytest.mark.parametrize("given", ["USR2=forward", "TERM=terminate"])
+def test_what_torchrun_does_on_a_signal_is_accepted(given: str) -> None:
+    assert engines.plan(request("train.py", ALONE, signals=given)).signals
+
+
+def test_a_signal_on_which_torchrun_ends_the_job_is_no_failure_of_it() -> None:
+    made = engines.plan(request("torchrun --signals-to-handle=SIGTERM,SIGUSR1 train.py", ALONE))
+    assert made.signals == {signal.SIGUSR1: SignalAction.DRAIN}

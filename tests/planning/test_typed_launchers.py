@@ -66,9 +66,7 @@ def test_a_word_that_names_no_launcher_is_none(line: str) -> None:
     [
         ("accelerate launch --num_processes 2 src/x.py --lr 1", "src/x.py"),
         ("accelerate launch -m pkg.train", "-m pkg.train"),
-        ("python -m accelerate.commands.launch x.py", "x.py"),
         ("deepspeed train", "SCRIPT.py"),
-        ("trl dpo --model x", "-m trl.scripts.dpo"),
     ],
 )
 def test_the_script_that_a_launcher_starts_is_named(line: str, script: str) -> None:

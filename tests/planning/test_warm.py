@@ -10,19 +10,17 @@ from tests.planning.requests import request
 from trainer_launch.model import Job, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.task import Task
 
 JOB = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
 
 
-def asked(line: str, **changes: Any) -> Request:
-    return request(
-        line, JOB, changes.pop("env", None), **{"start_method": "auto", "our_rendezvous": True, **changes}
-    )
+def asked(line: str, **changes: Any) -> Task:
+    return request(line, JOB, changes.pop("env", None), **{"start_method": "auto", **changes})
 
 
 def test_a_script_and_a_module_are_forked() -> None:
-    script = engines.plan(asked("train.py --lr 1", preload=("numpy", "a.b"))).workers
+    script = engines.plan(asked("train.py --lr 1", preload="numpy,a.b")).workers
     assert script is not None
     assert (script.forks, script.script, script.preload, script.must_fork) == (
         True,
@@ -50,7 +48,6 @@ def test_a_script_and_a_module_are_forked() -> None:
         ("train.py --name w${local_rank}", {}, "an argument contains $"),
         ("torchrun folder", {}, "'folder' is not a .py file"),
         ("train.py", {"env": {"PYTHON_EXEC": "/opt/python3"}}, "PYTHON_EXEC names another Python"),
-        ("train.py", {"replace_launcher": True}, "with --exec, torchrun replaces the launcher"),
     ],
 )
 def test_others_start_the_ordinary_way_and_the_plan_says_why(

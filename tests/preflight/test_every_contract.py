@@ -9,7 +9,7 @@ from tests.contracts.test_cases import read
 from tests.preflight.world import HEALTHY, HOST, run_all
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.findings import Status
-from trainer_launch.planning.topology import place
+from trainer_launch.planning.job import place
 from trainer_launch.preflight.check import Subject
 
 READABLE = [pytest.param(case, id=name) for name, case in CASES.items() if "error" not in case]

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import require
-from trainer_launch.rehearsal.faults import requests
+from tests.pods import Host, hosts
+from trainer_launch.rehearsal.faults import grammar, requests
 
-PODS = Path(__file__).with_name("pods_apart.py")
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
-MIB = 1 << 20
+SERVER = """
+import socket
+with socket.create_server(("", 5000)) as listening:
+    print("listening", flush=True)
+    while True: listening.accept()[0].close()
+"""
+REACH = """
+import socket
+try:
+    socket.create_connection(("pod-2", 5000), timeout=1.5).close()
+    print("yes")
+except socket.gaierror: print("no such name")
+except TimeoutError: print("silence")
+except OSError as problem: print(problem)
+"""
 TRIED = (
     "import json; from trainer_launch.rehearsal.faults import requests;"
     "found = requests.look(); print(json.dumps([found.as_user, found.why_not]))"
@@ -27,50 +42,104 @@ TRIED = (
 pytestmark = pytest.mark.process
 
 
-def test_pods_are_apart_when_root_makes_them(tmp_path: Path) -> None:
+@pytest.fixture
+def pods() -> Iterator[list[Host]]:
     machine = requests.look()
-    require(os.geteuid() == 0, "needs root")
-    require(not machine.why_not, f"no network of its own for each pod here: {machine}")
-    looked_at((), (sys.executable,), tmp_path)
+    require(not machine.why_not, f"no network of its own for each pod here: {machine.why_not}")
+    with hosts("pod-0", "pod-1", "pod-2") as made:
+        yield made
+
+
+def python(pod: Host, code: str) -> str:
+    output, _ = pod.start((sys.executable, "-c", code), {}).communicate(timeout=60)
+    return output.strip()
+
+
+def test_a_pod_has_a_place_of_its_own_and_its_program_is_process_1(pods: list[Host]) -> None:
+    code = "import os, socket; print(os.getpid(), socket.gethostname(), os.getcwd(), os.environ['TMPDIR'])"
+    assert python(pods[1], code) == f"1 pod-1 {os.getcwd()} {pods[1].tmp}"
+    assert python(pods[1], "import socket; print(*[name for _, name in socket.if_nameindex()])") == "lo eth0"
+    assert python(pods[1], "import os; print(len([name for name in os.listdir('/proc') if name.isdigit()]))") == "1"
+
+
+def test_all_pods_reach_a_pod_that_has_moved_by_its_name(pods: list[Host]) -> None:
+    before = pods[2].address
+    with served(pods[2]):
+        assert python(pods[0], REACH) == "yes"
+        pods[2].move()
+        assert pods[2].address != before
+        assert python(pods[0], REACH) == "yes"
+
+
+@pytest.mark.parametrize(("text", "during"), [("partition", "silence"), ("delay dns 3s", "no such name")])
+def test_of_two_faults_at_once_the_last_ones_end_counts(pods: list[Host], text: str, during: str) -> None:
+    network, fault = pods[0].network, grammar.parse(text)
+    pod = "pod-2" if text == "partition" else None
+    assert network is not None
+    with served(pods[2]):
+        assert python(pods[0], REACH) == "yes"
+        network.begin(fault, pod)
+        network.begin(fault, pod)
+        network.end(fault, pod)
+        assert python(pods[0], REACH) == during
+        network.end(fault, pod)
+        assert python(pods[0], REACH) == "yes"
+
+
+def test_a_new_pod_finds_nothing_in_dev_shm(pods: list[Host]) -> None:
+    assert pods[0].network is not None
+    look = "import os; print(os.listdir('/dev/shm'))"
+    python(pods[0], "open('/dev/shm/left', 'w').write('of the old pod')")
+    assert python(pods[0], look) == "['left']"
+    assert python(pods[1], look) == "[]"
+    pods[0].network.renew("pod-0")
+    assert python(pods[0], look) == "[]"
+
+
+@pytest.mark.parametrize("act", [lambda pod, started: pod.kill(started), lambda _, started: started.kill()])
+def test_who_is_killed_takes_all_of_the_pod_with_it(
+    pods: list[Host], act: Callable[[Host, subprocess.Popen[str]], None]
+) -> None:
+    started = pods[0].start(("sh", "-c", "sleep 1000 & sleep 1000 & echo both; wait"), {})
+    assert started.stdout is not None
+    assert started.stdout.readline() == "both\n"
+    act(pods[0], started)
+    assert started.communicate(timeout=60)[0] == "", "nobody has its output open"
+    assert started.returncode == -signal.SIGKILL
+
+
+def test_signals_and_exit_codes_pass_between_a_pod_and_whoever_started_it(pods: list[Host]) -> None:
+    asks = 'trap "echo asked; exit 9" TERM; echo ready; while :; do sleep 0.05; done'
+    started = pods[0].start(("sh", "-c", asks), {})
+    assert started.stdout is not None
+    assert started.stdout.readline() == "ready\n"
+    started.terminate()
+    assert started.communicate(timeout=60)[0] == "asked\n"
+    assert started.returncode == 9
+
+
+@contextlib.contextmanager
+def served(pod: Host) -> Iterator[None]:
+    """While a pod listens."""
+    started = pod.start((sys.executable, "-c", SERVER), {})
+    assert started.stdout is not None
+    assert started.stdout.readline() == "listening\n"
+    yield
+    pod.kill(started)
 
 
 def test_pods_are_apart_when_a_user_makes_them(tmp_path: Path) -> None:
-    python = python_of_nobody()
-    said = subprocess.run(
-        (*python, "-c", TRIED), capture_output=True, text=True, check=True, cwd="/", env=env()
-    ).stdout
-    as_user, why_not = json.loads(said)
+    """The tests above once more, by a user who is root in a namespace of its own only."""
+    become = python_of_nobody()
+    output = subprocess.run((*become, "-c", TRIED), capture_output=True, text=True, check=True, cwd="/", env=env())
+    as_user, why_not = json.loads(output.stdout)
     if why_not:
         pytest.skip(f"this kernel lets users make no network: {why_not}")
     assert as_user
-    tmp_path.chmod(0o777)
-    # pytest's own, which only root may enter; each of several processes of it has one more
-    for folder in takewhile(lambda one: one.name.startswith(("pytest-", "popen-")), tmp_path.parents):
-        folder.chmod(0o755)
-    looked_at(requests.AS_USER, python, tmp_path)
-
-
-def looked_at(flags: Sequence[str], python: Sequence[str], folder: Path) -> None:
-    scratch = folder / "with a blank"
-    scratch.mkdir()
-    scratch.chmod(0o777)
-    inside = ("unshare", *flags, "--net", "--mount", "--", python[-1], str(PODS), str(scratch))
-    done = subprocess.run(
-        (*python[:-1], *inside),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-        cwd="/",
-        env=env(),
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
-    assert seen["place"] == f"pod-1 {scratch}"
-    assert seen["links"].split() == ["lo", "eth0"]
-    assert seen["partition"] == ["yes", "silence", "yes"]
-    assert seen["delay dns 3s"] == ["yes", "no such name", "yes"]
-    assert seen["shm"] == [64 * MIB, 64 * MIB]
+    tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "not user and not machine")
+    argv = (*become[:-1], "unshare", *requests.AS_USER, "--net", "--mount", "--", become[-1], *tests)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, cwd=ROOT, env=env())
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def python_of_nobody() -> tuple[str, ...]:
@@ -82,7 +151,7 @@ def python_of_nobody() -> tuple[str, ...]:
         become = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
         argv = (*become, "sh", "-c", 'exec "$0" "$@"', program)  # setpriv itself keeps rights until its exec
         same = f"assert sys.version_info[:2] == {sys.version_info[:2]}"
-        code = f"import trainer_launch, psutil, pydantic_settings, sys; {same}"
+        code = f"import trainer_launch, pytest, psutil, pydantic_settings, sys; {same}"
         done = subprocess.run((*argv, "-c", code), capture_output=True, check=False, cwd="/", env=env())
         if done.returncode == 0:
             return argv

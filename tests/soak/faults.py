@@ -49,8 +49,6 @@ TORCH = {
     "term pod": Kind(code=STOPPED, starts=(1, 3), seconds=(0.5, 8.0), may_pair=True),
     "roll": Kind(victims=0, code=STOPPED, starts=(1, 3 * NODES), seconds=(0.5, 3.0), bound_s=120.0),
     "partition": Kind(starts=(0, 3), seconds=(0.5, 12.0), may_pair=True),
-    "slow link": Kind(starts=NONE, seconds=(3.0, 8.0)),
-    "fill shm": Kind(starts=NONE, seconds=(2.0, 6.0)),
 }
 
 

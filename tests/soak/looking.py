@@ -71,7 +71,7 @@ def look(pods: Pods, node: int, at_s: float) -> Look:
         at_s=round(at_s, 1),
         roles=dict(roles),
         long_lived=tuple(long_lived),
-        segments=sum(path.name != _HIDDEN for path in pods.shm(node).iterdir()),
+        segments=sum(name != _HIDDEN for name in pods.shm(node)),
         tmp_files=len(files),
         tmp_bytes=sum(_size(path) for path in files),
         close_wait=tcp.count(_CLOSE_WAIT),
@@ -167,10 +167,10 @@ def asked(pods: Pods, node: int) -> list[str]:
     """Ask a pod, as a person and as a scraper do, while all train; what is wrong with the answers."""
     found = []
     try:
-        said = status_in(pods.job, node, pods.tmp(node))["job"]
+        said = status_in(pods.job, node)["job"]
         assert said["phase"] == "running", said
         assert said["n_nodes"] == NODES, said
-    except (AssertionError, TypeError) as problem:
+    except (AssertionError, KeyError, TypeError) as problem:
         found.append(f"status in pod {node}: {problem}")
     inside = ("nsenter", "-t", str(pods.pods[node].launcher().pid), "--net")
     url = f"http://127.0.0.1:{METRICS_PORT}/metrics"

@@ -1,10 +1,9 @@
-"""The pods of a soak, each with a /dev/shm and a TMPDIR of its own, and the faults that are done to them."""
+"""The pods of a soak, and the faults that are done to them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -17,20 +16,15 @@ from typing import Any, TypeVar
 import psutil
 
 from tests.cli.launching import LAUNCHER
-from tests.hosts.network import Host
+from tests.pods import Job, Pod, pods_of, wait_until
 from tests.soak.faults import KILLED, NODES, Fault, Trouble
 from tests.soak.steps import CHECKPOINT_STEPS
 from tests.survival import jobs
 from tests.survival.jobs import kill_fork_server, kill_store
-from tests.survival.kubelet import Job, Pod, pods_of, wait_until
 
 HANG_S = 8.0
-SHM_BYTES = 67_108_864  # what Kubernetes gives
 METRICS_PORT = 9400
 _DEADLINE_S = 120.0
-_FULL = "full"  # the file that fills /dev/shm
-_SLOW_BYTES_PER_S = 100_000  # a link carries some 120 kB/s otherwise
-_IN_ITS_PLACE = 'mount --bind "$SOAK_SHM" /dev/shm && exec "$@"'
 _OPTIONS = ("--prefix", "--grace", "5", "--max-restarts", "100000", "--hang-timeout", f"{HANG_S:g}")
 
 
@@ -44,7 +38,7 @@ T = TypeVar("T")
 
 
 class Pods:
-    """A job's pods and what of each is kept in the folder: shm-N, tmp-N, incidents-N, events-N."""
+    """A job's pods and what of each is kept in the folder: incidents-N, events-N."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -57,11 +51,6 @@ class Pods:
     def pods(self) -> list[Pod]:
         return self.job.pods
 
-    def host(self, node: int) -> Host:
-        machine = self.job.machines[node]
-        assert isinstance(machine, Host)
-        return machine
-
     def inflict(self, trouble: Trouble) -> None:
         """Do it all; returns when what lasts is over, and pods that end have ended."""
         with ThreadPoolExecutor() as threads:
@@ -71,11 +60,6 @@ class Pods:
                 done.append(threads.submit(self._do, fault))
             for one in done:
                 one.result()
-
-    def codes(self, node: int) -> list[int]:
-        """How a pod has ended each time; of a killed process 1 util-linux' unshare may make 1."""
-        ends = zip(self.pods[node].codes, self.pods[node].last_words, strict=False)
-        return [KILLED if (code, text) == (1, "") else code for code, text in ends]
 
     # -- faults -------------------------------------------------------------------------------
 
@@ -139,39 +123,21 @@ class Pods:
 
     def _partition(self, fault: Fault) -> None:
         for node in fault.nodes:
-            self.host(node).unplug()
+            self.job.hosts[node].unplug()
         time.sleep(fault.seconds)
         for node in fault.nodes:
-            self.host(node).plug()
-
-    def _slow_link(self, fault: Fault) -> None:
-        limit = f"limit rate over {_SLOW_BYTES_PER_S} bytes/second burst 32768 bytes drop"
-        rules = "".join(
-            f"add chain ip slow {way} {{ type filter hook {way} priority 0; }}\nadd rule ip slow {way} {limit}\n"
-            for way in ("input", "output")
-        )
-        inside = ("ip", "netns", "exec", self.host(fault.nodes[0]).namespace, "nft")
-        subprocess.run((*inside, "-f", "-"), input="add table ip slow\n" + rules, text=True, check=True)
-        time.sleep(fault.seconds)
-        subprocess.run((*inside, "delete", "table", "ip", "slow"), check=True)
-
-    def _fill_shm(self, fault: Fault) -> None:
-        path = self.shm(fault.nodes[0]) / _FULL
-        with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(bytes(1 << 20)):
-                pass
-        time.sleep(fault.seconds)
-        path.unlink()
+            self.job.hosts[node].plug()
 
     # -- who and where ------------------------------------------------------------------------
 
-    def shm(self, node: int) -> Path:
-        """What the pod sees as /dev/shm."""
-        return self.job.folder / f"shm-{node}"
+    def shm(self, node: int) -> list[str]:
+        """The files in the pod's /dev/shm."""
+        words = (*self.job.hosts[node].enter("mnt"), "ls", "-A", "/dev/shm")
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
 
     def tmp(self, node: int) -> Path:
         """What the pod has as TMPDIR."""
-        return self.job.folder / f"tmp-{node}"
+        return self.job.hosts[node].tmp
 
     def processes(self, node: int) -> list[psutil.Process]:
         """All that is alive in a pod now, process 1 first; none while it is away."""
@@ -209,15 +175,13 @@ class Pods:
         return found[0]
 
     def _before_restart(self, node: int) -> None:
-        """As a kubelet: a container that is started again finds the pod's /dev/shm, and an empty /tmp."""
         left = sorted(path.name for path in self.tmp(node).iterdir())
-        if left and self.codes(node)[-1] != KILLED:
-            self.left.append(f"pod {node} ended with {self.codes(node)[-1]} and left {left[:5]} in TMPDIR")
-        for path in self.tmp(node).iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        code = self.pods[node].codes[-1]
+        if left and code != KILLED:
+            self.left.append(f"pod {node} ended with {code} and left {left[:5]} in TMPDIR")
         if node in self._moves:
             self._moves.discard(node)
-            self.job.move(node)
+            self.job.hosts[node].move()
 
 
 @contextlib.contextmanager
@@ -225,31 +189,23 @@ def pods(contract: str, folder: Path, token: str) -> Iterator[Pods]:
     """Start a job; all of it is gone afterwards but what it has written to the folder."""
     pattern, env_of = CONTRACTS[contract]
     script = jobs.training(folder)
-    with contextlib.ExitStack() as undo:
-        for node in range(NODES):
-            for name in ("shm", "tmp", "incidents"):
-                (folder / f"{name}-{node}").mkdir()
-            place = str(folder / f"shm-{node}")
-            subprocess.run(("mount", "-t", "tmpfs", "-o", f"size={SHM_BYTES}", "soak", place), check=True)
-            undo.callback(subprocess.run, ("umount", "--lazy", place), check=False)
+    for node in range(NODES):
+        (folder / f"incidents-{node}").mkdir()
 
-        def env(node: int) -> dict[str, str]:
-            own = {
-                "SOAK_SHM": str(folder / f"shm-{node}"),
-                "TMPDIR": str(folder / f"tmp-{node}"),
-                "TRAINER_LAUNCH_INCIDENT_DIR": str(folder / f"incidents-{node}"),
-                "TRAINER_LAUNCH_EVENTS": str(folder / f"events-{node}.jsonl"),
-                "TRAINER_LAUNCH_METRICS_PORT": str(METRICS_PORT),
-                "TRAINER_LAUNCH_SHM_SIZE": "keep",
-                "OMP_NUM_THREADS": "1",
-                "LEAVES_THINGS_BEHIND": "1",
-                "CHECKPOINT_STEPS": str(CHECKPOINT_STEPS),
-                "TOKEN": token,
-                "PYTHONPATH": os.getcwd(),
-            }
-            return env_of(node) | own
+    def env(node: int) -> dict[str, str]:
+        own = {
+            "TRAINER_LAUNCH_INCIDENT_DIR": str(folder / f"incidents-{node}"),
+            "TRAINER_LAUNCH_EVENTS": str(folder / f"events-{node}.jsonl"),
+            "TRAINER_LAUNCH_METRICS_PORT": str(METRICS_PORT),
+            "TRAINER_LAUNCH_SHM_SIZE": "keep",
+            "OMP_NUM_THREADS": "1",
+            "LEAVES_THINGS_BEHIND": "1",
+            "CHECKPOINT_STEPS": str(CHECKPOINT_STEPS),
+            "TOKEN": token,
+            "PYTHONPATH": os.getcwd(),
+        }
+        return env_of(node) | own
 
-        names = [pattern.format(node) for node in range(NODES)]
-        argv = ("sh", "-c", _IN_ITS_PLACE, "sh", *LAUNCHER, "run", *_OPTIONS, "--", script)
-        with pods_of(names, argv, env, folder) as job:
-            yield Pods(job)
+    names = [pattern.format(node) for node in range(NODES)]
+    with pods_of(names, (*LAUNCHER, "run", *_OPTIONS, "--", script), env, folder) as job:
+        yield Pods(job)

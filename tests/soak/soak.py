@@ -23,20 +23,19 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
+from tests.pods import wait_until
 from tests.process.world import survivors
 from tests.soak import faults, judging, steps
 from tests.soak.faults import NODES, Seen, Trouble
 from tests.soak.looking import Events, Look, asked, look
 from tests.soak.pods import CONTRACTS, Pods, pods
 from tests.soak.steps import Step
-from tests.survival.kubelet import wait_until
 
 BEGIN_S, RECOVER_S, END_S = 120.0, 120.0, 60.0
 _STEADY = 5  # steps after which workers train, and do not just start
 _PACE_S = 0.2
 _STALL_PACE_S = 0.25
 _ASK_EACH = 4  # looks, one pod is asked for its status and metrics
-_LINES = 400  # of each pod, kept for whoever looks for a cause
 
 
 class Ledger:
@@ -129,7 +128,7 @@ class Episode:
         time.sleep(trouble.quiet_s)
         self._wait(lambda: self._is_steady(time.monotonic() - 3.0), "all to train still", RECOVER_S)
         seen = Seen(
-            codes=tuple(tuple(self._job.codes(node)[n:]) for node, n in enumerate(ended)),
+            codes=tuple(tuple(pod.codes[n:]) for pod, n in zip(self._job.pods, ended, strict=True)),
             last_words=tuple(tuple(pod.last_words[n:]) for pod, n in zip(self._job.pods, ended, strict=True)),
             charges=self._charges() - charges,
             starts=len({step.start for step in self._steps} - known),
@@ -151,12 +150,9 @@ class Episode:
         for node, pod in enumerate(self._job.pods):
             if not faults.are_right(0, pod.last_words[-1]):
                 found.append(f"pod {node} succeeded with the termination message {pod.last_words[-1]!r}")
-            found += [
-                f"pod {node} ended and left {path.name} in {path.parent.name}"
-                for folder in (self._job.shm(node), self._job.tmp(node))
-                for path in folder.iterdir()
-            ]
-            orderly = [code for code in self._job.codes(node) if code != faults.KILLED]
+            found += [f"pod {node} ended and left {name} in /dev/shm" for name in self._job.shm(node)]
+            found += [f"pod {node} ended and left {path.name} in TMPDIR" for path in self._job.tmp(node).iterdir()]
+            orderly = [code for code in pod.codes if code != faults.KILLED]
             if self._events[node].ends != orderly:
                 found.append(f"pod {node} ended with {orderly}, and told {self._events[node].ends} as events")
         found += [*steps.broken(self._steps), *judging.growing(judging.histories(self._looks))]
@@ -240,8 +236,7 @@ def _soak(ledger: Ledger, folder: Path, minutes: float, seed: int, episodes: int
         token = uuid.uuid4().hex
         troubles = islice(faults.draw(seed + number, spared, faults.TORCH), most)
         _episode(ledger, contract, home, token, troubles, until_s)
-        left = [f"process {pid} of the job is left" for pid in survivors(token)]
-        ledger.violations_of([*left, *_namespaces_left()])
+        ledger.violations_of([f"process {pid} of the job is left" for pid in survivors(token)])
     used = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
     ledger.note("ends", violations=ledger.violations, cores=round(cpu_s / ledger.seconds, 3))
@@ -264,13 +259,6 @@ def _episode(
             ledger.violations_of([f"{type(problem).__name__}: {str(problem)[:4000]}"])
         finally:
             episode.keep()
-
-
-def _namespaces_left() -> list[str]:
-    mark = f"tl{os.getpid()}-"
-    listed = subprocess.run(("ip", "netns", "list"), capture_output=True, text=True, check=True).stdout.split("\n")
-    kept = [path.name for path in Path("/etc/netns").glob(mark + "*")]
-    return [f"network namespace {name} is left" for name in {*listed, *kept} if name.startswith(mark)]
 
 
 def main() -> int:

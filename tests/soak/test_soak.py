@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
-from tests.hosts import network
+from tests.pods import missing
 from tests.soak import report
 from tests.soak.soak import soak
 
@@ -34,7 +33,7 @@ def folder() -> Iterator[Path]:
 
 def test_a_minute_of_random_faults_breaks_no_invariant(folder: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    require(network.missing() is None and shutil.which("nft"), "needs root, iproute2, util-linux, nftables")
+    require(missing() is None, str(missing()))
     violations = soak(folder, MINUTES, SEED, episodes=2)
     lines = report.read(folder)
     assert violations == 0, report.summary(lines)

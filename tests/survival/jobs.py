@@ -19,10 +19,8 @@ import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env
 from tests.conftest import require
-from tests.hosts import network
-from tests.hosts.network import Host
+from tests.pods import RESTART_S, Job, job, missing, wait_until
 from tests.soak.steps import Step, parse
-from tests.survival.kubelet import RESTART_S, Job, job, wait_until
 from trainer_launch.membership.timeouts import UNSEEN_S
 
 Fault = Callable[[Job], None]
@@ -101,7 +99,7 @@ LONG = pytest.mark.long("tests/survival/test_survival.py")
 
 def need_hosts() -> None:
     """Skip what a loopback does not have: names, other addresses, links that fail."""
-    require(network.missing() is None, str(network.missing()))
+    require(missing() is None, str(missing()))
 
 
 # -- faults ---------------------------------------------------------------------------------------
@@ -140,7 +138,7 @@ def move_pod(node: int) -> Fault:
 
         def move() -> None:
             pod.before_restart = lambda: None
-            job.move(node)
+            job.hosts[node].move()
 
         pod.before_restart = move
         pod.kill()
@@ -153,17 +151,11 @@ def lose_pod(node: int) -> Fault:
 
 
 def unplug(node: int) -> Fault:
-    return lambda job: _host(job, node).unplug()
+    return lambda job: job.hosts[node].unplug()
 
 
 def plug(node: int) -> Fault:
-    return lambda job: _host(job, node).plug()
-
-
-def _host(job: Job, node: int) -> Host:
-    machine = job.machines[node]
-    assert isinstance(machine, Host)
-    return machine
+    return lambda job: job.hosts[node].plug()
 
 
 def start_late(job: Job) -> None:
@@ -177,15 +169,21 @@ def _of_the_fork_server(job: Job, node: int, *, is_store: bool) -> psutil.Proces
     return next(process for process in found if (process.num_threads() > 1) == is_store)
 
 
-def status_in(job: Job, node: int, tmpdir: Path) -> dict[str, Any]:
-    """What `trainer-launch status --json` says in a pod, whose TMPDIR has to be its own."""
-    inside = ("nsenter", "-t", str(job.pods[node].launcher().pid), "--net", "--pid", "--mount", "--uts")
-    env = clean_env({"TMPDIR": str(tmpdir), "PYTHONPATH": os.getcwd()})
-    words = (*inside, *LAUNCHER, "status", "--json")
+def status_in(job: Job, node: int) -> dict[str, Any]:
+    """What `trainer-launch status --json` says in a pod; empty while no launcher runs there."""
+    pod = job.pods[node]
+    inside = ("nsenter", "-t", str(pod.launcher().pid), "--net", "--pid", "--mount", "--uts", "--ipc")
+    words = (*(inside if pod.host.network else ()), *LAUNCHER, "status", "--json")
+    env = clean_env({"TMPDIR": str(pod.host.tmp), "PYTHONPATH": os.getcwd()})
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+    status: dict[str, Any] = json.loads(done.stdout or "{}")
+    return status
+
+
+def node_states(job: Job, node: int) -> list[str]:
+    """The states of the job's nodes, by rank, as `status` prints them in a pod; none while it cannot tell."""
+    table = status_in(job, node).get("job")
+    return [row[2] for row in table["nodes"]] if table else []
 
 
 # -- what the steps tell --------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pods import job, wait_until
 from tests.survival.jobs import (
     DEADLINE_S,
     FIXED,
@@ -24,7 +25,6 @@ from tests.survival.jobs import (
     steps,
     training,
 )
-from tests.survival.kubelet import job, wait_until
 
 pytestmark = [*MARKS, LONG]
 STRANGERS = str(Path(__file__).with_name("strangers.py"))
@@ -90,7 +90,7 @@ def test_strangers_at_the_coordinators_port_disturb_no_running_job(standing: Sta
     need_hosts()
     with standing.job() as running:
         before = steps(running.folder)[-1]
-        host = running.machines[2]
+        host = running.hosts[2]
         flood = host.start((sys.executable, STRANGERS, FIXED.names[0], "29500"), {})
         said, _ = flood.communicate(timeout=DEADLINE_S)
         assert flood.returncode == 0, said

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pods import job, wait_until
 from tests.survival.jobs import (
     ELASTIC,
     FIXED,
@@ -17,30 +18,23 @@ from tests.survival.jobs import (
     is_steady,
     lose_pod,
     move_pod,
-    status_in,
+    node_states,
     training,
 )
-from tests.survival.kubelet import job, wait_until
 
 pytestmark = [*MARKS, LONG, pytest.mark.usefixtures("names")]
 
 
 def test_an_elastic_job_goes_on_without_node_0_and_every_pod_can_tell(tmp_path: Path) -> None:
-    tmp = [tmp_path / f"tmp-{node}" for node in range(3)]
-    for folder in tmp:
-        folder.mkdir()
-    env_of = lambda node: ELASTIC.env_of(node) | {"TMPDIR": str(tmp[node])}  # noqa: E731
-    with job(ELASTIC.names, training(tmp_path), env_of) as running:
+    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of) as running:
         begun(running)
         for node in range(3):
-            said = status_in(running, node, tmp[node])
-            assert [row[2] for row in said["job"]["nodes"]] == ["running"] * 3, said
+            assert node_states(running, node) == ["running"] * 3
         recovery = Recovery(running)
         lose_pod(0)(running)
         recovery.wait(workers=2)
         for node in (1, 2):
-            said = status_in(running, node, tmp[node])
-            assert sorted(row[2] for row in said["job"]["nodes"]) == ["missing", "running", "running"], said
+            assert sorted(node_states(running, node)) == ["missing", "running", "running"]
         completed(running)
         assert recovery.starts == [0, 0, 0]
 

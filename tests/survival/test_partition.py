@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pods import job, wait_until
 from tests.survival.jobs import (
     ELASTIC,
     FIXED,
@@ -19,7 +20,6 @@ from tests.survival.jobs import (
     training,
     unplug,
 )
-from tests.survival.kubelet import job, wait_until
 
 pytestmark = [*MARKS, pytest.mark.long("tests/membership/test_divided.py"), pytest.mark.usefixtures("names")]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import script
+from tests.pods import Job, job, wait_until
 from tests.survival.jobs import (
     CONTRACTS,
     DEADLINE_S,
@@ -30,14 +31,13 @@ from tests.survival.jobs import (
     lose_pod,
     move_pod,
     need_hosts,
+    node_states,
     restarts_only_its_own_pod,
-    status_in,
     steps,
     stop_pod,
     trainer_v2,
     training,
 )
-from tests.survival.kubelet import Job, job, wait_until
 
 pytestmark = MARKS
 ELASTIC_TOO = pytest.param("elastic", marks=LONG)
@@ -180,16 +180,11 @@ def test_a_pod_that_is_late_joins_an_elastic_job_which_trains_on_while_it_import
 
 @LONG
 def test_a_pod_above_the_maximum_waits_and_ends_well_with_the_job(tmp_path: Path) -> None:
-    env_of = lambda node: ELASTIC.env_of(node) | {"PET_NNODES": "1:2", "TMPDIR": str(tmp_path / f"tmp-{node}")}  # noqa: E731
-    for node in range(3):
-        (tmp_path / f"tmp-{node}").mkdir()
+    env_of = lambda node: ELASTIC.env_of(node) | {"PET_NNODES": "1:2"}  # noqa: E731
     with job(ELASTIC.names, training(tmp_path), env_of) as running:
         begun(running, workers=2)
-
-        def states() -> list[str]:
-            return sorted(row[2] for row in status_in(running, 0, tmp_path / "tmp-0")["job"]["nodes"])
-
-        wait_until(lambda: states() == ["running", "running", "spare"], "the third", running.pods, DEADLINE_S)
+        are_there = lambda: sorted(node_states(running, 0)) == ["running", "running", "spare"]  # noqa: E731
+        wait_until(are_there, "the third", running.pods, DEADLINE_S)
         completed(running)
         assert [pod.codes for pod in running.pods] == [[0], [0], [0]]
         trained = ["this is node" in "".join(pod.lines) for pod in running.pods]

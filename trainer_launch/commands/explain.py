@@ -28,11 +28,13 @@ from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.model.units import aligned, counted, in_mib, listed
 from trainer_launch.observability import incident_watch
 from trainer_launch.planning import engines, programs
-from trainer_launch.planning.engines import torch, torchrun
-from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.job import place, usable_threads
+from trainer_launch.planning.mpi import SSHD
+from trainer_launch.planning.plain import FRONT_END
 from trainer_launch.planning.reading import Reading, live_pod, read
 from trainer_launch.planning.shared_memory import Decision
-from trainer_launch.planning.topology import place, usable_threads
+from trainer_launch.planning.task import Task, Trial
+from trainer_launch.planning.torch import TORCH, TORCHRUN
 from trainer_launch.supervisor import shared_memory_care
 
 HELP = "show what was read from the pod and what would run"
@@ -127,24 +129,21 @@ def _plan(
         topology = place(reading.job, reading.host)
         memory = shared_memory_care.decided(reading, settings)
         placed = _place_json(topology, reading.host, reading.pod.env)
-        is_worker = reading.command is None and reading.job.engine == engines.sshd.NAME
+        is_worker = reading.command is None and reading.job.engine == SSHD.name
         if reading.command is None and not is_worker:
             return {**placed, "engine": None, "reasons": [], "processes": []}, memory, (), None
         reading = replace(reading, command=sshd.COMMAND) if is_worker else reading
-        request = engines.request_of(
-            reading,
-            settings,
+        trial = Trial(
+            scratch=_SCRATCH,
             shm_is_short=memory.is_short,
             copies_are_refused=shared_memory_care.copies_are_refused(reading.job, reading.command, say=False),
-            replace_launcher=settings.exec,
-            scratch=_SCRATCH,
+            shims=f"{_SCRATCH}/{runtime_directory.SHIMS}" if reading.calls_others else None,
         )
-        if reading.calls_others and not settings.exec:
-            request = replace(request, shims=f"{_SCRATCH}/{runtime_directory.SHIMS}")
-        made = sshd.explained(request, settings) if is_worker else engines.plan(request)
+        task = engines.task_of(reading, settings, trial)
+        made = sshd.explained(task, settings) if is_worker else engines.plan(task)
         plan = {
             **placed,
-            **_plan_json(request, made),
+            **_plan_json(task, made),
             "hang_timeout": settings.hang_timeout,
         }
         return plan, memory, made.warnings, None
@@ -179,14 +178,13 @@ def _place_json(topology: Topology, machine: Host, env: Mapping[str, str]) -> di
     }
 
 
-def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
+def _plan_json(task: Task, plan: Plan) -> dict[str, Json]:
     return {
         "engine": plan.engine,
-        "topology_label": request.label,
+        "topology_label": task.trial.label,
         "reasons": plan.reasons,
         "wait_for": plan.wait_for,
         "grace_s": plan.grace_s,
-        "stop_order": plan.stop_order.value,
         "hosting": None if plan.hosting is None else to_builtins(plan.hosting),
         "signals": {
             signal_policy.name_of(number): signal_policy.action_of(number, plan.signals).value
@@ -196,19 +194,19 @@ def _plan_json(request: Request, plan: Plan) -> dict[str, Json]:
             {
                 "name": process.name,
                 "argv": tuple(redact_command(process.argv)),
-                "env_changes": _changes(request.env, process.env),
+                "env_changes": _changes(task.env, process.env),
             }
             for process in plan.processes
         ],
-        "workers": None if plan.workers is None else _workers_json(request, plan.workers),
+        "workers": None if plan.workers is None else _workers_json(task, plan.workers),
     }
 
 
-def _workers_json(request: Request, workers: Workers) -> dict[str, Json]:
+def _workers_json(task: Task, workers: Workers) -> dict[str, Json]:
     return {
         "count": workers.count,
         "argv": tuple(redact_command(workers.argv)),
-        "env_changes": _changes(request.env, workers.env),
+        "env_changes": _changes(task.env, workers.env),
         "start_method": "forkserver" if workers.forks else "exec",
         "role": workers.role,
     }
@@ -270,7 +268,7 @@ _SHOWN = 6  # hosts
 # What the launcher tells its own children, which no program needs to know.
 _INTERNAL = ("TRAINER_LAUNCH_", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 _STOPS = ("HUP", "INT", "QUIT", "TERM")
-_TORCH = (torch.NAME, torchrun.NAME)
+_TORCH = (TORCH.name, TORCHRUN.name)
 
 
 def table(explained: Mapping[str, Any], command: Sequence[str]) -> str:
@@ -327,7 +325,7 @@ def _plan_rows(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: 
         yield "engine", f"{plan['engine']} ({'; '.join(plan['reasons'])})"
     for process in _started(plan):
         runs = shlex.join(process["argv"])
-        if runs != command:
+        if runs != command and plan["engine"] != FRONT_END.name:
             yield "runs", runs
     yield from _place(plan, job)
     if plan["engine"] is None:
@@ -354,10 +352,9 @@ def _started(plan: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _asked_to_stop(plan: Mapping[str, Any]) -> str:
-    if plan["engine"] == torchrun.NAME:
+    if plan["engine"] == TORCHRUN.name:
         return "torchrun, which sends it to each worker's process group"
-    who = "each worker" if plan["engine"] == torch.NAME else "the program"
-    return f"{who}'s process group" if plan["stop_order"] == "group" else who
+    return "each worker" if plan["engine"] == TORCH.name else "the program"
 
 
 def _place(plan: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -365,7 +362,8 @@ def _place(plan: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[tuple[st
     why, least, most, workers = plan["because"], plan["min_nodes"], plan["max_nodes"], plan["nproc_per_node"]
     if most is not None:
         nodes = counted(most, "node") if least == most else f"{least} to {most} nodes"
-        workers_in_all = "" if plan["world_size"] is None else f", {counted(plan['world_size'], 'worker')} in all"
+        is_open = plan["world_size"] is None or plan["engine"] == FRONT_END.name
+        workers_in_all = "" if is_open else f", {counted(plan['world_size'], 'worker')} in all"
         spares = f", {counted(plan['spares'], 'spare')}" if plan["spares"] else ""
         yield "job", nodes + workers_in_all + spares
     yield "this node", why["node_rank"]

@@ -80,7 +80,6 @@ def settings_of(spec: FunctionLaunchSpec) -> Settings:
     flags: dict[str, Any] = {
         **{name: options[option] for name, option in JOB_FLAGS.items() if option in options},
         "engine": "torch",
-        "exec": False,
         "start_method": "auto" if spec.start_method == "forkserver" else "exec",
         "termination_log": os.devnull,  # the caller may go on after a failure
     }

@@ -20,10 +20,9 @@ from trainer_launch.host import deadline_subprocess, runtime_directory
 from trainer_launch.model.errors import ContractError, LaunchError, NotRunnableError, UsageError
 from trainer_launch.observability import node_view
 from trainer_launch.planning import programs
-from trainer_launch.planning.command import MPI, SHIMS, parse_command
+from trainer_launch.planning.command import MPI, SHIMS, Kind, parse_command
 from trainer_launch.planning.reading import SHIM_SWITCH as SWITCH
 from trainer_launch.planning.reading import live_pod
-from trainer_launch.planning.wrappers import as_torchrun, typed_launcher
 
 HELP = "install a torchrun, mpirun, … that use the launcher"
 ABOUT = "For platforms whose SDK writes the command, so that the image's ENTRYPOINT never runs."
@@ -33,6 +32,7 @@ EXAMPLES = """examples:
   TRAINER_LAUNCH_SHIM=off torchrun train.py   # the real torchrun, unchanged
 """
 NAMES = SHIMS
+_FRONT_ENDS = ("accelerate", "fabric", "tune", "trl")
 _MARK = "# A shim of trainer-launch:"
 # Not with -m: a job's working directory may have modules with the names of Python's own.
 _CODE = "import sys; sys.path[:] = filter(None, sys.path); from trainer_launch{0} import {1}; {1}()"
@@ -100,7 +100,7 @@ def decide(words: Sequence[str], env: Mapping[str, str], engine_above: str | Non
         return None
     if len(words) < 2 or not _QUESTIONS.isdisjoint(words[1:2]):
         return None
-    if words[0] in ("accelerate", "tune") and typed_launcher(words) is None:
+    if words[0] in _FRONT_ENDS and parse_command(words).kind is Kind.PROGRAM:
         return None  # accelerate config, tune download, tune run of a single process
     return ("run", "--", *words)
 
@@ -128,15 +128,11 @@ def _obstacle(words: Sequence[str], real: str | None, env: Mapping[str, str]) ->
     """Why the launcher cannot do what the real program does, and what to do; None: it can."""
     if words[0] in MPI:
         return None
-    typed = typed_launcher(words)
-    if typed is not None and (path := programs.defaults_file(typed, env)) is not None:
-        return f"{path} may choose what the launcher would drop, such as FSDP or other hosts"
-    taken = (tuple(words), {}) if typed is None else as_torchrun(typed, None)
-    if taken is None:
-        return "torchrun has no equivalent of its options, or the number of workers was not typed"
     try:
-        torchrun = parse_command(taken[0]).torchrun
-        options = {} if torchrun is None else torchrun.options
+        command = programs.recognise(words, env.get("PATH"))
+        if command.kind is Kind.PROGRAM:
+            return "torchrun has no equivalent of its options, or the number of workers was not typed"
+        options = {} if command.torchrun is None else command.torchrun.options
         # Only who says so trains alone: a pod that shows several nodes never does, so an error ends its job.
         if "standalone" in options or options.get("nnodes") in ("1", "1:1"):
             read_job(live_pod(words), env.get("TRAINER_LAUNCH_CONTRACT"))

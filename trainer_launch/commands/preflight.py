@@ -17,7 +17,8 @@ from trainer_launch.model.findings import exit_code
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import live, termination_message
 from trainer_launch.planning import programs
-from trainer_launch.planning.reading import live_pod, ports_of, read
+from trainer_launch.planning.reading import live_pod, read
+from trainer_launch.planning.task import ports_of
 from trainer_launch.preflight import node_preflight, registry, report_formats, report_page, thresholds
 from trainer_launch.preflight.check import STATE_FILE, subject_of, with_container, with_network
 from trainer_launch.preflight.cluster import participation

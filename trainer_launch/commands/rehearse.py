@@ -16,9 +16,8 @@ from trainer_launch.model.value_parsers import parse_node_range, parse_nproc, sh
 from trainer_launch.observability import incident_watch
 from trainer_launch.observability.termination_message import use_color
 from trainer_launch.planning import programs
-from trainer_launch.planning.command import grace_of
-from trainer_launch.planning.horovodrun_options import is_horovodrun
-from trainer_launch.planning.typed_mpirun import is_mpirun
+from trainer_launch.planning.command import Kind, grace_of
+from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
 from trainer_launch.rehearsal import controllers
 from trainer_launch.rehearsal.controllers import overridden, scaled, workload_of
 from trainer_launch.rehearsal.controllers.documents import Field
@@ -101,7 +100,7 @@ def main(parsed: Parsed) -> int:
     is_given = "grace" in settings.model_fields_set
     launchers_s, _ = grace_of(settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given)
     settings = Settings({**vars(settings), "grace": launchers_s / _POD_GRACE})
-    torchs = command.is_worker or command.torchrun is not None
+    torchs = command.is_worker or command.kind in (Kind.TORCHRUN, Kind.FRONT_END)
     if settings.engine in ("torch", "torchrun") or (settings.engine == "auto" and torchs):
         programs.check_torch("torchrun")  # said once, and not by each pod
     setting = Setting(

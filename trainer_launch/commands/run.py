@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,9 +25,10 @@ from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import LaunchError, NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import engines, programs
-from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.command import Kind, Seen, parse_command, see_through
+from trainer_launch.planning.plain import FRONT_END
 from trainer_launch.planning.reading import live_pod, read
-from trainer_launch.planning.wrappers import Seen, see_through
+from trainer_launch.planning.task import Task, Trial
 from trainer_launch.supervisor import inherited, outcome, shared_memory_care
 
 if TYPE_CHECKING:  # all else is loaded when the plan has been made, while the fork server imports torch
@@ -36,15 +38,15 @@ if TYPE_CHECKING:  # all else is loaded when the plan has been made, while the f
 
 HELP = "run a training command (the container's ENTRYPOINT)"
 ABOUT = (
-    "COMMAND is a Python script, '-m MODULE', torchrun, mpirun, horovodrun, or any program. The launcher starts "
-    "the workers and restarts them after failures."
+    "COMMAND is a Python script, '-m MODULE', torchrun, accelerate launch, mpirun, horovodrun, or any program. The "
+    "launcher starts the workers and restarts them after failures."
 )
 EXAMPLES = """examples:
   trainer-launch run -- python train.py --lr 1e-3
   trainer-launch run -- torchrun --max-restarts=3 train.py
   trainer-launch run --nproc-per-node 4 -- -m my_package.train
   trainer-launch run --hang-timeout 600 -- train.py
-  trainer-launch run --exec -- train.py     # replace the launcher with torchrun
+  trainer-launch run -- accelerate launch --config_file fsdp.yaml train.py
 
 exit codes:
   143    the pod was asked to stop (SIGTERM)
@@ -61,7 +63,7 @@ def main(parsed: Parsed) -> int:
     seen = see_through(parsed.argv)
     if seen.prefix:
         _start_behind(seen, len(parsed.argv))
-    return run(parsed.settings, parsed.argv, replace_launcher=parsed.settings.exec)
+    return run(parsed.settings, parsed.argv)
 
 
 def _start_behind(seen: Seen, words: int) -> NoReturn:
@@ -69,19 +71,25 @@ def _start_behind(seen: Seen, words: int) -> NoReturn:
     program = seen.prefix[0]
     if shutil.which(program) is None:
         raise NotRunnableError(f"{program!r} was not found in PATH; install it in the image", found=False)
+    os.execvp(program, [*seen.prefix, *_own_words(words), *seen.command])
+
+
+def _own_words(words: int) -> tuple[str, ...]:
+    """How this launcher was started, without the command, which was typed in so many words."""
     own = sys.orig_argv[1 : len(sys.orig_argv) - words]
-    own = own if own[-1:] == ["--"] else [*own, "--"]
-    os.execvp(program, [*seen.prefix, sys.executable, *own, *seen.command])
+    return (sys.executable, *own) if own[-1:] == ["--"] else (sys.executable, *own, "--")
 
 
-def run(settings: Settings, argv: Sequence[str], *, replace_launcher: bool) -> int:
+def run(settings: Settings, argv: Sequence[str]) -> int:
     """Run `argv` in this pod; return the pod's exit code.
 
     Raises:
         LaunchError: nothing could be started.
     """
     try:
-        return outcome.exit_code(to_the_end(settings, argv, replace_launcher=replace_launcher))
+        if parse_command(see_through(argv).command).kind is Kind.FRONT_END:
+            _become_front_end(settings, argv)
+        return outcome.exit_code(to_the_end(settings, argv))
     except LaunchError as problem:
         from trainer_launch.observability.termination_message import refuse
 
@@ -93,7 +101,6 @@ def to_the_end(
     settings: Settings,
     argv: Sequence[str],
     *,
-    replace_launcher: bool = False,
     adjust: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Outcome:
     """Run `argv` in this pod by an adjusted plan, and say how it ended.
@@ -104,15 +111,11 @@ def to_the_end(
     programs.check_libc()
     scratch = private_folder()
     try:
-        if replace_launcher:
-            _, plan = _planned(settings, argv, replace_launcher=True, scratch=scratch)
-            shutil.rmtree(scratch, ignore_errors=True)  # nobody comes back to do it
-            _become(plan)
         with shared_memory_care.kept_clean(scratch) as sweep:
-            request, plan = _planned(settings, argv, replace_launcher=False, scratch=scratch)
+            task, plan = _planned(settings, argv, scratch)
             plan = adjust(plan)
             server = _fork_server(plan)
-            return _carried_out(request, plan, scratch, sweep, server)
+            return _carried_out(task, plan, scratch, sweep, server)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -131,7 +134,7 @@ def _fork_server(plan: Plan) -> ForkServer | None:
 
 
 def _carried_out(
-    request: Request, plan: Plan, scratch: str, sweep: Callable[[], None], server: ForkServer | None
+    task: Task, plan: Plan, scratch: str, sweep: Callable[[], None], server: ForkServer | None
 ) -> Outcome:
     """Run the plan, and say how it ended."""
     from trainer_launch.observability import event_log, node_view
@@ -142,8 +145,8 @@ def _carried_out(
     from trainer_launch.supervisor.step_lines import PrintedSteps
     from trainer_launch.supervisor.system import System
 
-    settings = request.settings
-    secret = _secret(settings, request, plan)
+    settings = task.settings
+    secret = _secret(settings, task, plan)
     watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
     flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
     printed = PrintedSteps()
@@ -152,25 +155,25 @@ def _carried_out(
     system.launchers = lambda: {view.pid for view in node_view.find()}
     keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))
     logs.send_through(system.say)
-    with contextlib.closing(system), observed(request, plan, settings, system, keeper) as observer:
+    with contextlib.closing(system), observed(task, plan, settings, system, keeper) as observer:
         gc.enable()
         with _hosted(plan, secret, observer):
-            ended = _supervised(plan, system, request, secret, observer, server)
+            ended = _supervised(plan, system, task, secret, observer, server)
             sweep()
         ended = replace(ended, attempt=max(ended.attempt, event_log.starts(scratch)))
-        return conclude(ended, request, settings, observer)
+        return conclude(ended, task, settings, observer)
 
 
-def _secret(settings: Settings, request: Request, plan: Plan) -> bytes | None:
+def _secret(settings: Settings, task: Task, plan: Plan) -> bytes | None:
     """The job's secret, where its nodes meet; one that was given is read in any case."""
     is_needed = settings.secret_file is not None or plan.membership is not None
-    return read_secret(request.secret_file) if request.secret_file and is_needed else None
+    return read_secret(task.secret_file) if task.secret_file and is_needed else None
 
 
 def _supervised(
     plan: Plan,
     system: System,
-    request: Request,
+    task: Task,
     secret: bytes | None,
     observer: Observer,
     server: ForkServer | None,
@@ -178,16 +181,16 @@ def _supervised(
     from trainer_launch.observability import incident_watch
     from trainer_launch.supervisor.loop import supervise
 
-    settings = request.settings
+    settings = task.settings
     if plan.workers is None:
-        incidents = incident_watch.Incidents(settings, request, plan, system)
+        incidents = incident_watch.Incidents(settings, task, plan, system)
         return incidents.concluded(supervise(plan, system, incidents.watch(), observer, incidents.failed))
     from trainer_launch.pytorch import group_loop  # only a torch job needs it
 
     made: list[incident_watch.Incidents] = []
 
     def attach(group: group_loop.Group) -> None:
-        made.append(incident_watch.Incidents(settings, request, plan, system, group.incidents))
+        made.append(incident_watch.Incidents(settings, task, plan, system, group.incidents))
         group.incidents.collector = made[0].collector
         group.goodput = observer.goodput
         group.stragglers.tell = observer.stragglers
@@ -197,36 +200,30 @@ def _supervised(
     return made[0].concluded(ended)
 
 
-def _planned(
-    settings: Settings, argv: Sequence[str], *, replace_launcher: bool, scratch: str
-) -> tuple[Request, Plan]:
+def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Task, Plan]:
     reading = read(live_pod(argv), settings)
-    # With --exec the folder is gone before the program starts.
-    home = os.path.dirname(scratch) if replace_launcher else f"{scratch}/{runtime_directory.HOME}"
-    reading = replace(reading, pod=replace(reading.pod, env=inherited.with_user(reading.pod.env, home)))
+    env = inherited.with_user(reading.pod.env, f"{scratch}/{runtime_directory.HOME}")
+    reading = replace(reading, pod=replace(reading.pod, env=env))
     memory = shared_memory_care.enlarged(reading, settings)
     refused = shared_memory_care.copies_are_refused(reading.job, reading.command)
     if reading.command is not None:
         programs.check(reading.command, reading.pod.env.get("PATH"))
-    request = engines.request_of(
-        reading,
-        settings,
+    trial = Trial(
+        scratch=scratch,
         shm_is_short=memory.is_short,
         copies_are_refused=refused,
-        replace_launcher=replace_launcher,
-        scratch=scratch,
+        shims=_shims(scratch) if reading.calls_others else None,
     )
-    if reading.calls_others and not replace_launcher:
-        request = replace(request, shims=_shims(scratch))
-    plan = engines.plan(request)
+    task = engines.task_of(reading, settings, trial)
+    plan = engines.plan(task)
     plan = _with_preflights_findings(plan, settings)
     programs.check_torch(plan.engine)
-    _tell(request, plan)
-    if settings.state_dir is not None and not replace_launcher:
+    _tell(task, plan)
+    if settings.state_dir is not None:
         from trainer_launch.preflight.container import resource_limits  # only who has a preflight needs the checks
 
         resource_limits.compare(settings.state_dir, reading, settings)
-    return request, plan
+    return task, plan
 
 
 def _shims(scratch: str) -> str | None:
@@ -280,12 +277,12 @@ def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[No
         yield
 
 
-def _tell(request: Request, plan: Plan) -> None:
-    job, topology = request.job, request.topology
+def _tell(task: Task, plan: Plan) -> None:
+    job, topology = task.job, task.topology
     for warning in (*job.warnings, *plan.warnings):
         _log.warning("%s", warning)
     if plan.workers is not None and plan.workers.bindings:
-        _log.info("%s", request.bindings[1])
+        _log.info("%s", task.trial.bindings[1])
     _log.info(
         "contract=%s engine=%s node=%s/%s workers=%s coordinator=%s",
         job.contract,
@@ -295,16 +292,27 @@ def _tell(request: Request, plan: Plan) -> None:
         topology.local_world_size or "?",
         topology.coordinator or "-",
     )
-    if job.contract == UNKNOWN.name and request.command.is_worker and plan.engine == "plain":
+    if job.contract == UNKNOWN.name and task.command.is_worker and plan.engine == "plain":
         _log.info(
             "no platform was found: running one process without RANK and WORLD_SIZE; "
             "for torch workers add --nproc-per-node N"
         )
 
 
-def _become(plan: Plan) -> NoReturn:
-    """Replace this process; nothing of ours stays in the pod."""
-    process = plan.processes[0]
+def _become_front_end(settings: Settings, argv: Sequence[str]) -> None:
+    """Replace this process by the front end, which becomes this launcher again.
+
+    Where the front end is to run as any program, nothing happens.
+    """
+    reading = read(live_pod(argv), settings)
+    command = reading.command
+    if command is None or engines.pick(reading.job, command, settings.engine)[0] != FRONT_END:
+        return
+    programs.check(command, reading.pod.env.get("PATH"))
+    env = inherited.with_user(reading.pod.env, tempfile.gettempdir())
+    reading = replace(reading, pod=replace(reading.pod, env=env))
+    trial = Trial(scratch="", launcher=_own_words(len(argv)))
+    process = engines.plan(engines.task_of(reading, settings, trial)).processes[0]
     sys.stdout.flush()
     sys.stderr.flush()
     try:

@@ -24,10 +24,10 @@ from trainer_launch.observability.observer import observed
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.command import parse_command
-from trainer_launch.planning.engines import child_env, sshd
-from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.mpi import SSHD
 from trainer_launch.planning.reading import Reading, live_pod, read
 from trainer_launch.planning.ssh_environment import Handed, handed_on, named
+from trainer_launch.planning.task import Task, Trial, sparing
 from trainer_launch.supervisor import inherited, outcome, shared_memory_care
 from trainer_launch.supervisor.loop import supervise
 from trainer_launch.supervisor.system import System
@@ -70,24 +70,24 @@ def _main(parsed: Parsed) -> int:
         env = inherited.with_user(reading.pod.env, f"{scratch}/{runtime_directory.HOME}")
         reading = replace(reading, pod=replace(reading.pod, env=env))
         with shared_memory_care.kept_clean(scratch) as sweep:
-            request = _request(reading, parsed, scratch)
-            plan = sshd.plan(request, "this is an MPI worker")
+            task = _task(reading, parsed, scratch)
+            plan = SSHD.plan(task, "this is an MPI worker")
             probes = None if settings.log_level == "debug" else ProbeFilter()
             system = System(color=use_color(settings), sieve=probes)
             system.clean = sweep
             logs.send_through(system.say)
-            with contextlib.closing(system), observed(request, plan, settings, system) as observer:
+            with contextlib.closing(system), observed(task, plan, settings, system) as observer:
                 ended = supervise(plan, system, Sessions(os.getpid(), system.now()), observer)
                 sweep()
                 if probes is not None and probes.count:
                     _log.info("connections that left before an SSH banner and were not logged: %d", probes.count)
-                ended = conclude(ended, request, settings, observer)
+                ended = conclude(ended, task, settings, observer)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return outcome.exit_code(ended)
 
 
-def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
+def _task(reading: Reading, parsed: Parsed, scratch: str) -> Task:
     """Make everything ready; what is to run is sshd's own command line."""
     settings, job = parsed.settings, with_key_folder(reading.job, parsed.settings)
     memory = shared_memory_care.enlarged(replace(reading, job=job), settings)
@@ -98,28 +98,27 @@ def _request(reading: Reading, parsed: Parsed, scratch: str) -> Request:
         check_host_keys=not settings.insecure_host_keys,
         path=reading.pod.env.get("PATH"),
     )
-    asked = engines.request_of(
-        replace(reading, job=job, command=COMMAND),
-        settings,
+    trial = Trial(
+        scratch=scratch,
         shm_is_short=memory.is_short,
         copies_are_refused=shared_memory_care.copies_are_refused(job, None),
-        scratch=scratch,
     )
-    handed = handed_on(child_env.sparing(asked, dict(asked.env)), named(settings.forward_env))
+    task = engines.task_of(replace(reading, job=job, command=COMMAND), settings, trial)
+    handed = handed_on(sparing(task, dict(task.env)), named(settings.forward_env))
     addresses = [address.strip() for address in (settings.listen_address or "").split(",") if address.strip()]
     ready = server.prepared(reach, handed, addresses=addresses, log_level=_LEVELS[settings.log_level])
     _tell(job, settings, reach.port, replace(handed, unfit=(*handed.unfit, *ready.unfit)))
-    return replace(asked, command=parse_command(ready.argv))
+    return replace(task, command=parse_command(ready.argv))
 
 
-def explained(request: Request, settings: Settings) -> Plan:
+def explained(task: Task, settings: Settings) -> Plan:
     """What would run, with what its ranks would get; nothing is made ready."""
-    handed = handed_on(child_env.sparing(request, dict(request.env)), named(settings.forward_env))
-    folder = f"{request.scratch}/{runtime_directory.SSH}"
-    words = (*request.command.argv, "-f", f"{folder}/sshd_config")
+    handed = handed_on(sparing(task, dict(task.env)), named(settings.forward_env))
+    folder = f"{task.trial.scratch}/{runtime_directory.SSH}"
+    words = (*task.command.argv, "-f", f"{folder}/sshd_config")
     port = str(settings.ssh_port or "as the image's ssh is configured, else 22 for root and 2222 for others")
     secrets = f", but for what looks like a secret: {listed(handed.secrets, _NAMED)}" if handed.secrets else ""
-    plan = sshd.plan(replace(request, command=parse_command(words)), "this is an MPI worker: trainer-launch sshd")
+    plan = SSHD.plan(replace(task, command=parse_command(words)), "this is an MPI worker: trainer-launch sshd")
     checks = "not checked" if settings.insecure_host_keys else "the job's key, pinned"
     told = (f"port: {port}", f"host keys: {checks}", f"ranks get {len(handed.env)} variables{secrets}")
     return replace(plan, reasons=(*plan.reasons, *told))
@@ -133,7 +132,7 @@ def with_key_folder(job: Job, settings: Settings) -> Job:
 def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:
     for warning in job.warnings:
         _log.warning("%s", warning)
-    _log.info("contract=%s engine=%s port=%d variables=%d", job.contract, sshd.NAME, port, len(handed.env))
+    _log.info("contract=%s engine=%s port=%d variables=%d", job.contract, SSHD.name, port, len(handed.env))
     if handed.secrets:
         _log.info(
             "not forwarded to ranks, because they look like secrets: %s (--forward-env)",

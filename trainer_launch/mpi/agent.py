@@ -33,8 +33,8 @@ from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi.agent_hosts import Hosts
 from trainer_launch.mpi.host_readiness import Readiness
 from trainer_launch.mpi.mpirun_messages import Said, heard
-from trainer_launch.planning import typed_mpirun
-from trainer_launch.planning.mpi_launch_spec import Spec
+from trainer_launch.planning import mpi_options
+from trainer_launch.planning.mpi import Spec
 
 _SETTLE_S = 5.0  # for what a killed mpirun left on other hosts, before the next one starts
 _say = logs.say
@@ -57,12 +57,12 @@ class Agent:
         self._settings = replace(
             spec.settings,
             ask_s=self._hosts.ask_s,
-            by_slot=typed_mpirun.fills_slots(self._typed, env) and not self._hosts.has_own,
+            by_slot=mpi_options.fills_slots(self._typed, env) and not self._hosts.has_own,
             has_list=self._hosts.has_list,
         )
 
-    def _parsed(self, command: Sequence[str]) -> typed_mpirun.Typed:
-        return typed_mpirun.parse(command)
+    def _parsed(self, command: Sequence[str]) -> mpi_options.Typed:
+        return mpi_options.parse(command)
 
     def run(self) -> int:
         """Run the job to its end; its exit code."""

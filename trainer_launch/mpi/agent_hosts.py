@@ -26,8 +26,8 @@ from trainer_launch.mpi import mpirun_command
 from trainer_launch.mpi.host_readiness import Done, Probes, Readiness, Stage, Threads
 from trainer_launch.mpi.mpirun_command import Dialect, recognised
 from trainer_launch.mpi.ssh_client import Client, configured_port, prepared
-from trainer_launch.planning.mpi_launch_spec import KUBEXEC, OWN, SSH, Spec
-from trainer_launch.planning.typed_mpirun import MCA_VARIABLES, Typed, is_mpirun
+from trainer_launch.planning.mpi import KUBEXEC, OWN, SSH, Spec
+from trainer_launch.planning.mpi_options import MCA_VARIABLES, Typed, is_mpirun
 
 _SSH_PORT = 22
 _THREADS = 16

@@ -34,9 +34,8 @@ from trainer_launch.mpi import agent, horovod_ssh, mpirun_command
 from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi.agent import Agent, Ended, Program
 from trainer_launch.mpi.mpirun_messages import Said
-from trainer_launch.planning.horovodrun_options import HorovodCommand, render, split_command
-from trainer_launch.planning.mpi_launch_spec import JobSettings, Spec
-from trainer_launch.planning.typed_mpirun import Typed
+from trainer_launch.planning.mpi import JobSettings, Spec
+from trainer_launch.planning.mpi_options import HorovodCommand, Typed, render, split_command
 
 _LOOK_S = 0.5  # between two looks at the sessions
 

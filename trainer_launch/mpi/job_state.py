@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from trainer_launch.model import FailureRecord, Member
 from trainer_launch.mpi.mpirun_messages import Said
-from trainer_launch.planning.mpi_launch_spec import JobSettings
+from trainer_launch.planning.mpi import JobSettings
 
 
 class Phase(Enum):

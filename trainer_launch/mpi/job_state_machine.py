@@ -29,7 +29,7 @@ from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted, listed
 from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi.mpirun_messages import Said
-from trainer_launch.planning.mpi_launch_spec import JobSettings
+from trainer_launch.planning.mpi import JobSettings
 from trainer_launch.supervisor.error_lines import error_name, headline
 
 ANSWER_S = 1.0  # beyond `JobSettings.ask_s`, for the answer to come

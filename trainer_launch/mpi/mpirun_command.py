@@ -10,8 +10,8 @@ from msgspec import Struct
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Member, hostfile, redaction
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
-from trainer_launch.planning.mpi_launch_spec import SSH, Spec
-from trainer_launch.planning.typed_mpirun import Typed
+from trainer_launch.planning.mpi import SSH, Spec
+from trainer_launch.planning.mpi_options import Typed
 
 
 class Command(Struct, frozen=True, kw_only=True):

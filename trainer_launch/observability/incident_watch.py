@@ -14,7 +14,7 @@ from trainer_launch.model import Failure, Outcome, Plan
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import Settings, flag_of
 from trainer_launch.observability import progress
-from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.task import Task
 from trainer_launch.supervisor.incident_bundle import DEFAULT, FAILURE, NOWHERE
 from trainer_launch.supervisor.system import System
 
@@ -75,9 +75,9 @@ class Incidents:
     """What one run collects, and who watches it; each is made when it is first needed."""
 
     def __init__(
-        self, settings: Settings, request: Request, plan: Plan, system: System, group: GroupIncidents | None = None
+        self, settings: Settings, task: Task, plan: Plan, system: System, group: GroupIncidents | None = None
     ) -> None:
-        self._settings, self._request, self._plan, self._system = settings, request, plan, system
+        self._settings, self._task, self._plan, self._system = settings, task, plan, system
         self._group = group
 
     @cached_property
@@ -88,7 +88,7 @@ class Incidents:
         found = Sources(
             pids=system.pids,
             heard=system.heard,
-            run_dir=self._request.scratch,
+            run_dir=self._task.trial.scratch,
             progress_file=self._settings.progress_file,
         )
         if group is None:
@@ -106,15 +106,15 @@ class Incidents:
         from trainer_launch.supervisor import incident_collection as collection
         from trainer_launch.supervisor.worker_samples import Workers
 
-        request, plan, group = self._request, self._plan, self._group
+        task, plan, group = self._task, self._plan, self._group
         about = collection.About(
             place=place,
             is_default=not self._settings.incident_dir,
             job="" if plan.membership is None else plan.membership.job,
-            host=request.host.hostname,
-            node_rank=request.topology.node_rank,
+            host=task.host.hostname,
+            node_rank=task.topology.node_rank,
             env=plan.processes[0].env if plan.workers is None else plan.workers.env,
-            run_dir=request.scratch,
+            run_dir=task.trial.scratch,
         )
         workers = Workers(replace(self._sources, how_far=dict))
         asked = collection.Sources(workers=workers, last_lines=self._system.last_lines, is_group=group is not None)
@@ -125,7 +125,7 @@ class Incidents:
                 answers=group.recorders.answers,
                 ended=group.ended,
                 generation=group.generation,
-                saving=lambda: [one.pid for one in progress.read(request.scratch) if one.checkpointing],
+                saving=lambda: [one.pid for one in progress.read(task.trial.scratch) if one.checkpointing],
             )
         return collection.Collector(about, asked)
 
@@ -148,7 +148,7 @@ class Incidents:
         from trainer_launch.supervisor.hang_watch import Watch, Watched
         from trainer_launch.supervisor.worker_samples import Workers
 
-        job, nodes = self._request.job, self._request.topology.nodes
+        job, nodes = self._task.job, self._task.topology.nodes
         # What an MPI launcher starts and an MPI worker waits for is not below us.
         works_here = not ("mpi" in job.contract and job.role in ("launcher", "worker"))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct, to_builtins
+from msgspec.structs import replace
 
 from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
@@ -55,8 +56,8 @@ def write(view: View) -> None:
         files.replace(f"{view.run_dir}/{runtime_directory.LAUNCHER}", codec.encode(view, MAX_TEXT))
 
 
-def read(folder: str) -> View | None:
-    """The view of a launcher that is alive, None when there is none."""
+def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
+    """The view of a launcher that is alive, None when there is none; `pids` as `find` has it."""
     text = LiveFiles(_MAX_BYTES).read(f"{folder}/{runtime_directory.LAUNCHER}")
     try:
         view = codec.decode(View, text or b"", _MAX_BYTES)
@@ -64,6 +65,9 @@ def read(folder: str) -> View | None:
         return None
     if not all(map(str.isprintable, _texts(to_builtins(view)))):
         return None
+    if pids is not None:
+        processes = tuple((name, pids[pid]) for name, pid in view.processes if pid in pids)
+        view = replace(view, pid=pids.get(view.pid, 0), processes=processes)
     entry = process_tree.read(view.pid)
     alive = entry is not None and entry.started == view.started_ticks and entry.state not in "ZX"
     return view if alive else None
@@ -79,9 +83,12 @@ def _texts(value: object) -> Iterator[str]:
         yield from _texts(part)
 
 
-def find(folders: Sequence[str] | None = None) -> tuple[View, ...]:
-    """Every launcher that runs in this container, as far as we may read, by node and pid."""
-    views = [read(path) for folder in folders or _folders() for path in _runs(folder)]
+def find(folders: Sequence[str] | None = None, pids: Mapping[int, int] | None = None) -> tuple[View, ...]:
+    """Every launcher that runs in this container, as far as we may read, by node and pid.
+
+    With `pids` the launchers are in another PID namespace: it has our numbers of their processes by those there.
+    """
+    views = [read(path, pids) for folder in folders or _folders() for path in _runs(folder)]
     found = {view.pid: view for view in views if view is not None}
     return tuple(sorted(found.values(), key=lambda v: (v.node_rank is None, v.node_rank or 0, v.pid)))
 

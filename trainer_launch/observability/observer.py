@@ -32,7 +32,7 @@ from trainer_launch.observability.event_log import EventLog, Standing
 from trainer_launch.observability.goodput_keeper import GoodputKeeper, kind_of
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.progress import Progress
-from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.task import Task
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.events import Phase, State
 from trainer_launch.supervisor.system import System
@@ -351,22 +351,22 @@ STDOUT = "-"
 
 @contextlib.contextmanager
 def observed(
-    request: Request, plan: Plan, settings: Settings, system: System, goodput: GoodputKeeper | None = None
+    task: Task, plan: Plan, settings: Settings, system: System, goodput: GoodputKeeper | None = None
 ) -> Iterator[Observer]:
     """The observer of a run that is about to begin; without a keeper of its goodput it trains nothing."""
-    observer = Observer(first_view(request, plan), goodput)
+    observer = Observer(first_view(task, plan), goodput)
     with contextlib.ExitStack() as stack:
         if settings.events == STDOUT:
-            observer.write_events(system.print, _started(observer.view, request))
+            observer.write_events(system.print, _started(observer.view, task))
         elif settings.events is not None:
             from trainer_launch.observability.event_log import File
 
             file = stack.enter_context(contextlib.closing(File(settings.events)))
-            observer.write_events(file.write, _started(observer.view, request))
+            observer.write_events(file.write, _started(observer.view, task))
         stack.callback(observer.close)
         if settings.metrics_port:
             observer.serve_metrics(settings.metrics_port)
-        endpoint = request.job.status if request.job.should_report_progress else None
+        endpoint = task.job.status if task.job.should_report_progress else None
         if endpoint is not None:
             observer.post_to(endpoint)
         try:
@@ -376,7 +376,7 @@ def observed(
             raise
 
 
-def first_view(request: Request, plan: Plan) -> node_view.View:
+def first_view(task: Task, plan: Plan) -> node_view.View:
     """The launcher's state before the run starts."""
     me = process_tree.read(os.getpid())
     job, place = plan.meeting or (None, None)
@@ -385,27 +385,27 @@ def first_view(request: Request, plan: Plan) -> node_view.View:
         version=__version__,
         pid=os.getpid(),
         started_ticks=me.started if me is not None else 0,
-        run_dir=request.scratch,
-        host=request.host.hostname,
-        node_rank=request.topology.node_rank,
-        contract=request.job.contract,
+        run_dir=task.trial.scratch,
+        host=task.host.hostname,
+        node_rank=task.topology.node_rank,
+        contract=task.job.contract,
         engine=plan.engine,
         phase=Phase.WAITING.value,
         since_s=now_s,
         started_s=now_s,
         job=job,
-        secret_file=None if request.secret_file is None else os.path.abspath(request.secret_file),
+        secret_file=None if task.secret_file is None else os.path.abspath(task.secret_file),
         coordinator=None if place is None else (place.host, place.port),
     )
 
 
-def _started(about: node_view.View, request: Request) -> dict[str, str | int | tuple[str, ...]]:
+def _started(about: node_view.View, task: Task) -> dict[str, str | int | tuple[str, ...]]:
     return {
         "version": about.version,
         "pid": about.pid,
         "host": about.host,
         "contract": about.contract,
         "engine": about.engine,
-        "nodes": str(request.topology.nodes or ""),
-        "command": redact_command(request.command.argv),
+        "nodes": str(task.topology.nodes or ""),
+        "command": redact_command(task.command.argv),
     }

@@ -15,7 +15,7 @@ from trainer_launch.model import Outcome, Verdict, goodput
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability.observer import Observer
-from trainer_launch.planning.engines.request import Request
+from trainer_launch.planning.task import Task
 from trainer_launch.supervisor import inherited, outcome
 
 _log = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ def use_color(settings: Settings) -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def conclude(ended: Outcome, request: Request, settings: Settings, observer: Observer) -> Outcome:
+def conclude(ended: Outcome, task: Task, settings: Settings, observer: Observer) -> Outcome:
     """Report how the run ended to the log, the termination message and the observer."""
-    ended = outcome.placed(ended, request.topology.node_rank, request.host.hostname)
+    ended = outcome.placed(ended, task.topology.node_rank, task.host.hostname)
     if observer.goodput is not None:
         spent = observer.goodput.totals(has_succeeded=ended.verdict is Verdict.SUCCEEDED)
         ended = replace(ended, spent_s={kind.value: one_s for kind, one_s in spent.items()})

@@ -1,4 +1,10 @@
-"""What the user typed after `--`, taken apart: a Python program, a torchrun command, or any program. Pure."""
+"""What the user typed after `--`: its programs, wrappers and shells, by their words alone. Pure.
+
+A command is a Python program, torchrun, a front end such as `accelerate launch`, or any other program. What stands
+in front of it is of three kinds. A program that becomes the command (`numactl`, `env`, `nice`) goes in front of the
+launcher. An init (`tini`) and a shell that only runs one command are dropped: the launcher needs none. All others,
+such as `uv run` or a login shell, stay: they choose another Python, or go on beside the command.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +13,29 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import PREFIX
-from trainer_launch.planning.torchrun_options import OPTIONS, TorchrunCommand, check_value, split_command
+from trainer_launch.planning.torchrun_options import (
+    OPTIONS,
+    TorchrunCommand,
+    check_value,
+    deepspeed_as_torchrun,
+    split_command,
+)
 
+OURS = "trainer-launch"
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
+_ANY_PYTHON = re.compile(r"python[0-9.]*")
 # Python's one-letter options that take nothing and change only how the program runs, and those that take a value.
 _PLAIN_FLAGS = frozenset("bBdEiIOPqRsSuvx")
 _FLAGS_WITH_VALUE = frozenset("WX")
 _PLAIN_THEN_M = re.compile(r"-[bBdEiIOPqRsSuvx]+m")
 _TORCHRUN = "torch.distributed.run"
+_DEEPSPEED = ("deepspeed", "deepspeed.launcher.runner")
 
 
 class Kind(str, Enum):
@@ -29,6 +44,7 @@ class Kind(str, Enum):
     SCRIPT = "script"
     MODULE = "module"
     TORCHRUN = "torchrun"
+    FRONT_END = "front end"
     PROGRAM = "program"
 
 
@@ -40,6 +56,8 @@ class Command(Struct, frozen=True, kw_only=True):
     python: tuple[str, ...] = ()  # the interpreter and its own flags, when typed
     program: tuple[str, ...] = ()  # script or module name, and its arguments
     torchrun: TorchrunCommand | None = None
+    is_deepspeed: bool = False  # torchrun's options were typed as those of `deepspeed`
+    front_end: str = ""  # such as `accelerate launch`, which calls torch.distributed.run itself
     shell: str | None = None  # the script that a shell runs; "": none; None: there is no shell
 
     @property
@@ -50,14 +68,14 @@ class Command(Struct, frozen=True, kw_only=True):
     @property
     def reads_stdin(self) -> bool:
         """Whether it is a Python that reads its program from standard input."""
-        if self.kind is not Kind.PROGRAM or not _PYTHON.fullmatch(PurePosixPath(self.argv[0]).name):
+        if self.kind is not Kind.PROGRAM or not _PYTHON.fullmatch(_base(self.argv[0])):
             return False
         at = _end_of_flags(self.argv)
         return at is not None and self.argv[at : at + 1] in ((), ("-",))
 
 
 def parse_command(argv: Sequence[str]) -> Command:
-    """Recognise `train.py …`, `-m pkg.mod …`, `python … train.py …`, `torchrun … train.py …`, or any program.
+    """Recognise `train.py …`, `-m pkg.mod …`, `python …`, `torchrun …`, `accelerate launch …`, or any program.
 
     Raises:
         UsageError: missing command, or torchrun's options do not parse.
@@ -68,21 +86,24 @@ def parse_command(argv: Sequence[str]) -> Command:
             "missing command; write it after --, as in: -- python train.py --lr 1e-3 "
             "(in a manifest: the container's args)"
         )
-    name = PurePosixPath(words[0]).name
-    if words[:2] == ("-m", _TORCHRUN):
-        return Command(argv=words, kind=Kind.TORCHRUN, torchrun=split_command(words[2:]))
+    name = _base(words[0])
     if words[0] == "-m" and len(words) > 1:
-        return Command(argv=words, kind=Kind.MODULE, program=words[1:])
+        return _module(words, (), words[1:])
     if words[0].startswith("-"):
         variable = PREFIX + words[0].partition("=")[0].lstrip("-").replace("-", "_").upper()
         ours = f"; an option of the launcher goes before --, or into {variable}" if words[0][:2] == "--" else ""
         raise UsageError(f"the command starts with {words[0]!r}; name a program, or -m and a Python module{ours}")
     if name == "torchrun":
         return Command(argv=words, kind=Kind.TORCHRUN, torchrun=split_command(words[1:]))
+    if name == _DEEPSPEED[0]:
+        return _deepspeed(words, (), words[1:])
     if _PYTHON.fullmatch(name):
         return _python_command(words)
     if name.endswith(".py"):
         return Command(argv=words, kind=Kind.SCRIPT, program=words)
+    front_end = _front_end(words)
+    if front_end:
+        return Command(argv=words, kind=Kind.FRONT_END, front_end=front_end)
     return Command(argv=words, kind=Kind.PROGRAM, program=words)
 
 
@@ -94,12 +115,32 @@ def _python_command(words: tuple[str, ...]) -> Command:
     python, rest = words[:at], words[at:]
     if rest and _PLAIN_THEN_M.fullmatch(rest[0]):
         python, rest = (*python, rest[0][:-1]), ("-m", *rest[1:])  # python -um module
-    if rest[:2] == ("-m", _TORCHRUN):
-        return Command(argv=words, kind=Kind.TORCHRUN, python=python, torchrun=split_command(rest[2:]))
     if rest[:1] == ("-m",) and len(rest) > 1:
-        return Command(argv=words, kind=Kind.MODULE, python=python, program=rest[1:])
+        return _module(words, python, rest[1:])
     if rest and rest[0] not in ("-m", "-c", "-"):
         return Command(argv=words, kind=Kind.SCRIPT, python=python, program=rest)
+    return Command(argv=words, kind=Kind.PROGRAM, program=words)
+
+
+def _module(words: tuple[str, ...], python: tuple[str, ...], program: tuple[str, ...]) -> Command:
+    """`[python] -m module …`, which may be torchrun, deepspeed or a front end."""
+    if program[0] == _TORCHRUN:
+        return Command(argv=words, kind=Kind.TORCHRUN, python=python, torchrun=split_command(program[1:]))
+    if program[0] == _DEEPSPEED[1]:
+        return _deepspeed(words, python, program[1:])
+    front_end = _front_end(program)
+    if front_end and "." in program[0]:
+        return Command(argv=words, kind=Kind.FRONT_END, python=python, front_end=front_end)
+    return Command(argv=words, kind=Kind.MODULE, python=python, program=program)
+
+
+def _deepspeed(words: tuple[str, ...], python: tuple[str, ...], typed: tuple[str, ...]) -> Command:
+    """`deepspeed …` as torchrun; where an option has no equivalent, it is a program like any other."""
+    torchrun = deepspeed_as_torchrun(typed)
+    if torchrun is not None:
+        return Command(argv=words, kind=Kind.TORCHRUN, python=python, torchrun=torchrun, is_deepspeed=True)
+    if python or words[0] == "-m":
+        return Command(argv=words, kind=Kind.MODULE, python=python, program=(_DEEPSPEED[1], *typed))
     return Command(argv=words, kind=Kind.PROGRAM, program=words)
 
 
@@ -124,39 +165,52 @@ def _end_of_flags(words: tuple[str, ...]) -> int | None:
 # -- programs that start a job's workers themselves --------------------------------------------
 
 
-OURS = "trainer-launch"
-SHIMS = ("torchrun", "mpirun", "mpiexec", "horovodrun", "accelerate", "accelerate-launch", "deepspeed", "tune")
-# By name, with the words of which one has to follow for workers to be started.
-_LAUNCHERS = {
-    **dict.fromkeys(("torchrun", "accelerate-launch", "deepspeed", "composer", "dlrover-run", "ft_launcher"), ""),
-    **dict.fromkeys((OURS, "hyperpodrun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"), ""),
-    **dict.fromkeys(("accelerate",), "launch"),
-    **dict.fromkeys(("tune", "colossalai", "lightning", "fabric"), "run"),
+SHIMS = (
+    *("torchrun", "mpirun", "mpiexec", "horovodrun", "deepspeed"),
+    *("accelerate", "accelerate-launch", "fabric", "tune", "trl"),
+)
+# Front ends by name or module, with the words of which one has to follow; they call torch.distributed.run in
+# their own process, or start the script as a child. "": any word.
+_FRONT_ENDS = {
+    **dict.fromkeys(("accelerate", "accelerate.commands.accelerate_cli"), "launch"),
+    **dict.fromkeys(("accelerate-launch", "accelerate.commands.launch"), ""),
+    **dict.fromkeys(
+        ("fabric", "lightning.fabric.cli", "lightning_fabric.cli", "tune", "torchtune._cli.tune"), "run"
+    ),
     "trl": "sft dpo grpo kto reward rloo",
+}
+_TUNE = ("tune", "torchtune._cli.tune")
+_HELP = ("", "-h", "--help")
+# Other launchers, likewise.
+_LAUNCHERS = {
+    **dict.fromkeys(("torchrun", "deepspeed", "composer", "dlrover-run", "ft_launcher", OURS), ""),
+    **dict.fromkeys(("hyperpodrun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"), ""),
+    **dict.fromkeys(("colossalai", "lightning"), "run"),
+    **{name: following for name, following in _FRONT_ENDS.items() if "." not in name},
 }
 MODULES = frozenset(
     {
-        *("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner"),
-        *("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "paddle.distributed.launch"),
+        *(_TORCHRUN, "torch.distributed.launch", "paddle.distributed.launch", _DEEPSPEED[1]),
+        *(name for name in _FRONT_ENDS if "." in name),
     }
 )
+# They start torchrun or accelerate as a child, which finds the shim in its place.
+_STARTS_LAUNCHERS = frozenset(("axolotl", "llamafactory-cli", "swift", "xtuner"))
 # Their nodes meet as the PET_* variables say, with torchrun's own parser.
-_TORCHRUN_NAMES = frozenset({"torchrun", "torch.distributed.run"})
-_LIKE_TORCHRUN = frozenset({"torch.distributed.launch", "tune run", "dlrover-run", "ft_launcher", "hyperpodrun"})
+_TORCHRUN_NAMES = frozenset({"torchrun", _TORCHRUN})
+_LIKE_TORCHRUN = frozenset({"torch.distributed.launch", "dlrover-run", "ft_launcher", "hyperpodrun"})
 MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"})
-_SHELL = re.compile(r"(?:ba|da|z|a|k|)sh")
-_SHELLS_TEXT = re.compile(r"-[a-zA-Z]*c")
-_LOGIN = re.compile(r"-[a-zA-Z]*[li][a-zA-Z]*|--login")  # its profile may set PATH anew
-_COMMANDS = re.compile(r"[;&|\n({]+")  # what stands between two commands of a shell
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-_ANY_PYTHON = re.compile(r"python[0-9.]*")
-_BEFORE_A_COMMAND = frozenset({"exec", "then", "do", "else", "!", "time", "command", "sudo"})
-# Programs that run the command after their own options.
-_WRAPPER = re.compile(
-    r"env|uvx?|poetry|pipenv|pdm|pixi|hatch|rye|conda|(?:micro)?mamba|(?:io)?nice|nohup|numactl|taskset|stdbuf|setsid|"
-    r"timeout|tini|dumb-init|catchsegv|xvfb-run|nsys|ncu|rocprof|py-spy|strace|ltrace|unshare|gosu"
-)
-_TAKES_A_VALUE = re.compile(r"--(?:with(?:-\w+)?|extra|group|package|python|name|prefix|unset)|-[a-zA-Z]")
+
+
+def _front_end(words: tuple[str, ...]) -> str:
+    """The front end that a command or a module with its arguments is; "": none."""
+    name, following, option = (_base(words[0]), *words[1:3], "", "")[:3]
+    needed = _FRONT_ENDS.get(name)
+    if needed is None or (needed and following not in needed.split()):
+        return ""
+    if name in _TUNE and (option in _HELP or not option.startswith("-")):
+        return ""  # without an option of torchrun it runs the recipe in its own process
+    return f"{name} {following}" if needed else name
 
 
 class Launcher(Struct, frozen=True):
@@ -189,8 +243,6 @@ class Launcher(Struct, frozen=True):
     @property
     def script(self) -> str:
         """The training program it is to start, as our own command line begins with it."""
-        if self.name.startswith("trl "):
-            return f"-m trl.scripts.{self.words[1]}"
         for at, word in enumerate(self.words[1:], 1):
             if word in ("-m", "--module") and at + 1 < len(self.words) and self.words[at + 1] not in MODULES:
                 return f"-m {self.words[at + 1]}"
@@ -199,24 +251,35 @@ class Launcher(Struct, frozen=True):
         return "SCRIPT.py"
 
 
-def launcher_in(argv: Sequence[str]) -> Launcher | None:
+def launcher_in(argv: Sequence[str], *, is_inside: bool = False) -> Launcher | None:
     """The launcher in a command, if it is recognised; one of ours is found before all others."""
-    text = _shells_text(argv)
-    if text is None:
-        return _in_words(tuple(argv))
-    found = [_in_words(tuple(words.split()), is_inside=True) for words in _COMMANDS.split(text)]
-    return min(filter(None, found), key=lambda launcher: launcher.name != OURS, default=None)
+    words = _without_assignments(tuple(argv))
+    while (name := _named(words)) is None and (behind := _behind(words)) is not None:
+        words, is_inside = behind, True
+    if name is not None:
+        return Launcher(name, words, is_inside)
+    parts = _COMMANDS.split(_shells_text(words) or "")
+    launchers = [launcher_in(part.split(), is_inside=True) for part in parts if part.strip()]
+    return min(filter(None, launchers), key=lambda launcher: launcher.name != OURS, default=None)
 
 
 def launcher_of(command: Command) -> Launcher | None:
     """The launcher in a command, or in the script that its shell runs."""
-    found = launcher_in(command.argv)
-    return launcher_in(("sh", "-c", command.shell)) if found is None and command.shell else found
+    launcher = launcher_in(command.argv)
+    return launcher_in(("sh", "-c", command.shell)) if launcher is None and command.shell else launcher
 
 
-def is_shell(word: str) -> bool:
-    """Whether a program is a shell."""
-    return _SHELL.fullmatch(_base(word)) is not None
+def starts_launchers(command: Command) -> bool:
+    """Whether a command is a shell, a wrapper or a program that may start a launcher, whose shim it would find."""
+    if command.kind is not Kind.PROGRAM:
+        return False
+    launcher = launcher_in(command.argv)
+    return command.shell is not None or is_starter(command.argv) or (launcher is not None and launcher.is_inside)
+
+
+def is_starter(argv: Sequence[str]) -> bool:
+    """Whether a program starts torchrun or accelerate as a child, and nothing else."""
+    return _base(argv[0]) in _STARTS_LAUNCHERS
 
 
 def through_shims(argv: tuple[str, ...], shims: str) -> tuple[str, ...]:
@@ -234,15 +297,117 @@ def through_shims(argv: tuple[str, ...], shims: str) -> tuple[str, ...]:
     return argv
 
 
+def _named(words: tuple[str, ...]) -> str | None:
+    """The launcher that these words begin with."""
+    name, following = _base(words[0]) if words else "", words[1] if len(words) > 1 else ""
+    if name in _LAUNCHERS:
+        needed = _LAUNCHERS[name]
+        return name if not needed else f"{name} {following}" if following in needed.split() else None
+    if _ANY_PYTHON.fullmatch(name):
+        words = tuple(itertools.dropwhile(lambda word: word[0:1] == "-" and word != "-m", words[1:]))
+    return words[1] if words[:1] == ("-m",) and words[1:2] and words[1] in MODULES else None
+
+
+# -- what stands in front of a command ---------------------------------------------------------
+
+
+_SHELL = re.compile(r"(?:ba|da|z|a|k|)sh")
+_SHELLS_TEXT = re.compile(r"-[a-zA-Z]*c")
+_LOGIN = re.compile(r"-[a-zA-Z]*[li][a-zA-Z]*|--login")  # its profile may set PATH anew
+_COMMANDS = re.compile(r"[;&|\n({]+")  # what stands between two commands of a shell
+_SHELLS_OWN = re.compile(r"""[$`&|;<>(){}*?~#!\n\\[\]]""")  # what only a shell understands, apart from quotes
+_KEYWORDS = frozenset({"if", "for", "while", "case", "until", "cd", "export", "source", ".", "set", "eval", "time"})
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_BEFORE_A_COMMAND = frozenset({"exec", "then", "do", "else", "!", "time", "command", "sudo"})
+# Programs that become the command, and options with which they do not, or take the platform's variables away.
+_BECOME_THE_COMMAND = {
+    "env": ("-i", "-S", "--split-string", "--ignore-environment", "-"),
+    "taskset": ("-p", "--pid"),
+    **dict.fromkeys(("nice", "ionice", "nohup", "numactl", "stdbuf"), ()),
+}
+_INITS = ("tini", "dumb-init", "catatonit")
+_WRAPPER = re.compile(
+    "|".join((*_BECOME_THE_COMMAND, *_INITS)) + "|uvx?|poetry|pipenv|pdm|pixi|hatch|rye|conda|(?:micro)?mamba|"
+    "setsid|timeout|catchsegv|xvfb-run|nsys|ncu|rocprof|py-spy|strace|ltrace|unshare|gosu"
+)
+_TAKES_A_VALUE = re.compile(r"--(?:with(?:-\w+)?|extra|group|package|python|name|prefix|unset|chdir)|-[a-zA-Z]")
+_FLAGS = frozenset({"numactl -l", "taskset -a", "ionice -t", "catatonit -g", "dumb-init -v", "dumb-init -c"})
+_FLAGS |= {f"tini -{letter}" for letter in "sgvw"}  # letters that take no value
+
+
+class Seen(NamedTuple):
+    """A command without its wrappers."""
+
+    prefix: tuple[str, ...]  # what goes in front of the launcher
+    command: tuple[str, ...]
+
+
+def see_through(argv: Sequence[str]) -> Seen:
+    """Take off what can be taken off safely; the command as it is where nothing can."""
+    prefix: tuple[str, ...] = ()
+    command = tuple(argv)
+    while command:
+        name, inner = _base(command[0]), None
+        if is_shell(name):
+            inner = _only_command(command)
+        elif (behind := _behind(command)) and name in (*_BECOME_THE_COMMAND, *_INITS):
+            options = {word.partition("=")[0] for word in command[1 : len(command) - len(behind)]}
+            inner = behind if options.isdisjoint(_BECOME_THE_COMMAND.get(name, ())) else None
+        if not inner:
+            break
+        if name in _BECOME_THE_COMMAND:
+            prefix += command[: len(command) - len(inner)]
+        command = inner
+    if not command or not (_trains(command[0]) or launcher_in(command)):
+        return Seen((), tuple(argv))
+    return Seen(prefix, command)
+
+
+def is_shell(word: str) -> bool:
+    """Whether a program is a shell."""
+    return _SHELL.fullmatch(_base(word)) is not None
+
+
 def runs_one_program(argv: Sequence[str]) -> bool:
     """Whether a command is a Python, or a wrapper such as env or uv; not a shell or another program."""
     name = _base(argv[0])
     return (_WRAPPER.fullmatch(name) or _ANY_PYTHON.fullmatch(name)) is not None
 
 
+def _behind(words: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The command behind a wrapper and its options; None: no command of a kind that is recognised."""
+    if not words or not _WRAPPER.fullmatch(_base(words[0])):
+        return None
+    before = wrapper = _base(words[0])
+    for at, word in enumerate(words[1:], 1):
+        is_value = _TAKES_A_VALUE.fullmatch(before) and f"{wrapper} {before}" not in _FLAGS
+        if not is_value:
+            if word.endswith(".sh"):
+                return None
+            if _trains(word) or is_shell(word) or _WRAPPER.fullmatch(_base(word)) or _named(words[at:]):
+                return words[at:]
+        before = word
+    return None
+
+
+def _only_command(words: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The command of `bash -c "COMMAND"`, where it is one and needs no shell."""
+    option, *rest = words[1:] or ("",)
+    if not re.fullmatch(r"-[eux]*c", option) or len(rest) != 1 or _SHELLS_OWN.search(rest[0]):
+        return None
+    try:
+        inner = shlex.split(rest[0])
+    except ValueError:
+        return None
+    inner = inner[1:] if inner[:1] == ["exec"] else inner
+    if not inner or inner[0] in _KEYWORDS or _ASSIGNMENT.fullmatch(inner[0]):
+        return None
+    return tuple(inner)
+
+
 def _shells_text(argv: Sequence[str]) -> str | None:
     """The commands in `bash -c "…"`."""
-    if _SHELL.fullmatch(_base(argv[0])):
+    if argv and is_shell(argv[0]):
         for option, text in itertools.pairwise(argv[1:]):
             if _SHELLS_TEXT.fullmatch(option):
                 return text
@@ -251,32 +416,9 @@ def _shells_text(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _in_words(words: tuple[str, ...], *, is_inside: bool = False) -> Launcher | None:
-    """The launcher that a simple command starts, perhaps behind assignments and wrappers."""
-    words, before = _without_assignments(words), ""
-    is_wrapped = bool(words) and _WRAPPER.fullmatch(_base(words[0])) is not None
-    for at, word in enumerate(words):
-        name = None if _TAKES_A_VALUE.fullmatch(before) and is_wrapped else _named(words[at:])
-        if name is not None:
-            return Launcher(name, words[at:], is_inside or at > 0)
-        if _shells_text(words[at:]) is not None:
-            found = launcher_in(words[at:])
-            return None if found is None else Launcher(found.name, found.words, is_inside=True)
-        if not is_wrapped or word.endswith((".py", ".sh")):
-            return None
-        before = word
-    return None
-
-
-def _named(words: tuple[str, ...]) -> str | None:
-    """The launcher that these words begin with."""
-    name, following = _base(words[0]), words[1] if len(words) > 1 else ""
-    if name in _LAUNCHERS:
-        needed = _LAUNCHERS[name]
-        return name if not needed else f"{name} {following}" if following in needed.split() else None
-    if _ANY_PYTHON.fullmatch(name):
-        words = tuple(itertools.dropwhile(lambda word: word[0:1] == "-" and word != "-m", words[1:]))
-    return words[1] if words[:1] == ("-m",) and words[1:2] and words[1] in MODULES else None
+def _trains(word: str) -> bool:
+    """Whether a program is a Python or its script."""
+    return word.endswith(".py") or _ANY_PYTHON.fullmatch(_base(word)) is not None
 
 
 def _without_assignments(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -306,10 +448,11 @@ def grace_of(
         UsageError: the timeout is not a whole number.
     """
     typed = command.torchrun.options if command is not None and command.torchrun is not None else {}
-    told = _told(typed, env)
-    if told is None:
+    values = {_OPTION.flag: typed.get(_OPTION.name), **{name: env.get(name) for name in _VARIABLES}}
+    name, value = next(((name, value) for name, value in values.items() if value), (None, None))
+    if name is None or value is None:
         return own_s, None
-    name, timeout_s = told
+    timeout_s = float(check_value(_OPTION, value, name))
     if not is_given:
         return timeout_s, None
     if timeout_s <= own_s:
@@ -318,12 +461,3 @@ def grace_of(
         f"{name} is {timeout_s:g} s, but workers get SIGKILL after {own_s:g} s, because --grace is set; "
         f"set --grace to {timeout_s:g}, or remove it"
     )
-
-
-def _told(typed: Mapping[str, str], env: Mapping[str, str]) -> tuple[str, float] | None:
-    """The name and value that torchrun would use."""
-    found = {_OPTION.flag: typed.get(_OPTION.name), **{name: env.get(name) for name in _VARIABLES}}
-    for name, value in found.items():
-        if value:
-            return name, float(check_value(_OPTION, value, name))
-    return None

@@ -8,8 +8,7 @@ import os
 import re
 import shutil
 import sys
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -17,25 +16,24 @@ from trainer_launch.host.files import text
 from trainer_launch.model.errors import NotRunnableError, UsageError
 from trainer_launch.model.suggestions import did_you_mean, nearest
 from trainer_launch.planning.command import Command, Kind, is_shell, parse_command, runs_one_program
-from trainer_launch.planning.wrappers import Typed
 
 _USUAL = ("python", "python3", "torchrun", "mpirun", "horovodrun", "accelerate", "deepspeed")
 _SCRIPT_BYTES = 65_536  # of a script: launchers are looked for here
-_SOURCE_BYTES = 1_048_576  # a longer program needs its .py
-_ZIP = b"PK"
+_HOSTFILE = "/job/hostfile"  # from which `deepspeed` takes hosts that nobody typed
 _SHEBANG = re.compile(rb"#!\s*(\S+)(?:[ \t]+(\S+))?")
 _EXEC_LINE = re.compile(rb'exec\' "?([^"\n]+?)"? "\$0"')  # where a path is too long for a first line
 
 
 def recognise(argv: Sequence[str], path: str | None) -> Command:
-    """The command, where what no program is and Python can run counts as a script, as with torchrun and python.
+    """The command, with the script that its shell runs.
 
     Raises:
         UsageError: missing command, or torchrun's options do not parse.
     """
     command = parse_command(argv)
-    if command.kind is Kind.PROGRAM and _is_pythons(command.argv[0], path):
-        return replace(command, kind=Kind.SCRIPT)
+    chooses_hosts = command.is_deepspeed and os.path.isfile(_HOSTFILE)
+    if chooses_hosts or (command.kind is Kind.FRONT_END and not _is_pythons(command, path)):
+        command = Command(argv=command.argv, kind=Kind.PROGRAM, program=command.argv)
     return replace(command, shell=_shells_script(command.argv, path)) if command.kind is Kind.PROGRAM else command
 
 
@@ -73,10 +71,19 @@ def _shells_script(argv: Sequence[str], path: str | None) -> str | None:
     return shell
 
 
-def defaults_file(typed: Typed, env: Mapping[str, str]) -> str | None:
-    """The file that `accelerate launch` or `deepspeed` would take more options from, if it is there."""
-    path = typed.defaults(env)
-    return path if path is not None and os.path.isfile(path) else None
+def _is_pythons(front_end: Command, path: str | None) -> bool:
+    """Whether Python runs a front end; one that is not installed is refused later."""
+    program = shutil.which(front_end.argv[0], path=path)
+    is_program = not front_end.python and front_end.argv[0] != "-m" and program is not None
+    return not is_program or "python" in os.path.basename(interpreter(program or "", path) or "")
+
+
+def front_end(command: Command | None, path: str | None) -> tuple[str, str]:
+    """The Python that runs a front end, and the path of its program; without one empty."""
+    if command is None or command.kind is not Kind.FRONT_END:
+        return "", ""
+    program = shutil.which(command.argv[0], path=path) or command.argv[0]
+    return interpreter(program, path) or sys.executable, program
 
 
 def check(command: Command, path: str | None) -> None:
@@ -95,7 +102,7 @@ def check(command: Command, path: str | None) -> None:
             _check_script(torchrun.program[0])
     elif command.kind is Kind.SCRIPT:
         _check_script(command.program[0])
-    elif command.kind is Kind.PROGRAM:
+    elif command.kind is Kind.PROGRAM or (command.kind is Kind.FRONT_END and command.argv[0] != "-m"):
         _check_executable(command.argv[0], path)
 
 
@@ -151,8 +158,12 @@ def _check_executable(name: str, path: str | None) -> None:
     if not os.path.exists(name):
         raise NotRunnableError(f"{name!r} does not exist; check the path and the pod's volume mounts", found=False)
     if os.path.isdir(name):
-        raise NotRunnableError(f"{name!r} is a directory without __main__.py; name a program in it", found=True)
-    raise NotRunnableError(f"{name!r} is not executable for this user; run chmod +x on it", found=True)
+        raise NotRunnableError(
+            f"{name!r} is a directory; name a program in it, or write: python {name}", found=True
+        )
+    raise NotRunnableError(
+        f"{name!r} is not executable for this user; run chmod +x on it, or write: python {name}", found=True
+    )
 
 
 def _check_script(name: str) -> None:
@@ -172,44 +183,3 @@ def _near_script(name: str) -> str:
         return ""
     near = nearest(base.removesuffix(".py"), scripts)
     return f"did you mean {os.path.join(folder, scripts[near])}?" if near else ""
-
-
-# -- what only Python can run -----------------------------------------------------------------
-
-
-def _is_pythons(name: str, path: str | None) -> bool:
-    """Whether it is no program, but what `python` can run: a directory, an archive, a file of Python."""
-    if shutil.which(name, path=path) is not None:
-        return False
-    if os.path.isdir(name):
-        return os.path.isfile(os.path.join(name, "__main__.py"))
-    try:
-        with open(name, "rb") as file:
-            start = file.read(_SOURCE_BYTES)
-    except (OSError, ValueError):
-        return False
-    return _has_main(name) if start.startswith(_ZIP) else _is_source(start)
-
-
-def _has_main(archive: str) -> bool:
-    import zipfile  # only who runs an archive pays for it
-
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            return "__main__.py" in opened.namelist()
-    except (OSError, zipfile.BadZipFile):
-        return False
-
-
-def _is_source(text: bytes) -> bool:
-    """Whether it is Python, so that a script of another language or a list of users is not taken for it."""
-    first = text.partition(b"\n")[0]
-    if first.startswith(b"#!"):
-        return b"python" in first
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compile(text, "program", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return bool(text.strip())

@@ -1,13 +1,13 @@
-"""torchrun's options as plain data: names, what they take, and where the training script begins.
+"""The options of torchrun and of `deepspeed` as plain data, and the grammar of such command lines.
 
-PID 1 never imports torch, so it reads a command line with this table (compared with torch's own parser by a test).
-Written for torch 2.4 to 2.13.
+PID 1 imports neither of them, nor argparse: a table of options (compared with torch's own parser by a test) is all
+there is to know of a launcher. Written for torch 2.4 to 2.13.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from string import Template
 from types import MappingProxyType
 
@@ -15,7 +15,96 @@ from msgspec import Struct
 
 from trainer_launch.model import Destination
 from trainer_launch.model.errors import UsageError
-from trainer_launch.planning.launcher_options import Option, split
+
+_SHORT = 2  # letters of `-p`, to which a value may be joined
+
+
+class Option(Struct, frozen=True):
+    """One option: its name with underscores, how it is written (the first way is ours), how many values."""
+
+    name: str
+    flags: tuple[str, ...]
+    values: int = 1
+    form: str = "text"  # of the value: text, number, decimal, flag, or a choice "a|b|c"
+    env: bool = False  # whether torchrun reads PET_<NAME>
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that torchrun reads for it."""
+        return f"PET_{self.name.upper()}"
+
+    @property
+    def flag(self) -> str:
+        """The long option as people write it."""
+        return self.flags[0]
+
+
+class Split(Struct, frozen=True):
+    """A command line taken apart: options in the order they were typed, then the program."""
+
+    typed: tuple[tuple[str, tuple[str, ...]], ...]  # name and values
+    program: tuple[str, ...]
+    unknown: tuple[str, ...]  # --name=value words of a newer launcher, handed on as they are
+
+
+def split(argv: Sequence[str], options: Iterable[Option], launcher: str) -> Split:
+    """Take a command line apart, without the launcher's own name.
+
+    Raises:
+        UsageError: an option that the launcher does not know, or one without its values.
+    """
+    by_flag = {flag: option for option in options for flag in option.flags}
+    typed: list[tuple[str, tuple[str, ...]]] = []
+    unknown: list[str] = []
+    rest = list(argv)
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        if word == "--":
+            break
+        option, joined = _recognise(word, by_flag, launcher)
+        if option is None:
+            unknown.append(word)
+            continue
+        if joined is not None and option.values != 1:
+            raise UsageError(f"{word[:60]}: {launcher}'s {option.flag} takes {option.values or 'no'} values here")
+        values = [joined] if joined is not None else rest[: option.values]
+        if len(values) < option.values:
+            raise UsageError(f"{word[:60]} needs a value; write it before the program")
+        if joined is None:
+            del rest[: option.values]
+        typed.append((option.name, tuple(values)))
+    return Split(tuple(typed), tuple(rest), tuple(unknown))
+
+
+def _recognise(word: str, by_flag: Mapping[str, Option], launcher: str) -> tuple[Option | None, str | None]:
+    """The option that a word names, and the value joined to it.
+
+    None stands for an option that only a newer launcher may know: where its value ends is plain only with `=`.
+    """
+    flag, equals, value = word.partition("=")
+    joined = value if equals else None
+    if flag in by_flag:
+        return by_flag[flag], joined
+    is_long = word.startswith("--")
+    short = by_flag.get(word[:_SHORT])
+    if short is not None and short.values == 1 and not is_long:
+        return short, word[_SHORT:]
+    meant = {option.name: option for full, option in by_flag.items() if is_long and full.startswith(flag)}
+    if len(meant) == 1:
+        return next(iter(meant.values())), joined
+    if meant:
+        names = ", ".join(sorted(option.flag for option in meant.values()))
+        raise UsageError(f"ambiguous option {flag[:60]}: {launcher} has {names}; write it in full")
+    if is_long and equals:
+        return None, None
+    raise UsageError(
+        f"unknown option of {launcher}: {word[:60]}; check the spelling, put options of the program after the "
+        f"program, or write one of a newer {launcher} as --name=value"
+    )
+
+
+# -- torchrun ---------------------------------------------------------------------------------
+
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?")
@@ -89,6 +178,48 @@ def split_command(argv: Sequence[str]) -> TorchrunCommand:
     return TorchrunCommand(MappingProxyType(options), found.program, found.unknown)
 
 
+# `deepspeed`'s options that torchrun has, too; one without a name of torchrun's has no effect here.
+_OF_DEEPSPEED = {
+    "--num_gpus": "nproc_per_node",
+    "--num_nodes": "nnodes",
+    "--node_rank": "node_rank",
+    "--master_addr": "master_addr",
+    "--master_port": "master_port",
+    "--module": "module",
+    "--no_python": "no_python",
+    "--no_local_rank": None,
+    "--no_ssh": None,
+    "--force_multi": None,
+}
+_MOST = re.compile(r"[1-9]\d{0,5}")
+
+
+def deepspeed_as_torchrun(argv: Sequence[str]) -> TorchrunCommand | None:
+    """`deepspeed [options] script args` as torchrun has it, without the leading `deepspeed`.
+
+    None: an option has no equivalent, or the number of workers is not typed.
+    """
+    options, words = dict[str, str](), list(argv)
+    flags = set[str]()
+    while words and words[0].startswith("-"):
+        flag, equals, value = words.pop(0).partition("=")
+        name = _OF_DEEPSPEED.get(flag, "")
+        if name == "" or (not equals and not words):
+            return None
+        if name is None or OPTIONS[name].form == "flag":
+            flags.add(flag)
+            value = "1"
+        elif not equals:
+            value = words.pop(0)
+        if name is not None:
+            options[name] = value
+    if not words or not _MOST.fullmatch(options.get("nproc_per_node", "")):
+        return None
+    if "--no_local_rank" not in flags:
+        words.insert(1, "--local_rank=${local_rank}")  # torchrun replaces it for each worker
+    return TorchrunCommand(MappingProxyType(options), tuple(words))
+
+
 def check_value(option: Option, value: str, where: str) -> str:
     """The value in the form torchrun's parser takes; `where` names the flag or variable in messages.
 
@@ -98,8 +229,8 @@ def check_value(option: Option, value: str, where: str) -> str:
     text = value.strip()
     if option.name == "rdzv_backend" and text == "trainer-launch":
         raise UsageError(
-            f"{where} is trainer-launch, a backend that 0.3 has removed; leave it out: "
-            "under trainer-launch run the nodes meet at the launcher's coordinator"
+            f"{where} is trainer-launch, a backend that 0.3 has removed; drop it: trainer-launch run -- train.py "
+            f"needs none"
         )
     if option.form == "flag":
         if text.lower() in _TRUE:

@@ -29,8 +29,8 @@ from trainer_launch.model.findings import Fault, Finding, Report, Status, raised
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import engines
 from trainer_launch.planning.command import Command
+from trainer_launch.planning.job import place
 from trainer_launch.planning.reading import Reading
-from trainer_launch.planning.topology import place
 from trainer_launch.preflight.gpu.devices import Cards, cards
 
 LIMIT_S = 5.0  # for a check that does not say otherwise
@@ -187,7 +187,7 @@ def subject_of(reading: Reading, settings: Settings) -> Subject:
     folders = [path for path in (settings.storage or "").split(",") if path.removeprefix(_SHARED)]
     is_torch = job.engine in (None, "torchrun")
     if command is not None:
-        is_torch = engines.pick(job, command, settings.engine)[0].NAME in ("torch", "torchrun")
+        is_torch = engines.pick(job, command, settings.engine)[0].name in engines.OF_TORCH
     return Subject(
         job=job,
         host=reading.host,

@@ -98,7 +98,9 @@ def error_file(attempt_folder: str, local_rank: int) -> str:
 
 
 def _of_the_group(workers: Workers, membership: Membership, formed: say.Formed, go: say.Go) -> dict[str, str]:
+    sizes = {"LOCAL_SIZE": workers.count, "CROSS_RANK": formed.group_rank, "CROSS_SIZE": formed.size}
     return {
+        **({name: str(value) for name, value in sizes.items()} if workers.of_deepspeed else {}),
         "GROUP_RANK": str(formed.group_rank),
         "ROLE_NAME": workers.role,
         "LOCAL_WORLD_SIZE": str(workers.count),

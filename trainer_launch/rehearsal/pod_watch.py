@@ -72,10 +72,21 @@ class PodProcesses:
             for pod in pods.values()
             for one in (*pod.init, *pod.containers)
         }
-        for view in node_view.find((tempfile.gettempdir(), *self._kubelet.temporary_folders())):
+        for view in self._views(pods):
             place = wanted.get(self._mark(view.pid, view.started_ticks) or "")
             if place is not None:
                 yield Launcher(*place, view)
+
+    def _views(self, pods: Mapping[str, Pod]) -> Iterator[node_view.View]:
+        network = self._kubelet.network
+        if network is None:
+            yield from node_view.find((tempfile.gettempdir(), *self._kubelet.temporary_folders()))
+            return
+        for pod in pods.values():
+            for container in (*pod.init, *pod.containers):  # each numbers its processes from 1
+                processes = self._kubelet.processes_of(pod, container.name)
+                pids = network.numbers_inside(process.pid for process in processes)
+                yield from node_view.find(self._kubelet.temporary_folders((pod,)), pids)
 
     def _mark(self, pid: int, started: int) -> str | None:
         if (pid, started) not in self._marks:

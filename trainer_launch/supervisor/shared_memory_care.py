@@ -17,11 +17,11 @@ from trainer_launch.model import Job
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import MIB
-from trainer_launch.planning import typed_mpirun
+from trainer_launch.planning import mpi_options
 from trainer_launch.planning.command import Command
+from trainer_launch.planning.job import hosts_no_rank, place
 from trainer_launch.planning.reading import Reading
 from trainer_launch.planning.shared_memory import Decision, Need, decide
-from trainer_launch.planning.topology import hosts_no_rank, place
 
 if TYPE_CHECKING:
     import ctypes
@@ -80,7 +80,7 @@ def enlarged(reading: Reading, settings: Settings) -> Decision:
 
 def copies_are_refused(job: Job, command: Command | None, *, say: bool = True) -> bool:
     """Whether Open MPI's ranks may not read each other's memory here; tried in a child, and only for MPI."""
-    if job.engine not in _MPI and not (command and typed_mpirun.is_mpirun(command.argv[0])):
+    if job.engine not in _MPI and not (command and mpi_options.is_mpirun(command.argv[0])):
         return False
     number = copying_error()
     if number and say:

@@ -19,9 +19,9 @@ from trainer_launch.model import Job, Origin, hostfile, settings, signal_policy
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.mpi import horovod_ssh, mpirun_command
 from trainer_launch.observability import incident_watch
-from trainer_launch.planning import engines, horovodrun_options, reading, torchrun_options, typed_mpirun
+from trainer_launch.planning import mpi_options, task, torch, torchrun_options
 from trainer_launch.planning.command import parse_command
-from trainer_launch.planning.flag_overrides import overlay, with_hosts, with_minimum
+from trainer_launch.planning.job import overlay, with_hosts, with_minimum
 from trainer_launch.planning.ssh_environment import named
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.rehearsal.faults import requests
@@ -47,17 +47,17 @@ def command(data: bytes) -> None:
         assert (again.options, again.program) == (taken.options, taken.program)
         for name, value in taken.options.items():
             attempt(torchrun_options.check_value, torchrun_options.OPTIONS[name], value, "--it", names="--it")
-    mpirun = attempt(typed_mpirun.parse, ["mpirun", *words], kinds=(UsageError,), names="mpirun")
+    mpirun = attempt(mpi_options.parse, ["mpirun", *words], kinds=(UsageError,), names="mpirun")
     assert isinstance(mpirun, Refused) or mpirun.program
     _horovodrun(words)
 
 
 def _horovodrun(words: list[str]) -> None:
-    horovodrun_options.is_horovodrun(words)
-    found = attempt(horovodrun_options.split_command, words, kinds=(UsageError,), names="")
+    mpi_options.is_horovodrun(words)
+    found = attempt(mpi_options.split_command, words, kinds=(UsageError,), names="")
     if isinstance(found, Refused):
         return
-    again = horovodrun_options.split_command((*horovodrun_options.render(found), "--", *found.program, "x"))
+    again = mpi_options.split_command((*mpi_options.render(found), "--", *found.program, "x"))
     kept = tuple(one for one in found.typed if one[0] != "help")
     assert again.typed == kept
     for name in ("num_proc", "slots", "ssh_port"):
@@ -83,8 +83,8 @@ def setting(data: bytes) -> None:
         job = attempt(overlay, job, settings.job_options(found), Origin.FLAG)
     if not isinstance(job, Refused):
         attempt(with_minimum, job, found.min_nodes)
-    attempt(reading.ports_of, found, names="--port-range")
-    attempt(engines._names, found.preload, names="--preload")
+    attempt(task.ports_of, found, names="--port-range")
+    attempt(torch._modules, found.preload, names="--preload")
     attempt(incident_watch.check, found, names="--hang-")
 
 
@@ -131,7 +131,7 @@ def argv(data: bytes) -> None:
     if isinstance(found, Refused):
         return
     assert "--" not in words or found.argv == tuple(words[words.index("--") + 1 :])
-    attempt(reading.ports_of, found.settings, names="--port-range")
+    attempt(task.ports_of, found.settings, names="--port-range")
     attempt(signal_policy.parse, found.settings.signals or "", names="--signals")
     if name == "rehearse":
         attempt(rehearse._nodes, found.settings, names="--nodes")

@@ -15,7 +15,7 @@ from trainer_launch.model.errors import ContractError, LaunchError
 from trainer_launch.model.redaction import REDACTED, redact
 from trainer_launch.model.value_parsers import parse_host
 from trainer_launch.planning.command import parse_command
-from trainer_launch.planning.topology import place
+from trainer_launch.planning.job import place
 
 _HOST = Host(
     hostname="pod",

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import require
 from tests.host.test_real_cgroup import IS_V2, limited
-from tests.hosts.network import Host, hosts
+from tests.pods import Host, hosts
 from tests.preflight.cluster.test_hosts import LATEST_S, Pods, loud
 
 pytestmark = [pytest.mark.process, pytest.mark.long("tests/preflight/cluster/test_hosts.py")]
@@ -23,13 +23,7 @@ pytestmark = [pytest.mark.process, pytest.mark.long("tests/preflight/cluster/tes
 HALF = str(Path(__file__).with_name("half_node.py"))
 BOUND = 260 << 20  # below what two workers take, above what the preflight itself does
 MEMORY = ("memory", {"memory.max": str(BOUND)} if IS_V2 else {"memory.limit_in_bytes": str(BOUND)})
-# `ip netns exec` mounts a /sys of its own, in which nothing is below /sys/fs/cgroup.
-CGROUPS = (
-    "mount -t cgroup2 cgroup2 /sys/fs/cgroup && "
-    if IS_V2
-    else "mount -t tmpfs tmpfs /sys/fs/cgroup && mkdir /sys/fs/cgroup/memory && "
-    "mount -t cgroup -o memory cgroup /sys/fs/cgroup/memory && "
-)
+NAMES = tuple(f"job-node-0-{node}" for node in range(8))
 AHEAD = (  # a clock that is 45 s ahead, in this process only
     "import sys, time; real = time.time; time.time = lambda: real() + 45; "
     "from trainer_launch.cli import main; sys.argv[0] = 'trainer-launch'; main()"
@@ -60,12 +54,12 @@ def test_each_of_seven_nodes_with_a_fault_of_its_own_is_named_with_it_and_the_ei
 ) -> None:
     env = {"PET_NPROC_PER_NODE": "2", "TRAINER_LAUNCH_THRESHOLD": "pair=0.001,pair-mbps=0.01"}
     tiny = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" "$@"')
-    with limited(*MEMORY) as enter, hosts(*(f"job-node-0-{node}" for node in range(8))) as pods:
+    with limited(*MEMORY) as enter, hosts(*NAMES, shm_bytes=1 << 30) as pods:
         job = Pods(pods, tmp_path, deadline_s=60)
         job.start(0, env=env)
         job.start(1, env=env, inside=tiny)
         job.start(2, env=env, inside=("prlimit", "--nofile=64:64"))
-        job.start(3, env=env, inside=("sh", "-c", CGROUPS + enter))
+        job.start(3, env=env, inside=("sh", "-c", enter))
         job.start(4, env=env, inside=("prlimit", "--nofile=200:200"))
         job.start(5, env={**env, "GLOO_SOCKET_IFNAME": "eth9"})
         job.start(6, env=env, inside=other_torch(tmp_path))
@@ -103,9 +97,7 @@ def test_a_firewall_that_drops_one_way_is_named_as_a_link(tmp_path: Path) -> Non
 
 def block(host: Host, rule: str) -> None:
     table = f"table ip t {{ chain c {{ type filter hook input priority 0; {rule}; }}; }}"
-    made = subprocess.run(
-        ("ip", "netns", "exec", host.namespace, "nft", "-f", "-"), input=table, text=True, capture_output=True
-    )
+    made = subprocess.run((*host.enter("net"), "nft", "-f", "-"), input=table, text=True, capture_output=True)
     require(made.returncode == 0, f"needs nftables: {made.stderr}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.launching import LAUNCHER
-from tests.hosts.network import Host, hosts
+from tests.pods import Host, hosts
 
 pytestmark = pytest.mark.process
 
@@ -167,7 +167,7 @@ def test_the_node_whose_checkpoint_folder_is_another_one_is_named(tmp_path: Path
 def test_a_way_that_is_blocked_in_one_direction_is_named_as_a_link(tmp_path: Path) -> None:
     with hosts(*(f"job-node-0-{node}" for node in range(4))) as pods:
         route = ("route", "add", "blackhole", f"{pods[1].address}/32")
-        subprocess.run(("ip", "-n", pods[2].namespace, *route), check=True)
+        subprocess.run((*pods[2].enter("net"), "ip", *route), check=True)
         job = Pods(pods, tmp_path, deadline_s=30)
         for node in range(4):
             job.start(node)

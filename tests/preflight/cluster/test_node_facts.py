@@ -13,7 +13,7 @@ from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRa
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.planning.command import parse_command
-from trainer_launch.planning.topology import place
+from trainer_launch.planning.job import place
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import node_facts, present_nodes

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import LAUNCHER
-from tests.hosts.network import hosts
+from tests.pods import hosts
 from tests.ports import free_port
 from tests.survival.jobs import ELASTIC
 from trainer_launch.membership import protocol as coordinating

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import require
 from tests.hosts import middleman
-from tests.hosts.network import hosts
+from tests.pods import hosts
 from tests.preflight.cluster.test_hosts import Pods, loud
 
 pytestmark = [
@@ -39,7 +39,7 @@ def preflights(
     require(middleman.missing() is None, str(middleman.missing()))
     with hosts(*(f"job-node-0-{node}" for node in range(NODES))) as pods:
         addresses = [pods[peer].address for peer in peers]
-        with middleman.between(pods[at].namespace, addresses, rate=rate, flip_at=flip_at):
+        with middleman.between(pods[at].enter("net"), addresses, rate=rate, flip_at=flip_at):
             job = Pods(pods, folder, 60, (*WORDS, *words))
             for node in range(NODES):
                 job.start(node, level=level)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.launching import clean_env
-from tests.hosts.network import Host, hosts
+from tests.pods import Host, hosts
 from tests.preflight.gpu import machine, node
 from tests.preflight.gpu.machine import Change
 from tests.schemas.validator import violations

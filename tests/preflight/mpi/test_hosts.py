@@ -16,8 +16,8 @@ from typing import TypeAlias
 import pytest
 
 from tests.conftest import require
-from tests.hosts.network import Host, hosts
 from tests.mpi.ssh.secrets import require_openssh, secret
+from tests.pods import Host, hosts
 
 pytestmark = [
     pytest.mark.process,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
-from tests.hosts.network import hosts
+from tests.pods import hosts
 from tests.pytorch.launch.script import ROOT, end, program, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]

@@ -23,8 +23,8 @@ from trainer_launch.model.errors import MALFORMED, NodeError
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import counted
-from trainer_launch.planning.engines.meeting import job_name
-from trainer_launch.planning.reading import ports_of
+from trainer_launch.planning.task import ports_of
+from trainer_launch.planning.torch import job_name
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts, pair_results, present_nodes, shared_storage

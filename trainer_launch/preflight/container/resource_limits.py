@@ -20,9 +20,9 @@ from trainer_launch.model.findings import Fault, Finding, Scope, Status, Value
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import MIB, counted, in_mib, in_units, printable
 from trainer_launch.planning import shared_memory
+from trainer_launch.planning.job import hosts_no_rank
 from trainer_launch.planning.reading import Reading
 from trainer_launch.planning.shared_memory import Need
-from trainer_launch.planning.topology import hosts_no_rank
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.check import STATE_FILE, Subject, at_once, check, run, subject_of, with_container
 

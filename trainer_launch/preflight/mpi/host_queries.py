@@ -24,7 +24,7 @@ from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.mpirun_command import INTEL, OPEN_MPI, Dialect, recognised
 from trainer_launch.mpi.ssh_client import Client, prepared
-from trainer_launch.planning.typed_mpirun import Typed
+from trainer_launch.planning.mpi_options import Typed
 from trainer_launch.preflight.check import Subject, at_once
 
 AT_ONCE = 64  # sessions under way; PRRTE has 128

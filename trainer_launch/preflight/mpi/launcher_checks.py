@@ -14,11 +14,10 @@ from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import all_of, counted, grouped, listed
-from trainer_launch.planning import typed_mpirun
+from trainer_launch.planning import mpi_options
 from trainer_launch.planning.command import Command
-from trainer_launch.planning.horovodrun_options import is_horovodrun, split_command
-from trainer_launch.planning.mpi_launch_spec import KUBEXEC
-from trainer_launch.planning.typed_mpirun import Typed
+from trainer_launch.planning.mpi import KUBEXEC
+from trainer_launch.planning.mpi_options import Typed, is_horovodrun, split_command
 from trainer_launch.preflight.check import Check, Subject, Where, check
 from trainer_launch.preflight.mpi.host_queries import (
     Answer,
@@ -82,8 +81,8 @@ def _typed(command: Command | None) -> Typed:
         words = split_command(command.argv[1:])
         if not words.has("mpi"):
             return Typed(mpirun="", number=words.number("num_proc"), program=words.program)
-    if command is not None and typed_mpirun.is_mpirun(command.argv[0]):
-        return typed_mpirun.parse(command.argv)
+    if command is not None and mpi_options.is_mpirun(command.argv[0]):
+        return mpi_options.parse(command.argv)
     return Typed(mpirun="mpirun", program=command.argv if command is not None else ())
 
 

@@ -14,8 +14,7 @@ from trainer_launch.host.files import JOB_SECRET
 from trainer_launch.model import NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_number
-from trainer_launch.planning.horovodrun_options import is_horovodrun
-from trainer_launch.planning.typed_mpirun import is_mpirun, parse
+from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun, parse
 from trainer_launch.rehearsal.controllers import pod_values, v1, v1_pytorch
 from trainer_launch.rehearsal.controllers.documents import Field, Request
 from trainer_launch.rehearsal.controllers.pod_values import (

@@ -1,8 +1,9 @@
 """Pods with a network, names and /dev/shm of their own: made, entered, disturbed, and gone with us.
 
-Every pod is a network namespace with one address; the router between them is a namespace too, ours. Losing packets
+Every pod is a network namespace with one address; the router between them is a namespace too. Losing packets
 is the router's doing, so that neither side is told, as between machines. The namespaces have no name anywhere: we
-hold them open, and when we and the pods' processes have ended, the kernel takes them down.
+hold them open, and when we and the pods' processes have ended, the kernel takes them down. A container is process 1
+of a PID namespace, where the kernel allows that. Tests of this project put their own pods here, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import os
 import resource
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.host import deadline_subprocess
+from trainer_launch.host import deadline_subprocess, files
 from trainer_launch.model import Process
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import MIB
@@ -48,15 +50,20 @@ class _Place(Struct, frozen=True):
 
 
 class OwnNetwork:
-    """The pods' network; we are its router, so we have to be in namespaces of our own already."""
+    """The pods' network and the router between them; needs root, or a user namespace in which we are root."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
+        with _child(("unshare", "--net", "--", "sh", "-c", ROUTING)) as pid:
+            self._router_fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        # What runs a program in the router's place.
+        self.router: Argv = ("nsenter", f"--net=/proc/{os.getpid()}/fd/{self._router_fd}", "--")
+        tried = deadline_subprocess.run((*_AS_FIRST, "true"), None, COMMAND_S)
+        self._first: Argv = _AS_FIRST if tried.code == 0 else ()
         self._places: dict[str, _Place] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._known = self._told = True  # whether pods are to know the others' names, and whether that is written
         self._lasting: Counter[tuple[str, str | None]] = Counter()  # how many faults of a kind a pod suffers now
-        _run(_ROUTES)
 
     def add(self, pod: str, number: int, names: Sequence[str], shm_bytes: int | None = None) -> None:
         """Give a pod its place, `shm_bytes` as `Pod` has it; when something runs there, all pods know its names.
@@ -73,7 +80,7 @@ class OwnNetwork:
         resolver.write_text(RESOLVER, encoding="ascii")
         inside = ("sh", "-c", POD, "sh", pod, str(hosts), shm, str(resolver))
         with _child(("unshare", *UNSHARE, "--", *inside)) as pid:
-            _ip(cable(link, pid))
+            _ip(cable(link, pid), self.router)
             fds = {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS}
             self._places[pod] = place = _Place(link, fds, hosts, shm)
         _ip(plug(link), place.enter("net"))
@@ -86,13 +93,51 @@ class OwnNetwork:
             for fd in place.fds.values():
                 os.close(fd)
         self._places.clear()
+        if self._router_fd >= 0:
+            os.close(self._router_fd)
+        self._router_fd = -1
+
+    def address(self, pod: str) -> str:
+        """The pod's address now."""
+        return self._places[pod].link.address
+
+    def enter(self, pod: str, *kinds: str) -> Argv:
+        """What runs a program in the pod's namespaces of these kinds (net, mnt, uts, ipc), by default in all."""
+        return self._places[pod].enter(*kinds)
 
     def wrap(self, pod: str, process: Process) -> Process:
-        """The same process, in the pod's place."""
+        """The same process, in the pod's place: process 1 of a PID namespace, the child of what is started."""
         if not self._told:
-            self._tell_names()
+            self.tell_names()
         into = ("sh", "-c", 'cd "$0" && exec "$@"', process.cwd or os.getcwd())
-        return replace(process, argv=(*self._places[pod].enter(), *into, *process.argv))
+        return replace(process, argv=(*self._places[pod].enter(), *into, *self._first, *process.argv))
+
+    def numbers_inside(self, pids: Iterable[int]) -> dict[int, int]:
+        """Processes by their numbers as their own pod has them; those that have ended are left out."""
+        found: dict[int, int] = {}
+        for pid in pids:
+            lines = files.text(Path(f"/proc/{pid}/status")).splitlines()
+            numbers = next((line.split() for line in lines if line.startswith("NSpid:")), [])
+            if len(numbers) > (2 if self._first else 1):
+                found[int(numbers[-1])] = pid
+        return found
+
+    def move(self, pod: str) -> None:
+        """Give the pod another address, which all pods' /etc/hosts then have."""
+        place = self._places[pod]
+        old, link = place.link, replace(place.link, moves=place.link.moves + 1)
+        _ip([("ip", "route", "del", f"{old.address}/32"), *route(link)], self.router)
+        _ip([("ip", "addr", "flush", "dev", DEVICE), *plug(link)], place.enter("net"))
+        self._places[pod] = replace(place, link=link)
+        self.tell_names()
+
+    def cut_off(self, pod: str) -> None:
+        """Lose all packets from and to the pod; neither side is told."""
+        _ip(partition(self._places[pod].link), self.router)
+
+    def reconnect(self, pod: str) -> None:
+        """Undo `cut_off`."""
+        _ip(heal(self._places[pod].link), self.router)
 
     def renew(self, pod: str) -> None:
         """A new pod takes the place of the old one: its /dev/shm is empty."""
@@ -122,12 +167,12 @@ class OwnNetwork:
     def _change(self, fault: Fault, pod: str | None, *, is_over: bool) -> None:
         if fault.kind == "delay dns":
             self._known = is_over
-            self._tell_names()
+            self.tell_names()
             return
-        _ip((heal if is_over else partition)(self._places[pod or ""].link))
+        (self.reconnect if is_over else self.cut_off)(pod or "")
 
-    def _tell_names(self) -> None:
-        """In place: the files are mounted into the pods."""
+    def tell_names(self) -> None:
+        """Write every pod's /etc/hosts, in place: the files are mounted into the pods."""
         self._told = True
         addresses = {pod: place.link.address for pod, place in self._places.items()}
         for pod, place in self._places.items():
@@ -178,6 +223,7 @@ def _make_room(pods: int) -> None:
 DEVICE = "eth0"  # in each pod
 ROUTER = "169.254.1.1"
 SHM_BYTES = 64 * MIB  # what a container's runtime gives a pod that asks for nothing else
+_NETWORK, _NETWORKS = 77, 100  # 10.77.0.0/16 is the first of so many: a pod that moves goes to the next
 
 Argv = tuple[str, ...]
 
@@ -194,23 +240,26 @@ RESOLVER = (
 # In a pod that lives already. $1: the size of its /dev/shm.
 NEW_SHM = 'umount -l /dev/shm && mount -t tmpfs -o "mode=1777,size=$1" shm /dev/shm'
 UNSHARE = ("--net", "--mount", "--uts", "--ipc")
-_ROUTES: list[Argv] = [("ip", "link", "set", "lo", "up"), ("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")]
+# In the router's namespace. Ends with its standard input.
+ROUTING = "set -e; ip link set lo up; echo 1 >/proc/sys/net/ipv4/ip_forward; echo ready; exec cat"
+_AS_FIRST = (sys.executable, "-I", "-S", str(Path(__file__).with_name("first_process.py")))
 
 
 def address_of(number: int) -> str:
     """A pod's address, by its number in the job."""
-    return pod_values.address_of(number, "10.77")
+    return Link(number).address
 
 
 class Link(Struct, frozen=True):
     """Where a pod is plugged into the router."""
 
     number: int
+    moves: int = 0  # how often the pod has got another address
 
     @property
     def address(self) -> str:
         """The pod's."""
-        return address_of(self.number)
+        return pod_values.address_of(self.number, f"10.{_NETWORK + self.moves % _NETWORKS}")
 
     @property
     def port(self) -> str:
@@ -220,13 +269,18 @@ class Link(Struct, frozen=True):
 
 def cable(link: Link, pid: int) -> list[Argv]:
     """Lay the cable to the pod whose namespace a process has: first at the router's end."""
-    port, address = link.port, link.address
+    port = link.port
     return [
         ("ip", "link", "add", port, "type", "veth", "peer", "name", DEVICE, "netns", str(pid)),
         ("ip", "addr", "add", f"{ROUTER}/32", "dev", port),
         ("ip", "link", "set", port, "up"),
-        ("ip", "route", "add", f"{address}/32", "dev", port),
+        *route(link),
     ]
+
+
+def route(link: Link) -> list[Argv]:
+    """The router's way to the pod's address."""
+    return [("ip", "route", "add", f"{link.address}/32", "dev", link.port)]
 
 
 def plug(link: Link) -> list[Argv]:

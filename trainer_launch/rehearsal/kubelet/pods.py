@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -139,6 +139,7 @@ class Kubelet:
             **{f"TRAINER_LAUNCH_{key}": value for key, value in self._setting.launchers.items()},
             "HOSTNAME": pod.name,
             **({"POD_IP": pod.address} if self._tells_address else {}),
+            **({} if self.network is None else {"TMPDIR": str(self._scratch / pod.name / "tmp")}),
             **(here.env if self.network is None else pod_isolation.off_loopback(here.env)),
             MARK: str(self.termination_message(pod, name)),
             runtime_directory.VARIABLE: self.runtime_directory_of(pod),
@@ -221,10 +222,11 @@ class Kubelet:
                     found |= {each.pid: each for each in (process, *below)}
         return list(found.values())
 
-    def temporary_folders(self) -> tuple[str, ...]:
-        """Where pods put what is temporary, if not where we do."""
-        own = (pod.main.env.get("TMPDIR") for pod in self.pods)
-        return (*(str(self._scratch / pod.name / "tmp") for pod in self.pods), *dict.fromkeys(filter(None, own)))
+    def temporary_folders(self, pods: Sequence[Pod] | None = None) -> tuple[str, ...]:
+        """Where these pods, by default all, put what is temporary, if not where we do."""
+        pods = self.pods if pods is None else pods
+        own = (pod.main.env.get("TMPDIR") for pod in pods)
+        return (*(str(self._scratch / pod.name / "tmp") for pod in pods), *dict.fromkeys(filter(None, own)))
 
     def _localised(self, pod: Pod, container: Container, life: int) -> Container:
         return local_jobs.localised(container, self._local, lambda volume: self._folder(pod, volume, life))

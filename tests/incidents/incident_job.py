@@ -102,6 +102,12 @@ def never_entered_once(rank):
         read_batch()
 
 
+def never_entered_after_output(rank):
+    if rank == 1:
+        prints(rank)
+        read_batch()
+
+
 def two_never_entered(rank):
     if rank == 1:
         read_batch()

@@ -1,0 +1,140 @@
+"""A front end that calls torch.distributed.run becomes the launcher, with its options, variables and process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.launching import Started, launch
+from tests.contracts.pods import V2_TORCH
+
+pytestmark = [pytest.mark.process, pytest.mark.torch]
+WORKER = """
+import json, os
+names = ("RANK", "WORLD_SIZE", "LT_DEVICES")
+print(json.dumps({**{name: os.environ.get(name) for name in names}, "parent": os.getppid()}), flush=True)
+"""
+START = f"""#!{sys.executable}
+import os, subprocess, sys, time
+print("pid", os.getpid(), flush=True)
+import torch.distributed.run as torchrun
+os.environ["LT_DEVICES"] = "2"
+"""
+BODIES = {
+    "list": "torchrun.main('--nproc_per_node=2 --nnodes=1 --node_rank=0 --master_port=29400 worker.py'.split())",
+    "namespace": "torchrun.run(torchrun.get_args_parser().parse_args(['--nproc-per-node', '2', 'worker.py']))",
+    "child": "subprocess.Popen([sys.executable, 'worker.py'], env={**os.environ, 'RANK_IS': '0'}).wait()",
+    "wrong": "sys.exit(3)",
+    "slow": "print('begins', flush=True); time.sleep(60)",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the worker, and a first folder of PATH for `fabric`."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def fabric(folder: Path, body: str) -> None:
+    """A front end of the name, which does this."""
+    program = folder / "bin" / "fabric"
+    program.write_text(START + BODIES[body] + "\n")
+    program.chmod(0o755)
+
+
+def test_a_front_end_behind_a_wrapper_is_one_too_but_a_script_of_a_shell_is_a_program(folder: Path) -> None:
+    fabric(folder, "child")
+    ended = launch("run", "--", "env", "LT_DEVICES=3", "fabric", "run", "worker.py", cwd=folder)
+    assert (ended.returncode, "engine=plain" in ended.stderr, "parent" in ended.stdout) == (0, True, True), ended
+    (folder / "bin" / "fabric").write_text("#!/bin/sh\necho a shell\n")
+    ended = launch("run", "--", "fabric", "run", "worker.py", cwd=folder)
+    assert (ended.returncode, ended.stdout) == (0, "a shell\n"), ended.stderr
+
+
+@pytest.mark.parametrize("body", ["list", "namespace"])
+def test_its_call_of_torchrun_becomes_the_launcher_with_what_was_typed_and_set(folder: Path, body: str) -> None:
+    fabric(folder, body)
+    ended = launch("run", "--start-method", "exec", "--prefix", "--", "fabric", "run", "worker.py", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    lines = re.findall(r"^\[0:\d\] (\{.*)", ended.stdout, re.MULTILINE)
+    workers = [json.loads(line) for line in lines]
+    assert sorted(worker["RANK"] for worker in workers) == ["0", "1"]
+    assert {(worker["WORLD_SIZE"], worker["LT_DEVICES"]) for worker in workers} == {("2", "2")}
+    assert {worker["parent"] for worker in workers} == {int(re.findall(r"pid (\d+)", ended.stdout)[0])}, (
+        "PID 1 stays"
+    )
+    assert "engine=torch node=0/1 workers=2" in ended.stderr
+
+
+def test_a_script_that_it_starts_as_a_child_runs_under_the_launcher(folder: Path) -> None:
+    fabric(folder, "child")
+    ended = launch("run", "--nproc-per-node", "1", "--", "fabric", "run", "worker.py", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    (worker,) = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    assert (worker["RANK"], worker["LT_DEVICES"]) == ("0", "2")
+
+
+def test_one_node_in_a_pod_of_several_is_an_error_in_words(folder: Path) -> None:
+    fabric(folder, "list")
+    message = folder / "message"
+    message.touch()
+    words = ("run", "--termination-log", str(message), "--", "fabric", "run", "worker.py")
+    ended = launch(*words, cwd=folder, env=V2_TORCH | {"PET_NNODES": "2"})
+    assert ended.returncode == 2
+    said = (
+        "fabric run: it starts 1 node (--nnodes=1), but the job has 2 nodes (contract trainer-v2-torch); set "
+        "--num-nodes, or --nodes 1 (TRAINER_LAUNCH_NODES) to train on this node alone"
+    )
+    assert said in ended.stderr
+    assert message.read_text() == f"{said}\n"
+
+
+def test_its_own_failure_is_its_own(folder: Path) -> None:
+    fabric(folder, "wrong")
+    message = folder / "message"
+    message.touch()
+    ended = launch("run", "--termination-log", str(message), "--", "fabric", "run", "worker.py", cwd=folder)
+    assert ended.returncode == 3
+    assert message.read_text() == "fabric run: it ended with 3 before the training began\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_asked_to_stop_before_the_training_it_ends_at_once(folder: Path, number: int, code: int) -> None:
+    fabric(folder, "slow")
+    job = Started(("run", "--", "fabric", "run", "worker.py"), cwd=folder, env=None)
+    try:
+        job.read_until("begins")
+        os.kill(job.pid, number)
+        ended, output = job.end(timeout_s=30)
+    finally:
+        job.close()
+    assert ended == code, output
+
+
+def test_a_program_that_starts_torchrun_as_a_child_finds_the_launchers(folder: Path) -> None:
+    """As LLaMA-Factory and ms-swift do."""
+    program = folder / "bin" / "swift"
+    program.write_text(
+        f"#!{sys.executable}\nimport subprocess, sys\nsys.exit(subprocess.call(['torchrun', *sys.argv[2:]]))\n"
+    )
+    program.chmod(0o755)
+    ended = launch("run", "--", "swift", "sft", "--nproc-per-node", "2", "worker.py", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    assert "engine=plain" in ended.stderr
+    assert "engine=torch node=0/1 workers=2" in ended.stderr
+
+
+def test_explain_says_who_decides_and_what_it_becomes(folder: Path) -> None:
+    fabric(folder, "slow")
+    ended = launch("explain", "--", "fabric", "run", "worker.py", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    assert "front end (fabric run decides on the command; where it starts the workers it becomes: " in ended.stdout

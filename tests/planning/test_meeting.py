@@ -1,0 +1,157 @@
+"""Where the nodes of a torch job meet: who hosts a coordinator, by which name, and whom each node asks."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from tests.contracts.pods import pod_of
+from tests.planning.requests import MACHINE, request
+from tests.planning.test_torchrun import ALONE, ELASTIC, ETCD, FIXED
+from trainer_launch.contracts import read_job
+from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Origin
+from trainer_launch.model.errors import ContractError
+from trainer_launch.planning import engines
+from trainer_launch.planning.job import overlay
+
+
+def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
+    plan = engines.plan(request("train.py", FIXED))
+    assert plan.hosting is None
+    zero = engines.plan(request("train.py", replace(FIXED, node_rank=0, is_coordinator=True)))
+    assert zero.hosting == Hosting(
+        job="job-node-0-0.job-29500",
+        host="",
+        port=29500,
+        nodes=NodeRange(2, 2),
+        max_restarts=3,
+        rejoin_timeout_s=600.0,
+    )
+
+
+def test_a_single_node_hosts_its_coordinator_on_loopback() -> None:
+    plan = engines.plan(request("train.py", ALONE))
+    assert plan.hosting is not None
+    assert (plan.hosting.host, plan.hosting.port, plan.hosting.nodes) == ("127.0.0.1", 4242, NodeRange(1, 1))
+    assert plan.wait_for == ()
+
+
+def node_rank_of(job: Job) -> int:
+    """This node's rank in the plan of a script."""
+    plan = engines.plan(request("train.py", job))
+    assert plan.membership is not None
+    return plan.membership.node_rank
+
+
+def with_a_master(nodes: str, hostname: str, env: dict[str, str] | None = None) -> Job:
+    """A PyTorchJob with a Master, two Workers and an elasticPolicy; PET_NNODES counts Workers only."""
+    told = {
+        "PET_RDZV_ENDPOINT": "e-worker-0:23456",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_NNODES": nodes,
+        "MASTER_ADDR": "e-master-0",
+        "MASTER_PORT": "23456",
+        "RANK": "0",
+        "WORLD_SIZE": "3",
+    }
+    return read_job(pod_of(told | (env or {}), hostname=hostname))
+
+
+@pytest.mark.parametrize(
+    ("home", "own", "rank", "pattern"),
+    [
+        ("job-worker-0", "job-worker-2", 2, "job-worker-#/0/3"),
+        ("job-node-0-0.job", "job-node-0-1", 1, "job-node-0-#.job/0/3"),
+        ("job-master-0", "job-worker-0", 1, "job-worker-#/-1/3"),
+        ("job-worker-0", "machine-7", 2, None),
+        ("10.0.0.1", "job-worker-2", 2, None),
+    ],
+)
+def test_every_node_of_an_elastic_job_hosts_a_coordinator_if_names_tell_the_index(home, own, rank, pattern) -> None:
+    job = replace(FIXED, nodes=NodeRange(1, 3), coordinator=Endpoint(home, 29500), node_rank=rank)
+    machine = replace(MACHINE, hostname=own)
+    plan = engines.plan(request("train.py", job, host=machine))
+    assert plan.membership is not None
+    seats = plan.membership.seats
+    assert (None if seats is None else f"{seats.pattern}/{seats.offset}/{seats.count}") == pattern
+    is_name = not home[0].isdigit()  # an address needs no DNS
+    assert plan.wait_for == ((home,) if is_name and not pattern else ()), "node 0 may be gone for good"
+    if pattern is None:
+        assert plan.hosting is None
+    else:
+        assert plan.hosting is not None
+        assert plan.hosting.seat == rank
+        assert plan.hosting.seats is not None
+        assert plan.hosting.seats.endpoint(0) == Endpoint(home, 29500)
+        assert plan.hosting.seats.endpoint(rank).host.startswith(own)
+
+
+def test_the_jobs_budget_and_range_are_the_contracts() -> None:
+    hosting = engines.plan(request("train.py", ELASTIC)).hosting
+    assert hosting is not None
+    assert (hosting.max_restarts, hosting.nodes, hosting.port) == (100, NodeRange(1, 3), 23456)
+
+
+@pytest.mark.parametrize(
+    ("env", "rank"),
+    [
+        ({}, 2),
+        ({"PET_NPROC_PER_NODE": "auto"}, 2),
+        ({"PET_NPROC_PER_NODE": "8", "WORLD_SIZE": "24"}, 2),
+        ({"PET_NPROC_PER_NODE": "8"}, 2),  # operators up to 1.6 count pods
+    ],
+)
+def test_the_master_of_an_elastic_job_comes_behind_its_workers(env: dict[str, str], rank: int) -> None:
+    master = with_a_master("2:3", "e-master-0", env)
+    assert node_rank_of(master) == rank
+    assert engines.plan(request("train.py", master)).hosting is None
+    assert node_rank_of(with_a_master("2:3", "e-worker-0", env)) == 0
+
+
+@pytest.mark.parametrize("env", [{}, {"PET_NPROC_PER_NODE": "8", "WORLD_SIZE": "24"}])
+def test_a_master_for_whom_the_workers_leave_no_room_is_refused_with_what_to_do(env: dict[str, str]) -> None:
+    full = with_a_master("2:2", "e-master-0", env)
+    with pytest.raises(
+        ContractError, match=r"maxReplicas by one, remove the Master, or set --nodes 2:3 in all pods"
+    ):
+        engines.plan(request("train.py", full))
+    assert engines.plan(request("sshd -De", full)).engine == "plain"
+    roomier = overlay(full, {"nnodes": "2:3"}, Origin.FLAG)
+    assert node_rank_of(roomier) == 2
+    engines.plan(request("train.py", with_a_master("2:2", "e-worker-1", env)))
+
+
+def test_each_node_knows_where_to_ask_how_the_job_stands() -> None:
+    one = engines.plan(request("train.py", FIXED))
+    assert one.meeting == ("job-node-0-0.job-29500", Endpoint("job-node-0-0.job", 29500))
+    zero = engines.plan(request("train.py", replace(FIXED, node_rank=0, is_coordinator=True)))
+    assert zero.meeting == ("job-node-0-0.job-29500", Endpoint("localhost", 29500)), "its own name may not resolve"
+    alone = engines.plan(request("train.py", ALONE))
+    assert alone.meeting == ("127.0.0.1-4242", Endpoint("localhost", 4242))
+    assert engines.plan(request("train.py", ETCD)).meeting is None
+
+
+def test_a_node_of_an_elastic_job_asks_node_0_and_not_its_own_standby() -> None:
+    elastic = replace(FIXED, nodes=NodeRange(1, 2))
+    named = replace(MACHINE, hostname="job-node-0-1")
+    made = engines.plan(request("train.py", elastic, host=named))
+    assert made.hosting is not None, "each hosts one"
+    assert made.meeting == ("job-node-0-0.job-29500", Endpoint("job-node-0-0.job", 29500))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nodes_that_are_told_localhost_are_of_one_job_on_one_machine(rank: int) -> None:
+    job = replace(FIXED, node_rank=rank, is_coordinator=rank == 0, coordinator=Endpoint("127.0.0.1", 29500))
+    made = engines.plan(request("train.py", job))
+    assert made.meeting is not None
+    assert made.meeting[0] == "here-29500", "an old operator tells the others node 0's name"
+
+
+@pytest.mark.parametrize(
+    ("address", "name"), [("fd00::1", "fd00-1-29500"), ("job-node-0-0.job", "job-node-0-0.job-29500")]
+)
+def test_the_run_id_has_no_colon_because_torch_names_the_folders_of_log_dir_after_it(address, name) -> None:
+    job = replace(FIXED, coordinator=Endpoint(address, 29500))
+    made = engines.plan(request("train.py", job))
+    assert made.membership is not None
+    assert made.membership.job == name

@@ -1,0 +1,135 @@
+"""From what was read to a plan: the engine that was asked for or that fits makes it of a task.
+
+A new engine is an `Engine` in a module beside this one, its line in ENGINES, and its name in `settings.py` for
+`--engine`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from msgspec.structs import replace
+
+from trainer_launch.contracts.source import Pod
+from trainer_launch.model import Job, Plan
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.settings import Settings
+from trainer_launch.planning import torch
+from trainer_launch.planning.command import Command, Kind, parse_command
+from trainer_launch.planning.job import place
+from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN, SSHD
+from trainer_launch.planning.plain import FRONT_END, PLAIN
+from trainer_launch.planning.reading import Reading
+from trainer_launch.planning.task import Engine, Task, Trial, with_log_level
+from trainer_launch.planning.torch import TORCH, TORCHRUN
+
+# The first that says it serves is picked, so `plain`, which serves all, comes last.
+ENGINES: tuple[Engine, ...] = (
+    TORCH,
+    TORCHRUN,
+    MPIRUN,
+    HOROVODRUN,
+    SSHD,
+    FRONT_END,
+    PLAIN,
+)
+OF_TORCH = (TORCH.name, TORCHRUN.name, FRONT_END.name)
+
+
+def plan(task: Task) -> Plan:
+    """The complete plan, made by the engine that was asked for or that fits.
+
+    Raises:
+        LaunchError: the engine cannot run this command in this topology.
+    """
+    engine, reason = pick(task.job, task.command, task.settings.engine)
+    if engine in (TORCH, TORCHRUN):
+        why = torch.handed_over(task)
+        if why is not None and engine is TORCH:
+            if task.settings.start_method == "forkserver":
+                raise UsageError(f"--start-method is forkserver, but {why}; set it to auto")
+            engine, reason = TORCHRUN, f"{reason}; torchrun runs it: {why}"
+    if engine is not FRONT_END:
+        torch.check_spares(task, runs_workers=engine is TORCH)
+    if engine not in (TORCH, FRONT_END):
+        torch.check_placement(task, reason, is_torchrun=engine is TORCHRUN)
+    plan = engine.plan(task, reason)
+    odd = torch.warnings(task) if engine in (TORCH, TORCHRUN) else ()
+    return replace(plan, warnings=(*plan.warnings, *odd))
+
+
+def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
+    """The engine, and why it was picked."""
+    names = {engine.name: engine for engine in ENGINES}
+    if asked not in ("auto", *names):
+        raise UsageError(f"invalid value {asked!r} for --engine: expected one of auto, {', '.join(names)}")
+    if command.kind is Kind.FRONT_END and asked in ("auto", TORCH.name, TORCHRUN.name) and job.role != "rank":
+        return FRONT_END, f"{command.front_end} decides on the command"
+    if asked != "auto":
+        return names[asked], "--engine selects it"
+    if job.role == "rank":
+        return PLAIN, "this process is already a rank of a running job"
+    engine, reason = next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))
+    workers = torch.serves_any_program(job, command) if engine is PLAIN else None
+    return (engine, reason) if workers is None else (TORCH, workers)
+
+
+# -- from what was read to a task ---------------------------------------------------------------
+
+
+_MAX_LABEL = 253
+
+
+def task_of(reading: Reading, settings: Settings, trial: Trial) -> Task:
+    """Everything an engine needs for its plan; `trial` is what was done on this machine first.
+
+    Raises:
+        LaunchError: missing command, or this node has no place in the job.
+    """
+    task = Task(
+        job=reading.job,
+        host=reading.host,
+        topology=place(reading.job, reading.host),
+        command=_command(reading),
+        env=with_log_level(reading.pod.env, settings),
+        settings=settings,
+        trial=replace(
+            trial,
+            python=sys.executable,
+            python_is_ours=reading.python_is_ours,
+            loopback_port=reading.loopback_port,
+            front_end=reading.front_end,
+        ),
+    )
+    if settings.ranks_by == "topology":
+        task = replace(task, trial=replace(task.trial, label=_label(settings.topology_label, reading.pod)))
+    if task.numa_binding == "off":
+        return task
+    from trainer_launch.host import numa  # only who binds workers needs it
+
+    machine = numa.read(task.env, task.host.gpus)
+    bindings = numa.bindings(machine, task.numa_binding, task.topology.local_world_size or 1)
+    return replace(task, trial=replace(task.trial, bindings=bindings))
+
+
+def _label(source: str, pod: Pod) -> str:
+    """This node's topology label, from a file or a variable; "" where there is none.
+
+    Raises:
+        UsageError: it is no label.
+    """
+    is_file = source.startswith("/")
+    text = (pod.files.read(source) or b"").decode(errors="replace") if is_file else pod.env.get(source, "")
+    label = text.strip().strip("/")
+    if not (label.isascii() and label.isprintable() and len(label) <= _MAX_LABEL):
+        raise UsageError(
+            f"{source} holds {label[:60]!r}: expected a topology label such as block-a/rack-3, of at most "
+            f"{_MAX_LABEL} ASCII characters; correct it, or set --topology-label to another file or variable"
+        )
+    return label
+
+
+def _command(reading: Reading) -> Command:
+    if reading.command is None and reading.job.engine == "sshd":
+        raise UsageError("missing command; this pod is an MPI worker, whose command is: trainer-launch sshd")
+    return reading.command or parse_command(reading.pod.command)

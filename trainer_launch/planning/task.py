@@ -1,0 +1,187 @@
+"""What an engine plans, as one value, and the environment of what it starts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+from trainer_launch.model import Binding, Host, Job, Plan, PortRange, Topology, signal_policy, value_parsers
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.settings import PREFIX, Settings
+from trainer_launch.model.signal_policy import SignalAction
+from trainer_launch.planning.command import Command, grace_of
+from trainer_launch.planning.job import usable_threads
+from trainer_launch.planning.torchrun_options import OPTIONS, check_value
+
+_PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
+
+
+class Trial(Struct, frozen=True, kw_only=True):
+    """What was tried out on this machine for a plan, and what was made there."""
+
+    scratch: str  # a private folder for this run's files
+    python: str = ""  # the interpreter that has trainer_launch
+    python_is_ours: bool = False  # whether the interpreter typed in the command is that one
+    loopback_port: int = 0  # a free one, where a single node's agent meets its launcher
+    shm_is_short: bool = False  # /dev/shm is too small for what the engines take by themselves
+    copies_are_refused: bool = False  # process_vm_readv, with which Open MPI's ranks copy from each other
+    shims: str | None = None  # the folder of a torchrun and others that use the launcher, for scripts
+    label: str | None = None  # this node's topology label, "" where there is none; None: ranks follow node numbers
+    bindings: tuple[tuple[Binding, ...], str] = ((), "")  # CPUs by local rank, and a sentence about it
+    front_end: tuple[str, str] = ("", "")  # the Python of a typed front end, and the path of its program
+    launcher: tuple[str, ...] = ("trainer-launch", "run", "--")  # what a front end becomes, without the command
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """Everything a plan is made of; `env` is the container's environment."""
+
+    job: Job
+    host: Host
+    topology: Topology
+    command: Command
+    env: Mapping[str, str]
+    settings: Settings
+    trial: Trial
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds from SIGTERM to SIGKILL: --grace, else torch's own timeout."""
+        return grace(self.settings, self.command, self.env)[0]
+
+    @property
+    def signals(self) -> Mapping[int, SignalAction]:
+        """What signals are for, where that is not what it is by default."""
+        return signal_policy.parse(self.settings.signals or "")
+
+    @property
+    def shrink_after_s(self) -> float:
+        """How long a lost node is waited for where fewer may go on.
+
+        A platform that allows fewer nodes means it; who lowers a fixed number still wants the lost node back.
+        """
+        if self.settings.shrink_after is not None:
+            return float(self.settings.shrink_after)
+        return 0.0 if self.settings.min_nodes is None else _PATIENCE_S
+
+    @property
+    def port_range(self) -> PortRange | None:
+        """What may be opened beside the port that the nodes meet at; None: anything."""
+        return ports_of(self.settings)
+
+    @property
+    def secret_file(self) -> str | None:
+        """Where the job's secret is."""
+        return self.job.secret_file
+
+    @property
+    def numa_binding(self) -> str:
+        """How workers get CPUs near their GPUs: the launcher's own option, else torchrun's."""
+        own: str = self.settings.numa_binding
+        typed = self.command.torchrun.options if self.command.torchrun else {}
+        return own if own != "off" else typed.get("numa_binding", own)
+
+    @property
+    def node(self) -> str:
+        """This node in the prefix of a line."""
+        return "?" if self.topology.node_rank is None else str(self.topology.node_rank)
+
+
+class Engine(Struct, frozen=True):
+    """A way to run a command."""
+
+    name: str
+    serves: Callable[[Job, Command], str | None]  # why it is the one, for people; None: only where it is asked for
+    plan: Callable[[Task, str], Plan]  # everything to start, as values; the text is why the engine was picked
+
+
+def grace(settings: Settings, command: Command | None, env: Mapping[str, str]) -> tuple[float, str | None]:
+    """Seconds between SIGTERM and SIGKILL, and what is odd about them."""
+    return grace_of(settings.grace, command, env, is_given="grace" in settings.model_fields_set)
+
+
+def ports_of(settings: Settings) -> PortRange | None:
+    """What may be opened beside the port that the nodes meet at; None: anything.
+
+    Raises:
+        UsageError: --port-range makes no sense.
+    """
+    text = settings.port_range
+    ports = None if text is None else value_parsers.parse_port_range(text)
+    if text is not None and ports is None:
+        raise UsageError(
+            f"invalid value {text[:60]!r} for --port-range: expected LOW-HIGH, two ports from 1 to 65535"
+        )
+    return ports
+
+
+# -- a child's environment: ours, with the platform's known traps repaired ----------------------
+
+
+_MPI = ("mpirun", "sshd")
+_OPEN_MPI = "OMPI_MCA_btl_"
+# Large messages go through shared memory, without process_vm_readv. Open MPI 3 and 4 would log "Read -1, expected
+# N, errno = 1" for each message (open-mpi/ompi#4948). From 5.0, CMA is a component of its own.
+# On mpirun's command line the same parameters take precedence.
+_TWO_COPIES = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_smsc": "^cma"}
+
+
+def env_of_workers(task: Task) -> dict[str, str]:
+    """What torch workers have in common, but for what torchrun's options and a generation add."""
+    env = repaired(task.env)
+    threads, _ = usable_threads(task.host, task.topology.local_world_size, env.get("OMP_NUM_THREADS"))
+    if threads is not None:
+        env["OMP_NUM_THREADS"] = threads
+    return _for_children(task, env)
+
+
+def env_of_program(task: Task) -> dict[str, str]:
+    """The environment of a program; a torchrun inside it finds PET_* values that it does not crash on."""
+    env = dict(task.env)
+    if task.job.engine == "torchrun":
+        env = repaired(env)
+        # torchrun's own `auto` and `cpu` do not see the cgroup's quota.
+        size = task.topology.local_world_size
+        if "PET_NPROC_PER_NODE" in env and size is not None:
+            env["PET_NPROC_PER_NODE"] = str(size)
+    return _for_children(task, env)
+
+
+def sparing(task: Task, env: dict[str, str]) -> dict[str, str]:
+    """What makes engines do without what this container lacks; the user's own words stand.
+
+    Where /dev/shm is too small, NCCL goes through sockets or InfiniBand instead where GPUs cannot reach each other
+    directly (its user guide, NCCL_SHM_DISABLE; NVIDIA/nccl#525). Open MPI puts the files that it maps elsewhere
+    (vader's in 3.1 to 4.x, open-mpi/ompi#5422; sm's from 5.0, which has vader's name as an alias), and so does UCX.
+    """
+    if task.trial.shm_is_short:
+        if task.host.gpus.cuda:
+            env.setdefault("NCCL_SHM_DISABLE", "1")
+        if task.job.engine in _MPI and not any(name.startswith(_OPEN_MPI) for name in env):
+            env |= {f"{_OPEN_MPI}{name}_backing_directory": "/tmp" for name in ("vader", "sm")}
+        if task.job.engine in _MPI:
+            env.setdefault("UCX_POSIX_DIR", "/tmp")
+    if task.trial.copies_are_refused and env.keys().isdisjoint(_TWO_COPIES):
+        env |= _TWO_COPIES
+    return env
+
+
+def repaired(env: Mapping[str, str]) -> dict[str, str]:
+    """PET_<FLAG> as 1 or 0: torchrun calls int() on them, and the v1 operator writes PET_STANDALONE=""."""
+    fixed = dict(env)
+    for option in OPTIONS.values():
+        if option.form == "flag" and option.variable in fixed:
+            fixed[option.variable] = check_value(option, fixed[option.variable], option.variable)
+    return fixed
+
+
+def with_log_level(env: Mapping[str, str], settings: Settings) -> Mapping[str, str]:
+    """The agents of torch and MPI read their level there."""
+    given = "log_level" in settings.model_fields_set
+    return {**env, f"{PREFIX}LOG_LEVEL": settings.log_level} if given else env
+
+
+def _for_children(task: Task, env: dict[str, str]) -> dict[str, str]:
+    """Who is watched for output must not keep it in a buffer."""
+    env = sparing(task, env)
+    return {"PYTHONUNBUFFERED": "1", **env} if task.settings.hang_timeout is not None else env

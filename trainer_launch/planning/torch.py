@@ -1,0 +1,614 @@
+"""torch's workers: as children of PID 1 that meet at the launcher's coordinator, or below the image's own torchrun.
+
+PID 1 starts the workers of every program for which it can do what torchrun's options ask for. Otherwise, and with
+`--engine torchrun`, the image's torchrun runs unmodified, and its nodes meet by torch's own rendezvous. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from trainer_launch.host import runtime_directory
+from trainer_launch.model import (
+    Endpoint,
+    Hosting,
+    Job,
+    Membership,
+    NodeRange,
+    Plan,
+    Process,
+    Rendezvous,
+    Seats,
+    Topology,
+    Workers,
+    signal_policy,
+    value_parsers,
+)
+from trainer_launch.model.errors import ContractError, UsageError
+from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
+from trainer_launch.model.units import counted
+from trainer_launch.planning import torchrun_options
+from trainer_launch.planning.command import Command, Kind, launcher_in
+from trainer_launch.planning.job import JOB_OPTIONS, MEET_AT_NODE_0, workers_asked_for
+from trainer_launch.planning.task import Engine, Task, env_of_workers
+from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
+
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torchrun's own
+DEFAULT_MAX_RESTARTS = 3  # torchrun's is 0, with which no failure is survived
+_CONTRACTS = "torchrun"  # how contracts call the engine that they are made for
+_FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE", "2000"  # how many collectives torch keeps; without it none
+
+
+def serves(job: Job, command: Command) -> str | None:
+    """A torchrun command, and a Python program of a job that is torch's or has no engine of its own."""
+    if command.kind is Kind.TORCHRUN:
+        return "the command is torchrun, as deepspeed has it" if command.is_deepspeed else "the command is torchrun"
+    if not command.is_worker:
+        return None
+    if job.engine == _CONTRACTS:
+        return f"contract {job.contract} uses torch"
+    says_how_many = job.nodes is not None or job.nproc_per_node is not None or job.rendezvous is not None
+    return "the number of nodes or workers is given" if job.engine is None and says_how_many else None
+
+
+def serves_any_program(job: Job, command: Command) -> str | None:
+    """Why it starts workers of a program that no engine knows: the user said how many."""
+    if workers_asked_for(job) is None or command.kind is not Kind.PROGRAM:
+        return None
+    is_free = job.engine in (None, _CONTRACTS) and launcher_in(command.argv) is None
+    return "the number of workers is given" if is_free else None
+
+
+def plan(task: Task, reason: str) -> Plan:
+    """The workers, and how this node becomes a member of the job.
+
+    Raises:
+        ContractError: a job of several nodes lacks this node's rank or the address to meet at.
+        UsageError: an option of torchrun is out of its form.
+    """
+    _check_place(task)
+    options = asked(task) | form_of_program(task)
+    torchrun_options.check(options)
+    _check_devices(task, options)
+    workers, why = _workers(task, options)
+    bound, binding = task.trial.bindings
+    actions = signals_of(options, task.signals)
+    signal_policy.stop_signal(actions)  # one has to be left that stops the job
+    nodes_of(task)
+    address = options.get("local_addr") or ("127.0.0.1" if task.topology.pods == 1 else None)
+    return Plan(
+        engine=TORCH.name,
+        processes=(),
+        workers=workers,
+        membership=_membership(task, address),
+        grace_s=task.grace_s,
+        signals=actions,
+        wait_for=() if _seats(task, nodes_of(task)) else _wait_for(task),  # with seats there are others to ask
+        wait_s=task.settings.wait_timeout,
+        hosting=_hosting(task),
+        meeting=_meeting(task),
+        reasons=(reason, why, *([binding] if bound else [])),
+        warnings=(binding,) if binding and not bound else (),
+    )
+
+
+def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
+    words, trial, settings = program(task), task.trial, task.settings
+    forks, why = _way_to_start(task, options, words)
+    env = env_of_workers(task)
+    env[runtime_directory.VARIABLE] = trial.scratch
+    env["TORCHELASTIC_SIGNALS_TO_HANDLE"] = options.get("signals_to_handle") or DEFAULT_SIGNALS
+    if forks and settings.recorder:
+        env.setdefault(*_FLIGHT_RECORDER)
+    workers = Workers(
+        count=task.topology.local_world_size or 1,
+        argv=_argv(task, options, words),
+        env=env,
+        role=options.get("role", "default"),
+        forks=forks,
+        must_fork=settings.start_method == "forkserver",
+        records=forks and settings.recorder,
+        script=None if "module" in options else words[0],
+        module=words[0] if "module" in options else None,
+        preload=_modules(settings.preload),
+        python=trial.python,
+        run_dir=trial.scratch,
+        errors=runtime_directory.errors_in(trial.scratch),
+        node_label=task.node if settings.prefix else None,
+        bindings=trial.bindings[0],
+        virtual_local_rank="virtual_local_rank" in options,
+        of_deepspeed=task.command.is_deepspeed,
+        logs={name: value for name, value in options.items() if name in torchrun_options.NAMES},
+    )
+    return workers, why
+
+
+def _way_to_start(task: Task, options: Mapping[str, str], words: tuple[str, ...]) -> tuple[bool, str]:
+    """Whether workers are forked from the fork server, and why or why not.
+
+    Raises:
+        UsageError: it is asked for, but cannot be.
+    """
+    method = task.settings.start_method
+    reason = "--start-method is exec" if method == "exec" else _obstacle(task, options, words)
+    if reason is None:
+        return True, "the fork server, which has imported torch, forks the workers"
+    if method == "forkserver":
+        raise UsageError(f"--start-method is forkserver, but {reason}; set it to auto")
+    return False, f"workers start without the fork server: {reason}"
+
+
+def _obstacle(task: Task, options: Mapping[str, str], words: tuple[str, ...]) -> str | None:
+    """Why the program cannot run in a process that is forked from a server."""
+    if "no_python" in options:
+        return "the program is not a script or module of the launcher's own Python"
+    if task.env.get("PYTHON_EXEC", task.trial.python) != task.trial.python:
+        return "PYTHON_EXEC names another Python"
+    if "module" not in options and not words[0].endswith(".py"):
+        return f"{words[0]!r} is not a .py file"
+    if any("$" in word for word in words[1:]):
+        return "an argument contains $, which torchrun replaces for each worker"
+    return None
+
+
+def _argv(task: Task, options: Mapping[str, str], words: tuple[str, ...]) -> tuple[str, ...]:
+    """The command of each worker, as torchrun makes it."""
+    if "no_python" in options:
+        return words
+    python = task.env.get("PYTHON_EXEC", task.trial.python)
+    return (python, "-u", *(("-m",) if "module" in options else ()), *words)
+
+
+def _modules(words: str | None) -> tuple[str, ...]:
+    """A list of modules.
+
+    Raises:
+        UsageError: one of them is no module's name.
+    """
+    names = tuple(name.strip() for name in (words or "").split(",") if name.strip())
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(
+                f"invalid value {name!r} for --preload: expected Python modules, such as numpy,my_package.data"
+            )
+    return names
+
+
+# -- the image's own torchrun ------------------------------------------------------------------
+
+
+_SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+
+
+def plan_of_torchrun(task: Task, reason: str) -> Plan:
+    """One torchrun with every option spelled out.
+
+    Raises:
+        ContractError: a job of several nodes lacks this node's rank or the address to meet at.
+        UsageError: an option of torchrun is out of its form, or it cannot do what --signals asks for.
+    """
+    _check_place(task)
+    _check_signals(task)
+    options = _options(task)
+    actions = signals_of(options, task.signals)
+    unknown = task.command.torchrun.unknown if task.command.torchrun else ()
+    # After "--" torch takes nothing of the program for an option of its own, such as --n=3 for --nnodes.
+    words = (*torchrun_options.render(options), *unknown, "--", *program(task))
+    failure = f"{task.trial.scratch}/{runtime_directory.FAILURE}"
+    env = {
+        # With the agents' store shared, torch 2.13 breaks restarts: a new group reads its dead predecessor's keys.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        **env_of_workers(task),
+        runtime_directory.VARIABLE: task.trial.scratch,
+        "TORCHELASTIC_ERROR_FILE": failure,
+    }
+    # torch kills workers that need longer, and does not know the grace.
+    env[_SHUTDOWN_TIMEOUT] = env.get(_SHUTDOWN_TIMEOUT) or str(math.ceil(task.grace_s))
+    torchrun = Process(
+        name="torchrun",
+        argv=(task.trial.python, "-m", "torch.distributed.run", *words),
+        env=env,
+        label=task.node if task.settings.prefix else None,
+    )
+    return Plan(
+        engine=TORCHRUN.name,
+        processes=(torchrun,),
+        grace_s=task.grace_s,
+        stop_signal=signal_policy.stop_signal(actions),
+        signals=actions,
+        wait_for=_wait_for(task),
+        wait_s=task.settings.wait_timeout,
+        failure_file=failure,
+        reasons=(reason,),
+    )
+
+
+def _options(task: Task) -> dict[str, str]:
+    """All options of torchrun: PET_*, then the typed ones, then what the topology says about the job itself."""
+    options = {name: value for name, value in asked(task).items() if name not in JOB_OPTIONS}
+    options.update(form_of_program(task))
+    options["nproc_per_node"] = _worker_count(task)
+    if task.topology.max_restarts is not None:
+        options["max_restarts"] = str(task.topology.max_restarts)
+    options.update(_rendezvous(task, nodes_of(task)))
+    if task.topology.pods == 1:
+        # A single node's workers meet on loopback: a pod's own name often does not resolve.
+        options.setdefault("local_addr", "127.0.0.1")
+    if options.keys().isdisjoint(("log_dir", "redirects", "tee")):
+        # torchrun leaves its folder of logs behind; the runtime directory is removed at the end.
+        options["log_dir"] = runtime_directory.errors_in(task.trial.scratch)
+    return options
+
+
+def _worker_count(task: Task) -> str:
+    """How many workers; xpu stays a word where only torch may see such devices."""
+    size, words = task.topology.local_world_size, task.job.nproc_per_node
+    if size is not None or words == "xpu":
+        return str(size or words)
+    raise UsageError(
+        f"invalid value '{words}' for the number of workers per node: this container has no such device "
+        f"({task.host.gpus.reason}); request devices in the pod's resources, or set --nproc-per-node to a number"
+    )
+
+
+def _rendezvous(task: Task, nodes: NodeRange) -> dict[str, str]:
+    """Where and how torchrun's agents meet, by torch's own means."""
+    if task.topology.pods == 1:
+        # One node meets nobody: any free port will do, whatever port the platform names.
+        return {"nnodes": "1", "standalone": "1"}
+    rendezvous = task.topology.rendezvous
+    if rendezvous is not None and rendezvous.kind == "dynamic" and rendezvous.endpoint is not None:
+        return _dynamic(task.topology, nodes, rendezvous, rendezvous.endpoint)
+    node_rank, coordinator = _own_place(task, nodes)
+    if nodes.fixed is None:
+        raise UsageError(
+            f"{nodes} nodes need an elastic rendezvous; "
+            f"set --rdzv-backend c10d and --rdzv-endpoint in the torchrun command, or set a fixed number of nodes"
+        )
+    options = {
+        "nnodes": str(nodes),
+        "node_rank": str(node_rank),
+        "master_addr": coordinator.host,
+        "master_port": str(coordinator.port),
+        "rdzv_backend": "static",
+    }
+    run_id = rendezvous.run_id if rendezvous else None
+    return options if run_id is None else {**options, "rdzv_id": run_id}
+
+
+def _dynamic(topology: Topology, nodes: NodeRange, rendezvous: Rendezvous, endpoint: Endpoint) -> dict[str, str]:
+    conf = dict(rendezvous.conf)
+    if rendezvous.backend == "c10d" and not endpoint.is_loopback and topology.node_rank is not None:
+        # torch guesses from name lookups who hosts the store, and guesses wrong behind a Service.
+        conf.setdefault("is_host", str(topology.is_coordinator).lower())
+    options = {
+        "nnodes": str(nodes),
+        "rdzv_backend": rendezvous.backend or "c10d",
+        "rdzv_endpoint": str(endpoint),
+        "rdzv_conf": ",".join(f"{name}={value}" for name, value in conf.items()),
+        "rdzv_id": rendezvous.run_id or "",
+    }
+    return {name: value for name, value in options.items() if value}
+
+
+def _check_signals(task: Task) -> None:
+    """Refuse what torchrun cannot do: each signal ends it, after its workers or without them."""
+    for number, action in task.signals.items():
+        if action is not signal_policy.action_of(number, {}):
+            word = f"{signal_policy.name_of(number)}={action.value}"
+            raise UsageError(
+                f"--signals {word} is not possible with torchrun, which cannot {action.value} on this signal; "
+                f"remove it, or set --engine torch"
+            )
+
+
+TORCH = Engine("torch", serves, plan)
+TORCHRUN = Engine("torchrun", lambda _job, _command: None, plan_of_torchrun)  # asked for, or in place of the other
+
+
+# -- what torchrun's options mean --------------------------------------------------------------
+
+
+# Variables by which the user asks torch's agent for something that no launcher without torch has, and why.
+_AGENTS = {
+    "TORCHELASTIC_ENABLE_FILE_TIMER": "torchrun serves the timers of torch.distributed.elastic.timer",
+    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "torchrun watches for workers in uninterruptible sleep",
+}
+_NULL = ("", "null")
+
+
+def asked(task: Task) -> dict[str, str]:
+    """torchrun's options by name as the user wrote them: PET_* variables, then what the command says.
+
+    Raises:
+        UsageError: a value is out of its form.
+    """
+    typed = task.command.torchrun.options if task.command.torchrun else {}
+    for name, value in typed.items():
+        option = torchrun_options.OPTIONS[name]
+        torchrun_options.check_value(option, value, option.flag)
+    numa = {} if task.numa_binding == "off" else {"numa_binding": task.numa_binding}
+    return {**torchrun_options.from_variables(task.env), **typed, **numa}
+
+
+def handed_over(task: Task) -> str | None:
+    """Why the image's own torchrun has to start the workers; None: PID 1 can do all that is asked.
+
+    Raises:
+        UsageError: an option is out of its form.
+    """
+    options = asked(task)
+    unknown = task.command.torchrun.unknown if task.command.torchrun else ()
+    if unknown:
+        return f"{unknown[0].partition('=')[0]} is an option of a newer torchrun"
+    if "logs_specs" in options:
+        return "--logs-specs loads a class into torchrun"
+    if options.get("event_log_handler", "") not in _NULL:
+        return f"--event-log-handler {options['event_log_handler']} records events of torchrun's agent"
+    if "run_path" in options:
+        return "with --run-path torchrun itself runs the script in processes that it forks or spawns"
+    for name, why in _AGENTS.items():
+        if task.env.get(name, "0").strip() not in ("", "0"):
+            return f"{name} is set: {why}"
+    if task.topology.local_world_size is None:
+        return f"only torch can count {task.job.nproc_per_node} devices"
+    if meets_here(task):
+        return None
+    backend = task.topology.rendezvous.backend if task.topology.rendezvous is not None else None
+    return f"the nodes meet by torch's rendezvous ({backend or 'static'})"
+
+
+def signals_of(options: Mapping[str, str], given: Mapping[int, SignalAction]) -> dict[int, SignalAction]:
+    """The signals' actions with --signals-to-handle; what the launcher's own --signals says takes precedence.
+
+    torchrun ends the job at each of these signals: workers get the signal itself.
+
+    Raises:
+        UsageError: a name is not a signal's, or nobody can handle that signal.
+    """
+    named = signal_policy.numbers(options.get("signals_to_handle") or DEFAULT_SIGNALS, "--signals-to-handle")
+    extra = {number: SignalAction.DRAIN for number in named if number not in STOP_SIGNALS}
+    return {**extra, **given}
+
+
+def form_of_program(task: Task) -> dict[str, str]:
+    """Whether torch starts a script, a module, or a program without Python; a torchrun command said it itself."""
+    command = task.command
+    if command.kind is Kind.TORCHRUN:
+        return {}
+    is_plain_python = len(command.python) == 1 and task.trial.python_is_ours
+    if command.kind is Kind.PROGRAM or (command.python and not is_plain_python):
+        return {"no_python": "1"}
+    return {"module": "1"} if command.kind is Kind.MODULE else {}
+
+
+def program(task: Task) -> tuple[str, ...]:
+    """The script, module or program with its arguments, as torchrun takes it."""
+    command = task.command
+    if command.torchrun is not None:
+        return command.torchrun.program
+    return command.argv if "no_python" in form_of_program(task) else command.program
+
+
+def _check_place(task: Task) -> None:
+    """Refuse to be a second node 0, and several workers of a program that is read from standard input.
+
+    Outside the trainer's own replicated job PET_NODE_RANK counts other pods.
+    """
+    job, nodes, workers = task.job, task.topology.nodes, task.topology.local_world_size
+    if job.foreign_replicated_job:
+        raise ContractError(
+            f"this pod, {task.host.hostname}, belongs to another replicated job than the trainer's nodes, so "
+            f"PET_NODE_RANK is not its rank in the job (contract {job.contract}); start workers in the "
+            f"trainer's pods only, or set --engine plain"
+        )
+    if job.rank_behind_workers is not None and task.topology.node_rank is None and nodes is not None:
+        raise ContractError(
+            f"this pod is the Master of a job with at most {nodes.max} nodes, and the Workers take them all "
+            f"(contract {job.contract}); raise elasticPolicy.maxReplicas by one, remove the Master, "
+            f"or set --nodes {nodes.min}:{nodes.max + 1} in all pods"
+        )
+    if task.command.reads_stdin and workers != 1:
+        raise UsageError(
+            f"{workers or 'several'} workers cannot read one program from standard input; "
+            f"save it as a file, and run: trainer-launch run -- FILE.py"
+        )
+
+
+def _check_devices(task: Task, options: Mapping[str, str]) -> None:
+    visible, workers = visible_devices(task.env), task.topology.local_world_size
+    if "virtual_local_rank" in options and visible is not None and workers is not None and workers > len(visible):
+        raise UsageError(
+            f"--virtual-local-rank gives each of the {counted(workers, 'worker')} a device of its own, but "
+            f"{DEVICES}={task.env[DEVICES][:60]} names {len(visible)}; "
+            f"set --nproc-per-node to at most {len(visible)}, or unset {DEVICES}"
+        )
+
+
+def check_spares(task: Task, *, runs_workers: bool) -> None:
+    """Refuse spares where nobody could let them take over.
+
+    Raises:
+        LaunchError: this job's nodes do not meet at our coordinator.
+    """
+    topology = task.topology
+    if not topology.spares or runs_workers:
+        return
+    if any(fact.name == "--spares" for fact in task.job.facts):
+        raise UsageError("--spares needs torch workers that meet at the launcher's coordinator; remove it")
+    if topology.nodes is not None and (topology.node_rank or 0) >= topology.nodes.max:
+        raise ContractError(
+            f"this node's rank is {topology.node_rank} but the job has {counted(topology.nodes.max, 'node')}, and "
+            f"only torch workers that meet at the launcher's coordinator have spares"
+        )
+
+
+def check_placement(task: Task, reason: str, *, is_torchrun: bool) -> None:
+    """Refuse to place workers that others start, for this reason.
+
+    Raises:
+        UsageError: --ranks-by or --numa-binding asks for what this engine cannot do.
+    """
+    binding = task.numa_binding
+    if task.trial.label is not None:
+        option, instead = "--ranks-by topology", ""
+    elif binding == "auto" or (binding != "off" and not is_torchrun):
+        option, instead = f"--numa-binding {binding}", ", or set it to node, which torchrun knows" * is_torchrun
+    else:
+        return
+    raise UsageError(f"{option} needs torch workers that the launcher itself starts ({reason}); remove it{instead}")
+
+
+def warnings(task: Task) -> Iterator[str]:
+    """What is allowed, and probably not meant."""
+    gpus, is_alone = task.host.gpus, task.topology.local_world_size == 1
+    if gpus.count > 1 and is_alone and task.job.nproc_per_node is None:
+        yield (
+            f"1 worker starts in a pod with {gpus.count} accelerators ({gpus.reason}), and torch uses 1 of them; "
+            f"add --nproc-per-node auto for a worker on each, or --nproc-per-node 1 if one is enough"
+        )
+    if task.trial.label == "" and task.topology.pods != 1:
+        yield (
+            "this node has no topology label, so its ranks come last; "
+            "put one into the file or variable that --topology-label names"
+        )
+
+
+# -- where the nodes meet ----------------------------------------------------------------------
+
+
+_FIRST = re.compile(r"(?P<stem>[^.]*-)0")  # the first of some hosts with an index each
+
+
+def nodes_of(task: Task) -> NodeRange:
+    """How many nodes the job has; nobody having said so is an error."""
+    if task.topology.nodes is None:
+        raise ContractError(f"the number of nodes is unknown {_to_set(task)}")
+    return task.topology.nodes
+
+
+def meets_here(task: Task) -> bool:
+    """Whether the nodes meet at our coordinator; a store of its own, such as etcd, is left to torch."""
+    rendezvous = task.topology.rendezvous
+    backend = rendezvous.backend if rendezvous is not None else None
+    return task.topology.nodes is None or task.topology.pods == 1 or backend in MEET_AT_NODE_0
+
+
+def job_name(topology: Topology, hostname: str, coordinator: Endpoint) -> str:
+    """What tells this job from another at the same address: the user's run id, else host and port of node 0."""
+    rendezvous = topology.rendezvous
+    if rendezvous is not None and rendezvous.run_id:
+        return rendezvous.run_id
+    if coordinator.is_loopback and topology.pods not in (None, 1):
+        # Operators up to 1.3 tell node 0 that it is localhost, and the others its name; who else is told localhost
+        # is on the same machine.
+        coordinator = Endpoint(hostname, coordinator.port)
+    # Without colons and brackets: workers see it as TORCHELASTIC_RUN_ID, and torch names folders after it.
+    return re.sub(r"[^\w.-]+", "-", str(coordinator)).strip("-")
+
+
+def _to_set(task: Task) -> str:
+    """What shows that there are several nodes, and the options that say what is unknown, with their variables."""
+    topology, shown = task.topology, task.job.several_nodes_shown_by
+    values = {"nodes": topology.nodes, "node-rank": topology.node_rank, "master-addr": topology.coordinator}
+    names = [name for name, value in values.items() if value is None]
+    flags = ", ".join(f"--{name} (TRAINER_LAUNCH_{name.replace('-', '_').upper()})" for name in names)
+    why = f", and {shown} shows that there are several" if shown else ""
+    alone = ", or --nodes 1 to train on this node alone" if shown and topology.nodes is None else ""
+    return f"(contract {task.job.contract}){why}; set {flags}{alone}"
+
+
+def _own_place(task: Task, nodes: NodeRange) -> tuple[int, Endpoint]:
+    """This node's rank, and where the nodes meet."""
+    topology = task.topology
+    if topology.pods == 1:
+        # One node meets nobody else: its own loopback will do, whatever address the platform names.
+        return 0, Endpoint("127.0.0.1", task.trial.loopback_port)
+    if topology.node_rank is None:
+        raise ContractError(f"this job has {nodes} nodes, but the rank of this node is unknown {_to_set(task)}")
+    if topology.coordinator is None:
+        raise ContractError(f"this job has {nodes} nodes, but the address of node 0 is unknown {_to_set(task)}")
+    return topology.node_rank, topology.coordinator
+
+
+def _hosting(task: Task) -> Hosting | None:
+    """The coordinator that this node hosts, if it is the one to do so."""
+    nodes = nodes_of(task)
+    node_rank, coordinator = _own_place(task, nodes)
+    seats = _seats(task, nodes)
+    is_alone = task.topology.pods == 1
+    if not task.topology.is_coordinator and not is_alone and seats is None:
+        return None
+    settings = task.settings
+    return Hosting(
+        job=job_name(task.topology, task.host.hostname, coordinator),
+        host=coordinator.host if is_alone else "",
+        port=coordinator.port,
+        nodes=nodes,
+        spares=task.topology.spares,
+        max_restarts=_budget(task),
+        rejoin_timeout_s=settings.rejoin_timeout,
+        shrink_after_s=task.shrink_after_s,
+        restart_window_s=settings.restart_window,
+        secret_file=task.secret_file,
+        seats=seats,
+        seat=node_rank,
+        straggler_interval_s=settings.straggler_interval if settings.recorder else 0.0,
+    )
+
+
+def _meeting(task: Task) -> tuple[str, Endpoint]:
+    """The job's name, and where to ask how it stands: node 0 asks itself, whatever its name."""
+    _, coordinator = _own_place(task, nodes_of(task))
+    hosts_it = _hosting(task) is not None and (task.topology.is_coordinator or task.topology.pods == 1)
+    place = Endpoint("localhost", coordinator.port) if hosts_it else coordinator
+    return job_name(task.topology, task.host.hostname, coordinator), place
+
+
+def _membership(task: Task, local_addr: str | None) -> Membership:
+    """This node as a member of the job that meets at our coordinator."""
+    nodes = nodes_of(task)
+    node_rank, coordinator = _own_place(task, nodes)
+    return Membership(
+        job=job_name(task.topology, task.host.hostname, coordinator),
+        coordinator=coordinator,
+        node_rank=node_rank,
+        host=task.host.hostname,
+        address=local_addr,
+        patience_s=task.settings.rejoin_timeout,
+        max_restarts=_budget(task),
+        ports=task.port_range,
+        seats=_seats(task, nodes),
+        secret_file=task.secret_file,
+        label=task.trial.label or "",
+    )
+
+
+def _wait_for(task: Task) -> tuple[str, ...]:
+    """Node 0's name, on every other node: a name that does not resolve yet is fatal inside torch."""
+    topology = task.topology
+    if topology.pods == 1 or topology.coordinator is None or topology.is_coordinator:
+        return ()
+    return () if value_parsers.is_address(topology.coordinator.host) else (topology.coordinator.host,)
+
+
+def _seats(task: Task, nodes: NodeRange) -> Seats | None:
+    """Where each node's coordinator is, where the job may do without one and the names tell the nodes' index."""
+    node_rank, coordinator = _own_place(task, nodes)
+    label, dot, domain = coordinator.host.partition(".")
+    first = _FIRST.fullmatch(label)
+    if (nodes.fixed is not None and not task.topology.spares) or first is None:
+        return None
+    stem, offset = first["stem"], 0
+    if stem.endswith("-master-"):
+        stem, offset = f"{stem.removesuffix('-master-')}-worker-", -1
+    seats = Seats(coordinator, f"{stem}#{dot}{domain}", offset, nodes.max + task.topology.spares)
+    own = seats.endpoint(node_rank).host.partition(".")[0]
+    return seats if own == task.host.hostname.partition(".")[0] else None
+
+
+def _budget(task: Task) -> int:
+    restarts = task.topology.max_restarts
+    return DEFAULT_MAX_RESTARTS if restarts is None else restarts
