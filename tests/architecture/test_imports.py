@@ -37,11 +37,13 @@ PURE_FOLDERS = ("contracts/",)
 SAYS_PURE = re.compile(r"\b(Pure|No effects|Values only)\b|, purely|as a pure")
 FIRST_WORDS = re.compile(r'r?"""(.*?)(?:"""|\n\n)', re.DOTALL)  # of a module's docstring
 OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
-OF_WORKERS = ("pytorch/forked_process.py", "pytorch/caller_fork.py", "pytorch/front_end.py")
+OF_WORKERS = (
+    *("pytorch/forked_process.py", "pytorch/first_import.py", "pytorch/caller_fork.py", "pytorch/front_end.py"),
+)
 OF_CHILDREN = ("preflight/children/", "mpi/agent.py", "mpi/horovod_ssh.py")
 READS_ENVIRONMENT = (
     *("cli.py", "commands/", "model/settings.py", "planning/reading.py", *OF_CHILDREN, *OF_WORKERS),
-    *("pytorch/first_import.py", "pytorch/function_launch.py"),
+    *("pytorch/fork_server_process.py", "pytorch/function_launch.py"),
     *("observability/report.py", "observability/termination_message.py", "mpi/agent.py"),
     *("rehearsal/kubelet/", "rehearsal/faults/requests.py", "observability/live.py"),
 )
