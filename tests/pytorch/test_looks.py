@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.process]
 PROBE = Path(__file__).with_name("probe.py")
 # Where the two may differ, and why.
 ALLOWED = {
-    "first/stack": "the program's frames stand on one more, which looks like theirs",
+    "first/stack": "the program's frames stand on those of the fork server, which tracebacks leave out",
+    "interpreter/ours": "modules of the launcher's that the fork server has loaded",
     "first/descriptors": "one, out of the way, is where stacks are written when PID 1 asks for them",
     "process/signals/SigCgt": "the signal that asks for them",
     "torch/random": "drawn anew by each worker",

@@ -27,7 +27,7 @@ BEGIN, END = "<!-- versions -->", "<!-- /versions -->"
 NOT_RUN = "not run"
 _SETUP = "tests/setup"
 TORCH = {
-    "warm start": ("tests/pytorch/test_fork_server.py", "tests/pytorch/test_head_start.py"),
+    "warm start": ("tests/pytorch/test_fork_server.py", "tests/pytorch/test_first_import.py"),
     "`launch()`": ("tests/pytorch/launch",),
     "survival": (
         *("tests/survival/test_survival.py", "tests/survival/test_node_zero.py", "-k"),

@@ -263,7 +263,7 @@ class Settings:
         0, least=0, most=65535, description="port for Prometheus metrics, on all addresses; 0: off"
     )
     log_level: Literal["debug", "info", "warning", "error"] = _option(
-        "info", description="lowest level of the launcher's own messages; local shows fewer unless it is given"
+        "info", description="lowest level of the launcher's own messages; rehearse shows fewer unless it is given"
     )
 
 

@@ -174,7 +174,8 @@ class Worker:
             arm(worker.stacks)
         gc.enable()
         sys.path[:] = origin.path
-        sys.modules["__main__"] = _new_main()
+        # The second name is multiprocessing's, which it gives the main module when it is imported.
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = _new_main()
 
     def _run(self) -> BaseException | None:
         """What the program did not catch."""
