@@ -29,7 +29,10 @@ NAMED = {
     for name in re.findall(PREFIX + r"([A-Z_]+)", path.read_text(encoding="utf-8"))
 }
 # What our own processes leave for each other.
-OUR_VARIABLES = tuple(getattr(runtime_directory, name) for name in ("VARIABLE", "MPI_RUN", "NODE_LABEL", "INSIDE"))
+OUR_VARIABLES = tuple(
+    getattr(runtime_directory, name)
+    for name in ("VARIABLE", "MPI_RUN", "NODE_LABEL", "INSIDE", "IN_COLOR", "LISTEN_AT")
+)
 OUR_FILES = tuple(
     getattr(runtime_directory, name) for name in ("LAUNCHER", "FAILURE", "NEWS", "STACKS", "PROGRESS", "FUNCTION")
 )

@@ -26,6 +26,7 @@ def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
         nodes=NodeRange(2, 2),
         max_restarts=3,
         rejoin_timeout_s=600.0,
+        finds_stragglers=True,
     )
 
 

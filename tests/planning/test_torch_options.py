@@ -118,14 +118,6 @@ def test_signals_to_handle_end_the_job_with_the_signal_itself() -> None:
         assert workers.env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == handled
 
 
-def test_the_backend_that_earlier_versions_had_is_refused_with_what_to_type() -> None:
-    with pytest.raises(
-        UsageError,
-        match=r"--rdzv-backend is trainer-launch, a backend that .* removed; drop it",
-    ):
-        engines.plan(request("torchrun --rdzv-backend trainer-launch --rdzv-endpoint a:1 train.py", ALONE))
-
-
 def test_workers_of_the_deepspeed_command_get_its_variables() -> None:
     plan = engines.plan(request("deepspeed --num_gpus 2 train.py", ALONE))
     assert plan.workers is not None

@@ -41,6 +41,8 @@ def test_who_has_no_rank_is_no_worker() -> None:
 class IdleKubelet:
     """What is asked of a kubelet; nothing of it runs."""
 
+    network = None
+
     def termination_message(self, pod: Pod, name: str) -> Path:
         return Path(f"/scratch/{pod.name}/{name}")
 

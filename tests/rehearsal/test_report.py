@@ -17,10 +17,15 @@ from trainer_launch.rehearsal.report.history import History, What
 SCENES = ("small", "bad", "crowd", "nasty", "without_steps")
 
 
-@pytest.mark.parametrize("name", ["out.pdf", "out.png", "out", "out.html.gz", ""])
+@pytest.mark.parametrize("name", ["out.pdf", "out", "out.html.gz", ""])
 def test_other_endings_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"ends with \.html \(a page for people\) or \.json \(data\)"):
         reporting.check([name])
+
+
+def test_a_picture_as_0_2_made_it_is_refused_with_its_successor() -> None:
+    with pytest.raises(UsageError, match=r"^--report out\.png was removed in 0\.3; use --report FILE\.html$"):
+        reporting.check(["out.png"])
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def run(settings: Settings, argv: Sequence[str]) -> int:
         LaunchError: nothing could be started.
     """
     try:
-        if parse_command(see_through(argv).command).kind is Kind.FRONT_END:
+        if argv and parse_command(see_through(argv).command).kind is Kind.FRONT_END:
             _become_front_end(settings, argv)
         return outcome.exit_code(to_the_end(settings, argv))
     except LaunchError as problem:

@@ -13,6 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import NoReturn
 
+import msgspec
 from msgspec import Struct
 
 import trainer_launch
@@ -76,8 +77,8 @@ def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[st
         check_capabilities(LiveFiles(_MAX_BYTES).read("/proc/self/status") or b"")
     check_port(reach.port, addresses)
     ssh_client.write(files.authorized, authorized_keys(reach.public))
-    root = str(Path(trainer_launch.__file__).parents[1])
-    ssh_client.write(files.ender, _ender(sys.executable, root, os.getpid()), mode=0o700)
+    roots = dict.fromkeys(str(Path(module.__file__ or "").parents[1]) for module in (trainer_launch, msgspec))
+    ssh_client.write(files.ender, _ender(sys.executable, tuple(roots), os.getpid()), mode=0o700)
     path = f"{handed.env.get('PATH') or os.defpath}:{files.bin}"
     env = {**handed.env, "PATH": path, **_NO_RC_FILES}
     text = configuration(
@@ -157,13 +158,16 @@ def authorized_keys(public: str) -> str:
     return f"restrict {public}\n"
 
 
-def _ender(python: str, package_root: str, launcher: int) -> str:
-    """A program that ends all other sessions below process `launcher`, and what they have left behind."""
+def _ender(python: str, roots: Sequence[str], launcher: int) -> str:
+    """A program that ends all other sessions below process `launcher`, and what they have left behind.
+
+    `roots` are the folders that this package and msgspec are imported from; a session has no other way to them.
+    """
     code = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+        f"import sys; sys.path[:0] = {list(roots)!r}; "
         "from trainer_launch.mpi import ssh_sessions; ssh_sessions.main()"
     )
-    words = " ".join(map(quote, (python, "-I", "-S", "-c", code, package_root, str(launcher))))
+    words = " ".join(map(quote, (python, "-I", "-S", "-c", code, str(launcher))))
     return f'#!/bin/sh\nexec {words} "$@"\n'
 
 
