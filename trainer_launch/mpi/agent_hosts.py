@@ -383,7 +383,7 @@ def listed_members(spec: Spec) -> tuple[Member, ...]:
         LaunchError: a line makes no sense, or the file cannot be read.
     """
     if spec.hosts:
-        members = hostfile.parse_horovod(spec.hosts, "--hosts", spec.contract)
+        members = hostfile.parse_horovod(spec.hosts, "-H", spec.contract)
     elif spec.hostfile is None:
         return ()
     else:

@@ -23,8 +23,8 @@ _MANY = 64
 SHARE_OF_PAIRS = 0.75
 _PAIR = Kind("pairs", "", ("pair",), SHARE_OF_PAIRS, 0.0, "")  # peers are compared by who tests pairs
 _JOB_ACTION = (
-    "the same everywhere: see power limits and clock policy; where this is what your machines give, pin it with "
-    "--write-reference and --reference"
+    "the same everywhere: see power limits and clock policy; where this is what your machines give, save it with "
+    "--report FILE.json and pass that as --reference"
 )
 
 
@@ -72,9 +72,9 @@ def of_pairs(rates: Sequence[float], model: str, table: Table) -> list[Finding]:
     text = f"{model}: a pair of nodes delivers {_median(measures):.3g} GB/s for each GPU in the median, "
     text += f"{_median(measures) / reference.value:.0%} of the reference {reference.value:g}"
     action = (
-        "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, pin it with"
+        "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, save it with"
     )
-    return [_of_job(_PAIR, text, measures, reference, f"{action} --write-reference and --reference")]
+    return [_of_job(_PAIR, text, measures, reference, f"{action} --report FILE.json and pass that as --reference")]
 
 
 def _groups(
