@@ -9,9 +9,10 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,11 +108,17 @@ def _closed_gate(folder: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def command(act: str, workers: int, nodes: int, options: Sequence[str], folder: Path) -> list[str]:
+def command(
+    act: str, workers: int, nodes: int, options: Sequence[str], folder: Path, variables: Mapping[str, str]
+) -> list[str]:
     """As somebody types it."""
     watched = ("--incident-dir", str(folder / "incidents"), "--log-level", "info", "--grace", "3", *options)
-    how = ("run",) if nodes == 1 else ("local", "--nodes", str(nodes))
-    return [*LAUNCHER, *how, "--nproc-per-node", str(workers), *watched, "--", str(JOB), act]
+    if nodes == 1:
+        return [*LAUNCHER, "run", "--nproc-per-node", str(workers), *watched, "--", str(JOB), act]
+    # Pods of a rehearsal do not inherit what a shell has set.
+    own = [f"{name}={value}" for name, value in variables.items()]
+    how = ("rehearse", "--nodes", str(nodes), "--nproc-per-node", str(workers))
+    return [*LAUNCHER, *how, *watched, "--", "env", *own, sys.executable, str(JOB), act]
 
 
 def _helps(place: Path) -> bool | None:
@@ -156,9 +163,9 @@ def run(
     with tempfile.TemporaryDirectory(prefix="incident-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         with _closed_gate(folder) as gate:
-            own = {"GATE": str(folder / "gate"), "LONG_S": str(long_s), "OMP_NUM_THREADS": "1", "TMPDIR": name}
-            env = clean_env(own)
-            running = Running(command(act, workers, nodes, options, folder), env, folder)
+            own = {"GATE": str(folder / "gate"), "LONG_S": str(long_s)}
+            env = clean_env({**own, "OMP_NUM_THREADS": "1", "TMPDIR": name})
+            running = Running(command(act, workers, nodes, options, folder, own), env, folder)
             try:
                 until_s = time.monotonic() + LIMIT_S + long_s
                 if ends:
