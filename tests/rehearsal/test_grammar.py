@@ -119,7 +119,7 @@ def test_a_moment_without_a_unit_is_seconds_and_has_a_hint(text: str, hint: str)
         ("kill pod pod=a/b", ["invalid value 'a/b' for pod"]),
         ("kill pod 10s", ["'10s' is not KEY=VALUE", "kill pod takes"]),
         ("partition soon", ["'soon' is not KEY=VALUE"]),
-        ("partition for=0s", ["invalid value '0s' for for", "10s, 1.5m or 1h"]),
+        ("partition for=0s", ["invalid value '0s' for for", "60, 10m, 1h30m or 500ms"]),
         ("partition for=10d", ["invalid value '10d' for for"]),
         ("partition for=9999h", ["invalid value '9999h' for for"]),
         ("kill pod at=1.5d", ["invalid value '1.5d' for at", "a time with its unit"]),

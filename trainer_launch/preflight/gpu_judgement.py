@@ -24,7 +24,7 @@ SHARE_OF_PAIRS = 0.75
 _PAIR = Kind("pairs", "", ("pair",), SHARE_OF_PAIRS, 0.0, "")  # peers are compared by who tests pairs
 _JOB_ACTION = (
     "the same everywhere: see power limits and clock policy; where this is what your machines give, pin it with "
-    "--write-reference and --reference"
+    "--report FILE.json and --reference"
 )
 
 
@@ -74,7 +74,7 @@ def of_pairs(rates: Sequence[float], model: str, table: Table) -> list[Finding]:
     action = (
         "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, pin it with"
     )
-    return [_of_job(_PAIR, text, measures, reference, f"{action} --write-reference and --reference")]
+    return [_of_job(_PAIR, text, measures, reference, f"{action} --report FILE.json and --reference")]
 
 
 def _groups(
