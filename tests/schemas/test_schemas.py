@@ -53,7 +53,7 @@ def test_what_explain_prints_is_as_its_schema_says(
 def test_without_a_plan_it_is_so_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pod = tmp_path / "pod.json"
     pod.write_text(json.dumps({"env": {}}))
-    told = explained(pod, capsys, "--hang-timeout=never", "--", "train.py")
+    told = explained(pod, capsys, "--nodes=2", "--", "train.py")
     assert told["plan"] is None
     assert violations("explain", told) == []
 
