@@ -76,7 +76,7 @@ def test_findings_of_others_are_one_line_and_have_bounds() -> None:
         calling.load_findings(TOO_DEEP)
     with pytest.raises(ValueError, match=r"a nest that is too deep|no finding: Expected `object`"):
         calling.load_findings(DEEP)
-    for wrong, why in (({"scope": "1" * 4000}, "Invalid enum value"), ({"took_s": int(HUGE)}, "<= 1000000000")):
+    for wrong, why in (({"scope": "1" * 4000}, "Invalid enum value"), ({"took_s": int(HUGE)}, "out of range")):
         with pytest.raises(ValueError, match=f"^no finding: .*{why}") as problem:
             calling.load_findings(json.dumps([told | wrong]))
         assert len(str(problem.value)) < 300
