@@ -80,12 +80,6 @@ def plugins_in(folder: str) -> list[Path]:
     return [path for path in FILES if path.parent == PACKAGE / folder and is_plugin(path)]
 
 
-def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
 def package_of(path: Path) -> str:
     """The folder that a file is in; those at the top are `entrances`."""
     inside = path.relative_to(PACKAGE)

@@ -68,17 +68,18 @@ def test_a_challenge_that_is_no_text_gets_a_proof_that_is_wrong() -> None:
 def test_findings_of_others_are_one_line_and_have_bounds() -> None:
     told = report_formats.finding_as_json(_finding()) | {
         "text": "a\nb\x1b[2J",
-        "took_s": int(HUGE),
         "evidence": ["\r"],
     }
     (found,) = calling.load_findings(json.dumps([told]))
-    assert (found.text, found.took_s, found.evidence) == ("a b [2J", 0.0, (" ",))
+    assert (found.text, found.evidence) == ("a b [2J", (" ",))
     with pytest.raises(ValueError, match="a nest that is too deep"):
         calling.load_findings(TOO_DEEP)
-    with pytest.raises(ValueError, match=r"a nest that is too deep|a finding is no object"):
+    with pytest.raises(ValueError, match=r"a nest that is too deep|no finding: Expected `object`"):
         calling.load_findings(DEEP)
-    with pytest.raises(ValueError, match="a finding's scope is none of"):
-        calling.load_findings(json.dumps([told | {"scope": "1" * 4000}]))
+    for wrong, why in (({"scope": "1" * 4000}, "Invalid enum value"), ({"took_s": int(HUGE)}, "out of range")):
+        with pytest.raises(ValueError, match=f"^no finding: .*{why}") as problem:
+            calling.load_findings(json.dumps([told | wrong]))
+        assert len(str(problem.value)) < 300
 
 
 def _finding() -> Finding:

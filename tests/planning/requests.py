@@ -42,6 +42,6 @@ def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes
         topology=place(job, machine),
         command=command,
         env=dict(env or {}),
-        settings=Settings({"start_method": "exec", "straggler_interval": 0, **changes}),
+        settings=Settings({"start_method": "exec", **changes}),
         trial=Trial(**{**own, **tried}),
     )

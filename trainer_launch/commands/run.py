@@ -111,7 +111,7 @@ def to_the_end(
     programs.check_libc()
     scratch = private_folder()
     try:
-        with shared_memory_care.kept_clean(scratch) as sweep:
+        with shared_memory_care.kept_clean() as sweep:
             task, plan = _planned(settings, argv, scratch)
             plan = adjust(plan)
             server = _fork_server(plan)

@@ -69,7 +69,7 @@ def _main(parsed: Parsed) -> int:
     try:
         env = inherited.with_user(reading.pod.env, f"{scratch}/{runtime_directory.HOME}")
         reading = replace(reading, pod=replace(reading.pod, env=env))
-        with shared_memory_care.kept_clean(scratch) as sweep:
+        with shared_memory_care.kept_clean() as sweep:
             task = _task(reading, parsed, scratch)
             plan = SSHD.plan(task, "this is an MPI worker")
             probes = None if settings.log_level == "debug" else ProbeFilter()

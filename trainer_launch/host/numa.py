@@ -126,7 +126,7 @@ def _numbers(path: Path) -> list[int]:
 def bindings(numa: Numa, mode: str, workers: int) -> tuple[tuple[Binding, ...], str]:
     """Each worker's binding by local rank, and a sentence that says so; none, and why not."""
     try:
-        nodes = _nodes(numa, mode, workers)
+        nodes = _nodes(numa, workers)
         bound = tuple(_binding(numa.cpus, nodes, rank, mode) for rank in range(workers))
     except ValueError as problem:
         return (), f"--numa-binding {mode}: workers are not bound to CPUs: {problem}"
@@ -139,7 +139,7 @@ def bindings(numa: Numa, mode: str, workers: int) -> tuple[tuple[Binding, ...], 
     return bound, f"--numa-binding {mode} binds {', '.join(words)}"
 
 
-def _nodes(numa: Numa, mode: str, workers: int) -> Sequence[int]:
+def _nodes(numa: Numa, workers: int) -> Sequence[int]:
     """The NUMA node of each GPU, or of each worker where there is no GPU."""
     here = sorted({cpu.node for cpu in numa.cpus})
     if numa.unknown:

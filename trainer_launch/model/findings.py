@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from trainer_launch.model import exit_codes
 
-Value: TypeAlias = "bool | int | float | str | None"
+Value: TypeAlias = bool | int | float | str | None
 
 
 class Status(str, Enum):
@@ -100,7 +100,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     basis: Basis | None = None  # what `measured` was compared with
     evidence: tuple[str, ...] = ()
     action: str = ""  # what to do
-    took_s: float = 0.0
+    took_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
     def __post_init__(self) -> None:
         if (self.status is Status.FAIL) != (self.fault is not None):

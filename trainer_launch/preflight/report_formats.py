@@ -11,21 +11,21 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, ValidationError, convert, to_builtins
+from msgspec.structs import asdict, replace
 
 from trainer_launch.host import files, logs
 from trainer_launch.model import Json
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.findings import Basis, Fault, Finding, Report, Scope, Severity, Status, Verdict
+from trainer_launch.model.findings import Finding, Report, Scope, Severity, Status, Verdict
 from trainer_launch.model.units import listed, printable
 from trainer_launch.preflight.thresholds import REPORT, REPORT_VERSION, Reference
 
 MAX_BYTES = 1 << 20  # of a document that is read back
 _MAX_FINDINGS = 1000
-_LONGEST_S = 1e9
-_Word = TypeVar("_Word", Status, Scope, Fault, Basis)
+_MAX_COMPLAINT = 200
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -68,22 +68,8 @@ def document(
 
 def finding_as_json(finding: Finding) -> dict[str, Json]:
     """A finding as an object of the report."""
-    return {
-        "check": finding.check,
-        "status": finding.status.value,
-        "severity": finding.severity.value,
-        "scope": finding.scope.value,
-        "subject": finding.subject,
-        "text": finding.text,
-        "fault": None if finding.fault is None else finding.fault.value,
-        "measured": finding.measured,
-        "expected": finding.expected,
-        "unit": finding.unit,
-        "basis": None if finding.basis is None else finding.basis.value,
-        "evidence": list(finding.evidence),
-        "action": finding.action,
-        "took_s": round(finding.took_s, 4),
-    }
+    told: dict[str, Json] = to_builtins(finding)
+    return {**told, "severity": finding.severity.value, "took_s": round(finding.took_s, 4)}
 
 
 def parse(data: bytes) -> tuple[Finding, ...]:
@@ -103,40 +89,13 @@ def parse(data: bytes) -> tuple[Finding, ...]:
 
 
 def finding_of(told: Any) -> Finding:
-    """A finding made of such an object. Raises: ValueError: it is none."""
-    if not isinstance(told, Mapping):
-        raise ValueError("a finding is no object")
-    texts: dict[str, Any] = {key: told.get(key, "") for key in ("check", "subject", "text", "unit", "action")}
-    evidence, took_s = told.get("evidence", []), told.get("took_s", 0.0)
-    values: dict[str, Any] = {key: told.get(key) for key in ("measured", "expected")}
-    if not all(isinstance(text, str) for text in (*texts.values(), *_listed(evidence))):
-        raise ValueError("a finding has a field that is no text")
-    if not all(value is None or isinstance(value, (bool, int, float, str)) for value in values.values()):
-        raise ValueError("a finding has a value that is neither number nor text")
-    fault, basis = told.get("fault"), told.get("basis")
-    return Finding(
-        **{key: printable(text, " ") for key, text in texts.items()},
-        **{key: printable(value, " ") if isinstance(value, str) else value for key, value in values.items()},
-        status=_one_of(Status, told.get("status")),
-        scope=_one_of(Scope, told.get("scope")),
-        fault=None if fault is None else _one_of(Fault, fault),
-        basis=None if basis is None else _one_of(Basis, basis),
-        evidence=tuple(printable(text, " ") for text in evidence),
-        took_s=float(took_s) if isinstance(took_s, (int, float)) and 0 <= took_s < _LONGEST_S else 0.0,
-    )
-
-
-def _one_of(words: type[_Word], value: Any) -> _Word:
+    """A finding made of such an object, each of its texts in one line. Raises ValueError: it is none."""
     try:
-        return words(value)
-    except ValueError:
-        raise ValueError(f"a finding's {words.__name__.lower()} is none of {', '.join(words)}") from None
-
-
-def _listed(evidence: Any) -> list[Any]:
-    if not isinstance(evidence, list):
-        raise ValueError("a finding's evidence is no list")
-    return evidence
+        finding = convert(told, Finding)
+    except ValidationError as problem:
+        raise ValueError(f"no finding: {ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}") from None
+    texts = {name: printable(text, " ") for name, text in asdict(finding).items() if type(text) is str}
+    return replace(finding, **texts, evidence=tuple(printable(text, " ") for text in finding.evidence))
 
 
 # -- A report for people -----------------------------------------------------------------------

@@ -159,9 +159,6 @@ class Phase(Enum):
     DONE = "done"
 
 
-# -- state ------------------------------------------------------------------------------------
-
-
 class State(Struct, frozen=True, kw_only=True):
     """Everything the supervisor knows; times are monotonic seconds, None: not set."""
 

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def kept_clean(scratch: str) -> Iterator[Callable[[], None]]:
+def kept_clean() -> Iterator[Callable[[], None]]:
     """Remove what a killed predecessor left; yield what removes our dead workers' share, and do that at the end."""
     baseline = Baseline(os.uname().nodename)
 

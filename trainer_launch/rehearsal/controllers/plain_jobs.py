@@ -69,7 +69,6 @@ def _jobset(request: Request) -> Workload:
             trainer=nothing,
             jobset=spec,
             jobs=tuple(map(_replicated, jobs)),
-            runtime="",
             job=found,
         ),
         "JobSet",

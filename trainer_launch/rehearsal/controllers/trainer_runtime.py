@@ -85,7 +85,6 @@ class TrainJob(Struct, frozen=True, kw_only=True):
     trainer: Field  # spec.trainer
     jobset: Field
     jobs: tuple[ReplicatedJob, ...]
-    runtime: str  # the runtime's name
     has_pod_group: bool = False  # gang scheduling is asked for
     job: Field
 
@@ -131,7 +130,6 @@ def read_trainjob(request: Request) -> TrainJob:
         trainer=spec.get("trainer"),
         jobset=jobset,
         jobs=jobs,
-        runtime=spec.get("runtimeRef", "name").text(),
         has_pod_group=runtime.get("spec", "podGroupPolicy").given,
         job=found,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from trainer_launch.model import value_parsers
+from trainer_launch.model import removed, value_parsers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import DURATION, MAX_COUNT, compiled_pattern, parse_number, shown
@@ -108,11 +108,6 @@ KINDS = {
     "partition": Form((*_WHOM, "for"), bare="for"),
     "delay dns": Form(("for",), needs=("for",), first=When(at_s=0.0), bare="for"),
 }
-_REMOVED = {  # what 0.2 had
-    "oom": "use kill worker, whose SIGKILL is what the kernel sends, too",
-    "slow link": "use partition for=2s, once for each pause",
-    "fill shm": "mount a small memory volume at /dev/shm in the manifest",
-}
 _KEYS = ("node", "pod", "worker", "at", "for", "grace", "back", "workers")
 
 
@@ -173,8 +168,7 @@ def _kind(found: list[str], said: str) -> tuple[str, list[str]]:
 def _form(kind: str, said: str) -> Form:
     if kind in KINDS:
         return KINDS[kind]
-    if kind in _REMOVED:
-        raise UsageError(f"{said}: {kind} was removed in 0.3; {_REMOVED[kind]}")
+    removed.refuse(f"--fault {kind}", f"{said}: {kind}")
     hint = did_you_mean(kind, KINDS) or f"expected one of: {', '.join(KINDS)}"
     raise UsageError(f"{said}: unknown fault; {hint}" if kind else f"{said}: missing fault; {hint}")
 
