@@ -397,24 +397,6 @@ def test_options_after_run_hold_in_a_script_unless_a_launcher_in_it_has_its_own(
 
 
 @torch
-@pytest.mark.long("tests/cli/test_shims.py")
-def test_nodes_after_run_meet_in_a_script(tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    program(tmp_path, "start.sh", f"torchrun --nproc-per-node 1 {script(tmp_path, TOLD)}")
-    port = str(free_port())
-    words = ("--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
-    env = {"PATH": ours_in_path()}
-    with (
-        start("run", *words, "--node-rank", "0", "--", "./start.sh", env=env, cwd=tmp_path) as first,
-        start("run", *words, "--node-rank", "1", "--", "./start.sh", env=env, cwd=tmp_path) as second,
-    ):
-        for node in (first, second):
-            code, output = node.end(timeout_s=120)
-            assert code == 0, output
-            assert "of 2 restart 2" in output
-
-
-@torch
 def test_a_login_shell_keeps_its_profile_and_the_launcher(tmp_path: Path) -> None:
     """The profile puts the job's Python first in PATH, as conda's does."""
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
