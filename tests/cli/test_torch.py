@@ -422,27 +422,6 @@ print(json.dumps({n: v for n, v in os.environ.items() if n.startswith("PET_") or
         }
 
 
-@pytest.mark.long("tests/cli/test_torch.py")
-def test_local_ends_with_the_first_failing_pods_code_and_shows_its_termination_message(tmp_path: Path) -> None:
-    train = script(tmp_path, f"{RANK}if rank == 1:\n    sys.exit(33)\n{WAIT}")
-    ended = launch("local", "--nodes", "2", "--nproc-per-node", "1", "--", train)
-    assert ended.returncode == 33
-    row = next(line for line in ended.stderr.splitlines() if line.startswith("local-node-0-1"))
-    assert "rank=1" in row
-    assert "exit=33" in row
-
-
-@pytest.mark.long("tests/cli/test_torch.py")
-def test_ctrl_c_ends_a_rehearsal_with_all_its_pods_and_workers(tmp_path: Path) -> None:
-    train = script(tmp_path, f"{RANK}print('worker', os.getpid(), flush=True)\n{WAIT}")
-    with start("local", "--nodes", "2", "--nproc-per-node", "2", "--grace", "8", "--", train) as launcher:
-        pids = launcher.read_until(r"worker (\d+)", times=4)
-        launcher.signal(signal.SIGINT)
-        code, output = launcher.end()
-    assert code == 130, output
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
 LEAVES = """
 import pathlib, subprocess
 from multiprocessing import resource_tracker, shared_memory
