@@ -121,7 +121,7 @@ def ruled(rules: str, spec: str = "restartPolicy: Never", init: str = "") -> Job
     return Job(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {{{spec}, template: {template}}}}}}}"))
 
 
-@pytest.mark.parametrize("spec", ["restartPolicy: Never", "restartPolicy: ExitCode", "restartPolicy: OnFailure"])
+@pytest.mark.parametrize("spec", ["restartPolicy: Never", "restartPolicy: ExitCode"])
 @pytest.mark.parametrize(
     ("operator", "codes", "code", "restarts"),
     [
