@@ -382,7 +382,6 @@ sys.exit(int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 2)
         ("--max-restarts 2", "torchrun --nproc-per-node 2", 0),
         ("--max-restarts 1", "torchrun --nproc-per-node 2 --max-restarts 9", 1),
         ("--max-restarts 1", "trainer-launch run --max-restarts 2 -- torchrun --nproc-per-node 2", 0),
-        ("", "trainer-launch run --max-restarts 1 -- torchrun --nproc-per-node 2", 1),
     ],
 )
 def test_options_after_run_hold_in_a_script_unless_a_launcher_in_it_has_its_own(

@@ -6,11 +6,9 @@ import contextlib
 import importlib.util
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,6 @@ import pytest
 from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, script, shm_of_its_own, start
 from tests.conftest import require
 from tests.membership.test_authentication import Alter, Middle, every_way
-from tests.mpi.ssh import pods
-from tests.mpi.ssh.secrets import require_root
 from tests.ports import free_port
 from trainer_launch.host import machine, numa
 from trainer_launch.model import Gpus
@@ -546,29 +542,6 @@ sys.exit(cli.main())
     assert ended.returncode == 0, ended.stderr
     assert f"cpus {len(machine.usable_cpus())}" in ended.stdout
     assert "this worker is not bound to CPUs: [Errno 22] Invalid argument" in ended.stderr
-
-
-@pytest.mark.long("tests/cli/test_torch.py")
-def test_a_uid_that_no_file_knows_has_a_name_a_home_and_torchs_caches_on_a_read_only_root() -> None:
-    """As OpenShift starts a pod: a uid of its namespace, group 0, HOME=/."""
-    require_root()
-    folder = Path(tempfile.mkdtemp(prefix="pod "))  # pytest's own cannot be entered by others
-    folder.chmod(0o777)
-    text = """
-import getpass
-from torch._inductor.runtime.cache_dir_utils import cache_dir
-open(os.path.expanduser("~/.cache-of-test"), "x" if rank == 0 else "a").close()
-print(f"{os.getuid()} {getpass.getuser()} {os.path.exists(cache_dir())}\\n", end="", flush=True)
-"""
-    within = pods.wrapped(pods.opened(folder), pods.READ_ONLY, user=1000650000, group=0)
-    env = {"HOME": "/", "USER": "", "LOGNAME": ""}
-    try:
-        train = script(folder, RANK + text)
-        ended = launch("run", "--nproc-per-node", "1", "--", train, env=env, within=within)
-        assert ended.stdout == "1000650000 trainer-launch True\n", ended.stderr
-        assert ended.stderr.count("its programs get LOGNAME=trainer-launch USER=trainer-launch HOME=/") == 1
-    finally:
-        shutil.rmtree(folder)
 
 
 UNTIL_TOLD = """

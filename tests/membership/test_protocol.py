@@ -100,6 +100,12 @@ def test_nonsense_is_refused(line):
         msg.parse(line)
 
 
+@given(st.binary(max_size=300))
+def test_random_bytes_are_refused(line):
+    with pytest.raises(MessageError):
+        msg.parse(line)
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda x: st.lists(x),
