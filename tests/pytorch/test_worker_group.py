@@ -125,24 +125,6 @@ def test_a_node_that_can_never_start_workers_leaves_before_anybody_stops_for_it(
     assert group.state.phase is Phase.ENDED
 
 
-def test_a_store_that_could_not_be_opened_is_tried_again_by_another_fork_server() -> None:
-    group = Group()
-    group.hear(formed())
-    group(worker_group.Prepared(0.0))
-    assert group(worker_group.Prepared(1.0)) == [worker_group.HostStore()]
-    group(worker_group.StoreOpened(1.0, "node-0", 1234))
-    assert group(worker_group.Prepared(2.0)) == []
-
-
-def test_the_store_stays_open_until_the_other_nodes_are_done() -> None:
-    group = running()
-    group.ends(0)
-    group.ends(1)
-    group.clear()
-    assert worker_group.CloseStore() not in group.actions[-3:]
-    assert worker_group.CloseStore() in group.hear(say.Finished())
-
-
 def test_a_failure_is_told_at_once_and_the_others_are_asked_to_end() -> None:
     group = running()
     actions = group.ends(1, 7, message="ValueError: no")

@@ -99,24 +99,11 @@ def test_each_cell_leads_where_the_drawing_says(phase, name):
         assert state_machine.step(state, EVENTS[name])[0].phase is wanted
 
 
-def test_a_plan_begins_at_once_or_when_its_names_resolve():
-    assert play(plan())[1] == (ev.Spawn(A), ev.Spawn(B))
-    state, actions = play(plan(wait_for=("x", "y"), wait_s=5.0))
-    assert actions == (ev.Resolve(("x", "y")),)
-    assert state.deadline_s == 5.0
-    assert state_machine.step(state, EVENTS["opened"])[1] == (ev.StopResolving(), ev.Spawn(A), ev.Spawn(B))
-
-
 def test_names_that_never_resolve_fail_with_what_the_resolver_said():
     state, actions = play(*AT[Phase.WAITING], EVENTS["unresolved"], ev.Deadline(5.0))
     assert (state.names_failed, state.text, actions) == (True, "x: unknown", (ev.StopResolving(),))
     assert state.verdict is Verdict.FAILED
     assert "has not answered for x" in play(*AT[Phase.WAITING], ev.Deadline(5.0))[0].text
-
-
-def test_a_stop_before_anything_is_spawned_is_a_stop():
-    state, actions = play(*AT[Phase.WAITING], ASK)
-    assert (state.verdict, state.exits, actions) == (Verdict.STOPPED, (), (ev.StopResolving(),))
 
 
 def test_the_first_request_does_not_hurry_a_stop_that_a_failure_began():
@@ -152,17 +139,6 @@ def test_what_a_shell_that_dies_of_the_request_left_has_the_rest_of_the_grace_to
 
 def test_nobody_has_longer_for_a_leader_that_was_killed_without_a_request():
     assert play(plan(processes=(A,)), killed("a", 1.0, KILL))[0].deadline_s == 3.0
-
-
-def test_killing_repeats_names_what_hangs_and_ends():
-    state, _ = play(*AT[Phase.KILLING])
-    seen = []
-    while state.phase is Phase.KILLING:
-        at_s = state.deadline_s
-        state, actions = state_machine.step(state, ev.Deadline(at_s))
-        seen.append((round(at_s, 1), len(actions)))
-    assert seen == [(1.1, 1), (1.3, 2), (1.7, 1), (2.5, 1), (4.0, 0)]
-    assert state.gave_up
 
 
 def test_a_request_after_the_work_is_done_does_not_spoil_it():
