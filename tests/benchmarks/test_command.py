@@ -15,7 +15,7 @@ import pytest
 import benchmarks.__main__ as command
 from benchmarks import results
 from benchmarks.measuring import Case, Section, Setup
-from benchmarks.results import Refused, Results
+from benchmarks.results import Refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,12 +58,6 @@ def test_a_section_that_cannot_begin_stops_none_of_the_others(log: list[str], tm
     assert (made.figures[0].values, made.repeats) == ([1.0, 1.0], 2)
 
 
-def test_sections_that_take_turns_are_measured_turn_by_turn(log: list[str], tmp_path: Path) -> None:
-    command.measure_all([section(name, log, takes_turns=True) for name in "abc"], asked())
-    assert "".join(log) == "abcabc"
-    assert all(made.repeats == 2 for name in "abc" if (made := results.load(name, tmp_path)))
-
-
 def test_a_section_is_continued_only_where_it_was_begun(log: list[str], tmp_path: Path) -> None:
     command.measure_all([section("x", log)], asked())
     command.measure_all([section("x", log)], asked(goes_on=True))
@@ -85,35 +79,9 @@ def test_what_is_measured_of_some_contestants_alone_is_printed_and_not_kept(
     assert "| row | 1.00 s |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("load", "waits"), [(0.1, 2), (99.0, 0)])
-def test_a_section_begins_when_the_load_of_the_one_before_has_gone(
-    log: list[str], monkeypatch: pytest.MonkeyPatch, load: float, waits: int
-) -> None:
-    """Where other work runs anyway it would wait for nothing."""
-    waited: list[float] = []
-    monkeypatch.setattr(command, "settle", waited.append)
-    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
-    command.measure_all([section("x", log), section("y", log, takes_turns=True)], asked())
-    assert len(waited) == waits
-
-
-def test_no_section_is_begun_when_the_time_is_over(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr(command, "settle", waited.append)
-    command.measure_all([section("x", log)], asked(minutes=-1))
-    assert (log, waited) == ([], [])
-
-
 def test_an_unknown_section_is_one_sentence() -> None:
     words = (sys.executable, "-m", "benchmarks", "--only", "nothing")
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 2
     assert done.stderr.startswith("benchmarks: --only 'nothing' is none of startup, ")
     assert done.stderr.count("\n") == 1
-
-
-def test_a_run_that_was_continued_says_whom_results_are_of() -> None:
-    made = command.begun(section("x", []), 5)
-    assert isinstance(made, Results)
-    assert made.command == 'make bench BENCH_ARGS="--only x --repeats 5"'
-    assert made.machine.split()[1] == "CPUs"

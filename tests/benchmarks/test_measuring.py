@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from benchmarks import measuring
-from benchmarks.measuring import Case, Failed, Reading, Section, Setup, Terms, measure
+from benchmarks.measuring import Case, Failed, Section, Setup, Terms, measure
 from benchmarks.results import Results
 
 
@@ -55,26 +55,6 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on() -> None:
     assert made.figure("row", "b", "s").values == [1.0] * 3
 
 
-def test_a_run_may_have_a_reading_for_one_row_and_a_reason_for_another() -> None:
-    case = Case(
-        "a", {"cold": "s", "warm": "s"}, lambda: {"cold": Reading(1.0, "1/1/1"), "warm": "never", "more": 2.0}
-    )
-    [cold, warm] = measured(section(case), repeats=1).figures
-    assert (cold.values, cold.notes, warm.failures) == ([1.0], ["1/1/1"], ["never"])
-
-
-def test_those_who_are_not_asked_for_do_not_run() -> None:
-    log: list[str] = []
-    it = section(*(Case(name, {"row": "s"}, noting(log, name)) for name in ("tini", "s6", "tin")))
-    measured(it, repeats=1, who=("ti", "x"))
-    assert log == ["tini", "tin"]
-
-
-def test_extra_rows_are_taken_where_they_are_read() -> None:
-    case = Case("a", {"whole": "s"}, lambda: {"whole": 1.0, "fewer": 0.5}, extra={"fewer": "s", "beyond": "s"})
-    assert [one.row for one in measured(section(case), repeats=1).figures] == ["whole", "fewer"]
-
-
 def test_a_run_that_hangs_ends_at_its_deadline() -> None:
     def hangs() -> Mapping[str, float]:
         subprocess.run(("sleep", "600"), check=True)
@@ -101,9 +81,3 @@ def test_nothing_is_left_of_a_run_but_what_runs_share(monkeypatch: pytest.Monkey
         shared.kill()
     assert not psutil.pid_exists(left[0].pid)
     left[0].wait()
-
-
-def test_no_run_is_begun_when_the_time_is_over() -> None:
-    log: list[str] = []
-    measured(section(Case("a", {"row": "s"}, noting(log, "a"))), until_s=time.monotonic() - 1)
-    assert log == []

@@ -52,18 +52,6 @@ def test_each_section_has_its_own_machine_versions_date_and_how_to_repeat(folder
         assert word in text
 
 
-def test_pictures_are_small_and_beside_the_page(folder: Path) -> None:
-    pytest.importorskip("matplotlib")
-    rows = ("memory (PSS)", "wake-ups", "a signal")
-    figures = [Figure(row, who, "s", [1.0, 2.0]) for row in rows for who in ("tini", "trainer-launch")]
-    results.save(measured("idle", *figures), folder)
-    results.save(measured("survival-pod-1", *fault(4.6)), folder)
-    text = drawn(folder)
-    for name in ("plots/idle.png", "plots/survival.png"):
-        assert f"]({name})" in text
-        assert (folder.parent / name).stat().st_size < 60_000
-
-
 def test_faults_of_different_machines_stand_in_tables_of_their_own(folder: Path) -> None:
     results.save(measured("survival-pod-1", *fault(4.6)), folder)
     results.save(measured("survival-hang", Figure(survival.ROWS["hang"].text, OURS, "s", [5.4], ["1/1/1"])), folder)

@@ -98,20 +98,6 @@ def test_a_job_reaches_its_last_step_without_faults_and_after_one(monkeypatch: p
     assert numbers(found)[schedule.RATIO] > 0
 
 
-@pytest.mark.long("tests/benchmarks/test_runs.py")
-@pytest.mark.torch
-def test_a_job_that_misses_its_last_step_says_which_and_keeps_the_undisturbed_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    require(missing() is None, str(missing()))
-    require(importlib.util.find_spec("torch"), "needs torch")
-    monkeypatch.setattr(schedule, "STEPS", 20)
-    monkeypatch.setattr(schedule, "LIMIT_S", 0.5)
-    found = schedule.once(contestants.ours()[0], {})
-    assert isinstance(found[schedule.CALM], Reading)
-    assert {found[row] for row in (schedule.FAULTY, schedule.RATIO)} == {"never: step 20: not within 0 s"}
-
-
 def test_all_bytes_of_all_writers_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "MEGABYTES", 4)
     assert numbers(output.once("cat", 2))["2 writers"] > 0

@@ -24,19 +24,6 @@ def results(*figures: Figure, **more: object) -> Results:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (0.01234, "0.0123"), (1.0, "1.00"), (12.345, "12.3"), (275.4, "275"), (81234.5, "81,234")],
-)
-def test_three_digits_count_and_none_is_hidden_in_an_exponent(value: float, text: str) -> None:
-    assert tables.number(value) == text
-
-
-def test_the_spread_stands_behind_the_median_where_there_is_one() -> None:
-    assert tables.spread([3.0, 1.0, 2.0]) == "2.00 (1.00 to 3.00)"
-    assert tables.spread([1.5, 1.5]) == "1.50"
-
-
-@pytest.mark.parametrize(
     ("figure", "text"),
     [
         (None, "-"),
@@ -49,18 +36,6 @@ def test_the_spread_stands_behind_the_median_where_there_is_one() -> None:
 )
 def test_a_cell_says_what_failed_beside_what_did_not(figure: Figure | None, text: str) -> None:
     assert tables.cell(figure) == text
-
-
-def test_a_table_has_rows_down_and_contestants_across_in_the_given_order() -> None:
-    made = results(
-        Figure("a", "theirs", "s", [2.0]), Figure("a", "ours", "s", [1.0]), Figure("b", "ours", "", [3.0])
-    )
-    assert tables.table(made, ["ours", "theirs", "not here"]).splitlines() == [
-        "|   | ours | theirs |",
-        "| --- | --- | --- |",
-        "| a | 1.00 s | 2.00 s |",
-        "| b | 3.00 | - |",
-    ]
 
 
 def test_rows_that_this_project_loses_are_told_with_the_cause() -> None:
@@ -80,21 +55,6 @@ def test_rows_that_this_project_loses_are_told_with_the_cause() -> None:
         "- The cause is not known.",
         "  - other: 1.00 s here; tini 0.500 s",
     ]
-
-
-def test_where_more_is_better_the_smaller_figure_loses() -> None:
-    made = results(
-        Figure("1 writer", "trainer-launch", "MB/s", [100.0]), Figure("1 writer", "cat", "MB/s", [900.0])
-    )
-    assert tables.losses(made, {"": "Lines."}, more_is_better=True) == [
-        "- Lines.",
-        "  - 1 writer: 100 MB/s here; cat 900 MB/s",
-    ]
-
-
-def test_a_row_that_this_project_failed_or_has_alone_is_no_comparison() -> None:
-    made = results(Figure("a", "trainer-launch", "s", [], [], ["late"]), Figure("a", "tini", "s", [0.1]))
-    assert tables.losses(made, {}, more_is_better=False) == []
 
 
 def test_conclusions_compare_with_the_best_other_launcher_and_apart_from_it_with_none() -> None:
@@ -128,11 +88,6 @@ def test_conclusions_compare_with_the_best_other_launcher_and_apart_from_it_with
         "1: 4 times (start)",
     ]
     assert tables.conclusion("Start-up", {}, {})[1:] == ["-", "-", "-", "-"]
-
-
-def test_conclusions_know_where_more_is_better() -> None:
-    made = results(Figure("a", "trainer-launch", "MB/s", [100.0]), Figure("a", "torchrun", "MB/s", [50.0]))
-    assert tables.factors(made, ["a"], more_is_better=True) == {"a": 2.0}
 
 
 def test_machines_and_versions_are_never_mixed_in_a_table() -> None:

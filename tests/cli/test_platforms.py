@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
-HOSTS = ("127.0.0.1", "127.0.0.2")
 # Of the first lives one waits to be killed; then all ranks meet in a collective and end.
 TRAIN = """
 import os, signal, time
@@ -31,7 +29,6 @@ print(f"rank {rank} of {int(total)}, restart {restarts}, pid {os.getpid()}.", fl
 if restarts == "0":
     time.sleep(120)
 """
-CLUSTER = {"workerpool0": ["127.0.0.1:2222"], "workerpool1": ["127.0.0.2:2222"]}
 SLURM = {
     "SLURM_JOB_ID": "1",
     "SLURM_JOB_NUM_NODES": "2",
@@ -42,39 +39,8 @@ SLURM = {
 }
 
 
-def skypilot(rank: int) -> dict[str, str]:
-    return {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": str(rank), "SKYPILOT_NODE_IPS": "\n".join(HOSTS)}
-
-
-def dstack(rank: int) -> dict[str, str]:
-    return {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": str(rank), "DSTACK_MASTER_NODE_IP": HOSTS[0]}
-
-
-def leaderworkerset(rank: int) -> dict[str, str]:
-    return {"LWS_LEADER_ADDRESS": "localhost", "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": str(rank)}
-
-
 def slurm(rank: int) -> dict[str, str]:
     return {**SLURM, "SLURM_NODEID": str(rank), "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"}
-
-
-def sagemaker(rank: int) -> dict[str, str]:
-    return {"SM_HOSTS": json.dumps(HOSTS), "SM_CURRENT_HOST": HOSTS[rank], "SM_NUM_GPUS": "0"}
-
-
-def azureml(rank: int) -> dict[str, str]:
-    ranks = {"NODE_RANK": str(rank), "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-    return {"AZUREML_RUN_ID": "a", "MASTER_ADDR": HOSTS[0], **ranks}
-
-
-def vertex_ai(rank: int) -> dict[str, str]:
-    return {"CLUSTER_SPEC": json.dumps({"cluster": CLUSTER, "task": {"type": f"workerpool{rank}", "index": 0}})}
-
-
-def volcano(rank: int) -> dict[str, str]:
-    hosts = "j-worker-0.j,j-worker-1.j"
-    own = {"VC_TASK_INDEX": str(rank), "HOSTNAME": f"j-worker-{rank}", "MASTER_ADDR": HOSTS[0]}
-    return {"VC_WORKER_HOSTS": hosts, "VC_WORKER_NUM": "2", **own}
 
 
 def indexed_job(rank: int) -> dict[str, str]:
@@ -82,10 +48,7 @@ def indexed_job(rank: int) -> dict[str, str]:
     return {"JOB_COMPLETION_INDEX": str(rank), "MASTER_ADDR": host, "TRAINER_LAUNCH_NODES": "2"}
 
 
-QUICK = (slurm, indexed_job)
-OTHERS = (skypilot, dstack, leaderworkerset, sagemaker, azureml, vertex_ai, volcano)
-LONG = pytest.mark.long("tests/cli/test_platforms.py")
-PLATFORMS = (*QUICK, *(pytest.param(one, marks=LONG, id=one.__name__) for one in OTHERS))
+PLATFORMS = (slurm, indexed_job)
 
 
 @pytest.fixture(autouse=True)

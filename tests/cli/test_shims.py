@@ -382,7 +382,6 @@ sys.exit(int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 2)
         ("--max-restarts 2", "torchrun --nproc-per-node 2", 0),
         ("--max-restarts 1", "torchrun --nproc-per-node 2 --max-restarts 9", 1),
         ("--max-restarts 1", "trainer-launch run --max-restarts 2 -- torchrun --nproc-per-node 2", 0),
-        ("", "trainer-launch run --max-restarts 1 -- torchrun --nproc-per-node 2", 1),
     ],
 )
 def test_options_after_run_hold_in_a_script_unless_a_launcher_in_it_has_its_own(
@@ -394,24 +393,6 @@ def test_options_after_run_hold_in_a_script_unless_a_launcher_in_it_has_its_own(
     ended = launch("run", *options.split(), "--", "./start.sh", env={"PATH": ours_in_path()}, cwd=tmp_path)
     assert ended.returncode == code, ended.stderr
     assert [ended.stdout.count(f"of 2 restart {number}") for number in range(4)] == [2, 2, 2 - 2 * code, 0]
-
-
-@torch
-@pytest.mark.long("tests/cli/test_shims.py")
-def test_nodes_after_run_meet_in_a_script(tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    program(tmp_path, "start.sh", f"torchrun --nproc-per-node 1 {script(tmp_path, TOLD)}")
-    port = str(free_port())
-    words = ("--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
-    env = {"PATH": ours_in_path()}
-    with (
-        start("run", *words, "--node-rank", "0", "--", "./start.sh", env=env, cwd=tmp_path) as first,
-        start("run", *words, "--node-rank", "1", "--", "./start.sh", env=env, cwd=tmp_path) as second,
-    ):
-        for node in (first, second):
-            code, output = node.end(timeout_s=120)
-            assert code == 0, output
-            assert "of 2 restart 2" in output
 
 
 @torch
@@ -427,7 +408,7 @@ def test_a_login_shell_keeps_its_profile_and_the_launcher(tmp_path: Path) -> Non
 
 @pytest.mark.long("tests/cli/test_shims.py")
 @torch
-@pytest.mark.parametrize("line", ["uv run --no-sync", "conda run -n x", "micromamba run -n x", "poetry run"])
+@pytest.mark.parametrize("line", ["uv run --no-sync", "conda run -n x"])
 def test_a_wrapper_with_the_launchers_own_python_recovers_in_place(tmp_path: Path, line: str) -> None:
     """Such a wrapper puts its environment first in PATH, before the shims."""
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
@@ -476,7 +457,7 @@ sys.exit(code if code >= 0 else 128 - code)
 
 @pytest.mark.long("tests/cli/test_shims.py")
 @torch
-@pytest.mark.parametrize("line", ["nsys profile -t cuda -o f", "ncu --set full -o f"])
+@pytest.mark.parametrize("line", ["nsys profile -t cuda -o f"])
 def test_a_profiler_in_front_of_torchrun_writes_its_report_after_a_recovery_and_after_a_stop(
     tmp_path: Path, line: str
 ) -> None:

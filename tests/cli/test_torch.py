@@ -6,11 +6,9 @@ import contextlib
 import importlib.util
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,6 @@ import pytest
 from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, script, shm_of_its_own, start
 from tests.conftest import require
 from tests.membership.test_authentication import Alter, Middle, every_way
-from tests.mpi.ssh import pods
-from tests.mpi.ssh.secrets import require_root
 from tests.ports import free_port
 from trainer_launch.host import machine, numa
 from trainer_launch.model import Gpus
@@ -422,27 +418,6 @@ print(json.dumps({n: v for n, v in os.environ.items() if n.startswith("PET_") or
         }
 
 
-@pytest.mark.long("tests/cli/test_torch.py")
-def test_local_ends_with_the_first_failing_pods_code_and_shows_its_termination_message(tmp_path: Path) -> None:
-    train = script(tmp_path, f"{RANK}if rank == 1:\n    sys.exit(33)\n{WAIT}")
-    ended = launch("local", "--nodes", "2", "--nproc-per-node", "1", "--", train)
-    assert ended.returncode == 33
-    row = next(line for line in ended.stderr.splitlines() if line.startswith("local-node-0-1"))
-    assert "rank=1" in row
-    assert "exit=33" in row
-
-
-@pytest.mark.long("tests/cli/test_torch.py")
-def test_ctrl_c_ends_a_rehearsal_with_all_its_pods_and_workers(tmp_path: Path) -> None:
-    train = script(tmp_path, f"{RANK}print('worker', os.getpid(), flush=True)\n{WAIT}")
-    with start("local", "--nodes", "2", "--nproc-per-node", "2", "--grace", "8", "--", train) as launcher:
-        pids = launcher.read_until(r"worker (\d+)", times=4)
-        launcher.signal(signal.SIGINT)
-        code, output = launcher.end()
-    assert code == 130, output
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
 LEAVES = """
 import pathlib, subprocess
 from multiprocessing import resource_tracker, shared_memory
@@ -567,29 +542,6 @@ sys.exit(cli.main())
     assert ended.returncode == 0, ended.stderr
     assert f"cpus {len(machine.usable_cpus())}" in ended.stdout
     assert "this worker is not bound to CPUs: [Errno 22] Invalid argument" in ended.stderr
-
-
-@pytest.mark.long("tests/cli/test_torch.py")
-def test_a_uid_that_no_file_knows_has_a_name_a_home_and_torchs_caches_on_a_read_only_root() -> None:
-    """As OpenShift starts a pod: a uid of its namespace, group 0, HOME=/."""
-    require_root()
-    folder = Path(tempfile.mkdtemp(prefix="pod "))  # pytest's own cannot be entered by others
-    folder.chmod(0o777)
-    text = """
-import getpass
-from torch._inductor.runtime.cache_dir_utils import cache_dir
-open(os.path.expanduser("~/.cache-of-test"), "x" if rank == 0 else "a").close()
-print(f"{os.getuid()} {getpass.getuser()} {os.path.exists(cache_dir())}\\n", end="", flush=True)
-"""
-    within = pods.wrapped(pods.opened(folder), pods.READ_ONLY, user=1000650000, group=0)
-    env = {"HOME": "/", "USER": "", "LOGNAME": ""}
-    try:
-        train = script(folder, RANK + text)
-        ended = launch("run", "--nproc-per-node", "1", "--", train, env=env, within=within)
-        assert ended.stdout == "1000650000 trainer-launch True\n", ended.stderr
-        assert ended.stderr.count("its programs get LOGNAME=trainer-launch USER=trainer-launch HOME=/") == 1
-    finally:
-        shutil.rmtree(folder)
 
 
 UNTIL_TOLD = """

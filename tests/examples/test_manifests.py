@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import psutil
 import pytest
 
 from tests.cli.launching import LAUNCHER, Started, clean_env, start
-from tests.conftest import require
 
 pytestmark = [
     pytest.mark.torch,
@@ -80,32 +78,6 @@ def test_a_torch_job_trains_loses_a_pod_resumes_and_succeeds(started: Started, p
     assert losses[0] > losses[-1], "it has learnt"
 
 
-def test_mpi_trains_on_two_nodes_with_four_slots_each_the_launcher_being_one() -> None:
-    pytest.importorskip("mpi4py")
-    require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
-    require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
-    code, output, errors = run("trainjob-mpi.yaml")
-    assert code == 0, errors
-    assert output.count(" of 8 on bigrams-node-0-0") == output.count(" of 8 on bigrams-launcher-0-0") == 4
-    losses = [float(loss) for loss in re.findall(r"step \d+/60  loss ([\d.]+)", output)]
-    assert losses[0] > losses[-1]
-
-
-def test_the_preflight_of_an_init_container_checks_all_pods_before_they_train() -> None:
-    code, output, errors = run("trainjob-preflight.yaml")
-    assert code == 0, output + errors
-    assert output.index("roll-call") < output.index("step 100/100")
-    assert output.count("(exit code 0)") == 2, "both nodes passed"
-
-
-def test_ten_nodes_of_plainml_train_each_on_its_share() -> None:
-    code, output, errors = run("trainjob-plainml.yaml")
-    assert code == 0, errors
-    bits = [float(value) for value in re.findall(r"done: node \d read 1\d modules, ([\d.]+) bits", output)]
-    assert len(bits) == 10
-    assert max(bits) < 7.5, "a model that knows nothing needs 8"
-
-
 def test_the_ngram_model_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     def ended(*words: str) -> str:
         argv = [sys.executable, str(EXAMPLES / "train_ngrams.py"), "--model", str(tmp_path / "m.json"), *words]
@@ -118,30 +90,3 @@ def test_the_ngram_model_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     assert "resumed at module 10 of 20" in resumed
     (tmp_path / "m.json").unlink()
     assert ended("--modules", "21").splitlines()[-1] == resumed.splitlines()[-1]
-
-
-def test_flytes_elastic_on_several_nodes() -> None:
-    code, output, errors = run("flyte-elastic.yaml")
-    assert code == 0, output + errors
-    said = re.findall(r"^\[flyte-elastic-worker-(\d)\] several nodes: loss ([\d.]+)$", output, re.MULTILINE)
-    assert sorted(node for node, _ in said) == ["0", "1"]
-    assert len({loss for _, loss in said}) == 1, "one model"
-
-
-def test_flytes_elastic_on_one_node(tmp_path: Path) -> None:
-    env = clean_env({**ENV, "CHECKPOINTS": str(tmp_path), "PYTHONPATH": str(EXAMPLES.parents[1])})
-    argv = [sys.executable, "flyte_elastic.py"]
-    ended = subprocess.run(argv, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=140, check=True)
-    assert re.search(r"^one node: loss [\d.]+$", ended.stdout, re.MULTILINE)
-
-
-def test_a_function_is_a_job_and_resumes(tmp_path: Path) -> None:
-    env = clean_env({**ENV, "CHECKPOINTS": str(tmp_path), "PYTHONPATH": str(EXAMPLES.parents[1])})
-    argv = [sys.executable, "launch_function.py"]
-    first, second = (
-        subprocess.run(argv, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=140, check=True).stdout
-        for _ in range(2)
-    )
-    assert "step 100/100" in first
-    assert "resumed at step 100" in second
-    assert re.findall(r"\d: ([\d.]+)", second) == re.findall(r"\d: ([\d.]+)", first.splitlines()[-1])

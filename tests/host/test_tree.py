@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from trainer_launch.host import process_tree
 
 
@@ -32,18 +30,6 @@ def test_all_below_whatever_session_they_made_and_no_zombies(tmp_path):
     assert sorted(entry.pid for entry in found) == [2, 3, 5]
 
 
-def test_a_process_that_is_not_there(tmp_path):
-    assert process_tree.read(5, str(tmp_path)) is None
-    assert not process_tree.readable(str(tmp_path))
-
-
-def test_the_real_one():
-    assert process_tree.readable()
-    entry = process_tree.read(os.getpid())
-    assert entry is not None
-    assert entry.parent == os.getppid()
-
-
 def test_the_environment_that_a_process_was_started_with(tmp_path):
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "environ").write_bytes(b"RANK=3\0EMPTY=\0ODD\0PATH=/a=b\0\xff=\xfe\0")
@@ -55,9 +41,3 @@ def test_the_environment_that_a_process_was_started_with(tmp_path):
         "\udcff": "\udcfe",
     }
     assert process_tree.environment(8, str(tmp_path)) is None
-
-
-def test_our_own_environment_is_there():
-    env = process_tree.environment(os.getpid())
-    assert env is not None
-    assert "PATH" in env

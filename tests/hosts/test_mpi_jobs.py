@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -325,14 +324,3 @@ def test_hosts_of_the_discovery_script_join_and_leave(three: Job) -> None:
     run.terminate()
     assert run.end() == 143, run.output
     no_strays(three)
-
-
-@pytest.mark.long("tests/hosts/test_mpi_jobs.py")
-def test_eight_hosts_come_in_any_order(tmp_path: Path) -> None:
-    with job(tmp_path, 8) as eight:
-        run = eight.launch("mpirun", *eight.train(5))
-        for number in (5, 2, 7, 0, 3, 6, 1, 4):
-            threading.Timer(0.3 * number, eight.start_workers, (f"job-node-0-{number}.job",)).start()
-        assert run.end() == 0, run.output
-        assert "step 4 of 8 ranks" in run.output
-        no_strays(eight)

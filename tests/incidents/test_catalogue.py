@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import re
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,6 @@ from tests.incidents.catalogue import (
     check,
     differences,
     longest_first,
-    pattern,
 )
 from tests.incidents.running import Told, told
 
@@ -43,33 +41,6 @@ FAILED = """\
 
 def of(act: str) -> Situation:
     return next(one for one in (*TO_TELL, *TO_LEAVE) if one.act == act)
-
-
-def test_there_are_enough_situations_and_each_has_a_name_of_its_own() -> None:
-    assert len(TO_TELL) >= 40
-    assert len(TO_LEAVE) >= 12
-    texts = [one.text for one in (*TO_TELL, *TO_LEAVE)]
-    assert len(texts) == len(set(texts))
-    assert all(one.sentence for one in TO_TELL)
-
-
-def test_only_what_varies_by_nature_may_differ() -> None:
-    expected = pattern(of("barrier").sentence)
-    assert re.fullmatch(expected, SENTENCE)
-    assert re.fullmatch(expected, SENTENCE.replace("2 s", "17 s").replace(":34", ":99"))
-    for other in (SENTENCE + ".", SENTENCE.replace("#6", "#7"), SENTENCE.replace("rank 1", "rank 0")):
-        assert not re.fullmatch(expected, other)
-
-
-def test_a_reported_hang_is_read_from_the_log_and_its_incident() -> None:
-    found = told(REPORTED, 0, None)
-    assert (found.sentence, found.reason, found.attempt, found.accused) == (SENTENCE, "Succeeded", 1, True)
-    assert differences(of("barrier"), found) == []
-
-
-def test_a_failure_is_read_from_the_node_that_has_its_cause() -> None:
-    found = told(FAILED, 137, None)
-    assert (found.sentence, found.rank, found.reason, found.retryable) == ("it died", 1, "Killed", True)
 
 
 @pytest.mark.parametrize(

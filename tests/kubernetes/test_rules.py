@@ -46,25 +46,6 @@ def test_each_program_that_a_manifest_starts_is_in_its_image(path: Path) -> None
     assert [text for document in published.documents(path) for text in programs.missing(document)] == []
 
 
-@each(
-    ("words", "started"),
-    [
-        (
-            ["trainer-launch", "run", "--", "mpirun", "-np", "4", "-x", "PATH", "python", "train.py"],
-            "mpirun python",
-        ),
-        (["trainer-launch", "run", "--", "horovodrun", "-np", "2", "python", "train.py"], "horovodrun python"),
-        (["trainer-launch", "sshd"], "sshd"),
-        (["trainer-launch", "run", "--", "train.py", "--", "python"], ""),
-        (["trainer-launch", "preflight", "--storage", "/x"], ""),
-        (["sleep", "1d"], "sleep"),
-    ],
-)
-def test_the_programs_of_a_command_are_found(words: list[str], started: str) -> None:
-    own = ("trainer-launch",) if words[0] == "trainer-launch" else ()
-    assert tuple(programs.started(words)) == (*own, *started.split())
-
-
 @each("path", RUNTIMES, ids=published.name)
 def test_a_runtimes_targets_are_there_and_its_trainer_acts_on_exit_codes(path: Path) -> None:
     (runtime,) = published.documents(path)
@@ -129,11 +110,6 @@ def changed(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
     return copied
 
 
-def test_the_pod_that_violations_start_from_has_none() -> None:
-    pod = Pod(where="", spec=GOOD, job={}, restart="Never")
-    assert [text for rule in RULES for text in rule(pod)] == []
-
-
 @each(
     ("path", "new", "told"),
     [
@@ -184,70 +160,3 @@ def test_a_pod_that_breaks_a_rule_is_seen(path: tuple[str | int, ...], new: Any,
     pod = Pod(where="", spec=changed(GOOD, path, new), job={}, restart="Never")
     found = [text for rule in RULES for text in rule(pod)]
     assert any(told in text for text in found), found
-
-
-RULES_OF_JOB = [
-    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    {"action": "FailJob", "onExitCodes": {"containerName": "preflight-check", "operator": "In", "values": [2, 30]}},
-    {"action": "FailJob", "onExitCodes": {"containerName": "node", "operator": "In", "values": [2]}},
-    {"action": "Count", "onExitCodes": {"containerName": "node", "operator": "In", "values": [138]}},
-]
-CODES = ("onExitCodes", "values")
-
-
-@each(
-    ("path", "new", "told"),
-    [
-        ((0,), None, "an eviction would count as a failure"),
-        ((1,), None, "preflight-check: exit code 30 leads to Count"),
-        ((1, *CODES), [30], "preflight-check: exit code 2 leads to Count"),
-        ((1, *CODES), [2, 20, 30], "preflight-check: exit code 20 leads to FailJob"),
-        ((1, *CODES), [30, 2], "exit codes [30, 2] have to be in order, without 0"),
-        ((2, *CODES), [2, 138], "node: exit code 138 leads to FailJob"),
-        ((2, "onExitCodes", "operator"), "NotIn", "node: exit code 138 leads to FailJob"),
-        ((2, "onExitCodes", "containerName"), "trainer", "a rule is for the container trainer, which is not there"),
-        ((2, "action"), "Count", "node: exit code 2 leads to Count"),
-    ],
-)
-def test_rules_about_exit_codes_that_do_the_wrong_thing_are_seen(
-    path: tuple[str | int, ...], new: Any, told: str
-) -> None:
-    def found(rules: Any, restart: str = "Never") -> list[str]:
-        job = {"podFailurePolicy": {"rules": rules}}
-        return list(job_rules.failure_policy(Pod(where="", spec=GOOD, job=job, restart=restart)))
-
-    assert found(RULES_OF_JOB) == []
-    assert found([]) == ["there is no podFailurePolicy"]
-    assert found(RULES_OF_JOB, "OnFailure") == ["a podFailurePolicy needs restartPolicy Never, not OnFailure"]
-    assert told in found(changed(RULES_OF_JOB, path, new))
-
-
-JOB = ("spec", "template", "spec", "replicatedJobs", 0)
-
-
-@each(
-    ("path", "new", "told"),
-    [
-        ((*JOB, "template", "metadata"), None, "0 jobs have the label"),
-        ((*JOB, "name"), "trainer", "envInjection names node/preflight-check, which is not there"),
-        (
-            (*JOB, "dependsOn"),
-            [{"name": "model", "status": "Complete"}],
-            "node depends on model, which is not there",
-        ),
-        ((*JOB, "template", "spec", "template", "spec", "containers", 0, "name"), "main", "node has no container"),
-        (("spec", "template", "spec", "successPolicy"), {"targetReplicatedJobs": ["launcher"]}, "names launcher"),
-    ],
-)
-def test_a_runtime_that_refers_to_nothing_is_seen(path: tuple[str | int, ...], new: Any, told: str) -> None:
-    (runtime,) = published.documents(published.KUBERNETES / "runtimes" / "torch-distributed-preflight.yaml")
-    assert any(told in text for text in job_rules.targets(changed(runtime, path, new)))
-
-
-def test_a_restart_policy_that_starts_wrong_settings_for_ever_is_seen() -> None:
-    def found(kind: str, restart: str) -> list[str]:
-        return list(job_rules.restart_policy(kind, Pod(where="Worker", spec={}, job={}, restart=restart)))
-
-    assert found("PyTorchJob", "ExitCode") == found("MPIJob", "Never") == []
-    assert found("PyTorchJob", "OnFailure")
-    assert found("MPIJob", "ExitCode")

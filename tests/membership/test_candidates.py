@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import socket
 import threading
 import time
@@ -141,20 +140,6 @@ def test_a_standby_without_its_port_is_no_reason_not_to_run() -> None:
         )
         with serve(hosting, None) as server:
             assert server is None
-
-
-def test_who_hosts_a_large_job_makes_room_for_its_nodes() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    hosting = Hosting(
-        job=JOB, host="127.0.0.1", port=0, nodes=NodeRange(1500, 1500), max_restarts=3, rejoin_timeout_s=60.0
-    )
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
-        with serve(hosting, None) as server:
-            assert server is not None
-            assert server._max_connections >= 1500
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(("said_last", "end"), [(b"garbage\n", "reset"), (b"", "closed")])

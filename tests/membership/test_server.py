@@ -19,7 +19,6 @@ from trainer_launch.membership.client import Client, Connected, Disconnected, in
 from trainer_launch.membership.server import Server
 from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint
-from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
 
 LONG_S = 10.0
@@ -106,20 +105,6 @@ def is_closed(sock):
     return True
 
 
-def test_a_client_wakes_up_who_sleeps_elsewhere_when_there_is_news(cluster):
-    cluster.serve(1)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        client = cluster.node(0, wake=lambda: theirs.send(b"."))
-        cluster.join(client, 0)
-        ours.settimeout(LONG_S)
-        news: list[object] = []
-        while not any(isinstance(one, msg.Formed) for one in news):
-            assert ours.recv(1) == b"."
-            news.append(client.receive(0))
-        assert None not in news, "each piece of news is there before its call"
-
-
 def test_three_nodes_meet_run_and_finish(cluster):
     clients = cluster.running(3)
     for client in clients:
@@ -140,26 +125,6 @@ def test_a_node_that_leaves_says_why(cluster):
     clients[1].send(msg.Leave("preempted"))
     clients[1].close()
     assert "leaves: preempted" in await_(clients[0], msg.Restart).reason
-
-
-def test_what_is_said_between_a_flush_and_hanging_up_arrives(cluster, monkeypatch):
-    cluster.serve(1)
-    node = cluster.node(0)
-    cluster.join(node, 0)
-    number = await_(node, msg.Formed).generation
-    flush = Client._flush
-    more = [msg.Failed(number, 0, 1, None)]
-
-    def flush_then_say_and_close(self, sock):
-        flushed = flush(self, sock)
-        if more:
-            self.send(more.pop())
-            self._closing.set()
-        return flushed
-
-    monkeypatch.setattr(Client, "_flush", flush_then_say_and_close)
-    node.send(msg.Renew())
-    eventually(lambda: any("rank 0 failed" in text for text in cluster.said), "the failure")
 
 
 def test_a_silent_node_is_lost_with_its_lease(cluster):
@@ -342,22 +307,6 @@ def test_the_last_word_arrives_although_the_server_stops_at_once(cluster):
     assert {await_(client, msg.GiveUp).reason for client in clients} == {"told to end"}
 
 
-def test_who_is_asked_to_stop_while_it_waits_for_news_hears_of_that_and_of_nothing_else(cluster, monkeypatch):
-    """A signal's handler that raises just when the queue has let its lock go makes Python stumble over the lock."""
-    cluster.serve(1)
-    client = cluster.node(0)
-
-    def torn(timeout):
-        try:
-            raise KeyboardInterrupt
-        finally:
-            raise RuntimeError("release unlocked lock")
-
-    monkeypatch.setattr(client._news, "get", torn)
-    with pytest.raises(KeyboardInterrupt):
-        client.receive(1.0)
-
-
 def test_a_client_says_at_which_stage_it_waits(cluster):
     with socket.create_server(("127.0.0.1", 0)) as unused:
         cluster.port = unused.getsockname()[1]
@@ -373,12 +322,6 @@ def test_a_client_says_at_which_stage_it_waits(cluster):
     nowhere.close()
     cluster.serve(1, port=cluster.port)
     eventually(lambda: "connected" in says, "the connection")
-
-
-def test_a_message_nobody_would_take_is_the_callers_error(cluster):
-    cluster.serve(1)
-    with pytest.raises(MessageError):
-        cluster.node(0).send(msg.Store(1, "", 0))
 
 
 def test_a_port_in_use_is_named(cluster):
@@ -401,25 +344,6 @@ def test_both_families_are_served(cluster):
             assert hear(six, msg.Challenge) == msg.Challenge("")
 
 
-def test_the_server_sleeps_while_nothing_happens(cluster):
-    cluster.serve(2, lease_s=3.0)
-    turns: list[int] = []
-    turn = cluster.server._turn
-
-    def count():
-        turns.append(1)
-        turn()
-
-    cluster.server._turn = count
-    client = cluster.node(0)
-    await_(client, Connected)
-    cluster.join(client, 0)
-    await_(client, msg.Waiting)
-    before = len(turns)
-    assert client.receive(2.0) is None
-    assert len(turns) - before <= 5
-
-
 def test_two_hundred_nodes_form(cluster):
     cluster.serve(200)
     with selectors.DefaultSelector() as selector:
@@ -438,17 +362,3 @@ def test_two_hundred_nodes_form(cluster):
                 buffer[:] = rest
                 ranks |= {m.group_rank for m in map(msg.parse, map(bytes, lines)) if isinstance(m, msg.Formed)}
     assert ranks == set(range(200))
-
-
-def test_a_message_for_many_is_written_once(monkeypatch, cluster):
-    written = []
-    render = msg.render
-
-    def noting(message):
-        written.append(message)
-        return render(message)
-
-    monkeypatch.setattr(msg, "render", noting)
-    cluster.running(3)
-    of_server = [message for message in written if isinstance(message, msg.Go)]
-    assert of_server == [msg.Go(1, "127.0.0.1", 4000)]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.state import Close, Gone, Phase, Tick
+from trainer_launch.membership.state import Gone, Phase, Tick
 
 
 def running(*args, ranks=(0, 1, 2), **fields):
@@ -34,16 +34,6 @@ def test_without_ranks_the_hosts_are_ordered_as_people_count():
     peers = [world.call(host=host) for host in ("w-10", "w-9", "w-1")]
     world.join(*peers)
     assert [world.last(peer, msg.Formed).group_rank for peer in peers] == [2, 1, 0]
-
-
-def test_workers_start_when_the_store_is_open():
-    world = World(2)
-    peers = world.come(0, 1)
-    assert [world.count(peer, msg.Go) for peer in peers] == [0, 0]
-    world.say(peers[1], msg.Store(1, "evil", 1))
-    assert world.phase is Phase.FORMED, "only group rank 0 opens it"
-    world.open_store()
-    assert [world.last(peer, msg.Go) for peer in peers] == [msg.Go(1, "10.0.0.1", 4000)] * 2
 
 
 def test_those_who_wait_hear_who_is_missing_and_only_once():
@@ -136,15 +126,6 @@ def test_a_lost_peer_is_told_at_once_and_costs_nothing():
     assert world.phase is Phase.GATHERING
     back = world.come(1)[0]
     assert world.last(back, msg.Formed) == msg.Formed(2, 1, 3, 0, False)
-
-
-def test_a_silent_peer_is_lost_when_its_lease_ends():
-    world, (zero, one, _) = running()
-    world.pass_time(2.9, silent={one})
-    assert world.count(zero, msg.Restart) == 0
-    world.pass_time(1.2, silent={one})
-    assert world.last(zero, msg.Restart).reason == "node 1 (pod-1) was silent for 3 s"
-    assert world.cut == [one]
 
 
 def test_nobody_is_lost_because_the_coordinator_itself_was_stopped():
@@ -276,59 +257,7 @@ def test_a_store_that_never_opens_ends_the_generation():
     assert world.is_over
 
 
-def test_all_done_is_the_end_for_everyone():
-    world, peers = running()
-    for peer in peers:
-        world.say(peer, msg.Done(1))
-    assert [world.count(peer, msg.Finished) for peer in peers] == [1, 1, 1]
-    late = world.call(1)
-    assert world.count(late, msg.Finished) == 1
-
-
-def test_a_node_that_is_done_may_go():
-    world, (zero, one, two) = running()
-    world.say(one, msg.Done(1))
-    world.play(Gone(one))
-    assert world.count(zero, msg.Restart) == 0
-    again = world.come(1)[0]
-    assert world.phase is Phase.RUNNING
-    world.say(zero, msg.Done(1))
-    world.say(two, msg.Done(1))
-    assert [world.count(peer, msg.Finished) for peer in (zero, two, again)] == [1, 1, 1]
-
-
-def test_words_about_an_old_generation_mean_nothing():
-    world, (zero, one, two) = running()
-    world.fail(zero)
-    world.join(zero, one, two)
-    world.open_store()
-    world.say(one, msg.Failed(1, 0, 1, None))
-    world.say(two, msg.Done(1))
-    world.say(zero, msg.Store(1, "h", 1))
-    assert (world.phase, world.state.restarts, world.state.run.done) == (Phase.RUNNING, 1, {})
-
-
-def test_a_new_coordinator_goes_on_where_the_old_one_was():
-    world = World(3)
-    peers = [world.call(rank, generation=rank + 5, restarts=2) for rank in range(3)]
-    assert world.last(peers[1], msg.Restart).generation == 6
-    world.join(*peers)
-    assert [(f.generation, f.restarts) for f in [world.last(p, msg.Formed) for p in peers]] == [(8, 2)] * 3
-
-
-def test_our_side_may_end_the_job():
-    world, peers = running()
-    world.play(Close("node 0 is told to stop for good"))
-    assert world.last(peers[1], msg.GiveUp).reason == "node 0 is told to stop for good"
-
-
 # -- elastic ----------------------------------------------------------------------------------
-
-
-def test_an_elastic_job_forms_at_once_when_full():
-    world = World(1, 3)
-    world.come(0, 1, 2)
-    assert world.phase is Phase.FORMED
 
 
 def test_an_elastic_job_waits_a_moment_for_more():
@@ -435,14 +364,6 @@ def test_a_node_that_can_start_workers_now_makes_nobody_wait_longer():
     assert world.last(zero, msg.Formed).size == 2
 
 
-def test_a_node_waits_for_a_generation_once_however_often_it_says_so():
-    world = World(3)
-    peer = world.call(1)
-    world.join(peer, prepared=False)
-    world.join(peer)
-    assert world.state.n_joined == 1
-
-
 def test_a_fixed_job_shrinks_only_after_its_patience():
     world, (zero, one, _) = running(2, 3, shrink_after_s=30.0)
     world.play(Gone(one))
@@ -453,35 +374,11 @@ def test_a_fixed_job_shrinks_only_after_its_patience():
     assert world.last(zero, msg.Formed).size == 2
 
 
-def test_without_leave_to_shrink_it_waits():
-    world, (zero, one, two) = running(2, 3, shrink_after_s=None)
-    world.play(Gone(one))
-    world.join(zero, two)
-    world.pass_time(500)
-    assert world.phase is Phase.GATHERING
-
-
 def test_a_restart_of_those_who_are_there_does_not_wait_for_others():
     world, peers = running(1, 3, ranks=(0, 1))
     world.fail(peers[0])
     world.join(*peers)
     assert world.phase is Phase.FORMED
-
-
-def test_spares_wait_take_over_and_end_well():
-    world, (zero, one) = running(1, 2, ranks=(1, 2))
-    spare, other = world.come(0, 3)
-    world.pass_time(5)
-    assert world.last(spare, msg.Waiting) == msg.Waiting(2, 2, (), running=True)
-    assert world.count(zero, msg.Restart) == 0
-    world.play(Gone(one))
-    world.join(zero)
-    ranks = [world.last(peer, msg.Formed).group_rank for peer in (spare, zero)]
-    assert (ranks, world.count(other, msg.Formed)) == ([0, 1], 0), "a member stays one, a spare joins it"
-    world.open_store()
-    world.say(zero, msg.Done(2))
-    world.say(spare, msg.Done(2))
-    assert world.count(other, msg.Finished) == 1
 
 
 def test_names_of_pods_that_never_return_do_not_pile_up():

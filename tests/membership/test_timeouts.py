@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 import pytest
 
 from trainer_launch.membership import timeouts as t
 from trainer_launch.model.settings import Settings
 
-MEMBERSHIP = Path(t.__file__).parent
 KUBELET_RESTARTS_S = 3.0
 TORCH_GRACE_S = 30.0
 ORDERS = {
@@ -63,21 +59,3 @@ def test_times_are_in_order(name: str) -> None:
 
 def test_the_settings_of_a_user_have_the_same_defaults() -> None:
     assert Settings.model_fields["wait_timeout"].default == t.REJOIN_S
-
-
-def test_no_other_module_of_membership_has_a_time_of_its_own() -> None:
-    found = [
-        f"{path.name}: {ast.unparse(node)}"
-        for path in MEMBERSHIP.glob("*.py")
-        if path.name != "timeouts.py"
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant)
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if ast.unparse(target).endswith("_S")
-    ]
-    assert found == []
-
-
-def test_each_time_says_why() -> None:
-    lines = Path(t.__file__).read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if " = " in line and line[0].isupper() and "  # " not in line] == []

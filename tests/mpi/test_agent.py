@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import selectors
 import shutil
 import signal
@@ -24,7 +23,6 @@ from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.mpi import agent as mpi_agent
 from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi.agent_hosts import Hosts
-from trainer_launch.mpi.horovod_agent import HorovodAgent
 from trainer_launch.planning.mpi import KUBEXEC, OWN, Spec
 from trainer_launch.planning.mpi_options import Typed
 
@@ -50,10 +48,6 @@ class Agent(mpi_agent.Agent):
     def phase(self) -> st.Phase:
         return self._state.phase
 
-    @property
-    def rests(self) -> bool:
-        return self._hosts._probes._at_rest
-
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
@@ -76,29 +70,6 @@ def test_a_start_that_waits_for_sweeps_and_is_interrupted_is_over_at_once(agent:
     assert agent.phase is st.Phase.ASKING
 
 
-def test_a_list_that_changes_while_the_job_runs_does_not_wake_the_probes(agent: Agent) -> None:
-    agent.is_in(st.Phase.RUNNING)
-    agent._take(st.Hosts((A, B, Member("c.invalid", 1)), 9.0))
-    assert agent.rests
-
-
-def test_hosts_that_are_waited_for_are_looked_at_often(agent: Agent) -> None:
-    agent.is_in(st.Phase.WAITING, running=(), wait_until_s=99.0)
-    agent._take(st.Hosts((A, B, Member("c.invalid", 1)), 9.0))
-    assert not agent.rests
-
-
-def test_horovods_agent_that_is_started_again_after_a_kill_has_sessions_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mpi_agent, "_hear", lambda *_: (-1, -1))
-    spec = Spec(contract="c", hostname="l", agent=OWN, scratch=str(tmp_path))
-    for pid in (4242, 4243):
-        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
-        HorovodAgent(spec, ("horovodrun", "-np", "1", "x"), {})._selector.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["horovod-4242", "horovod-4243"]
-
-
 @pytest.mark.parametrize(
     ("values", "port"),
     [({"plm_rsh_agent": "ssh -F none -p 2022"}, 2022), ({"launcher": "slurm"}, None)],
@@ -114,85 +85,12 @@ def test_hosts_are_looked_for_where_the_users_own_agent_would_go(
 
 # -- signals ----------------------------------------------------------------------------------
 
-TERM, INT, HUP, USR1 = (int(getattr(signal, f"SIG{name}")) for name in ("TERM", "INT", "HUP", "USR1"))
-
-
-class Program(mpi_agent.Program):
-    """What was started, and what it was told."""
-
-    pid = 0
-
-    def __init__(self) -> None:
-        self.told: list[int] = []
-
-    def signal(self, number: int) -> None:
-        self.told.append(number)
-
-    def _hear(self, text: str, stream: int) -> None: ...
-
-    def _last_lines(self) -> tuple[str, ...]:
-        return ()
-
-
-@pytest.fixture
-def ranks(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], str]]:
-    """What the ranks of a job that runs are told, on which hosts."""
-    told: list[tuple[tuple[str, ...], str]] = []
-    monkeypatch.setattr(agent._hosts, "tell_ranks", lambda hosts, name: told.append((tuple(hosts), name)))
-    agent.is_in(st.Phase.RUNNING)
-    agent._mpirun = Program()
-    agent._purposes = signal_policy.parse("TERM=drain,HUP=checkpoint,USR1=terminate,USR2=drain")
-    return told
-
-
-def test_a_signal_that_is_no_request_to_stop_reaches_the_ranks_and_ends_nothing(
-    agent: Agent, ranks: list[tuple[tuple[str, ...], str]]
-) -> None:
-    agent._on_signal(HUP)
-    assert ranks == [(("a.invalid", "b.invalid"), "HUP")], "mpirun itself would end the job"
-    assert agent.phase is st.Phase.RUNNING
-    assert not agent._state.draining
-
-
-def test_ranks_drain_by_the_signal_that_says_so(agent: Agent, ranks: list[tuple[tuple[str, ...], str]]) -> None:
-    agent._on_signal(TERM)
-    assert ranks == [(("a.invalid", "b.invalid"), "TERM")]
-    assert (agent.phase, agent._state.draining) == (st.Phase.RUNNING, True)
-
-
-def test_mpirun_hands_on_what_it_does_not_take_for_itself(
-    agent: Agent, ranks: list[tuple[tuple[str, ...], str]]
-) -> None:
-    agent._on_signal(signal.SIGUSR2)
-    assert isinstance(agent._mpirun, Program)
-    assert (agent._mpirun.told, ranks) == ([signal.SIGUSR2], [])
-    assert agent._state.draining
-
-
-@pytest.mark.parametrize("number", [INT, USR1])
-def test_a_request_to_stop_is_one_by_default_or_by_what_was_said(
-    agent: Agent, ranks: list[tuple[tuple[str, ...], str]], number: int
-) -> None:
-    agent._on_signal(number)
-    assert agent.phase is st.Phase.LEAVING
-    assert ranks == [(("a.invalid", "b.invalid"), "TERM")]
-
-
-def test_process_1s_second_request_hurries_whatever_sigterm_is_for(
-    agent: Agent, ranks: list[tuple[tuple[str, ...], str]]
-) -> None:
-    agent._on_signal(INT)
-    agent._on_signal(TERM)
-    assert len(ranks) == 1
-    assert agent._state.deadline_s is not None
-    assert agent._state.deadline_s <= time.monotonic()
-
 
 def test_a_start_that_waits_for_sweeps_is_given_up_by_a_drain(agent: Agent) -> None:
     agent.is_in(st.Phase.RUNNING)
     agent._purposes = signal_policy.parse("TERM=drain")
     agent.waits_to_start()
-    agent._on_signal(TERM)
+    agent._on_signal(signal.SIGTERM)
     assert agent.phase is st.Phase.DONE
 
 

@@ -82,18 +82,6 @@ def running(*members: Member, **settings: object) -> Job:
 # -- waiting ----------------------------------------------------------------------------------
 
 
-def test_mpirun_starts_when_the_last_host_is_ready_in_the_order_of_the_list() -> None:
-    job = Job(A, B, C)
-    job.ready("c", "a")
-    assert job.starts == []
-    job.ready("c", "a", "b")
-    assert job.starts == [["a", "b", "c"]]
-
-
-def test_without_a_list_of_hosts_it_starts_at_once() -> None:
-    assert Job(has_list=False).starts == [[]]
-
-
 def test_an_empty_list_is_waited_for() -> None:
     job = Job()
     job.ready()
@@ -134,12 +122,6 @@ def test_at_the_start_hosts_that_just_come_are_gathered_even_without_a_patience(
 
 
 # -- ends of ranks ----------------------------------------------------------------------------
-
-
-def test_a_job_that_succeeds_is_over() -> None:
-    job = running(A, B)
-    job.ends(0)
-    assert job.end == st.End(code=0)
 
 
 def test_a_failed_rank_costs_one_restart_of_the_whole_jobs_budget() -> None:
@@ -292,12 +274,6 @@ def test_an_mpirun_that_does_not_know_of_the_loss_is_told_to_end_its_ranks() -> 
     assert job.done(st.Signal) == [st.Signal(signal.SIGTERM)]
 
 
-def test_a_loss_of_what_is_no_host_of_the_job_changes_nothing() -> None:
-    job = running(A, B)
-    job.take(st.Lost("elsewhere", job.now_s))
-    assert job.state.phase is st.Phase.RUNNING
-
-
 def test_a_job_that_never_lasts_ends_though_losses_cost_nothing() -> None:
     job = running(A, B)
     for _ in range(MAX_EARLY):
@@ -402,12 +378,6 @@ def test_a_host_that_leaves_the_list_is_gone_on_without() -> None:
 # -- being asked to stop ----------------------------------------------------------------------
 
 
-def test_asked_to_stop_while_it_waits_it_is_over() -> None:
-    job = Job(A)
-    job.take(st.Asked(job.now_s))
-    assert job.end == st.End(code=143)
-
-
 def test_ranks_are_told_first_then_mpirun_then_nobody_is_asked() -> None:
     job = running(A, B, grace_s=20)
     job.take(st.Asked(job.now_s))
@@ -419,21 +389,6 @@ def test_ranks_are_told_first_then_mpirun_then_nobody_is_asked() -> None:
     assert job.done(st.Signal)[-1] == st.Signal(signal.SIGKILL)
     job.ends(137)
     assert job.end.code == 143
-
-
-def test_ranks_that_save_and_leave_with_0_were_stopped_all_the_same() -> None:
-    job = running(A)
-    job.take(st.Asked(job.now_s))
-    job.ends(0)
-    assert job.end.code == 143
-
-
-def test_a_second_request_hurries() -> None:
-    job = running(A)
-    job.take(st.Asked(job.now_s))
-    job.take(st.Asked(job.now_s))
-    job.passes(0)
-    assert job.done(st.Signal) == [st.Signal(signal.SIGTERM)]
 
 
 # -- draining ---------------------------------------------------------------------------------
@@ -462,15 +417,6 @@ def test_ranks_that_drain_are_not_interrupted_for_others_nor_for_the_list(first:
     job.passes(60)
     assert job_state_machine.due_s(job.state) is None
     assert job.done(st.Signal) == []
-
-
-@pytest.mark.parametrize("phase", ["waiting", "asking"])
-def test_where_no_ranks_run_there_is_nothing_to_drain(phase: str) -> None:
-    job = Job(A, B) if phase == "waiting" else running(A, B)
-    if phase == "asking":
-        job.ends(1)
-    job.take(st.Drained(job.now_s))
-    assert job.end.code == 143
 
 
 def test_who_drains_can_still_be_asked_to_stop() -> None:

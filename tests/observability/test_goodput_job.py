@@ -81,23 +81,6 @@ def test_a_killed_pod_is_waited_for_and_its_successor_knows_the_jobs_ledger(tmp_
     assert sum(ends[0].values()) == pytest.approx(sum(ends[1].values()), abs=2.0)
 
 
-@pytest.mark.torch
-@pytest.mark.long("tests/rehearsal/test_wall_time.py")
-def test_a_hang_is_time_of_detecting(tmp_path: Path) -> None:
-    hang = ("--hang-timeout=5", "--fault", "stop worker node=0 at=step:45")
-    output, seconds, ends = local(tmp_path, REPORTS, "--nproc-per-node=1", "--nodes=1", *hang)
-    assert seconds["detecting"] >= 4.0, output
-    assert ends[0]["detecting"] >= 4.0
-
-
-@pytest.mark.torch
-@pytest.mark.long("tests/rehearsal/test_wall_time.py")
-def test_a_job_that_never_shows_a_step_has_trained(tmp_path: Path) -> None:
-    _, seconds, ends = local(tmp_path, "pass", "--nproc-per-node=1", "--nodes=1", last=60)
-    assert seconds["training"] >= 3.0
-    assert ends[0]["training"] >= 3.0
-
-
 def test_a_program_that_reports_checkpoints_shows_them_everywhere(tmp_path: Path) -> None:
     end, events = tmp_path / "end", tmp_path / "events"
     text = (

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Exit, Plan, Process
-from trainer_launch.model.goodput import Kind, Told
+from trainer_launch.model.goodput import Kind
 from trainer_launch.observability.goodput_keeper import GoodputKeeper, kind_of
 from trainer_launch.observability.observer import _of_goodput
 from trainer_launch.supervisor import events as ev
@@ -71,37 +71,6 @@ def test_printed_steps_count_where_nothing_is_reported(tmp_path: Path) -> None:
     keeper.enter(Kind.TRAINING, time.monotonic())
     assert printed.signs() is None, "new workers have printed nothing"
     assert keeper.ledger.top == 2
-
-
-def test_collectives_that_advance_are_progress_where_nobody_tells_steps(tmp_path: Path) -> None:
-    keeper = GoodputKeeper(str(tmp_path))
-    trains_since(keeper, 50.0)
-    keeper.look(0)
-    assert keeper.ledger.signs is None
-    keeper.look(12)
-    begun_s = keeper.ledger.at_s
-    assert keeper.totals()[Kind.STARTING] == pytest.approx(50.0, abs=0.5)
-    keeper.look(12)
-    assert keeper.ledger.at_s == begun_s, "none has advanced"
-
-
-def test_the_last_step_of_workers_that_were_stopped_is_read_at_their_end(tmp_path: Path) -> None:
-    keeper = GoodputKeeper(str(tmp_path))
-    now_s = trains_since(keeper, 100.0)
-    reports(tmp_path, 0, now_s - 1.0, now_s - 90.0, 40)
-    keeper.enter(Kind.STOPPING, time.monotonic())
-    reports(tmp_path, 0, time.monotonic(), now_s - 90.0, 47)
-    keeper.enter(Kind.WAITING, time.monotonic())
-    assert keeper.told().step == 47
-
-
-def test_who_joins_a_running_job_restarts_and_repeats(tmp_path: Path) -> None:
-    keeper = GoodputKeeper(str(tmp_path))
-    keeper.adopt(Told({Kind.TRAINING: 500.0}, 40))
-    keeper.enter(Kind.TRAINING, time.monotonic())
-    assert keeper.ledger.is_behind
-    assert keeper.totals()[Kind.RESTARTING] >= 0.0
-    assert sum(keeper.totals().values()) >= 500.0
 
 
 def test_a_fresh_preflight_report_is_part_of_the_job(tmp_path: Path) -> None:

@@ -55,15 +55,6 @@ def exited(at_s, code=None, number=None):
     return ev.Exited(at_s, Exit(process="main", code=code, signal=number, at_s=at_s))
 
 
-def test_a_run_that_succeeds() -> None:
-    assert story_of(exited(5.0, 0)) == [("begun",), ("spawned", "main"), ("exited", "main")]
-
-
-def test_a_run_that_waits_for_a_name() -> None:
-    told = story_of(ev.Unresolved(1.0, "no such host"), ev.Resolved(2.0), exited(5.0, 0), wait_for=("a",))
-    assert told[1:4] == [("unresolved", "no such host"), ("resolved",), ("spawned", "main")]
-
-
 def test_a_run_that_is_asked_to_stop_and_does_not() -> None:
     told = story_of(ev.Signalled(1.0, signal.SIGTERM), exited(11.05, None, signal.SIGKILL))
     assert told[2:] == [
@@ -79,10 +70,6 @@ def test_an_agent_that_is_started_again() -> None:
     told = story_of(exited(1.0, None, signal.SIGKILL), ev.Childless(2.0), exited(3.0, 0), restarts=3)
     assert ("restarting", 1) in told
     assert told.count(("spawned", "main")) == 2
-
-
-def test_a_program_that_is_not_there() -> None:
-    assert ("spawn_failed", "main") in story_of(missing=("main",))
 
 
 def test_the_last_line_has_the_outcome() -> None:

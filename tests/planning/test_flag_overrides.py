@@ -24,10 +24,6 @@ TOLD = Job(
 )
 
 
-def test_nothing_given_changes_nothing() -> None:
-    assert overlay(TOLD, {"tee": "3"}, Origin.FLAG) is TOLD
-
-
 def test_sizes_replace_what_was_told_and_the_world_follows() -> None:
     job = overlay(TOLD, {"nnodes": "3", "nproc_per_node": "5"}, Origin.FLAG)
     assert (job.nodes, job.nproc_per_node, job.world_size) == (NodeRange(3, 3), 5, 15)
@@ -107,11 +103,6 @@ def test_standalone_leaves_one_node_that_meets_nobody() -> None:
     job = overlay(TOLD, {"standalone": "1"}, Origin.COMMAND)
     assert (job.nodes, job.node_rank, job.coordinator, job.rendezvous) == (NodeRange(1, 1), 0, None, None)
     assert overlay(TOLD, {"standalone": "0"}, Origin.COMMAND).nodes == NodeRange(2, 2)
-
-
-def test_each_given_option_is_remembered_with_where_it_came_from() -> None:
-    (fact,) = overlay(TOLD, {"nnodes": "3"}, Origin.FLAG).facts
-    assert (fact.name, fact.value, fact.origin) == ("--nnodes", "3", Origin.FLAG)
 
 
 def test_a_minimum_lets_a_fixed_job_shrink() -> None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.contracts.pods import pod_of
 from tests.planning.requests import MACHINE, request
-from tests.planning.test_torchrun import ALONE, ELASTIC, ETCD, FIXED
+from tests.planning.test_torchrun import ALONE, ETCD, FIXED
 from trainer_launch.model import (
     Binding,
     Endpoint,
@@ -15,7 +15,6 @@ from trainer_launch.model import (
     Membership,
     NodeRange,
     Plan,
-    PortRange,
     Seats,
     Workers,
 )
@@ -61,25 +60,8 @@ def test_a_worker_is_started_as_torchrun_starts_it(line: str, argv: str) -> None
     assert " ".join(workers(line).argv) == argv
 
 
-def test_torch_jobs_have_no_process_between_pid_1_and_the_workers() -> None:
-    made = plan("train.py", FIXED)
-    assert (made.engine, made.processes) == ("torch", ())
-
-
 def test_another_python_is_used_where_torchrun_would_use_it() -> None:
     assert workers("train.py", env={"PYTHON_EXEC": "/opt/python3"}).argv[0] == "/opt/python3"
-
-
-def test_a_node_of_a_fixed_job_is_a_member_by_its_rank() -> None:
-    assert member("train.py", FIXED) == Membership(
-        job="job-node-0-0.job-29500",
-        coordinator=Endpoint("job-node-0-0.job", 29500),
-        node_rank=1,
-        host="here",
-        address=None,
-        patience_s=600.0,
-        max_restarts=3,
-    )
 
 
 def test_a_single_node_is_reached_on_loopback_whatever_its_name() -> None:
@@ -89,11 +71,6 @@ def test_a_single_node_is_reached_on_loopback_whatever_its_name() -> None:
 
 def test_a_typed_address_is_where_the_others_reach_the_store() -> None:
     assert member("torchrun --local-addr=10.0.0.7 train.py", FIXED).address == "10.0.0.7"
-
-
-def test_what_was_asked_for_reaches_the_membership() -> None:
-    made = member("train.py", ELASTIC, port_range="7-9", wait_timeout=5.0)
-    assert (made.ports, made.patience_s, made.max_restarts) == (PortRange(7, 9), 5.0, 100)
 
 
 def test_an_elastic_job_whose_names_tell_the_index_knows_every_nodes_coordinator() -> None:
@@ -107,11 +84,6 @@ def test_lines_are_labelled_by_the_node_where_labels_are_wanted() -> None:
     assert workers("train.py", FIXED).node_label is None
 
 
-def test_options_about_output_and_the_role_reach_the_workers() -> None:
-    made = workers("torchrun --role=actor --tee=3 --virtual-local-rank train.py", FIXED)
-    assert (made.role, dict(made.logs), made.virtual_local_rank) == ("actor", {"tee": "3"}, True)
-
-
 @pytest.mark.parametrize(("given", "threads"), [(None, "1"), ("3", "3")])
 def test_workers_that_share_a_node_get_one_thread_unless_told(given: str | None, threads: str) -> None:
     env = {} if given is None else {"OMP_NUM_THREADS": given}
@@ -123,10 +95,6 @@ def test_workers_whose_output_is_watched_do_not_buffer_it_unless_told(given: str
     env = {} if given is None else {"PYTHONUNBUFFERED": given}
     assert workers("train.py", FIXED, env=env, hang_timeout="60").env["PYTHONUNBUFFERED"] == unbuffered
     assert workers("train.py", FIXED, env=env).env.get("PYTHONUNBUFFERED") == given
-
-
-def test_an_empty_pet_standalone_is_repaired_in_the_workers_environment() -> None:
-    assert workers("train.py", ALONE, env={"PET_STANDALONE": ""}).env["PET_STANDALONE"] == "1"
 
 
 def test_a_signal_that_torchrun_is_told_to_handle_stops_the_job_after_the_workers_had_it() -> None:
@@ -143,12 +111,6 @@ def test_what_only_torchrun_can_do_is_handed_over_and_the_plan_says_why() -> Non
 def test_a_store_of_its_own_is_left_to_torchrun() -> None:
     made = plan("train.py", ETCD)
     assert (made.engine, made.hosting) == ("torchrun", None)
-
-
-def test_a_forked_worker_is_asked_for_unless_the_way_to_start_is_exec() -> None:
-    assert workers("train.py", start_method="auto").forks
-    assert not workers("train.py", start_method="exec").forks
-    assert workers("train.py", start_method="forkserver").must_fork
 
 
 @pytest.mark.parametrize(

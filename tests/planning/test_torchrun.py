@@ -149,28 +149,6 @@ def test_a_pod_of_another_replicated_job_starts_no_second_node_0() -> None:
         argv("train.py", foreign, host=machine)
 
 
-def test_typed_sizes_win_over_the_contract() -> None:
-    words = argv("torchrun --nnodes=3 --nproc-per-node=2 --node-rank=2 train.py", FIXED)
-    assert "--nnodes=3 --nproc-per-node=2" in words
-    assert "--node-rank=2" in words
-
-
-def test_a_typed_standalone_makes_one_node_of_any_job() -> None:
-    assert "--nnodes=1 --nproc-per-node=4 --standalone" in argv("torchrun --standalone train.py", FIXED)
-
-
-def test_an_empty_pet_standalone_is_repaired_in_the_workers_environment() -> None:
-    (process,) = engines.plan(request("train.py", ALONE, {"PET_STANDALONE": ""})).processes
-    assert process.env["PET_STANDALONE"] == "1"
-
-
-@pytest.mark.parametrize(("given", "threads"), [(None, "1"), ("3", "3")])
-def test_workers_that_share_a_node_get_one_thread_unless_told(given: str | None, threads: str) -> None:
-    env = {} if given is None else {"OMP_NUM_THREADS": given}
-    (process,) = engines.plan(request("train.py", FIXED, env)).processes
-    assert process.env["OMP_NUM_THREADS"] == threads
-
-
 def test_only_nodes_that_do_not_host_wait_for_the_hosts_name() -> None:
     assert engines.plan(request("train.py", FIXED)).wait_for == ("job-node-0-0.job",)
     for address in ("127.0.0.1", "10.1.2.3", "fd00::1"):
@@ -189,10 +167,6 @@ def test_several_nodes_without_a_rank_are_refused_with_what_to_set() -> None:
 def test_devices_that_are_not_there_are_refused_with_what_to_set() -> None:
     with pytest.raises(UsageError, match="--nproc-per-node"):
         argv("train.py", replace(FIXED, nproc_per_node="gpu"))
-
-
-def test_a_word_that_only_torch_can_count_is_left_to_torch() -> None:
-    assert "--nproc-per-node=xpu" in argv("train.py", replace(FIXED, nproc_per_node="xpu"))
 
 
 def test_an_unknown_number_of_nodes_is_refused_with_what_to_set() -> None:
@@ -214,11 +188,6 @@ def test_a_range_without_a_rendezvous_is_refused_with_what_to_set() -> None:
 def test_a_typed_option_out_of_form_is_one_error_that_names_it(option: str) -> None:
     with pytest.raises(UsageError, match=option.partition("=")[0]):
         argv(f"torchrun {option} train.py", FIXED)
-
-
-def test_the_first_failure_is_read_from_torchs_error_file() -> None:
-    made = engines.plan(request("train.py", ALONE))
-    assert made.processes[0].env["TORCHELASTIC_ERROR_FILE"] == made.failure_file
 
 
 @pytest.mark.parametrize(("given", "seconds"), [({}, "60"), ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "90"}, "90")])

@@ -99,10 +99,6 @@ def test_a_check_can_be_made_fatal() -> None:
     assert report.verdict is Verdict.FATAL
 
 
-def test_each_finding_says_how_long_its_check_took() -> None:
-    assert check.run(HEALTHY, [module("warns", warns)]).findings[0].took_s > 0
-
-
 def test_names_are_taken_from_a_list_and_a_wrong_one_is_told() -> None:
     assert registry.named(" dns, shm,", "--skip") == ("dns", "shm")
     assert registry.named(None, "--skip") == ()

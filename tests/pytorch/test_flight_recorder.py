@@ -363,29 +363,6 @@ def test_when_collectives_were_entered_is_told_in_the_order_of_both_recorders() 
     assert each == [("0", 1), ("0:gloo", 1), ("1", 1), ("2", 1), ("1", 2), (None, 0)]
 
 
-@pytest.mark.usefixtures("both")
-def test_the_dump_of_both_recorders_has_torchs_own_format(tmp_path: Path) -> None:
-    assert said_to({"folder": str(tmp_path)}).saved > 0
-    dump = pickle.loads((tmp_path / "nccl_trace_rank_0").read_bytes())
-    rows = [
-        (one["record_id"], one["pg_id"], one["process_group"][0], one["time_created_ns"]) for one in dump["entries"]
-    ]
-    assert rows == [
-        (100, 0, "0", 10),
-        (101, 2, "0:gloo", 15),
-        (102, 1, "1", 20),
-        (103, 1, "1", 21),
-        (104, 3, "2", 30),
-        (105, 1, "1", 40),
-        (106, 0, "0", 50),
-    ]
-    enqueued = {number: one["last_enqueued_collective"] for number, one in dump["pg_status"].items()}
-    assert enqueued == {"0": 9, "1": 2, "2": 1, "3": 1}
-    assert {name: one["ranks"] for name, one in dump["pg_config"].items()} == dict.fromkeys(
-        ("0", "1", "0:gloo", "2"), "[0, 1]"
-    )
-
-
 @pytest.mark.torch
 @pytest.mark.usefixtures("both")
 def test_torchs_own_reader_takes_the_dumps_of_both_recorders(tmp_path: Path) -> None:
@@ -501,25 +478,3 @@ def test_a_dump_that_comes_too_late_is_not_saved(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
     assert said_to({**question, "until_s": time.monotonic() + WITHIN_S}).saved > 0
     assert [path.name for path in tmp_path.iterdir()] == ["nccl_trace_rank_0"]
-
-
-@pytest.mark.usefixtures("both")
-def test_a_dump_that_is_written_when_it_is_too_late_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = iter([1.0, 3.0])
-    monkeypatch.setattr(time, "monotonic", lambda: next(times))
-    assert said_to({"folder": str(tmp_path), "until_s": 2.0}).saved == 0
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_a_question_names_the_time_until_which_dumps_may_be_saved() -> None:
-    recorders = Recorders()
-    (worker,) = recorders.open(["rank 0"])
-    try:
-        assert recorders.question("/incident", 12.5) == 1
-        asked = json.loads(os.read(worker, 4096))
-        assert (asked["folder"], asked["until_s"]) == ("/incident", 12.5)
-    finally:
-        recorders.close()
-        os.close(worker)

@@ -127,16 +127,6 @@ def test_workers_are_children_of_the_launcher(make: Make, tmp_path: Path) -> Non
     assert not psutil.Process(forks.server).children(), "no process between is left"
 
 
-@pytest.mark.long("tests/pytorch/test_fork_server.py")
-def test_the_server_forks_again_and_again(make: Make, tmp_path: Path) -> None:
-    forks = make()
-    path = script(tmp_path, "import os\nos._exit(7)")
-    before = len(os.listdir(f"/proc/{forks.server}/fd"))
-    for _ in range(20):
-        assert forks.run(tmp_path, path).code == 7
-    assert len(os.listdir(f"/proc/{forks.server}/fd")) == before
-
-
 def test_a_signal_right_after_the_fork_is_not_lost(make: Make, tmp_path: Path) -> None:
     forks = make()
     path = script(tmp_path, "import time\ntime.sleep(60)")
@@ -400,34 +390,6 @@ def memory_of(pid: int) -> dict[str, int]:
     """In kB, by smaps_rollup's names."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     return {line.split(":")[0]: int(line.split()[1]) for line in lines}
-
-
-def test_most_of_the_servers_memory_lies_in_huge_pages_where_glibc_and_the_kernel_do_that(make: Make) -> None:
-    allocates = "import time; kept = [bytes(100_000) for _ in range(100)]; print(flush=True); time.sleep(60)"
-    env = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    with subprocess.Popen((sys.executable, "-c", allocates), env=env, stdout=subprocess.PIPE) as probe:
-        assert probe.stdout is not None
-        probe.stdout.readline()
-        has_huge_pages = memory_of(probe.pid)["AnonHugePages"] > 0
-        probe.kill()
-    if not has_huge_pages:
-        pytest.skip("no huge pages with this glibc and kernel")
-    sizes = memory_of(make().server)
-    assert sizes["AnonHugePages"] > sizes["Anonymous"] / 3
-
-
-@pytest.mark.long("tests/pytorch/test_fork_server.py")
-def test_once_workers_run_the_server_lets_go_of_the_libraries_that_it_has_read(make: Make, tmp_path: Path) -> None:
-    forks = make()
-
-    def mapped_kb() -> int:
-        sizes = memory_of(forks.server)
-        return sizes["Rss"] - sizes["Anonymous"]
-
-    before = mapped_kb()
-    assert forks.run(tmp_path, script(tmp_path, "print('ran')")).out == "ran\n"
-    eventually(lambda: mapped_kb() < before / 3, "the mapped files are let go")
-    assert forks.run(tmp_path, script(tmp_path, "import torch; print(torch.ones(2).sum().item())")).out == "2.0\n"
 
 
 # -- a server that cannot be started ------------------------------------------------------------

@@ -58,17 +58,10 @@ def flat(value: object, name: str = "") -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        (str(PROBE), "a", "b c"),
-        pytest.param(("-m", "tests.pytorch.probe", "a"), marks=pytest.mark.long("tests/pytorch/test_looks.py")),
-    ],
-    ids=["script", "module"],
-)
-def test_a_forked_worker_sees_what_a_fresh_one_sees(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_a_forked_worker_sees_what_a_fresh_one_sees(tmp_path: Path) -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    forks = Forks(tmp_path, script=None if words[0] == "-m" else words[0])
+    words = (str(PROBE), "a", "b c")
+    forks = Forks(tmp_path, script=words[0])
     try:
         assert forks.reason is None
         forked, fresh = (flat(probed(forks, tmp_path, way, *words)) for way in ("fork", "execute"))

@@ -12,10 +12,9 @@ from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Connected, Disconnected
 from trainer_launch.model import Endpoint, Exit, FailureRecord, Membership, Plan, Verdict, Workers
-from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.pytorch import group_loop, worker_group
 from trainer_launch.pytorch.group_incidents import what_failed
-from trainer_launch.pytorch.worker_group import Phase, State
+from trainer_launch.pytorch.worker_group import Phase
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.system import System
@@ -118,87 +117,12 @@ def starts(group: Group) -> list[worker_group.StartWorkers]:
     return [action for action in group.actions if isinstance(action, worker_group.StartWorkers)]
 
 
-def test_a_node_joins_at_once_and_again_when_it_can_start_workers() -> None:
-    group = Group(FORKING)
-    assert group.actions == [worker_group.Tell(say.Join("me", failed=True, prepared=False))]
-    group.hear(Connected())
-    assert group(worker_group.Prepared(1.0)) == [worker_group.Tell(say.Join("me", failed=True))]
-    assert group(worker_group.Prepared(2.0)) == []
-
-
-def test_a_node_that_is_taken_before_it_can_start_workers_does_not_join_again() -> None:
-    group = Group(FORKING)
-    train(group)
-    assert len(group.told()) == 2, "Join and Store"
-    rejoins = [*group.hear(say.Restart(1, "x")), *group.ends(0), *group.ends(1), *group.clear()]
-    assert worker_group.Tell(say.Join("me", 1, (), failed=False)) in rejoins
-
-
-def test_a_node_that_could_start_workers_before_it_joins_says_so() -> None:
-    group = Group(replace(FORKING, wait_for=("node-0",), wait_s=60.0))
-    group(worker_group.Prepared(1.0))
-    group(ev.Resolved(2.0))
-    assert group.told() == [say.Join("me", failed=True)]
-
-
 def test_a_node_that_can_never_start_workers_leaves_before_anybody_stops_for_it() -> None:
     group = Group(FORKING)
     group.hear(Connected())
     group(worker_group.CannotStart(1.0, "importing torch failed", 2))
     assert isinstance(group.told()[-1], say.Leave)
     assert group.state.phase is Phase.ENDED
-
-
-def test_a_node_joins_opens_the_store_and_starts_its_workers_once_all_go() -> None:
-    group = Group()
-    assert isinstance(group.told()[0], say.Join)
-    assert worker_group.Prepare() in group.hear(formed())
-    assert group(worker_group.Prepared(0.0)) == [worker_group.HostStore()]
-    assert group(worker_group.StoreOpened(0.0, "node-0", 1234)) == [worker_group.Tell(say.Store(1, "node-0", 1234))]
-    assert not starts(group)
-    group.hear(say.Go(1, "node-0", 1234))
-    (start,) = starts(group)
-    assert [process.name for process in start.processes] == ["rank 0", "rank 1"]
-    assert [process.env["RANK"] for process in start.processes] == ["0", "1"]
-    assert {process.env["MASTER_PORT"] for process in start.processes} == {"1234"}
-
-
-def test_a_store_that_could_not_be_opened_is_tried_again_by_another_fork_server() -> None:
-    group = Group()
-    group.hear(formed())
-    group(worker_group.Prepared(0.0))
-    assert group(worker_group.Prepared(1.0)) == [worker_group.HostStore()]
-    group(worker_group.StoreOpened(1.0, "node-0", 1234))
-    assert group(worker_group.Prepared(2.0)) == []
-
-
-def test_a_node_that_does_not_host_the_store_starts_when_it_is_prepared_and_all_go() -> None:
-    group = Group()
-    group.hear(formed(hosts_store=False))
-    group.hear(say.Go(1, "node-9", 4321))
-    assert not starts(group)
-    group(worker_group.Prepared(0.0))
-    assert len(starts(group)) == 1
-
-
-def test_workers_that_all_succeed_end_the_job_with_the_coordinators_word() -> None:
-    group = running()
-    group.ends(0)
-    group.ends(1)
-    group.clear()
-    assert group.told()[-1] == say.Done(1)
-    group.hear(say.Finished())
-    assert group.state.phase is Phase.ENDED
-    assert group.outcome().verdict is Verdict.SUCCEEDED
-
-
-def test_the_store_stays_open_until_the_other_nodes_are_done() -> None:
-    group = running()
-    group.ends(0)
-    group.ends(1)
-    group.clear()
-    assert worker_group.CloseStore() not in group.actions[-3:]
-    assert worker_group.CloseStore() in group.hear(say.Finished())
 
 
 def test_a_failure_is_told_at_once_and_the_others_are_asked_to_end() -> None:
@@ -331,17 +255,6 @@ def test_an_error_that_ends_the_generation_itself_is_told_once() -> None:
     assert [failed.rank for failed in failures(group)] == [1]
 
 
-@pytest.mark.parametrize("is_prepared", [True, False])
-def test_a_restart_before_the_start_joins_again_at_once(is_prepared: bool) -> None:
-    group = Group()
-    group.hear(formed())
-    if is_prepared:
-        group(worker_group.Prepared(0.0))
-    actions = group.hear(say.Restart(1, "node 1 is gone"))
-    assert worker_group.CloseStore() in actions
-    assert isinstance(group.told()[-1], say.Join)
-
-
 def test_after_its_own_success_a_node_starts_again_when_another_nodes_worker_failed() -> None:
     group = running()
     group.ends(0)
@@ -352,38 +265,7 @@ def test_after_its_own_success_a_node_starts_again_when_another_nodes_worker_fai
     assert group.state.starts == 2
 
 
-def test_a_go_for_another_generation_starts_nothing() -> None:
-    group = Group()
-    group.hear(formed(hosts_store=False))
-    group(worker_group.Prepared(0.0))
-    group.hear(say.Go(9, "node-0", 1234))
-    assert not starts(group)
-
-
 # -- requests to stop ---------------------------------------------------------------------------
-
-
-def test_a_request_to_stop_is_told_the_others_at_once_and_gives_the_workers_their_grace() -> None:
-    group = running()
-    actions = group(ev.Signalled(0.0, signal.SIGTERM))
-    assert actions[0] == worker_group.Tell(say.Leave("asked to stop"))
-    assert ev.SignalLeader("rank 0", signal.SIGTERM) in actions
-    assert group.state.deadline_s == pytest.approx(8.0)
-    group.ends(0)
-    group.ends(1)
-    group.clear()
-    assert group.state.phase is Phase.ENDED
-    assert (group.outcome().verdict, group.outcome().failure) == (Verdict.STOPPED, None)
-
-
-@pytest.mark.parametrize("hear", [(), (formed(),)])
-def test_a_request_to_stop_before_workers_run_ends_at_once(hear: tuple[say.Formed, ...]) -> None:
-    group = Group()
-    for news in hear:
-        group.hear(news)
-    group(ev.Signalled(0.0, signal.SIGTERM))
-    assert group.state.phase is Phase.ENDED
-    assert group.outcome().verdict is Verdict.STOPPED
 
 
 def test_a_failure_after_a_request_to_stop_is_not_told() -> None:
@@ -391,31 +273,6 @@ def test_a_failure_after_a_request_to_stop_is_not_told() -> None:
     group(ev.Signalled(0.0, signal.SIGTERM))
     group.ends(0, 1, message="ValueError: interrupted")
     assert not failures(group)
-
-
-def test_a_signal_that_drains_is_handed_on_and_the_node_leaves_when_its_workers_have_ended() -> None:
-    group = running(replace(PLAN, signals={signal.SIGUSR1: SignalAction.DRAIN}))
-    actions = group(ev.Signalled(0.0, signal.SIGUSR1))
-    assert ev.SignalLeader("rank 0", signal.SIGUSR1) in actions
-    group.ends(0)
-    group.ends(1)
-    group.clear()
-    assert group.told()[-1] == say.Leave("asked to stop")
-    assert group.outcome().verdict is Verdict.STOPPED
-
-
-def test_a_signal_that_is_only_handed_on_stops_nothing() -> None:
-    group = running()
-    actions = group(ev.Signalled(0.0, signal.SIGUSR1))
-    assert ev.SignalLeader("rank 0", signal.SIGUSR1) in actions
-    assert group.state.phase is Phase.RUNNING
-    assert group.state.stop_signal is None
-
-
-def test_a_signal_without_workers_is_ignored_unless_it_asks_to_stop() -> None:
-    group = Group()
-    assert group(ev.Signalled(0.0, signal.SIGUSR1)) == []
-    assert group.state.phase is Phase.JOINING
 
 
 # -- the coordinator is away --------------------------------------------------------------------
@@ -461,15 +318,6 @@ def test_workers_that_succeeded_count_although_the_coordinator_is_gone_for_good(
     group.hear(Disconnected("reset"))
     group(ev.Deadline(timeouts.GONE_S))
     assert group.outcome().verdict is Verdict.SUCCEEDED
-
-
-def test_done_is_said_again_on_a_new_connection() -> None:
-    group = running()
-    group.ends(0)
-    group.ends(1)
-    group.clear()
-    group.hear(Disconnected("reset"))
-    assert group.hear(Connected()) == [worker_group.Tell(say.Done(1))]
 
 
 # -- how it ends --------------------------------------------------------------------------------
@@ -541,19 +389,6 @@ def test_a_name_that_does_not_resolve_ends_the_wait_for_it() -> None:
     group(ev.Deadline(5.0))
     failure = group.outcome().failure
     assert (failure.reason, failure.message) == ("PeerLost", "not resolved yet: node-0")
-
-
-def test_a_name_that_resolves_lets_the_node_join() -> None:
-    group = Group(replace(PLAN, wait_for=("node-0",), wait_s=5.0))
-    group(ev.Resolved(1.0))
-    assert isinstance(group.told()[-1], say.Join)
-
-
-def test_a_coordinator_that_was_found_while_the_name_was_waited_for_is_not_away() -> None:
-    group = Group(replace(PLAN, wait_for=("node-0",), wait_s=5.0))
-    group.hear(Connected())
-    group(ev.Resolved(1.0))
-    assert group.state.deadline_s is None
 
 
 # -- hangs, stores, starts ----------------------------------------------------------------------
@@ -646,24 +481,3 @@ def test_a_program_that_cannot_be_executed_fails_with_the_shells_code() -> None:
     group(ev.SpawnFailed(0.0, "rank 0", 127, "cannot execute 'absent'"))
     failed = failures(group)[0]
     assert (failed.rank, failed.exit_code, failed.message) == (0, 127, "cannot execute 'absent'")
-
-
-def test_nothing_changes_after_the_end() -> None:
-    group = Group()
-    group.hear(say.Finished())
-    state = group.state
-    events: tuple[worker_group.Event, ...] = (
-        worker_group.Heard(1.0, say.Restart(1, "late")),
-        worker_group.Prepared(1.0),
-        ev.Signalled(1.0, signal.SIGTERM),
-        ev.Deadline(1.0),
-        ev.Childless(1.0),
-    )
-    for event in events:
-        assert worker_group.step(state, event) == (state, ())
-
-
-def test_a_state_without_workers_in_its_plan_is_an_error_of_ours() -> None:
-    state: State = Group().state
-    with pytest.raises(Exception, match="needs a plan with workers"):
-        _ = replace(state, plan=replace(PLAN, workers=None)).workers

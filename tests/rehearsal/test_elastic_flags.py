@@ -72,16 +72,6 @@ def test_a_pod_that_is_lost_for_good_and_one_that_joins_late_change_the_jobs_siz
     assert sizes(tmp_path, "1:2", enough, fault, watched=0)[-2:] == want
 
 
-@pytest.mark.process
-@pytest.mark.torch
-@pytest.mark.timeout(400)
-@pytest.mark.long("tests/rehearsal/test_elastic_flags.py")
-def test_the_survivors_go_on_without_node_0(tmp_path: Path) -> None:
-    why = requests.look().why_not
-    require(not why, why)
-    assert sizes(tmp_path, "1:3", 2, "kill pod node=0 back=never at=step:5", watched=1)[-2:] == ["3", "2"]
-
-
 def test_only_the_loss_of_node_0_for_good_needs_the_pods_names() -> None:
     assert requests.wants_names(faults("kill pod node=0 back=never"))
     assert requests.wants_names(faults("kill pod", "term pod node=0 back=never at=3s"))

@@ -142,31 +142,11 @@ def test_an_evicted_pod_is_asked_first_and_has_its_grace(tmp_path: Path) -> None
     assert row(ended.stderr, "job-worker-0") == ["Succeeded", "2", "0", "0"]
 
 
-@pytest.mark.long("tests/rehearsal/test_faults.py")
-def test_who_does_not_hear_that_it_is_evicted_is_killed_after_the_grace(tmp_path: Path) -> None:
-    text = f"[ -e /claim/$HOSTNAME ] || trap '' TERM; {COUNTS}"
-    ended = rehearse(job(tmp_path, text, "replicas: 1"), "term pod grace=2s at=step:5 back=0s", code=1)
-    assert "ignored SIGTERM" in ended.stderr
-    assert row(ended.stderr, "job-worker-0") == ["Succeeded", "2", "0", "0"]
-    assert 6 <= lives(ended.stdout, "job-worker-0")[1] < 100, "it went on after SIGTERM"
-
-
 def test_a_pod_that_never_comes_back_fails_a_job_that_needs_it(tmp_path: Path) -> None:
     ended = rehearse(job(tmp_path, COUNTS), "kill pod node=1 at=step:3 back=never", code=138)
     assert row(ended.stderr, "job-worker-1")[0] == "Terminated"
     assert "Failed after" in ended.stderr
     assert "(PodLost)" in ended.stderr
-
-
-@pytest.mark.long("tests/rehearsal/test_faults.py")
-def test_a_node_that_is_added_has_what_its_controller_would_give_it(tmp_path: Path) -> None:
-    text = f"echo I am $HOSTNAME of $PET_NNODES at $PET_RDZV_ENDPOINT; {COUNTS}"
-    path = job(tmp_path, text, "replicas: 1", "elasticPolicy: {minReplicas: 1, maxReplicas: 3}")
-    ended = rehearse(path, "add node at=step:2", "add node at=step:3", "kill worker node=2 at=step:9")
-    told = sorted(line.partition("] ")[2].split(" at ") for line in ended.stdout.splitlines() if "] I am" in line)
-    assert {who for who, _ in told} == {f"I am job-worker-{number} of 1:3" for number in range(3)}
-    assert len({where for _, where in told}) == 1, "all meet at one place"
-    assert row(ended.stderr, "job-worker-2")[1] == "1"
 
 
 def test_a_node_that_is_added_to_an_mpijob_is_seen_by_its_discovery_script(tmp_path: Path) -> None:
@@ -206,14 +186,6 @@ def test_a_fault_that_never_came_is_said_and_makes_a_rehearsal_that_succeeded_en
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("fault did not happen: kill ")
     assert why in last
-
-
-@pytest.mark.long("tests/rehearsal/test_faults.py")
-def test_a_moment_without_a_unit_is_taken_as_seconds_and_one_warning_says_so(tmp_path: Path) -> None:
-    ended = rehearse(job(tmp_path, COUNTS, "replicas: 1"), "kill worker at=2")
-    assert ended.stderr.count("at=2 has no unit and is taken as seconds; write at=2s, or at=step:2 for a step") == 1
-    assert "[trainer-launch] fault: kill worker at=2\n" in ended.stderr
-    assert lives(ended.stdout, "job-worker-0")[1] > 2
 
 
 def test_who_waits_for_a_step_of_a_program_that_tells_none_hears_how_steps_are_told(tmp_path: Path) -> None:

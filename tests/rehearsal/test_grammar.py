@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -199,13 +197,3 @@ def test_any_text_is_a_fault_or_one_sentence(text: str) -> None:
     if not refused:
         found = grammar.parse(text)
         assert grammar.parse(found.text) == found
-
-
-@hypothesis.given(st.lists(st.text(max_size=20), max_size=8))
-def test_words_in_quotes_are_found_again(found: list[str]) -> None:
-    assert grammar.split(" ".join(map(shlex.quote, found)), "x") == found
-
-
-@hypothesis.given(milliseconds)
-def test_durations_are_found_again(seconds: float) -> None:
-    assert grammar.parse_duration(f"{seconds}s") == seconds

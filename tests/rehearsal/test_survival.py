@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -86,31 +85,6 @@ def test_a_script_that_resumes_survives_being_killed_and_being_asked_to_stop(tmp
 
 
 @pytest.mark.long("tests/rehearsal/test_survival.py")
-def test_a_spare_takes_over_from_a_pod_that_never_comes_back(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(RESUMES)
-    fault = "kill pod node=1 back=never at=step:10"
-    argv = (
-        sys.executable,
-        "-c",
-        RUN,
-        "rehearse",
-        "--nodes",
-        "2",
-        "--spares",
-        "1",
-        "--fault",
-        fault,
-        "--",
-        "train.py",
-    )
-    done = ended(argv, tmp_path)
-    assert done.code == 0, done.err
-    assert "TrainJob local: Succeeded" in done.said
-    row = next(line for line in done.err.splitlines() if line.startswith("local-node-0-2"))
-    assert "Succeeded" in row, done.err
-
-
-@pytest.mark.long("tests/rehearsal/test_survival.py")
 @pytest.mark.parametrize(
     ("said", "exits"),
     [
@@ -153,23 +127,6 @@ def test_a_script_that_never_loads_its_checkpoint_is_shown_up(tmp_path: Path) ->
     )
 
 
-@pytest.mark.long("tests/rehearsal/test_survival.py")
-def test_a_script_that_saves_too_rarely_is_shown_up_and_the_limit_is_the_users(tmp_path: Path) -> None:
-    done = rehearse(tmp_path, "saves_rarely", "--fault", "kill pod at=step:150", last=450)
-    assert done.code == 1, done.err
-    found = re.search(
-        r"FAILED: a restart repeated too many steps, demo-master-0 at .*: (\d+) repeated steps, more than 100",
-        done.said,
-    )
-    assert found, done.err
-    assert int(found[1]) >= 120
-    (tmp_path / "checkpoint").unlink()
-    done = rehearse(
-        tmp_path, "saves_rarely", "--fault", "kill pod at=step:150", "--max-lost-steps", "430", last=450
-    )
-    assert (done.code, "does not survive" in done.said) == (0, False), done.err
-
-
 def test_a_script_that_leaves_with_0_when_asked_to_stop_is_shown_up(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "leaves_with_0", "--fault", "term pod grace=10 at=step:20")
     assert done.code == 1, done.err
@@ -210,29 +167,6 @@ def test_the_report_of_a_rehearsal_that_is_interrupted_is_written_too(tmp_path: 
     page = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert "<h1>Stopped before the job ended</h1>" in page
     assert ">terminating<" in page
-
-
-@pytest.mark.long("tests/rehearsal/test_survival.py")
-def test_the_report_of_a_job_that_fails_is_written_too(tmp_path: Path) -> None:
-    done = rehearse(tmp_path, "fails", "--report", "out.html", "--report", "out.json")
-    assert done.code == 2, done.err
-    assert "<h1>The job failed</h1>" in (tmp_path / "out.html").read_text(encoding="utf-8")
-    assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["exit_code"] == 2
-
-
-@pytest.mark.long("tests/rehearsal/test_survival.py")
-@pytest.mark.torch
-def test_a_torch_job_on_two_nodes_that_never_resumes_is_shown_up_with_all_its_pods(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
-    flags = ("--nodes", "2", "--fault", "kill worker node=1 at=step:20", "--report", "out.html")
-    argv = (sys.executable, "-c", RUN, "rehearse", *flags, "--", "train.py")
-    done = ended(argv, tmp_path)
-    assert done.code == 1, done.err
-    assert re.search(
-        r"did not resume from its checkpoint, local-node-0-0, local-node-0-1 at [\d.]+ s: after 'kill worker",
-        done.said,
-    ), done.err
-    assert re.search(r"at step 1, after it had reached step \d{2,3}", done.said), done.err
 
 
 @pytest.mark.parametrize(

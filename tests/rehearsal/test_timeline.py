@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hypothesis
-import pytest
 from hypothesis import strategies as st
 
 from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.faults.grammar import Fault
 from trainer_launch.rehearsal.faults.injection import Timeline
-from trainer_launch.supervisor.step_lines import OutputScanner
 
 
 def begin(*texts: str) -> Timeline:
@@ -61,33 +59,6 @@ def test_a_pattern_that_fits_an_empty_line_waits_for_a_line() -> None:
     timeline = begin("kill pod at=line:x*")
     assert timeline.come(at_s=5.0) == timeline.come(step=5) == []
     assert len(timeline.come(line="")) == 1
-
-
-def test_several_faults_of_one_moment_come_in_their_order() -> None:
-    timeline = begin("add node at=1s", "kill pod at=0.5s", "partition at=1s", "kill worker")
-    come = timeline.come(at_s=2.0)
-    assert texts(come) == ["add node at=1s", "kill pod at=0.5s", "partition at=1s"]
-
-
-@pytest.mark.parametrize(
-    ("line", "step"),
-    [
-        ("step 40 loss 1.2", 40),
-        ("Step=41", 41),
-        ("[0:1] epoch 1 step: 7/100", 7),
-        ("STEP   9", 9),
-        ("global_step=5", None),
-        ("steps 40", None),
-        ("footstep 4", None),
-        ("step", None),
-        ("step 1 of attempt, now step 2", 2),
-        ("step 1" + "0" * 30, None),
-        ("x" * 5000 + "step 3", None),
-    ],
-)
-def test_a_line_may_tell_a_step(line: str, step: int | None) -> None:
-    heard = OutputScanner().scan(line.encode() + b"\n")
-    assert (heard[-1].step if heard else None) == step
 
 
 events = st.lists(

@@ -137,20 +137,6 @@ def test_the_chronicle_has_all_that_happened(tmp_path: Path) -> None:
     assert found[-1] == ("condition", None, 0)
 
 
-def test_a_worker_that_stops_for_good_is_found_to_hang_and_started_again(tmp_path: Path) -> None:
-    train = script(tmp_path, TRAIN.replace("{say}", PRINTS))
-    words = ("--nodes", "2", "--hang-timeout", "4", "--fault", "stop worker node=0 at=step:5")
-    ended = launch("rehearse", *words, "--", train, str(tmp_path / "saved"), "100", "2")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert [len(begun(ended.stdout, node)) for node in (0, 1)] == [2, 2]
-
-
-def test_a_node_joins_an_elastic_job_which_goes_on_with_more(tmp_path: Path) -> None:
-    train = script(tmp_path, TRAIN.replace("{say}", PRINTS))
-    words = ["trainer-launch", "run", "--", train, str(tmp_path / "saved"), "20", "2"]
-    assert sizes(elastic(tmp_path, words, 1, "add node at=step:5")) == ["1", "2"]
-
-
 GROWS_AND_SHRINKS = """
 seen = saved.with_name("sizes")
 if rank == 0:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
 
 from tests.soak import judging, steps
 from tests.soak.faults import (
-    CRASH_LOOP_S,
     KILLED,
     NODES,
     STOPPED,
     TORCH,
     Fault,
     Seen,
-    draw,
     expected,
     wrong,
 )
@@ -40,42 +37,7 @@ def at_node_2(value):
 # -- drawing --------------------------------------------------------------------------------------
 
 
-def test_the_same_seed_draws_the_same_faults_and_another_one_others():
-    some = lambda seed: list(itertools.islice(draw(seed, 0, TORCH), 40))  # noqa: E731
-    assert some(1) == some(1)
-    assert some(1) != some(2)
-
-
-@pytest.mark.parametrize("spared", [0, 3])
-def test_every_kind_comes_and_the_spared_pod_is_never_ended(spared):
-    drawn = [fault for trouble in itertools.islice(draw(5, spared, TORCH), 300) for fault in trouble.faults]
-    assert {fault.kind for fault in drawn} == set(TORCH)
-    assert not [fault for fault in drawn if TORCH[fault.kind].code and spared in fault.nodes]
-    assert {node for fault in drawn for node in fault.nodes} == set(range(NODES))
-
-
-def test_two_faults_at_a_time_are_for_different_pods():
-    pairs = [trouble.faults for trouble in itertools.islice(draw(5, 0, TORCH), 300) if len(trouble.faults) == 2]
-    assert pairs
-    assert not [pair for pair in pairs if set(pair[0].nodes) & set(pair[1].nodes)]
-
-
-def test_no_crash_loop_is_drawn():
-    early = 0
-    for trouble in itertools.islice(draw(3, 1, TORCH), 2000):
-        early = (
-            0 if trouble.quiet_s > CRASH_LOOP_S else early + sum(TORCH[f.kind].charges[1] for f in trouble.faults)
-        )
-        assert early < 5 + 2
-
-
 # -- what faults explain --------------------------------------------------------------------------
-
-
-def test_nothing_explains_nothing():
-    cost = expected([], TORCH)
-    assert wrong(cost, seen(longest_s=0.0)) == []
-    assert wrong(cost, seen(charges=1, longest_s=0.0)) == ["1 failures charged, where the faults explain 0 to 0"]
 
 
 @pytest.mark.parametrize("kind", TORCH)
@@ -146,22 +108,7 @@ def test_two_starts_that_train_at_a_time_are_seen():
     assert any("went on at step 6 although" in found for found in steps.broken(steps.parse(text)))
 
 
-def test_the_longest_time_without_a_new_step_counts_steps_done_again_as_none():
-    done = steps.parse(lines((1, 7), (6, 12)))  # a step a second; steps 6 and 7 come again at 7 and 8 s
-    assert steps.longest_s(done, 3.0, 13.0) == 3.0
-    assert steps.longest_s(done, 20.0, 24.0) == 4.0
-    assert steps.count_starts(done) == 2
-
-
 # -- growth ---------------------------------------------------------------------------------------
-
-
-def test_a_line_through_points_is_found_without_the_warm_up():
-    points = [(60.0 * n, 1000.0 + 2.0 * n if n >= 10 else 0.0) for n in range(41)]
-    line = fit(points)
-    assert line is not None
-    assert line.per_hour == pytest.approx(120.0)
-    assert fit(points[:10]) is None, "too few to tell"
 
 
 def test_what_is_loaded_once_is_no_growth_and_what_comes_again_is():

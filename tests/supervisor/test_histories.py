@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 
 from tests.supervisor.fakes import FakeSystem
 from trainer_launch.model import Exit, Plan, Process, Verdict
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import outcome
-from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.loop import supervise
 
 TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
@@ -27,24 +25,6 @@ def ended(at_s, name="a", code=0, number=None):
 def run(start, *script, **world):
     system = FakeSystem(*script, **world)
     return supervise(start, system), system.calls
-
-
-def test_a_good_run():
-    ended_, calls = run(plan(), ended(5))
-    assert (ended_.verdict, ended_.failure, ended_.took_s) == (Verdict.SUCCEEDED, None, 5)
-    assert calls == [(0, "spawn", "a"), (5, "all", TERM), (5, "drain")]
-
-
-def test_a_stop_that_all_obey():
-    ended_, calls = run(plan(), ev.Signalled(1, TERM), ended(3))
-    assert (ended_.verdict, outcome.exit_code(ended_)) == (Verdict.STOPPED, 143)
-    assert calls[1:] == [(1, "leader", "a", TERM), (3, "all", TERM), (3, "drain")]
-
-
-def test_a_stop_that_nobody_obeys():
-    ended_, calls = run(plan(), ev.Signalled(1, TERM), ended(11.05, number=KILL))
-    assert calls[1:4] == [(1, "leader", "a", TERM), (9, "all again", TERM), (11, "all again", KILL)]
-    assert (outcome.exit_code(ended_), ended_.failure.reason, ended_.survivors) == (143, "Stopped", ())
 
 
 def test_what_hangs_in_the_kernel_does_not_keep_us():
@@ -94,46 +74,10 @@ def test_nothing_is_started_again_once_we_were_asked_to_stop():
     assert outcome.exit_code(ended_) == 143
 
 
-def test_a_program_that_is_not_there_ends_the_run_before_anything_starts():
-    ended_, calls = run(plan(), missing=["a"])
-    assert (ended_.failure.reason, outcome.exit_code(ended_)) == ("NotRunnable", 127)
-    assert ended_.failure.message == "no a"
-    assert "spawn" not in [call[1] for call in calls]
-
-
 def test_one_of_two_programs_is_not_there():
     ended_, calls = run(plan("a", "b"), ended(2, "b"), missing=["a"])
     assert outcome.exit_code(ended_) == 127
     assert (0, "leader", "b", TERM) in calls
-
-
-def test_the_names_resolve_and_the_program_runs():
-    opened = (ev.Unresolved(1, "not yet"), ev.Resolved(2), ended(3))
-    ended_, calls = run(plan(wait_for=("x",), wait_s=9.0), *opened)
-    assert ended_.verdict is Verdict.SUCCEEDED
-    assert calls[:3] == [(0, "resolve", "x"), (2, "stop resolving"), (2, "spawn", "a")]
-
-
-def test_the_names_never_resolve():
-    ended_, calls = run(plan(wait_for=("x",), wait_s=9.0), ev.Unresolved(1, "x: unknown"))
-    assert (ended_.failure.reason, ended_.failure.message) == ("PeerLost", "x: unknown")
-    assert (outcome.exit_code(ended_), ended_.took_s, calls[-2]) == (138, 9, (9, "stop resolving"))
-
-
-def test_evidence_is_gathered_when_it_happens():
-    evidence = Evidence(oom_kills_before=0, oom_kills_after=1)
-    ended_, calls = run(plan(), ended(5, number=KILL), evidence=evidence, lines=("last",))
-    assert (5, "look") in calls
-    assert (ended_.failure.reason, ended_.failure.last_lines) == ("OutOfMemory", ("last",))
-    assert outcome.exit_code(ended_) == 137
-
-
-def test_the_agents_note_tells_of_the_worker():
-    note = {"rank": 5, "local_rank": 1, "exit_code": 139, "signal": 11, "message": "boom", "lines": ["x"]}
-    ended_, _ = run(plan(failure_file="/f"), ended(5, code=139), files={"/f": json.dumps(note)})
-    failure = ended_.failure
-    assert (failure.reason, failure.rank, failure.signal, failure.exit_code) == ("Crashed", 5, 11, 139)
-    assert failure.message == "rank 5 ended with signal SIGSEGV: boom"
 
 
 def test_of_two_failures_the_first_counts():

@@ -16,11 +16,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from trainer_launch.host import incident_facts, runtime_directory
+from trainer_launch.host import incident_facts
 from trainer_launch.model import Failure
-from trainer_launch.supervisor import incident_bundle, incident_collection, worker_samples
+from trainer_launch.supervisor import incident_bundle, incident_collection
 from trainer_launch.supervisor.incident_bundle import FAILURE, HANG, MAX_BYTES, Incident
 from trainer_launch.supervisor.incident_collection import About, Collector, Sources
 
@@ -139,34 +138,6 @@ def test_what_was_no_incident_leaves_nothing_and_takes_no_others_place(
     assert len(os.listdir(tmp_path)) == len(failures), "what was still being written is gone as well"
 
 
-def test_what_is_written_after_an_incident_was_dropped_does_not_bring_it_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, released = threading.Event(), threading.Event()
-    add: Any = incident_bundle.add
-
-    def late(folder: str, part: str, name: str, text: str, **how: bool) -> Any:
-        if name == "memory.txt":
-            asked.set()
-            released.wait(60)
-            os.makedirs(f"{folder}/{part}", exist_ok=True)  # as if it had begun before
-        return add(folder, part, name, text, **how)
-
-    monkeypatch.setattr(incident_facts, "memory", lambda: "much")
-    monkeypatch.setattr(incident_bundle, "add", late)
-    monkeypatch.setattr(incident_collection, "_FACTS_S", 0.2)
-    made = collector(tmp_path)
-    made.drop(made.collect(HANG, "nothing moves"))
-    assert asked.wait(60)
-    made.close()
-    late_ones = [thread for thread in threading.enumerate() if thread.name == "memory.txt"]
-    assert late_ones
-    released.set()
-    for thread in late_ones:
-        thread.join(60)
-    assert os.listdir(tmp_path) == []
-
-
 def test_an_incident_that_workers_were_ended_for_is_kept_though_nobody_is_accused_later(
     tmp_path: Path,
 ) -> None:
@@ -176,29 +147,6 @@ def test_an_incident_that_workers_were_ended_for_is_kept_though_nobody_is_accuse
     made.drop(one)
     made.close()
     assert [os.path.basename(one.folder)] == os.listdir(tmp_path)
-
-
-def test_an_incident_of_the_same_second_as_one_that_was_dropped_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(time, "time", lambda: 0.0)
-    made = collector(tmp_path)
-    made.drop(made.collect(HANG, "nothing moves"))
-    kept = made.collect(HANG, "rank 1 has been busy without progress")
-    made.close()
-    assert [os.path.basename(kept.folder)] == os.listdir(tmp_path)
-
-
-def test_where_nothing_can_be_saved_what_was_no_incident_hides_no_later_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(runtime_directory, "tell", lambda *_, text, **__: said.append(text))
-    made = collector(tmp_path / "no-directory")
-    (tmp_path / "no-directory").touch()
-    made.drop(made.collect(HANG, "nothing moves"))
-    made.explained(made.collect(HANG, "nothing moves"), "rank 1 never entered all_reduce #2", "", (1,), None)
-    assert said == ["rank 1 never entered all_reduce #2"]
 
 
 def test_a_shared_directory_does_not_grow_with_each_new_job(tmp_path: Path) -> None:
@@ -242,38 +190,6 @@ def test_a_fact_that_hangs_is_told_and_holds_nothing_up(tmp_path: Path, monkeypa
     (one,) = incident_bundle.stored(str(tmp_path))
     assert "host/gpus.txt: no answer within 0 s" in one.incident.missing
     assert "host/network.txt" in one.files
-
-
-def test_all_that_is_waited_for_is_less_than_ten_seconds() -> None:
-    """Stacks, answers and py-spy as long as they may take; facts have the rest."""
-    native_s = incident_collection._NATIVE_S + incident_facts.NATIVE_END_S
-    before_s = worker_samples.ALL_ANSWERS_S + incident_collection.HANG_S + native_s
-    assert before_s + 2.0 <= incident_collection._WHOLE_S < 10.0
-    assert incident_collection.FAILURE_S + native_s + incident_collection._FACTS_S <= incident_collection._WHOLE_S
-
-
-@pytest.mark.parametrize("asked_before", [False, True])
-def test_the_facts_get_what_the_answers_have_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_before: bool
-) -> None:
-    released = threading.Event()
-    monkeypatch.setattr(incident_facts, "gpus", lambda: str(released.wait(60)))
-    monkeypatch.setattr(incident_collection, "HANG_S", 1.0)
-    monkeypatch.setattr(incident_collection, "_WHOLE_S", 4.5 if asked_before else 1.5)
-    made = collector(tmp_path)
-    made._sources = replace(made._sources, answers=lambda number, until_s: wait_until(until_s))
-    begun_s = time.monotonic()
-    made.collect(HANG, "nothing moves", texts={} if asked_before else None)
-    made.close()
-    released.set()
-    assert 1.0 <= time.monotonic() - begun_s < 3.0, "the facts alone may take 4 s"
-    (one,) = incident_bundle.stored(str(tmp_path))
-    assert "host/gpus.txt: no answer within 0 s" in one.incident.missing
-
-
-def wait_until(until_s: float) -> dict[str, Any]:
-    threading.Event().wait(until_s - time.monotonic())
-    return {}
 
 
 def test_py_spys_processes_end_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -327,12 +243,6 @@ def test_the_kernels_log_yields_xids_with_their_time(tmp_path: Path) -> None:
     assert xid.endswith(" NVRM: Xid (PCI:0000:3b:00): 79, pid=412, GPU has fallen off the bus.")
     assert xid[:4].isdecimal()
     assert kill.endswith(" oom-kill:constraint=CONSTRAINT_MEMCG")
-
-
-def test_a_kernel_log_that_cannot_be_read_is_an_error_with_its_path(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as caught:
-        incident_facts.kernel_log(str(tmp_path / "none"))
-    assert incident_collection._why(caught.value) == f"{tmp_path}/none: No such file or directory"
 
 
 class Nvml(ModuleType):
@@ -530,10 +440,3 @@ def test_a_ras_report_that_comes_too_late_is_kept_as_far_as_it_came(monkeypatch:
     with ras(slow) as env:
         assert incident_facts.nccl_ras(env) == "NCCL version"
         done.set()
-
-
-def test_where_nobody_serves_ras_there_is_nothing_to_tell() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    assert incident_facts.nccl_ras({"NCCL_RAS_ADDR": address}) == ""
-    assert incident_facts.nccl_ras({"NCCL_RAS_ADDR": "nonsense"}) == ""

@@ -6,11 +6,10 @@ import signal
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from trainer_launch.model import Exit, Plan, Process, Verdict
 from trainer_launch.model.errors import InternalError
-from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
+from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import state_machine
 from trainer_launch.supervisor.events import Phase
@@ -100,34 +99,6 @@ def test_each_cell_leads_where_the_drawing_says(phase, name):
         assert state_machine.step(state, EVENTS[name])[0].phase is wanted
 
 
-@pytest.mark.parametrize(
-    "name", ["unresolved", "ended", "stop", "drain", "other", "deadline", "childless", "opened"]
-)
-def test_done_changes_nothing_any_more(name):
-    state, _ = play(*AT[Phase.DONE])
-    assert state_machine.step(state, EVENTS[name]) == (state, ())
-
-
-def test_a_deadline_that_comes_early_changes_nothing():
-    for phase in (Phase.WAITING, Phase.STOPPING, Phase.CLEARING, Phase.KILLING):
-        state, _ = play(*AT[phase])
-        assert state_machine.step(state, ev.Deadline(0.5)) == (state, ())
-
-
-def test_a_plan_begins_at_once_or_when_its_names_resolve():
-    assert play(plan())[1] == (ev.Spawn(A), ev.Spawn(B))
-    state, actions = play(plan(wait_for=("x", "y"), wait_s=5.0))
-    assert actions == (ev.Resolve(("x", "y")),)
-    assert state.deadline_s == 5.0
-    assert state_machine.step(state, EVENTS["opened"])[1] == (ev.StopResolving(), ev.Spawn(A), ev.Spawn(B))
-
-
-def test_a_plan_needs_distinct_processes():
-    for processes in ((), (A, A)):
-        with pytest.raises(InternalError, match="distinct names"):
-            state_machine.begin(plan(processes=processes), 0.0)
-
-
 def test_names_that_never_resolve_fail_with_what_the_resolver_said():
     state, actions = play(*AT[Phase.WAITING], EVENTS["unresolved"], ev.Deadline(5.0))
     assert (state.names_failed, state.text, actions) == (True, "x: unknown", (ev.StopResolving(),))
@@ -135,48 +106,10 @@ def test_names_that_never_resolve_fail_with_what_the_resolver_said():
     assert "has not answered for x" in play(*AT[Phase.WAITING], ev.Deadline(5.0))[0].text
 
 
-def test_a_stop_before_anything_is_spawned_is_a_stop():
-    state, actions = play(*AT[Phase.WAITING], ASK)
-    assert (state.verdict, state.exits, actions) == (Verdict.STOPPED, (), (ev.StopResolving(),))
-
-
-@pytest.mark.parametrize("number", sorted(STOP_SIGNALS))
-def test_each_stop_signal_asks_leaders_with_term(number):
-    state, actions = play(plan(), ev.Signalled(1.0, number))
-    assert actions == (ev.SignalLeader("a", TERM), ev.SignalLeader("b", TERM))
-    assert (state.deadline_s, state.kill_at_s) == (9.0, 11.0)
-
-
-def test_after_80_percent_everyone_is_told_and_at_the_end_killed():
-    state, actions = play(plan(), ASK, ev.Deadline(9.0))
-    assert (actions, state.deadline_s) == ((ev.SignalAll(TERM, again=True),), 11.0)
-    assert state_machine.step(state, ev.Deadline(11.0))[1] == (ev.SignalAll(KILL, again=True),)
-
-
-def test_each_further_request_goes_one_rung_up():
-    assert play(plan(), ASK, ASK)[1] == (ev.SignalAll(TERM, again=True),)
-    state, actions = play(plan(), ASK, ASK, ASK)
-    assert (state.phase, actions) == (Phase.KILLING, (ev.SignalAll(KILL, again=True),))
-    assert play(plan(), ended("a"), ended("b"), ASK, ASK)[0].phase is Phase.KILLING
-
-
 def test_the_first_request_does_not_hurry_a_stop_that_a_failure_began():
     state, actions = play(plan(), ended("a", 3), ASK)
     assert (state.phase, actions, state.stopped) == (Phase.STOPPING, (), False)
     assert play(plan(), ended("a", 3), ASK, ASK)[1] == (ev.SignalAll(TERM, again=True),)
-
-
-def test_other_signals_reach_the_leaders_unchanged_and_only_while_they_live():
-    assert play(plan(), EVENTS["other"])[1] == (ev.SignalLeader("a", 10), ev.SignalLeader("b", 10))
-    assert play(plan(), ended("a"), EVENTS["other"])[1] == (ev.SignalLeader("b", 10),)
-    assert play(*AT[Phase.CLEARING], EVENTS["other"])[1] == ()
-
-
-def test_one_failure_stops_the_rest_and_is_the_cause():
-    state, actions = play(plan(), ended("a", 3))
-    assert actions == (ev.Look(), ev.SignalGroup("a", TERM), ev.SignalLeader("b", TERM))
-    state, _ = state_machine.step(state, ended("b", 4))
-    assert (state.cause, state.verdict) == (ended("a", 3).exit, Verdict.FAILED)
 
 
 def test_what_an_ended_process_left_is_told_at_once_and_killed_after_two_seconds():
@@ -208,23 +141,6 @@ def test_nobody_has_longer_for_a_leader_that_was_killed_without_a_request():
     assert play(plan(processes=(A,)), killed("a", 1.0, KILL))[0].deadline_s == 3.0
 
 
-def test_killing_repeats_names_what_hangs_and_ends():
-    state, _ = play(*AT[Phase.KILLING])
-    seen = []
-    while state.phase is Phase.KILLING:
-        at_s = state.deadline_s
-        state, actions = state_machine.step(state, ev.Deadline(at_s))
-        seen.append((round(at_s, 1), len(actions)))
-    assert seen == [(1.1, 1), (1.3, 2), (1.7, 1), (2.5, 1), (4.0, 0)]
-    assert state.gave_up
-
-
-def test_asked_to_stop_is_the_verdict_even_when_all_leave_with_0():
-    state, _ = play(plan(), ASK, ended("a"), ended("b"), ev.Childless(1.0))
-    assert state.verdict is Verdict.STOPPED
-    assert replace(state, stop_signal=None).verdict is Verdict.SUCCEEDED
-
-
 def test_a_request_after_the_work_is_done_does_not_spoil_it():
     assert play(*AT[Phase.CLEARING], ASK, ev.Childless(2.0))[0].verdict is Verdict.SUCCEEDED
 
@@ -237,21 +153,6 @@ def test_a_stop_signal_that_is_forwarded_asks_nobody_to_stop():
     state, actions = play(plan(signals={TERM: FORWARD}), ASK)
     assert (state.phase, state.stopped, actions) == (Phase.RUNNING, False, to_leaders(TERM))
     assert state.handed_on == {TERM}
-
-
-def test_a_checkpoint_is_handed_on_with_a_word_in_the_log():
-    state, actions = play(plan(signals={USR1: CHECKPOINT}), EVENTS["other"])
-    assert (state.phase, actions[:-1]) == (Phase.RUNNING, to_leaders(USR1))
-    assert "SIGUSR1: the workers were told to save and continue" in actions[-1].text
-
-
-def test_a_drain_waits_for_the_workers_and_ends_as_a_stop():
-    state, actions = play(plan(), EVENTS["drain"])
-    assert (state.phase, actions[:-1], state.deadline_s) == (Phase.RUNNING, to_leaders(USR2), None)
-    state, actions = play(plan(), EVENTS["drain"], ended("a", 3))
-    assert (state.phase, actions) == (Phase.RUNNING, (ev.SignalGroup("a", TERM),)), "no failure stops the others"
-    state, _ = play(plan(), EVENTS["drain"], ended("a", 3), ended("b"), ev.Childless(9.0))
-    assert (state.phase, state.verdict) == (Phase.DONE, Verdict.STOPPED)
 
 
 def test_nothing_is_started_again_after_a_drain():

@@ -221,12 +221,3 @@ def test_a_python_that_is_not_there_is_told() -> None:
     assert "could not be started" in made.run(test, listener)[0].why
     listener.close()
     made.close()
-
-
-@pytest.mark.long("tests/preflight/cluster/test_collective_tests.py")
-def test_nothing_is_left_behind(nodes: list[Node]) -> None:
-    node = Node()
-    assert node.collectives.ability() == "gloo"
-    child = node.child
-    node.close()
-    assert not child.is_running()

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from tests.ports import free_port
 from tests.waiting import eventually
-from trainer_launch.host.dns import Resolving
 from trainer_launch.host.network import allow_connections, spare_files
 from trainer_launch.membership import candidates
 from trainer_launch.membership import protocol as coordinating
@@ -389,22 +388,6 @@ def test_a_resolver_that_hangs_holds_up_no_verdict(
     answers.set()
     assert took_s < LATEST_S / 3
     assert "the resolver did not answer in time" in findings[0].text
-
-
-def test_a_slow_resolver_is_waited_for_and_not_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers, asked, ask = threading.Event(), [], socket.getaddrinfo
-
-    def slow(*args: object, **kwargs: object) -> object:
-        asked.append(args)
-        answers.wait(LATEST_S)
-        return ask("127.0.0.1", 1, type=socket.SOCK_STREAM)
-
-    monkeypatch.setattr(socket, "getaddrinfo", slow)
-    resolving = Resolving("job-0", 1)
-    with pytest.raises(OSError, match="did not answer in time"):
-        resolving.within(0.01)
-    answers.set()
-    assert (resolving.within(LATEST_S), len(asked)) == (["127.0.0.1"], 1)
 
 
 def test_a_node_whose_own_part_hangs_says_so_after_the_deadline(

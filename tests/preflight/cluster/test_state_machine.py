@@ -20,23 +20,6 @@ OTHER_VERSION = (
 )
 
 
-def test_when_all_have_come_and_are_well_the_verdict_is_a_pass_after_two_rounds() -> None:
-    job = Simulation(8)
-    job.come(*range(8))
-    assert job.is_over
-    assert job.rounds == 2
-    assert {found.status for found in job.hall.findings} == {Status.PASS}
-    assert [found.check for found in job.hall.findings] == ["roll-call", "facts", "clock", "pairs"]
-
-
-def test_every_node_is_told_the_same() -> None:
-    job = Simulation(5)
-    job.own = {3: [failure()]}
-    job.come(*range(5))
-    assert len(set(job.verdicts().values())) == 1
-    assert sorted(job.verdicts()) == [0, 1, 2, 3, 4]
-
-
 def test_at_the_deadline_every_missing_node_is_named_with_its_stage() -> None:
     job = Simulation(4, deadline_s=60.0)
     job.stages = {"job-node-0-2.job": Stage.NO_RECORD, "job-node-0-3.job": Stage.TIMEOUT}
@@ -53,16 +36,6 @@ def test_at_the_deadline_every_missing_node_is_named_with_its_stage() -> None:
     assert all(found.fault is Fault.NODE for found in job.loud())
     assert len(set(job.verdicts().values())) == 1
     assert sorted(job.verdicts()) == [0, 1]
-
-
-def test_who_comes_while_the_others_are_looked_for_is_in_time() -> None:
-    job = Simulation(3, deadline_s=60.0)
-    job.come(0, 1)
-    job.wait(58)
-    assert job.looked
-    job.come(2)
-    assert job.is_over
-    assert not job.loud()
 
 
 def test_who_falls_silent_is_missing_and_it_is_said_that_it_was_there() -> None:
@@ -119,14 +92,6 @@ def test_who_does_not_belong_here_is_refused(said: msg.Present, reason: str, ret
     job = Simulation(3)
     job.say(5, said)
     assert job.told[5] == [msg.Refused(reason, retry)]
-
-
-def test_who_comes_after_the_call_waits_for_the_job() -> None:
-    job = Simulation(2)
-    job.mute = {1}
-    job.come(0, 1)
-    job.say(9, present(1, host="job-node-0-1", incarnation="b"))
-    assert job.told[9] == [msg.Refused("the cluster preflight is over; the other nodes continue", True)]
 
 
 def test_an_elastic_job_goes_on_with_the_minimum_a_moment_after_the_last_one() -> None:
@@ -211,13 +176,6 @@ def test_what_gpus_measured_is_judged_for_all_nodes_together_and_kept() -> None:
     assert (found.check, found.scope, found.status) == ("gemm", Scope.GPU, Status.FAIL)
     assert found.subject == "node 5 (job-node-0-5), GPU 2"
     assert len(job.hall.measured()) == 32
-
-
-def test_without_facts_and_pairs_the_verdict_follows_the_records_at_once() -> None:
-    job = Simulation(4, with_facts=False, with_pairs=False)
-    job.come(*range(4))
-    assert job.is_over
-    assert [found.check for found in job.hall.findings] == ["roll-call"]
 
 
 @pytest.mark.parametrize("faulty", [0, 3, 6])
@@ -324,12 +282,3 @@ def test_what_those_have_found_who_came_is_in_the_verdict_of_all_though_others_n
     assert ("shm", "node 1 (job-node-0-1)") in told
     assert ("roll-call", "node 2 (job-node-0-2.job)") in told
     assert len(set(job.verdicts().values())) == 1
-
-
-def test_what_was_found_early_is_replaced_by_the_record() -> None:
-    job = Simulation(2)
-    job.come(0)
-    job.say(0, msg.Found(msg.dump_findings([failure("dns", "no such name")])))
-    job.come(1)
-    assert job.is_over
-    assert not job.loud()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from msgspec.structs import replace
 
-from tests.preflight.gpus import FACTS, HEALTHY_CARDS, LOAD, TESTED, known
+from tests.preflight.gpus import FACTS, known
 from tests.preflight.world import HEALTHY
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.host.network import AdapterPort, adapter_ports
@@ -22,7 +22,7 @@ from trainer_launch.preflight.cluster.node_facts import NCCL, differences
 from trainer_launch.preflight.gpu import facts as bench_results
 from trainer_launch.preflight.gpu import load_checks
 from trainer_launch.preflight.gpu.devices import Cards, Load
-from trainer_launch.preflight.gpu.facts import Fact, State, numbered, visible
+from trainer_launch.preflight.gpu.facts import Fact, State, visible
 
 JSON = some.recursive(
     some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=5),
@@ -60,11 +60,6 @@ def test_what_is_no_json_is_a_trouble(said: bytes) -> None:
 )
 def test_the_job_sees_what_the_variable_shows(shown: str | None, indices: list[int]) -> None:
     assert [gpu.index for gpu in visible(FACTS.gpus, shown)] == indices
-
-
-def test_numbers_are_told_in_ranges() -> None:
-    assert numbered([3]) == "GPU 3"
-    assert numbered([7, 0, 1, 2]) == "GPUs 0-2, 7"
 
 
 def test_models_driver_and_the_nccl_that_is_loaded_are_told() -> None:
@@ -135,9 +130,3 @@ def test_rates_of_adapters_are_compared_between_nodes(tmp_path: Path) -> None:
     assert node_facts.of_adapters(ports) == {"adapters": "1 x 400 Gb/sec (4X NDR)"}
     assert node_facts.of_adapters(ports[1:]) == {"adapters": "none of them"}
     assert node_facts.of_adapters(()) == {}
-
-
-def test_nothing_is_measured_where_nothing_was_loaded() -> None:
-    assert node_facts.measured(None) == ((), ())
-    assert node_facts.measured(HEALTHY_CARDS) == ((), ())  # these cards were not said to have any figures
-    assert LOAD.tested == TESTED

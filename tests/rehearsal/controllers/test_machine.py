@@ -121,7 +121,7 @@ def ruled(rules: str, spec: str = "restartPolicy: Never", init: str = "") -> Job
     return Job(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {{{spec}, template: {template}}}}}}}"))
 
 
-@pytest.mark.parametrize("spec", ["restartPolicy: Never", "restartPolicy: ExitCode", "restartPolicy: OnFailure"])
+@pytest.mark.parametrize("spec", ["restartPolicy: Never", "restartPolicy: ExitCode"])
 @pytest.mark.parametrize(
     ("operator", "codes", "code", "restarts"),
     [
@@ -152,23 +152,6 @@ def test_the_first_rule_that_fits_counts_and_then_the_containers_own_policy() ->
     job.end("job-worker-0", 5)
     assert job.wait(60) == ["start job-worker-0/pytorch"], "OnFailure"
     assert job.end("job-worker-0", 0) == []
-
-
-def test_what_no_rule_fits_fails_the_pod() -> None:
-    job = ruled(RULES % ("Restart", "In", "137"))
-    job.end("job-worker-0", 1)
-    job.end("job-worker-0", 0, "side")
-    assert job.verdict == (False, "PyTorchJobFailed")
-
-
-def test_the_rules_restarts_have_the_kubelets_back_off() -> None:
-    job = ruled(RULES % ("Restart", "In", "137"))
-    job.end("job-worker-0", 137)
-    job.end("job-worker-0", 137)
-    assert job.state.due_s() == job.now_s + 1
-    assert job.wait(1) == ["start job-worker-0/pytorch"]
-    job.end("job-worker-0", 137)
-    assert job.state.due_s() == job.now_s + 2
 
 
 def test_all_containers_start_again_in_the_same_pod_behind_its_init_containers() -> None:
@@ -206,21 +189,6 @@ def test_containers_that_restart_all_for_ever_are_given_up() -> None:
     assert job.verdict == (False, "CrashLoopBackOff")
 
 
-def test_a_program_that_is_not_there_is_not_started_again_with_all_containers() -> None:
-    job = ruled(RULES % ("RestartAllContainers", "NotIn", "0"))
-    job.end("job-worker-0", 127)
-    assert job.verdict == (False, "ContainerCannotRun")
-
-
-def test_the_end_of_the_job_and_ctrl_c_end_a_restart_of_all_containers() -> None:
-    job = ruled(RULES % ("RestartAllContainers", "NotIn", "0"))
-    job.end("job-worker-0", 1)
-    job.stop()
-    job.end("job-worker-0", 137, "side")
-    assert job.state.is_done
-    assert job.phase("job-worker-0") == "Terminated"
-
-
 def test_always_restarts_what_ended_well_too() -> None:
     job = torch(worker="restartPolicy: Always")
     assert job.end("j-worker-0", 0) == ["start j-worker-0/pytorch"]
@@ -252,12 +220,6 @@ def test_a_program_that_cannot_be_run_ends_the_rehearsal_at_once_where_a_cluster
     )
     jobset.end("job-node-0-0", code)
     assert jobset.verdict == (False, "ContainerCannotRun")
-
-
-def test_a_program_that_cannot_be_run_in_an_init_container_ends_the_rehearsal_too() -> None:
-    job = with_init()
-    job.end("job-worker-0", 127, "first")
-    assert job.verdict == (False, "ContainerCannotRun")
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -336,12 +298,6 @@ def test_the_backoff_limit_counts_restarts_of_all_pods() -> None:
     assert job.verdict == (False, "BackoffLimitExceeded")
 
 
-def test_a_backoff_limit_of_0_allows_no_restart() -> None:
-    job = torch(spec="runPolicy: {backoffLimit: 0}")
-    job.end("j-worker-0", 1)
-    assert job.verdict == (False, "BackoffLimitExceeded")
-
-
 def test_restarts_of_init_containers_count_once_the_pod_runs() -> None:
     spec = f"{{runPolicy: {{backoffLimit: 1}}, pytorchReplicaSpecs: {{Worker: {INIT % ''}}}}}"
     job = Job(pytorch(spec))
@@ -389,23 +345,6 @@ INIT = (
 
 def with_init(spec: str = "") -> Job:
     return Job(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {INIT % spec}}}}}"))
-
-
-def test_init_containers_run_one_after_the_other_and_sidecars_beside() -> None:
-    job = with_init()
-    assert job.began == ["start job-worker-0/first"]
-    assert job.end("job-worker-0", 0, "first") == ["start job-worker-0/side", "start job-worker-0/second"]
-    assert job.end("job-worker-0", 0, "second") == ["start job-worker-0/pytorch", "start job-worker-0/log"]
-    assert job.end("job-worker-0", 9, "side") == ["start job-worker-0/side"], "a sidecar always comes back"
-    assert job.end("job-worker-0", 0, "pytorch") == []
-    assert job.verdict is None, "the pod is done when all its containers are"
-    assert job.end("job-worker-0", 0, "log") == ["kill job-worker-0/side"]
-    assert job.verdict == (True, "PyTorchJobSucceeded")
-
-
-def test_an_init_container_that_fails_is_started_again_on_failure() -> None:
-    job = with_init()
-    assert job.end("job-worker-0", 20, "first") == ["start job-worker-0/first"]
 
 
 def test_an_init_container_that_fails_under_never_fails_the_pod() -> None:
@@ -557,16 +496,6 @@ def test_a_launcher_may_wait_for_its_workers() -> None:
 
 
 # -- asked to stop ----------------------------------------------------------------------------
-
-
-def test_asked_to_stop_everybody_is_and_nothing_starts_again() -> None:
-    job = torch()
-    assert len(job.stop(grace_s=5)) == 3
-    assert job.end("j-worker-0", 143) == []
-    assert job.wait(5) == ["kill j-master-0/pytorch", "kill j-worker-1/pytorch"]
-    job.finish()
-    assert job.state.is_done
-    assert job.verdict is None
 
 
 def test_asked_a_second_time_everybody_is_killed() -> None:

@@ -90,22 +90,6 @@ def test_a_jobs_own_deadline_ends_it() -> None:
     assert job.verdict == (False, "DeadlineExceeded")
 
 
-def test_a_jobset_restarts_by_its_failure_policy_and_succeeds_by_its_success_policy() -> None:
-    job = Job(a_set(f"{TWO}, backoffLimit: 0", "failurePolicy: {maxRestarts: 1}"))
-    job.end("set-w-0-1", 1)
-    job.finish()
-    assert {name: state.starts for name, state in job.state.states.items()} == {"set-w-0-0": 2, "set-w-0-1": 2}
-    job.end("set-w-0-0")
-    job.end("set-w-0-1")
-    assert job.verdict == (True, "AllJobsCompleted")
-
-
-def test_any_of_a_jobsets_jobs_may_be_enough() -> None:
-    job = Job(a_set("backoffLimit: 0", "successPolicy: {operator: Any}", also=", replicas: 2"))
-    job.end("set-w-1-0")
-    assert job.verdict == (True, "AllJobsCompleted")
-
-
 # -- what is refused ---------------------------------------------------------------------------
 
 

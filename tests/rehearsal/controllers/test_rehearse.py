@@ -131,20 +131,6 @@ def test_a_failed_init_container_is_in_the_table_and_named_as_the_cause(tmp_path
     )
 
 
-@pytest.mark.long("tests/rehearsal/controllers/test_rehearse.py")
-def test_a_preflight_that_finds_the_same_again_says_so_in_one_line(tmp_path: Path) -> None:
-    command = "command: [trainer-launch, preflight, --only, storage, --storage, /nowhere/at/all, --, sh]"
-    init = f"{{name: check, image: i, {command}}}"
-    path = job(tmp_path, pod(shell("echo never"), f"initContainers: [{init}]"), "runPolicy: {backoffLimit: 2}")
-    ended = launch("rehearse", "-f", path)
-    assert ended.returncode == 30, ended.stdout + ended.stderr
-    assert ended.stdout.count("FATAL storage") == 1
-    assert ended.stdout.count("the same findings as before, storage: /nowhere/at/all: No such file") >= 1
-    assert "job-worker-0/check ended with exit code 30 (1 failed in " in ended.stderr
-    assert "restart 1 now" in ended.stderr
-    assert "What to do (job-worker-0): mount the volume there" in ended.stderr
-
-
 @pytest.mark.parametrize("closed", ["", "; exec >&-; sleep 0.2"], ids=["at once", "stderr later"])
 def test_of_two_streams_the_line_that_came_last_is_the_last_line(
     closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
