@@ -17,10 +17,15 @@ from trainer_launch.rehearsal.report.history import History, What
 SCENES = ("small", "bad", "crowd", "nasty", "without_steps")
 
 
-@pytest.mark.parametrize("name", ["out.pdf", "out.png", "out", "out.html.gz", ""])
+@pytest.mark.parametrize("name", ["out.pdf", "out", "out.html.gz", ""])
 def test_other_endings_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"ends with \.html \(a page for people\) or \.json \(data\)"):
         reporting.check([name])
+
+
+def test_a_plot_names_the_page_that_replaces_it() -> None:
+    with pytest.raises(UsageError, match=r"^--report out\.PNG was removed in 0\.3; use --report FILE\.html$"):
+        reporting.check(["out.PNG"])
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
