@@ -115,6 +115,13 @@ def test_every_command_and_option_is_offered(folder: Path, shell: str) -> None:
         assert f"--{name.replace('_', '-')}" in offered
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_former_name_of_a_command_completes_as_its_new_name(folder: Path, shell: str) -> None:
+    assert "--fault" in answer(folder, shell, "trainer-launch rehearse --f")
+    assert "--fault" in answer(folder, shell, "trainer-launch local --f")
+    assert "local" not in answer(folder, shell, "trainer-launch lo")
+
+
 def answer(folder: Path, shell: str, line: str) -> str:
     """What the program says to the shell that asks how a line may go on."""
     env = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": shell, "COMP_LINE": line, "COMP_POINT": str(len(line))}

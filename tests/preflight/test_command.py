@@ -143,7 +143,7 @@ def test_in_mode_warn_a_failure_is_only_told() -> None:
         (("--report", "/nowhere/r.json"), "--report /nowhere/r.json cannot be written: No such file or directory"),
         (
             ("--report", "r.txt"),
-            "--report r.txt is not supported: name a file that ends in .html (a page) or .json",
+            "invalid value 'r.txt' for --report: expected a file that ends with .html (a page for people) or .json",
         ),
         (("--only", "mtu"), "--only mtu leaves no check to run"),
         (("--port-range", "9-1"), "invalid value '9-1' for --port-range: expected LOW-HIGH"),

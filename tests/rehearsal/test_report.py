@@ -23,9 +23,9 @@ def test_other_endings_are_refused(name: str) -> None:
         reporting.check([name])
 
 
-def test_a_picture_as_0_2_made_it_is_refused_with_its_successor() -> None:
-    with pytest.raises(UsageError, match=r"^--report out\.png was removed in 0\.3; use --report FILE\.html$"):
-        reporting.check(["out.png"])
+def test_a_plot_names_the_page_that_replaces_it() -> None:
+    with pytest.raises(UsageError, match=r"^--report out\.PNG was removed in 0\.3; use --report FILE\.html$"):
+        reporting.check(["out.PNG"])
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

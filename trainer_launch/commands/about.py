@@ -106,9 +106,12 @@ def complete(line: str) -> None:
     import argcomplete
 
     typed = line.split()[1:]
-    is_chosen = typed[:1] and typed[0] in options.COMMANDS and line.rpartition(typed[0])[2]
-    parser = options.build(_PROGRAM, (typed[0],) if is_chosen else tuple(options.COMMANDS))
+    name = options.COMMAND_ALIASES.get(typed[0], typed[0]) if typed else ""
+    is_chosen = name in options.COMMANDS and line.rpartition(typed[0])[2]
+    parser = options.build(_PROGRAM, (name,) if is_chosen else tuple(options.COMMANDS))
     commands = next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    if is_chosen:
+        commands.choices[typed[0]] = commands.choices[name]
     for command in commands.choices.values():
         for action in command._actions:
             action.completer = _completer(action)

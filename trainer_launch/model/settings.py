@@ -151,8 +151,8 @@ class Settings:
         None,
         least=0,
         most=65_536,
-        description="nodes that wait to replace a lost or faulty one; local adds them to --nodes, elsewhere they "
-        "are among the platform's nodes; default: the platform's nodes beyond --nodes",
+        description="nodes that wait to replace a lost or faulty one; rehearse adds them to --nodes, elsewhere "
+        "they are among the platform's nodes; default: the platform's nodes beyond --nodes",
     )
     wait_timeout: float = _option(
         600.0,

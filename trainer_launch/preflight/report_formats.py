@@ -291,7 +291,8 @@ def check_ending(path: str | None) -> None:
     """
     if path is not None and not path.lower().endswith((PAGE, DATA)):
         raise UsageError(
-            f"--report {path} is not supported: name a file that ends in {PAGE} (a page) or {DATA} (data)"
+            f"invalid value {path!r} for --report: expected a file that ends with {PAGE} (a page for people) "
+            f"or {DATA} (data)"
         )
 
 

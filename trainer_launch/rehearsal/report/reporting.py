@@ -16,6 +16,7 @@ from trainer_launch.host import files, logs
 from trainer_launch.model import removed
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.observability import live
+from trainer_launch.preflight.report_formats import check_ending
 from trainer_launch.rehearsal.report.data import data
 from trainer_launch.rehearsal.report.fault_costs import analyse
 from trainer_launch.rehearsal.report.history import History
@@ -23,7 +24,6 @@ from trainer_launch.rehearsal.report.html_page import page
 from trainer_launch.rehearsal.report.summary import cost_lines
 from trainer_launch.rehearsal.script_checks import MAX_LOST_STEPS, judge
 
-_ENDINGS = (".html", ".json")
 _MODE = 0o644
 _MOST_PODS = 12  # in the live table
 Rows = Callable[[int], tuple[str, Sequence[Sequence[str]]]]  # title, heading and rows, with at most so many pods
@@ -95,11 +95,7 @@ def check(paths: Sequence[str]) -> None:
     for path in paths:
         if Path(path).suffix.lower() == ".png":
             removed.refuse("--report FILE.png", f"--report {path}")
-        if Path(path).suffix.lower() not in _ENDINGS:
-            raise UsageError(
-                f"invalid value {path!r} for --report: expected a file that ends with .html (a page for people) "
-                "or .json (data)"
-            )
+        check_ending(path)
         if os.path.isdir(path):
             raise UsageError(f"--report {path!r} is a directory; name a file in it")
         try:
