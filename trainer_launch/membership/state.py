@@ -73,6 +73,7 @@ class Node(Struct, frozen=True, kw_only=True):
     prepared: bool = True  # could start workers at once
     returning: bool = False  # has been in a generation; if it is alive it will join again
     lost_s: float | None = None  # when its connection ended
+    away_from_s: float | None = None  # its connection was reset after a line at this time; its lease is not over
     claims: tuple[Claim, ...] = ()  # the generations that it has taken
     workers: int = 0  # 0: it has not said
     goodput: Told | None = None  # its ledger when it joined,
@@ -251,7 +252,7 @@ class Gone(Struct, frozen=True):
     """A peer's connection has ended."""
 
     peer: int
-    ended: bool = False  # by its own kernel, so that its process has ended
+    ended: bool = True  # by its own kernel, so that its process has ended; False: it was reset
 
 
 class Looked(Struct, frozen=True):
@@ -458,7 +459,7 @@ def _row(state: State, node: Node, now_s: float) -> msg.Row:
 def _state_of(state: State, node: Node) -> str:
     if _is_done(state, node.key):
         return "done"
-    if node.peer is None:
+    if node.peer is None and node.away_from_s is None:
         return _LOST
     if is_working(state, node.key):
         return "running" if state.phase is Phase.RUNNING else "starting"
