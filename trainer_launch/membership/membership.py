@@ -35,6 +35,7 @@ from trainer_launch.membership.generation import (
     forgive,
     give_up,
     note_ends,
+    note_loss,
     peers_of,
     settle,
     stumble,
@@ -293,7 +294,8 @@ def _replace_old(state: State, node: Node, now_s: float) -> Step:
     if old.peer is not None and old.incarnation != node.incarnation:
         told = (Send(old.peer, msg.Refused(f"a newer process has come for {old.name}", retry=False)), *told)
     state, replies = _lose(state, old.key, "came back", now_s)
-    return state, (*told, *replies)
+    state, charged = note_loss(state, old, now_s) if old.incarnation != node.incarnation else (state, ())
+    return state, (*told, *replies, *charged)
 
 
 def _is_training(state: State, key: Key) -> bool:
@@ -351,7 +353,9 @@ def _lose(
     )
     if ended and state.run is not None and key in state.run.members:
         state = replace(state, ended=_with_key(state.ended, key, state.run.number))
-    return _go_on_without(state, node, how, now_s, working=working, since_s=since_s)
+    state, replies = _go_on_without(state, node, how, now_s, working=working, since_s=since_s)
+    state, charged = note_loss(state, node, now_s) if ended else (state, ())
+    return state, (*replies, *charged)
 
 
 def _go_on_without(

@@ -151,6 +151,14 @@ class Suspicion(Struct, frozen=True, kw_only=True):
     before: FailureRecord | None = None  # how the attempt before this one failed, if it did so soon after its start
 
 
+class Loss(Struct, frozen=True):
+    """A process of a node that ended without a word."""
+
+    key: Key
+    generation: int
+    lasted_s: float  # since its workers started
+
+
 class Stall(Struct, frozen=True, kw_only=True):
     """A member sees no progress, and all are asked what their ranks show."""
 
@@ -220,6 +228,7 @@ class State(Struct, frozen=True, kw_only=True):
     generation: int = 0  # the highest that anyone has seen
     restarts: int = 0  # failures, likewise
     crashes: int = 0  # generations in a row that failed early
+    losses: tuple[Loss, ...] = ()  # of one node, in a row
     suspicion: Suspicion | None = None
     quarantined: tuple[msg.Quarantine, ...] = ()
     stall: Stall | None = None
