@@ -12,13 +12,16 @@ import time
 
 import pytest
 
+from tests.membership.world import World
 from tests.waiting import eventually
+from trainer_launch.membership import candidates, server, timeouts
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.authentication import NO_SECRET, WRONG_SECRET
 from trainer_launch.membership.client import Client, Connected, Disconnected, inquire
+from trainer_launch.membership.membership import step
 from trainer_launch.membership.server import Server
-from trainer_launch.membership.state import Settings
-from trainer_launch.model import Endpoint
+from trainer_launch.membership.state import Close, Said, Settings
+from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.errors import NodeError
 
 LONG_S = 10.0
@@ -362,3 +365,47 @@ def test_two_hundred_nodes_form(cluster):
                 buffer[:] = rest
                 ranks |= {m.group_rank for m in map(msg.parse, map(bytes, lines)) if isinstance(m, msg.Formed)}
     assert ranks == set(range(200))
+
+
+def test_a_defect_of_the_coordinator_ends_the_job_with_a_sentence(cluster, monkeypatch, caplog):
+    clients = cluster.running(2)
+
+    def fail(state, event, now_s):
+        if isinstance(event, Said):
+            raise KeyError("peer")
+        return step(state, event, now_s)
+
+    monkeypatch.setattr(server, "step", fail)
+    clients[0].send(msg.Done(1))
+    for client in clients:
+        assert await_(client, msg.GiveUp).reason == "internal error in the coordinator: KeyError: 'peer'"
+    assert "Traceback" in caplog.text
+
+
+def test_a_look_for_other_coordinators_that_fails_is_repeated(monkeypatch, caplog):
+    looks, woken = iter([OSError(24, "Too many open files")]), threading.Event()
+
+    def look(candidates):
+        for problem in looks:
+            raise problem
+        return frozenset(), frozenset(candidates)
+
+    monkeypatch.setattr(candidates, "look", look)
+    monkeypatch.setattr(timeouts, "LOOK_EVERY_S", 0.05)
+    watch = candidates.CandidateWatch(Seats(Endpoint("node-0", 29500), "node-#", 0, 3), "job", None, woken.set)
+    watch.start()
+    watch.want(frozenset({2}))
+    assert woken.wait(LONG_S)
+    watch.close()
+    assert [looked.absent for looked in watch.found()] == [frozenset({2})]
+    assert "cannot look for other coordinators: OSError: [Errno 24] Too many open files" in caplog.text
+
+
+def test_a_failure_that_was_only_suspected_does_not_change_how_the_job_ended():
+    world = World(2, 2, max_restarts=0)
+    _, two = world.come(0, 1)
+    world.open_store()
+    world.say(two, msg.Failed(world.number, 1, 1, None, lost_peer=True))
+    world.play(Close("asked to stop"))
+    world.pass_time(60.0)
+    assert world.state.end.reason == "asked to stop"

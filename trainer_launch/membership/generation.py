@@ -401,7 +401,10 @@ def end(state: State, word: msg.GiveUp | msg.Finished) -> Step:
     """The job is over; whoever calls later hears the same."""
     failed = isinstance(word, msg.GiveUp)
     text = f"the job has failed: {word.reason}" if isinstance(word, msg.GiveUp) else "all nodes are done"
-    over = replace(state, phase=Phase.OVER, end=word, form_at_s=None, admit_at_s=None, say_at_s=None)
+    # A failure that was only suspected is none any more.
+    over = replace(
+        state, phase=Phase.OVER, end=word, suspicion=None, form_at_s=None, admit_at_s=None, say_at_s=None
+    )
     return over, (Say(text, warns=failed), *(Send(peer, word) for peer in state.peers))
 
 
