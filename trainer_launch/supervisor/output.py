@@ -34,6 +34,8 @@ _LAST_LINES = 60  # the error that ended a program may stand before many C++ fra
 _COLORS = (36, 33, 32, 35, 34, 31)  # ANSI foregrounds, told apart best in this order
 _STDOUT, _STDERR = 1, 2
 
+_log = logging.getLogger(__name__)
+
 Listener = Callable[[str, int, bytes], None]  # process, its stream (1, 2), what it has written; never waits
 Sieve = Callable[[bytes], bytes]  # what was written, b"" at its end, becomes what is shown; in the pump's thread
 
@@ -136,7 +138,7 @@ class Output:
         self._pipes |= {(process, stream): pipe for stream in streams}
         self._arrivals.append(pipe)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._pump, name="output", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="output", daemon=True)
             self._thread.start()
         self._wake()
         return write_end
@@ -190,6 +192,27 @@ class Output:
             os.write(self._wake_write, b".")
 
     # -- in the thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._pump()
+        except Exception:  # noqa: BLE001 - a defect of ours: unread pipes would fill up, and block the workers
+            _log.critical("internal error in the output's thread; from now on lines have no labels", exc_info=True)
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Copy what comes to our own stderr, and nothing else."""
+        while self._goes_on():
+            for key, _ in self._selector.select(1.0):
+                if key.data is None:
+                    self._admit()
+                    continue
+                with contextlib.suppress(BlockingIOError):
+                    if data := os.read(key.fd, _READ_BYTES):
+                        self._sinks[_STDERR].put(partial(bytes, data))
+                    else:
+                        self._selector.unregister(key.fd)
+                        os.close(key.fd)
 
     def _pump(self) -> None:
         while self._goes_on():
@@ -268,12 +291,23 @@ class _Pipe:
         if data:  # its end is no word
             self.heard_at_s = now_s
         self.bytes += len(data)
-        shown = data if self.sieve is None else self.sieve(data)
+        shown = self._without_steps(data)
         self.show(lambda: self.source.feed(shown))
         if self._copies is not None:
             self._copies.feed(data)
         if self.listener is not None:
             self.listener(data)
+
+    def _without_steps(self, data: bytes) -> bytes:
+        """What is shown; a defect in reading it costs the reading, not the output."""
+        if self.sieve is None:
+            return data
+        try:
+            return self.sieve(data)
+        except Exception:  # noqa: BLE001
+            _log.critical("internal error while steps were read from the output; it is shown whole", exc_info=True)
+            self.sieve = None
+            return data
 
     def show(self, text: Callable[[], bytes]) -> None:
         """Write what `text` makes of the stream as it stands now, where this pipe is shown."""
