@@ -116,10 +116,14 @@ class Table:
             self.step(Said(rank, msg.Join(f"i{rank}")))
         self.step(Tick())
         self.step(Said(0, msg.Store(1, "h0", 1)))
-        assert self.state.phase is Phase.RUNNING
+        assert self.phase is Phase.RUNNING
         self.now_s = 100.0
         for rank in (0, 1):
             self.step(Said(rank, msg.Renew()))
+
+    @property
+    def phase(self):
+        return self.state.phase
 
     def step(self, event):
         self.state, replies = step(self.state, event, self.now_s)
@@ -134,7 +138,7 @@ def test_a_new_connection_may_come_before_the_old_ones_end():
     table = Table()
     table.hello(peer=7, rank=1, generation=1)
     table.step(Gone(1, ended=False))
-    assert table.state.phase is Phase.RUNNING
+    assert table.phase == Phase.RUNNING
 
 
 def test_a_new_process_of_a_node_ends_the_generation_at_once():
@@ -142,20 +146,20 @@ def test_a_new_process_of_a_node_ends_the_generation_at_once():
     table.step(Gone(1, ended=False))
     table.now_s += SOON_S
     table.hello(peer=7, rank=1, incarnation="other")
-    assert table.state.phase is Phase.GATHERING
+    assert table.phase == Phase.GATHERING
 
 
 def test_a_process_that_ended_is_lost_at_once():
     table = Table()
     table.step(Gone(1))
-    assert table.state.phase is Phase.GATHERING
+    assert table.phase == Phase.GATHERING
 
 
 def test_a_node_that_missed_the_present_generation_cannot_resume_it():
     table = Table()
     table.step(Gone(1, ended=False))
     table.hello(peer=7, rank=1, generation=0)
-    assert table.state.phase is Phase.GATHERING
+    assert table.phase == Phase.GATHERING
 
 
 def test_a_coordinator_that_was_stopped_itself_gives_an_absent_node_its_lease_anew():
@@ -163,10 +167,10 @@ def test_a_coordinator_that_was_stopped_itself_gives_an_absent_node_its_lease_an
     table.step(Gone(1, ended=False))
     table.now_s += 60.0
     table.step(Tick())
-    assert table.state.phase is Phase.RUNNING
+    assert table.phase == Phase.RUNNING
     table.now_s += 4.0
     table.step(Tick())
-    assert table.state.phase is Phase.GATHERING
+    assert table.phase == Phase.GATHERING
 
 
 def test_the_status_of_a_node_whose_connection_was_reset_is_running():

@@ -408,4 +408,4 @@ def test_a_failure_that_was_only_suspected_does_not_change_how_the_job_ended():
     world.say(two, msg.Failed(world.number, 1, 1, None, lost_peer=True))
     world.play(Close("asked to stop"))
     world.pass_time(60.0)
-    assert world.state.end.reason == "asked to stop"
+    assert world.state.end == msg.GiveUp("asked to stop")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-import mfusepy
+import mfusepy  # type: ignore[import-untyped]
 
 SHOWN = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_atime", "st_mtime", "st_ctime")
 

@@ -28,6 +28,11 @@ GRACE_S = 3.0
 HEARD_S = GRACE_S + 7.0  # a file that does not answer is waited for, but not for long
 # What lies on the dead server, by options, variables and streams; {} is its folder.
 PLACES = {
+    "its stderr": {"stderr": "err"},
+    "TMPDIR": {"env": {"TMPDIR": "{}"}},
+    "the workers' log files": {"env": {"PET_LOG_DIR": "{}/logs", "PET_REDIRECTS": "3"}},
+    "copies of the workers' output": {"env": {"PET_LOG_DIR": "{}/logs", "PET_TEE": "3"}},
+    "the event log": {"words": ["--events", "{}/events"]},
     "its stdout": {"stdout": "out"},
     "the incidents": {"words": ["--incident-dir", "{}/incidents"]},
     "the termination message": {"words": ["--termination-log", "{}/message"]},
@@ -45,6 +50,8 @@ def server(tmp_path):
     with subprocess.Popen([sys.executable, str(SERVER), str(tmp_path / "served"), str(mount)]) as process:
         try:
             eventually(lambda: os.path.ismount(mount), "the folder is mounted")
+            # A close that nobody answers holds even a killed process: this server asks to hear of none.
+            (mount / "first").touch()
             yield process, mount
         finally:
             process.send_signal(signal.SIGCONT)

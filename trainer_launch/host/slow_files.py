@@ -6,24 +6,38 @@ Little is imported: training scripts load this with `report()`.
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 WAIT_S = 2.0  # for an answer; a healthy file server needs milliseconds
+LOCAL = (
+    *("btrfs", "devtmpfs", "ext2", "ext3", "ext4", "f2fs"),
+    *("overlay", "proc", "ramfs", "sysfs", "tmpfs", "xfs", "zfs"),
+)
+_KNOWN_S = 60.0  # how long a path's mount is taken to be the same
+_MOST = 1000  # paths
 T = TypeVar("T")
+_mounts: dict[str, tuple[float, str, bool]] = {}  # by path: when it was looked up, its mount, whether that is local
 _waiting: dict[threading.Thread, str] = {}  # calls that have not returned in time, and on which mount
 
 
 def within(path: str, default: T, call: Callable[..., T], *args: object, wait_s: float = WAIT_S) -> T:
     """What `call(*args)` returns, or `default` if that takes too long.
 
-    `path` is what the call touches. While a call still hangs, others on the same mount are not tried.
+    `path` is what the call touches; on a local file system it is an ordinary call. While a call still hangs, others
+    on the same mount are not tried.
 
     Raises:
         Exception: what the call raises.
     """
-    if _hangs(path):
+    mount, is_local = _mount_of(path)
+    if is_local:
+        return call(*args)
+    if _hangs(mount):
         return default
     answer: list[Any] = []  # (value, None) or (None, problem)
 
@@ -40,7 +54,7 @@ def within(path: str, default: T, call: Callable[..., T], *args: object, wait_s:
         return call(*args)
     thread.join(wait_s)
     if not answer:
-        _waiting[thread] = mount_of(path)
+        _waiting[thread] = mount
         return default
     value, problem = answer[0]
     if problem is not None:
@@ -48,19 +62,39 @@ def within(path: str, default: T, call: Callable[..., T], *args: object, wait_s:
     return value  # type: ignore[no-any-return]
 
 
-def _hangs(path: str) -> bool:
-    if not _waiting:  # what holds nearly always
-        return False
+def file_behind(fd: int) -> str:
+    """The path of the regular file that a descriptor writes to, "" for all else."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}") if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+    except OSError:
+        return ""
+
+
+def _hangs(mount: str) -> bool:
     for thread in [thread for thread in _waiting if not thread.is_alive()]:
         del _waiting[thread]
-    return mount_of(path) in _waiting.values()
+    return mount in _waiting.values()
 
 
-def mount_of(path: str) -> str:
-    """Where the file system of an absolute path is mounted, by the path alone: no file server is asked."""
+def _mount_of(path: str) -> tuple[str, bool]:
+    looked_s, mount, is_local = _mounts.get(path, (-_KNOWN_S, "", False))
+    if time.monotonic() - looked_s < _KNOWN_S:
+        return mount, is_local
+    mount, kind = mount_of(os.path.abspath(path))
+    if len(_mounts) > _MOST:
+        _mounts.clear()
+    _mounts[path] = time.monotonic(), mount, kind in LOCAL
+    return mount, kind in LOCAL
+
+
+def mount_of(path: str) -> tuple[str, str]:
+    """Where the file system of an absolute path is mounted, and its kind: by the path, no file server is asked."""
     try:
         with open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
-            places = [line.split(" ")[1].replace("\\040", " ") for line in file]
+            lines = [line.split(" ") for line in file]
     except OSError:
-        places = []
-    return max((place for place in places if f"{path}/".startswith(f"{place.rstrip('/')}/")), key=len, default="/")
+        lines = []
+    places = [(line[1].replace("\\040", " "), line[2]) for line in lines]
+    fitting = [place for place in places if f"{path}/".startswith(f"{place[0].rstrip('/')}/")]
+    deepest = max((len(place) for place, _ in fitting), default=0)
+    return next((place for place in reversed(fitting) if len(place[0]) == deepest), ("/", ""))

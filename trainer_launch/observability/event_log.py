@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from trainer_launch.host import runtime_directory
+from trainer_launch.host.slow_files import within
 from trainer_launch.model import Outcome, goodput
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.exit_codes import retryable
@@ -318,7 +319,7 @@ def standing(folder: str) -> Standing:
     """What the last lines add up to."""
     path = f"{folder}/{runtime_directory.NEWS}"
     try:
-        start = max(0, os.stat(path).st_size - _LAST_BYTES)
+        start = max(0, within(path, 0, os.path.getsize, path) - _LAST_BYTES)
     except OSError:
         return Standing()
     return stand(_parse_all(_read(path, start)))
@@ -352,6 +353,10 @@ def _place(values: Mapping[str, Value]) -> tuple[str, int] | None:
 
 
 def _read(path: str, offset: int) -> bytes:
+    return within(path, b"", _read_now, path, offset)
+
+
+def _read_now(path: str, offset: int) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

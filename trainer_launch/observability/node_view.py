@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
 from trainer_launch.model.codec import MAX_TEXT, Count, Port, Text, Whole
 from trainer_launch.model.goodput import Ledger
@@ -88,7 +89,8 @@ def find(folders: Sequence[str] | None = None, pids: Mapping[int, int] | None = 
 
     With `pids` the launchers are in another PID namespace: it has our numbers of their processes by those there.
     """
-    views = [read(path, pids) for folder in folders or _folders() for path in _runs(folder)]
+    paths = [path for folder in folders or _folders() for path in within(folder, [], _runs, folder)]
+    views = [read(path, pids) for path in paths]
     found = {view.pid: view for view in views if view is not None}
     return tuple(sorted(found.values(), key=lambda v: (v.node_rank is None, v.node_rank or 0, v.pid)))
 
@@ -102,12 +104,13 @@ def _folders() -> tuple[str, ...]:
     return tuple(dict.fromkeys((own, "/tmp", "/var/tmp", runtime_directory.SHM)))
 
 
-def _runs(folder: str) -> Iterator[str]:
+def _runs(folder: str) -> list[str]:
     """Folders of runs; another user's might say anything, so only root looks at those."""
-    me = os.geteuid()
+    me, paths = os.geteuid(), []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 is_run = entry.name.startswith(runtime_directory.START) and entry.is_dir(follow_symlinks=False)
                 if is_run and me in (0, entry.stat(follow_symlinks=False).st_uid):
-                    yield entry.path
+                    paths.append(entry.path)
+    return paths

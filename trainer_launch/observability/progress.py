@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.runtime_directory import PROGRESS, PROGRESS_END
+from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
 from trainer_launch.model.codec import Count
 from trainer_launch.observability.report import MAX_METRICS, MAX_NAME
@@ -44,6 +45,10 @@ class Progress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def read(folder: str) -> tuple[Progress, ...]:
     """The latest reports of all processes of a run, lowest rank first; invalid files are skipped."""
+    return within(folder, (), _read, folder)
+
+
+def _read(folder: str) -> tuple[Progress, ...]:
     try:
         names = sorted(os.listdir(folder))
     except OSError:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from trainer_launch.host.logs import PATIENCE_S
+from trainer_launch.host.slow_files import file_behind, within
 from trainer_launch.model import Destination
 from trainer_launch.planning.torchrun_options import PLAIN
 from trainer_launch.supervisor.rate_limit import Flood, Source, Stream, Untouched
@@ -328,6 +329,7 @@ class _Sink:
 
     def __init__(self, fd: int, stream: Stream, lock: threading.Lock) -> None:
         self.fd, self.stream = fd, stream
+        self._path = file_behind(fd)
         self._lock = lock  # one per stream: who is mid-line and what is written must agree
         self._broken = False
         self._said = False
@@ -337,7 +339,11 @@ class _Sink:
         if not self._lock.acquire(timeout=patience_s):
             return
         try:
-            if patience_s < 0 or select.select([], [self.fd], [], patience_s)[1]:
+            if patience_s < 0:
+                self._write(text())
+            elif self._path:
+                within(self._path, None, self._write, text(), wait_s=patience_s)
+            elif select.select([], [self.fd], [], patience_s)[1]:
                 self._write(text())
         finally:
             self._lock.release()
