@@ -16,16 +16,14 @@ from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted
 from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
 from trainer_launch.supervisor import incident_bundle
-from trainer_launch.supervisor.incident_bundle import HOST, NATIVE, OUTPUT, RECORDER, STACKS, Stored
+from trainer_launch.supervisor.incident_bundle import HOST, OUTPUT, RECORDER, STACKS, Stored
 
 _EACH_MOST = 32  # ranks that have a row each; beyond, alike ones share it
-_ROWS_MOST = 64
+_ROWS_MOST = 64  # ranks, nodes and other processes that are shown
 _SPAN_S = 86_400.0  # of the chart
-_NUMBERS_MOST = 12  # of each group in the table of collectives
 _LABEL_CHARS = 24  # beside the chart
 _LEAD = 0.25  # of the longest wait, shown before it
-_TEXT_BYTES = 64 << 10  # of one file
-_PAGE_BYTES = 12 << 20
+_TEXT_CHARS = 32 << 10  # of one file
 _NS = 1e9
 _SHEET = """
 h1{font-size:21px}header.incident{border-color:var(--bad)}.axis span:first-child{transform:translateX(-100%)}
@@ -71,8 +69,7 @@ class _Row(Struct, frozen=True, kw_only=True):
     @property
     def told(self) -> str:
         one = self.states[0]
-        life = one.life.value + (f" ({one.how})" if one.how else "")
-        return ", ".join(filter(None, (life, one.place or one.why)))
+        return ", ".join(filter(None, (life_of(one), one.place or one.why)))
 
 
 def page(found: Sequence[Stored]) -> str:
@@ -81,13 +78,13 @@ def page(found: Sequence[Stored]) -> str:
     states = states_of(found)
     rows = _rows(states, first.ranks)
     now_ns = max(one.incident.time_s for one in found) * _NS
-    texts = _Texts()
+    cells = [(row.label, *map(clean, cells_of(row.states[0]))) for row in rows]
     body = [
         _header(found),
         *_chart(rows, states, now_ns),
-        table("Ranks", ("rank", "state", "collectives ended/entered", "place"), [*map(_cells, rows)]),
-        *_ranks(found, rows, texts),
-        *_facts(found, texts),
+        table("Ranks", ("rank", "state", "collectives ended/entered", "place"), cells),
+        *_ranks(found[:_ROWS_MOST], rows),
+        *_facts(found[:_ROWS_MOST]),
         _missing(found),
     ]
     return document(f"{first.kind}: {first.sentence}", _SHEET, body, "Written by trainer-launch incidents page.")
@@ -100,6 +97,17 @@ def states_of(found: Sequence[Stored]) -> list[RankState]:
         if state.rank not in known or len(state.groups) > len(known[state.rank].groups):
             known[state.rank] = state
     return [known[rank] for rank in sorted(known)]
+
+
+def life_of(state: RankState) -> str:
+    """Whether it lives, and how it ended."""
+    return state.life.value + (f" ({state.how})" if state.how else "")
+
+
+def cells_of(state: RankState) -> tuple[str, str, str]:
+    """A rank in a table: its life, how far it is in the collectives of each group, and where it is."""
+    far = [f"{group.title or name} #{group.done}/{group.entered}" for name, group in state.groups.items()]
+    return life_of(state), ", ".join(far) or "-", state.place or state.why or "-"
 
 
 def _rows(states: Sequence[RankState], accused: Iterable[int]) -> list[_Row]:
@@ -134,16 +142,6 @@ def _header(found: Sequence[Stored]) -> str:
     )
 
 
-def _cells(row: _Row) -> tuple[str, ...]:
-    one = row.states[0]
-    far = [f"{group.title or name} {group.done}/{group.entered}" for name, group in one.groups.items()]
-    state = one.life.value + (f" ({one.how})" if one.how else "")
-    return row.label, *map(clean, (state, ", ".join(far) or "-", one.place or one.why or "-"))
-
-
-# -- ranks against collectives -------------------------------------------------------------------
-
-
 def _chart(rows: Sequence[_Row], states: Sequence[RankState], now_ns: float) -> Iterator[str]:
     """Who entered which collective when, and who waits in which; positions are percentages of the time shown."""
     names = sorted({name for state in states for name in state.groups})
@@ -167,8 +165,6 @@ def _chart(rows: Sequence[_Row], states: Sequence[RankState], now_ns: float) -> 
     if len(rows) > _ROWS_MOST:
         yield f'<p class="note">… and {counted(len(rows) - _ROWS_MOST, "row")} more.</p>'
     yield '<p class="note">Seconds before the incident. The clocks of nodes may differ.</p></section>'
-    columns = ("collective", "sizes", "first entered", "last entered", "spread", "not entered by")
-    yield table("Collectives, the latest first", columns, [*_collectives(states, titles, now_ns)])
 
 
 def _stuck(states: Sequence[RankState]) -> dict[str, tuple[int, int]]:
@@ -225,82 +221,48 @@ class _Drawing(Struct, frozen=True):
         return f'<span class="s {kind} {self.colours[name]}" style="{place}" title="{told}">{told}</span>'
 
 
-def _collectives(
-    states: Sequence[RankState], titles: Mapping[str, str], now_ns: float
-) -> Iterator[tuple[str, ...]]:
-    """Each one that somebody entered of late: when, and who did not."""
-    for name, title in titles.items():
-        groups = {state.rank: state.groups[name] for state in states if name in state.groups}
-        numbers = sorted({one.number for group in groups.values() for one in group.last}, reverse=True)
-        for number in numbers[:_NUMBERS_MOST]:
-            inside = {rank: one for rank, group in groups.items() if (one := group.at(number)) is not None}
-            missing = [rank for rank, group in groups.items() if group.entered < number]
-            first, last = (chosen(inside, key=lambda rank: inside[rank].at_ns) for chosen in (min, max))
-            known = inside[first]
-            spread_s = (inside[last].at_ns - known.at_ns) / _NS
-            when = [f"{seconds((now_ns - inside[rank].at_ns) / _NS)} before, rank {rank}" for rank in (first, last)]
-            who = f"rank{'s' * (len(missing) > 1)} {spans(missing)}" if missing else "-"
-            spread = f"{1000 * spread_s:.1f} ms" if spread_s < 1 else seconds(spread_s)
-            yield clean(f"{known.operation} #{number} of {title}"), clean(known.sizes), *when, spread, who
-
-
-# -- texts -------------------------------------------------------------------------------------
-
-
-class _Texts:
-    """Files of bundles as HTML, as long as the page has a reasonable size."""
-
-    def __init__(self) -> None:
-        self._left = _PAGE_BYTES
-
-    def shown(self, one: Stored, name: str, title: str) -> str:
-        """The end of a file below its title; "" when it is not there."""
-        if name not in one.files:
-            return ""
-        text = escape(redact_text(incident_bundle.text_of(one, name)[-_TEXT_BYTES:].strip("\n")))
-        self._left -= len(text)
-        if self._left < 0:
-            text = f"left out for the size of this page; see {escape(name)} of {escape(one.id)}"
-        return f"<h4>{escape(clean(title))}</h4><pre>{text}</pre>" if text else ""
-
-
-def _ranks(found: Sequence[Stored], rows: Sequence[_Row], texts: _Texts) -> Iterator[str]:
+def _ranks(found: Sequence[Stored], rows: Sequence[_Row]) -> Iterator[str]:
     """Stacks and last output: of each rank, or of one of those that are alike; then of what has no rank."""
     yield "<section><h2>Stacks and last output</h2>"
-    seen = set[str]()
+    ranked = {f"rank-{rank}.txt" for row in rows for rank in row.ranks}
     for row in rows[:_ROWS_MOST]:
-        file = f"rank-{row.ranks[0]}.txt"
-        seen |= {f"rank-{rank}.txt" for rank in row.ranks}
-        parts = "".join(_of_process(one, file, texts) for one in found)
+        parts = "".join(_of_process(one, f"rank-{row.ranks[0]}.txt") for one in found)
         more = f"; shown: rank {row.ranks[0]}" if len(row.states) > 1 else ""
         summary = f"<b>{escape(row.label)}</b> {escape(clean(row.told))}{more}"
         yield f"<details{' open' * row.is_accused}><summary>{summary}</summary>{parts or 'nothing'}</details>"
     for one in found:
-        names = {name.partition("/")[2] for part in (OUTPUT, STACKS, NATIVE) for name in one.files_in(part)}
-        for file in sorted(names - seen)[:_ROWS_MOST]:
+        names = {name.partition("/")[2] for part in (OUTPUT, STACKS) for name in one.files_in(part)}
+        for file in sorted(names - ranked)[:_ROWS_MOST]:
             summary = f"<b>{escape(file.removesuffix('.txt'))}</b> {escape(clean(one.incident.host))}"
             is_open = " open" * (not rows)
-            yield f"<details{is_open}><summary>{summary}</summary>{_of_process(one, file, texts)}</details>"
+            yield f"<details{is_open}><summary>{summary}</summary>{_of_process(one, file)}</details>"
     yield "</section>"
 
 
-def _of_process(one: Stored, file: str, texts: _Texts) -> str:
-    titles = {OUTPUT: "last output", STACKS: "stacks", NATIVE: "native stacks (py-spy)"}
-    return "".join(texts.shown(one, f"{part}/{file}", title) for part, title in titles.items())
+def _of_process(one: Stored, file: str) -> str:
+    return _text(one, f"{OUTPUT}/{file}", "last output") + _text(one, f"{STACKS}/{file}", "stacks")
 
 
-def _facts(found: Sequence[Stored], texts: _Texts) -> Iterator[str]:
+def _facts(found: Sequence[Stored]) -> Iterator[str]:
     yield "<section><h2>Facts of each node</h2>"
     for one in found:
         who = clean(one.incident.host) + (
             "" if one.incident.node_rank is None else f" (node {one.incident.node_rank})"
         )
-        names = [*one.files_in(HOST), *(name for name in ("report.txt", "environment.txt") if name in one.files)]
-        parts = "".join(texts.shown(one, name, name.rpartition("/")[2].removesuffix(".txt")) for name in names)
+        names = [*one.files_in(HOST), "report.txt", "environment.txt"]
+        parts = "".join(_text(one, name, name.rpartition("/")[2].removesuffix(".txt")) for name in names)
         dumps = len(one.files_in(RECORDER))
         more = f"; {counted(dumps, 'dump')} of the flight recorder" if dumps else ""
         yield f"<details><summary><b>{escape(who)}</b> {escape(one.id)}{more}</summary>{parts}</details>"
     yield "</section>"
+
+
+def _text(one: Stored, name: str, title: str) -> str:
+    """The end of a file below its title; "" when it is not there."""
+    if name not in one.files:
+        return ""
+    text = redact_text(incident_bundle.text_of(one, name)[-_TEXT_CHARS:].strip("\n"))
+    return f"<h4>{escape(clean(title))}</h4><pre>{escape(text)}</pre>"
 
 
 def _missing(found: Sequence[Stored]) -> str:
