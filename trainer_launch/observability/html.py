@@ -15,7 +15,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _TEXT_CHARS = 200
 _TICKS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200)
 _MOST_TICKS = 6
-_NUMBERS = ("#", "at", "time", "share", "downtime", "repeated steps", "created", "attempts", "exit", "spread")
+_NUMBERS = ("#", "at", "time", "share", "downtime", "repeated steps", "created", "attempts", "exit")
 _WORDS = ("fault", "pod", "message", "place")
 
 
