@@ -87,18 +87,6 @@ def test_any_program_may_be_quiet_where_nobody_asked_for_reports(tmp_path: Path)
     assert not place.exists()
 
 
-def test_a_failed_rank_of_mpirun_is_collected(tmp_path: Path) -> None:
-    require(shutil.which("mpirun") is not None, "mpirun is not installed")
-    place = tmp_path / "incidents"
-    code = "import os\nif os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n    raise ValueError('no luck')\n"
-    mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, script(tmp_path, code))
-    ended = launch("run", "--max-restarts", "0", "--incident-dir", str(place), "--", *mpirun)
-    assert ended.returncode == 1, ended.stderr
-    one = only(place)
-    assert one.incident.sentence == "rank 1 ended with exit code 1: ValueError: no luck"
-    assert "no luck" in incident_bundle.text_of(one, "output/mpirun.txt")
-
-
 def test_status_shows_the_last_incident_while_the_run_goes_on(tmp_path: Path) -> None:
     place = tmp_path / "incidents"
     code = QUIET.replace("time.sleep(6)", "time.sleep(60)")
@@ -122,9 +110,9 @@ def test_a_rehearsed_program_leaves_its_incidents_where_local_says(tmp_path: Pat
     assert ended.returncode != 0, ended.stderr
     place = tmp_path / incident_bundle.DEFAULT
     assert f" in {place}; see trainer-launch incidents show --incident-dir {place}" in ended.stderr
-    assert "rank 1 ended with exit code 1: ValueError: no luck" in [
-        one.incident.sentence for one in incident_bundle.stored(str(place))
-    ]
+    found = {one.incident.sentence: one for one in incident_bundle.stored(str(place))}
+    one = found["rank 1 ended with exit code 1: ValueError: no luck"]
+    assert "no luck" in incident_bundle.text_of(one, "output/mpirun.txt")
 
 
 # -- what cannot be had ------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def report(
     if progress is not None:
         progress = _number(progress, "progress")
         if not 0 <= progress < _PERCENT:
-            raise ValueError(f"progress is {progress}; expected a fraction from 0.0 to 1.0")
+            raise ValueError(f"progress is {progress:g}; expected a fraction from 0.0 to 1.0")
         progress = min(progress, 1.0)
     if eta_s is not None:
         eta_s = _number(eta_s, "eta_s")
@@ -88,8 +88,7 @@ def _checked(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _whole(value: object) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        advice = "; for a tensor, pass .item()" if hasattr(value, "item") else ""
-        raise TypeError(f"step is a {type(value).__name__}; expected a whole number{advice}")
+        raise TypeError(f"step is a {type(value).__name__}; expected a whole number{_advice(value)}")
     whole = int(value)
     if not 0 <= whole < MAX_STEP:
         text = whole if abs(whole) < _LARGEST else "far too large"
@@ -98,16 +97,17 @@ def _whole(value: object) -> int:
 
 
 def _number(value: object, name: str) -> float:
-    kind = type(value)
-    if isinstance(value, float):
+    """What Python, or numpy, calls a number, as a float."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is a {type(value).__name__}; expected a number{_advice(value)}")
+    try:
         return float(value)
-    if isinstance(value, numbers.Integral):
-        whole = int(value)
-        return whole if abs(whole) < _LARGEST else math.inf if whole > 0 else -math.inf
-    if isinstance(value, numbers.Real):  # numpy's
-        return float(value)
-    advice = "; for a tensor, pass .item()" if hasattr(value, "item") else ""
-    raise TypeError(f"{name} is a {kind.__name__}; expected a number{advice}")
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _advice(value: object) -> str:
+    return "; for a tensor, pass .item()" if hasattr(value, "item") else ""
 
 
 class _Reporter:
