@@ -62,22 +62,22 @@ def main(parsed: Parsed) -> int:
         raise UsageError("--incident-dir is none, or there is no temporary directory: nothing is collected")
     action, wanted, as_json = (parsed.flags[name] for name in ("action", "id", "json"))
     if action == "list":
-        found = incident_bundle.stored(place)
+        entries = incident_bundle.stored(place)
         sys.stdout.write(
-            _json([incident_bundle.as_json(one) for one in found]) if as_json else _table(found, place)
+            _json([incident_bundle.as_json(entry) for entry in entries]) if as_json else _table(entries, place)
         )
         return 0
     if action == "page" and sys.stdout.isatty():
         raise UsageError("a page is a file; redirect it: trainer-launch incidents page >incident.html")
-    one = incident_bundle.chosen(place, wanted)
-    found = incident_bundle.moment(place, one)
+    entry = incident_bundle.chosen(place, wanted)
+    entries = incident_bundle.moment(place, entry)
     if action == "page":
-        sys.stdout.buffer.write(incident_page.page(found).encode(errors="replace"))
+        sys.stdout.buffer.write(incident_page.page(entries).encode(errors="replace"))
     elif as_json:
-        others = [each.id for each in found if each is not one]
-        sys.stdout.write(_json({**incident_bundle.as_json(one), "same_moment": others}))
+        others = [each.id for each in entries if each is not entry]
+        sys.stdout.write(_json({**incident_bundle.as_json(entry), "same_moment": others}))
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in _shown(found)))
+        sys.stdout.write("".join(f"{line}\n" for line in _shown(entries)))
     return 0
 
 
@@ -85,44 +85,44 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
-def _table(found: list[Stored], place: str) -> str:
-    if not found:
+def _table(entries: list[Stored], place: str) -> str:
+    if not entries:
         return f"no incidents in {place}\n"
     rows = [("ID", "KIND", "SENTENCE")]
-    for one in found:
-        sentence = one.incident.sentence
+    for entry in entries:
+        sentence = entry.incident.sentence
         rows.append(
-            (one.id, one.incident.kind, sentence if len(sentence) <= _WIDTH else f"{sentence[: _WIDTH - 1]}…")
+            (entry.id, entry.incident.kind, sentence if len(sentence) <= _WIDTH else f"{sentence[: _WIDTH - 1]}…")
         )
     return "".join(f"{line}\n" for line in aligned(rows))
 
 
-def _shown(found: list[Stored]) -> Iterator[str]:
+def _shown(entries: list[Stored]) -> Iterator[str]:
     """One moment's incidents: the sentence, the ranks of all nodes, then what each node has."""
-    incident = found[0].incident
+    incident = entries[0].incident
     yield incident.sentence
     helps = {True: "a restart may help", False: "a restart will not help", None: ""}[incident.restart_helps]
     if words := "; ".join(filter(None, (incident.reason and f"reason={incident.reason}", helps))):
         yield words
-    if any(one.incident.states for one in found):
+    if any(entry.incident.states for entry in entries):
         yield ""
-        rows = [(str(state.rank), *incident_page.cells_of(state)) for state in incident_page.states_of(found)]
+        rows = [(str(state.rank), *incident_page.cells_of(state)) for state in incident_page.states_of(entries)]
         yield from aligned([("RANK", "STATE", "COLLECTIVES", "PLACE"), *rows])
-    for one in found:
+    for entry in entries:
         yield ""
-        yield from _node(one)
+        yield from _node(entry)
 
 
-def _node(one: Stored) -> Iterator[str]:
-    incident = one.incident
+def _node(entry: Stored) -> Iterator[str]:
+    incident = entry.incident
     at = datetime.fromtimestamp(incident.time_s, timezone.utc).isoformat(sep=" ", timespec="seconds")
     node = "" if incident.node_rank is None else f", node {incident.node_rank}"
     yield f"{incident.kind} at {at} on {incident.host}{node}, generation {incident.generation}"
     if incident.missing:
         yield "not collected:"
         yield from (f"  {words}" for words in incident.missing)
-    for name in one.files_in(OUTPUT):
+    for name in entry.files_in(OUTPUT):
         yield f"last output of {name.partition('/')[2].removesuffix('.txt')}:"
-        yield from (f"  {line}" for line in incident_bundle.text_of(one, name).splitlines()[-_LINES:])
-    stacks = f"; stacks in {STACKS}/" if one.files_in(STACKS) else ""
-    yield f"{len(one.files)} files, {in_units(one.size_bytes)}, in {one.folder}{stacks}"
+        yield from (f"  {line}" for line in incident_bundle.text_of(entry, name).splitlines()[-_LINES:])
+    stacks = f"; stacks in {STACKS}/" if entry.files_in(STACKS) else ""
+    yield f"{len(entry.files)} files, {in_units(entry.size_bytes)}, in {entry.folder}{stacks}"

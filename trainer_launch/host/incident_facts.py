@@ -40,8 +40,8 @@ _THROTTLES = {  # NVML's bits that slow a GPU down; idle and the user's own cloc
 def memory(root: Path = Path("/")) -> str:
     """The container's counters of memory, of kills for it, and of pressure."""
     groups = cgroup.own_groups(root)
-    found = [(folder / name, files.text(folder / name)) for folder in groups.memory[:1] for name in _MEMORY]
-    return "".join(f"== {path.name}\n{text}\n" for path, text in found if text)
+    counters = [(folder / name, files.text(folder / name)) for folder in groups.memory[:1] for name in _MEMORY]
+    return "".join(f"== {path.name}\n{text}\n" for path, text in counters if text)
 
 
 def shared_memory(folder: str = shm.FOLDER) -> str:
@@ -50,8 +50,8 @@ def shared_memory(folder: str = shm.FOLDER) -> str:
     if space is None:
         return ""
     with contextlib.suppress(OSError):
-        segments = sorted(shm.segments(folder), key=lambda one: -one.size_bytes)[:_SEGMENTS]
-        lines = [f"{in_units(one.size_bytes):>10}  {one.name}\n" for one in segments]
+        segments = sorted(shm.segments(folder), key=lambda segment: -segment.size_bytes)[:_SEGMENTS]
+        lines = [f"{in_units(segment.size_bytes):>10}  {segment.name}\n" for segment in segments]
         return f"{in_units(space.free_bytes)} free of {in_units(space.size_bytes)}\n" + "".join(lines)
     return ""
 
@@ -61,8 +61,8 @@ def network(root: Path = Path("/")) -> str:
     parts = [(f"/proc/net/{name}", files.text(root / "proc/net" / name)) for name in ("dev", "snmp", "netstat")]
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         counters = [(path.name, files.text(path).strip()) for path in sorted(port.glob("*counters/*"))]
-        told = "".join(f"{name}: {value}\n" for name, value in counters if value not in ("", "0"))
-        parts.append((f"{port.parts[-3]} port {port.name}", told))
+        text = "".join(f"{name}: {value}\n" for name, value in counters if value not in ("", "0"))
+        parts.append((f"{port.parts[-3]} port {port.name}", text))
     return "".join(f"== {name}\n{text}\n" for name, text in parts if text)
 
 
@@ -179,7 +179,7 @@ def _of_gpu(nvml: Any, device: Any) -> Iterator[str]:
         "uncorrected ECC errors": lambda: nvml.nvmlDeviceGetTotalEccErrors(device, 1, 0),
         "remapped rows (corrected, uncorrected, pending, failed)": lambda: nvml.nvmlDeviceGetRemappedRows(device),
         "PCIe replays": lambda: nvml.nvmlDeviceGetPcieReplayCounter(device),
-        "processes": lambda: [one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(device)],
+        "processes": lambda: [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(device)],
     }
     for name, ask in asked.items():
         try:

@@ -103,7 +103,7 @@ def _number(value: object, name: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
 
 
 def _advice(value: object) -> str:

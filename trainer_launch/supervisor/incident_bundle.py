@@ -97,10 +97,10 @@ def new_folder(place: str, name: str, at_s: float, *, first: int = 0, must_be_ou
 
 def _check_owner(place: str) -> None:
     """Anybody can make a directory of a known name in /tmp, and read or replace what is written there."""
-    found = os.lstat(place)
-    if found.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, f"it belongs to another user (uid {found.st_uid})", place)
-    if not stat.S_ISDIR(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = os.lstat(place)
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"it belongs to another user (uid {status.st_uid})", place)
+    if not stat.S_ISDIR(status.st_mode) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(errno.EPERM, "it is a symbolic link, or other users may write there", place)
 
 
@@ -156,7 +156,7 @@ def drop(folder: str) -> None:
 def remove_old(folder: str) -> None:
     """Keep the last incidents of this node of this job, up to this one: newer ones may not be any yet."""
     place, last = os.path.split(folder)
-    own = [one for one in _ids(place) if one <= last and _name_of(one) == _name_of(last)]
+    own = [name for name in _ids(place) if name <= last and _name_of(name) == _name_of(last)]
     for old in own[:-KEPT]:
         shutil.rmtree(f"{place}/{old}", ignore_errors=True)
 
@@ -200,46 +200,46 @@ def chosen(place: str, wanted: str | None) -> Stored:
     Raises:
         UsageError: there is none, or there are several.
     """
-    found = stored(place)
-    if not found:
+    entries = stored(place)
+    if not entries:
         raise UsageError(f"no incidents in {place}")
     if wanted is None:
-        return found[-1]
-    exact = [one for one in found if one.id == wanted]
-    fitting = exact or [one for one in found if one.id.startswith(wanted)]
+        return entries[-1]
+    exact = [entry for entry in entries if entry.id == wanted]
+    fitting = exact or [entry for entry in entries if entry.id.startswith(wanted)]
     if len(fitting) != 1:
         how = f"{len(fitting)} incidents" if fitting else "no incident"
         raise UsageError(f"{how} {wanted!r} in {place}; see trainer-launch incidents list")
     return fitting[0]
 
 
-def moment(place: str, one: Stored) -> list[Stored]:
+def moment(place: str, entry: Stored) -> list[Stored]:
     """This incident and, on a shared volume, other nodes' of the same moment; the one that tells most first.
 
     All nodes tell a suspected hang alike. Of a failure, those who have seen it say more than those who were told: a
     node may have only the hang that led to it.
     """
-    about, nodes = one.incident, {one.incident.node_rank: one}
+    about, nodes = entry.incident, {entry.incident.node_rank: entry}
     others = stored(place) if about.node_rank is not None and about.job else ()
     for other in sorted(others, key=lambda each: each.incident.kind != about.kind):
-        said = other.incident
-        is_same = (said.job, said.generation) == (about.job, about.generation)
-        if is_same and said.node_rank is not None and abs(said.time_s - about.time_s) <= _MOMENT_S:
-            nodes.setdefault(said.node_rank, other)
-    found = sorted(nodes.values(), key=lambda each: each.incident.node_rank or 0)
-    return sorted(found, key=lambda each: (not each.incident.ranks, each.incident.sentence.startswith(_TOLD)))
+        incident = other.incident
+        is_same = (incident.job, incident.generation) == (about.job, about.generation)
+        if is_same and incident.node_rank is not None and abs(incident.time_s - about.time_s) <= _MOMENT_S:
+            nodes.setdefault(incident.node_rank, other)
+    entries = sorted(nodes.values(), key=lambda each: each.incident.node_rank or 0)
+    return sorted(entries, key=lambda each: (not each.incident.ranks, each.incident.sentence.startswith(_TOLD)))
 
 
-def text_of(one: Stored, name: str) -> str:
+def text_of(entry: Stored, name: str) -> str:
     """A file of it as text."""
-    data = LiveFiles(_READ_BYTES).read(f"{one.folder}/{name}")
+    data = LiveFiles(_READ_BYTES).read(f"{entry.folder}/{name}")
     return "cannot be read\n" if data is None else data.decode(errors="replace")
 
 
-def as_json(one: Stored) -> Mapping[str, object]:
+def as_json(entry: Stored) -> Mapping[str, object]:
     """For machines: what incident.json says, with the ID and the files."""
-    told: dict[str, object] = json.loads(encode(one.incident))
-    return {"id": one.id, "folder": one.folder, **told, "files": list(one.files)}
+    values: dict[str, object] = json.loads(encode(entry.incident))
+    return {"id": entry.id, "folder": entry.folder, **values, "files": list(entry.files)}
 
 
 def _ids(place: str) -> list[str]:
@@ -248,16 +248,16 @@ def _ids(place: str) -> list[str]:
     return []
 
 
-def _name_of(one: str) -> str:
+def _name_of(entry_id: str) -> str:
     """The job and the node, of an ID: between the time and the number."""
-    return re.sub(r"-[0-9]{1,4}$", "", one.partition("-")[2])
+    return re.sub(r"-[0-9]{1,4}$", "", entry_id.partition("-")[2])
 
 
 def _sizes(folder: str) -> dict[str, int]:
     """All files below, relative to the folder, and how many bytes each has."""
-    found = {}
+    sizes = {}
     for place, _, names in os.walk(folder):
         for path in (os.path.join(place, name) for name in names):
             with contextlib.suppress(OSError):
-                found[os.path.relpath(path, folder)] = os.lstat(path).st_size
-    return found
+                sizes[os.path.relpath(path, folder)] = os.lstat(path).st_size
+    return sizes

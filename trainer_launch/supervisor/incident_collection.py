@@ -71,8 +71,8 @@ class Collected(Struct, frozen=True, kw_only=True):
         """With the last progress of each rank; who waits in a collective may spin there."""
         states = []
         for state in self.incident.states:
-            known = quiet.get(state.rank, ())[: 1 if state.doing is Doing.COLLECTIVE else 2]
-            quiet_s = min((since_s for since_s in known if since_s is not None), default=state.quiet_s)
+            signs = quiet.get(state.rank, ())[: 1 if state.doing is Doing.COLLECTIVE else 2]
+            quiet_s = min((since_s for since_s in signs if since_s is not None), default=state.quiet_s)
             states.append(replace(state, quiet_s=quiet_s))
         return replace(self, incident=replace(self.incident, states=tuple(states)), limit_s=limit_s)
 
@@ -115,8 +115,9 @@ class Collector:
             for worker, sample in alive.items()
             if worker.rank is not None
         ]
-        states += [one for one in self._sources.ended() if one.rank not in {state.rank for state in states}]
-        states.sort(key=lambda one: one.rank)
+        with_process = {state.rank for state in states}
+        states += [state for state in self._sources.ended() if state.rank not in with_process]
+        states.sort(key=lambda state: state.rank)
         sentence = sentence if isinstance(sentence, str) else sentence(states)
         explanation = explain(states, time.time_ns())
         told = explanation or Explanation(text=sentence)
@@ -149,8 +150,8 @@ class Collector:
         self, collected: Collected, sentence: str, reason: str, ranks: tuple[int, ...], helps: bool | None
     ) -> None:
         """All nodes have told what they know: the sentence of the job in place of this node's own."""
-        said = {"sentence": sentence, "reason": reason, "ranks": ranks, "restart_helps": helps}
-        self.tell(self._save(collected, lambda now: replace(now, **said)))
+        changes = {"sentence": sentence, "reason": reason, "ranks": ranks, "restart_helps": helps}
+        self.tell(self._save(collected, lambda now: replace(now, **changes)))
 
     def drop(self, collected: Collected) -> None:
         """It was no incident: nothing of it is kept, unless people were told of it or workers were ended for it."""
@@ -163,13 +164,18 @@ class Collector:
         if collected.folder:
             self._announced.add(collected.folder)
             incident_bundle.remove_old(collected.folder)
-        told, where = collected.incident, os.path.basename(collected.folder)
-        values = {"kind": told.kind, "text": told.sentence, "id": where or None, "reason": told.reason or None}
-        ranks = spans(told.ranks) if told.ranks else None
+        incident, where = collected.incident, os.path.basename(collected.folder)
         runtime_directory.tell(
-            self._about.run_dir, "incident", **values, ranks=ranks, restart_helps=told.restart_helps
+            self._about.run_dir,
+            "incident",
+            kind=incident.kind,
+            text=incident.sentence,
+            id=where or None,
+            reason=incident.reason or None,
+            ranks=spans(incident.ranks) if incident.ranks else None,
+            restart_helps=incident.restart_helps,
         )
-        if told.kind == FAILURE and collected.folder:
+        if incident.kind == FAILURE and collected.folder:
             log.info("collected in %s", collected.folder)
 
     def concluded(self, failure: Failure) -> None:
@@ -184,8 +190,8 @@ class Collector:
                 incident_bundle.add(collected.folder, name, text)
         again = exit_codes.retryable(failure.exit_code) if failure.again is None else failure.again
         ranks = () if failure.rank is None else (failure.rank,)
-        said = {"sentence": failure.message, "reason": failure.reason, "ranks": ranks, "restart_helps": again}
-        self._save(collected, lambda now: replace(now, **said))
+        changes = {"sentence": failure.message, "reason": failure.reason, "ranks": ranks, "restart_helps": again}
+        self._save(collected, lambda now: replace(now, **changes))
 
     def close(self) -> None:
         """Wait until what was begun is written."""
@@ -193,7 +199,8 @@ class Collector:
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
 
-    def _state(self, worker: Worker, state: str, text: str, said: Recorded | None) -> RankState:
+    def _state(self, worker: Worker, state: str, text: str, answer: Recorded | None) -> RankState:
+        silence = "it did not answer in time" if self._sources.is_group else ""
         frames = stacks.main_thread(text)
         doing = stacks.doing(frames)
         if doing is Doing.UNKNOWN and worker.pid in self._sources.saving():
@@ -204,8 +211,8 @@ class Collector:
             life=Life.STOPPED if state == "T" else Life.ALIVE,
             place=stacks.where(frames) if frames else "",
             doing=doing,
-            groups=said.groups if said is not None else {},
-            why=said.why if said is not None else "it did not answer in time" if self._sources.is_group else "",
+            groups={} if answer is None else answer.groups,
+            why=silence if answer is None else answer.why,
         )
 
     def _folder(self, at_s: float) -> tuple[str, Sequence[str]]:
@@ -228,20 +235,19 @@ class Collector:
 
     def _stacks(self, alive: Mapping[Worker, object], texts: Mapping[int, str]) -> dict[str, str]:
         """Each worker and what it has started, as it says itself and as the kernel has it."""
-        files, known = {}, set[int]()
+        files, shown = {}, set[int]()
         for worker in alive:
             text = texts.get(worker.pid, "") + process_tree.describe(worker.pid)
             children = self._sources.workers.children(worker)
-            known |= {worker.pid, *(one.pid for one in children)}
-            for one in children[:_SHOWN]:
-                text += f"\n== {one.name}, pid {one.pid}\n{texts.get(one.pid, '')}{process_tree.describe(one.pid)}"
+            shown |= {worker.pid, *(process.pid for process in children)}
+            for process in children[:_SHOWN]:
+                text += f"\n== {process.name}, pid {process.pid}\n"
+                text += texts.get(process.pid, "") + process_tree.describe(process.pid)
             files[_file_of(STACKS, worker.name)] = text
-        if (
-            not self._sources.is_group
-        ):  # what a program that has ended has left; a group's fork server is none of it
-            left = [one for one in process_tree.descendants(os.getpid()) if one.pid not in known]
-            for one in left[:_SHOWN]:
-                files[_file_of(STACKS, f"{one.name} pid {one.pid}")] = process_tree.describe(one.pid)
+        # What a program that has ended has left; a group's fork server is none of it.
+        left = () if self._sources.is_group else process_tree.descendants(os.getpid())
+        for process in [each for each in left if each.pid not in shown][:_SHOWN]:
+            files[_file_of(STACKS, f"{process.name} pid {process.pid}")] = process_tree.describe(process.pid)
         return files
 
     def _silent(
@@ -250,11 +256,11 @@ class Collector:
         for worker in alive if self._sources.is_group else ():
             if not texts.get(worker.pid):
                 yield f"{worker.name}: no Python stacks"
-            said = recorded.get(worker.name)
-            if said is None:
+            answer = recorded.get(worker.name)
+            if answer is None:
                 yield f"{worker.name}: its flight recorder did not answer"
-            elif said.why:
-                yield f"{worker.name}: no flight recorder: {said.why}"
+            elif answer.why:
+                yield f"{worker.name}: no flight recorder: {answer.why}"
 
     def _save(self, collected: Collected, changed: Callable[[Incident], Incident]) -> Collected:
         """Write incident.json anew, where its folder still is."""
