@@ -58,14 +58,14 @@ def main(parsed: Parsed) -> int:
         for name, members in grouped((view.job, view) for view in views).items()
     ]
     if parsed.flags["json"]:
-        sys.stdout.write(json.dumps(_told(views, jobs), indent=2, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(_as_json(views, jobs), indent=2, allow_nan=False) + "\n")
         return 0
     for number, part in enumerate(jobs):
         title = "Job" if len(jobs) == 1 else f"Job {part.name}"
-        known = [_known(view) for view in part.views]
+        launchers = [_launcher_values(view) for view in part.views]
         if part.table is not None and part.table["goodput"] is not None:
-            known = [{**launcher, "goodput": None} for launcher in known]  # the job's is shown
-        lines = [*launcher_lines(known, time.time()), *job_lines(title, part.table, part.problem)]
+            launchers = [{**launcher, "goodput": None} for launcher in launchers]  # the job's is shown
+        lines = [*launcher_lines(launchers, time.time()), *job_lines(title, part.table, part.problem)]
         sys.stdout.write("\n" * (number > 0) + shown_lines(lines))
     return 0
 
@@ -79,15 +79,15 @@ class _Part(Struct, frozen=True):
     problem: str | None
 
 
-def _told(views: Sequence[node_view.View], jobs: Sequence[_Part]) -> dict[str, Json]:
+def _as_json(views: Sequence[node_view.View], jobs: Sequence[_Part]) -> dict[str, Json]:
     """All of it; `job` is the first that is known."""
     first = next((part for part in jobs if part.table is not None), jobs[0])
     each = tuple(
         {"name": p.name, "pids": tuple(v.pid for v in p.views), "job": p.table, "job_problem": p.problem}
         for p in jobs
     )
-    known = tuple(_known(view) for view in views)
-    return {"launchers": known, "job": first.table, "job_problem": first.problem, "jobs": each}
+    launchers = tuple(map(_launcher_values, views))
+    return {"launchers": launchers, "job": first.table, "job_problem": first.problem, "jobs": each}
 
 
 def _chosen(views: Sequence[node_view.View], pid: int | None) -> Sequence[node_view.View]:
@@ -98,21 +98,21 @@ def _chosen(views: Sequence[node_view.View], pid: int | None) -> Sequence[node_v
         )
     chosen = [view for view in views if pid in (None, view.pid)]
     if not chosen:
-        found = ", ".join(str(view.pid) for view in views)
-        raise UsageError(f"no launcher has pid {pid}; running here: {found}")
+        pids = ", ".join(str(view.pid) for view in views)
+        raise UsageError(f"no launcher has pid {pid}; running here: {pids}")
     return chosen
 
 
-def _known(view: node_view.View) -> dict[str, Json]:
+def _launcher_values(view: node_view.View) -> dict[str, Json]:
     """A launcher's own view and its workers' reports, by the names that JSON keeps."""
     now_s = time.monotonic()
     reports: list[Json] = []
-    for one in progress.read(view.run_dir):
-        values = to_builtins(one)
+    for report in progress.read(view.run_dir):
+        values = to_builtins(report)
         values["age_s"] = round(max(0.0, now_s - values.pop("at_s")), 1)
         del values["first_at_s"], values["first_step"], values["not_finite"]
-        values["checkpoint_s"] = round(one.checkpoint_s, 3)
-        values["metrics"] = {name: strict(number) for name, number in one.metrics.items()}
+        values["checkpoint_s"] = round(report.checkpoint_s, 3)
+        values["metrics"] = {name: strict(number) for name, number in report.metrics.items()}
         reports.append(values)
     standing = to_builtins(event_log.standing(view.run_dir))
     about = to_builtins(view)
@@ -134,19 +134,19 @@ def _ask(views: Sequence[node_view.View]) -> tuple[dict[str, Json] | None, str |
     problems = []
     from trainer_launch.membership.candidates import ask
 
-    for job, place, secret_file, known in dict.fromkeys(q for view in views for q in _questions(view)):
+    for job, place, secret_file, generation in dict.fromkeys(q for view in views for q in _questions(view)):
         try:
             secret = None if secret_file is None else read_secret(secret_file)
             status = ask(Endpoint(*place), job, secret, _ANSWER_S)
         except (NodeError, UsageError) as failed:
             problems.append(str(failed))
             continue
-        if status.generation >= known:
+        if status.generation >= generation:
             table = to_builtins(status)
             del table["kind"]
             return {**table, "goodput": as_json(status.goodput)}, None
         problems.append(
-            f"the coordinator at {Endpoint(*place)} does not know generation {known}, which this node was in"
+            f"the coordinator at {Endpoint(*place)} does not know generation {generation}, which this node was in"
         )
     return None, problems[0] if problems else _NOWHERE
 
@@ -249,5 +249,5 @@ def _about_job(table: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"quarantined: {host}: {why}" for host, _, why in table.get("quarantined", ()))
 
 
-def _spent(told: Mapping[str, Any]) -> str:
-    return goodput.sentence(goodput.read(told["seconds"]))
+def _spent(values: Mapping[str, Any]) -> str:
+    return goodput.sentence(goodput.read(values["seconds"]))

@@ -39,8 +39,8 @@ def document(title: str, sheet: str, body: Sequence[str], footer: str) -> str:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A section with a table of texts."""
-    classes = ["n" if one in _NUMBERS else "t" if one in _WORDS else "" for one in columns]
-    heads = "".join(f'<th class="{kind}">{escape(one)}</th>' for one, kind in zip(columns, classes, strict=True))
+    classes = ["n" if name in _NUMBERS else "t" if name in _WORDS else "" for name in columns]
+    heads = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in zip(columns, classes, strict=True))
     body = "".join(
         "<tr>"
         + "".join(
@@ -72,7 +72,7 @@ def seconds(value: float) -> str:
 
 def ticks(end_s: float) -> Sequence[float]:
     """Round times for an axis, from 0."""
-    step = next((one for one in _TICKS_S if end_s / one <= _MOST_TICKS), end_s / _MOST_TICKS)
+    step = next((tick_s for tick_s in _TICKS_S if end_s / tick_s <= _MOST_TICKS), end_s / _MOST_TICKS)
     return [number * step for number in range(int(end_s / step + 1e-9) + 1)]
 
 

@@ -77,8 +77,8 @@ def find(folders: Sequence[str] | None = None, pids: Mapping[int, int] | None = 
     With `pids` the launchers are in another PID namespace: it has our numbers of their processes by those there.
     """
     views = [read(path, pids) for folder in folders or _folders() for path in _runs(folder)]
-    found = {view.pid: view for view in views if view is not None}
-    return tuple(sorted(found.values(), key=lambda v: (v.node_rank is None, v.node_rank or 0, v.pid)))
+    alive = {view.pid: view for view in views if view is not None}
+    return tuple(sorted(alive.values(), key=lambda v: (v.node_rank is None, v.node_rank or 0, v.pid)))
 
 
 def _folders() -> tuple[str, ...]:
