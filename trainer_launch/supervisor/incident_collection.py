@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -150,8 +151,7 @@ class Collector:
         self, collected: Collected, sentence: str, reason: str, ranks: tuple[int, ...], helps: bool | None
     ) -> None:
         """All nodes have told what they know: the sentence of the job in place of this node's own."""
-        changes = {"sentence": sentence, "reason": reason, "ranks": ranks, "restart_helps": helps}
-        self.tell(self._save(collected, lambda now: replace(now, **changes)))
+        self.tell(self._save(collected, sentence=sentence, reason=reason, ranks=ranks, restart_helps=helps))
 
     def drop(self, collected: Collected) -> None:
         """It was no incident: nothing of it is kept, unless people were told of it or workers were ended for it."""
@@ -190,8 +190,7 @@ class Collector:
                 incident_bundle.add(collected.folder, name, text)
         again = exit_codes.retryable(failure.exit_code) if failure.again is None else failure.again
         ranks = () if failure.rank is None else (failure.rank,)
-        changes = {"sentence": failure.message, "reason": failure.reason, "ranks": ranks, "restart_helps": again}
-        self._save(collected, lambda now: replace(now, **changes))
+        self._save(collected, sentence=failure.message, reason=failure.reason, ranks=ranks, restart_helps=again)
 
     def close(self) -> None:
         """Wait until what was begun is written."""
@@ -262,10 +261,14 @@ class Collector:
             elif answer.why:
                 yield f"{worker.name}: no flight recorder: {answer.why}"
 
-    def _save(self, collected: Collected, changed: Callable[[Incident], Incident]) -> Collected:
-        """Write incident.json anew, where its folder still is."""
+    def _save(self, collected: Collected, missing: Sequence[str] | None = None, **changes: Any) -> Collected:
+        """Write incident.json anew, where its folder still is; `missing` are the facts that are."""
         with self._lock:
-            now = changed(incident_bundle.read(collected.folder) or collected.incident)
+            before = incident_bundle.read(collected.folder) or collected.incident
+            if missing is not None:
+                kept = [word for word in before.missing if word != _NO_FACTS_YET]
+                changes["missing"] = (*kept, *missing)
+            now = replace(before, **changes)
             if os.path.isdir(collected.folder):
                 now = incident_bundle.finish(collected.folder, now)
         return replace(collected, incident=now)
@@ -274,11 +277,11 @@ class Collector:
         """Save what is known, should we be killed, and begin with what a restart does not wait for."""
         if not collected.folder:
             return
-        self._save(collected, lambda now: replace(now, missing=(*now.missing, _NO_FACTS_YET)))
+        self._save(collected, [_NO_FACTS_YET])
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = begin_thread("incident", self._facts, collected)
         if thread is None:
-            self._facts_are(collected, (f"{HOST}/: {NO_THREAD}",))
+            self._save(collected, [f"{HOST}/: {NO_THREAD}"])
         else:
             self._threads.append(thread)
 
@@ -288,13 +291,7 @@ class Collector:
         missing = [incident_bundle.add(collected.folder, "environment.txt", variables)]
         for name, text in incident_facts.ALL.items():
             missing.append(_add_fact(collected.folder, f"{HOST}/{name}", text))
-        self._facts_are(collected, tuple(filter(None, missing)))
-
-    def _facts_are(self, collected: Collected, missing: Sequence[str]) -> None:
-        def changed(now: Incident) -> Incident:
-            return replace(now, missing=(*(word for word in now.missing if word != _NO_FACTS_YET), *missing))
-
-        self._save(collected, changed)
+        self._save(collected, [why for why in missing if why is not None])
 
 
 def _add_fact(folder: str, name: str, text: Callable[[], str]) -> str | None:
