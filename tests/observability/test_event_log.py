@@ -8,8 +8,6 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
 from trainer_launch.observability.event_log import EventLog, File, News
 
 
@@ -36,15 +34,6 @@ def test_a_run_adds_to_what_is_there(tmp_path: Path) -> None:
         file.write(json.dumps({"event": name}).encode() + b"\n")
         file.close()
     assert names(path) == ["started", "finished"]
-
-
-@pytest.mark.parametrize("path", ["/dev/full", "/nonexistent/events", "/"])
-def test_what_cannot_be_written_is_said_once(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    file = File(path)
-    for _ in range(3):
-        file.write(b"{}\n")
-    file.close()
-    assert caplog.text.count("the job continues without an event log") == 1
 
 
 def test_a_fifo_whose_reader_hangs_or_goes_stops_nobody(tmp_path: Path) -> None:
