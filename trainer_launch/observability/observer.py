@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 2.0  # at the end, with whoever reads or listens; kubelet's own SIGKILL must not come first
 _LAST_EXITS = 20
+STDOUT = "-"  # where events may go, in place of a file
 
 
 class Observer:
@@ -70,7 +71,7 @@ class Observer:
 
     def write_events(self, write: Callable[[bytes], None], started: Mapping[str, event_log.Value]) -> None:
         """Tell everything to an event log, from now on."""
-        self._events = EventLog(write, self.view.node_rank, _Look(self.view.run_dir).news)
+        self._events = EventLog(write, self.view.node_rank, self.view.run_dir)
         self._tell("started", started)
         logging.getLogger(our_log.NAME).addHandler(self._warnings)
 
@@ -193,32 +194,6 @@ class Observer:
             node_view.write(view)
 
 
-# -- event log ---------------------------------------------------------------------------------
-
-
-PROGRESS_S = 10.0  # between two lines of progress
-
-
-class _Look:
-    """What training processes and the worker group have left in the run's folder since the last look."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._tail = event_log.Tail(folder)
-        self._told_at_s = -PROGRESS_S
-        self._told: progress.Progress | None = None
-
-    def news(self, is_last: bool) -> list[event_log.News]:
-        told = [one for one in self._tail.read() if one.event[0] != event_log.PHASE]
-        latest = progress.first(progress.read(self._folder))
-        if latest is None or latest == self._told:
-            return told
-        if is_last or time.monotonic() >= self._told_at_s + PROGRESS_S:
-            self._told, self._told_at_s = latest, time.monotonic()
-            told.append(event_log.News(latest.time_s, event_log.of_progress(latest)))
-        return told
-
-
 class _Warnings(logging.Handler):
     """What the launcher itself warns of."""
 
@@ -228,12 +203,6 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._tell("warning", {"text": record.getMessage()})
-
-
-# -- set-up ------------------------------------------------------------------------------------
-
-
-STDOUT = "-"
 
 
 @contextlib.contextmanager
@@ -286,13 +255,6 @@ def first_view(task: Task, plan: Plan) -> node_view.View:
     )
 
 
-def _started(about: node_view.View, task: Task) -> dict[str, str | int | tuple[str, ...]]:
-    return {
-        "version": about.version,
-        "pid": about.pid,
-        "host": about.host,
-        "contract": about.contract,
-        "engine": about.engine,
-        "nodes": str(task.topology.nodes or ""),
-        "command": redact_command(task.command.argv),
-    }
+def _started(view: node_view.View, task: Task) -> dict[str, event_log.Value]:
+    about = {name: getattr(view, name) for name in ("version", "pid", "host", "contract", "engine")}
+    return {**about, "nodes": str(task.topology.nodes or ""), "command": redact_command(task.command.argv)}
