@@ -296,12 +296,6 @@ def _heard() -> Iterator[bytes]:
     yield b"[pod:0] step=1\n[pod:1] step=2\n" * 20
 
 
-def _request() -> Iterator[bytes]:
-    yield b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
-    yield b"HEAD /metrics?x HTTP/1.0\r\n\r\n"
-    yield b"POST / HTTP/1.1\r\n\r\n"
-
-
 def _key_file() -> Iterator[bytes]:
     yield b"-----BEGIN OPENSSH PRIVATE KEY-----\r\nAAAA\r\n-----END OPENSSH PRIVATE KEY-----\r\n"
     yield b"ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAB user@host\n"

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from trainer_launch.commands import status
 from trainer_launch.host import network, process_tree, runtime_directory
 from trainer_launch.model import hostfile
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.mpi import agent_hosts, ssh_client
-from trainer_launch.observability import node_view, tables
+from trainer_launch.observability import node_view
 
 
 def test_a_table_of_sockets_that_a_sandbox_cuts_short_tells_nothing() -> None:
@@ -47,19 +48,19 @@ def test_a_short_list_of_hosts_with_an_open_bracket_is_no_list(text: str) -> Non
 def test_why_a_job_ended_cannot_command_the_terminal_of_who_asks() -> None:
     told = {"phase": "over", "generation": 1, "restarts": 0, "max_restarts": 3, "min_nodes": 1, "max_nodes": 1}
     table = {**told, "n_nodes": 0, "nodes": (), "progress": None, "end": "node 1 quit: \x1b[2Jbye"}
-    assert "ended: node 1 quit: ?[2Jbye\n" in tables.job(table, None)
+    assert "ended: node 1 quit: ?[2Jbye\n" in status.shown_lines(status.job_lines("Job", table, None))
 
 
 def test_neither_can_the_name_of_a_nodes_host() -> None:
     told = {"phase": "running", "generation": 1, "restarts": 0, "max_restarts": 3, "min_nodes": 1, "max_nodes": 1}
     table = {**told, "n_nodes": 1, "nodes": ((0, "\x1b[2J", "up", 1.0),), "progress": None, "end": None}
-    assert "\n  0     ?[2J  up for 1 s\n" in tables.job(table, None)
+    assert "\n  0     ?[2J  up for 1 s\n" in status.shown_lines(status.job_lines("Job", table, None))
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("since_s", "x"), ("since_s", float("nan")), ("host", "\x1b[2J"), ("pid", True), ("attempt", 10**30)),
+        *(("since_s", "x"), ("since_s", float("nan")), ("host", 1), ("pid", True), ("attempt", 10**30)),
         ("exits", [["a", "b"]]),
     ],
 )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import http.client
 import importlib.util
 import json
 import selectors
@@ -161,9 +160,8 @@ def test_whatever_the_trainjobs_endpoint_answers_is_an_answer_that_shows_no_toke
             ca_file=str(tmp_path / "ca.crt"), token_file=str(tmp_path / "token"),
         )  # fmt: skip
         told = trainjob_status.send(endpoint, b"{}")
-    assert told.why.isprintable()
-    assert "tok-1" not in told.why
-    assert told.status in (None, http.client.OK, http.client.FOUND)
+    assert told.isprintable()
+    assert "tok-1" not in told
 
 
 @pytest.mark.parametrize("says", [b"", b"GET / HTTP/1.1\r\n\r\n", b"x" * 2000], ids=["nothing", "HTTP", "no end"])

@@ -85,16 +85,10 @@ def test_a_rank_that_never_enters_a_collective_is_named_and_replaced(hang: Hang,
     assert {f"flight_recorder/nccl_trace_rank_{rank}" for rank in range(2)} <= files
 
 
-def test_the_incident_of_a_hang_has_the_report_of_ras_and_the_state_of_the_cards(
-    hang: Hang, record_property: Record
-) -> None:
-    needs_card("needs NCCL and a card")
-    files = [path for one in hang.incidents for path in Path(one["folder"]).glob("host/*")]
-    texts = {path.name: path.read_text() for path in files}
-    assert {"nccl_ras.txt", "gpus.txt"} <= set(texts), hang.incidents
-    record_property("first line of the RAS report", texts["nccl_ras.txt"].strip().partition("\n")[0])
-    assert "Job summary" in texts["nccl_ras.txt"], texts["nccl_ras.txt"]
-    assert "== GPU 0" in texts["gpus.txt"], texts["gpus.txt"]
+def test_the_incident_of_a_hang_has_the_state_of_the_cards(hang: Hang) -> None:
+    needs_card("needs NVIDIA's library and a card")
+    texts = [path.read_text() for one in hang.incidents for path in Path(one["folder"]).glob("host/gpus.txt")]
+    assert any("== GPU 0" in text for text in texts), hang.incidents
 
 
 def test_a_rank_that_evaluates_before_the_collective_is_not_accused(

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, TypeAlias
 
-from msgspec import Meta, Struct, to_builtins
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import files, process_tree, runtime_directory
@@ -64,24 +64,12 @@ def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
         view = codec.decode(View, text or b"", _MAX_BYTES)
     except codec.MessageError:
         return None
-    if not all(map(str.isprintable, _texts(to_builtins(view)))):
-        return None
     if pids is not None:
         processes = tuple((name, pids[pid]) for name, pid in view.processes if pid in pids)
         view = replace(view, pid=pids.get(view.pid, 0), processes=processes)
     entry = process_tree.read(view.pid)
     alive = entry is not None and entry.started == view.started_ticks and entry.state not in "ZX"
     return view if alive else None
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Every text in a value made of dictionaries, lists and tuples."""
-    if isinstance(value, str):
-        yield value
-    for part in (
-        (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    ):
-        yield from _texts(part)
 
 
 def find(folders: Sequence[str] | None = None, pids: Mapping[int, int] | None = None) -> tuple[View, ...]:
@@ -91,8 +79,8 @@ def find(folders: Sequence[str] | None = None, pids: Mapping[int, int] | None = 
     """
     paths = [path for folder in folders or _folders() for path in within(folder, [], _runs, folder)]
     views = [read(path, pids) for path in paths]
-    found = {view.pid: view for view in views if view is not None}
-    return tuple(sorted(found.values(), key=lambda v: (v.node_rank is None, v.node_rank or 0, v.pid)))
+    alive = {view.pid: view for view in views if view is not None}
+    return tuple(sorted(alive.values(), key=lambda v: (v.node_rank is None, v.node_rank or 0, v.pid)))
 
 
 def _folders() -> tuple[str, ...]:

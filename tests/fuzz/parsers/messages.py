@@ -12,6 +12,7 @@ from msgspec import to_builtins
 
 from tests.fuzz.oracle import Refused, assert_encodable, assert_sentence, assert_terminal, attempt
 from tests.fuzz.registry import target
+from trainer_launch.commands import status
 from trainer_launch.membership import membership
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership import state as states
@@ -21,7 +22,6 @@ from trainer_launch.membership.election import ranks_of, wanted_candidates
 from trainer_launch.model import Endpoint
 from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
 from trainer_launch.mpi.host_readiness import Probes, _Target
-from trainer_launch.observability import tables
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.cluster import cluster_preflight as hall
 from trainer_launch.preflight.cluster import nodes
@@ -46,7 +46,7 @@ def coordinator_lines(data: bytes) -> None:
         assert len(written) <= MAX_LINE_BYTES
         assert coordination.parse(written) == found
         if isinstance(found, coordination.Status):
-            assert_terminal(tables.job(to_builtins(found), None))
+            assert_terminal(status.shown_lines(status.job_lines("Job", to_builtins(found), None)))
         if isinstance(found, coordination.Hello):
             assert all(len(ranks_of(claim)) <= 65536 for claim in found.claims)
             assert not Channel(b"secret").admits(found)

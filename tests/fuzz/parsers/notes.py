@@ -12,9 +12,10 @@ from msgspec import to_builtins
 
 from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
+from trainer_launch.commands import status
 from trainer_launch.host import deadline_subprocess, process_tree, runtime_directory, shm
 from trainer_launch.model import codec, findings
-from trainer_launch.observability import event_log, node_view, observer, progress, tables, trainjob_status
+from trainer_launch.observability import event_log, metrics, node_view, progress, trainjob_status
 from trainer_launch.preflight.cluster import pair_tests
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.gpu import facts as bench_results
@@ -39,7 +40,7 @@ def agents_note(data: bytes) -> None:
     standing = event_log.stand(told)
     for one in told:
         json.dumps(one.event, allow_nan=True)
-    assert_encodable(observer.metrics_text(_VIEW, standing, (), now_s=1.0, at_s=1.0))
+    assert_encodable(metrics.metrics_text(_VIEW, standing, (), None, now_s=1.0, at_s=1.0))
 
 
 @target("json")
@@ -48,10 +49,10 @@ def report(data: bytes) -> None:
     found = progress.parse(data)
     if found is None:
         return
-    text = observer.metrics_text(_VIEW, event_log.Standing(), (found,), now_s=1.0, at_s=1.0)
+    text = metrics.metrics_text(_VIEW, event_log.Standing(), (found,), None, now_s=1.0, at_s=1.0)
     assert_encodable(text)
     assert all(line.startswith(("#", "trainer_launch_")) for line in text.split("\n")[:-1]), text
-    assert_terminal(tables._report({**to_builtins(found), "age_s": 1.0}))
+    assert_terminal(status.shown_lines([status.report_line({**to_builtins(found), "age_s": 1.0})]))
     told = json.loads(trainjob_status.body(found, finished=False))["trainerStatus"]
     assert 0 <= told.get("progressPercentage", 0) <= 100
     assert all(len(one["value"]) <= 64 for one in told["metrics"])
@@ -66,10 +67,10 @@ def launchers_view(data: bytes) -> None:
     )
     view = node_view.read(_FOLDER.name)
     if view is not None:
-        assert_encodable(observer.metrics_text(view, event_log.Standing(), (), now_s=1.0, at_s=1.0))
+        assert_encodable(metrics.metrics_text(view, event_log.Standing(), (), None, now_s=1.0, at_s=1.0))
         known = {**to_builtins(view), "standing": to_builtins(event_log.Standing()), "reports": []}
         json.dumps(known, allow_nan=False)
-        assert_terminal(tables.launchers([known], 1.8e9))
+        assert_terminal(status.shown_lines(status.launcher_lines([known], 1.8e9)))
         sorted([(view.node_rank is None, view.node_rank or 0, view.pid), (False, 0, 1)])
 
 

@@ -23,7 +23,6 @@ from trainer_launch.mpi import (
     ssh_server,
 )
 from trainer_launch.mpi.job_state import Exited
-from trainer_launch.observability import metrics_server
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_queries
 from trainer_launch.rehearsal import script_checks
@@ -97,14 +96,6 @@ def heard(data: bytes) -> None:
     assert re.sub(rb"[\r\n]", b"", kept) == re.sub(rb"[\r\n]", b"", data.replace(b"[x] ", b"")) or b"[x] " in data
     source.last_lines(60)
     script_checks._LAST_STEP.search(data.decode("utf-8", "replace"))
-
-
-@target("bytes")
-def request(data: bytes) -> None:
-    """What somebody says to the port of Prometheus' metrics."""
-    answer = metrics_server.answer(data, lambda: "trainer_launch_info 1\n")
-    assert answer.startswith(b"HTTP/1.1 ")
-    assert b"\r\n\r\n" in answer
 
 
 @target("bytes")
