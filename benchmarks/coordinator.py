@@ -240,7 +240,6 @@ node may start its workers. Where the next loss comes before, the wait goes on."
     open=opened,
     versions=lambda: {"trainer-launch": version_here("trainer-launch"), "Python": sys.version.split()[0]},
     whos=tuple(map(name_of, SIZES)),
-    shown=tuple(row for row in ROWS if "form again" in row),
 )
 
 

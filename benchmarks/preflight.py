@@ -227,7 +227,6 @@ all-reduce over all nodes, and dlrover-run with `--network-check` runs torch in 
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
     whos=WHOS,
-    shown=(*(f"{n:,} nodes: to the verdict" for n in SIZES), *_REAL.values(), *_GLOO.values()),
 )
 
 
