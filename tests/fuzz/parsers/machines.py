@@ -29,7 +29,7 @@ _FILES = (
 )
 
 
-@target("text")
+@target()
 def kernel_file(data: bytes) -> None:
     """The first byte chooses which file has this content; all others are as they were."""
     root = Path(_FOLDER.name)
@@ -65,7 +65,7 @@ def _processes(proc: str) -> None:
         worker_samples.read(7, proc)
 
 
-@target("words")
+@target()
 def variables(data: bytes) -> None:
     """An environment, NUL between its entries: what of it reaches sshd's configuration as one line each."""
     entries = (entry.partition("=")[::2] for entry in text_of(data).split("\0"))
@@ -106,7 +106,7 @@ def _arguments(line: str) -> list[str]:
     return (found if word is None else [*found, word])[1:]
 
 
-@target("text")
+@target()
 def proc_file(data: bytes) -> None:
     """Sockets of the kernel's table, children of a process, and its environment."""
     text = data.decode("utf-8", "replace")

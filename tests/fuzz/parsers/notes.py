@@ -28,7 +28,7 @@ _TEST = msg.Test(1, 0, 2, "h", 1, "t", 1.0)
 _FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 
 
-@target("json")
+@target()
 def agents_note(data: bytes) -> None:
     """What the agent of torch writes of the first death, and its news, which PID 1 reads while the job runs."""
     found = failure.parse_agent_failure(data.decode("utf-8", "replace"))
@@ -42,7 +42,7 @@ def agents_note(data: bytes) -> None:
     assert_encodable(observer.metrics_text(_VIEW, standing, (), now_s=1.0, at_s=1.0))
 
 
-@target("json")
+@target()
 def report(data: bytes) -> None:
     """What a training process reports: for Prometheus, and for the TrainJob."""
     found = progress.parse(data)
@@ -57,7 +57,7 @@ def report(data: bytes) -> None:
     assert all(len(one["value"]) <= 64 for one in told["metrics"])
 
 
-@target("json")
+@target()
 def launchers_view(data: bytes) -> None:
     """What another launcher in this container says of itself; anybody may write such a file to /tmp."""
     path = Path(_FOLDER.name, runtime_directory.LAUNCHER)
@@ -79,7 +79,7 @@ def _self() -> process_tree.Entry:
     return found
 
 
-@target("json")
+@target()
 def childs_answer(data: bytes) -> None:
     """What our own children print, should a library of theirs print into it, or somebody stand in their place."""
     shm._parsed(data, "h")
@@ -95,7 +95,7 @@ def childs_answer(data: bytes) -> None:
     attempt(codec.decode, msg.Record, data, kinds=(codec.MessageError,))
 
 
-@target("json", 8000)
+@target(8000)
 def gpu_answer(data: bytes) -> None:
     """What the children that look at GPUs print."""
     facts = bench_results.facts_of(data)

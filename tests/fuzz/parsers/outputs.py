@@ -35,7 +35,7 @@ _PATTERN = re.compile("loss")
 _FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 
 
-@target("text")
+@target()
 def symptom(data: bytes) -> None:
     """The error that ended a program, and its cause; a text of 60 KB is understood as fast as it was written."""
     text = data.decode("utf-8", "replace")
@@ -51,7 +51,7 @@ def symptom(data: bytes) -> None:
             error_lines.error_name(line)
 
 
-@target("text")
+@target()
 def stacks(data: bytes) -> None:
     """What faulthandler has written, cut anywhere."""
     text = data.decode("utf-8", "replace")
@@ -61,7 +61,7 @@ def stacks(data: bytes) -> None:
     of_faulthandler.main_thread((text * 20)[:60_000])
 
 
-@target("text")
+@target()
 def mpi_output(data: bytes) -> None:
     """Lines of mpirun, horovodrun and ssh, and versions of mpirun."""
     text = data.decode("utf-8", "replace")
@@ -80,7 +80,7 @@ def mpi_output(data: bytes) -> None:
         host_queries.refusal(code, text, answer)
 
 
-@target("text")
+@target()
 def heard(data: bytes) -> None:
     """Output as it passes by: cut anywhere it is the same lines, and no line is lost."""
     whole, parts = step_lines.OutputScanner(), step_lines.OutputScanner()
@@ -99,7 +99,7 @@ def heard(data: bytes) -> None:
     script_checks._LAST_STEP.search(data.decode("utf-8", "replace"))
 
 
-@target("bytes")
+@target()
 def request(data: bytes) -> None:
     """What somebody says to the port of Prometheus' metrics."""
     answer = metrics_server.answer(data, lambda: "trainer_launch_info 1\n")
@@ -107,7 +107,7 @@ def request(data: bytes) -> None:
     assert b"\r\n\r\n" in answer
 
 
-@target("bytes")
+@target()
 def key_file(data: bytes) -> None:
     """The mounted ssh key, and the list of keys beside it; of neither is anything shown."""
     folder = Path(_FOLDER.name)
@@ -124,7 +124,7 @@ def key_file(data: bytes) -> None:
     fault_isolation.pair(0, 1)
 
 
-@target("text")
+@target()
 def ssh_said(data: bytes) -> None:
     """What ssh and sshd print of their configuration, and why a host does not let us in, as the log says it."""
     text = data.decode("utf-8", "replace")
@@ -144,7 +144,7 @@ def ssh_said(data: bytes) -> None:
     assert_sentence(host_readiness.summary(seen))
 
 
-@target("lines")
+@target()
 def ending(data: bytes) -> None:
     """The agent's note in the first line, then what the program and mpirun said: the pod's end, in bounds."""
     note, _, rest = data.partition(b"\n")
