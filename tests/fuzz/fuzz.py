@@ -76,10 +76,8 @@ def _fuzz(one: Target, work: Path, seconds: int) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
     for name, data in corpus.read(one.name).items():
         (kept / name).write_bytes(data)
-    long = [
-        piece.encode("utf-8", "surrogatepass") for piece in _PIECES
-    ]  # a dictionary's words have at most 64 bytes
-    for number, seed in enumerate([*seeds.of(one.name), *long]):
+    pieces = [piece.encode("utf-8", "surrogatepass") for piece in _PIECES]  # a dictionary takes the short ones only
+    for number, seed in enumerate([*seeds.of(one.name), *pieces]):
         (grown / f"seed-{number}").write_bytes(seed[: one.max_bytes])
     words = work / f"{one.name}.dict"
     words.write_text("".join(f'"{_escaped(word)}"\n' for word in _words(one)), encoding="ascii")

@@ -17,7 +17,7 @@ from trainer_launch.membership import protocol as msg
 
 FOR_S = 3.0
 HUGE = b"9" * 400
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: end with a reset
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: end with a reset
 WORDS = (
     b"",
     b"\n\n\n",
@@ -51,7 +51,7 @@ def attack(port: int, for_s: float = FOR_S) -> int:
                 made += 1
                 sock.settimeout(1.0)
                 if chance.random() < 0.5:
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 sock.sendall(said)
         for sock in lasting[20:40]:
             with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ ANSWERS: dict[str, Callable[[socket.socket], None]] = {
     "a challenge that is no text": lambda sock: sock.sendall(b'{"kind":"challenge","nonce":"\\ud800"}\n' * 3),
     "a deep nest": lambda sock: sock.sendall(b"[" * 60_000 + b"\n"),
     "nothing": lambda sock: time.sleep(0.2),
-    "a reset": lambda sock: sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET),
+    "a reset": lambda sock: sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET),
     "a byte now and then": lambda sock: _drip(sock),
 }
 
