@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from tests.membership.world import World
+from tests.membership.world import running
 from trainer_launch.membership import protocol as msg
-
-
-def running(**settings):
-    world = World(3, **settings)
-    peers = world.come(0, 1, 2)
-    world.open_store()
-    return world, peers
-
 
 CLOSED = "RuntimeError: gloo: Connection closed by peer"
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.membership.test_server import Cluster, await_, cluster  # noqa: F401  a fixture
-from tests.membership.world import World
+from tests.membership.world import World, running
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import state
 from trainer_launch.membership.candidates import ask
@@ -25,24 +25,11 @@ def states(world):
     return [(rank, word) for rank, _, word, _ in state.status(world.state, world.now_s).nodes]
 
 
-def joined(world, rank):
-    peer = world.call(rank)
-    world.play(Said(peer, msg.Join(world.incarnations[peer])))
-    return peer
-
-
-def running(n=3, **fields):
-    world = World(n, **fields)
-    peers = [joined(world, rank) for rank in range(n)]
-    world.play(Said(peers[0], msg.Store(1, "127.0.0.1", 4000)))
-    return world, peers
-
-
 def test_nodes_that_have_not_called_are_missing():
     world = World(3)
     assert states(world) == [(0, "missing"), (1, "missing"), (2, "missing")]
     world.call(1)
-    joined(world, 2)
+    world.come(2)
     assert states(world) == [(1, "connected"), (2, "joined"), (0, "missing")]
 
 
@@ -59,7 +46,7 @@ def test_a_lost_node_is_lost_since_a_while_and_back_when_it_is():
     world.play(Gone(peers[1]))
     world.now_s += 7.0
     assert state.status(world.state, world.now_s).nodes[1] == (1, "pod-1", "lost", 7.0)
-    joined(world, 1)
+    world.come(1)
     assert (1, "joined") in states(world)
 
 

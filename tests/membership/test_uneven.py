@@ -5,19 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.membership.world import World
+from tests.membership.world import running
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.state import Gone
 
 SENTENCE = "rank 1 finished with exit code 0 while rank 0 still waited for it: uneven data, a restart will not help"
 CLOSED = "RuntimeError: gloo: Connection closed by peer"
-
-
-def running(nodes=2, **fields):
-    world = World(nodes, **fields)
-    peers = world.come(*range(nodes))
-    world.open_store()
-    return world, peers
 
 
 def waits(world, peer, rank=0, finished=(), **how):
@@ -37,7 +30,7 @@ def test_a_single_node_whose_rank_1_finished_while_rank_0_waited_is_over_at_once
 
 
 def test_a_node_that_is_done_while_another_still_waits_ends_the_job_without_a_restart():
-    world, (zero, one) = running()
+    world, (zero, one) = running(2)
     world.say(one, msg.Done(world.number))
     waits(world, zero)
     assert not world.is_over, "node 1 may be lost and the news of it slow"
@@ -51,7 +44,7 @@ def test_a_node_that_is_done_while_another_still_waits_ends_the_job_without_a_re
 
 
 def test_several_ranks_that_finished_are_all_named_once():
-    world, (zero, one) = running()
+    world, (zero, one) = running(2)
     waits(world, zero, finished=(1,))
     returns(world, one, finished=(2, 3))
     returns(world, zero)
@@ -59,7 +52,7 @@ def test_several_ranks_that_finished_are_all_named_once():
 
 
 def test_the_sentence_has_what_each_rank_entered_last_as_far_as_its_node_knows():
-    world, (zero, one) = running()
+    world, (zero, one) = running(2)
     eleventh, tenth = ({f"all_reduce #{number} of default_pg": (rank,)} for number, rank in ((11, 0), (10, 1)))
     failed = msg.Failed(world.number, 0, 1, None, CLOSED, "RuntimeError", True, entered=eleventh)
     world.say(zero, failed)
@@ -104,7 +97,7 @@ def restarted(world, peers):
 
 
 def test_who_says_of_its_end_something_else_is_started_again_though_another_had_finished():
-    world, (zero, one) = running()
+    world, (zero, one) = running(2)
     world.say(zero, msg.Failed(world.number, 0, 1, None, "ValueError: x", "ValueError", False, (1,)))
     returns(world, one, finished=(1,))
     restarted(world, (zero, one))
@@ -119,7 +112,7 @@ def test_a_worker_that_failed_for_a_reason_of_its_own_is_the_cause_whoever_told_
 
 
 def test_where_nobody_had_finished_a_closed_connection_is_started_again():
-    world, (zero, one) = running()
+    world, (zero, one) = running(2)
     waits(world, zero)
     returns(world, one)
     restarted(world, (zero,))
@@ -127,7 +120,7 @@ def test_where_nobody_had_finished_a_closed_connection_is_started_again():
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["asked to stop", "killed"])
 def test_a_pod_that_goes_is_no_program_that_finished(leaves):
-    world, (zero, one) = running()
+    world, (zero, one) = running(2)
     waits(world, zero)
     world.say(one, msg.Leave("asked to stop")) if leaves else world.play(Gone(one))
     world.join(zero)
@@ -138,7 +131,7 @@ def test_a_pod_that_goes_is_no_program_that_finished(leaves):
 
 
 def test_a_node_that_has_not_told_how_its_workers_ended_leaves_it_open():
-    world, (zero, one) = running()
+    world, (zero, one) = running(2)
     waits(world, zero, finished=(1,))
     world.pass_time(5, silent=())
     assert not world.is_over
@@ -147,7 +140,7 @@ def test_a_node_that_has_not_told_how_its_workers_ended_leaves_it_open():
 
 
 def test_a_pod_that_came_back_meanwhile_has_nothing_to_tell():
-    world, (zero, one) = running()
+    world, (zero, one) = running(2)
     waits(world, zero, finished=(1,))
     world.say(one, msg.Join(world.incarnations[one], 0))
     world.join(zero)

@@ -14,8 +14,7 @@ from msgspec import to_builtins
 
 from tests.cli.launching import launch
 from tests.contracts.pods import CASES
-from tests.membership.test_table import joined, running
-from tests.membership.world import World
+from tests.membership.world import World, running
 from tests.preflight.test_outputs import made as preflight_report
 from tests.schemas.validator import NAMES, SCHEMAS, schema, violations
 from trainer_launch.cli import run_command
@@ -60,7 +59,7 @@ def test_without_a_plan_it_is_so_too(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_job_as_status_shows_it_is_so_too() -> None:
     worlds = [World(3), running()[0], World(2)]
-    joined(worlds[-1], 0)
+    worlds[-1].come(0)
     for world in worlds:
         for progress in (None, (0.5, 3.0), (None, 1.0)):
             made = json.loads(json.dumps(to_builtins(state.status(world.state, world.now_s, progress))))
