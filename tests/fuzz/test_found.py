@@ -65,12 +65,12 @@ def test_names_in_manifests_become_no_paths(name: str) -> None:
         ("containers: [{name: ../x}]", "expected a name|stands twice"),
         (
             "containers: [{name: pytorch, volumeMounts: [{name: v, mountPath: /a/../r}]}]",
-            "an absolute path",
+            "an absolute path without",
         ),
     ],
 )
 def test_nor_do_names_of_volumes_and_containers_or_mounts(field: str, why: str) -> None:
-    spec = f"containers: [{{name: pytorch}}], {field}"
+    spec = field if "pytorch" in field else f"containers: [{{name: pytorch}}], {field}"
     with pytest.raises(UsageError, match=why):
         job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {{template: {{spec: {{{spec}}}}}}}}}}}"))
 
