@@ -1,4 +1,4 @@
-"""Clients and servers that mean no good, on real sockets: `hostile.py PORT` attacks a port for a while."""
+"""Clients and servers that mean no good, on real sockets: `hostile.py HOST PORT` attacks a port for a while."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ WORDS = (
 )
 
 
-def attack(port: int, for_s: float = FOR_S) -> int:
+def attack(port: int, for_s: float = FOR_S, host: str = "127.0.0.1") -> int:
     """Everything at once for some seconds; how many connections were made."""
-    there = ("127.0.0.1", port)
+    there = (host, port)
     chance = random.Random(7)
     lines = [
         data + b"\n" for name in corpus.targets() if name.endswith("_lines") for data in corpus.read(name).values()
@@ -105,4 +105,4 @@ def server(answer: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 if __name__ == "__main__":
-    print(attack(int(sys.argv[1])))
+    print(attack(int(sys.argv[2]), host=sys.argv[1]))
