@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.cli.launching import launch
 from tests.frameworks import frameworks
-from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, explained, lives, losses
+from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, explained, got_over, lives, losses
 from trainer_launch.model import exit_codes
 
 pytestmark = [
@@ -46,11 +45,7 @@ def test_two_processes_learn_as_one(manifest: str) -> None:
 
 def test_a_process_that_is_killed_ends_the_other_and_both_start_again_in_place() -> None:
     _, pods = JOBS["jaxjob-simple.yaml"]
-    with jax("jaxjob-simple.yaml") as job:
-        job.read_until(r"step 100/")
-        job.main(pods[1]).send_signal(signal.SIGKILL)
-        code, output = job.ended()
-    assert code == 0, output
+    output = got_over("jax", "jaxjob-simple.yaml", pods[1], after=r"step 100/")
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 80
     assert [lives(output, pod) for pod in pods] == [(1, 1), (1, 1)]
     assert output.count("step 1/") == 1

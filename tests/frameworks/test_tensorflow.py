@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.cli.launching import launch
 from tests.frameworks import frameworks
-from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, explained, lives, losses
+from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, explained, got_over, lives, losses
 from trainer_launch.model import exit_codes
 
 pytestmark = [
@@ -46,11 +45,7 @@ def test_two_mirrored_workers_learn_as_one_and_the_first_ones_success_is_the_job
 
 
 def test_a_mirrored_worker_that_is_killed_ends_the_others_and_all_start_again_in_place() -> None:
-    with tensorflow("tfjob-simple.yaml") as job:
-        job.read_until(r"step 100/")
-        job.main(WORKERS[1]).send_signal(signal.SIGKILL)
-        code, output = job.ended()
-    assert code == 0, output
+    output = got_over("tensorflow", "tfjob-simple.yaml", WORKERS[1], after=r"step 100/")
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 80
     assert [lives(output, pod) for pod in WORKERS] == [(1, 1), (1, 1)]
     assert output.count("step 1/") == 1

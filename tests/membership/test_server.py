@@ -142,31 +142,6 @@ def test_a_node_that_only_renews_stays(cluster):
     assert [clients[0].receive(3.5), clients[1].receive(0)] == [None, None]
 
 
-def test_garbage_disturbs_nobody(cluster):
-    clients = cluster.running(2, lease_s=2.0)
-    lines = [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\x00\xff" * 40000 + b"\n",
-        b"{" * 70000,
-        b"{}\n" * 1000,
-        msg.render(msg.Renew()),
-        msg.render(msg.Hello(0, "job", 1, "pod-1", "evil")),
-        msg.render(msg.Hello(1, "other job", 1, "pod-1", "evil")),
-        msg.render(msg.Hello(1, "job", 1, "evil", "evil")),
-    ]
-    for _ in range(20):
-        for line in lines:
-            sock = cluster.raw()
-            with contextlib.suppress(OSError):  # it may be dropped before all is said
-                sock.sendall(line)
-                sock.shutdown(socket.SHUT_WR)
-            is_closed(sock)
-    assert [clients[0].receive(2.5), clients[1].receive(0)] == [None, None]
-    clients[1].send(msg.Failed(1, 1, 1, None))
-    await_(clients[0], msg.Restart)
-    assert len([text for text in cluster.said if "dropped" in text]) <= 10, "each complaint is said once"
-
-
 def test_a_slow_loris_and_half_open_connections_are_dropped(cluster):
     clients = cluster.running(2)
     slow = [cluster.raw() for _ in range(20)]
