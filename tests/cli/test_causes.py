@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import script, start
-from tests.conftest import require
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -28,11 +26,6 @@ def main():
     time.sleep(60)
 main()
 """
-
-
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 @pytest.mark.parametrize(

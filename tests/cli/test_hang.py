@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.cli.launching import launch, script
-from tests.conftest import require
 
 pytestmark = pytest.mark.process
 
@@ -58,7 +56,6 @@ def saved(folder: Path) -> list[str]:
 
 def run(tmp_path: Path, program: str, *options: str) -> tuple[str, str, Sequence[str]]:
     """Run two workers to their good end; output, messages and saved stacks."""
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     stacks = tmp_path / "stacks"
     watched = ("--incident-dir", str(stacks), "--prefix", "--nproc-per-node", "2", *options)
     ended = launch("run", *watched, "--", script(tmp_path, LIVES + program))
@@ -84,12 +81,16 @@ BEAT = "import time\nfor n in range(16):\n    print('beat', n)\n    time.sleep(0
 
 
 @pytest.mark.parametrize("options", [(), ("--prefix",)], ids=["plain", "prefix"])
-@pytest.mark.parametrize("workers", [(), ("--nproc-per-node", "1")], ids=["program", "worker"])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param((), id="program"),
+        pytest.param(("--nproc-per-node", "1"), id="worker", marks=pytest.mark.torch),
+    ],
+)
 def test_who_prints_and_sleeps_does_not_hang(
     tmp_path: Path, options: tuple[str, ...], workers: tuple[str, ...]
 ) -> None:
-    if workers:
-        require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     watched = ("--hang-timeout", "1", "--incident-dir", str(tmp_path / "stacks"), *options, *workers)
     ended = launch("run", *watched, "--", "python", script(tmp_path, BEAT))
     assert ended.returncode == 0, ended.stderr
@@ -101,7 +102,6 @@ def test_who_prints_and_sleeps_does_not_hang(
 @pytest.mark.long("tests/cli/test_hang.py")
 @pytest.mark.torch
 def test_who_prints_into_torchs_own_files_does_not_hang(tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     torchrun = ("torchrun", "--nproc-per-node", "1", "--redirects", "3", "--log-dir", str(tmp_path / "logs"))
     train = script(tmp_path, BEAT)
     ended = launch("run", "--hang-timeout", "1", "--incident-dir", str(tmp_path), "--", *torchrun, train)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import signal
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, script, shm_of_its_own, start
-from tests.conftest import require
 from tests.ports import free_port
 from trainer_launch.host import machine, numa
 from trainer_launch.model import Gpus
@@ -23,11 +21,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.process]
 RANK = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
 WAIT = "time.sleep(60)\n"
 both_ways = pytest.mark.parametrize("method", ["forkserver", "exec"])
-
-
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 @pytest.mark.parametrize(

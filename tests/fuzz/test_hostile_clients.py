@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import http.client
-import importlib.util
 import json
 import selectors
 import socket
@@ -21,7 +20,6 @@ import psutil
 import pytest
 
 from tests.cli.launching import script, start
-from tests.conftest import require
 from tests.fuzz import hostile
 from tests.observability import statusserver
 from tests.ports import free_port
@@ -56,7 +54,6 @@ ROLL_CALL = ("preflight", "--level", "quick", "--wait-timeout", "90", "--only", 
 @pytest.mark.torch
 @pytest.mark.parametrize("words", [RUN, ROLL_CALL], ids=lambda words: words[0])
 def test_strangers_at_node_0s_ports_neither_end_it_nor_make_it_grow(words: tuple[str, ...], tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     port, metrics = free_port(), free_port()
     train = script(tmp_path, "import time\ntime.sleep(0.5)\n")
     words = (*words, "--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
