@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -51,10 +52,12 @@ def measured(it: Section, repeats: int, folder: Path) -> Results:
 def test_contestants_run_in_turn(folder: Path) -> None:
     log: list[str] = []
 
-    def noting(name: str) -> Run:
-        return lambda: {"row": log.append(name) or len(log)}
+    def noting(name: str) -> Mapping[str, float]:
+        log.append(name)
+        return {"row": len(log)}
 
-    made = measured(section(**{name: noting(name) for name in "abc"}), 2, folder)
+    a, b, c = (functools.partial(noting, name) for name in "abc")
+    made = measured(section(a=a, b=b, c=c), 2, folder)
     assert "".join(log) == "abcabc"
     assert {one.who: one.values for one in made.figures} == {"a": [1, 4], "b": [2, 5], "c": [3, 6]}
     assert (made.repeats, made.absent) == (2, {"s6": "is not here"})

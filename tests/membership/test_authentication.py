@@ -254,10 +254,6 @@ def test_a_cluster_preflight_that_somebody_interferes_with_ends_with_its_verdict
 
 
 HERE = Endpoint("127.0.0.1", 1)
-PRESENT_OF_0_1 = (
-    b'{"kind":"present","version":2,"job":"job","node_rank":1,"host":"host-1","incarnation":"x","port":4000,'
-    b'"proof":null}\n'
-)
 
 
 class _Link(NodeLink):
@@ -323,19 +319,6 @@ def test_a_node_of_0_2_is_refused_in_a_sentence_although_its_hello_has_other_fie
     told = answer(cluster.port, Path(__file__).with_name("hello_of_0_2.json").read_bytes())
     assert isinstance(told, msg.Refused)
     assert f"uses protocol version {msg.VERSION}, this node 6; install the same" in told.reason
-
-
-@pytest.mark.parametrize("secret", [None, SECRET], ids=["without a secret", "with a secret"])
-def test_a_node_of_0_1_is_refused_by_the_cluster_preflight_in_a_sentence(secret: bytes | None) -> None:
-    settings = Settings(job="job", min_nodes=2, max_nodes=2, deadline_s=60.0, names=Names(home=HERE), salt="s")
-    server = PreflightServer(settings, Endpoint("127.0.0.1", 0), secret)
-    port = server.start()
-    try:
-        told = answer(port, PRESENT_OF_0_1)
-    finally:
-        server.stop()
-    assert isinstance(told, msg.Refused)
-    assert f"uses protocol version {preflight_messages.VERSION}, this node 2" in told.reason
 
 
 def test_a_coordinator_of_0_1_does_not_get_a_node_that_has_a_secret(cluster: Cluster) -> None:

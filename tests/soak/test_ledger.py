@@ -39,7 +39,8 @@ def test_of_two_faults_at_a_time_one_may_hide_the_others_failure():
 def test_a_termination_message_has_to_fit_the_end(text):
     cost = expected([Fault("term pod", (2,), 1.0)], TORCH)
     codes = (*NOBODY[:2], (STOPPED,), *NOBODY[3:])
-    found = wrong(cost, Seen(codes, (*NOBODY[:2], (text,), *NOBODY[3:]), charges=0, starts=1, longest_s=1.0))
+    texts = tuple((text,) if node == 2 else () for node in range(NODES))
+    found = wrong(cost, Seen(codes, texts, charges=0, starts=1, longest_s=1.0))
     assert len(found) == 1
 
 

@@ -6,11 +6,9 @@ import contextlib
 import io
 import os
 import shlex
-import tempfile
-from pathlib import Path
 from unittest import mock
 
-from tests.fuzz.oracle import Refused, attempt, text_of
+from tests.fuzz.oracle import FOLDER, Refused, attempt, text_of
 from tests.fuzz.registry import target
 from trainer_launch.commands import options, rehearse
 from trainer_launch.commands import options as fields
@@ -27,8 +25,7 @@ from trainer_launch.rehearsal.faults import requests
 from trainer_launch.rehearsal.kubelet import pods
 from trainer_launch.rehearsal.report import reporting
 
-_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
-_LAST_WORDS = f"{_FOLDER.name}/termination-log"
+_LAST_WORDS = f"{FOLDER}/termination-log"
 
 
 @target()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec import to_builtins
 
-from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
+from tests.fuzz.oracle import FOLDER, assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
 from trainer_launch.host import deadline_subprocess, process_tree, runtime_directory, shm
 from trainer_launch.model import codec, findings
@@ -25,7 +24,6 @@ _VIEW = node_view.View(
     phase="running", since_s=0.0, started_s=0.0,
 )  # fmt: skip
 _TEST = msg.Test(1, 0, 2, "h", 1, "t", 1.0)
-_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 
 
 @target()
@@ -60,11 +58,11 @@ def report(data: bytes) -> None:
 @target()
 def launchers_view(data: bytes) -> None:
     """What another launcher in this container says of itself; anybody may write such a file to /tmp."""
-    path = Path(_FOLDER.name, runtime_directory.LAUNCHER)
+    path = Path(FOLDER, runtime_directory.LAUNCHER)
     path.write_bytes(
         data.replace(b"@PID", str(_self().pid).encode()).replace(b"@TICKS", str(_self().started).encode())
     )
-    view = node_view.read(_FOLDER.name)
+    view = node_view.read(FOLDER)
     if view is not None:
         assert_encodable(observer.metrics_text(view, event_log.Standing(), (), now_s=1.0, at_s=1.0))
         known = {**to_builtins(view), "standing": to_builtins(event_log.Standing()), "reports": []}

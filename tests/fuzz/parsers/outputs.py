@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from tests.fuzz.oracle import assert_encodable, assert_sentence, attempt
+from tests.fuzz.oracle import FOLDER, assert_encodable, assert_sentence, attempt
 from tests.fuzz.registry import target
 from trainer_launch.model import Exit, Outcome, Verdict
 from trainer_launch.model.errors import UsageError
@@ -32,7 +31,6 @@ from trainer_launch.supervisor import stacks as of_faulthandler
 from trainer_launch.supervisor.rate_limit import LINE_BYTES, Source, Stream
 
 _PATTERN = re.compile("loss")
-_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 
 
 @target()
@@ -110,7 +108,7 @@ def request(data: bytes) -> None:
 @target()
 def key_file(data: bytes) -> None:
     """The mounted ssh key, and the list of keys beside it; of neither is anything shown."""
-    folder = Path(_FOLDER.name)
+    folder = Path(FOLDER)
     (folder / "id_rsa").write_bytes(data)
     found = attempt(ssh_client._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
     assert not isinstance(found, bytes) or found.endswith(b"\n")
