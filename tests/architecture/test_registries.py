@@ -47,11 +47,6 @@ def test_every_contract_that_a_module_defines_is_listed() -> None:
     assert sorted(one.name for one in defined) == sorted(one.name for one in CONTRACTS)
 
 
-def test_every_name_is_unique() -> None:
-    for names in ([engine.name for engine in engines.ENGINES], [one.name for one in CONTRACTS]):
-        assert len(set(names)) == len(names)
-
-
 def test_every_contract_says_what_it_is_for() -> None:
     assert [path.name for path in plugins_in("contracts") if not ast.get_docstring(tree_of(path))] == []
 

@@ -81,22 +81,8 @@ def test_seconds_may_have_units(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        " 60",
-        "60 ",
-        "6e1",
-        "60_0",
-        "+60",
-        "-1",
-        ".5",
-        "5.",
-        "60S",
-        "10m1h",
-        "1m1m",
-        "1d",
-        "inf",
-        "nan",
-        "\u0663",
-        "1\n",
+        *(" 60", "60 ", "6e1", "60_0", "+60", "-1", ".5", "5.", "60S", "60 s", "10m1h", "1m1m"),
+        *("1d", "inf", "nan", "\u0663", "1\n"),
     ],
 )
 def test_what_is_no_plain_number_and_no_time_is_refused(text: str) -> None:

@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from tests.planning.requests import given
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning.command import Kind, grace_of, launcher_in, parse_command, see_through
 
@@ -50,8 +51,7 @@ def test_a_command_is_recognised(line: str, kind: Kind, python: str, program: st
     ],
 )
 def test_torchrun_is_taken_apart_however_it_is_called(line: str) -> None:
-    torchrun = parse_command(shlex.split(line)).torchrun
-    assert torchrun is not None
+    torchrun = given(parse_command(shlex.split(line)).torchrun)
     assert dict(torchrun.options) == {"nnodes": "2", "module": "1"}
     assert torchrun.program == ("pkg.mod", "x")
 
@@ -158,10 +158,6 @@ def test_a_command_stays_as_it_is_where_something_would_be_lost(line: str) -> No
     assert see_through(words) == ((), words)
 
 
-def test_an_empty_command_stays_empty() -> None:
-    assert see_through(()) == ((), ())
-
-
 @pytest.mark.parametrize(
     ("line", "name", "is_inside"),
     [
@@ -186,8 +182,7 @@ def test_an_empty_command_stays_empty() -> None:
     ],
 )
 def test_a_launcher_is_recognised(line: str, name: str, is_inside: bool) -> None:
-    found = launcher_in(shlex.split(line))
-    assert found is not None
+    found = given(launcher_in(shlex.split(line)))
     assert (found.name, found.is_inside) == (name, is_inside)
 
 
@@ -223,9 +218,7 @@ def test_a_word_that_names_no_launcher_is_none(line: str) -> None:
     ],
 )
 def test_the_script_that_a_launcher_starts_is_named(line: str, script: str) -> None:
-    found = launcher_in(shlex.split(line))
-    assert found is not None
-    assert found.script == script
+    assert given(launcher_in(shlex.split(line))).script == script
 
 
 PLAIN = parse_command(("train.py",))
