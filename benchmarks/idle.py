@@ -128,19 +128,7 @@ INITS = (
     Init(
         "trainer-launch", _before(*LAUNCHER, "run", "--log-level", "warning", "--engine", "plain", "--"), _by_signal
     ),
-    Init("tini", lambda _, program: (peers.debian("tini", "tini"), "--", *program), _by_signal, package="tini"),
-    Init(
-        "dumb-init",
-        lambda _, program: (peers.debian("dumb-init", "dumb-init"), "--", *program),
-        _by_signal,
-        package="dumb-init",
-    ),
-    Init(
-        "catatonit",
-        lambda _, program: (peers.debian("catatonit", "catatonit"), "--", *program),
-        _by_signal,
-        package="catatonit",
-    ),
+    *(Init(name, _before(name, "--"), _by_signal, package=name) for name in ("tini", "dumb-init", "catatonit")),
     Init("s6", _s6, _by_s6, "by `s6-svc -1`, as it forwards none", package="s6"),
     Init("no init", _before("sh", "-c", '"$@"; exit $?', "sh"), _to_program, "sent to the program itself"),
 )

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -196,6 +197,14 @@ def wait_for(condition: Callable[[], object], what: str, limit_s: float, step_s:
         if time.monotonic() > end_s:
             raise Failed(f"{what}: not within {limit_s:g} s")
         time.sleep(step_s)
+
+
+def floats_of(*words: str, within_s: float) -> list[float]:
+    """What a module of ours prints in a process of its own, as it grows with what it simulates."""
+    done = subprocess.run((sys.executable, "-m", *words), capture_output=True, text=True, timeout=within_s)
+    if done.returncode:
+        raise Failed((done.stderr.strip().splitlines() or ["no word"])[-1])
+    return [float(word) for word in done.stdout.split()]
 
 
 def settle(load: float, within_s: float = 180.0) -> None:
