@@ -25,7 +25,7 @@ def made(script: str, *words: str, within_s: float) -> str:
 @functools.cache
 def _ended(script: str, *words: str, within_s: float) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHON": sys.executable}
-    argv = [SETUP / script, *words]
+    argv = [str(SETUP / script), *words]
     return subprocess.run(
         argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=within_s, check=False
     )
