@@ -77,7 +77,8 @@ def find(folders: Sequence[str] | None = None, pids: Mapping[int, int] | None = 
 
     With `pids` the launchers are in another PID namespace: it has our numbers of their processes by those there.
     """
-    paths = [path for folder in folders or _folders() for path in within(folder, [], _runs, folder)]
+    none: list[str] = []
+    paths = [path for folder in folders or _folders() for path in within(folder, none, _runs, folder)]
     views = [read(path, pids) for path in paths]
     alive = {view.pid: view for view in views if view is not None}
     return tuple(sorted(alive.values(), key=lambda v: (v.node_rank is None, v.node_rank or 0, v.pid)))

@@ -35,7 +35,7 @@ _SETTINGS = (
 )
 
 
-@target("lines")
+@target()
 def coordinator_lines(data: bytes) -> None:
     """A line is a message, or a MessageError says why not; a message is read as it was written."""
     for line in data.split(b"\n"):
@@ -52,7 +52,7 @@ def coordinator_lines(data: bytes) -> None:
             assert not Channel(b"secret").admits(found)
 
 
-@target("lines")
+@target()
 def coordinator_talk(data: bytes) -> None:
     """Whatever any nodes say in any order, the coordinator goes on, and all that it says can be written.
 
@@ -103,7 +103,7 @@ def _event(peer: int, line: bytes, greeted: set[int]) -> states.Event | None:
     return states.Said(peer, message)
 
 
-@target("lines")
+@target()
 def cluster_preflight_lines(data: bytes) -> None:
     """As the coordinator's."""
     for line in data.split(b"\n"):
@@ -114,7 +114,7 @@ def cluster_preflight_lines(data: bytes) -> None:
         assert isinstance(found, coordination.Hello) or calling.parse(written) == found
 
 
-@target("lines")
+@target()
 def cluster_preflight_talk(data: bytes) -> None:
     """Whatever any nodes say in any order, the cluster preflight comes to its end."""
     if not data:
@@ -163,7 +163,7 @@ def _said(room: hall.ClusterPreflight, event: nodes.Event, now_s: float) -> None
             _said(room, nodes.Looked(()), now_s)
 
 
-@target("json", 8000)
+@target(8000)
 def findings(data: bytes) -> None:
     """Findings of other nodes, and a report that another container has left."""
     found = attempt(calling.load_findings, data.decode("utf-8", "replace"), kinds=(ValueError,))
@@ -172,7 +172,7 @@ def findings(data: bytes) -> None:
     attempt(report_formats.parse, data, kinds=(ValueError,))
 
 
-@target("bytes", 20_000)
+@target(20_000)
 def other_end(data: bytes) -> None:
     """Whatever answers in a coordinator's place, in node 0's, or in a host's sshd's: it is over, at once."""
     for parse in (coordination.parse, calling.parse):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec import to_builtins
 
-from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
+from tests.fuzz.oracle import FOLDER, assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
 from trainer_launch.commands import status
 from trainer_launch.host import deadline_subprocess, process_tree, runtime_directory, shm
@@ -26,10 +25,9 @@ _VIEW = node_view.View(
     phase="running", since_s=0.0, started_s=0.0,
 )  # fmt: skip
 _TEST = msg.Test(1, 0, 2, "h", 1, "t", 1.0)
-_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 
 
-@target("json")
+@target()
 def agents_note(data: bytes) -> None:
     """What the agent of torch writes of the first death, and its news, which PID 1 reads while the job runs."""
     found = failure.parse_agent_failure(data.decode("utf-8", "replace"))
@@ -43,7 +41,7 @@ def agents_note(data: bytes) -> None:
     assert_encodable(metrics.metrics_text(_VIEW, standing, (), None, now_s=1.0, at_s=1.0))
 
 
-@target("json")
+@target()
 def report(data: bytes) -> None:
     """What a training process reports: for Prometheus, and for the TrainJob."""
     found = progress.parse(data)
@@ -58,14 +56,14 @@ def report(data: bytes) -> None:
     assert all(len(one["value"]) <= 64 for one in told["metrics"])
 
 
-@target("json")
+@target()
 def launchers_view(data: bytes) -> None:
     """What another launcher in this container says of itself; anybody may write such a file to /tmp."""
-    path = Path(_FOLDER.name, runtime_directory.LAUNCHER)
+    path = Path(FOLDER, runtime_directory.LAUNCHER)
     path.write_bytes(
         data.replace(b"@PID", str(_self().pid).encode()).replace(b"@TICKS", str(_self().started).encode())
     )
-    view = node_view.read(_FOLDER.name)
+    view = node_view.read(FOLDER)
     if view is not None:
         assert_encodable(metrics.metrics_text(view, event_log.Standing(), (), None, now_s=1.0, at_s=1.0))
         known = {**to_builtins(view), "standing": to_builtins(event_log.Standing()), "reports": []}
@@ -80,7 +78,7 @@ def _self() -> process_tree.Entry:
     return found
 
 
-@target("json")
+@target()
 def childs_answer(data: bytes) -> None:
     """What our own children print, should a library of theirs print into it, or somebody stand in their place."""
     shm._parsed(data, "h")
@@ -96,7 +94,7 @@ def childs_answer(data: bytes) -> None:
     attempt(codec.decode, msg.Record, data, kinds=(codec.MessageError,))
 
 
-@target("json", 8000)
+@target(8000)
 def gpu_answer(data: bytes) -> None:
     """What the children that look at GPUs print."""
     facts = bench_results.facts_of(data)
