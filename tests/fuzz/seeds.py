@@ -246,16 +246,10 @@ def _gpu_answer() -> Iterator[str]:
         "ecc": ["unsupported"],
         "temp": ["unknown", "x"],
     }
-    told = {"trouble": "", "driver": ["known", "550"], "log": ["known", [["0:1", 79, 5]]]}
+    told = {"trouble": "", "driver": "550", "log": ["known", [["0:1", 79, 5]]]}
     yield json.dumps({**told, "gpus": [{"index": 0, "lost": "", "facts": facts}]})
-    watched = {
-        "index": 0,
-        "busy": 3,
-        "xids": ["known", [79]],
-        "reasons": {"4": 2},
-        "facts": {"sm": ["known", [1, 2, 3]]},
-    }
-    yield json.dumps({"trouble": "", "gpus": [watched]})
+    watched = {"xids": ["known", [79]], "clock_reasons": ["known", {"looks": 3, "times": {"4": 2}}]}
+    yield json.dumps({"trouble": "", "gpus": [{"index": 0, "facts": watched}]})
     for line in (
         {"stage": "gemm"}, {"facts": {"torch": "2"}}, {"figures": [["gemm", 1.5, "TFLOP/s"]]}, {"ending": "done"},
         {"checksum": "ab", "repeats": 3, "different": 0}, {"tested_bytes": 1, "wrong_words": 0}, {"why": "x", "ending": "import"},

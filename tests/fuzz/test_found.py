@@ -145,7 +145,7 @@ def test_what_others_leave_for_pid_1_never_ends_it(text: str, tmp_path: Path) ->
     note = failure.parse_agent_failure(text)
     assert note is None or note.rank is None
     assert deadline_subprocess._tried(data, status=1).problem
-    assert facts.facts_of(data).trouble
+    assert facts.parse_facts(data).trouble
 
 
 def test_numbers_in_news_are_such_as_metrics_can_have() -> None:

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.preflight.gpu.test_faults import FAULTS
-from tests.preflight.gpus import HEALTHY_CARDS, LOAD
+from tests.preflight.gpus import FACTS
 from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, STORED, Names, run_all, subject
 from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import Tried
@@ -22,6 +22,7 @@ from trainer_launch.preflight import check, registry
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.preflight.container import dns_checks, resource_limits
+from trainer_launch.preflight.gpu.collect import Cards
 
 CPU_ONLY = {"gpus": Gpus(count=0, reason="none")}
 COORDINATOR = {"is_coordinator": True, "node_rank": 0}
@@ -281,8 +282,8 @@ def test_memory_that_cannot_be_locked_where_nothing_locks_it_is_no_finding() -> 
 
 
 def test_a_job_of_one_node_is_not_stopped_for_a_network_that_it_does_not_use() -> None:
-    sockets = [replace(one, lines=("NCCL INFO Using network Socket",)) for one in LOAD.tested]
-    fallen_back = replace(HEALTHY_CARDS, load=lambda: replace(LOAD, tested=tuple(sockets)))
+    sockets = [replace(one, lines=("NCCL INFO Using network Socket",)) for one in FACTS.tests]
+    fallen_back = Cards(lambda: replace(FACTS, tests=tuple(sockets)))
     alone = subject(
         topology={"nodes": NodeRange(1, 1), "node_rank": 0},
         adapters=(AdapterPort("mlx5_0", 1, False),),

@@ -7,6 +7,7 @@ hang in the kernel they leave to children.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -31,7 +32,7 @@ from trainer_launch.planning import engines
 from trainer_launch.planning.command import Command
 from trainer_launch.planning.job import place
 from trainer_launch.planning.reading import Reading
-from trainer_launch.preflight.gpu.devices import Cards, cards
+from trainer_launch.preflight.gpu.collect import Cards, collect
 
 LIMIT_S = 5.0  # for a check that does not say otherwise
 STATE_FILE = "preflight.json"  # the report, in --state-dir
@@ -219,7 +220,8 @@ def with_gpus(subject: Subject, level: str) -> Subject:
     if not gpus.count or not gpus.is_nvidia:
         return subject
     python = command.python[0] if command is not None and command.python else sys.executable
-    return replace(subject, cards=cards(subject.env, python, level, gpus.count, subject.left_s))
+    made = functools.partial(collect, subject.env, python, level, gpus.count, subject.left_s)
+    return replace(subject, cards=Cards(made, level))
 
 
 def with_network(subject: Subject, root: Path = Path("/")) -> Subject:

@@ -30,8 +30,8 @@ from trainer_launch.preflight.cluster import node_facts, participation, present_
 from trainer_launch.preflight.cluster.nodes import Stage
 from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.container import dns_checks
-from trainer_launch.preflight.gpu import load_checks
-from trainer_launch.preflight.gpu.devices import Cards
+from trainer_launch.preflight.gpu import checks as gpu_checks
+from trainer_launch.preflight.gpu.collect import Cards
 from trainer_launch.preflight.mpi import launcher_checks
 from trainer_launch.preflight.report_formats import Place
 
@@ -67,7 +67,7 @@ class Selection(Struct, frozen=True):
     def level(self, settings: Settings) -> str:
         """How far to look at GPUs: no load for checks that do not need it, or where gpu-load is not to be run."""
         needing = {check.id for check in registry.CHECKS if check.needs is Needs.LOAD}
-        is_idle = load_checks.gpu_load.id in self.skipped or (self.chosen and not needing & set(self.chosen))
+        is_idle = gpu_checks.gpu_load.id in self.skipped or (self.chosen and not needing & set(self.chosen))
         return "quick" if is_idle else settings.level
 
 

@@ -30,11 +30,13 @@ _NVLINK_SPEED, _NVLINK_SPEED_COMMON = 164, 90
 _NVLINK_ERRORS = (161, 162, 163)  # replay, recovery, CRC
 _OLD_NVLINK_ERRORS = (0, 1, 2, 3)  # replay, recovery, CRC of flits and of data
 _MAX_LINKS = 18
+_FABRIC_DONE = 3
 _UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
 _SLOWDOWN = 1  # a temperature
 _VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a field, by its type
-_LIMIT_S = 60
+_LIMIT_S, _WATCH_LIMIT_S = 60, 600
 _XID = re.compile(r"^[^;]*?,[^;]*?,(\d+)[^;]*;NVRM: Xid \(PCI:([0-9A-Fa-f:]+)[^)]*\): (\d+)")
+_RECENT_S, _MAX_RECORDS, _RECORD_BYTES = 7200, 50_000, 8192
 INTERVAL_S = 0.05
 _XID_EVENT = 8  # the type of event
 _TIMED_OUT = 10
@@ -42,8 +44,6 @@ _IDLE = 1  # the bit of the reasons
 _MAX_EVENTS = 100
 _LAST_MS = 100  # an event may come a moment after what it tells of
 _COUNTERS = ("pcie_replays", "nvlink_errors")  # many calls, and only their growth matters
-_WATCH_LIMIT_S = 600
-_RECENT_S, _MAX_RECORDS, _RECORD_BYTES = 7200, 50_000, 8192
 
 Fact = list[Any]
 
@@ -71,9 +71,10 @@ def told(nvml: Any) -> dict[str, Any]:
     """All facts."""
     try:
         gpus = [of_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        driver = fact(nvml, lambda: text(nvml.nvmlSystemGetDriverVersion()))
         return {
             "trouble": "",
-            "driver": fact(nvml, lambda: text(nvml.nvmlSystemGetDriverVersion())),
+            "driver": driver[1] if driver[0] == "known" else "",
             "gpus": gpus,
             "log": earlier_xids(),
         }
@@ -139,21 +140,32 @@ def readings(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
         "slowdown_c": lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, _SLOWDOWN),
         "nvlinks": lambda: nvlinks(nvml, handle),
         "nvlink_mbps": lambda: nvlink_mbps(nvml, handle),
-        "fabric": lambda: fabric(nvml, handle),
-        **moving(nvml, handle),
+        "fabric_error": lambda: fabric_error(nvml, handle),
+        **temperatures(nvml, handle),
+    }
+
+
+def temperatures(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
+    """What changes under load, and matters at rest, too."""
+    return {
+        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, 0),
+        "margin_c": lambda: nvml.nvmlDeviceGetMarginTemperature(handle),
     }
 
 
 def moving(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
-    """What changes under load."""
+    """What changes under load; of lanes and generation, what there is and what there could be."""
     return {
+        **temperatures(nvml, handle),
         "clock_reasons": lambda: clock_reasons(nvml, handle),
-        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, 0),
-        "margin_c": lambda: nvml.nvmlDeviceGetMarginTemperature(handle),
-        "pcie_gen": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
-        "pcie_gen_max": lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
-        "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
-        "pcie_width_max": lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
+        "pcie_generation": lambda: [
+            nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+            nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
+        ],
+        "pcie_lanes": lambda: [
+            nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
+            nvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
+        ],
         "pcie_replays": lambda: nvml.nvmlDeviceGetPcieReplayCounter(handle),
         "nvlink_errors": lambda: nvlink_errors(nvml, handle),
     }
@@ -231,12 +243,12 @@ def nvlink_errors(nvml: Any, handle: Any) -> int:
         )
 
 
-def fabric(nvml: Any, handle: Any) -> list[int]:
-    """How far this GPU is with joining its fabric (0: it has none, 3: done), and the error of that."""
+def fabric_error(nvml: Any, handle: Any) -> int:
+    """The error with which this GPU ended joining its fabric; 0 where it joined, has none, or is not ready."""
     info = nvml.c_nvmlGpuFabricInfo_v2_t()
     info.version = nvml.nvmlGpuFabricInfo_v2
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    return [int(info.state), int(info.status)]
+    return int(info.status) if info.state == _FABRIC_DONE else 0
 
 
 def earlier_xids(path: str = "/dev/kmsg") -> Fact:
@@ -262,9 +274,6 @@ def earlier_xids(path: str = "/dev/kmsg") -> Fact:
     return ["known", found[-100:]]
 
 
-# -- watching under load ----------------------------------------------------------------------
-
-
 def watched(nvml: Any) -> dict[str, Any]:
     """All that was seen until the input ended."""
     try:
@@ -279,20 +288,17 @@ def watched(nvml: Any) -> dict[str, Any]:
 
 
 class WatchedGpu:
-    """One GPU under watch."""
+    """One GPU under load."""
 
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml, self._index = nvml, index
         self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
         self._reads = moving(nvml, self._handle)
-        self._reasons: Counter[int] = Counter()
-        self._busy = 0
         self._last: dict[str, Fact] = {}
-        self._first: dict[str, Fact] = {}
-        self._most: dict[str, float] = {}
-        self._least: dict[str, float] = {}
-        self._events: list[int] = []
+        self._values: dict[str, list[Any]] = {name: [] for name in self._reads}
+        self._xids: list[int] = []
         self._event_set = fact(nvml, self._register)
+        self._see(*_COUNTERS)
 
     def _register(self) -> Any:
         made = self._nvml.nvmlEventSetCreate()
@@ -301,26 +307,17 @@ class WatchedGpu:
 
     def look(self) -> None:
         """Once."""
-        for name, read in self._reads.items():
-            if name not in _COUNTERS or name not in self._last:
-                self._see(name, read)
-        state, *rest = self._last["clock_reasons"]
-        if state == "known" and not rest[0] & _IDLE:
-            self._busy += 1
-            self._reasons.update(1 << bit for bit in range(int(rest[0]).bit_length()) if rest[0] >> bit & 1)
+        self._see(*(name for name in self._reads if name not in _COUNTERS))
         self._hear(0)
 
-    def _see(self, name: str, read: Callable[[], Any]) -> None:
-        if self._last.get(name) == ["unsupported"]:
-            return
-        found = self._last[name] = fact(self._nvml, read)
-        if found[0] == "known":
-            self._first.setdefault(name, found)
-            self._most[name] = max(found[1], self._most.get(name, found[1]))
-            self._least[name] = min(found[1], self._least.get(name, found[1]))
+    def _see(self, *names: str) -> None:
+        for name in names:
+            if self._last.get(name) != ["unsupported"]:
+                self._last[name] = fact(self._nvml, self._reads[name])
+                self._values[name] += self._last[name][1:] if self._last[name][0] == "known" else []
 
     def _hear(self, wait_ms: int) -> None:
-        while self._event_set[0] == "known" and len(self._events) < _MAX_EVENTS:
+        while self._event_set[0] == "known" and len(self._xids) < _MAX_EVENTS:
             try:
                 heard = self._nvml.nvmlEventSetWait_v2(self._event_set[1], wait_ms)
             except self._nvml.NVMLError as problem:
@@ -328,26 +325,30 @@ class WatchedGpu:
                     self._event_set = ["unknown", str(problem)]
                 return
             if heard.eventType == _XID_EVENT:
-                self._events.append(int(heard.eventData))
+                self._xids.append(int(heard.eventData))
 
     def seen(self) -> dict[str, Any]:
-        """What was seen."""
+        """The worst of each fact, and the errors that the driver told."""
         self._hear(_LAST_MS)
-        for name in _COUNTERS:
-            self._see(name, self._reads[name])
-        return {
-            "index": self._index,
-            "busy": self._busy,
-            "xids": ["known", self._events] if self._event_set[0] == "known" else self._event_set,
-            "reasons": {str(bit): count for bit, count in self._reasons.items()},
-            "facts": {name: self._summary(name, found) for name, found in self._last.items()},
-        }
+        self._see(*_COUNTERS)
+        facts = {name: summary(name, self._values[name]) or last for name, last in self._last.items()}
+        facts["xids"] = ["known", self._xids] if self._event_set[0] == "known" else self._event_set
+        return {"index": self._index, "facts": facts}
 
-    def _summary(self, name: str, found: Fact) -> Fact:
-        """Least, most, and how much it grew."""
-        if name not in self._most:
-            return found
-        return ["known", [self._least[name], self._most[name], self._most[name] - self._first[name][1]]]
+
+def summary(name: str, values: list[Any]) -> Fact:
+    """The worst of what was seen; how much a counter grew; how often what slowed the clocks down."""
+    if not values:
+        return []
+    if name in _COUNTERS:
+        return ["known", values[-1] - values[0]]
+    if name != "clock_reasons":
+        return ["known", min(values) if name == "margin_c" else max(values)]
+    busy = [bits for bits in values if not bits & _IDLE]
+    times = Counter(1 << bit for bits in busy for bit in range(int(bits).bit_length()) if bits >> bit & 1)
+    return (
+        ["known", {"looks": len(busy), "times": times}] if busy else ["unknown", "it was idle whenever we looked"]
+    )
 
 
 if __name__ == "__main__":
