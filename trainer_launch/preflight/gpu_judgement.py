@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from trainer_launch.model.findings import Basis, Checksum, Fault, Finding, Measure, Scope, Status
 from trainer_launch.model.units import all_of, counted, grouped, listed
@@ -74,7 +74,8 @@ def of_pairs(rates: Sequence[float], model: str, table: Table) -> list[Finding]:
     action = (
         "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, save it with"
     )
-    return [_of_job(_PAIR, text, measures, reference, f"{action} --report FILE.json and pass that as --reference")]
+    action += " --report FILE.json and pass that as --reference"
+    return [_of_job(_PAIR, text, measures, reference, action=action)]
 
 
 def _groups(
@@ -92,43 +93,32 @@ def _groups(
 def _cards(
     kind: Kind, members: Sequence[tuple[int, Measure]], reference: Reference | None, shares: Shares
 ) -> list[_Card]:
+    """Each card beside the reference, and beside its peers: the others that are no shorter than it allows."""
     floor = 0.0 if reference is None else shares.share(kind) * reference.value
-    good = sorted(one.value for _, one in members if one.value >= floor)
-    ordered = good if reference is not None and good else sorted(one.value for _, one in members)
-    cards = []
+    good = [one.value for _, one in members if one.value >= floor] or [one.value for _, one in members]
+    of_all = _middle(good)
 
     @functools.cache
-    def others(value: float | None) -> tuple[float | None, float]:
-        """The median without one of these values, and how far the rest lie from it."""
-        rest = list(ordered)
-        if value is not None:
-            rest.remove(value)
-        return _spread(rest)
+    def of_others(value: float) -> tuple[float | None, float]:
+        """Their median, and how far they lie from it; one among many moves neither."""
+        if len(good) > _MANY or value not in good:
+            return of_all
+        at = good.index(value)
+        return _middle([*good[:at], *good[at + 1 :]])
 
+    cards = []
     for node, one in members:
-        is_among = one.value >= floor or len(ordered) == len(members)
-        # One among many moves no median.
-        middle, spread = others(one.value if is_among and len(ordered) <= _MANY else None)
-        share = shares.peers(kind)
-        is_behind = middle is not None and one.value < min(share * middle, middle - SIGMAS * spread)
-        cards.append(
-            _Card(
-                node=node,
-                measure=one,
-                of_reference=None if reference is None else one.value / reference.value,
-                of_peers=one.value / middle if middle else None,
-                is_short=reference is not None and one.value < floor,
-                is_behind=is_behind,
-            )
-        )
+        middle, spread = of_others(one.value)
+        is_behind = middle is not None and one.value < min(shares.peers(kind) * middle, middle - SIGMAS * spread)
+        of_reference = None if reference is None else one.value / reference.value
+        of_peers = one.value / middle if middle else None
+        cards.append(_Card(node, one, of_reference, of_peers, one.value < floor, is_behind))
     return cards
 
 
-def _spread(values: Sequence[float]) -> tuple[float | None, float]:
-    if not values:
-        return None, 0.0
-    middle = statistics.median(values)
-    return middle, deviation(values, middle)
+def _middle(values: Sequence[float]) -> tuple[float | None, float]:
+    middle = statistics.median(values) if values else None
+    return middle, 0.0 if middle is None else deviation(values, middle)
 
 
 def deviation(values: Iterable[float], middle: float) -> float:
@@ -163,17 +153,14 @@ def _of_node(
     parts = [f"{worst.of_peers:.0%} of what the others of its model do"] if worst.of_peers is not None else []
     if worst.of_reference is not None and reference is not None:
         parts.insert(0, f"{worst.of_reference:.0%} of the reference {reference.value:g}")
-    return Finding(
-        check=kind.name,
-        status=status,
-        fault=Fault.NODE if status is Status.FAIL else None,
+    return _finding(
+        kind,
+        status,
+        f"{where} delivers {one.value:.4g} {one.unit} ({one.name}, {one.model or 'unknown model'}): "
+        f"{' and '.join(parts)}",
+        (one.value, one.unit, reference),
         scope=Scope.NODE if is_whole else Scope.GPU,
         subject=where,
-        text=f"{where} delivers {one.value:.4g} {one.unit} ({one.name}, {one.model or 'unknown model'}): "
-        f"{' and '.join(parts)}",
-        measured=round(one.value, 2),
-        expected=None if reference is None else round(reference.value, 2),
-        unit=one.unit,
         basis=Basis.BOTH if status is Status.FAIL else Basis.PEER,
         evidence=tuple(_evidence(card, name) for card in cards[:_SHOWN]) if len(cards) > 1 else (),
         action=kind.action,
@@ -188,25 +175,13 @@ def _short(
     text = f"{model}: less {measures[0].name} than expected on {which}, {_median(measures):.4g} "
     text += f"{reference.unit} in the median, {_median(measures) / reference.value:.0%} of the reference "
     text += f"{reference.value:g}, while they hardly differ from the others"
-    found = _of_job(kind, text, measures, reference, _JOB_ACTION)
-    if n_cards > _SHOWN:
-        return found
-    shown = tuple(_evidence(card, names[card.node]) for card in short)
-    return replace(found, evidence=shown)
+    shown = tuple(_evidence(card, names[card.node]) for card in short) if n_cards <= _SHOWN else ()
+    return _of_job(kind, text, measures, reference, action=_JOB_ACTION, evidence=shown)
 
 
-def _of_job(kind: Kind, text: str, measures: Sequence[Measure], reference: Reference, action: str) -> Finding:
-    return Finding(
-        check=kind.name,
-        status=Status.WARN,
-        scope=Scope.JOB,
-        text=text,
-        measured=round(_median(measures), 2),
-        expected=round(reference.value, 2),
-        unit=reference.unit,
-        basis=Basis.ABSOLUTE,
-        action=action,
-    )
+def _of_job(kind: Kind, text: str, measures: Sequence[Measure], reference: Reference, **more: Any) -> Finding:
+    figures = (_median(measures), reference.unit, reference)
+    return _finding(kind, Status.WARN, text, figures, scope=Scope.JOB, basis=Basis.ABSOLUTE, **more)
 
 
 def _well(
@@ -221,16 +196,24 @@ def _well(
     if reference is None:
         text += f"; no reference tells {'this of it' if is_known else 'of this model'}"
         text += ", so they were only compared with each other" if has_peers else ""
-    return Finding(
-        check=kind.name,
-        status=Status.PASS if reference is not None or (is_known and has_peers) else Status.UNKNOWN,
+    return _finding(
+        kind,
+        Status.PASS if reference is not None or (is_known and has_peers) else Status.UNKNOWN,
+        text,
+        (min(values), one.unit, reference),
         scope=Scope.JOB,
-        text=text,
-        measured=round(min(values), 2),
-        expected=None if reference is None else round(reference.value, 2),
-        unit=one.unit,
         basis=Basis.PEER if reference is None else Basis.BOTH if has_peers else Basis.ABSOLUTE,
     )
+
+
+def _finding(
+    kind: Kind, status: Status, text: str, figures: tuple[float, str, Reference | None], **more: Any
+) -> Finding:
+    """`figures` are what was measured, its unit, and what it should be."""
+    measured, unit, reference = figures
+    more |= {"measured": round(measured, 2), "expected": None if reference is None else round(reference.value, 2)}
+    fault = Fault.NODE if status is Status.FAIL else None
+    return Finding(check=kind.name, status=status, fault=fault, text=text, unit=unit, **more)
 
 
 def _evidence(card: _Card, name: str) -> str:
