@@ -28,7 +28,12 @@ from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.gpu import collect
 from trainer_launch.preflight.gpu.facts import Ending, Gpu, GpuFacts, GpuTest
 
-pytestmark = [pytest.mark.gpu, pytest.mark.process, pytest.mark.torch]
+pytestmark = [
+    pytest.mark.usefixtures("what_the_tests_ran_on"),
+    pytest.mark.gpu,
+    pytest.mark.process,
+    pytest.mark.torch,
+]
 Record = Callable[[str, object], None]
 DEADLINE_S = 200.0
 RUNS = 5
