@@ -185,11 +185,6 @@ WARNINGS: list[tuple[str, Subject, str]] = [
         subject(host={"shm_bytes": 64 * MIB, "shm_free_bytes": 64 * MIB}),
         "/dev/shm has 64 MiB free of 64 MiB",
     ),
-    (
-        "dns",
-        subject(lookup=of_names(node_0=[frozenset({"10.0.0.6"}), frozenset({"10.0.0.9"})] * 4)),
-        "job-node-0-0.job: the addresses differ between lookups",
-    ),
     ("nccl-socket-ifname", subject(interfaces=(LO, ETH0, VETH)), "not all of which lead to other nodes"),
     ("nccl-ib-hca", subject(adapters=()), "NCCL will use plain sockets"),
     ("ephemeral-ports", subject(limits=limits(ephemeral_ports=(60000, 60500))), "has 501 ports for connections"),
