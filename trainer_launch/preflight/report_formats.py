@@ -177,13 +177,6 @@ def line(report: Report, place: Place, code: int, elsewhere: str) -> str:
     return "; ".join((*parts, f"{here}; full report: the log of {elsewhere}")) + "\n"
 
 
-def again(report: Report, place: Place, code: int) -> str:
-    """The report in one line, where the same one was printed before."""
-    first = loud(report.findings)[0]
-    verdict = f"Preflight {_WORDS[report.verdict]} (exit code {code})"
-    return f"{verdict}; {place}: the same findings as before, {first.check}: {first.text}\n"
-
-
 def is_involved(report: Report, place: Place) -> bool:
     """Whether this node is named as faulty, or as one that differs from the others."""
     return any(
