@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
@@ -140,16 +139,26 @@ def loaded(
     if not gpus:
         return replace(facts, load_trouble="no GPU can be put under load: see the other checks of GPUs")
     watch = None if facts.trouble else _started(WATCH, env)
+    own = {name: value for name, value in env.items() if name not in _NOT_OURS}
     until_s = time.monotonic() + limit_s
     with _folder() as folder:
-        size = len(gpus) if folder else 1
-        tests = []
+        children = []
         for rank, (number, shown) in enumerate(gpus):
-            more = ("--limit", str(limit_s), "--peers", f"{rank}:{size}:{folder}")
-            tests.append(_Running(number, shown, _begun(gpus, rank, env, (*argv, *more))))
-        deadline_subprocess.stop_all([test.child for test in tests if test.child], until_s - time.monotonic())
+            peers = f"{rank}:{len(gpus) if folder else 1}:{folder}"
+            # The first is its own; NCCL must see the others to find the ways to them.
+            others = [other for at, (_, other) in enumerate(gpus) if at != rank]
+            more = {**_TALK, "CUDA_VISIBLE_DEVICES": ",".join((shown, *others))}
+            child = _started((*argv, "--limit", str(limit_s), "--peers", peers), {**own, **more})
+            children.append((number, shown if shown.startswith("GPU-") else "", child))
+        deadline_subprocess.stop_all([child for _, _, child in children if child], until_s - time.monotonic())
         until_s = time.monotonic() + deadline_subprocess.REAP_S  # for all of them together
-        facts = replace(facts, tests=tuple(test.ended(until_s, limit_s) for test in tests))
+        tests = [
+            GpuTest(gpu=number, uuid=uuid, why="no child could be started")
+            if child is None
+            else parse_test(number, uuid, child.end(until_s - time.monotonic()), limit_s)
+            for number, uuid, child in children
+        ]
+    facts = replace(facts, tests=tuple(tests))
     if watch is None:
         return replace(facts, load_trouble=facts.trouble or "no child could be started")
     seen = _seen(watch)
@@ -164,27 +173,6 @@ def _folder() -> contextlib.AbstractContextManager[str]:
         return tempfile.TemporaryDirectory(prefix="trainer-launch-", ignore_cleanup_errors=True)
     except OSError:
         return contextlib.nullcontext("")
-
-
-class _Running(Struct, frozen=True):
-    gpu: int
-    shown: str
-    child: deadline_subprocess.Child | None
-
-    def ended(self, until_s: float, limit_s: float) -> GpuTest:
-        uuid = self.shown if self.shown.startswith("GPU-") else ""
-        if self.child is None:
-            return GpuTest(gpu=self.gpu, uuid=uuid, why="no child could be started")
-        return parse_test(self.gpu, uuid, self.child.end(until_s - time.monotonic()), limit_s)
-
-
-def _begun(
-    gpus: Sequence[tuple[int, str]], rank: int, env: _Env, argv: Sequence[str]
-) -> deadline_subprocess.Child | None:
-    """A child that has one GPU as its first; NCCL must see the others to find the ways to them."""
-    others = [shown for at, (_, shown) in enumerate(gpus) if at != rank]
-    own = {name: value for name, value in env.items() if name not in _NOT_OURS}
-    return _started(argv, {**own, **_TALK, "CUDA_VISIBLE_DEVICES": ",".join((gpus[rank][1], *others))})
 
 
 def _started(argv: Sequence[str], env: _Env) -> deadline_subprocess.Child | None:
