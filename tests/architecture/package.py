@@ -15,7 +15,7 @@ PLUGIN_FOLDERS = ("contracts",)
 OURS = "trainer_launch"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 GAP = "…"  # in a text, what is filled in
-FILLED = re.compile(r"%\.?[0-9]*[sdgfr]|\{[a-z_]+(?::g)?\}")  # what logging and str.format fill in
+FILLED = re.compile(r"%\.?[0-9]*[sdgfr]|\{[a-z_][a-z_.0-9\[\]]*(?::g)?\}")  # what logging and str.format fill in
 
 
 def name_of(path: Path) -> str:

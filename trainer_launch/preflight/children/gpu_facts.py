@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import re
@@ -20,11 +21,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-nvml: Any = None
-with contextlib.suppress(ImportError):
-    import pynvml as nvml
+try:
+    nvml: Any = importlib.import_module("pynvml")
+except ImportError:
+    nvml = None
 
 # By what they are called in nvml.h; a library that is older than a name does not have it.
 _UNSUPPORTED, _FUNCTION_NOT_FOUND, _LOST, _RESET_REQUIRED = 3, 13, 15, 16
@@ -86,7 +89,7 @@ def of_gpu(index: int) -> dict[str, Any]:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as problem:
         return {"index": index, "lost": str(problem)}
-    facts = {name: fact(lambda read=read: read(gpu), lost) for name, read in {**AT_REST, **TEMPERATURES}.items()}
+    facts = {name: fact(partial(read, gpu), lost) for name, read in {**AT_REST, **TEMPERATURES}.items()}
     return {"index": index, "lost": lost[0] if lost else "", "facts": facts}
 
 
@@ -281,7 +284,7 @@ class WatchedGpu:
     def _see(self, names: Iterable[str]) -> None:
         for name in names:
             if self._last.get(name) != ["unsupported"]:
-                self._last[name] = fact(lambda read=MOVING[name]: read(self._gpu))
+                self._last[name] = fact(partial(MOVING[name], self._gpu))
                 self._values[name] += self._last[name][1:] if self._last[name][0] == "known" else []
 
     def _hear(self, wait_ms: int) -> None:

@@ -115,10 +115,11 @@ def _slowing(slowed: Mapping[str, Any]) -> list[int]:
     return [bit for bit in _SLOWED_BY if slowed["times"].get(str(bit))]
 
 
-def _slowed(slowed: Mapping[str, Any]) -> str:
+def _slowed(slowed: Mapping[str, Any]) -> tuple[str, int, int]:
+    """By what, in how many looks, and of how many."""
     bits = _slowing(slowed)
     times = max(slowed["times"][str(bit)] for bit in bits)
-    return f"{' and '.join(_SLOWED_BY[bit] for bit in bits)}, in {times} of {slowed['looks']} looks"
+    return " and ".join(_SLOWED_BY[bit] for bit in bits), times, slowed["looks"]
 
 
 def _serious(xids: Iterable[int]) -> set[int]:
@@ -191,7 +192,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
             fact=f"{LOAD}clock_reasons",
             bad=_slowing,
             words=_slowed,
-            text="is slowed down under load by {value}",
+            text="is slowed down under load by {value[0]}, in {value[1]} of {value[2]} looks",
             measured=lambda slowed: " ".join(f"{bit:#x}" for bit in _slowing(slowed)),
             action="drain this node: see the cooling and the power supply of that machine",
         ),
