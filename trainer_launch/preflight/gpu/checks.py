@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer_launch.model.findings import Fault, Finding, Scope
 from trainer_launch.model.units import counted, in_units
-from trainer_launch.preflight.check import Needs, Subject, Where, check
+from trainer_launch.preflight.check import LIMIT_S, Needs, Subject, Where, check
 from trainer_launch.preflight.gpu.collect import STUCK
 from trainer_launch.preflight.gpu.facts import LOAD, PEERS, Ending, Gpu, GpuFacts, GpuTest, numbered
 from trainer_launch.preflight.gpu.rules import DRAIN, POWER_CAP, findings_of, judged, of_gpu
@@ -21,7 +21,7 @@ _SEE_LIBRARY = "see NCCL_DEBUG=INFO: the image may lack the adapter's library or
 
 def limit_s(subject: Subject) -> float:
     """What a check may take that waits until GPUs were asked and loaded."""
-    return 0.0 if subject.cards is None else subject.cards.limit_s
+    return LIMIT_S if subject.cards is None else subject.cards.limit_s
 
 
 def _facts(subject: Subject) -> GpuFacts:
