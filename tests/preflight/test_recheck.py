@@ -14,9 +14,7 @@ from trainer_launch.preflight.check import STATE_FILE
 from trainer_launch.preflight.container.resource_limits import differences, fault_of
 
 LARGE = Finding(check="shm", status=Status.PASS, text="all is well", measured=8192, unit="MiB")
-SMALL = replace(
-    LARGE, status=Status.FAIL, fault=Fault.JOB, text="64 MiB are too little", measured=64, action="mount more"
-)
+SMALL = replace(LARGE, status=Status.FAIL, fault=Fault.JOB, text="too little", measured=64, action="mount more")
 UNLIMITED = Finding(check="memory", status=Status.PASS, text="no limit", unit="MiB")
 LIMITED = Finding(check="memory", status=Status.PASS, text="enough", measured=4096, unit="MiB")
 UNKNOWN = Finding(check="shm", status=Status.UNKNOWN, text="?")
