@@ -57,10 +57,10 @@ def findings(
     names: Sequence[str], measures: Sequence[Sequence[Measure]], table: Table, shares: Shares | None = None
 ) -> list[Finding]:
     """What all nodes' measures come to; `names` say whose they are."""
-    found: list[Finding] = []
+    judged: list[Finding] = []
     for kind, model, cards in _groups(measures, table, shares or Shares()):
-        found += _judged(kind, model, cards, names, table)
-    return found
+        judged += _judged(kind, model, cards, names, table)
+    return judged
 
 
 def of_pairs(rates: Sequence[float], model: str, table: Table) -> list[Finding]:
@@ -82,8 +82,8 @@ def _groups(
     measures: Sequence[Sequence[Measure]], table: Table, shares: Shares
 ) -> Iterator[tuple[Kind, str, list[_Card]]]:
     """Cards that can be compared: of one model, by one measure in one unit."""
-    pairs = ((node, one) for node, its in enumerate(measures) for one in its)
-    groups = grouped(((one.name, one.model, one.unit), (node, one)) for node, one in pairs)
+    pairs = ((node, measure) for node, its in enumerate(measures) for measure in its)
+    groups = grouped(((measure.name, measure.model, measure.unit), (node, measure)) for node, measure in pairs)
     for (name, model, _), members in groups.items():
         kind = kind_of(name)
         if kind is not None:
@@ -95,7 +95,8 @@ def _cards(
 ) -> list[_Card]:
     """Each card beside the reference, and beside its peers: the others that are no shorter than it allows."""
     floor = 0.0 if reference is None else shares.share(kind) * reference.value
-    good = [one.value for _, one in members if one.value >= floor] or [one.value for _, one in members]
+    values = [measure.value for _, measure in members]
+    good = [value for value in values if value >= floor] or values
     of_all = _middle(good)
 
     @functools.cache
@@ -107,12 +108,12 @@ def _cards(
         return _middle([*good[:at], *good[at + 1 :]])
 
     cards = []
-    for node, one in members:
-        middle, spread = of_others(one.value)
-        is_behind = middle is not None and one.value < min(shares.peers(kind) * middle, middle - SIGMAS * spread)
-        of_reference = None if reference is None else one.value / reference.value
-        of_peers = one.value / middle if middle else None
-        cards.append(_Card(node, one, of_reference, of_peers, one.value < floor, is_behind))
+    for node, measure in members:
+        middle, spread = of_others(measure.value)
+        enough = 0.0 if middle is None else min(shares.peers(kind) * middle, middle - SIGMAS * spread)
+        of_reference = None if reference is None else measure.value / reference.value
+        of_peers = measure.value / middle if middle else None
+        cards.append(_Card(node, measure, of_reference, of_peers, measure.value < floor, measure.value < enough))
     return cards
 
 
@@ -148,7 +149,7 @@ def _of_node(
     kind: Kind, status: Status, name: str, cards: Sequence[_Card], *, is_whole: bool, reference: Reference | None
 ) -> Finding:
     worst = min(cards, key=lambda card: card.measure.value)
-    one = worst.measure
+    measure = worst.measure
     where = name if is_whole else f"{name}, GPU {', '.join(str(card.measure.gpu) for card in cards)}"
     parts = [f"{worst.of_peers:.0%} of what the others of its model do"] if worst.of_peers is not None else []
     if worst.of_reference is not None and reference is not None:
@@ -156,9 +157,9 @@ def _of_node(
     return _finding(
         kind,
         status,
-        f"{where} delivers {one.value:.4g} {one.unit} ({one.name}, {one.model or 'unknown model'}): "
-        f"{' and '.join(parts)}",
-        (one.value, one.unit, reference),
+        f"{where} delivers {measure.value:.4g} {measure.unit} "
+        f"({measure.name}, {measure.model or 'unknown model'}): {' and '.join(parts)}",
+        (measure.value, measure.unit, reference),
         scope=Scope.NODE if is_whole else Scope.GPU,
         subject=where,
         basis=Basis.BOTH if status is Status.FAIL else Basis.PEER,
@@ -188,10 +189,10 @@ def _well(
     kind: Kind, model: str, cards: Sequence[_Card], reference: Reference | None, *, is_known: bool
 ) -> Finding:
     values = [card.measure.value for card in cards]
-    one = cards[0].measure
+    measure = cards[0].measure
     text = f"{counted(len(cards), 'GPU')} ({model or 'unknown model'}): "
-    text += f"{min(values):.4g} to {max(values):.4g} {one.unit} "
-    text += f"of {one.name}"
+    text += f"{min(values):.4g} to {max(values):.4g} {measure.unit} "
+    text += f"of {measure.name}"
     has_peers = len(cards) > 1
     if reference is None:
         text += f"; no reference tells {'this of it' if is_known else 'of this model'}"
@@ -200,7 +201,7 @@ def _well(
         kind,
         Status.PASS if reference is not None or (is_known and has_peers) else Status.UNKNOWN,
         text,
-        (min(values), one.unit, reference),
+        (min(values), measure.unit, reference),
         scope=Scope.JOB,
         basis=Basis.PEER if reference is None else Basis.BOTH if has_peers else Basis.ABSOLUTE,
     )
@@ -221,7 +222,7 @@ def _evidence(card: _Card, name: str) -> str:
 
 
 def _median(measures: Iterable[Measure]) -> float:
-    return statistics.median(one.value for one in measures)
+    return statistics.median(measure.value for measure in measures)
 
 
 # -- the same numbers through the same kernels must come to the same bits ----------------------
@@ -232,12 +233,12 @@ _ACTION = "do not train on it: have the card tested (dcgmi diag -r 3) or replace
 
 
 def differing(nodes: Mapping[str, Sequence[Checksum]]) -> Iterator[Finding]:
-    """A finding for each GPU that the majority of its kind contradicts; `nodes` by name, "" for this one."""
-    kinds = grouped((one.kind, (node, one)) for node, its in nodes.items() for one in its)
-    found = [finding for kind, members in kinds.items() for finding in _of_kind(kind, members)]
-    yield from found
+    """A finding for each GPU that the majority of its kind contradicts; `nodes` by name, "" for this checksum."""
+    kinds = grouped((checksum.kind, (node, checksum)) for node, its in nodes.items() for checksum in its)
+    differing = [finding for kind, members in kinds.items() for finding in _of_kind(kind, members)]
+    yield from differing
     count = sum(map(len, kinds.values()))
-    if count and not found:
+    if count and not differing:
         text = "one GPU: there is nothing to compare it with"
         text = f"{count} GPUs compute identical results" if count > 1 else text
         text += f", in {len(kinds)} kinds of card and libraries" if len(kinds) > 1 else ""
@@ -245,7 +246,7 @@ def differing(nodes: Mapping[str, Sequence[Checksum]]) -> Iterator[Finding]:
 
 
 def _of_kind(kind: str, members: Sequence[tuple[str, Checksum]]) -> Iterator[Finding]:
-    groups = grouped((one.value, (node, one)) for node, one in members)
+    groups = grouped((checksum.value, (node, checksum)) for node, checksum in members)
     if len(groups) < 2:
         return
     ordered = sorted(groups.values(), key=len, reverse=True)
@@ -257,8 +258,11 @@ def _of_kind(kind: str, members: Sequence[tuple[str, Checksum]]) -> Iterator[Fin
 
 
 def _odd(kind: str, node: str, its: Sequence[Checksum], most: int) -> Finding:
-    where, gpus = f" of {node}" if node else "", ", ".join(f"GPU {one.gpu}" for one in its)
-    cards = ", ".join(f"GPU {one.gpu}{where} ({one.uuid})" if one.uuid else f"GPU {one.gpu}{where}" for one in its)
+    where, gpus = f" of {node}" if node else "", ", ".join(f"GPU {checksum.gpu}" for checksum in its)
+    cards = ", ".join(
+        f"GPU {checksum.gpu}{where} ({checksum.uuid})" if checksum.uuid else f"GPU {checksum.gpu}{where}"
+        for checksum in its
+    )
     return gpu_checksum.failed(
         Fault.NODE,
         f"{cards} computes wrong results: {most} others of its kind ({kind}) agree on another result",
@@ -271,11 +275,13 @@ def _odd(kind: str, node: str, its: Sequence[Checksum], most: int) -> Finding:
 
 
 def _undecided(kind: str, members: Sequence[tuple[str, Checksum]]) -> Finding:
-    told = [f"GPU {one.gpu}{f' of {node}' if node else ''} ({one.value[:8]})" for node, one in members]
+    cards = [
+        f"GPU {checksum.gpu}{f' of {node}' if node else ''} ({checksum.value[:8]})" for node, checksum in members
+    ]
     return gpu_checksum.failed(
         Fault.NODE,
         f"the same product differs between GPUs of one kind ({kind}), and no value has a majority: one of "
-        f"{listed(told, _GPUS_SHOWN)} computes wrong results",
+        f"{listed(cards, _GPUS_SHOWN)} computes wrong results",
         scope=Scope.JOB,
         basis=Basis.PEER,
         action=_ACTION,

@@ -57,7 +57,7 @@ def main() -> None:
     """Print all facts."""
     is_watch = sys.argv[1:] == ["watch"]
     signal.setitimer(signal.ITIMER_REAL, _WATCH_LIMIT_S if is_watch else _LIMIT_S)  # should our parent die first
-    os.write(1, json.dumps(answer(watched if is_watch else told)).encode())
+    os.write(1, json.dumps(answer(watched if is_watch else at_rest)).encode())
 
 
 def answer(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -74,12 +74,12 @@ def answer(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"trouble": f"the GPUs cannot be counted: {problem}"}
 
 
-def told() -> dict[str, Any]:
+def at_rest() -> dict[str, Any]:
     """All facts."""
     gpus = [of_gpu(index) for index in range(nvml.nvmlDeviceGetCount())]
-    state, *driver = fact(lambda: text(nvml.nvmlSystemGetDriverVersion()))
-    known = driver[0] if state == "known" else ""
-    return {"trouble": "", "driver": known, "gpus": gpus, "log": earlier_xids()}
+    state, *version = fact(lambda: text(nvml.nvmlSystemGetDriverVersion()))
+    driver = version[0] if state == "known" else ""
+    return {"trouble": "", "driver": driver, "gpus": gpus, "log": earlier_xids()}
 
 
 def of_gpu(index: int) -> dict[str, Any]:
@@ -123,10 +123,10 @@ def pci(gpu: Any) -> str:
 
 def field(gpu: Any, number: int, link: int | None = None) -> Any:
     """The value of a field."""
-    (found,) = nvml.nvmlDeviceGetFieldValues(gpu, [number if link is None else (number, link)])
-    if found.nvmlReturn:
-        raise nvml.NVMLError(found.nvmlReturn)
-    return getattr(found.value, _VALUES[found.valueType])
+    (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [number if link is None else (number, link)])
+    if answer.nvmlReturn:
+        raise nvml.NVMLError(answer.nvmlReturn)
+    return getattr(answer.value, _VALUES[answer.valueType])
 
 
 def clock_reasons(gpu: Any) -> int:
@@ -151,11 +151,11 @@ def memory(gpu: Any) -> Any:
 
 def nvlinks(gpu: Any) -> list[int]:
     """1 for each link that is up, 0 for each that is down."""
-    found = [int(nvml.nvmlDeviceGetNvLinkState(gpu, 0))]
+    links = [int(nvml.nvmlDeviceGetNvLinkState(gpu, 0))]
     with contextlib.suppress(nvml.NVMLError):  # it has no more
         for link in range(1, _MAX_LINKS):
-            found.append(int(nvml.nvmlDeviceGetNvLinkState(gpu, link)))  # noqa: PERF401  up to the first refusal
-    return found
+            links.append(int(nvml.nvmlDeviceGetNvLinkState(gpu, link)))  # noqa: PERF401  up to the first refusal
+    return links
 
 
 def nvlink_mbps(gpu: Any) -> int:
@@ -257,7 +257,7 @@ def watched() -> dict[str, Any]:
         for gpu in gpus:
             gpu.look()
         if select.select([0], [], [], INTERVAL_S)[0] and not os.read(0, 4096):
-            return {"trouble": "", "gpus": [gpu.seen() for gpu in gpus]}
+            return {"trouble": "", "gpus": [gpu.summary() for gpu in gpus]}
 
 
 class WatchedGpu:
@@ -298,16 +298,16 @@ class WatchedGpu:
             if heard.eventType == _XID_EVENT:
                 self._xids.append(int(heard.eventData))
 
-    def seen(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """The worst of each fact, and the errors that the driver told."""
         self._hear(_LAST_MS)
         self._see(COUNTERS)
-        facts = {name: summary(name, self._values[name]) or last for name, last in self._last.items()}
+        facts = {name: worst(name, self._values[name]) or last for name, last in self._last.items()}
         facts["xids"] = ["known", self._xids] if self._event_set[0] == "known" else self._event_set
         return {"index": self._index, "facts": facts}
 
 
-def summary(name: str, values: list[Any]) -> Fact:
+def worst(name: str, values: list[Any]) -> Fact:
     """The worst of what was seen; how much a counter grew; how often what slowed the clocks down."""
     if not values:
         return []

@@ -121,9 +121,8 @@ def nofile(subject: Subject) -> Iterator[Finding]:
 @check("memlock", limit_s=lambda subject: _LOCK_S + 1)
 def memlock(subject: Subject) -> Iterator[Finding]:
     """Memory can be locked, as RDMA needs it. The limit is not believed: with CAP_IPC_LOCK it means nothing."""
-    limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes or 0
-    size = LOCKED_BYTES if limit is None else min(LOCKED_BYTES, max(1, limit - used) // _HEADROOM)
-    tried = subject.try_out("memlock", str(max(4096, size)), _LOCK_S)
+    size = _bearable(subject, LOCKED_BYTES)
+    tried = subject.try_out("memlock", str(size), _LOCK_S)
     if tried.is_good:
         yield memlock.passed(f"{in_mib(size)} can be locked", measured=size // MIB, unit="MiB")
         return
@@ -143,9 +142,6 @@ def memlock(subject: Subject) -> Iterator[Finding]:
     yield memlock.failed(Fault.JOB, text, measured=0, expected=size // MIB, unit="MiB", action=action)
 
 
-# -- /dev/shm ---------------------------------------------------------------------------------
-
-
 @check("shm")
 def shm(subject: Subject) -> Iterator[Finding]:
     """/dev/shm is large enough for this node's workers, as `run` estimates it, and can be written."""
@@ -160,7 +156,7 @@ def shm(subject: Subject) -> Iterator[Finding]:
         on_gpus=host.gpus.cuda > 0,
         is_mpi=subject.job.engine in ("mpirun", "sshd"),
     )
-    number = subject.write_problem(min(_WRITTEN_BYTES, _bearable(subject)))
+    number = subject.write_problem(_bearable(subject, _WRITTEN_BYTES))
     if subject.shm_size == "keep":  # it stays as it is; whether it is enough is a question all the same
         host = replace(host, may_enlarge_shm=False)
     decision = shared_memory.decide(host, need, "auto" if subject.shm_size == "keep" else subject.shm_size)
@@ -178,10 +174,10 @@ def shm(subject: Subject) -> Iterator[Finding]:
         yield shm.passed(f"{in_mib(size)}; {decision.text}", measured=size // MIB, unit="MiB")
 
 
-def _bearable(subject: Subject) -> int:
-    """What may be written without the kernel killing somebody for it: its pages count as memory."""
-    limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes
-    return _WRITTEN_BYTES if limit is None else max(4096, (limit - (used or 0)) // _HEADROOM)
+def _bearable(subject: Subject, most: int) -> int:
+    """Bytes that may be written or locked without the kernel killing somebody for it: they count as memory."""
+    limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes or 0
+    return most if limit is None else min(most, max(4096, (limit - used) // _HEADROOM))
 
 
 # -- once more in the main container ----------------------------------------------------------
@@ -196,8 +192,7 @@ _log = logging.getLogger(__name__)
 
 def compare(folder: str, reading: Reading, settings: Settings) -> None:
     """Say what differs here from what the init container's preflight found; without its report, do nothing."""
-    path = os.path.join(folder, STATE_FILE)
-    data = LiveFiles(report_formats.MAX_BYTES + 1).read(path)
+    path, data = os.path.join(folder, STATE_FILE), _left_in(folder)
     if data is None:
         if os.path.exists(path):
             _log.warning("cannot read %s; run both containers as the same user", path)
@@ -213,12 +208,14 @@ def compare(folder: str, reading: Reading, settings: Settings) -> None:
         _log.log(level, "%s", sentence)
 
 
+def _left_in(folder: str) -> bytes | None:
+    return LiveFiles(report_formats.MAX_BYTES + 1).read(os.path.join(folder, STATE_FILE))
+
+
 def fault_of(folder: str, host: str) -> str:
     """What the init container's preflight found faulty on this node itself; "": nothing, or not known."""
     try:
-        found = report_formats.parse(
-            LiveFiles(report_formats.MAX_BYTES + 1).read(os.path.join(folder, STATE_FILE)) or b""
-        )
+        found = report_formats.parse(_left_in(folder) or b"")
     except ValueError:
         return ""
     scopes = (Scope.NODE, Scope.GPU, Scope.RAIL)

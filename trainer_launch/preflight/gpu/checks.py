@@ -47,7 +47,7 @@ def gpu_count(subject: Subject) -> Iterator[Finding]:
 def _counted(subject: Subject, facts: GpuFacts) -> Finding:
     host, workers = subject.host.gpus, subject.topology.local_world_size
     are_parts = "MIG-" in subject.env.get("CUDA_VISIBLE_DEVICES", "")  # of which one card may have several
-    seen = host.count if are_parts else len(facts.gpus)
+    n_seen = host.count if are_parts else len(facts.gpus)
     there = counted(host.count, "GPU")
     if facts.trouble.startswith(STUCK):
         more: dict[str, Any] = {"measured": 0, "expected": host.count, "unit": "GPUs"}
@@ -56,21 +56,23 @@ def _counted(subject: Subject, facts: GpuFacts) -> Finding:
         action = "pip install nvidia-ml-py in the image" if "nvidia-ml-py" in facts.trouble else ""
         text = f"{there} ({host.reason}), but their state is unknown: {facts.trouble}"
         return gpu_count.unknown(text, action=action)
-    more = {"measured": seen, "expected": host.count, "unit": "GPUs"}
-    if seen < host.count:
-        text = f"the driver shows {seen} of {there} ({host.reason})"
+    more = {"measured": n_seen, "expected": host.count, "unit": "GPUs"}
+    if n_seen < host.count:
+        text = f"the driver shows {n_seen} of {there} ({host.reason})"
         action = "report this node: a card may have fallen off its bus"
         return gpu_count.failed(Fault.NODE, text, action=action, **more)
-    if workers is not None and workers > seen and subject.is_torch:
-        text = f"{counted(workers, 'worker')} on this node, and {counted(seen, 'GPU')} ({host.reason})"
+    if workers is not None and workers > n_seen and subject.is_torch:
+        text = f"{counted(workers, 'worker')} on this node, and {counted(n_seen, 'GPU')} ({host.reason})"
         action = "request a GPU for each worker, or set nproc_per_node to them"
         return gpu_count.failed(Fault.JOB, text, action=action, **more | {"expected": workers})
     models = ", ".join(sorted({gpu.model for gpu in facts.gpus if gpu.model}))
-    text = f"{counted(seen, 'GPU')}: {models or 'of unknown model'}, driver {facts.driver or 'of unknown version'}"
-    if workers is not None and workers < seen and subject.is_torch:
-        text += f"; {seen - workers} of them will be idle, with {counted(workers, 'worker')}"
-        return gpu_count.warned(text, measured=workers, expected=seen, unit="GPUs")
-    return gpu_count.passed(text, measured=seen, unit="GPUs")
+    text = (
+        f"{counted(n_seen, 'GPU')}: {models or 'of unknown model'}, driver {facts.driver or 'of unknown version'}"
+    )
+    if workers is not None and workers < n_seen and subject.is_torch:
+        text += f"; {n_seen - workers} of them will be idle, with {counted(workers, 'worker')}"
+        return gpu_count.warned(text, measured=workers, expected=n_seen, unit="GPUs")
+    return gpu_count.passed(text, measured=n_seen, unit="GPUs")
 
 
 @check("gpu-recovery", Where.GPU, limit_s=limit_s)

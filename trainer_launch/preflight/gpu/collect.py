@@ -161,10 +161,10 @@ def loaded(
     facts = replace(facts, tests=tuple(tests))
     if watch is None:
         return replace(facts, load_trouble=facts.trouble or "no child could be started")
-    seen = _seen(watch)
-    by_index = {gpu.index: {f"{LOAD}{name}": fact for name, fact in gpu.facts.items()} for gpu in seen.gpus}
-    gpus_seen = (replace(gpu, facts={**gpu.facts, **by_index.get(gpu.index, {})}) for gpu in facts.gpus)
-    return replace(facts, gpus=tuple(gpus_seen), load_trouble=seen.trouble)
+    watched = _watched(watch)
+    by_index = {gpu.index: {f"{LOAD}{name}": fact for name, fact in gpu.facts.items()} for gpu in watched.gpus}
+    gpus_watched = (replace(gpu, facts={**gpu.facts, **by_index.get(gpu.index, {})}) for gpu in facts.gpus)
+    return replace(facts, gpus=tuple(gpus_watched), load_trouble=watched.trouble)
 
 
 def _folder() -> contextlib.AbstractContextManager[str]:
@@ -182,7 +182,7 @@ def _started(argv: Sequence[str], env: _Env) -> deadline_subprocess.Child | None
         return None
 
 
-def _seen(watch: deadline_subprocess.Child) -> GpuFacts:
+def _watched(watch: deadline_subprocess.Child) -> GpuFacts:
     watch.close_input()
     watch.stop(WATCH_S)
     ended = watch.end()

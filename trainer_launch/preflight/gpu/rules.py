@@ -315,27 +315,27 @@ def findings_of(
     kinds = grouped((finding.fault, finding) for finding in bad)
     for fault in sorted(kinds, key=lambda fault: fault is None):
         its = kinds[fault]
-        subject, text = ", ".join(one.subject for one in its), "; ".join(one.text for one in its)
+        subject, text = ", ".join(finding.subject for finding in its), "; ".join(finding.text for finding in its)
         yield replace(its[0], subject=subject, text=text)
     unknown = [index for index, fact in asked.items() if fact.state is FactState.UNKNOWN]
-    known = [index for index, fact in asked.items() if fact.is_known]
+    answered = [index for index, fact in asked.items() if fact.is_known]
     if unknown:
         yield check.unknown(f"not known of {numbered(unknown)}: {asked[unknown[0]].value}", scope=Scope.GPU)
-    elif asked and not known:
+    elif asked and not answered:
         yield check.skipped(f"{numbered([*asked])}: this kind of card has no such thing", scope=Scope.GPU)
-    if known and not kinds:
-        yield check.passed(f"{numbered(known)}: {good}", scope=Scope.GPU)
+    if answered and not kinds:
+        yield check.passed(f"{numbered(answered)}: {good}", scope=Scope.GPU)
 
 
 def with_derived(subject: Subject) -> list[Gpu]:
     """This node's GPUs, with facts that are made of others."""
     if subject.cards is None:
         return []
-    found = subject.cards.facts()
-    log = found.log.value if found.log.is_known else ()
-    links = _links([gpu for gpu in found.gpus if gpu.fact("nvlinks").is_known and not gpu.lost])
+    report = subject.cards.facts()
+    log = report.log.value if report.log.is_known else ()
+    links = _links([gpu for gpu in report.gpus if gpu.fact("nvlinks").is_known and not gpu.lost])
     made = []
-    for gpu in found.gpus:
+    for gpu in report.gpus:
         place = str(gpu.value("pci", "?"))
         logged = {xid: ago_s for at, xid, ago_s in log if place.startswith(at) and xid not in _MILD}
         values = {**links.get(gpu.index, {}), "lost": gpu.lost or None, "margin": gpu.margin, "logged xids": logged}
