@@ -113,6 +113,15 @@ def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:
     assert told(13, 31) == []
 
 
+def test_what_nobody_knows_of_a_card_is_unknown_and_fails_nothing() -> None:
+    unknown = Fact(FactState.UNKNOWN, "no answer")
+    gpus = tuple(replace(gpu, facts=dict.fromkeys(gpu.facts, unknown)) for gpu in FACTS.gpus)
+    blind = replace(HEALTHY, cards=Cards(lambda: replace(FACTS, gpus=gpus)))
+    found = {check.id: [finding.status for finding in check.run(blind)] for check in checks.CHECKS}
+    of_tests = ("gpu-count", "gpu-load", "gpu-peers", "gpu-network")
+    assert found == {name: [Status.PASS if name in of_tests else Status.UNKNOWN] for name in found}
+
+
 def test_rates_of_adapters_are_compared_between_nodes(tmp_path: Path) -> None:
     for device, state, rate in (("mlx5_0", "4: ACTIVE", "400 Gb/sec (4X NDR)"), ("mlx5_1", "1: DOWN", "")):
         port = tmp_path / "sys/class/infiniband" / device / "ports/1"
