@@ -164,6 +164,12 @@ class Subject(Struct, frozen=True, kw_only=True):
         return self.workers * (self.topology.nodes.max if self.topology.nodes else 1)
 
     @property
+    def way_out(self) -> str | None:
+        """The first interface that leads to other nodes."""
+        names = (interface.name for interface in self.interfaces if interface.is_up and not interface.is_local_only)
+        return next(names, None)
+
+    @property
     def may_use_gpus(self) -> bool:
         """Whether the job's workers may have GPUs, also where this container, an init container, was given none."""
         promised = self.env.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none")

@@ -210,13 +210,12 @@ def _bad_name(subject: Subject, text: str, measured: str) -> Finding:
     """A failure where gloo will be used and was not told better."""
     told = bool(subject.env.get("GLOO_SOCKET_IFNAME"))
     certain = subject.has_remote_peers and subject.is_torch and not told and not subject.may_use_gpus
-    usable = [found.name for found in subject.interfaces if found.is_up and not found.is_local_only]
     return own_name.bad(
         Fault.JOB if certain else None,
         text,
         measured=measured,
         expected="an address of an interface here, not loopback",
-        action=f"set GLOO_SOCKET_IFNAME={usable[0] if usable else 'INTERFACE'} (an exact name), or fix /etc/hosts",
+        action=f"set GLOO_SOCKET_IFNAME={subject.way_out or 'INTERFACE'} (an exact name), or fix /etc/hosts",
     )
 
 
