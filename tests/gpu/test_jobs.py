@@ -14,7 +14,12 @@ import pytest
 from tests.cli.launching import launch, start
 from tests.gpu.conftest import IS_REHEARSED, Card, made_card, needs_card
 
-pytestmark = [pytest.mark.gpu, pytest.mark.process, pytest.mark.torch]
+pytestmark = [
+    pytest.mark.usefixtures("what_the_tests_ran_on"),
+    pytest.mark.gpu,
+    pytest.mark.process,
+    pytest.mark.torch,
+]
 Record = Callable[[str, object], None]
 JOB = str(Path(__file__).with_name("job.py"))
 TWO_NODES = ("local", "--nodes", "2", "--nproc-per-node", "1", "--log-level", "info")
@@ -44,7 +49,7 @@ def test_a_killed_worker_costs_seconds_and_its_memory_is_given_back(card: Card, 
     record_property("repeated steps", cost[2])
     record_property("memory", card.given_back())
     if not IS_REHEARSED:  # the dead worker's was free before its successor took its own
-        assert card.most < card.before + 3 * int(card.env["JOB_HELD_BYTES"])
+        assert card.most < card.before + 3 * int(card.env["TORCH_JOB_HELD_BYTES"])
 
 
 class Hang(NamedTuple):

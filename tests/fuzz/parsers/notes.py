@@ -17,7 +17,8 @@ from trainer_launch.model import codec, findings
 from trainer_launch.observability import event_log, metrics, node_view, progress, trainjob_status
 from trainer_launch.preflight.cluster import pair_tests
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.gpu import facts as bench_results
+from trainer_launch.preflight.gpu import collect
+from trainer_launch.preflight.gpu import facts as gpu_facts
 from trainer_launch.supervisor import failure
 
 _VIEW = node_view.View(
@@ -97,16 +98,13 @@ def childs_answer(data: bytes) -> None:
 @target(8000)
 def gpu_answer(data: bytes) -> None:
     """What the children that look at GPUs print."""
-    facts = bench_results.facts_of(data)
+    facts = gpu_facts.parse_facts(data)
     for gpu in facts.gpus:
         assert isinstance(gpu.uuid + gpu.model, str)
-    bench_results.visible(facts.gpus, "0,GPU-1")
-    _, watched = bench_results.watched_of(data)
-    for one in watched.values():
-        assert isinstance(one.index, int)
-    made = bench_results.benched(0, "", deadline_subprocess.Ended(status=1, stdout=data), 1.0)
-    assert all(math.isfinite(one.value) for one in findings.fitted(bench_results.measures([made])))
-    bench_results.network(made.lines)
-    bench_results.measures([made])
-    for check in bench_results.checksums([made], facts.driver):
+    collect.visible(facts.gpus, "0,GPU-1")
+    test = gpu_facts.parse_test(0, "", deadline_subprocess.Ended(status=1, stdout=data), 1.0)
+    assert isinstance(test.network, str)
+    tested = gpu_facts.GpuFacts(trouble="", driver=facts.driver, tests=(test,))
+    assert all(math.isfinite(one.value) for one in findings.fitted(tested.measures))
+    for check in tested.checksums:
         assert isinstance(check.value, str)
