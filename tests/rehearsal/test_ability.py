@@ -8,6 +8,7 @@ import pytest
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.faults import grammar, requests
+from trainer_launch.rehearsal.faults.kinds import KINDS
 
 BY_US = ("kill worker", "stop worker", "kill pod", "term pod", "add node", "scale workers=2")
 OWN_NETWORK = ("partition", "delay dns 3s")
@@ -38,4 +39,4 @@ def test_the_reason_and_the_remedy_are_said(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_every_kind_of_fault_is_spoken_of_here() -> None:
-    assert {grammar.parse(text).kind for text in (*BY_US, *OWN_NETWORK)} == set(grammar.KINDS)
+    assert {grammar.parse(text).kind for text in (*BY_US, *OWN_NETWORK)} == set(KINDS)

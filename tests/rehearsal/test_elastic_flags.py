@@ -17,7 +17,8 @@ from trainer_launch.model import NodeRange
 from trainer_launch.rehearsal.controllers.local_jobs import elastic_job
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 from trainer_launch.rehearsal.faults import requests
-from trainer_launch.rehearsal.faults.grammar import Fault, parse
+from trainer_launch.rehearsal.faults.grammar import parse
+from trainer_launch.rehearsal.faults.kinds import Fault
 
 TRAIN = """
 import os, pathlib, sys, time

@@ -1,6 +1,8 @@
-"""Faults in words: what each means, that the text which people are shown means it too, and what does not fit."""
+"""Faults in words and files: what each means, whom it is for, and what does not fit."""
 
 from __future__ import annotations
+
+import shlex
 
 import hypothesis
 import pytest
@@ -8,16 +10,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.rehearsal.refusals import refusal
-from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import compiled_pattern
 from trainer_launch.rehearsal.faults import grammar
-from trainer_launch.rehearsal.faults.grammar import Fault, When
+from trainer_launch.rehearsal.faults.kinds import KINDS, Fault, When
+from trainer_launch.rehearsal.faults.requests import target
 
 FIRST_STEP = When(step=1)
 
 
 def without_words(fault: Fault) -> Fault:
-    return replace(fault, text="", hint="")
+    return replace(fault, text="")
 
 
 def fault(kind: str, when: When = FIRST_STEP, **fields: object) -> Fault:
@@ -68,23 +70,6 @@ def test_every_fault_says_what_it_means(text: str, meant: Fault) -> None:
 )
 def test_people_are_shown_a_fault_as_they_typed_it(text: str, shown: str) -> None:
     assert grammar.parse(text).text == shown
-
-
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
-        ("kill pod at=40", "is taken as seconds; write at=40s, or at=step:40 for a step"),
-        ("kill pod at=1.5", "is taken as seconds; write at=1.5s"),
-        ("kill pod at=40s", ""),
-        ("kill pod at=step:40", ""),
-        ("kill pod at=line:40", ""),
-        ("delay dns 20", ""),
-    ],
-)
-def test_a_moment_without_a_unit_is_seconds_and_has_a_hint(text: str, hint: str) -> None:
-    fault = grammar.parse(text)
-    assert fault.hint.endswith(hint)
-    assert bool(fault.hint) == bool(hint)
 
 
 @pytest.mark.parametrize(
@@ -139,12 +124,85 @@ def test_a_moment_without_a_unit_is_seconds_and_has_a_hint(text: str, hint: str)
     ],
 )
 def test_what_does_not_fit_is_said_in_one_sentence(text: str, parts: list[str]) -> None:
-    with pytest.raises(UsageError) as refused:
-        grammar.parse(text, "--fault")
-    sentence = str(refused.value)
+    sentence = refusal(lambda: grammar.parse(text, "--fault"))
     assert sentence.startswith("--fault")
     assert "\n" not in sentence
     assert len(sentence) < 500
+    for part in parts:
+        assert part in sentence
+
+
+# -- a file of faults -------------------------------------------------------------------------
+
+
+def test_a_file_lists_faults_as_they_are_typed() -> None:
+    text = "faults:\n- kill worker node=1 at=step:40\n- 'kill pod at=line:\"epoch done\"'\n"
+    typed = ["kill worker node=1 at=step:40", 'kill pod at=line:"epoch done"']
+    assert list(grammar.read(text, "f.yaml")) == list(map(grammar.parse, typed))
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["f.yaml holds 0 documents"]),
+        ("faults: [add node]\n---\nfaults: [add node]", ["f.yaml holds 2 documents"]),
+        ("- add node", ["f.yaml", "expected an object"]),
+        ("fault: [add node]", ["f.yaml: fault is a list; expected only faults:"]),
+        ("faults: []", ["faults", "a list of 1 to 1000 faults"]),
+        ("faults: add node", ["faults is 'add node'", "a list"]),
+        ("faults: [add node, kil pod]", ["f.yaml: faults[1] 'kil pod'", "did you mean kill pod?"]),
+        ("faults: [add node, 3]", ["f.yaml: faults[1]", "the number 3"]),
+        ("faults: [{fault: add node}]", ["f.yaml: faults[0]", "a string"]),
+        ("faults: [" + "add node," * 1001 + "]", ["1 to 1000"]),
+        ("faults: [", ["f.yaml is not valid YAML", "line"]),
+    ],
+)
+def test_a_complaint_names_file_and_entry(text: str, parts: list[str]) -> None:
+    sentence = refusal(lambda: grammar.read(text, "f.yaml"))
+    assert "\n" not in sentence
+    for part in parts:
+        assert part in sentence
+
+
+def test_a_file_is_told_from_a_fault_by_its_name() -> None:
+    assert grammar.names_file("faults.yaml")
+    assert grammar.names_file("my faults.yml")
+    assert not grammar.names_file("kill pod at=line:a.yaml")
+    assert not grammar.names_file("add node")
+
+
+# -- pods -------------------------------------------------------------------------------------
+
+NODES = ("job-node-0-0", "job-node-0-1", "job-node-0-2")
+PODS = (*NODES, "job-launcher-0-0")
+
+
+@pytest.mark.parametrize(
+    ("text", "pod"),
+    [
+        ("kill pod", "job-node-0-2"),
+        ("kill pod node=0", "job-node-0-0"),
+        ("kill pod pod=job-launcher-0-0", "job-launcher-0-0"),
+        ("kill pod pod=launcher-0-0", "job-launcher-0-0"),
+        ("delay dns 3s", None),
+        ("scale workers=1", None),
+    ],
+)
+def test_a_fault_finds_its_pod(text: str, pod: str | None) -> None:
+    assert target(grammar.parse(text), NODES, PODS) == pod
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("kill pod node=3", ["no node 3", "nodes 0 to 2"]),
+        ("kill pod pod=job-node-0-3", ["no pod job-node-0-3", "did you mean job-node-0-"]),
+        ("kill pod pod=zebra", ["no pod zebra", "job-node-0-0"]),
+        ("kill pod pod=0", ["0 is ambiguous", "full name"]),
+    ],
+)
+def test_a_pod_that_the_job_has_not_is_refused(text: str, parts: list[str]) -> None:
+    sentence = refusal(lambda: target(grammar.parse(text), NODES, PODS))
     for part in parts:
         assert part in sentence
 
@@ -174,11 +232,11 @@ VALUES = {
 
 @st.composite
 def faults(draw: st.DrawFn) -> Fault:
-    kind = draw(st.sampled_from(sorted(grammar.KINDS)))
-    form = grammar.KINDS[kind]
-    keys = set(form.needs) | draw(st.sets(st.sampled_from(sorted((*form.keys, "at")))))
+    kind = draw(st.sampled_from(sorted(KINDS)))
+    form = KINDS[kind]
+    keys = {form.needs} - {""} | draw(st.sets(st.sampled_from(sorted((*form.keys, "at")))))
     keys -= {"pod"} if "node" in keys else set()
-    return grammar.build(kind, [f"{key}={draw(VALUES[key])}" for key in sorted(keys)], "x")
+    return grammar.parse(" ".join([kind, *(shlex.quote(f"{key}={draw(VALUES[key])}") for key in sorted(keys))]))
 
 
 @hypothesis.given(faults())
@@ -187,7 +245,7 @@ def test_the_text_of_any_fault_means_that_fault(made: Fault) -> None:
     assert len(made.text) <= grammar.MAX_TEXT
 
 
-wordlike = st.sampled_from([*" =:'\"", *grammar.KINDS, *VALUES, "at", "step:", "line:", "10s", "never", "é"])
+wordlike = st.sampled_from([*" =:'\"", *KINDS, *VALUES, "at", "step:", "line:", "10s", "never", "é"])
 
 
 @hypothesis.given(st.one_of(st.text(max_size=300), st.lists(wordlike, max_size=20).map(" ".join)))

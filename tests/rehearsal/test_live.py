@@ -18,7 +18,7 @@ from tests.rehearsal.controllers.actors import Job
 from tests.rehearsal.controllers.manifests import pytorch, replica, runtime, trainjob
 from tests.rehearsal.terminal import Terminal
 from tests.rehearsal.users.commanded import command
-from trainer_launch.rehearsal.report.summary import live_rows, live_title
+from trainer_launch.rehearsal.report.pod_rows import live_rows, live_title
 
 SHOWING = str(Path(__file__).with_name("showing.py"))
 ENV = {"PYTHONPATH": os.pathsep.join(sys.path)}

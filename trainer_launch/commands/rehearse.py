@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 
+from trainer_launch.commands import options
 from trainer_launch.commands.options import Parsed
+from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
+from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import NodeRange
-from trainer_launch.model.errors import UsageError
-from trainer_launch.model.settings import Settings
+from trainer_launch.model.errors import ContractError, NodeError, UsageError
+from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import parse_node_range, parse_nproc, shown
 from trainer_launch.observability import incident_watch
 from trainer_launch.observability.termination_message import use_color
-from trainer_launch.planning import programs
+from trainer_launch.planning import engines, programs
 from trainer_launch.planning.command import Kind, grace_of
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
+from trainer_launch.planning.reading import read
+from trainer_launch.planning.task import Trial
 from trainer_launch.rehearsal import controllers
 from trainer_launch.rehearsal.controllers import overridden, scaled, workload_of
 from trainer_launch.rehearsal.controllers.documents import Field
-from trainer_launch.rehearsal.controllers.local_jobs import elastic_job, mpi_job, own_environment, torch_job
+from trainer_launch.rehearsal.controllers.local_jobs import (
+    OURS,
+    RUN,
+    elastic_job,
+    mpi_job,
+    own_environment,
+    torch_job,
+)
 from trainer_launch.rehearsal.controllers.pod_values import Workload
 from trainer_launch.rehearsal.driver import Job, rehearse
 from trainer_launch.rehearsal.faults import requests
-from trainer_launch.rehearsal.faults.grammar import Fault
-from trainer_launch.rehearsal.kubelet.pods import Setting, image_path
+from trainer_launch.rehearsal.faults.kinds import Fault
+from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting, image_path
 from trainer_launch.rehearsal.report.reporting import Reporting, add_report_flags
 from trainer_launch.supervisor.incident_bundle import NOWHERE
 
@@ -113,7 +126,8 @@ def main(parsed: Parsed) -> int:
     grown = make if _nodes(settings).fixed is None else None
     workload = make(0)
     requests.check_targets(faults, workload.drafts, grown)
-    return rehearse(Job(workload=workload, grown=grown, faults=faults, reporting=reporting), settings, setting)
+    job = Job(workload=workload, grown=grown, faults=faults, reporting=reporting, check=_check_plans)
+    return rehearse(job, settings, setting)
 
 
 def _from_manifests(parsed: Parsed, faults: tuple[Fault, ...], reporting: Reporting, *, own_network: bool) -> int:
@@ -144,8 +158,28 @@ def _from_manifests(parsed: Parsed, faults: tuple[Fault, ...], reporting: Report
         return workload_of(scaled(documents, more))
 
     requests.check_targets(faults, workload.drafts, grown)
-    job = Job(workload=workload, grown=grown, faults=faults, reporting=reporting)
+    job = Job(workload=workload, grown=grown, faults=faults, reporting=reporting, check=_check_plans)
     return rehearse(job, parsed.settings, setting)
+
+
+def _check_plans(kubelet: Kubelet) -> None:
+    """Plan what the launchers in the pods will run: what each would refuse is refused once, before any pod starts.
+
+    Raises:
+        UsageError: a launcher's options or command do not fit.
+    """
+    starts_ours, planned = (sys.executable, "-c", RUN), set[tuple[str, ...]]()
+    for pod in kubelet.pods:
+        process = kubelet.process(pod, pod.draft.main, 1)
+        words = process.argv[len(starts_ours) :]
+        if process.argv[: len(starts_ours)] != starts_ours or words[:1] != ("run",) or words in planned:
+            continue
+        planned.add(words)
+        given, argv = options.typed(OURS, words)
+        settings, files = load(given, process.env), LiveFiles(MAX_FILE_BYTES + 1)
+        with contextlib.suppress(ContractError, NodeError):  # these depend on the pod, whose launcher says so
+            reading = read(Pod(env=process.env, files=files, hostname=pod.name, command=argv), settings)
+            engines.plan(engines.task_of(reading, settings, Trial(scratch="")))
 
 
 def _overridden(documents: tuple[Field, ...], settings: Settings) -> tuple[Field, ...]:

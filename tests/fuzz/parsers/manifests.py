@@ -14,7 +14,7 @@ from trainer_launch.model.value_parsers import parse_host
 from trainer_launch.rehearsal import controllers
 from trainer_launch.rehearsal.controllers import documents, job_lifecycle, local_jobs, pod_values, workload_of
 from trainer_launch.rehearsal.controllers.pod_values import Workload
-from trainer_launch.rehearsal.faults import grammar, requests
+from trainer_launch.rehearsal.faults import grammar
 
 
 @target("yaml", 8000)
@@ -65,7 +65,7 @@ def fault(data: bytes) -> None:
 def fault_file(data: bytes) -> None:
     """Faults as a list in a file."""
     found = attempt(
-        requests.read, data.decode("utf-8", "replace"), "faults.yaml", kinds=(UsageError,), names="faults.yaml"
+        grammar.read, data.decode("utf-8", "replace"), "faults.yaml", kinds=(UsageError,), names="faults.yaml"
     )
     if not isinstance(found, Refused):
         assert all(grammar.parse(one.text) == one for one in found)

@@ -27,7 +27,7 @@ from trainer_launch.model.units import MIB
 from trainer_launch.model.value_parsers import shown
 from trainer_launch.rehearsal.controllers import pod_values
 from trainer_launch.rehearsal.controllers.local_jobs import ON_A_LAPTOP
-from trainer_launch.rehearsal.faults.grammar import Fault
+from trainer_launch.rehearsal.faults.kinds import Fault
 
 COMMAND_S = 20.0  # for one command of a moment
 _OTHERS = 256  # descriptors that all else takes
