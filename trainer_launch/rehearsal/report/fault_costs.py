@@ -98,7 +98,7 @@ def _restart(
     if new_s is None and succeeded:  # the job had no further step to do
         new_s = next((at_s for at_s, step in later if step == goal), again_s)
     end_s = max(begin_s, ended_s if new_s is None else new_s)
-    stopped_s = next((at_s for at_s in training.stopped_s if begin_s <= at_s <= again_s), None)
+    stopped_s = next((max(begin_s, at_s) for at_s in training.stopped_s if report.at_s <= at_s <= again_s), None)
     report = replace(
         report,
         reached_step=reached,
