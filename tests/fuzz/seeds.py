@@ -166,10 +166,6 @@ def _fault() -> Iterator[str]:
     )
 
 
-def _fault_file() -> Iterator[str]:
-    yield "faults:\n- kill worker node=1 at=step:40\n- {fault: partition, node: 1, for: 10s, at: 30s}\n- fault: kill pod\n  pod: a\n"
-
-
 def _command() -> Iterator[str]:
     for line in (
         "torchrun --nnodes 2 --nproc-per-node=4 --rdzv-conf a=b,c=d -m pkg.mod --x", "torchrun --nproc_per_node auto -t 3 t.py",

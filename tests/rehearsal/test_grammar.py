@@ -1,4 +1,4 @@
-"""Faults in words and files: what each means, whom it is for, and what does not fit."""
+"""Faults in words: what each means, whom it is for, and what does not fit."""
 
 from __future__ import annotations
 
@@ -113,6 +113,7 @@ def test_people_are_shown_a_fault_as_they_typed_it(text: str, shown: str) -> Non
         ("kill pod at=stp:4", ["step:NUMBER"]),
         ("kill pod 'at=line:x", ["unclosed '"]),
         ("slow link rate=1MB/s", ["slow link was removed in 0.3; use partition"]),
+        ("faults.yaml", ["'faults.yaml' was removed in 0.3; use --fault once for each fault"]),
         ("oom node=1", ["oom was removed in 0.3; use kill worker"]),
         ("fill shm", ["fill shm was removed in 0.3; mount a small memory volume"]),
         ("delay dns", ["delay dns needs for=10s"]),
@@ -130,45 +131,6 @@ def test_what_does_not_fit_is_said_in_one_sentence(text: str, parts: list[str]) 
     assert len(sentence) < 500
     for part in parts:
         assert part in sentence
-
-
-# -- a file of faults -------------------------------------------------------------------------
-
-
-def test_a_file_lists_faults_as_they_are_typed() -> None:
-    text = "faults:\n- kill worker node=1 at=step:40\n- 'kill pod at=line:\"epoch done\"'\n"
-    typed = ["kill worker node=1 at=step:40", 'kill pod at=line:"epoch done"']
-    assert list(grammar.read(text, "f.yaml")) == list(map(grammar.parse, typed))
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("", ["f.yaml holds 0 documents"]),
-        ("faults: [add node]\n---\nfaults: [add node]", ["f.yaml holds 2 documents"]),
-        ("- add node", ["f.yaml", "expected an object"]),
-        ("fault: [add node]", ["f.yaml: fault is a list; expected only faults:"]),
-        ("faults: []", ["faults", "a list of 1 to 1000 faults"]),
-        ("faults: add node", ["faults is 'add node'", "a list"]),
-        ("faults: [add node, kil pod]", ["f.yaml: faults[1] 'kil pod'", "did you mean kill pod?"]),
-        ("faults: [add node, 3]", ["f.yaml: faults[1]", "the number 3"]),
-        ("faults: [{fault: add node}]", ["f.yaml: faults[0]", "a string"]),
-        ("faults: [" + "add node," * 1001 + "]", ["1 to 1000"]),
-        ("faults: [", ["f.yaml is not valid YAML", "line"]),
-    ],
-)
-def test_a_complaint_names_file_and_entry(text: str, parts: list[str]) -> None:
-    sentence = refusal(lambda: grammar.read(text, "f.yaml"))
-    assert "\n" not in sentence
-    for part in parts:
-        assert part in sentence
-
-
-def test_a_file_is_told_from_a_fault_by_its_name() -> None:
-    assert grammar.names_file("faults.yaml")
-    assert grammar.names_file("my faults.yml")
-    assert not grammar.names_file("kill pod at=line:a.yaml")
-    assert not grammar.names_file("add node")
 
 
 # -- pods -------------------------------------------------------------------------------------

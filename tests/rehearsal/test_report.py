@@ -91,10 +91,10 @@ def test_data_is_the_report_in_json(tmp_path: Path) -> None:
     assert isinstance(told, dict)
     assert (told["job"], told["summary"]) == ({"kind": "PyTorchJob", "name": "demo"}, "Survived 3 faults")
     assert (told["exit_code"], told["succeeded"], told["attempts"], told["highest_step"]) == (0, True, 3, 170)
-    first, pod = told["faults"][0], told["pods"][1]  # type: ignore[index,call-overload]
+    first, pod = told["faults"][0], told["pods"][1]
     assert (first["fault"], first["pod"], first["at_s"]) == ("kill worker node=1 at=step:40", "demo-worker-0", 11.6)
     assert (first["reached_step"], first["resumed_step"], first["repeated_steps"]) == (40, 30, 10)
     assert (first["downtime_s"], first["restart_s"], first["repetition_s"]) == (3.9, 1.9, 2.0)
     assert (first["happened"], first["recovered"]) == (True, True)
     assert (pod["name"], pod["created"], pod["attempts"], pod["exit_code"]) == ("demo-worker-0", 2, 3, 0)
-    assert pod["timeline"][0] == {"status": "Pending", "begin_s": 0.0, "end_s": 0.2, "attempt": 0}
+    assert pod["timeline"][0] == {"state": "Pending", "begin_s": 0.0, "end_s": 0.2, "attempt": 0}

@@ -29,7 +29,7 @@ def fault_of(tale: Tale, ended_s: float = 9.0) -> FaultReport:
 
 def timeline(tale: Tale, pod: int = 0, took_s: float | None = None) -> list[tuple[str, float, float, int]]:
     segments = tale.report(took_s).pods[pod].timeline
-    return [(segment.status, segment.begin_s, segment.end_s, segment.attempt) for segment in segments]
+    return [(segment.state, segment.begin_s, segment.end_s, segment.attempt) for segment in segments]
 
 
 def test_a_pod_waits_checks_runs_is_stopped_is_away_and_runs_again() -> None:
@@ -216,9 +216,9 @@ def test_whatever_happened_a_timeline_is_in_order_and_sums_make_sense(history: H
     for line in report.steps:
         assert all(point[0] <= after[0] for point, after in pairwise(line.points))
     for fault in report.faults:
-        assert fault.downtime_s is None or 0 <= fault.downtime_s <= report.seconds
+        assert fault.downtime_s is None or 0 <= fault.downtime_s <= report.took_s
         assert fault.repeated_steps is None or fault.repeated_steps >= 0
-    assert report.downtime_s is None or 0 <= report.downtime_s <= report.seconds
+    assert report.downtime_s is None or 0 <= report.downtime_s <= report.took_s
 
 
 @given(st.integers(2, 80), st.integers(1, 80))

@@ -37,7 +37,7 @@ from trainer_launch.rehearsal.controllers.local_jobs import (
 )
 from trainer_launch.rehearsal.controllers.pod_values import Workload
 from trainer_launch.rehearsal.driver import Job, rehearse
-from trainer_launch.rehearsal.faults import requests
+from trainer_launch.rehearsal.faults import grammar, requests
 from trainer_launch.rehearsal.faults.kinds import Fault
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting, image_path
 from trainer_launch.rehearsal.report.reporting import Reporting, add_report_flags
@@ -61,7 +61,6 @@ faults:
   add node                           scale workers=4
 A fault hits the last node, or the one of node=N or pod=NAME. It is injected at
 step 1, or at=12s, at=1m, at=step:40, at=line:REGEX of what a pod prints.
-A FILE.yaml lists faults under "faults:", as such texts or with the same keys.
 """
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
 # Checks of what only a real pod has of its own: network interfaces, a name, a range of ports.
@@ -86,7 +85,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod; run nothing"
     )
-    requests.add_flags(parser)
+    parser.add_argument(
+        "--fault",
+        action="append",
+        metavar="TEXT",
+        help="inject this fault, such as 'kill worker node=1 at=step:40'; may be repeated; see above",
+    )
     add_report_flags(parser)
 
 
@@ -97,7 +101,7 @@ def main(parsed: Parsed) -> int:
         LaunchError: the flags, the command or the manifest do not fit, or a fault cannot be done here.
     """
     reporting = Reporting.of(parsed.flags)
-    faults = requests.asked(parsed.flags)
+    faults = tuple(map(grammar.parse, parsed.flags["fault"] or ()))
     own_network = requests.isolate(faults)
     if parsed.flags["file"]:
         return _from_manifests(parsed, faults, reporting, own_network=own_network)
@@ -113,15 +117,8 @@ def main(parsed: Parsed) -> int:
     is_given = "grace" in settings.model_fields_set
     launchers_s, _ = grace_of(settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given)
     settings = Settings({**vars(settings), "grace": launchers_s / _POD_GRACE})
-    torchs = command.is_worker or command.kind in (Kind.TORCHRUN, Kind.FRONT_END)
-    if settings.engine in ("torch", "torchrun") or (settings.engine == "auto" and torchs):
-        programs.check_torch("torchrun")  # said once, and not by each pod
-    setting = Setting(
-        launchers=_for_our_pods(settings, is_mpi=is_mpi),
-        path=path,
-        labels=False,
-        own_network=own_network,
-    )
+    launchers = _for_our_pods(settings, is_mpi=is_mpi)
+    setting = Setting(launchers=launchers, path=path, labels=False, own_network=own_network)
     make = _maker(parsed, faults, is_mpi=is_mpi)
     grown = make if _nodes(settings).fixed is None else None
     workload = make(0)
@@ -166,7 +163,7 @@ def _check_plans(kubelet: Kubelet) -> None:
     """Plan what the launchers in the pods will run: what each would refuse is refused once, before any pod starts.
 
     Raises:
-        UsageError: a launcher's options or command do not fit.
+        UsageError: a launcher's options or command do not fit, or there is no torch.
     """
     starts_ours, planned = (sys.executable, "-c", RUN), set[tuple[str, ...]]()
     for pod in kubelet.pods:
@@ -179,7 +176,9 @@ def _check_plans(kubelet: Kubelet) -> None:
         settings, files = load(given, process.env), LiveFiles(MAX_FILE_BYTES + 1)
         with contextlib.suppress(ContractError, NodeError):  # these depend on the pod, whose launcher says so
             reading = read(Pod(env=process.env, files=files, hostname=pod.name, command=argv), settings)
-            engines.plan(engines.task_of(reading, settings, Trial(scratch="")))
+            task = engines.task_of(reading, settings, Trial(scratch=""))
+            plan = engines.plan(task)
+            programs.check_torch("torch" if task.command.kind is Kind.FRONT_END else plan.engine)
 
 
 def _overridden(documents: tuple[Field, ...], settings: Settings) -> tuple[Field, ...]:

@@ -23,7 +23,7 @@ from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import overlay, with_minimum
 from trainer_launch.planning.ssh_environment import named
 from trainer_launch.preflight import registry, thresholds
-from trainer_launch.rehearsal.faults import grammar, requests
+from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.kubelet import pods
 from trainer_launch.rehearsal.report import reporting
 
@@ -133,8 +133,8 @@ def argv(data: bytes) -> None:
     if name == "rehearse":
         attempt(rehearse._nodes, found.settings, names="--nodes")
         attempt(rehearse._nproc, found.settings, names="--nproc-per-node")
-        if not any(map(grammar.names_file, found.flags["fault"] or ())):
-            attempt(requests.asked, found.flags, kinds=(UsageError,), names="--")
+        for text in found.flags["fault"] or ():
+            attempt(grammar.parse, text, kinds=(UsageError,), names="--")
 
 
 @target("words")

@@ -1,4 +1,4 @@
-"""Manifests of all kinds, and files of faults: YAML."""
+"""Manifests of all kinds, and faults."""
 
 from __future__ import annotations
 
@@ -59,16 +59,6 @@ def fault(data: bytes) -> None:
     found = attempt(grammar.parse, text, kinds=(UsageError,), names="--fault")
     if not isinstance(found, Refused):
         assert grammar.parse(found.text) == found
-
-
-@target("yaml")
-def fault_file(data: bytes) -> None:
-    """Faults as a list in a file."""
-    found = attempt(
-        grammar.read, data.decode("utf-8", "replace"), "faults.yaml", kinds=(UsageError,), names="faults.yaml"
-    )
-    if not isinstance(found, Refused):
-        assert all(grammar.parse(one.text) == one for one in found)
 
 
 @target("text", 200)

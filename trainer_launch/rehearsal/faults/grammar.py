@@ -17,18 +17,15 @@ from trainer_launch.model import removed, value_parsers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import DURATION, MAX_COUNT, compiled_pattern, parse_number, shown
-from trainer_launch.rehearsal.controllers.documents import Field, read_values
 from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS
 from trainer_launch.rehearsal.faults.kinds import KINDS, Fault, When
 
-MAX_FAULTS = 1_000
 MAX_TEXT = 2_000  # characters of one fault
 MAX_S = 7 * 86_400.0  # no rehearsal lasts a week
 MAX_STEP = 10**12 - 1
 _MAX_PATTERN = 200  # characters of a regular expression
 _MAX_GRACE_S = 3_600.0
 _POD_NAME = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z.-]{0,251}[a-z0-9A-Z])?")
-_FILE_ENDINGS = (".yaml", ".yml")
 
 
 def parse(text: str, where: str = "--fault") -> Fault:
@@ -58,33 +55,6 @@ def parse(text: str, where: str = "--fault") -> Fault:
     return Fault(kind=kind, text=" ".join((kind, *map(shlex.quote, words))), **fields)
 
 
-# -- a file of faults --------------------------------------------------------------------------
-
-
-def names_file(text: str) -> bool:
-    """Whether `--fault` is given a file rather than a fault."""
-    return text.endswith(_FILE_ENDINGS) and "=" not in text
-
-
-def read(text: str, source: str) -> tuple[Fault, ...]:
-    """All faults of a YAML file, in its order; `source` is what messages call it.
-
-    Raises:
-        UsageError: it is no YAML, or a fault in it does not fit; the sentence names file and entry.
-    """
-    values = [value for value in read_values(text, source) if value is not None]
-    if len(values) != 1:
-        raise UsageError(f"{source} holds {len(values)} documents; expected one with faults: and a list")
-    document = Field(values[0], "", source)
-    for key, other in document.fields():
-        if key != "faults":
-            raise other.bad("only faults:")
-    entries = document.get("faults").items()
-    if not 1 <= len(entries) <= MAX_FAULTS:
-        raise document.get("faults").bad(f"a list of 1 to {MAX_FAULTS} faults, such as 'kill worker node=1'")
-    return tuple(parse(entry.text(), f"{entry.where}: {entry.path}") for entry in entries)
-
-
 # -- kinds and keys ----------------------------------------------------------------------------
 
 
@@ -104,6 +74,8 @@ def _kind(words: list[str], name: str) -> tuple[str, list[str]]:
         kind = " ".join(words[:length])
         if kind in KINDS:
             return kind, words[length:]
+    if words[-1:] and words[-1].endswith((".yaml", ".yml")):
+        removed.refuse("--fault FILE.yaml", name)
     kind = " ".join(takewhile(lambda word: "=" not in word, words[:2]))
     removed.refuse(f"--fault {kind}", f"{name}: {kind}")
     hint = did_you_mean(kind, KINDS) or f"expected one of: {', '.join(KINDS)}"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -17,10 +15,8 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.units import listed
 from trainer_launch.model.value_parsers import shown
-from trainer_launch.rehearsal.controllers import text_of
 from trainer_launch.rehearsal.controllers.local_jobs import RUN, check_size
 from trainer_launch.rehearsal.controllers.pod_values import Draft, Workload
-from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.faults.kinds import KINDS, Fault
 from trainer_launch.rehearsal.kubelet import pod_isolation
 
@@ -40,27 +36,6 @@ mount --bind /etc/hosts /etc/hosts
 mount -t tmpfs -o mode=1777,size=1m shm /dev/shm
 """
 _log = logging.getLogger(__name__)
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `rehearse` about faults."""
-    parser.add_argument(
-        "--fault",
-        action="append",
-        metavar="TEXT|FILE.yaml",
-        help="inject this fault, such as 'kill worker node=1 at=step:40'; may be repeated; see above",
-    )
-
-
-def asked(flags: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Read the flags, and the files that they name. Raises UsageError: one does not fit."""
-    faults: list[Fault] = []
-    for text in flags["fault"] or ():
-        is_file = grammar.names_file(text)
-        faults += grammar.read(text_of(text, "--fault"), text) if is_file else [grammar.parse(text)]
-    if len(faults) > grammar.MAX_FAULTS:
-        raise UsageError(f"--fault has {len(faults)} faults; the maximum is {grammar.MAX_FAULTS}")
-    return tuple(faults)
 
 
 # -- pods --------------------------------------------------------------------------------------

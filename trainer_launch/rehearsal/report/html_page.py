@@ -26,7 +26,7 @@ ATTEMPTS = (
     ("#f0e442", "#000000"),
 )
 _SHEET = "".join(f".a{number}{{--c:{colour};--i:{ink}}}" for number, (colour, ink) in enumerate(ATTEMPTS))
-# By a pod's status: the class of page.css, and what the legend calls it.
+# By a pod's state: the class of page.css, and what the legend calls it.
 _RUNNING = "Running"
 _LOOKS = {
     "Pending": ("waiting", "pending"),
@@ -74,7 +74,7 @@ def _header(report: RehearsalReport, job: str) -> str:
         (UNKNOWN if report.highest_step is None else f"{report.highest_step:,}", "highest step"),
     )
     items = "".join(f"<li><b>{escape(figure)}</b><span>{what}</span></li>" for figure, what in sums)
-    about = f"{job}, {seconds(report.seconds)}: {condition}"
+    about = f"{job}, {seconds(report.took_s)}: {condition}"
     return (
         f'<header class="{tone}"><h1>{escape(report.summary)}</h1><p>{escape(about)}</p>'
         f'<ul class="sums">{items}</ul></header>'
@@ -131,8 +131,8 @@ def _legend(report: RehearsalReport) -> str:
     ]
     if report.attempts > len(ATTEMPTS):
         shown[-1] = (shown[-1][0], f"attempt {len(ATTEMPTS)}; later attempts start again with blue")
-    statuses = {segment.status for pod in report.pods for segment in pod.timeline}
-    shown += [(f"{look} a0", words) for status, (look, words) in _LOOKS.items() if status in statuses and words]
+    states = {segment.state for pod in report.pods for segment in pod.timeline}
+    shown += [(f"{look} a0", words) for state, (look, words) in _LOOKS.items() if state in states and words]
     items = [f'<li><i class="{kind}"></i>{words}</li>' for kind, words in shown]
     if report.happened:
         items.append('<li><i class="fault">1</i>a fault; a bar on the pod it hit</li>')
@@ -145,7 +145,7 @@ def _legend(report: RehearsalReport) -> str:
 
 def _chart(report: RehearsalReport) -> str:
     """All of it; positions are percentages of the time that the rehearsal took."""
-    scale = Scale(max(report.seconds, 0.001))
+    scale = Scale(max(report.took_s, 0.001))
     labels = [report.short_name(pod.name) for pod in report.pods]
     chars = max([5, *map(len, labels)])
     many = " many" if len(report.pods) > _MANY_PODS else ""
@@ -210,14 +210,14 @@ def _hit(fault: FaultReport, scale: Scale) -> str:
 
 
 def _segment(segment: Segment, scale: Scale) -> str:
-    look, _ = _LOOKS.get(segment.status, _LOOKS["Pending"])
+    look, _ = _LOOKS.get(segment.state, _LOOKS["Pending"])
     width = scale.percent(segment.end_s) - scale.percent(segment.begin_s)
     has_room = width >= _NUMBERED + 2.5 * (segment.attempt > 9)
-    number = str(segment.attempt) if segment.status == _RUNNING and has_room else ""
+    number = str(segment.attempt) if segment.state == _RUNNING and has_room else ""
     times = f"{seconds(segment.begin_s)} to {seconds(segment.end_s)}"
     return (
         f'<span class="s {look} a{_colour(segment.attempt)}" style="{scale.span(segment.begin_s, segment.end_s)}" '
-        f'title="{escape(segment.status)}, attempt {segment.attempt}, {times}">{number}</span>'
+        f'title="{escape(segment.state)}, attempt {segment.attempt}, {times}">{number}</span>'
     )
 
 

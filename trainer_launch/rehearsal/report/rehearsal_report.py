@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, field, to_builtins
 from msgspec.structs import asdict, replace
 
 from trainer_launch.model import Json, exit_codes
@@ -21,7 +21,7 @@ from trainer_launch.rehearsal.report.training import training_of
 from trainer_launch.rehearsal.script_checks import FailedCheck
 
 _NAME_CHARS = 63  # of a pod
-_OVER = ("Succeeded", "Completed", "Failed", "Terminated")  # statuses that are no part of a timeline
+_OVER = ("Succeeded", "Completed", "Failed", "Terminated")  # states that are no part of a timeline
 
 
 class RehearsedJob(Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class RehearsedJob(Struct, frozen=True, kw_only=True):
 class Segment(Struct, frozen=True, kw_only=True):
     """A stretch of time in which a pod did one thing."""
 
-    status: str  # as kubectl shows it
+    state: str  # as kubectl shows it
     begin_s: float
     end_s: float
     attempt: int  # how often its workers have begun, from 1; 0 before
@@ -62,7 +62,7 @@ class RehearsalReport(Struct, frozen=True, kw_only=True):
     condition: str  # how the job ended; empty if it was stopped before
     succeeded: bool | None  # None: it was stopped
     exit_code: int  # of the rehearsal
-    seconds: float
+    took_s: float = field(name="seconds")
     attempts: int  # how often the workers began, of the pod where it was most often
     highest_step: int | None
     downtime_s: float | None
@@ -105,7 +105,7 @@ def report_of(history: History, max_lost_steps: int = script_checks.MAX_LOST_STE
         condition="" if end is None else end.text,
         succeeded=succeeded,
         exit_code=code,
-        seconds=history.took_s,
+        took_s=history.took_s,
         attempts=max((pod.attempts for pod in pods), default=0),
         highest_step=training.top,
         downtime_s=downtime_s(faults) if has_steps else None,
@@ -154,13 +154,13 @@ def _summary(failed: Sequence[FailedCheck], faults: Sequence[FaultReport], succe
 def _pod(pod: PodResult, history: History) -> PodReport:
     """With its timeline; empty segments, and what comes after its end, are left out."""
     segments: list[Segment] = []
-    now = Segment(status="Pending", begin_s=0.0, end_s=history.took_s, attempt=0)
+    now = Segment(state="Pending", begin_s=0.0, end_s=history.took_s, attempt=0)
     has_met = False  # whether the workers of this start of the container have met
 
-    def turn(entry: Entry, status: str, attempt: int) -> Segment:
-        if entry.at_s > now.begin_s and now.status not in _OVER:
+    def turn(entry: Entry, state: str, attempt: int) -> Segment:
+        if entry.at_s > now.begin_s and now.state not in _OVER:
             segments.append(replace(now, end_s=entry.at_s))
-        return replace(now, status=status, begin_s=entry.at_s, attempt=attempt)
+        return replace(now, state=state, begin_s=entry.at_s, attempt=attempt)
 
     for entry in history.entries:
         if entry.pod != pod.name:
@@ -168,9 +168,9 @@ def _pod(pod: PodResult, history: History) -> PodReport:
         if entry.what is What.STATUS:
             now = turn(entry, entry.text, now.attempt)
         elif entry.what is What.STARTED:
-            now, has_met = turn(entry, now.status, now.attempt + 1), False
+            now, has_met = turn(entry, now.state, now.attempt + 1), False
         elif entry.what is What.GENERATION:
-            now, has_met = (turn(entry, now.status, now.attempt + 1) if has_met else now), True
-    if now.status not in _OVER:
+            now, has_met = (turn(entry, now.state, now.attempt + 1) if has_met else now), True
+    if now.state not in _OVER:
         segments.append(now)
     return PodReport(**asdict(pod), attempts=now.attempt, timeline=tuple(segments))

@@ -23,7 +23,7 @@ def text(report: RehearsalReport) -> str:
     verdict, _, why = report.condition.partition(" ")
     lines = [
         *_table(report),
-        f"{job}: {verdict or 'stopped'} after {report.seconds:.1f} s {why}".rstrip(),
+        f"{job}: {verdict or 'stopped'} after {report.took_s:.1f} s {why}".rstrip(),
         *report.remarks,
         *(f"fault did not happen: {fault.fault}: {fault.why_not}" for fault in report.faults if not fault.happened),
         *(cost(report, fault) for fault in report.happened[:MOST_FAULTS]),
