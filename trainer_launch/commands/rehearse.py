@@ -172,6 +172,7 @@ def _check_plans(kubelet: Kubelet) -> None:
         if process.argv[: len(starts_ours)] != starts_ours or words[:1] != ("run",) or words in planned:
             continue
         planned.add(words)
+        kubelet.prepare(pod, pod.draft.main, 1)  # its files, such as a hostfile
         given, argv = options.typed(OURS, words)
         settings, files = load(given, process.env), LiveFiles(MAX_FILE_BYTES + 1)
         with contextlib.suppress(ContractError, NodeError):  # these depend on the pod, whose launcher says so

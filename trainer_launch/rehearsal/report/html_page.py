@@ -14,7 +14,7 @@ from trainer_launch.observability.html import Scale, axis, clean, document, seco
 from trainer_launch.rehearsal.report.fault_costs import FaultReport
 from trainer_launch.rehearsal.report.pod_rows import COLUMNS, UNKNOWN
 from trainer_launch.rehearsal.report.rehearsal_report import PodReport, RehearsalReport, Segment, StepLine
-from trainer_launch.rehearsal.report.text import MOST_FAULTS, downtime, effect, pod_cells
+from trainer_launch.rehearsal.report.text import MOST_FAULTS, condition, downtime, effect, pod_cells
 
 # Okabe and Ito's colours, told apart with any kind of colour vision, and the ink that is read on each.
 ATTEMPTS = (
@@ -48,9 +48,8 @@ _NO_STEPS = "Steps are unknown: print lines such as &quot;step 40&quot;, or call
 
 def page(report: RehearsalReport) -> str:
     """The whole file."""
-    job = f"{clean(report.job.kind)} {clean(report.job.name)}"
     body = [
-        _header(report, job),
+        _header(report),
         _failed_checks(report),
         "<section><h2>Pods over time</h2>",
         _legend(report),
@@ -59,13 +58,17 @@ def page(report: RehearsalReport) -> str:
         _faults(report),
         table("Pods and their messages", [name.lower() for name in COLUMNS], _pods(report)),
     ]
-    return document(f"{report.summary}; {job}", _SHEET, body, "Written by trainer-launch rehearse.")
+    return document(
+        f"{report.summary}; {report.job.kind} {report.job.name}",
+        _SHEET,
+        body,
+        "Written by trainer-launch rehearse.",
+    )
 
 
-def _header(report: RehearsalReport, job: str) -> str:
+def _header(report: RehearsalReport) -> str:
     has_failed = report.failed_checks or report.succeeded is False or len(report.happened) < len(report.faults)
     tone = "bad" if has_failed else "plain" if report.succeeded is None else "good"
-    condition = clean(report.condition) or "stopped"
     counts = ((len(report.pods), "pod"), (len(report.happened), "fault"), (report.attempts, "attempt"))
     sums = (
         *(counted(number, noun).split(" ") for number, noun in counts),
@@ -74,9 +77,8 @@ def _header(report: RehearsalReport, job: str) -> str:
         (UNKNOWN if report.highest_step is None else f"{report.highest_step:,}", "highest step"),
     )
     items = "".join(f"<li><b>{escape(figure)}</b><span>{what}</span></li>" for figure, what in sums)
-    about = f"{job}, {seconds(report.took_s)}: {condition}"
     return (
-        f'<header class="{tone}"><h1>{escape(report.summary)}</h1><p>{escape(about)}</p>'
+        f'<header class="{tone}"><h1>{escape(report.summary)}</h1><p>{escape(clean(condition(report)))}</p>'
         f'<ul class="sums">{items}</ul></header>'
     )
 

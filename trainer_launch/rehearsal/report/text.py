@@ -15,21 +15,27 @@ MOST_FAULTS = 200
 _LEGEND = "CREATED: how often the pod was created. RESTARTS: container restarts in the pod that was created last."
 _SHOWN_PODS = 3
 _WIDTH = 100
+_LEAST_S = 0.05  # less of a downtime is not told
 
 
 def text(report: RehearsalReport) -> str:
     """All of it."""
-    job = f"{report.job.kind} {report.job.name}"
-    verdict, _, why = report.condition.partition(" ")
     lines = [
         *_table(report),
-        f"{job}: {verdict or 'stopped'} after {report.took_s:.1f} s {why}".rstrip(),
+        condition(report),
         *report.remarks,
         *(f"fault did not happen: {fault.fault}: {fault.why_not}" for fault in report.faults if not fault.happened),
         *(cost(report, fault) for fault in report.happened[:MOST_FAULTS]),
         *_failed_checks(report),
     ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def condition(report: RehearsalReport) -> str:
+    """How the job ended, and when."""
+    verdict, _, why = report.condition.partition(" ")
+    end = f"{verdict or 'stopped'} after {report.took_s:.1f} s {why}"
+    return f"{report.job.kind} {report.job.name}: {end}".rstrip()
 
 
 def _table(report: RehearsalReport) -> Iterator[str]:
@@ -87,7 +93,7 @@ def effect(fault: FaultReport) -> str:
     else:
         told = f"reached step {reached:,}, resumed from step {max(0, resumed):,}"
     parts = (("detection", fault.detection_s), ("restart", fault.restart_s), ("repeated steps", fault.repetition_s))
-    spent = ", ".join(f"{name} {seconds(part_s)}" for name, part_s in parts if part_s is not None)
+    spent = ", ".join(f"{name} {seconds(part_s)}" for name, part_s in parts if part_s and part_s >= _LEAST_S)
     return f"{told}; {spent}" if spent else told
 
 
