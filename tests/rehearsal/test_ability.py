@@ -61,9 +61,10 @@ def test_a_command_that_each_pod_would_refuse_is_refused_once(
 ) -> None:
     (tmp_path / "train.py").write_text("print('began')")
     container = "{name: pytorch, image: i, args: [torchrun, --redirects, '9', train.py]}"
+    worker = f"{{replicas: 2, template: {{spec: {{containers: [{container}]}}}}}}"
     (tmp_path / "job.yaml").write_text(
         "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: job}\n"
-        f"spec: {{pytorchReplicaSpecs: {{Worker: {{replicas: 2, template: {{spec: {{containers: [{container}]}}}}}}}}}}\n"
+        f"spec: {{pytorchReplicaSpecs: {{Worker: {worker}}}}}\n"
     )
     ended = launch("rehearse", *(("--nodes", "2") if words[0] == "--" else ()), *words, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
