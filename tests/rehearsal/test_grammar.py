@@ -12,18 +12,18 @@ from msgspec.structs import replace
 from tests.rehearsal.refusals import refusal
 from trainer_launch.model.value_parsers import compiled_pattern
 from trainer_launch.rehearsal.faults import grammar
-from trainer_launch.rehearsal.faults.kinds import KINDS, Fault, When
+from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault, When
 from trainer_launch.rehearsal.faults.requests import target
 
 FIRST_STEP = When(step=1)
 
 
-def without_words(fault: Fault) -> Fault:
+def without_words(fault: InjectedFault) -> InjectedFault:
     return replace(fault, text="")
 
 
-def fault(kind: str, when: When = FIRST_STEP, **fields: object) -> Fault:
-    return Fault(kind=kind, when=when, **fields)  # type: ignore[arg-type]
+def fault(kind: str, when: When = FIRST_STEP, **fields: object) -> InjectedFault:
+    return InjectedFault(kind=kind, when=when, **fields)  # type: ignore[arg-type]
 
 
 MEANINGS = [
@@ -52,7 +52,7 @@ MEANINGS = [
 
 
 @pytest.mark.parametrize(("text", "meant"), MEANINGS)
-def test_every_fault_says_what_it_means(text: str, meant: Fault) -> None:
+def test_every_fault_says_what_it_means(text: str, meant: InjectedFault) -> None:
     found = grammar.parse(text)
     assert without_words(found) == meant
     assert without_words(grammar.parse(found.text)) == meant
@@ -193,7 +193,7 @@ VALUES = {
 
 
 @st.composite
-def faults(draw: st.DrawFn) -> Fault:
+def faults(draw: st.DrawFn) -> InjectedFault:
     kind = draw(st.sampled_from(sorted(KINDS)))
     form = KINDS[kind]
     keys = {form.needs} - {""} | draw(st.sets(st.sampled_from(sorted((*form.keys, "at")))))
@@ -202,7 +202,7 @@ def faults(draw: st.DrawFn) -> Fault:
 
 
 @hypothesis.given(faults())
-def test_the_text_of_any_fault_means_that_fault(made: Fault) -> None:
+def test_the_text_of_any_fault_means_that_fault(made: InjectedFault) -> None:
     assert grammar.parse(made.text) == made
     assert len(made.text) <= grammar.MAX_TEXT
 

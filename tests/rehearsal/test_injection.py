@@ -8,7 +8,7 @@ from typing import Any
 from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.faults.injection import Faults
-from trainer_launch.rehearsal.report.history import Entry, What
+from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
 
 class Driver:
@@ -17,12 +17,12 @@ class Driver:
     def __init__(self) -> None:
         self.state = SimpleNamespace(condition=None, asked=0, there={})
         self.at_s = 0.0
-        self.entries: list[Entry] = []
+        self.entries: list[HistoryEntry] = []
 
     def now_s(self) -> float:
         return self.at_s
 
-    def tell(self, entry: Entry) -> None:
+    def tell(self, entry: HistoryEntry) -> None:
         self.entries.append(entry)
 
     def scale(self, workers: int | None) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.rehearsal.told import Tale, finished, restarted
 from trainer_launch.model.goodput import Kind
 from trainer_launch.rehearsal.report.fault_costs import FaultReport
-from trainer_launch.rehearsal.report.history import Entry, History, Recorder, What
+from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.report.rehearsal_report import report_of
 
 
@@ -172,9 +172,9 @@ def test_a_fault_that_never_came_has_its_reason_and_fails_the_rehearsal() -> Non
 def test_of_steps_in_quick_succession_the_last_before_anything_else_is_kept() -> None:
     recorder = Recorder()
     for number in range(1_000):
-        recorder.add(Entry(at_s=number / 1_000, what=What.STEP, pod="a", step=number))
-    recorder.add(Entry(at_s=1.0, what=What.FAULT, pod="a"))
-    recorder.add(Entry(at_s=0.5, what=What.GENERATION, pod="a"))
+        recorder.add(HistoryEntry(at_s=number / 1_000, what=What.STEP, pod="a", step=number))
+    recorder.add(HistoryEntry(at_s=1.0, what=What.FAULT, pod="a"))
+    recorder.add(HistoryEntry(at_s=0.5, what=What.GENERATION, pod="a"))
     entries = recorder.entries()
     steps = [entry.step for entry in entries if entry.what is What.STEP]
     assert (len(steps) < 30, steps[0], steps[-1]) == (True, 0, 999)
@@ -183,7 +183,7 @@ def test_of_steps_in_quick_succession_the_last_before_anything_else_is_kept() ->
 
 PODS = ("a", "b", "c")
 entry = st.builds(
-    Entry,
+    HistoryEntry,
     at_s=st.floats(0, 1000, allow_nan=False),
     what=st.sampled_from(What),
     pod=st.sampled_from((*PODS, None)),

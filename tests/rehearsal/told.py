@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trainer_launch.model.goodput import Kind
-from trainer_launch.rehearsal.report.history import Entry, History, PodResult, What
+from trainer_launch.rehearsal.report.history import History, HistoryEntry, PodResult, What
 from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport, report_of
 
 
@@ -14,12 +14,12 @@ class Tale:
 
     def __init__(self, *pods: str, kind: str = "PyTorchJob", name: str = "demo") -> None:
         self.pods, self.kind, self.name = pods, kind, name
-        self.entries: list[Entry] = []
+        self.entries: list[HistoryEntry] = []
         self.message = "reason=Succeeded exit=0"
         self.last_line = "step 60 loss 1.0"
 
     def add(self, at_s: float, what: What, pod: str | None = None, **more: object) -> Tale:
-        self.entries.append(Entry(at_s=at_s, what=what, pod=pod, **more))  # type: ignore[arg-type]
+        self.entries.append(HistoryEntry(at_s=at_s, what=what, pod=pod, **more))  # type: ignore[arg-type]
         return self
 
     def start(self, at_s: float, *pods: str) -> Tale:

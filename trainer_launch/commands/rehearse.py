@@ -36,9 +36,9 @@ from trainer_launch.rehearsal.controllers.local_jobs import (
     torch_job,
 )
 from trainer_launch.rehearsal.controllers.pod_values import Workload
-from trainer_launch.rehearsal.driver import Job, rehearse
+from trainer_launch.rehearsal.driver import RehearsalJob, rehearse
 from trainer_launch.rehearsal.faults import grammar, requests
-from trainer_launch.rehearsal.faults.kinds import Fault
+from trainer_launch.rehearsal.faults.kinds import InjectedFault
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting, image_path
 from trainer_launch.rehearsal.report.reporting import Reporting, add_report_flags
 from trainer_launch.supervisor.incident_bundle import NOWHERE
@@ -62,6 +62,7 @@ faults:
 A fault hits the last node, or the one of node=N or pod=NAME. It is injected at
 step 1, or at=12s, at=1m, at=step:40, at=line:REGEX of what a pod prints.
 """
+_PASSED = ("signals", "max_restarts", "spares", "hang_timeout", "hang_report_after", "events", "preload")
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
 # Checks of what only a real pod has of its own: network interfaces, a name, a range of ports.
 _NOT_HERE = "own-name,gloo-socket-ifname,ephemeral-ports"
@@ -123,11 +124,13 @@ def main(parsed: Parsed) -> int:
     grown = make if _nodes(settings).fixed is None else None
     workload = make(0)
     requests.check_targets(faults, workload.drafts, grown)
-    job = Job(workload=workload, grown=grown, faults=faults, reporting=reporting, check=_check_plans)
+    job = RehearsalJob(workload=workload, grown=grown, faults=faults, reporting=reporting, check=_check_plans)
     return rehearse(job, settings, setting)
 
 
-def _from_manifests(parsed: Parsed, faults: tuple[Fault, ...], reporting: Reporting, *, own_network: bool) -> int:
+def _from_manifests(
+    parsed: Parsed, faults: tuple[InjectedFault, ...], reporting: Reporting, *, own_network: bool
+) -> int:
     if parsed.argv:
         raise UsageError(
             "with -f the command comes from the manifest; use --command 'PROGRAM ARG ...' to run another one"
@@ -155,7 +158,7 @@ def _from_manifests(parsed: Parsed, faults: tuple[Fault, ...], reporting: Report
         return workload_of(scaled(documents, more))
 
     requests.check_targets(faults, workload.drafts, grown)
-    job = Job(workload=workload, grown=grown, faults=faults, reporting=reporting, check=_check_plans)
+    job = RehearsalJob(workload=workload, grown=grown, faults=faults, reporting=reporting, check=_check_plans)
     return rehearse(job, parsed.settings, setting)
 
 
@@ -192,7 +195,7 @@ def _is_mpi(engine: str, argv: Sequence[str]) -> bool:
     return engine in ("mpi", "horovodrun") or (engine == "auto" and (is_mpirun(argv[0]) or is_horovodrun(argv)))
 
 
-def _maker(parsed: Parsed, faults: Sequence[Fault], *, is_mpi: bool) -> Callable[[int], Workload]:
+def _maker(parsed: Parsed, faults: Sequence[InjectedFault], *, is_mpi: bool) -> Callable[[int], Workload]:
     """The job of the flags, with that many nodes more than it begins with."""
     settings, argv, grace_s = parsed.settings, parsed.argv, parsed.settings.grace
     nodes, nproc, says = _nodes(settings), _nproc(settings), settings.nproc_per_node is not None
@@ -211,7 +214,7 @@ def _maker(parsed: Parsed, faults: Sequence[Fault], *, is_mpi: bool) -> Callable
     return lambda more: elastic_job(allowed, first + more, nproc, argv, grace_s, asked=says)
 
 
-def _first(nodes: NodeRange, faults: Sequence[Fault]) -> int:
+def _first(nodes: NodeRange, faults: Sequence[InjectedFault]) -> int:
     """How many nodes an elastic job begins with: as many as it may have, without those that a fault adds later."""
     added = sum(fault.kind == "add node" for fault in faults)
     if nodes.max - added < nodes.min:
@@ -220,50 +223,38 @@ def _first(nodes: NodeRange, faults: Sequence[Fault]) -> int:
             f"--nodes {nodes.min}:{nodes.max} leaves room for {room}, but --fault 'add node' asks for {added}; "
             f"use --nodes {nodes.min}:{nodes.min + added}"
         )
-    odd = [one for one in faults if one.workers is not None and not nodes.min <= one.workers <= nodes.max]
-    if odd:
-        raise UsageError(f"--fault {shown(odd[0].text)} is outside of --nodes {nodes.min}:{nodes.max}")
+    for fault in faults:
+        if fault.workers is not None and not nodes.min <= fault.workers <= nodes.max:
+            raise UsageError(f"--fault {shown(fault.text)} is outside of --nodes {nodes.min}:{nodes.max}")
     return nodes.max - added
 
 
 def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
     """What of our own options the launchers get as variables: each marks its workers' lines itself."""
     prefix = settings.prefix if is_mpi or "prefix" in settings.model_fields_set else True  # mpirun has --tag-output
-    flags = {
+    return {
+        **_for_all_pods(settings, ("start_method",)),
         "PREFIX": str(int(prefix)),
         "GRACE": f"{settings.grace * _POD_GRACE:g}",
         "ENGINE": "auto" if settings.engine == "mpi" else settings.engine,
-        "START_METHOD": settings.start_method,
+        **({"IN_COLOR": "1"} if prefix and use_color() else {}),
     }
-    names = ("signals", "max_restarts", "spares", "hang_timeout", "hang_report_after", "events", "preload")
-    in_color = {"IN_COLOR": "1"} if prefix and use_color() else {}
-    return {**_for_all_pods(settings), **flags, **in_color, **_given(settings, names)}
 
 
 def _for_their_pods(settings: Settings) -> dict[str, str]:
     """Likewise in a manifest's pods, which may say all this themselves."""
-    names = (
-        *("max_restarts", "spares", "hang_timeout", "hang_report_after", "events", "preload", "signals"),
-        *("engine", "grace", "start_method"),
-    )
-    chosen = tuple(name for name in names if name in settings.model_fields_set)
-    return {**_for_all_pods(settings), "SKIP": _NOT_HERE, **_given(settings, chosen)}
+    return {**_for_all_pods(settings, ("engine", "grace", "start_method")), "SKIP": _NOT_HERE}
 
 
-def _for_all_pods(settings: Settings) -> dict[str, str]:
-    level = settings.log_level if "log_level" in settings.model_fields_set else "warning"
+def _for_all_pods(settings: Settings, names: Sequence[str]) -> dict[str, str]:
+    chosen = {name: getattr(settings, name) for name in (*_PASSED, *names) if name in settings.model_fields_set}
     place = incident_watch.place_of(settings)  # not in a pod's own temporary directory, which goes with it
-    # /dev/shm is this machine's, which all pods share.
     return {
-        "SHM_SIZE": "keep",
-        "LOG_LEVEL": level,
+        "SHM_SIZE": "keep",  # /dev/shm is this machine's, which all pods share
+        "LOG_LEVEL": settings.log_level if "log_level" in settings.model_fields_set else "warning",
         "INCIDENT_DIR": NOWHERE if place is None else os.path.abspath(place),
+        **{name.upper(): str(value) for name, value in chosen.items() if value is not None},
     }
-
-
-def _given(settings: Settings, names: Sequence[str]) -> dict[str, str]:
-    values = {name: getattr(settings, name) for name in names}
-    return {name.upper(): str(value) for name, value in values.items() if value is not None}
 
 
 def _nodes(settings: Settings) -> NodeRange:

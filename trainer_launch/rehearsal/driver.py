@@ -34,13 +34,13 @@ from trainer_launch.rehearsal.controllers.job_lifecycle import Event, Exited, Po
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, Stop
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
 from trainer_launch.rehearsal.faults.injection import Faults
-from trainer_launch.rehearsal.faults.kinds import Fault
+from trainer_launch.rehearsal.faults.kinds import InjectedFault
 from trainer_launch.rehearsal.faults.requests import workers_of
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
 from trainer_launch.rehearsal.pod_processes import PodProcesses
 from trainer_launch.rehearsal.pod_watch import PodWatch
 from trainer_launch.rehearsal.report import pod_rows
-from trainer_launch.rehearsal.report.history import Entry, History, Recorder, What
+from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.report.reporting import Reporting
 from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import incident_bundle
@@ -53,17 +53,17 @@ _WATCHDOG_START_S = 20.0
 _log = logging.getLogger(__name__)
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class RehearsalJob(Struct, frozen=True, kw_only=True):
     """What is rehearsed, and how it is scaled: the same job with so many more nodes, or fewer, where it can."""
 
     workload: Workload
     grown: Callable[[int], Workload] | None
-    faults: tuple[Fault, ...]
+    faults: tuple[InjectedFault, ...]
     reporting: Reporting
     check: Callable[[Kubelet], None]  # raises LaunchError for what each pod's launcher would refuse
 
 
-def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
+def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
     """Run the job to its end; return the exit code. Raises LaunchError: it cannot be run here."""
     scratch, began_s = Path(tempfile.mkdtemp(prefix="trainer-launch-rehearsal-")), time.time()
     try:
@@ -116,7 +116,9 @@ def _incidents(place: str, began_s: float) -> str:
 class Rehearsal:
     """The state of the job, and who carries out what it asks for."""
 
-    def __init__(self, job: Job, kubelet: Kubelet, system: System, watch: PodWatch | None, grace_s: float) -> None:
+    def __init__(
+        self, job: RehearsalJob, kubelet: Kubelet, system: System, watch: PodWatch | None, grace_s: float
+    ) -> None:
         self._job, self.kubelet, self._system, self._watch, self._grace_s = job, kubelet, system, watch, grace_s
         self._failed: list[Exited] = []  # what could not be started
         self._stop_signal: int | None = None
@@ -190,7 +192,7 @@ class Rehearsal:
         """Seconds since the rehearsal began."""
         return self._system.now() - self._began_s
 
-    def tell(self, entry: Entry) -> None:
+    def tell(self, entry: HistoryEntry) -> None:
         """Take it into the history."""
         self._recorder.add(entry)
 
@@ -281,22 +283,22 @@ class Rehearsal:
         state = self.state
         at_s = 0.0 if event is None else event.at_s - self._began_s
         if isinstance(event, Exited) and event.container == state.pods[event.pod].draft.main:
-            self.tell(Entry(at_s=at_s, what=What.ENDED, pod=event.pod, code=event.code))
+            self.tell(HistoryEntry(at_s=at_s, what=What.ENDED, pod=event.pod, code=event.code))
         for name in state.states:
             status = pod_rows.status(state, name)
             if self._statuses.get(name) != status:
                 self._statuses[name] = status
-                self.tell(Entry(at_s=at_s, what=What.STATUS, pod=name, text=status))
+                self.tell(HistoryEntry(at_s=at_s, what=What.STATUS, pod=name, text=status))
         for action in actions:
             if action.container != state.pods[action.pod].draft.main:
                 continue
             if isinstance(action, Start):
-                self.tell(Entry(at_s=at_s, what=What.STARTED, pod=action.pod))
+                self.tell(HistoryEntry(at_s=at_s, what=What.STARTED, pod=action.pod))
             elif isinstance(event, PodDeleted) and not action.kill:
-                self.tell(Entry(at_s=at_s, what=What.STOP_ASKED, pod=action.pod))
+                self.tell(HistoryEntry(at_s=at_s, what=What.STOP_ASKED, pod=action.pod))
         if state.condition is not None and not was_over:
             code = exit_codes.SUCCEEDED if state.condition.succeeded else exit_codes.FAILED
-            self.tell(Entry(at_s=at_s, what=What.CONDITION, code=code, text=state.condition.text))
+            self.tell(HistoryEntry(at_s=at_s, what=What.CONDITION, code=code, text=state.condition.text))
 
     # -- actions ------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ _GLOBAL = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # RANK may be a who
 _LOOK_S = 1.0  # between two looks for launchers that have started
 
 
-class Launcher(Struct, frozen=True):
+class RunningLauncher(Struct, frozen=True):
     """A launcher in a container."""
 
     pod: str
@@ -35,10 +35,10 @@ class PodProcesses:
     def __init__(self, kubelet: Kubelet) -> None:
         self._kubelet = kubelet
         self._marks: dict[tuple[int, int], str | None] = {}  # by pid and start: whose container it is
-        self._launchers: list[Launcher] = []
+        self._launchers: list[RunningLauncher] = []
         self._looked_s = 0.0
 
-    def launchers(self, pods: Mapping[str, Pod]) -> list[Launcher]:
+    def launchers(self, pods: Mapping[str, Pod]) -> list[RunningLauncher]:
         """All launchers that run now, but for those that have begun in the last second."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= _LOOK_S:
@@ -57,7 +57,7 @@ class PodProcesses:
             return None if pid is None else psutil.Process(pid)
         return None
 
-    def _look(self, pods: Mapping[str, Pod]) -> Iterator[Launcher]:
+    def _look(self, pods: Mapping[str, Pod]) -> Iterator[RunningLauncher]:
         marks = {
             str(self._kubelet.termination_message(pod, container.name)): (pod.name, container.name)
             for pod in pods.values()
@@ -66,7 +66,7 @@ class PodProcesses:
         for view in self._views(pods):
             place = marks.get(self._mark(view.pid, view.started_ticks) or "")
             if place is not None:
-                yield Launcher(*place, view)
+                yield RunningLauncher(*place, view)
 
     def _views(self, pods: Mapping[str, Pod]) -> Iterator[node_view.View]:
         network = self._kubelet.network

@@ -16,7 +16,7 @@ from trainer_launch.observability import event_log, progress
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.kubelet.pods import Kubelet
 from trainer_launch.rehearsal.pod_processes import PodProcesses
-from trainer_launch.rehearsal.report.history import Entry, What
+from trainer_launch.rehearsal.report.history import HistoryEntry, What
 from trainer_launch.supervisor.step_lines import OutputScanner
 
 _EVERY_S = 0.25  # between two looks into files
@@ -29,7 +29,7 @@ class PodWatch:
         self.patterns: tuple[re.Pattern[str], ...] = ()  # of lines that are wanted now
         self.wake: Callable[[], None] = lambda: None
         self._scanners: dict[tuple[str, int], OutputScanner] = {}
-        self._heard: deque[Entry | str] = deque()
+        self._heard: deque[HistoryEntry | str] = deque()
         self._looked_s = 0.0
         self._reported_s: dict[str, float] = {}  # by pod: when its last report was made
         self._steps: dict[str, int] = {}  # by pod: the last one that counted
@@ -44,14 +44,14 @@ class PodWatch:
             self._heard += [
                 line.line
                 if line.step is None
-                else Entry(at_s=now_s, what=What.STEP, pod=pod, step=line.step, text=line.line)
+                else HistoryEntry(at_s=now_s, what=What.STEP, pod=pod, step=line.step, text=line.line)
                 for line in scanned
             ]
             self.wake()
 
     def observations(
         self, processes: PodProcesses, kubelet: Kubelet, pods: Mapping[str, Pod]
-    ) -> Iterator[Entry | str]:
+    ) -> Iterator[HistoryEntry | str]:
         """What is new, in the order that it came to us."""
         while self._heard:
             heard = self._heard.popleft()
@@ -70,7 +70,7 @@ class PodWatch:
             if pod.name not in launched:
                 yield from self._report(pod.name, kubelet.runtime_directory_of(pod))
 
-    def _counts(self, heard: Entry) -> bool:
+    def _counts(self, heard: HistoryEntry) -> bool:
         """Who reports steps falls back in reports only: Paddle's launcher, for one, prints old lines again."""
         pod, step = heard.pod or "", heard.step or 0
         if pod in self._reported_s and step < self._steps.get(pod, 0):
@@ -83,20 +83,20 @@ class PodWatch:
         """When the next look is."""
         return self._looked_s + _EVERY_S
 
-    def _events(self, pod: str, folder: str) -> Iterator[Entry]:
+    def _events(self, pod: str, folder: str) -> Iterator[HistoryEntry]:
         """What a launcher has written about its workers."""
         for line in self._tails.setdefault(folder, event_log.Tail(folder)).read():
             name, values = line.event
             at_s = time.monotonic() - max(0.0, time.time() - line.time_s)
             if name == "generation_formed":
-                yield Entry(at_s=at_s, what=What.GENERATION, pod=pod)
+                yield HistoryEntry(at_s=at_s, what=What.GENERATION, pod=pod)
             elif name == event_log.PHASE and (phase := values.get("phase")) in list(Kind):
-                yield Entry(at_s=at_s, what=What.PHASE, pod=pod, text=str(phase))
+                yield HistoryEntry(at_s=at_s, what=What.PHASE, pod=pod, text=str(phase))
 
-    def _report(self, pod: str, folder: str) -> Iterator[Entry]:
+    def _report(self, pod: str, folder: str) -> Iterator[HistoryEntry]:
         """The step that a program has reported."""
         latest = progress.first([report for report in progress.read(folder) if report.step is not None])
         if latest is not None and latest.at_s > self._reported_s.get(pod, 0.0):
             self._reported_s[pod] = latest.at_s
             self._steps[pod] = latest.step or 0
-            yield Entry(at_s=latest.at_s, what=What.STEP, pod=pod, step=latest.step)
+            yield HistoryEntry(at_s=latest.at_s, what=What.STEP, pod=pod, step=latest.step)

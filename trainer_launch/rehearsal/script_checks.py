@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from trainer_launch.model import exit_codes
 from trainer_launch.model.units import counted
-from trainer_launch.rehearsal.report.history import Entry, What
+from trainer_launch.rehearsal.report.history import HistoryEntry, What
 from trainer_launch.rehearsal.report.training import Attempt, Resume, Training
 
 MAX_LOST_STEPS = 100  # the default of --max-lost-steps
@@ -56,7 +56,7 @@ class FailedCheck(Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    entries: Sequence[Entry], training: Training, max_lost_steps: int
+    entries: Sequence[HistoryEntry], training: Training, max_lost_steps: int
 ) -> tuple[tuple[FailedCheck, ...], tuple[str, ...]]:
     """Check the script, if a fault was injected: which checks failed, and what could not be checked."""
     if all(entry.what is not What.FAULT for entry in entries):
@@ -132,9 +132,9 @@ def _not_checked(training: Training) -> Iterator[str]:
 # -- SIGTERM check -----------------------------------------------------------------------------
 
 
-def _sigterm_checks(entries: Sequence[Entry]) -> Iterator[FailedCheck]:
+def _sigterm_checks(entries: Sequence[HistoryEntry]) -> Iterator[FailedCheck]:
     """How the containers that a fault had asked to stop ended, unless the job had succeeded before."""
-    asked: dict[str, Entry] = {}
+    asked: dict[str, HistoryEntry] = {}
     steps: dict[str, int] = {}  # the newest of each pod
     for place, entry in enumerate(entries):
         pod = entry.pod or ""
@@ -159,7 +159,7 @@ def _sigterm_checks(entries: Sequence[Entry]) -> Iterator[FailedCheck]:
                 )
 
 
-def _is_finished(step: int | None, later: Sequence[Entry]) -> bool:
+def _is_finished(step: int | None, later: Sequence[HistoryEntry]) -> bool:
     """Whether it had just done its last step: the job succeeds without another one."""
     succeeds = any(entry.what is What.CONDITION and entry.code == exit_codes.SUCCEEDED for entry in later)
     goes_on = any(entry.what is What.STEP and (entry.step or 0) > (step or 0) for entry in later)

@@ -18,7 +18,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import DURATION, MAX_COUNT, compiled_pattern, parse_number, shown
 from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS
-from trainer_launch.rehearsal.faults.kinds import KINDS, Fault, When
+from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault, When
 
 MAX_TEXT = 2_000  # characters of one fault
 MAX_S = 7 * 86_400.0  # no rehearsal lasts a week
@@ -28,7 +28,7 @@ _MAX_GRACE_S = 3_600.0
 _POD_NAME = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z.-]{0,251}[a-z0-9A-Z])?")
 
 
-def parse(text: str, where: str = "--fault") -> Fault:
+def parse(text: str, where: str = "--fault") -> InjectedFault:
     """One fault from its text; `where` is what messages call it.
 
     Raises:
@@ -52,7 +52,7 @@ def parse(text: str, where: str = "--fault") -> Fault:
     fields: dict[str, Any] = {"when": KINDS[kind].first}
     for key, value in given.items():
         fields |= _value(key, value, name)
-    return Fault(kind=kind, text=" ".join((kind, *map(shlex.quote, words))), **fields)
+    return InjectedFault(kind=kind, text=" ".join((kind, *map(shlex.quote, words))), **fields)
 
 
 # -- kinds and keys ----------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from msgspec import Struct
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.value_parsers import MAX_LINE, compiled_pattern
 from trainer_launch.rehearsal.faults import requests
-from trainer_launch.rehearsal.faults.kinds import KINDS, Fault, Never, NotNow
-from trainer_launch.rehearsal.report.history import Entry, What
+from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault, Never, NotNow
+from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
 if TYPE_CHECKING:
     from trainer_launch.rehearsal.driver import Rehearsal
@@ -25,14 +25,14 @@ _log = logging.getLogger(__name__)
 class _Waiting(Struct, frozen=True, kw_only=True):
     """A fault that has yet to come: at a time, a step, or a line."""
 
-    fault: Fault
+    fault: InjectedFault
     due_s: float | None = None
     step: int | None = None
     pattern: re.Pattern[str] | None = None
     why_late: str = ""  # its time has come, but it cannot be done yet
 
 
-def _waiting(fault: Fault) -> _Waiting:
+def _waiting(fault: InjectedFault) -> _Waiting:
     when = fault.when
     pattern = None if when.line is None else compiled_pattern(when.line)
     return _Waiting(fault=fault, due_s=when.at_s, step=when.step, pattern=pattern)
@@ -41,15 +41,16 @@ def _waiting(fault: Fault) -> _Waiting:
 class Faults:
     """All that is asked for, and what has become of it. Times are the rehearsal's."""
 
-    def __init__(self, faults: Iterable[Fault], driver: Rehearsal) -> None:
+    def __init__(self, faults: Iterable[InjectedFault], driver: Rehearsal) -> None:
         self._driver = driver
         self._waiting = [_waiting(fault) for fault in faults]
-        self._lasting: list[tuple[float, Fault, str | None, Callable[[], None]]] = []  # until when, and how to undo
+        # Until when, and how to undo it.
+        self._lasting: list[tuple[float, InjectedFault, str | None, Callable[[], None]]] = []
         self.came = 0
         self._last_step: int | None = None  # the highest that was said
 
     @property
-    def to_come(self) -> list[Fault]:
+    def to_come(self) -> list[InjectedFault]:
         """What was asked for and has not come."""
         return [waiting.fault for waiting in self._waiting]
 
@@ -112,7 +113,7 @@ class Faults:
             self._waiting.append(_Waiting(fault=fault, due_s=driver.now_s() + _RETRY_S, why_late=str(problem)))
             return
         _log.warning("fault: %s", fault.text)
-        driver.tell(Entry(at_s=driver.now_s(), what=What.FAULT, pod=pod, text=fault.text))
+        driver.tell(HistoryEntry(at_s=driver.now_s(), what=What.FAULT, pod=pod, text=fault.text))
         self.came += 1
         try:
             effect.do()
@@ -122,30 +123,30 @@ class Faults:
         if effect.undo is not None and fault.for_s is not None:
             self._lasting.append((driver.now_s() + fault.for_s, fault, pod, effect.undo))
 
-    def _target(self, fault: Fault) -> str | None:
+    def _target(self, fault: InjectedFault) -> str | None:
         pods = self._driver.state.there
         try:
             return requests.target(fault, requests.nodes_of(pod.draft for pod in pods.values()), tuple(pods))
         except UsageError as problem:  # a node that is to be added first
             raise NotNow(str(problem)) from None
 
-    def _end(self, fault: Fault, pod: str | None, undo: Callable[[], None]) -> None:
+    def _end(self, fault: InjectedFault, pod: str | None, undo: Callable[[], None]) -> None:
         _log.warning("fault ended: %s", fault.text)
-        self._driver.tell(Entry(at_s=self._driver.now_s(), what=What.FAULT_OVER, pod=pod, text=fault.text))
+        self._driver.tell(HistoryEntry(at_s=self._driver.now_s(), what=What.FAULT_OVER, pod=pod, text=fault.text))
         try:
             undo()
         except NodeError as problem:
             _log.warning("the fault could not be undone: %s", problem)
 
-    def _miss(self, fault: Fault, why: str) -> None:
+    def _miss(self, fault: InjectedFault, why: str) -> None:
         _log.warning("fault did not happen: %s: %s", fault.text, why)
         self._note_missed(fault, why)
 
-    def _note_missed(self, fault: Fault, why: str) -> None:
-        self._driver.tell(Entry(at_s=self._driver.now_s(), what=What.FAULT_MISSED, text=fault.text, why=why))
+    def _note_missed(self, fault: InjectedFault, why: str) -> None:
+        self._driver.tell(HistoryEntry(at_s=self._driver.now_s(), what=What.FAULT_MISSED, text=fault.text, why=why))
 
 
-def _why_never(fault: Fault, last_step: int | None) -> str:
+def _why_never(fault: InjectedFault, last_step: int | None) -> str:
     """Why a fault never came, and how it would have."""
     when = fault.when
     if when.at_s is not None:

@@ -24,7 +24,7 @@ class When(Struct, frozen=True, kw_only=True):
     line: str | None = None  # when a pod says a line that this regular expression is found in
 
 
-class Fault(Struct, frozen=True, kw_only=True):
+class InjectedFault(Struct, frozen=True, kw_only=True):
     """One fault, once."""
 
     kind: str  # of KINDS
@@ -54,12 +54,12 @@ class Effect(Struct, frozen=True):
     undo: Callable[[], None] | None = None
 
 
-def _kill_worker(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
+def _kill_worker(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> Effect:
     process = _worker(driver, fault, pod)
     return Effect(lambda: _send([process], signal.SIGKILL))
 
 
-def _stop_worker(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
+def _stop_worker(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> Effect:
     worker = _worker(driver, fault, pod)
     processes = [worker]
     with contextlib.suppress(psutil.Error):
@@ -67,23 +67,23 @@ def _stop_worker(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
     return Effect(lambda: _send(processes, signal.SIGSTOP), lambda: _send(processes, signal.SIGCONT))
 
 
-def _kill_pod(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
+def _kill_pod(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> Effect:
     name = _living(driver, pod)
     return Effect(lambda: driver.delete(name, 0.0, fault.back_s))
 
 
-def _term_pod(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
+def _term_pod(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> Effect:
     name = _living(driver, pod)
     grace_s = driver.state.pods[name].draft.template.grace_s if fault.grace_s is None else fault.grace_s
     return Effect(lambda: driver.delete(name, grace_s, fault.back_s))
 
 
-def _scale(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
+def _scale(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> Effect:
     _refuse_after_end(driver)
     return Effect(lambda: driver.scale(fault.workers))
 
 
-def _on_network(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
+def _on_network(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> Effect:
     network = driver.kubelet.network
     assert network is not None, "asked for before anything was started"
     return Effect(lambda: network.begin(fault, pod), lambda: network.end(fault, pod))
@@ -92,7 +92,7 @@ def _on_network(driver: Rehearsal, fault: Fault, pod: str | None) -> Effect:
 class FaultKind(Struct, frozen=True):
     """How one kind of fault is written, and how it is injected."""
 
-    inject: Callable[[Rehearsal, Fault, str | None], Effect]  # raises NotNow
+    inject: Callable[[Rehearsal, InjectedFault, str | None], Effect]  # raises NotNow
     keys: tuple[str, ...]  # besides at=
     needs: str = ""  # one that must be given
     bare: str = ""  # the key whose value may stand alone
@@ -132,7 +132,7 @@ def _living(driver: Rehearsal, pod: str | None) -> str:
     return pod or ""
 
 
-def _worker(driver: Rehearsal, fault: Fault, pod: str | None) -> psutil.Process:
+def _worker(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> psutil.Process:
     name = _living(driver, pod)
     process = driver.processes.worker(driver.state.pods[name], driver.leader(name), fault.local_rank)
     if process is None:

@@ -17,7 +17,7 @@ from trainer_launch.model.units import listed
 from trainer_launch.model.value_parsers import shown
 from trainer_launch.rehearsal.controllers.local_jobs import RUN, check_size
 from trainer_launch.rehearsal.controllers.pod_values import Draft, Workload
-from trainer_launch.rehearsal.faults.kinds import KINDS, Fault
+from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault
 from trainer_launch.rehearsal.kubelet import pod_isolation
 
 PROGRAMS = ("unshare", "nsenter", "ip", "mount", "umount", "hostname", "sh")
@@ -54,7 +54,7 @@ def workers_of(drafts: Iterable[Draft]) -> int:
     return sum(draft.role == "worker" for draft in drafts)
 
 
-def target(fault: Fault, nodes: Sequence[str], pods: Sequence[str]) -> str | None:
+def target(fault: InjectedFault, nodes: Sequence[str], pods: Sequence[str]) -> str | None:
     """The name of the pod; None for a fault of the whole job.
 
     `nodes` are those with an index, in its order; `pods` all, a launcher too. Of a name its end suffices: worker-0.
@@ -81,7 +81,7 @@ def target(fault: Fault, nodes: Sequence[str], pods: Sequence[str]) -> str | Non
 
 
 def check_targets(
-    faults: Sequence[Fault], drafts: Sequence[Draft], grown: Callable[[int], Workload] | None
+    faults: Sequence[InjectedFault], drafts: Sequence[Draft], grown: Callable[[int], Workload] | None
 ) -> None:
     """Hold them against this job; `grown` makes it with so many more nodes, None where it cannot.
 
@@ -113,7 +113,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     as_user: bool = False  # they can only with a namespace of users around them
 
 
-def isolate(faults: Sequence[Fault]) -> bool:
+def isolate(faults: Sequence[InjectedFault]) -> bool:
     """Whether the pods have a network of their own; for that the same command begins once more, in namespaces.
 
     Raises:
@@ -135,7 +135,7 @@ def isolate(faults: Sequence[Fault]) -> bool:
     return False
 
 
-def wants_names(faults: Iterable[Fault]) -> bool:
+def wants_names(faults: Iterable[InjectedFault]) -> bool:
     """Whether node 0 is lost for good: the survivors look for each other by their pods' names."""
     return any(
         fault.kind in ("kill pod", "term pod") and fault.back_s is None and fault.node == 0 for fault in faults

@@ -8,7 +8,7 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.rehearsal.report.history import Entry, What
+from trainer_launch.rehearsal.report.history import HistoryEntry, What
 from trainer_launch.rehearsal.report.training import IN_FLIGHT, Attempt, Training
 
 Point = tuple[float, int]
@@ -36,7 +36,7 @@ class FaultReport(Struct, frozen=True, kw_only=True):
 
 
 def fault_reports(
-    entries: Sequence[Entry], training: Training, ended_s: float, *, succeeded: bool
+    entries: Sequence[HistoryEntry], training: Training, ended_s: float, *, succeeded: bool
 ) -> tuple[FaultReport, ...]:
     """One for each fault, in order of time, those that never happened among them; `ended_s`: when the job ended."""
     reports: list[FaultReport] = []
@@ -66,7 +66,7 @@ def downtime_s(reports: Sequence[FaultReport]) -> float:
     return total_s
 
 
-def _ends(over: Entry, fault: Entry) -> bool:
+def _ends(over: HistoryEntry, fault: HistoryEntry) -> bool:
     is_its = over.what is What.FAULT_OVER and (over.text, over.pod) == (fault.text, fault.pod)
     return is_its and over.at_s >= fault.at_s
 

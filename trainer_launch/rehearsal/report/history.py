@@ -25,7 +25,7 @@ class What(str, Enum):
     CONDITION = "condition"  # the job has ended; `text` says how, `code` is 0 if it succeeded
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class HistoryEntry(Struct, frozen=True, kw_only=True):
     """One thing that happened."""
 
     at_s: float  # seconds since the rehearsal began
@@ -54,7 +54,7 @@ class History(Struct, frozen=True, kw_only=True):
 
     kind: str  # of the job, such as TrainJob
     name: str
-    entries: tuple[Entry, ...]  # in order of time
+    entries: tuple[HistoryEntry, ...]  # in order of time
     took_s: float
     exit_code: int  # the job's own
     pods: tuple[PodResult, ...]  # in the order people expect them: node 0 first
@@ -69,10 +69,10 @@ class Recorder:
     """What has happened so far."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[HistoryEntry] = []
         self._runs: dict[str | None, list[int]] = {}  # by pod: where its steps are, since something else happened
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: HistoryEntry) -> None:
         """Take in what has happened. Of steps in quick succession the last is kept."""
         if entry.what is not What.STEP:
             self._runs.pop(entry.pod, None)
@@ -86,11 +86,11 @@ class Recorder:
             run.append(len(self._entries))
         self._entries.append(entry)
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[HistoryEntry, ...]:
         """All of it, in order of time: what pods report is read a little later."""
         return tuple(sorted(self._entries, key=lambda entry: entry.at_s))
 
-    def _replaces(self, run: list[int], entry: Entry) -> bool:
+    def _replaces(self, run: list[int], entry: HistoryEntry) -> bool:
         """Whether the last step lies between two that are close together."""
         if len(run) < 2:
             return False

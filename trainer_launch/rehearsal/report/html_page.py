@@ -13,7 +13,7 @@ from trainer_launch.model.units import counted, listed
 from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
 from trainer_launch.rehearsal.report.fault_costs import FaultReport
 from trainer_launch.rehearsal.report.pod_rows import COLUMNS, UNKNOWN
-from trainer_launch.rehearsal.report.rehearsal_report import PodReport, RehearsalReport, Segment, StepLine
+from trainer_launch.rehearsal.report.rehearsal_report import PodReport, RehearsalReport, StepLine, TimelineSegment
 from trainer_launch.rehearsal.report.text import MOST_FAULTS, condition, downtime, effect, pod_cells
 
 # Okabe and Ito's colours, told apart with any kind of colour vision, and the ink that is read on each.
@@ -211,7 +211,7 @@ def _hit(fault: FaultReport, scale: Scale) -> str:
     return mark
 
 
-def _segment(segment: Segment, scale: Scale) -> str:
+def _segment(segment: TimelineSegment, scale: Scale) -> str:
     look, _ = _LOOKS.get(segment.state, _LOOKS["Pending"])
     width = scale.percent(segment.end_s) - scale.percent(segment.begin_s)
     has_room = width >= _NUMBERED + 2.5 * (segment.attempt > 9)

@@ -16,7 +16,7 @@ from trainer_launch.model.units import counted
 from trainer_launch.observability.html import clean
 from trainer_launch.rehearsal import script_checks
 from trainer_launch.rehearsal.report.fault_costs import FaultReport, downtime_s, fault_reports
-from trainer_launch.rehearsal.report.history import Entry, History, PodResult, What
+from trainer_launch.rehearsal.report.history import History, HistoryEntry, PodResult, What
 from trainer_launch.rehearsal.report.training import training_of
 from trainer_launch.rehearsal.script_checks import FailedCheck
 
@@ -24,14 +24,14 @@ _NAME_CHARS = 63  # of a pod
 _OVER = ("Succeeded", "Completed", "Failed", "Terminated")  # states that are no part of a timeline
 
 
-class RehearsedJob(Struct, frozen=True, kw_only=True):
+class JobName(Struct, frozen=True, kw_only=True):
     """The job."""
 
     kind: str  # such as TrainJob
     name: str
 
 
-class Segment(Struct, frozen=True, kw_only=True):
+class TimelineSegment(Struct, frozen=True, kw_only=True):
     """A stretch of time in which a pod did one thing."""
 
     state: str  # as kubectl shows it
@@ -44,7 +44,7 @@ class PodReport(PodResult, frozen=True, kw_only=True):
     """All that one pod did."""
 
     attempts: int
-    timeline: tuple[Segment, ...]
+    timeline: tuple[TimelineSegment, ...]
 
 
 class StepLine(Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class StepLine(Struct, frozen=True, kw_only=True):
 class RehearsalReport(Struct, frozen=True, kw_only=True):
     """The whole rehearsal."""
 
-    job: RehearsedJob
+    job: JobName
     summary: str  # the verdict in a few words
     condition: str  # how the job ended; empty if it was stopped before
     succeeded: bool | None  # None: it was stopped
@@ -100,7 +100,7 @@ def report_of(history: History, max_lost_steps: int = script_checks.MAX_LOST_STE
         code = exit_codes.FAILED
     has_steps = bool(training.attempts)
     return RehearsalReport(
-        job=RehearsedJob(kind=history.kind, name=history.name),
+        job=JobName(kind=history.kind, name=history.name),
         summary=_summary(failed, faults, succeeded),
         condition="" if end is None else end.text,
         succeeded=succeeded,
@@ -153,11 +153,11 @@ def _summary(failed: Sequence[FailedCheck], faults: Sequence[FaultReport], succe
 
 def _pod(pod: PodResult, history: History) -> PodReport:
     """With its timeline; empty segments, and what comes after its end, are left out."""
-    segments: list[Segment] = []
-    now = Segment(state="Pending", begin_s=0.0, end_s=history.took_s, attempt=0)
+    segments: list[TimelineSegment] = []
+    now = TimelineSegment(state="Pending", begin_s=0.0, end_s=history.took_s, attempt=0)
     has_met = False  # whether the workers of this start of the container have met
 
-    def turn(entry: Entry, state: str, attempt: int) -> Segment:
+    def turn(entry: HistoryEntry, state: str, attempt: int) -> TimelineSegment:
         if entry.at_s > now.begin_s and now.state not in _OVER:
             segments.append(replace(now, end_s=entry.at_s))
         return replace(now, state=state, begin_s=entry.at_s, attempt=attempt)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from msgspec import Struct, field
 
 from trainer_launch.model.goodput import Kind
-from trainer_launch.rehearsal.report.history import Entry, What
+from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
 IN_FLIGHT = 3  # lines that may still come after a fault
 _SKEW = 1  # workers of one pod may say their steps in another order
@@ -38,7 +38,7 @@ class Resume(Struct, frozen=True, kw_only=True):
 class Attempt(Struct, kw_only=True):
     """The job's training between two beginnings."""
 
-    fault: Entry | None = None  # what made it begin again
+    fault: HistoryEntry | None = None  # what made it begin again
     points: list[tuple[float, int]] = field(default_factory=list)  # the job's steps over time, as they were reached
     tops: dict[str, int] = field(default_factory=dict)  # by pod: its highest step
     resumes: list[Resume] = field(default_factory=list)
@@ -86,7 +86,7 @@ class _PodSteps(Struct):
     phase: str = ""
 
 
-def training_of(entries: Sequence[Entry]) -> Training:
+def training_of(entries: Sequence[HistoryEntry]) -> Training:
     """The attempts of a job, by the steps that its pods say and the beginnings of their workers."""
     reader = _Reader()
     for entry in entries:
@@ -98,9 +98,9 @@ class _Reader:
     def __init__(self) -> None:
         self.training = Training()
         self._pods: dict[str, _PodSteps] = {}
-        self._fault: Entry | None = None  # the newest, until an attempt is put down to it
+        self._fault: HistoryEntry | None = None  # the newest, until an attempt is put down to it
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: HistoryEntry) -> None:
         """One thing that happened."""
         if entry.what is What.FAULT and not entry.text.startswith(_HARMLESS):
             self._fault = entry
@@ -116,7 +116,7 @@ class _Reader:
         elif entry.what is What.STEP:
             self._step(entry.pod, pod, entry)
 
-    def _step(self, name: str, pod: _PodSteps, entry: Entry) -> None:
+    def _step(self, name: str, pod: _PodSteps, entry: HistoryEntry) -> None:
         step, attempts = entry.step or 0, self.training.attempts
         goes_back = not pod.has_begun and step < pod.top - _SKEW
         if goes_back and self._began_unseen(pod):
@@ -157,13 +157,13 @@ class _Reader:
             for other in others
         )
 
-    def _cause(self, before: Attempt) -> Entry | None:
+    def _cause(self, before: Attempt) -> HistoryEntry | None:
         fault, self._fault = self._fault, None
         is_old = fault is not None and before.points[-1][0] >= fault.at_s + _MUCH_LATER_S
         return None if is_old else fault
 
 
-def _resume(name: str, entry: Entry, before: Attempt) -> Resume:
+def _resume(name: str, entry: HistoryEntry, before: Attempt) -> Resume:
     step, is_told = entry.step or 0, bool(_RESUMES.search(entry.text))
     return Resume(
         at_s=entry.at_s,
