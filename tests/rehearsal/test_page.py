@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from tests.rehearsal import scenes
 from tests.rehearsal.browser import Browser, browser_in
-from tests.rehearsal.test_story import histories
+from tests.rehearsal.test_fault_costs import histories
 from tests.rehearsal.told import Tale, finished
 from trainer_launch.observability.html import clean, seconds, tick_text, ticks
 from trainer_launch.rehearsal.report.history import History

@@ -79,6 +79,8 @@ class Training(Struct, kw_only=True):
 
 
 class _PodSteps(Struct):
+    """What the reader has read of a pod."""
+
     has_begun: bool = False  # its workers have begun since its last step
     begun_s: float = 0.0
     top: int = 0  # since then
@@ -95,6 +97,8 @@ def training_of(entries: Sequence[HistoryEntry]) -> Training:
 
 
 class _Reader:
+    """Reads a history, one entry after the other."""
+
     def __init__(self) -> None:
         self.training = Training()
         self._pods: dict[str, _PodSteps] = {}
@@ -123,16 +127,18 @@ class _Reader:
             pod.has_begun, pod.begun_s, goes_back = True, entry.at_s, False
         if goes_back:
             self.training.is_counted = False
+        is_of_last = len(attempts) > 1 and name in attempts[-2].tops and name not in attempts[-1].tops
         if not attempts:
             attempts.append(Attempt())
         elif pod.has_begun and self._begins_attempt(name, pod):
             before = attempts[-1]
             attempts.append(Attempt(fault=self._cause(before)))
             attempts[-1].resumes.append(_resume(name, entry, before))
-        elif pod.has_begun and len(attempts) > 1 and name in attempts[-2].tops and name not in attempts[-1].tops:
+        elif is_of_last and pod.has_begun:  # it follows the pod that began the attempt
             attempts[-1].resumes.append(_resume(name, entry, attempts[-2]))
-        elif len(attempts) > 1 and name in attempts[-2].tops and name not in attempts[-1].tops:
-            _undo(attempts)  # this pod trains on: the other one has steps of its own
+        elif is_of_last:  # it trains on: the pod that began again has steps of its own, and the job did not
+            apart = attempts.pop()
+            attempts[-1].tops |= apart.tops
         pod.top = step if pod.has_begun or goes_back else max(step, pod.top)
         pod.has_begun = False
         pod.recent_s.append(entry.at_s)
@@ -172,12 +178,6 @@ def _resume(name: str, entry: HistoryEntry, before: Attempt) -> Resume:
         last=step if is_told else step - 1,
         is_told=is_told,
     )
-
-
-def _undo(attempts: list[Attempt]) -> None:
-    apart = attempts.pop()
-    for name in apart.tops:
-        attempts[-1].tops[name] = apart.tops[name]
 
 
 def _reach(attempt: Attempt, name: str, at_s: float, step: int, *, goes_back: bool) -> None:

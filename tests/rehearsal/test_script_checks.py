@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from tests.rehearsal.test_story import histories
+from tests.rehearsal.test_fault_costs import histories
 from tests.rehearsal.told import Tale, finished, restarted
 from trainer_launch.rehearsal.report.history import History
 from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport, report_of
