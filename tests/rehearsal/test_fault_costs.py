@@ -218,6 +218,8 @@ def test_whatever_happened_a_timeline_is_in_order_and_sums_make_sense(history: H
     for fault in report.faults:
         assert fault.downtime_s is None or 0 <= fault.downtime_s <= report.took_s
         assert fault.repeated_steps is None or fault.repeated_steps >= 0
+        for part_s in (fault.detection_s, fault.restart_s, fault.repetition_s):
+            assert part_s is None or 0 <= part_s <= report.took_s
     assert report.downtime_s is None or 0 <= report.downtime_s <= report.took_s
 
 

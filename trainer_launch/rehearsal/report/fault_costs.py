@@ -97,7 +97,7 @@ def _restart(
     new_s = next((at_s for at_s, step in later if step > goal), None)
     if new_s is None and succeeded:  # the job had no further step to do
         new_s = next((at_s for at_s, step in later if step == goal), again_s)
-    end_s = max(begin_s, ended_s if new_s is None else new_s)
+    end_s = max(again_s, ended_s) if new_s is None else new_s
     stopped_s = next((max(begin_s, at_s) for at_s in training.stopped_s if report.at_s <= at_s <= again_s), None)
     report = replace(
         report,
@@ -113,4 +113,5 @@ def _restart(
 
 
 def _with_span(report: FaultReport, span: tuple[float, float], *, recovered: bool) -> FaultReport:
-    return replace(report, stood_still_s=span, downtime_s=span[1] - span[0], recovered=recovered)
+    begin_s, end_s = span[0], max(span)  # a step may come after the job's end
+    return replace(report, stood_still_s=(begin_s, end_s), downtime_s=end_s - begin_s, recovered=recovered)
