@@ -204,8 +204,6 @@ def _maker(parsed: Parsed, faults: Sequence[InjectedFault], *, is_mpi: bool) -> 
             raise UsageError(f"invalid value {shown(str(nodes))} for --nodes: expected N for an MPI job")
         if not nproc.isdigit():
             raise UsageError(f"invalid value {shown(nproc)} for --nproc-per-node: expected a number for an MPI job")
-        if settings.spares:
-            raise UsageError("--spares needs torch workers, not an MPI job; remove it")
         return lambda _: mpi_job(nodes.max, int(nproc), argv, grace_s)
     spares = settings.spares or 0  # pods of the platform's, of which the launchers know by the option how many wait
     if nodes.fixed is not None:

@@ -231,7 +231,7 @@ class Rehearsal:
         if failed:
             return list(failed)
         due_s = min((at_s for at_s in self._times() if at_s is not None), default=None)
-        events = [event for told in self._system.wait(due_s) if (event := self._event(told)) is not None]
+        events = [event for happened in self._system.wait(due_s) if (event := self._event(happened)) is not None]
         if due_s is not None and self._system.now() >= due_s:
             events.append(job_lifecycle.Due(self._system.now()))
         return events

@@ -143,8 +143,8 @@ def live_rows(
         figures = (str(pod.starts), str(pod.restart_count), UNKNOWN if code is None else str(code))
         rows.append((name, statuses[name], step, *figures, clean(last_line(state.pods[name]))))
     counts = Counter(statuses[name] for name in others)
-    told = ", ".join(f"{count} {status}" for status, count in counts.items())
-    return rows + [(f"and {len(others)} more: {told}",)] * bool(others)
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return rows + [(f"and {len(others)} more: {summary}",)] * bool(others)
 
 
 # -- restarts ----------------------------------------------------------------------------------

@@ -80,21 +80,21 @@ def downtime(fault: FaultReport) -> str:
 def effect(fault: FaultReport) -> str:
     """Where training stood still and resumed, and what the time went into."""
     if not fault.happened:
-        return "it never happened"
+        return f"it never happened: {clean(fault.why_not)}"
     if fault.downtime_s is None:
         return "steps unknown"
     reached, resumed = fault.reached_step, fault.resumed_step
     if not fault.recovered:
-        told = "no step at all" if reached is None else f"no step after step {reached:,}"
+        steps = "no step at all" if reached is None else f"no step after step {reached:,}"
     elif reached is None:
-        told = "no step yet"
+        steps = "no step yet"
     elif resumed is None:
-        told = f"continued after step {reached:,}"
+        steps = f"continued after step {reached:,}"
     else:
-        told = f"reached step {reached:,}, resumed from step {max(0, resumed):,}"
+        steps = f"reached step {reached:,}, resumed from step {max(0, resumed):,}"
     parts = (("detection", fault.detection_s), ("restart", fault.restart_s), ("repeated steps", fault.repetition_s))
     spent = ", ".join(f"{name} {seconds(part_s)}" for name, part_s in parts if part_s and part_s >= _LEAST_S)
-    return f"{told}; {spent}" if spent else told
+    return f"{steps}; {spent}" if spent else steps
 
 
 def _failed_checks(report: RehearsalReport) -> Iterator[str]:
@@ -102,8 +102,8 @@ def _failed_checks(report: RehearsalReport) -> Iterator[str]:
         yield f"This job does not survive preemption: {counted(len(report.failed_checks), 'check')} failed."
     for failure in report.failed_checks:
         pods = listed(failure.pods, _SHOWN_PODS)
-        told = f"FAILED: {failure.check.value}, {pods} at {failure.at_s:.1f} s: {failure.evidence}"
-        yield from textwrap.wrap(told, _WIDTH, initial_indent="  ", subsequent_indent="    ")
+        sentence = f"FAILED: {failure.check.value}, {pods} at {failure.at_s:.1f} s: {failure.evidence}"
+        yield from textwrap.wrap(sentence, _WIDTH, initial_indent="  ", subsequent_indent="    ")
         advice = f"What to do: {failure.advice}"
         yield from textwrap.wrap(advice, _WIDTH, initial_indent="    ", subsequent_indent="    ")
     for remark in report.not_checked:
