@@ -42,6 +42,10 @@ def test_a_command_is_recognised(line: str, kind: Kind, python: str, program: st
     assert command.argv == tuple(shlex.split(line))
 
 
+def test_a_module_may_be_glued_to_its_flag() -> None:
+    assert parse_command(("-mpkg.mod", "x")) == parse_command(("-m", "pkg.mod", "x"))
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -21,7 +21,7 @@ from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import overlay, with_minimum
 from trainer_launch.planning.ssh_environment import named
 from trainer_launch.preflight import registry, thresholds
-from trainer_launch.rehearsal.faults import requests
+from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.kubelet import pods
 from trainer_launch.rehearsal.report import reporting
 
@@ -93,7 +93,7 @@ def option(data: bytes) -> None:
     attempt(named, text, kinds=(UsageError,), names="--forward-env")
     seconds = value_parsers.parse_duration(text)
     assert seconds is None or seconds >= 0
-    attempt(reporting._steps, text, kinds=(UsageError,), names="--max-lost-steps")
+    attempt(reporting.parse_steps, text, kinds=(UsageError,), names="--max-lost-steps")
     words = attempt(pods.words_of, text, kinds=(LaunchError,), names="--command")
     assert isinstance(words, Refused) or words
 
@@ -130,8 +130,8 @@ def argv(data: bytes) -> None:
     if name == "rehearse":
         attempt(rehearse._nodes, found.settings, names="--nodes")
         attempt(rehearse._nproc, found.settings, names="--nproc-per-node")
-        if not any(map(requests.names_file, found.flags["fault"] or ())):
-            attempt(requests.asked, found.flags, kinds=(UsageError,), names="--")
+        for text in found.flags["fault"] or ():
+            attempt(grammar.parse, text, kinds=(UsageError,), names="--")
 
 
 @target()

@@ -1,4 +1,4 @@
-"""Manifests of all kinds, and files of faults: YAML."""
+"""Manifests of all kinds, and faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer_launch.model.value_parsers import parse_host
 from trainer_launch.rehearsal import controllers
 from trainer_launch.rehearsal.controllers import documents, job_lifecycle, local_jobs, pod_values, workload_of
 from trainer_launch.rehearsal.controllers.pod_values import Workload
-from trainer_launch.rehearsal.faults import grammar, requests
+from trainer_launch.rehearsal.faults import grammar
 
 
 @target(8000)
@@ -59,16 +59,6 @@ def fault(data: bytes) -> None:
     found = attempt(grammar.parse, text, kinds=(UsageError,), names="--fault")
     if not isinstance(found, Refused):
         assert grammar.parse(found.text) == found
-
-
-@target()
-def fault_file(data: bytes) -> None:
-    """Faults as a list in a file."""
-    found = attempt(
-        requests.read, data.decode("utf-8", "replace"), "faults.yaml", kinds=(UsageError,), names="faults.yaml"
-    )
-    if not isinstance(found, Refused):
-        assert all(grammar.parse(one.text) == one for one in found)
 
 
 @target(200)

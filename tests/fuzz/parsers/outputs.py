@@ -24,7 +24,6 @@ from trainer_launch.mpi import (
 from trainer_launch.mpi.job_state import Exited
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_queries
-from trainer_launch.rehearsal import script_checks
 from trainer_launch.supervisor import error_lines, failure, outcome, step_lines
 from trainer_launch.supervisor import stacks as of_faulthandler
 from trainer_launch.supervisor.rate_limit import LINE_BYTES, Source, Stream
@@ -93,7 +92,6 @@ def heard(data: bytes) -> None:
     kept = written.replace(b"[x] ", b"")
     assert re.sub(rb"[\r\n]", b"", kept) == re.sub(rb"[\r\n]", b"", data.replace(b"[x] ", b"")) or b"[x] " in data
     source.last_lines(60)
-    script_checks._LAST_STEP.search(data.decode("utf-8", "replace"))
 
 
 @target()

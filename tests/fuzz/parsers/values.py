@@ -78,8 +78,8 @@ def _quantity(text: str) -> None:
 
 
 def _duration(text: str) -> None:
-    seconds = grammar.parse_duration(text)
-    assert seconds is None or grammar.parse_duration(f"{seconds}s") == seconds
+    seconds = value_parsers.parse_duration(text)
+    assert seconds is None or value_parsers.parse_duration(f"{seconds}s") == seconds
     found = attempt(grammar.split, text, "--fault", names="--fault")
     if not isinstance(found, Refused):
         assert grammar.split(" ".join(map(shlex.quote, found)), "--fault") == found

@@ -27,7 +27,7 @@ from trainer_launch.model.units import MIB
 from trainer_launch.model.value_parsers import shown
 from trainer_launch.rehearsal.controllers import pod_values
 from trainer_launch.rehearsal.controllers.local_jobs import ON_A_LAPTOP
-from trainer_launch.rehearsal.faults.grammar import Fault
+from trainer_launch.rehearsal.faults.kinds import InjectedFault
 
 COMMAND_S = 20.0  # for one command of a moment
 _OTHERS = 256  # descriptors that all else takes
@@ -146,7 +146,7 @@ class OwnNetwork:
 
     # -- faults -------------------------------------------------------------------------------
 
-    def begin(self, fault: Fault, pod: str | None) -> None:
+    def begin(self, fault: InjectedFault, pod: str | None) -> None:
         """Let it come; `pod` is None for a fault of all pods. Of several partitions at once the first one counts.
 
         Raises:
@@ -157,14 +157,14 @@ class OwnNetwork:
             self._change(fault, pod, is_over=False)
         self._lasting[key] += 1
 
-    def end(self, fault: Fault, pod: str | None) -> None:
+    def end(self, fault: InjectedFault, pod: str | None) -> None:
         """Let it be over; of several at once the last one's end counts. Raises NodeError: it could not be done."""
         key = fault.kind, pod
         self._lasting[key] -= 1
         if not self._lasting[key]:
             self._change(fault, pod, is_over=True)
 
-    def _change(self, fault: Fault, pod: str | None, *, is_over: bool) -> None:
+    def _change(self, fault: InjectedFault, pod: str | None, *, is_over: bool) -> None:
         if fault.kind == "delay dns":
             self._known = is_over
             self.tell_names()
