@@ -329,7 +329,7 @@ def _ends(before: State | None, after: State, event: Event | None, at_s: float) 
         yield Entry(at_s=at_s, what=What.CONTAINER_ENDED, pod=event.pod, container=event.container, code=event.code)
     for name, old in ({} if before is None else before.states).items():
         new = after.states[name]
-        if _lives(old) and not new.in_place and (new.starts > old.starts or not _lives(new)):
+        if _lives(old) and (new.starts > old.starts or not _lives(new)):
             phase = Phase.FAILED if new.starts > old.starts else new.phase  # made anew at once, for it has failed
             yield Entry(at_s=at_s, what=What.POD_ENDED, pod=name, attempt=old.starts, text=phase.value)
 
@@ -387,7 +387,6 @@ def _followed(old: PodState, new: PodState, event: Exited) -> str:
         return "it is not created again" if new.phase is Phase.GONE else f"a new pod follows in {old.back_s:g} s"
     count = new.restarts.get(event.container, 0)
     if new.starts == old.starts and count > old.restarts.get(event.container, 0):
-        at_s = event.at_s + new.back_s if new.in_place else new.due_s.get(event.container, event.at_s)
-        of = " of all containers" if new.in_place else ""
-        return f"restart {count}{of} " + (f"in {wait_s:g} s" if (wait_s := at_s - event.at_s) else "now")
+        wait_s = new.due_s.get(event.container, event.at_s) - event.at_s
+        return f"restart {count} " + (f"in {wait_s:g} s" if wait_s else "now")
     return ""

@@ -75,7 +75,7 @@ def mpi_pods(nodes: int, slots: int) -> tuple[pod_values.Pod, ...]:
 def test_an_mpi_job_has_a_pod_with_sshd_for_each_node_and_a_launcher() -> None:
     zero, one, launcher = mpi_pods(2, 4)
     assert [pod.name for pod in (zero, one, launcher)] == ["local-node-0-0", "local-node-0-1", "local-launcher-0-0"]
-    assert (*one.main.command, *one.main.args)[1:] == ("sshd",)
+    assert (*one.main.command, *one.main.args)[1:] == ("sshd", "--ssh-port", "4022")
     assert (*launcher.main.command, *launcher.main.args)[1:] == ("run", "--", "train")
     envs = [pod.main.env for pod in (zero, one, launcher)]
     assert {env["TRAINER_LAUNCH_SSH_PORT"] for env in envs} == {"4022"}

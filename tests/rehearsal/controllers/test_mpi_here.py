@@ -35,11 +35,12 @@ def test_workers_run_our_sshd_at_their_own_address_with_the_jobs_key() -> None:
 
 
 @pytest.mark.parametrize("program", ["trainer-launch", "/usr/local/bin/trainer-launch"])
-def test_options_of_our_own_sshd_stay_but_its_port(program: str) -> None:
+def test_options_of_our_own_sshd_stay_and_the_last_port_is_the_rehearsals(program: str) -> None:
     typed = "sshd, --ssh-port, '2222', --forward-env, HF_TOKEN, --grace, '60'"
     _, worker, _ = mpi(worker=f"command: [{program}], args: [{typed}]")
     assert (*worker.main.command, *worker.main.args) == (
-        *("trainer-launch", "sshd", "--forward-env", "HF_TOKEN", "--grace", "60"),
+        *("trainer-launch", "sshd", "--ssh-port", "2222", "--forward-env", "HF_TOKEN", "--grace", "60"),
+        *("--ssh-port", "2200"),
     )
 
 

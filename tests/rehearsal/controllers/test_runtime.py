@@ -9,7 +9,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers.documents import whole
 from trainer_launch.rehearsal.controllers.pod_values import Pod, expanded
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
-from trainer_launch.rehearsal.controllers.trainer_runtime import merged
+from trainer_launch.rehearsal.controllers.trainer_v2 import merged
 
 LABEL = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: %s}}, "
 
@@ -269,11 +269,3 @@ def test_quantities_are_rounded_up(text: str, want: int) -> None:
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="quantity"):
         whole(text)
-
-
-def test_a_secret_that_the_trainjob_replaces_by_a_value_need_not_be_there() -> None:
-    token = "{name: TOKEN, valueFrom: {secretKeyRef: {name: nil, key: k}}}"
-    jobs = rjob("node", f"{{name: node, image: i, env: [{token}]}}", "trainer")
-    assert made("{env: [{name: TOKEN, value: mine}]}", jobs=jobs)["job-node-0-0"].main.env["TOKEN"] == "mine"
-    with pytest.raises(UsageError, match="refers to the Secret 'nil'"):
-        made(jobs=jobs)

@@ -15,8 +15,10 @@ from fractions import Fraction
 from typing import Any, TypeVar
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.model.errors import MALFORMED, UsageError
+from trainer_launch.model.redaction import REDACTED
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import MAX_COUNT, shown
 
@@ -103,6 +105,12 @@ class Field(Struct, frozen=True):
         """The members of an object by name."""
         return [(key, self.get(key)) for key in self.mapping()]
 
+    def changed(self, keys: tuple[str, ...], value: Any) -> Field:
+        """The same with another value at a place below; nothing of this one changes."""
+        key, *inner = keys
+        below = value if not inner else self.get(key).changed(tuple(inner), value).value
+        return replace(self, value={**self.mapping(), key: below})
+
     def only(self, known: Iterable[str]) -> None:
         """Note the other fields, which nobody reads, and what a misspelled one may have meant."""
         words = tuple(known)
@@ -179,16 +187,6 @@ def _said(value: object) -> str:
     return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
 
 
-# -- a job and what it was given with ----------------------------------------------------------
-
-
-class Request(Struct, frozen=True, kw_only=True):
-    """A job's document, and the runtimes by name."""
-
-    job: Field
-    runtimes: Mapping[str, Field] = field(default_factory=dict)
-
-
 # -- ConfigMaps and Secrets that are given with a job ------------------------------------------
 #
 # What a Secret holds is marked all the way, and never a part of a message.
@@ -210,6 +208,7 @@ class Configs(Struct, frozen=True):
     given: Mapping[tuple[str, str], Values] = field(default_factory=dict)
     absent: dict[str, None] = field(default_factory=dict)  # what was asked for, is optional and not given
     unknown: dict[tuple[str, str], str] = field(default_factory=dict)  # (document, path) -> the field in words
+    runtimes: Mapping[str, Field] = field(default_factory=dict)  # of TrainJobs, by name
 
     def __repr__(self) -> str:
         return f"Configs({len(self.given)})"  # Secrets are not shown
@@ -240,8 +239,8 @@ class Configs(Struct, frozen=True):
         )
 
 
-def read_configs(documents: Iterable[Field], namespace: str) -> Configs:
-    """Those of a job's namespace.
+def read_configs(documents: Iterable[Field], namespace: str, *, shows_secrets: bool) -> Configs:
+    """Those of a job's namespace; values of Secrets that are not to be shown are redacted.
 
     Raises:
         UsageError: one is no ConfigMap or Secret as Kubernetes takes it, or is there twice.
@@ -254,7 +253,9 @@ def read_configs(documents: Iterable[Field], namespace: str) -> Configs:
             continue
         if (kind, name.text()) in given:
             raise name.bad(f"a name that no other {kind} of these files has")
-        given[kind, name.text()] = dict(_values(found, kind))
+        values = dict(_values(found, kind))
+        is_hidden = kind == "Secret" and not shows_secrets
+        given[kind, name.text()] = dict.fromkeys(values, REDACTED) if is_hidden else values
         unknown |= found.configs.unknown
     return Configs(given, unknown=unknown)
 
@@ -292,13 +293,8 @@ _SMALL = {"n": 9, "u": 6, "m": 3}
 _SUFFIXES = "kMGTPE"
 
 
-def whole(text: str, divisor: str = "1") -> int:
-    """A quantity as a whole number of `divisor`, rounded up. Raises UsageError: it is none."""
-    value, unit = _exact(text), _exact(divisor)
-    return -int(-value // (unit or 1))
-
-
-def _exact(text: str) -> Fraction:
+def whole(text: str) -> int:
+    """A quantity as a whole number, rounded up. Raises UsageError: it is none."""
     found = _QUANTITY.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"invalid quantity {text[:60]!r}: expected a number such as 4, 500m or 16Gi")
@@ -310,21 +306,7 @@ def _exact(text: str) -> Fraction:
     elif suffix:
         power = ("K" + _SUFFIXES[1:] if suffix.endswith("i") else _SUFFIXES).index(suffix[0]) + 1
         value *= (1024 if suffix.endswith("i") else 1000) ** power
-    return value
-
-
-def gpus(limits: Mapping[str, str], requests: Mapping[str, str]) -> int:
-    """GPUs as Trainer v2 counts them: any resource with gpu in its name, requests first."""
-    return _gpus(requests) or _gpus(limits)
-
-
-def cpus(limits: Mapping[str, str], requests: Mapping[str, str]) -> int:
-    """CPUs as Trainer v2 counts them: requests, else limits, rounded up, at least 1."""
-    return max(1, whole(requests.get("cpu", "0")) or whole(limits.get("cpu", "0")))
-
-
-def _gpus(resources: Mapping[str, str]) -> int:
-    return next((whole(amount) for name, amount in resources.items() if "gpu" in name.lower()), 0)
+    return -int(-value // 1)
 
 
 # -- text to documents -------------------------------------------------------------------------

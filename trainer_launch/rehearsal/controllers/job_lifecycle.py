@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -187,31 +187,14 @@ def _apply(state: State, decision: Decision, now_s: float) -> Step:
 
 
 def _again(state: State, decision: AllAgain, now_s: float) -> Step:
-    """All pods of the JobSet, or of one Job of it, end and have another life."""
-    child = decision.child
+    """All pods of the JobSet end and have another life."""
     counted = state.counted + decision.counts
     limit = f"{counted} of {state.rules.max_restarts}" if decision.counts else "does not count"
-    state = replace(state, counted=counted)
-    chosen = [name for name, pod in state.pods.items() if child in (None, pod.draft.child)]
-    state, actions = _stop_all(state, now_s, stop_as=Phase.PENDING, among=chosen)
-    fresh = {name: _pending(state.states[name], now_s) for name in chosen}
-    state = replace(
-        state,
-        states={**state.states, **fresh},
-        failed={name: n for name, n in state.failed.items() if child and name != child},
-        begun={name: at_s for name, at_s in state.begun.items() if child and name != child},
-    )
-    who = "all pods" if child is None else f"all pods of Job {child}"
-    return state, actions, [f"{decision.because.message}: the controller restarts {who} ({limit})"]
-
-
-def _pending(state: PodState, now_s: float) -> PodState:
-    """What has stopped waits for its next life; what still runs becomes that when it has ended."""
-    return (
-        state
-        if state.running or state.phase is Phase.GONE
-        else replace(state, phase=Phase.PENDING, not_before_s=now_s)
-    )
+    state, actions = _stop_all(replace(state, counted=counted, failed={}), now_s, stop_as=Phase.PENDING)
+    for name, pod in state.states.items():  # a pod that still runs waits for its next life when it has ended
+        if not pod.running and pod.phase is not Phase.GONE:
+            state = _with(state, name, replace(pod, phase=Phase.PENDING, not_before_s=now_s))
+    return state, actions, [f"{decision.because.message}: the controller restarts all pods ({limit})"]
 
 
 def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
@@ -223,26 +206,18 @@ def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
             one.phase is Phase.PENDING
             and not one.running
             and now_s >= one.not_before_s
-            and may_start(pod, state.pods, state.states, state.rules)
+            and may_start(pod, state.pods, state.states)
         ):
             born, more = pod_lifecycle.born(pod, one)
-            begun = {pod.draft.child: now_s, **state.begun}
-            state, actions = replace(_with(state, name, born), begun=begun), actions + more
+            state, actions = _with(state, name, born), actions + more
     return state, actions
 
 
 def _stop_all(
-    state: State,
-    now_s: float,
-    *,
-    kill: bool = False,
-    stop_as: Phase = Phase.GONE,
-    among: Collection[str] | None = None,
+    state: State, now_s: float, *, kill: bool = False, stop_as: Phase = Phase.GONE
 ) -> tuple[State, list[Action]]:
     actions: list[Action] = []
     for name, pod in state.pods.items():
-        if among is not None and name not in among:
-            continue
         grace_s = pod.draft.template.grace_s if state.grace_s is None else state.grace_s
         one = state.states[name]
         if kill:
@@ -263,9 +238,10 @@ def _with(state: State, name: str, pod: PodState) -> State:
 States = Mapping[str, PodState]
 
 
-def may_start(pod: Pod, pods: Mapping[str, Pod], states: States, rules: Rules) -> bool:
+def may_start(pod: Pod, pods: Mapping[str, Pod], states: States) -> bool:
     """Whether its Job's predecessors are ready, or complete, and nothing of its Job's last life runs any more."""
-    if _old_ones_run(pod, pods, states, rules):
+    own = (states[name] for name, other in pods.items() if other.draft.child == pod.draft.child)
+    if any(old.stopping and old.running and old.stop_as is Phase.PENDING and not old.disrupted for old in own):
         return False
     for condition in pod.draft.after:
         child, _, status = condition.partition("=")
@@ -274,15 +250,6 @@ def may_start(pod: Pod, pods: Mapping[str, Pod], states: States, rules: Rules) -
         if not all(phase in wanted for phase in phases):
             return False
     return True
-
-
-def _old_ones_run(pod: Pod, pods: Mapping[str, Pod], states: States, rules: Rules) -> bool:
-    """Pods that have to start again and still run: of the same Job, or any where the JobSet waits for all."""
-    return any(
-        one.stopping and one.running and one.stop_as is Phase.PENDING and not one.disrupted
-        for name, one in states.items()
-        if rules.strategy == "BlockingRecreate" or (pod.draft.child and pods[name].draft.child == pod.draft.child)
-    )
 
 
 def is_stuck(states: States, now_s: float) -> bool:

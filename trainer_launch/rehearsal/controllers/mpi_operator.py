@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.rehearsal.controllers import v1
-from trainer_launch.rehearsal.controllers.documents import Field, Request
+from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     SSH_ARGS,
     ChildRules,
@@ -58,9 +58,8 @@ class _Job(Struct, frozen=True, kw_only=True):
         return [self.host(f"{self.name}-launcher"), *workers] if self.launcher_works else workers
 
 
-def read(request: Request) -> Workload:
+def read(found: Field) -> Workload:
     """The pods of an MPIJob v2beta1."""
-    found = request.job
     spec = found.get("spec")
     spec.only(_SPEC)
     specs = spec.get("mpiReplicaSpecs")

@@ -10,17 +10,16 @@ from msgspec.structs import replace
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers.documents import Field, whole
 from trainer_launch.rehearsal.controllers.pod_values import (
-    RESTART_ALL,
     Container,
     EnvItem,
     ExitRule,
     File,
     Mount,
     Template,
+    escaped,
 )
 
 RESTARTS = ("Always", "OnFailure", "Never")
-_AGENTS = {"JOBSET_NAME", "POD_NAME"}  # variables of JobSet's agent for restarts in place, whose image is not here
 # What a pod may hold that changes nothing for a rehearsal, and what it would change but a laptop cannot do.
 _POD_SILENT = (
     "imagePullSecrets", "enableServiceLinks", "automountServiceAccountToken", "dnsPolicy", "dnsConfig",
@@ -47,14 +46,9 @@ _CONTAINER_READ = (
     "name", "command", "args", "workingDir", "env", "resources", "volumeMounts", "restartPolicy", "ports",
     "envFrom", "restartPolicyRules",
 )  # fmt: skip
-_OWN_VOLUMES = (
-    "emptyDir", "ephemeral", "downwardAPI", "projected", "configMap", "secret", "hostPath", "image", "csi",
-)  # fmt: skip
-_ELSEWHERE = (
-    "persistentVolumeClaim", "nfs", "cephfs", "glusterfs", "iscsi", "fc", "rbd", "flexVolume", "azureFile",
-    "azureDisk", "awsElasticBlockStore", "gcePersistentDisk", "cinder", "portworxVolume", "scaleIO", "storageos",
-    "vsphereVolume", "photonPersistentDisk", "quobyte", "flocker", "gitRepo",
-)  # fmt: skip
+# Volumes of which each pod has its own; all others are outside, and the job's pods share them.
+_OWN_VOLUMES = ("emptyDir", "ephemeral", "downwardAPI", "projected", "configMap", "secret", "image", "csi")
+_RESTART_ALL = "RestartAllContainers"
 _MOUNT = ("name", "mountPath", "subPath", "subPathExpr", "readOnly", "recursiveReadOnly", "mountPropagation")
 _FIELDS = ("metadata.name", "metadata.namespace", "status.podIP", "status.podIPs")
 
@@ -103,35 +97,32 @@ def read_container(found: Field) -> Container:
         limits=quantities(resources.get("limits")),
         requests=quantities(resources.get("requests")),
         restart=found.get("restartPolicy").choice(RESTARTS, "") or None,
-        restart_rules=_restart_rules(found),
+        restart_rules=tuple(map(_restart_rule, found.get("restartPolicyRules").items())),
     )
 
 
 def _init(found: Field) -> Container:
     made = read_container(found)
-    is_sidecar = made.restart == "Always"
-    is_agent = is_sidecar and not made.command and {item.name for item in made.items} >= _AGENTS
-    return replace(made, sidecar=is_sidecar, platforms=is_agent)
-
-
-def _restart_rules(found: Field) -> tuple[ExitRule, ...]:
-    """As the API server takes them (KEP-5307, KEP-5532)."""
-    rules = found.get("restartPolicyRules")
-    if rules.given and not found.get("restartPolicy").given:
-        raise found.get("restartPolicy").bad("Always, OnFailure or Never, as the container has restartPolicyRules")
-    return tuple(map(_restart_rule, rules.items()))
+    return replace(made, sidecar=made.restart == "Always", platforms=not (made.command or made.args))
 
 
 def _restart_rule(rule: Field) -> ExitRule:
+    """A member of restartPolicyRules (KEP-5307)."""
     rule.only(("action", "exitCodes"))
-    codes = rule.get("exitCodes")
-    codes.only(("operator", "values"))
+    rule.get("action").choice(("Restart", _RESTART_ALL))
+    return exit_rule(rule.get("exitCodes"), "Restart")
+
+
+def exit_rule(codes: Field, action: str) -> ExitRule:
+    """A rule by exit codes, as containers and Jobs have it."""
     if not codes.given:
-        raise codes.bad("exitCodes with an operator and values")
+        raise codes.bad("an operator and values")
+    codes.only(("containerName", "operator", "values"))
     return ExitRule(
-        action=rule.get("action").choice(("Restart", RESTART_ALL)),
+        action=action,
+        container=codes.get("containerName").text("") or None,
         among=codes.get("operator").choice(("In", "NotIn")) == "In",
-        codes=tuple(value.number() for value in codes.get("values").items()),
+        codes=tuple(value.number(most=255) for value in codes.get("values").items()),
     )
 
 
@@ -152,21 +143,9 @@ def _env_item(found: Field) -> EnvItem | None:
     for key, kind in _ENV.items():
         if source.get(key).given:
             return _of_key(name, source.get(key), kind)
-    resource = source.get("resourceFieldRef")
-    if resource.given:
-        return _resource_item(name, resource)
     path = source.get("fieldRef", "fieldPath").text("")
     known = path in _FIELDS or path.startswith(("metadata.labels[", "metadata.annotations["))
     return EnvItem(name=name, field=path) if known else None
-
-
-def _resource_item(name: str, found: Field) -> EnvItem | None:
-    """A variable from the resources of its own container; those of another one are not looked up."""
-    found.only(("containerName", "resource", "divisor"))
-    divisor = found.get("divisor")
-    unit = _quantity(divisor) if divisor.given else "1"
-    wanted = found.get("resource").text()
-    return None if found.get("containerName").given else EnvItem(name=name, resource=wanted, divisor=unit)
 
 
 def _port(found: Field) -> tuple[str, int]:
@@ -198,23 +177,19 @@ def _mount(found: Field) -> Mount:
     path = found.get("mountPath").text()
     if not path.startswith("/") or ".." in path.split("/"):
         raise found.get("mountPath").bad("an absolute path without ..")
-    part, expression = found.get("subPath"), found.get("subPathExpr")
-    if part.given and expression.given:
-        raise expression.bad("subPath or subPathExpr, not both")
-    text = (expression if expression.given else part).text("").strip("/")
-    if ".." in text.split("/"):
-        raise part.bad("a path inside the volume", found=text)
-    return Mount(path.rstrip("/") or "/", found.get("name").text(), text, expands=expression.given)
+    part = found.get("subPathExpr" if found.get("subPathExpr").given else "subPath").text("")
+    return Mount(path.rstrip("/") or "/", found.get("name").text(), part.strip("/"))
+
+
+def _kind(volume: Field) -> str:
+    return next((key for key in volume.mapping() if key != "name"), "emptyDir")
 
 
 def _volume(found: Field) -> str:
     """Whose a volume is: one pod's, or all pods' of the job."""
-    found.only(("name", *_OWN_VOLUMES, *_ELSEWHERE))
-    known = [key for key in found.mapping() if key in (*_OWN_VOLUMES, *_ELSEWHERE)]
-    if known and known[0] in _ELSEWHERE:
-        claim = found.get("persistentVolumeClaim", "claimName").name("") if known[0] == _ELSEWHERE[0] else ""
-        return f"claim:{claim or found.get('name').text()}"
-    return f"claim:{found.get('name').text()}" if known and known[0] == "hostPath" else "pod"
+    if _kind(found) in _OWN_VOLUMES:
+        return "pod"
+    return f"claim:{found.get('persistentVolumeClaim', 'claimName').name('') or found.get('name').text()}"
 
 
 def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
@@ -259,34 +234,36 @@ def _ignored(spec: Field, made: Sequence[Container]) -> Iterator[str]:
         if key in _POD_IGNORED:
             yield key
     for volume in spec.get("volumes").items():
-        kind = next((key for key in volume.mapping() if key != "name"), "")
-        left = ", ".join(dict.fromkeys(left_empty(volume)))
-        if kind == "projected" and left:
-            yield f"volume {volume.get('name').text()} (projected): without {left}"
-        elif kind not in ("", "emptyDir", "configMap", "secret", "projected"):
+        kind = _kind(volume)
+        if kind not in ("emptyDir", *_CONTENT):
             yield f"volume {volume.get('name').text()} ({kind}): an empty directory instead"
+        yield from (
+            f"volume {volume.get('name').text()} (projected): without {key}"
+            for source in volume.get("projected", "sources").items()
+            for key in source.mapping()
+            if key not in _CONTENT
+        )
     fields = (*spec.get("initContainers").items(), *spec.get("containers").items())
-    for container, one in zip(fields, made, strict=True):
-        if one.platforms:
-            yield f"container {one.name} (JobSet's agent)"
-        yield from _ignored_of_container(container)
+    for field, container in zip(fields, made, strict=True):
+        if container.platforms:
+            yield f"container {container.name}: its program is in its image"
+        yield from _ignored_of_container(field, container)
 
 
-def _ignored_of_container(container: Field) -> Iterator[str]:
-    for key in container.mapping():
+def _ignored_of_container(field: Field, container: Container) -> Iterator[str]:
+    for key in field.mapping():
         if key == "lifecycle":
-            yield from (f"lifecycle.{hook}" for hook in container.get(key).mapping())
+            yield from (f"lifecycle.{hook}" for hook in field.get(key).mapping())
         elif key in _CONTAINER_IGNORED:
             yield key
-    resources = container.get("resources")
-    named = dict.fromkeys((*resources.get("requests").mapping(), *resources.get("limits").mapping()))
-    if named:
-        yield f"resources ({', '.join(named)})"
-    for item in container.get("env").items():
-        source = item.get("valueFrom")
-        kind = next(iter(source.mapping()), "nothing")
-        wanted = source.get("resourceFieldRef", "resource").text("").rpartition(".")[2]
-        if source.given and kind not in _ENV and (_env_item(item) is None or (wanted and wanted not in named)):
+    if any(rule.get("action").value == _RESTART_ALL for rule in field.get("restartPolicyRules").items()):
+        yield f"{_RESTART_ALL}: only the container itself restarts"
+    resources = dict.fromkeys((*container.requests, *container.limits))
+    if resources:
+        yield f"resources ({', '.join(resources)})"
+    for item in field.get("env").items():
+        kind = next(iter(item.get("valueFrom").mapping()), "")
+        if kind and kind not in _ENV and _env_item(item) is None:
             yield f"variable {item.get('name').text()} (from {kind})"
 
 
@@ -295,26 +272,19 @@ def _ignored_of_container(container: Field) -> Iterator[str]:
 
 _ENV = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
 _ENV_FROM = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
-_VOLUMES = {"configMap": ("ConfigMap", "name"), "secret": ("Secret", "secretName")}
-_PROJECTED = {"configMap": ("ConfigMap", "name"), "secret": ("Secret", "name")}
+_CONTENT = ("configMap", "secret", "projected")  # volumes with files
 _FILE_MODE = 0o644
 _MAX_MODE = 0o777
 
 
 def _of_key(name: str, found: Field, kind: str) -> EnvItem | None:
-    """A variable of one key, None when that is optional and not there.
-
-    What is wrong with the reference stays in the variable: a controller may yet put another in its place.
-    """
+    """A variable of one key, None when that is optional and not there."""
     found.only(("name", "key", "optional"))
     config, key = found.get("name").text(), found.get("key").text()
     if not key:
         raise found.get("key").bad("the name of a key")
-    try:
-        values = found.configs.find(found, kind, config, key)
-        return _variable(name, values[key], found, kind) if key in values else None
-    except UsageError as problem:
-        return EnvItem(name=name, problem=str(problem))
+    values = found.configs.find(found, kind, config, key)
+    return _variable(name, values[key], found) if key in values else None
 
 
 def of_env_from(found: Field) -> Iterator[EnvItem]:
@@ -327,42 +297,34 @@ def of_env_from(found: Field) -> Iterator[EnvItem]:
         ref, kind = one.get(given[0][0]), given[0][1]
         ref.only(("name", "optional"))
         for key, value in ref.configs.find(ref, kind, ref.get("name").text()).items():
-            yield _variable(f"{one.get('prefix').text('')}{key}", value, ref, kind)
+            yield _variable(f"{one.get('prefix').text('')}{key}", value, ref)
 
 
-def _variable(name: str, value: str, found: Field, kind: str) -> EnvItem:
+def _variable(name: str, value: str, found: Field) -> EnvItem:
     if "\0" in value:
         raise UsageError(f"{found.place} makes a variable of a value with NUL in it; mount it as a file")
-    return EnvItem(name=name, value=value, is_literal=True, is_secret=kind == "Secret")
+    return EnvItem(name=name, value=escaped(value))
 
 
 def _content(volume: Field) -> Iterator[tuple[str, File]]:
     """What a volume of the kinds configMap, secret and projected holds: path in it -> file."""
-    for key, (kind, name) in _VOLUMES.items():
-        if volume.get(key).given:
-            yield from _files(volume.get(key), kind, name)
     projected = volume.get("projected")
     mode = _mode(projected.get("defaultMode"), _FILE_MODE)
-    for source in projected.get("sources").items():
-        for key, (kind, name) in _PROJECTED.items():
-            if source.get(key).given:
-                yield from _files(source.get(key), kind, name, mode)
+    for source in (volume, *projected.get("sources").items()):
+        if source.get("configMap").given:
+            yield from _files(source.get("configMap"), "ConfigMap", "name", mode)
+        if source.get("secret").given:
+            yield from _files(source.get("secret"), "Secret", "secretName" if source is volume else "name", mode)
 
 
-def left_empty(volume: Field) -> list[str]:
-    """Sources of a projected volume that nothing here can give."""
-    sources = volume.get("projected", "sources").items()
-    return [key for source in sources for key in source.mapping() if key not in _PROJECTED]
-
-
-def _files(found: Field, kind: str, name: str, mode: int = _FILE_MODE) -> Iterator[tuple[str, File]]:
+def _files(found: Field, kind: str, name: str, mode: int) -> Iterator[tuple[str, File]]:
     found.only((name, "items", "optional", "defaultMode"))
     config, mode = found.get(name).text(), _mode(found.get("defaultMode"), mode)
     chosen = [_chosen(item, mode) for item in found.get("items").items()]
     values = found.configs.find(found, kind, config)
     for key, path, own_mode in chosen or [(key, key, mode) for key in values]:
         if key in values:
-            yield path, File(values[key], own_mode, is_mounted=True, is_secret=kind == "Secret")
+            yield path, File(values[key], own_mode, is_mounted=True)
         elif not found.get("optional").flag():
             found.configs.find(found, kind, config, key)  # says that it is not there
 

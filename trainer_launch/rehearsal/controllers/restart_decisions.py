@@ -55,11 +55,10 @@ class Again(Struct, frozen=True):
 
 
 class AllAgain(Struct, frozen=True):
-    """Make all pods anew: JobSet restarts, or one of its Jobs; `counts` towards its failurePolicy's limit."""
+    """Make all pods anew: the JobSet restarts; `counts` towards its failurePolicy's limit."""
 
     because: Condition
     counts: bool = True
-    child: str | None = None  # only this Job
 
 
 Decision = Condition | Again | AllAgain
@@ -74,8 +73,7 @@ class State(Struct, frozen=True, kw_only=True):
     states: Mapping[str, PodState]
     began_s: float
     failed: Mapping[str, int] = field(default_factory=dict)  # pods of a Job that were made anew
-    counted: int = 0  # restarts of the JobSet, or of its Jobs, that the limit is for
-    begun: Mapping[str, float] = field(default_factory=dict)  # when each Job has begun
+    counted: int = 0  # restarts of the JobSet that the limit is for
     condition: Condition | None = None
     held_until_s: float | None = None  # when a failure that may not be the first is taken for it
     stop_at_s: float | None = None  # when pods that linger after the end are stopped
@@ -111,10 +109,6 @@ class State(Struct, frozen=True, kw_only=True):
             times += [one.not_before_s for one in self.states.values() if one.phase is Phase.PENDING and one.starts]
             times += [self.held_until_s] if self.held_until_s is not None else []
             times += [self.began_s + self.rules.deadline_s] if self.rules.deadline_s is not None else []
-            limits = ((at_s, self.rules.children.get(child)) for child, at_s in self.begun.items())
-            times += [
-                at_s + one.deadline_s for at_s, one in limits if one is not None and one.deadline_s is not None
-            ]
         if self.stop_at_s is not None:
             times.append(self.stop_at_s)
         return min(times, default=None)
@@ -155,7 +149,9 @@ def decide(job: State) -> list[Decision]:
         text = f"the job ran longer than activeDeadlineSeconds ({deadline_s:g} s)"
         return [Condition(False, "DeadlineExceeded", text, exit_codes.FAILED)]
     decisions = list(_v1(job) if job.rules.family == "v1" else decide_jobs(job))
-    decisions = [_without_hope(job, one) for one in decisions] + [*_cannot_run(job), *_crash_loops(job)]
+    decisions += _crash_loops(job)
+    if not any(isinstance(decision, Condition) for decision in decisions):
+        decisions = list(_cannot_run(job, is_retried=bool(decisions))) or decisions
     fatal = [one for one in decisions if isinstance(one, Condition | AllAgain)]
     fatal.sort(key=lambda one: isinstance(one, Condition) and one.is_victims)
     return list(fatal[:1]) or decisions
@@ -173,30 +169,14 @@ def _has_succeeded(job: State) -> bool:
     return bool(groups) and (any(groups) if job.rules.success.any_of else all(groups))
 
 
-def _cannot_run(job: State) -> Iterator[Decision]:
-    """What the kubelet would restart in place for ever, though its program cannot be run."""
+def _cannot_run(job: State, *, is_retried: bool) -> Iterator[Condition]:
+    """A program that cannot be run, which its kubelet would restart, or its controller in a new pod."""
     for name, state in job.states.items():
-        for container in (*state.due_s, *(state.codes if state.in_place else ())):
-            if exit_codes.cannot_run(state.codes.get(container)):
-                yield _hopeless(job, name, container)
-
-
-def _without_hope(job: State, decision: Decision) -> Decision:
-    """Nor does a new pod help, or a new JobSet."""
-    if isinstance(decision, AllAgain) and exit_codes.cannot_run(decision.because.exit_code):
-        text = f"{decision.because.message}; {_NO_RETRY}"
-        return replace(decision.because, reason=CANNOT_RUN, message=text)
-    if not isinstance(decision, Again):
-        return decision
-    codes = job.states[decision.pod].codes
-    failed = next((name for name, code in codes.items() if exit_codes.cannot_run(code)), None)
-    return decision if failed is None else _hopeless(job, decision.pod, failed)
-
-
-def _hopeless(job: State, pod: str, container: str) -> Condition:
-    code = job.states[pod].codes[container]
-    text = f"container {container} of {pod} ended with {code} ({exit_codes.describe(code)}); {_NO_RETRY}"
-    return Condition(False, CANNOT_RUN, text, code)
+        for container, code in state.codes.items():
+            restarts = container in state.due_s or (is_retried and state.phase is Phase.FAILED)
+            if restarts and exit_codes.cannot_run(code):
+                why = f"ended with {code} ({exit_codes.describe(code)})"
+                yield Condition(False, CANNOT_RUN, f"container {container} of {name} {why}; {_NO_RETRY}", code)
 
 
 def _crash_loops(job: State) -> Iterator[Decision]:
@@ -246,7 +226,6 @@ def _word(job: State) -> str:
 
 
 RESTART = "RestartJobSet"  # what a failurePolicy does where none of its rules fits
-DISRUPTED = "DisruptionTarget"  # the condition of a pod that was evicted, or whose node went
 
 
 class _Failed(Struct, frozen=True):
@@ -278,19 +257,13 @@ def _of_set(job: State, failed: Sequence[_Failed]) -> Decision:
         ((rule, end) for rule in job.rules.set_rules for end in failed if _fits(job, rule, end)), (None, failed[0])
     )
     action = rule.action if rule is not None else RESTART
-    limit = job.rules.max_restarts
-    because = end.condition
+    limit, because = job.rules.max_restarts, end.condition
     if action == "FailJobSet":
         return replace(because, message=f"{because.message}; its failurePolicy fails the JobSet")
-    if action.endswith("IgnoreMaxRestarts"):
-        counts = False
-    elif job.counted < limit:
-        counts = True
-    elif limit:
-        return replace(because, message=f"{because.message}; its maxRestarts allow {counted(limit, 'restart')}")
-    else:
-        return because
-    return AllAgain(because, counts=counts, child=None if action.startswith(RESTART) else end.child)
+    if action == RESTART and job.counted >= limit:
+        allowed = f"; its maxRestarts allow {counted(limit, 'restart')}" if limit else ""
+        return replace(because, message=because.message + allowed)
+    return AllAgain(because, counts=action == RESTART)
 
 
 def _fits(job: State, rule: SetRule, end: _Failed) -> bool:
@@ -303,12 +276,6 @@ def _fits(job: State, rule: SetRule, end: _Failed) -> bool:
 
 def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision | _Failed]:
     own = {name: state for name, state in job.states.items() if job.pods[name].draft.child == child}
-    age_s = job.now_s - job.begun.get(child, job.now_s)
-    unfinished = next((name for name, state in own.items() if state.phase is not Phase.SUCCEEDED), None)
-    if rules.deadline_s is not None and age_s >= rules.deadline_s and unfinished is not None:
-        text = f"Job {child} ran longer than activeDeadlineSeconds, {rules.deadline_s:g} s"
-        yield _failed(job, child, unfinished, "DeadlineExceeded", text)
-        return
     restarts = sum(
         state.restart_count
         for name, state in own.items()
@@ -320,7 +287,6 @@ def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision | _Fail
         text = f"Job {child}: {text}; backoffLimit is {rules.backoff_limit}"
         yield _failed(job, child, worst, "BackoffLimitExceeded", text)
         return
-    yield from _disrupted(job, child, rules, own)
     failed = {name: state for name, state in own.items() if state.phase is Phase.FAILED}
     for name, state in failed.items():
         rule = next((rule for rule in rules.exit_rules if _matches(rule, state)), None)
@@ -338,19 +304,10 @@ def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision | _Fail
         yield _failed(job, child, next(iter(failed)), "BackoffLimitExceeded", text)
 
 
-def _disrupted(job: State, child: str, rules: ChildRules, own: Mapping[str, PodState]) -> Iterator[_Failed]:
-    """A pod that somebody deletes is made anew, unless the podFailurePolicy fails the Job for that."""
-    for name, state in own.items():
-        rule = next((rule for rule in rules.exit_rules if DISRUPTED in rule.conditions), None)
-        if state.disrupted and rule is not None and rule.action == "FailJob":
-            text = f"Job {child}: {name} was deleted, for which its podFailurePolicy fails the Job"
-            yield _failed(job, child, name, "PodFailurePolicy", text)
-
-
 def _matches(rule: ExitRule, state: PodState) -> bool:
     """Whether some container's exit code, never 0, is one that the rule means."""
     codes = [code for name, code in state.codes.items() if code != 0 and rule.container in (None, name)]
-    return not rule.conditions and any(map(rule.means, codes))
+    return any(map(rule.means, codes))
 
 
 def _failed(job: State, child: str, name: str, reason: str, text: str) -> _Failed:

@@ -23,7 +23,7 @@ from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.mpi import ssh_client
 from trainer_launch.planning import programs
 from trainer_launch.planning.command import Kind, parse_command
-from trainer_launch.rehearsal.controllers import local_jobs, v1_pytorch
+from trainer_launch.rehearsal.controllers import local_jobs, v1
 from trainer_launch.rehearsal.controllers.local_jobs import FILES, OURS, RUN, LocalNetwork, own_environment
 from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
 from trainer_launch.rehearsal.controllers.pod_values import Container, File, Pod, Workload
@@ -86,9 +86,9 @@ class Kubelet:
         fresh = tuple(pod for pod in made if pod.name not in {old.name for old in self.pods})
         self.pods = tuple(sorted(made, key=lambda pod: numbers[pod.name]))
         if self.network is None:
-            if v1_pytorch.PORT in workload.ports:
-                first = workload.ports[v1_pytorch.PORT]
-                self.pods = tuple(v1_pytorch.on_loopback(pod, first) for pod in self.pods)
+            if v1.MEETING_PORT in workload.ports:
+                first = workload.ports[v1.MEETING_PORT]
+                self.pods = tuple(local_jobs.with_meeting(pod, first) for pod in self.pods)
             local = replace(local_jobs.local_network_of(workload, self.pods), ports=self._local.ports)
             self._local = _with_ports(local, self.pods)
         else:
