@@ -172,22 +172,10 @@ def test_gpus_make_the_slots_of_an_mpi_runtime_that_says_one() -> None:
     assert found["job-launcher-0-0"].main.env["OMPI_MCA_orte_set_default_slots"] == "4"
 
 
-HYDRAS = [("Intel", "I_MPI_HYDRA_HOST_FILE"), ("MPICH", "HYDRA_HOST_FILE")]
-
-
-@pytest.mark.parametrize(("implementation", "variable"), HYDRAS)
-def test_only_the_variables_of_the_chosen_mpi_are_reserved(implementation: str, variable: str) -> None:
-    """kubeflow/trainer pull request 3717, commit 9e87e772: reservedEnvNamesForImplementation."""
-    trainer = "{env: [{name: %s, value: /mine}]}"
-    policy = f"mpi: {{mpiImplementation: {implementation}}}"
+def test_a_variable_of_the_controllers_own_is_refused_in_the_trainjob() -> None:
     jobs = f"{rjob('launcher', step='trainer')}, {rjob('node')}"
-    launcher = made(trainer % "OMPI_MCA_orte_default_hostfile", policy, jobs)["job-launcher-0-0"].main
-    assert launcher.env["OMPI_MCA_orte_default_hostfile"] == "/mine"
-    assert launcher.env[variable] == "/etc/mpi/hostfile"
-    with pytest.raises(UsageError, match=variable):
-        made(trainer % variable, policy, jobs)
-    (told,) = job_of(trainjob(), runtime(policy, jobs)).odd
-    assert told.startswith(f"Trainer up to v2.3 refuses mpiImplementation {implementation}")
+    with pytest.raises(UsageError, match="a variable that the mpi runtime does not set itself"):
+        made("{env: [{name: OMPI_MCA_orte_default_hostfile, value: /mine}]}", "mpi: {}", jobs)
 
 
 def test_an_initializer_has_one_pod_and_reads_its_secret() -> None:

@@ -19,7 +19,6 @@ from trainer_launch.rehearsal.controllers.documents import Field, whole
 from trainer_launch.rehearsal.controllers.jobset import NODE, JobSet, ReplicatedJob
 from trainer_launch.rehearsal.controllers.pod_values import (
     COMPLETION_INDEX,
-    SSH_ARGS,
     Container,
     EnvItem,
     File,
@@ -56,12 +55,6 @@ _MPI = ("numProcPerNode", "mpiImplementation", "sshAuthMountPath", "runLauncherA
 _TUNE = ("tune", "run")
 _PORTS = {"torch": ("PET_MASTER_PORT",), "xgboost": ("DMLC_TRACKER_PORT",)}
 _HOSTFILE = "/etc/mpi/hostfile"
-# Of an implementation whose mpirun is a Hydra, the variables with the host file and with arguments for ssh:
-# kubeflow/trainer pull request 3717, commit 9e87e772.
-_HYDRA = {
-    "Intel": ("I_MPI_HYDRA_HOST_FILE", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"),
-    "MPICH": ("HYDRA_HOST_FILE", "HYDRA_LAUNCHER_EXTRA_ARGS"),
-}
 
 
 class TrainJob(JobSet, frozen=True, kw_only=True):
@@ -384,7 +377,7 @@ def _mpi(job: TrainJob) -> TrainJob:
     """Keys for the launcher and the nodes; variables and hostfile for the launcher."""
     policy = job.policy_field
     policy.only(_MPI)
-    hydra = _hydra(job)
+    policy.get("mpiImplementation").choice(("OpenMPI",), "OpenMPI")  # Trainer up to v2.3 knows no other
     works = policy.get("runLauncherAsNode").flag()
     wish = job.trainer.get("numNodes")
     if works and wish.number(1) > 1 and not {LAUNCHER, NODE} <= {each.name for each in job.jobs}:
@@ -395,7 +388,7 @@ def _mpi(job: TrainJob) -> TrainJob:
         for each in job.jobs:
             job = _with(job, replace(each, count=count)) if each.name == NODE else job
     slots = _slots(job)
-    env = env_items({hydra[0]: _HOSTFILE, hydra[1]: SSH_ARGS}) if hydra else open_mpi(_HOSTFILE, slots)
+    env = open_mpi(_HOSTFILE, slots)
     _refuse_reserved(job, [item.name for item in env])
     hosts = [
         f"{child}-{index}.{job.subdomain}"
@@ -404,8 +397,7 @@ def _mpi(job: TrainJob) -> TrainJob:
         for child in job.children(each)
         for index in range(each.count)
     ]
-    before = ":" if hydra else " slots="
-    hostfile = {_HOSTFILE: File("".join(f"{host}{before}{slots}\n" for host in hosts), 0o444)}
+    hostfile = {_HOSTFILE: File("".join(f"{host} slots={slots}\n" for host in hosts), 0o444)}
     keys = key_files(policy.get("sshAuthMountPath").text("/root/.ssh").rstrip("/"), 0o640, 0o644)
 
     def launcher(container: Container) -> Container:
@@ -417,12 +409,6 @@ def _mpi(job: TrainJob) -> TrainJob:
     changes = {LAUNCHER: launcher, NODE: node}
     jobs = (_on_containers(each, changes[each.name]) if each.name in changes else each for each in job.jobs)
     return replace(job, jobs=tuple(jobs))
-
-
-def _hydra(job: TrainJob) -> tuple[str, str] | None:
-    """Variables of an implementation whose mpirun is a Hydra; None: Open MPI."""
-    chosen = job.policy_field.get("mpiImplementation").choice(("OpenMPI", *_HYDRA), "OpenMPI")
-    return _HYDRA.get(chosen)
 
 
 def _slots(job: TrainJob) -> int:
@@ -439,11 +425,6 @@ def _slots(job: TrainJob) -> int:
 def _odd(job: TrainJob) -> Iterator[str]:
     """What the author of the job can hardly have meant."""
     launchers = next((each.count for each in job.jobs if each.name == LAUNCHER), 1)
-    if job.policy == "mpi" and _hydra(job):
-        yield (
-            f"Trainer up to v2.3 refuses mpiImplementation {job.policy_field.get('mpiImplementation').value}; "
-            "the pods are those of its pull request 3717"
-        )
     if job.policy == "mpi" and launchers > 1:
         yield (
             f"the controller makes {launchers} launchers, each of which runs the command, because "
