@@ -69,7 +69,7 @@ def test_more_pods_than_a_laptop_has_room_for_are_refused(nodes: int) -> None:
 
 def mpi_pods(nodes: int, slots: int) -> tuple[pod_values.Pod, ...]:
     made = pods(mpi_job(nodes, slots, ("train",), 25.0), address_of)
-    return tuple(local_jobs.on_loopback(pod, 4022, f"/s/{pod.name}") for pod in made)
+    return tuple(local_jobs.with_ssh(pod, 4022, f"/s/{pod.name}") for pod in made)
 
 
 def test_an_mpi_job_has_a_pod_with_sshd_for_each_node_and_a_launcher() -> None:

@@ -21,7 +21,7 @@ def mpi(spec: str = "", launcher: str = MPIRUN, worker: str = "") -> list[Pod]:
     body = f"Launcher: {launcher}, Worker: {replica('w', worker, 'replicas: 2')}"
     head = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: j}\n"
     text = f"{head}spec: {{{spec}mpiReplicaSpecs: {{{body}}}}}"
-    return [local_jobs.on_loopback(pod, 2200, "/s/tmp") for pod in pods(job_of(text), local_jobs.address_of)]
+    return [local_jobs.with_ssh(pod, 2200, "/s/tmp") for pod in pods(job_of(text), local_jobs.address_of)]
 
 
 def test_workers_run_our_sshd_at_their_own_address_with_the_jobs_key() -> None:
@@ -127,4 +127,4 @@ def test_other_programs_are_left_as_they_are() -> None:
 def test_pods_without_a_key_are_not_touched() -> None:
     launcher, *_ = mpi()
     plain = replace(launcher, containers=(replace(launcher.main, files={}),))
-    assert local_jobs.on_loopback(plain, 2200, "/s/tmp") is plain
+    assert local_jobs.with_ssh(plain, 2200, "/s/tmp") is plain

@@ -56,12 +56,10 @@ _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "FTP
 
 # More ranks than CPUs are fine here, which let each other run, none is bound to one, and the network may be down:
 # Open MPI 5 takes loopback by itself where there is nothing else, and refuses to be told that.
-ON_A_LAPTOP = {
+_ON_A_LAPTOP = {
     "OMPI_MCA_rmaps_base_oversubscribe": "true",
     "OMPI_MCA_mpi_yield_when_idle": "true",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
-    "OMPI_MCA_oob_tcp_if_include": "lo",
-    "OMPI_MCA_btl_tcp_if_include": "lo",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
@@ -184,6 +182,7 @@ def _is_passed(name: str) -> bool:
 # -- MPI on one machine ------------------------------------------------------------------------
 
 
+_DEVICES = ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
 _LAUNCHERS = ("OMPI_MCA_", "I_MPI_", "HYDRA_")  # variables that only who runs mpirun gets
 
 
@@ -197,17 +196,20 @@ def is_worker(pod: Pod) -> bool:
     return uses_ssh(pod) and not any(_HOSTFILE in container.files for container in pod.containers)
 
 
-def on_loopback(pod: Pod, port: int, scratch: str) -> Pod:
-    """The pod with our sshd and launcher in it; `scratch` is a folder of its own for temporary files."""
+def with_ssh(pod: Pod, port: int, scratch: str, device: str = "lo") -> Pod:
+    """The pod with our sshd and launcher in it; `scratch` is a folder of its own for temporary files.
+
+    Its launcher reaches the others by the network device `device`.
+    """
     if not uses_ssh(pod):
         return pod
-    containers = tuple(_changed(container, pod, port, scratch) for container in pod.containers)
+    containers = tuple(_changed(container, pod, port, scratch, device) for container in pod.containers)
     works = any(_names_itself(container, pod) for container in pod.containers)
     init = (*pod.init, _own_sshd(pod, port, scratch)) if works else pod.init
     return replace(pod, containers=containers, init=init)
 
 
-def _changed(container: Container, pod: Pod, port: int, scratch: str) -> Container:
+def _changed(container: Container, pod: Pod, port: int, scratch: str, device: str) -> Container:
     if _key_folder(container) is None:
         return container
     is_launcher = _HOSTFILE in container.files
@@ -219,10 +221,11 @@ def _changed(container: Container, pod: Pod, port: int, scratch: str) -> Contain
         words = (OURS, *words[1:], "--ssh-port", str(port))  # of an option given twice the last one counts
     elif name and (is_mpirun(name) or is_horovodrun(words)):
         words = (OURS, "run", "--", *words)
+    devices = dict.fromkeys(_DEVICES, device)
     env = {
         **container.env,
         **_env(pod, container, port, scratch),
-        **(ON_A_LAPTOP if is_launcher else _apart(scratch)),
+        **({**_ON_A_LAPTOP, **devices} if is_launcher else _apart(scratch)),
     }
     return replace(container, env=env, command=words[:1], args=words[1:])
 

@@ -15,7 +15,6 @@ from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     SSH_ARGS,
     ChildRules,
-    Container,
     Draft,
     EnvItem,
     File,
@@ -81,9 +80,8 @@ def read(document: Field) -> Workload:
     folder = spec.get("sshAuthMountPath").text("/root/.ssh").rstrip("/")
     mode = 0o600 if folder == "/root/.ssh" else 0o644
     keys = key_files(folder, mode, mode)
-    front = _draft(
-        job, _LAUNCHER, 0, job.launcher, _template(launcher, _launcher_items(job), {**keys, **_files(job)})
-    )
+    template = _template(launcher, _launcher_items(job), {**keys, **_files(job)})
+    front = _draft(job, _LAUNCHER, 0, job.launcher, template)
     if spec.get("launcherCreationPolicy").choice(("AtStartup", "WaitForWorkersReady"), "AtStartup") != "AtStartup":
         front = replace(front, after=(f"{name}-{_WORKER}=Ready",))
     drafts = [front]
@@ -121,12 +119,8 @@ def _with_sshd(template: Template) -> Template:
 
 def _draft(job: _Job, role: str, index: int, name: str, template: Template) -> Draft:
     shifted = index + 1 if role == _WORKER and job.launcher_works else index
-    labels = {
-        "operator-name": "mpi-operator",
-        "job-name": job.name,
-        "job-role": role,
-        "replica-index": str(shifted),
-    }
+    labels = {"operator-name": "mpi-operator", "job-name": job.name}
+    labels |= {"job-role": role, "replica-index": str(shifted)}
     return Draft(
         template=template,
         hostname=name,

@@ -54,6 +54,7 @@ class Kubelet:
         self._setting = setting
         self.network = OwnNetwork(scratch) if setting.own_network else None
         self._ssh_port: int | None = None
+        self._device = "lo" if self.network is None else pod_isolation.DEVICE
         self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
         self._lives: dict[str, int] = {}  # by pod with a place of its own
         self._local = LocalNetwork(
@@ -61,8 +62,7 @@ class Kubelet:
         )  # with networks of their own, names and ports are the job's
         self.pods: tuple[Pod, ...] = ()
         self._take_in(workload)
-        device = "lo" if self.network is None else pod_isolation.DEVICE
-        machine = {"OMP_NUM_THREADS": str(threads(self.pods)), "GLOO_SOCKET_IFNAME": device}
+        machine = {"OMP_NUM_THREADS": str(threads(self.pods)), "GLOO_SOCKET_IFNAME": self._device}
         self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
         # Paddle's launcher asks for the address of this machine's name, unless it is told.
         self._tells_address = workload.kind == "PaddleJob"
@@ -115,8 +115,9 @@ class Kubelet:
             if self._ssh_port is None:
                 ssh_client.make(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
                 self._ssh_port = network.free_port()
-            port = self._ssh_port
-            made = tuple(local_jobs.on_loopback(pod, port, str(self._scratch / pod.name / "tmp")) for pod in made)
+            port, device = self._ssh_port, self._device
+            scratch = {pod.name: str(self._scratch / pod.name / "tmp") for pod in made}
+            made = tuple(local_jobs.with_ssh(pod, port, scratch[pod.name], device) for pod in made)
         return made
 
     def check(self) -> None:
@@ -140,7 +141,7 @@ class Kubelet:
             "HOSTNAME": pod.name,
             **({"POD_IP": pod.address} if self._tells_address else {}),
             **({} if self.network is None else {"TMPDIR": str(self._scratch / pod.name / "tmp")}),
-            **(here.env if self.network is None else pod_isolation.off_loopback(here.env)),
+            **here.env,
             MARK: str(self.termination_message(pod, name)),
             runtime_directory.VARIABLE: self.runtime_directory_of(pod),
         }
