@@ -260,6 +260,12 @@ def test_an_init_container_that_fails_under_exit_code_is_retried_as_nobody_knows
     assert job.state.states["job-worker-0"].starts == 2
 
 
+def test_a_pod_is_made_anew_when_its_sidecars_have_ended() -> None:
+    job = with_init(", restartPolicy: ExitCode").go("worker-0/first=0 worker-0/second=0 worker-0=137")
+    assert job.end("job-worker-0", 137, "log") == ["kill job-worker-0/side", "stop job-worker-0/side"]
+    assert job.end("job-worker-0", 137, "side") == ["start job-worker-0/first"]
+
+
 def test_init_containers_whose_program_is_in_their_image_are_not_run() -> None:
     job = torch()
     assert [container.name for container in job.state.pods["j-worker-0"].init] == ["init-pytorch"]

@@ -12,12 +12,10 @@ from trainer_launch.rehearsal.controllers import pod_lifecycle
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Rules, Workload
 from trainer_launch.rehearsal.controllers.restart_decisions import (
-    Again,
-    AllAgain,
+    CANNOT_RUN,
     Condition,
     Decision,
     State,
-    code_of,
     decide,
 )
 
@@ -171,30 +169,22 @@ def _held(state: State, decisions: list[Decision], now_s: float) -> tuple[State,
 def _apply(state: State, decision: Decision, now_s: float) -> Step:
     if isinstance(decision, Condition):
         state = replace(state, condition=decision)
-        if state.rules.clean == "None" and not decision.is_given_up:
+        if state.rules.clean == "None" and decision.reason != CANNOT_RUN:
             return replace(state, stop_at_s=now_s + LINGER_S), [], []
         return (*_stop_all(state, now_s), [])
-    if isinstance(decision, AllAgain):
-        return _again(state, decision, now_s)
-    assert isinstance(decision, Again)
-    before = state.states[decision.pod]
-    code = code_of(state.pods[decision.pod], before)
-    anew = replace(before, phase=Phase.PENDING, not_before_s=now_s + decision.wait_s)
-    state = _with(state, decision.pod, anew)
-    if decision.of is not None:
-        state = replace(state, failed={**state.failed, decision.of: state.failed.get(decision.of, 0) + 1})
-    return state, [], [f"{decision.pod} failed (exit code {code}): the controller recreates it"]
-
-
-def _again(state: State, decision: AllAgain, now_s: float) -> Step:
-    """All pods of the JobSet end and have another life."""
-    counted = state.counted + decision.counts
-    limit = f"{counted} of {state.rules.max_restarts}" if decision.counts else "does not count"
-    state, actions = _stop_all(replace(state, counted=counted, failed={}), now_s, stop_as=Phase.PENDING)
-    for name, pod in state.states.items():  # a pod that still runs waits for its next life when it has ended
+    actions: list[Action] = []
+    for name in decision.pods:
+        before = state.states[name]
+        if not before.stopping:  # what still runs of it has its next life when it has ended
+            before = replace(before, back_s=decision.wait_s)
+        pod, more = pod_lifecycle.stopped(state.pods[name], before, now_s, _grace_s(state, name), Phase.PENDING)
         if not pod.running and pod.phase is not Phase.GONE:
-            state = _with(state, name, replace(pod, phase=Phase.PENDING, not_before_s=now_s))
-    return state, actions, [f"{decision.because.message}: the controller restarts all pods ({limit})"]
+            pod = replace(pod, phase=Phase.PENDING, not_before_s=now_s + decision.wait_s)
+        state, actions = _with(state, name, pod), actions + more
+    failed = {} if decision.is_whole else dict(state.failed)
+    if decision.of is not None:
+        failed[decision.of] = failed.get(decision.of, 0) + 1
+    return replace(state, failed=failed, counted=state.counted + decision.counts), actions, [decision.text]
 
 
 def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
@@ -213,19 +203,20 @@ def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
     return state, actions
 
 
-def _stop_all(
-    state: State, now_s: float, *, kill: bool = False, stop_as: Phase = Phase.GONE
-) -> tuple[State, list[Action]]:
+def _stop_all(state: State, now_s: float, *, kill: bool = False) -> tuple[State, list[Action]]:
     actions: list[Action] = []
     for name, pod in state.pods.items():
-        grace_s = pod.draft.template.grace_s if state.grace_s is None else state.grace_s
-        one = state.states[name]
+        old = state.states[name]
         if kill:
-            actions += [pod_lifecycle.Stop(name, container, kill=True) for container in sorted(one.running)]
+            actions += [pod_lifecycle.Stop(name, container, kill=True) for container in sorted(old.running)]
             continue
-        changed, more = pod_lifecycle.stopped(pod, one, now_s, grace_s, stop_as)
+        changed, more = pod_lifecycle.stopped(pod, old, now_s, _grace_s(state, name))
         state, actions = _with(state, name, changed), actions + more
     return state, actions
+
+
+def _grace_s(state: State, name: str) -> float:
+    return state.pods[name].draft.template.grace_s if state.grace_s is None else state.grace_s
 
 
 def _with(state: State, name: str, pod: PodState) -> State:

@@ -22,7 +22,7 @@ CANNOT_RUN = "ContainerCannotRun"
 
 
 class Condition(Struct, frozen=True):
-    """How the job ended."""
+    """How the job ended, or a Job of it."""
 
     succeeded: bool
     reason: str  # CamelCase
@@ -40,28 +40,19 @@ class Condition(Struct, frozen=True):
         """Whether it is told by one that ended because its peers did, or the network."""
         return not self.succeeded and self.exit_code == exit_codes.INFRASTRUCTURE
 
-    @property
-    def is_given_up(self) -> bool:
-        """Whether the rehearsal ends it, because no restart makes a program that can be run of one that cannot."""
-        return not self.succeeded and self.reason == CANNOT_RUN
 
+class Recreate(Struct, frozen=True, kw_only=True):
+    """Delete these pods and make them anew, not before a time has passed."""
 
-class Again(Struct, frozen=True):
-    """Delete this pod and make it anew, not before a time has passed; it counts as a failed pod of the Job `of`."""
-
-    pod: str
+    pods: tuple[str, ...]
+    text: str  # what to tell
     wait_s: float = 0.0
-    of: str | None = None
+    of: str | None = None  # it counts as a failed pod of this Job
+    is_whole: bool = False  # the JobSet restarts
+    counts: bool = False  # towards the limit of its failurePolicy
 
 
-class AllAgain(Struct, frozen=True):
-    """Make all pods anew: the JobSet restarts; `counts` towards its failurePolicy's limit."""
-
-    because: Condition
-    counts: bool = True
-
-
-Decision = Condition | Again | AllAgain
+Decision = Condition | Recreate
 
 
 class State(Struct, frozen=True, kw_only=True):
@@ -148,13 +139,13 @@ def decide(job: State) -> list[Decision]:
     if deadline_s is not None and job.age_s >= deadline_s:
         text = f"the job ran longer than activeDeadlineSeconds ({deadline_s:g} s)"
         return [Condition(False, "DeadlineExceeded", text, exit_codes.FAILED)]
-    decisions = list(_v1(job) if job.rules.family == "v1" else decide_jobs(job))
+    decisions = list(_v1(job)) if job.rules.family == "v1" else _jobs(job)
     decisions += _crash_loops(job)
     if not any(isinstance(decision, Condition) for decision in decisions):
         decisions = list(_cannot_run(job, is_retried=bool(decisions))) or decisions
-    fatal = [one for one in decisions if isinstance(one, Condition | AllAgain)]
-    fatal.sort(key=lambda one: isinstance(one, Condition) and one.is_victims)
-    return list(fatal[:1]) or decisions
+    fatal = [decision for decision in decisions if isinstance(decision, Condition) or decision.is_whole]
+    fatal.sort(key=lambda decision: isinstance(decision, Condition) and decision.is_victims)
+    return fatal[:1] or decisions
 
 
 def _has_succeeded(job: State) -> bool:
@@ -201,7 +192,7 @@ def _v1(job: State) -> Iterator[Decision]:
         code = state.codes.get(pod.draft.main, UNKNOWN_CODE)
         by_code = pod.draft.restart == "ExitCode" and exit_codes.retryable(code)
         if by_code or pod.draft.restart in ("OnFailure", "Always"):
-            yield Again(name)
+            yield _again(job, name)
         else:
             why = " (1 to 127: permanent)" if pod.draft.restart == "ExitCode" else ""
             yield failure_of(job, name, f"{_word(job)}Failed", f"its {pod.draft.role} {name} failed{why}")
@@ -217,6 +208,12 @@ def _v1(job: State) -> Iterator[Decision]:
         yield failure_of(job, name, "BackoffLimitExceeded", text)
 
 
+def _again(job: State, name: str, wait_s: float = 0.0, of: str | None = None) -> Recreate:
+    code = code_of(job.pods[name], job.states[name])
+    text = f"{name} failed (exit code {code}): the controller recreates it"
+    return Recreate(pods=(name,), text=text, wait_s=wait_s, of=of)
+
+
 def _word(job: State) -> str:
     """The kind as reasons begin with it."""
     return job.kind.partition(" ")[0]
@@ -228,53 +225,35 @@ def _word(job: State) -> str:
 RESTART = "RestartJobSet"  # what a failurePolicy does where none of its rules fits
 
 
-class _Failed(Struct, frozen=True):
-    """A Job that has failed."""
-
-    child: str
-    condition: Condition
-
-
-def decide_jobs(job: State) -> Iterator[Decision]:
+def _jobs(job: State) -> list[Decision]:
     """What all Jobs ask for, and what the JobSet makes of those that have failed."""
-    failed: list[_Failed] = []
-    for child, rules in job.rules.children.items():
-        for decision in _job(job, child, rules):
-            if isinstance(decision, _Failed):
-                failed.append(decision)
-            else:
-                yield decision
-    if failed:
-        yield _of_set(job, failed)
+    decisions = [decision for child, rules in job.rules.children.items() for decision in _job(job, child, rules)]
+    failed = [decision for decision in decisions if isinstance(decision, Condition)]
+    return [_of_set(job, failed)] if failed else decisions
 
 
-# -- a JobSet ---------------------------------------------------------------------------------
-
-
-def _of_set(job: State, failed: Sequence[_Failed]) -> Decision:
+def _of_set(job: State, failed: Sequence[Condition]) -> Decision:
     """The first rule that fits any Job, else a restart, as long as the limit allows one."""
-    rule, end = next(
-        ((rule, end) for rule in job.rules.set_rules for end in failed if _fits(job, rule, end)), (None, failed[0])
-    )
-    action = rule.action if rule is not None else RESTART
-    limit, because = job.rules.max_restarts, end.condition
+    fitting = ((rule.action, end) for rule in job.rules.set_rules for end in failed if _fits(job, rule, end))
+    action, end = next(fitting, (RESTART, failed[0]))
+    limit, counts = job.rules.max_restarts, action == RESTART
     if action == "FailJobSet":
-        return replace(because, message=f"{because.message}; its failurePolicy fails the JobSet")
-    if action == RESTART and job.counted >= limit:
+        return replace(end, message=f"{end.message}; its failurePolicy fails the JobSet")
+    if counts and job.counted >= limit:
         allowed = f"; its maxRestarts allow {counted(limit, 'restart')}" if limit else ""
-        return replace(because, message=because.message + allowed)
-    return AllAgain(because, counts=action == RESTART)
+        return replace(end, message=end.message + allowed)
+    which = f"{job.counted + 1} of {limit}" if counts else "does not count"
+    text = f"{end.message}: the controller restarts all pods ({which})"
+    return Recreate(pods=tuple(job.pods), text=text, is_whole=True, counts=counts)
 
 
-def _fits(job: State, rule: SetRule, end: _Failed) -> bool:
-    whose = job.rules.children[end.child].replicated
-    return (not rule.reasons or end.condition.reason in rule.reasons) and (not rule.jobs or whose in rule.jobs)
+def _fits(job: State, rule: SetRule, end: Condition) -> bool:
+    whose = job.rules.children[job.pods[end.pod].draft.child].replicated
+    return (not rule.reasons or end.reason in rule.reasons) and (not rule.jobs or whose in rule.jobs)
 
 
-# -- a Job ------------------------------------------------------------------------------------
-
-
-def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision | _Failed]:
+def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision]:
+    """What one Job asks for; a condition is its failure."""
     own = {name: state for name, state in job.states.items() if job.pods[name].draft.child == child}
     restarts = sum(
         state.restart_count
@@ -283,32 +262,27 @@ def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision | _Fail
     )
     if restarts and restarts >= max(rules.backoff_limit, 1):
         worst = max(own, key=lambda name: own[name].restart_count)
-        text = counted(restarts, "container restart")
-        text = f"Job {child}: {text}; backoffLimit is {rules.backoff_limit}"
-        yield _failed(job, child, worst, "BackoffLimitExceeded", text)
+        text = f"Job {child}: {counted(restarts, 'container restart')}; backoffLimit is {rules.backoff_limit}"
+        yield failure_of(job, worst, "BackoffLimitExceeded", text)
         return
     failed = {name: state for name, state in own.items() if state.phase is Phase.FAILED}
+    before = job.failed.get(child, 0)
     for name, state in failed.items():
-        rule = next((rule for rule in rules.exit_rules if _matches(rule, state)), None)
-        action = rule.action if rule is not None else "Count"
+        action = next((rule.action for rule in rules.exit_rules if _matches(rule, state)), "Count")
         if action == "FailJob":
             text = f"Job {child}: {name} ended with a code that fails the Job"
-            yield _failed(job, child, name, "PodFailurePolicy", text)
+            yield failure_of(job, name, "PodFailurePolicy", text)
         elif action == "Ignore":
-            yield Again(name, back_off_s(state.failures + 1))
+            yield _again(job, name, back_off_s(state.failures + 1))
         else:
-            yield Again(name, back_off_s(job.failed.get(child, 0) + 1), of=child)
-    count = job.failed.get(child, 0) + len(failed)
+            yield _again(job, name, back_off_s(before + 1), of=child)
+    count = before + len(failed)
     if failed and count > rules.backoff_limit:
         text = f"Job {child}: {counted(count, 'failed pod')}; backoffLimit is {rules.backoff_limit}"
-        yield _failed(job, child, next(iter(failed)), "BackoffLimitExceeded", text)
+        yield failure_of(job, next(iter(failed)), "BackoffLimitExceeded", text)
 
 
 def _matches(rule: ExitRule, state: PodState) -> bool:
     """Whether some container's exit code, never 0, is one that the rule means."""
     codes = [code for name, code in state.codes.items() if code != 0 and rule.container in (None, name)]
     return any(map(rule.means, codes))
-
-
-def _failed(job: State, child: str, name: str, reason: str, text: str) -> _Failed:
-    return _Failed(child, failure_of(job, name, reason, text))
