@@ -315,7 +315,7 @@ def test_what_a_rehearsal_does_not_do_is_named_once() -> None:
     more = f"coordinator: {{replicatedJob: node}}, suspend: true, {failure}"
     job = train(jobs, more=more, spec="suspend: true, managedBy: x.io/y")
     assert job.ignored == (
-        "suspend: the rehearsal runs anyway",
+        "suspend",
         "managedBy",
         "restartStrategy InPlaceRestart: pods are recreated as with Recreate",
         "rules with onJobFailureMessagePatterns",
@@ -344,7 +344,7 @@ def test_what_of_a_run_policy_means_nothing_here_is_named_once() -> None:
         f"apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {{name: j}}\n"
         f"spec: {{runPolicy: {policy}, mpiReplicaSpecs: {{Launcher: {pod}, Worker: {pod}}}}}"
     )
-    wanted = ("suspend: the rehearsal runs anyway", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
+    wanted = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
     assert made.ignored[:6] == (*wanted, "hostAliases", "lifecycle.preStop")
 
 

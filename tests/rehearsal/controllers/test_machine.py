@@ -266,12 +266,6 @@ def test_a_pod_is_made_anew_when_its_sidecars_have_ended() -> None:
     assert job.end("job-worker-0", 137, "side") == ["start job-worker-0/first"]
 
 
-def test_init_containers_whose_program_is_in_their_image_are_not_run() -> None:
-    job = torch()
-    assert [container.name for container in job.state.pods["j-worker-0"].init] == ["init-pytorch"]
-    assert "start j-worker-0/pytorch" in job.began
-
-
 # -- mpi-operator -----------------------------------------------------------------------------
 
 

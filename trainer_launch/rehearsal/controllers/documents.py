@@ -10,9 +10,8 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -25,18 +24,9 @@ from trainer_launch.model.value_parsers import MAX_COUNT, shown
 # -- one place in a manifest -------------------------------------------------------------------
 
 
-T = TypeVar("T")
-
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 _OF_PODS = ("containers", "initContainers", "volumes", "restartPolicy", "terminationGracePeriodSeconds")
-
-
-class Mark(Enum):
-    """What stands in place of a value."""
-
-    REQUIRED = "required"  # of a default: the field has to be there
-    HIDDEN = "hidden"  # of a field's value: it is nobody's business
 
 
 class Field(Struct, frozen=True):
@@ -47,11 +37,10 @@ class Field(Struct, frozen=True):
     where: str  # file, document, kind and name
     configs: Configs = field(default_factory=lambda: Configs())  # given with the job
 
-    def bad(self, expected: str, found: object | None = None) -> UsageError:
-        """The one sentence about this field."""
-        value = self.value if found is None else found
-        text = "missing" if value is None else _said(value)
-        near = "" if value is not None else self._near_miss()
+    def bad(self, expected: str, text: str = "") -> UsageError:
+        """The one sentence about this field; `text` is told in place of its value."""
+        near = self._near_miss() if self.value is None else ""
+        text = text or ("missing" if self.value is None else _in_words(self.value))
         return UsageError(f"{self.where}: {self.path or 'the document'} is {text}; expected {expected}{near}")
 
     def _near_miss(self) -> str:
@@ -98,7 +87,7 @@ class Field(Struct, frozen=True):
             raise self.bad("an object")
         for key in self.value:
             if not isinstance(key, str):
-                raise self.bad("keys that are strings", key)
+                raise self.bad("keys that are strings", _in_words(key))
         return self.value
 
     def fields(self) -> list[tuple[str, Field]]:
@@ -124,30 +113,29 @@ class Field(Struct, frozen=True):
 
     # -- leaves ---------------------------------------------------------------------------------
 
-    def text(self, default: str | Mark = Mark.REQUIRED) -> str:
-        """A text."""
-        if self.value is None:
-            return self._default(default, "a string")
+    def text(self, default: str | None = None) -> str:
+        """A text; without a default the field has to be there."""
+        if self.value is None and default is not None:
+            return default
         if not isinstance(self.value, str):
             raise self.bad("a string; quote it" if isinstance(self.value, bool | int | float) else "a string")
         if "\0" in self.value:
             raise self.bad("a string without NUL")
         return self.value
 
-    def name(self, default: str | Mark = Mark.REQUIRED) -> str:
+    def name(self, default: str | None = None) -> str:
         """What an object, container or volume may be called; it becomes a part of paths and host names."""
         found = self.text(default)
         if self.value is not None and _NAME.fullmatch(found) is None:
             raise self.bad("a name of letters, digits, '-' and '.', as in my-job, '-' and '.' only inside")
         return found
 
-    def number(self, default: int | Mark = Mark.REQUIRED, *, least: int = 0, most: int = MAX_COUNT) -> int:
+    def number(self, default: int | None = None, *, least: int = 0, most: int = MAX_COUNT) -> int:
         """A whole number from `least` to `most`."""
-        expected = f"a whole number from {least} to {most}"
-        if self.value is None:
-            return self._default(default, expected)
+        if self.value is None and default is not None:
+            return default
         if isinstance(self.value, bool) or not isinstance(self.value, int) or not least <= self.value <= most:
-            raise self.bad(expected)
+            raise self.bad(f"a whole number from {least} to {most}")
         return self.value
 
     def flag(self, default: bool = False) -> bool:
@@ -158,7 +146,7 @@ class Field(Struct, frozen=True):
             raise self.bad("true or false")
         return self.value
 
-    def choice(self, words: tuple[str, ...], default: str | Mark = Mark.REQUIRED) -> str:
+    def choice(self, words: tuple[str, ...], default: str | None = None) -> str:
         """One of these words."""
         found = self.text(default)
         if found not in words and self.value is not None:
@@ -169,15 +157,8 @@ class Field(Struct, frozen=True):
         """A list of texts."""
         return tuple(item.text() for item in self.items())
 
-    def _default(self, default: T | Mark, expected: str) -> T:
-        if isinstance(default, Mark):
-            raise self.bad(expected)
-        return default
 
-
-def _said(value: object) -> str:
-    if value is Mark.HIDDEN:
-        return "there"
+def _in_words(value: object) -> str:
     if isinstance(value, str):
         return shown(value)
     if isinstance(value, bool):
@@ -262,14 +243,13 @@ def read_configs(documents: Iterable[Field], namespace: str, *, shows_secrets: b
 
 def _values(found: Field, kind: str) -> Iterator[tuple[str, str]]:
     found.only(_KNOWN[kind])
-    is_secret = kind == "Secret"
-    plain, coded = ("stringData", "data") if is_secret else ("data", "binaryData")
+    plain, coded, hidden = ("stringData", "data", "there") if kind == "Secret" else ("data", "binaryData", "")
     for part in (coded, plain):  # of one key in both the plain text counts
         for key, one in found.get(part).fields():
             if _KEY.fullmatch(key) is None:
-                raise one.bad("a key of letters, digits, '-', '_' and '.'", found=Mark.HIDDEN if is_secret else key)
+                raise one.bad("a key of letters, digits, '-', '_' and '.'", hidden or shown(key))
             if not isinstance(one.value, str):
-                raise one.bad("a string; quote it", found=Mark.HIDDEN if is_secret else None)
+                raise one.bad("a string; quote it", hidden)
             yield key, _decoded(one) if part == coded else one.value
 
 
@@ -278,7 +258,7 @@ def _decoded(one: Field) -> str:
         data = base64.b64decode("".join(one.value.split()), validate=True)
     except (binascii.Error, ValueError):
         raise one.bad(
-            "text in base64 (stringData of a Secret, data of a ConfigMap, take it plain)", Mark.HIDDEN
+            "text in base64 (stringData of a Secret, data of a ConfigMap, take it plain)", "there"
         ) from None
     return data.decode("utf-8", "surrogateescape")
 

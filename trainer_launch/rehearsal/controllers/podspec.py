@@ -8,6 +8,7 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from trainer_launch.model.errors import UsageError
+from trainer_launch.model.value_parsers import shown
 from trainer_launch.rehearsal.controllers.documents import Field, whole
 from trainer_launch.rehearsal.controllers.pod_values import (
     Container,
@@ -154,11 +155,7 @@ def _port(found: Field) -> tuple[str, int]:
 
 def left_out(found: Field, keys: Iterable[str], whose: str = "") -> Iterator[str]:
     """Which of these fields are there, which mean something to controllers and nothing here."""
-    for key in keys:
-        if found.get(key).given and key == "suspend":
-            yield "suspend: the rehearsal runs anyway" if found.get(key).flag() else key
-        elif found.get(key).given:
-            yield f"{key} {whose}".rstrip()
+    yield from (f"{key} {whose}".rstrip() for key in keys if found.get(key).given)
 
 
 def quantities(found: Field) -> Mapping[str, str]:
@@ -218,7 +215,7 @@ def _unique(spec: Field, containers: tuple[Container, ...], init: tuple[Containe
     names = [one.name for one in (*init, *containers)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise spec.get("containers").bad("unique container names", found=twice)
+        raise spec.get("containers").bad("unique container names", shown(twice))
 
 
 def _mounted(spec: Field, containers: tuple[Container, ...], volumes: Mapping[str, str]) -> None:

@@ -18,7 +18,6 @@ from trainer_launch.contracts.v1_table import V1Kind
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
-    Container,
     Draft,
     EnvItem,
     Rules,
@@ -38,7 +37,7 @@ _RUN_POLICY_IGNORED = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAf
 _BACKENDS = ("c10d", "etcd", "etcd-v2")
 _ELASTIC = (
     "minReplicas", "maxReplicas", "rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf", "standalone",
-    "nProcPerNode", "maxRestarts", "metrics",
+    "nProcPerNode", "maxRestarts",
 )  # fmt: skip
 
 
@@ -208,7 +207,7 @@ def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Dr
         if len(text) > MAX_VALUE_BYTES:  # before it is made for all pods
             raise job.document.get("spec", job.kind.specs).bad(
                 f"fewer replicas: Linux takes {MAX_VALUE_BYTES} bytes in a variable, and {key} would be longer",
-                found=len(text),
+                f"the number {len(text)}",
             )
         is_field = job.kind.env[key] == v1_table.POD_IP
         items.append(EnvItem(name=key, field=text) if is_field else EnvItem(name=key, value=text))
@@ -303,26 +302,13 @@ def _elastic(job: V1Job) -> dict[str, object]:
 
 
 def _finished_pytorch(job: V1Job, made: Workload) -> Workload:
-    """With the operator's init container of workers, or without a master with the rules of workers alone."""
-    elastic, workers = job.spec.get("elasticPolicy"), job.pod_names("worker")
-    ignored: tuple[str, ...] = ("elasticPolicy.metrics",) if elastic.get("metrics").given else ()
+    """Without a master the rules are those of workers alone; an elastic job ends with the first one that is done."""
     if "master" in job.specs:
-        if workers:
-            ignored += ("init container init-pytorch: the master's name is an address here",)
-        return replace(made, drafts=tuple(map(_waiting, made.drafts)), ignored=(*made.ignored, *ignored))
-    # In an elastic job the first worker that is done ends it.
-    groups = tuple((worker,) for worker in workers) if elastic.given else (workers,)
-    made = replace(made, rules=replace(made.rules, success=Success(groups=groups, any_of=elastic.given)))
-    ports = {} if elastic.given else {MEETING_PORT: job.pod_name("worker")}
-    return replace(made, ports=ports, ignored=(*made.ignored, *ignored))
-
-
-def _waiting(draft: Draft) -> Draft:
-    """A worker with the init container that the operator puts in front of it: it waits for the master's name."""
-    if draft.role != "worker":
-        return draft
-    init = (*draft.template.init, Container(name="init-pytorch", platforms=True))
-    return replace(draft, template=replace(draft.template, init=init))
+        return made
+    is_elastic, workers = job.spec.get("elasticPolicy").given, job.pod_names("worker")
+    groups = tuple((worker,) for worker in workers) if is_elastic else (workers,)
+    rules = replace(made.rules, success=Success(groups=groups, any_of=is_elastic))
+    return replace(made, rules=rules, ports={} if is_elastic else {MEETING_PORT: job.pod_name("worker")})
 
 
 # -- what only one of the other kinds has ------------------------------------------------------
@@ -345,11 +331,6 @@ def _paddle(job: V1Job) -> Values:
         return made
 
     return values
-
-
-def _finished_paddle(job: V1Job, made: Workload) -> Workload:
-    is_elastic = job.spec.get("elasticPolicy").given
-    return replace(made, ignored=(*made.ignored, *(("elasticPolicy (as in the operator)",) if is_elastic else ())))
 
 
 def _mxnet(job: V1Job) -> Values:
@@ -422,5 +403,4 @@ _VALUES: Mapping[str, Callable[[V1Job], Values]] = {
 _FINISHED: Mapping[str, Callable[[V1Job, Workload], Workload]] = {
     "PyTorchJob": _finished_pytorch,
     "TFJob": _finished_tensorflow,
-    "PaddleJob": _finished_paddle,
 }
