@@ -257,9 +257,8 @@ def _decoded(one: Field) -> str:
     try:
         data = base64.b64decode("".join(one.value.split()), validate=True)
     except (binascii.Error, ValueError):
-        raise one.bad(
-            "text in base64 (stringData of a Secret, data of a ConfigMap, take it plain)", "there"
-        ) from None
+        expected = "text in base64 (stringData of a Secret, data of a ConfigMap, take it plain)"
+        raise one.bad(expected, "there") from None
     return data.decode("utf-8", "surrogateescape")
 
 

@@ -302,7 +302,7 @@ def _elastic(job: V1Job) -> dict[str, object]:
 
 
 def _finished_pytorch(job: V1Job, made: Workload) -> Workload:
-    """Without a master the rules are those of workers alone; an elastic job ends with the first one that is done."""
+    """Without a master all workers have to be done, or in an elastic job the first one."""
     if "master" in job.specs:
         return made
     is_elastic, workers = job.spec.get("elasticPolicy").given, job.pod_names("worker")

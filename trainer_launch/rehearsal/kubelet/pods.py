@@ -282,24 +282,24 @@ def _with_ports(local: LocalNetwork, pods: tuple[Pod, ...]) -> LocalNetwork:
 _log = logging.getLogger(__name__)
 
 
-def argv_of(container: Container) -> tuple[str, ...]:
+def words_in(container: Container) -> tuple[str, ...]:
     """As the kubelet has it; without a command the image's ENTRYPOINT is taken to be the launcher."""
     words = (*container.command, *container.args)
+    return words if container.command or words[:1] == (OURS,) else (OURS, "run", "--", *words)
+
+
+def argv_of(container: Container) -> tuple[str, ...]:
+    """The container's words on this machine, where our launcher is this one."""
+    words = words_in(container)
     if container.platforms:
         return ("true",)
-    if not container.command:
-        words = words if words[:1] == (OURS,) else (OURS, "run", "--", *words)
-    if Path(words[0]).name == OURS:
-        return (sys.executable, "-c", RUN, *words[1:])
-    return words
+    return (sys.executable, "-c", RUN, *words[1:]) if Path(words[0]).name == OURS else words
 
 
 def program_of(container: Container) -> tuple[str, ...]:
     """What runs in the container, behind our launcher if it starts with that; () where only the launcher knows."""
-    words = (*container.command, *container.args)
-    if container.command and Path(words[0]).name != OURS:
-        return words
-    if not container.command and words[:1] != (OURS,):
+    words = words_in(container)
+    if Path(words[0]).name != OURS:
         return words
     return words[words.index("--") + 1 :] if words[1:2] == ("run",) and "--" in words else ()
 
@@ -380,22 +380,19 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
     if any(word.startswith(f"{scratch}/") for word in (words[0], *command.program[:1])):
         return  # of a volume, which is filled when the pod begins
     try:
-        if command.kind is Kind.SCRIPT and not command.python and not is_ours:
-            _check_itself(words[0], path)
         programs.check(command, path)
+        if (
+            command.kind is Kind.SCRIPT
+            and not is_ours
+            and not command.python
+            and not shutil.which(words[0], path=path)
+        ):
+            text = f"{words[0]!r} is not an executable in PATH; start it with 'python {words[0]}'"
+            raise NotRunnableError(text, found=os.path.exists(words[0]))
     except NotRunnableError as problem:
         found = problem.exit_code == 126
         text = f"container {container.name} of {pod.name}: {problem} (--command runs another program here)"
         raise NotRunnableError(text, found=found) from None
-
-
-def _check_itself(script: str, path: str | None) -> None:
-    if shutil.which(script, path=path) is None:
-        raise NotRunnableError(
-            f"{script!r} is not an executable in PATH; start it with 'python {script}' "
-            f"or 'trainer-launch run -- {script}'",
-            found=os.path.exists(script),
-        )
 
 
 def _check_gpus(process: Process) -> None:
