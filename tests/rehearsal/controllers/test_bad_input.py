@@ -5,10 +5,7 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-import hypothesis
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
 
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica, runtime, trainjob
 from trainer_launch.model.errors import UsageError
@@ -172,36 +169,3 @@ def test_without_pyyaml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(UsageError, match=r"trainer-launch\[local\]"):
         read_documents("kind: X", "f")
-
-
-JSONISH = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-PLACES = [
-    "spec", "spec.pytorchReplicaSpecs", "spec.pytorchReplicaSpecs.Worker", "spec.elasticPolicy", "metadata",
-    "spec.pytorchReplicaSpecs.Worker.template", "spec.pytorchReplicaSpecs.Worker.template.spec",
-    "spec.pytorchReplicaSpecs.Worker.template.spec.containers", "spec.runPolicy", "kind",
-]  # fmt: skip
-
-
-@settings(max_examples=150, deadline=None)
-@hypothesis.given(place=st.sampled_from(PLACES), value=JSONISH)
-def test_whatever_stands_anywhere_is_read_or_refused_in_a_sentence(place: str, value: Any) -> None:
-    import json
-
-    import yaml
-
-    body = yaml.safe_load(elastic("{minReplicas: 1}"))
-    *way, last = place.split(".")
-    at = body
-    for key in way:
-        at = at[key]
-    at[last] = value
-    said = ""
-    try:
-        job_of(json.dumps(body))
-    except UsageError as problem:
-        said = str(problem)
-    assert "\n" not in said
