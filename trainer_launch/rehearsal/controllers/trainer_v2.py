@@ -1,4 +1,4 @@
-"""TrainJob of Kubeflow Trainer v2: its JobSet, with what the TrainJob and its runtime's policy change in it. Pure.
+"""TrainJob of Kubeflow Trainer v2: its JobSet, with what the TrainJob and its runtime's policy change in it.
 
 kubeflow/trainer pkg/runtime/core/trainingruntime.go and pkg/runtime/framework/plugins; PlainML injects nothing.
 """
