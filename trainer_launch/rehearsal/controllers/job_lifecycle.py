@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from trainer_launch.model import exit_codes
 from trainer_launch.rehearsal.controllers import pod_lifecycle
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState
-from trainer_launch.rehearsal.controllers.pod_values import Pod, Rules, Workload
+from trainer_launch.rehearsal.controllers.pod_values import JobRules, Pod, Workload
 from trainer_launch.rehearsal.controllers.restart_decisions import (
     CANNOT_RUN,
     Condition,
@@ -62,7 +62,7 @@ class Scaled(Struct, frozen=True):
 
     at_s: float
     pods: tuple[Pod, ...]  # all that it has from now on
-    rules: Rules
+    rules: JobRules
 
 
 Event = Exited | Due | StopAsked | PodDeleted | Scaled

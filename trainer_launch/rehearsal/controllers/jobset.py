@@ -16,7 +16,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     JOBSET_LABEL,
     ChildRules,
     Draft,
-    Rules,
+    JobRules,
     SetRule,
     Success,
     Template,
@@ -309,7 +309,7 @@ def _nameless(made: Workload, advice: str) -> Workload:
 # -- rules -------------------------------------------------------------------------------------
 
 
-def _rules(spec: Field, drafts: tuple[Draft, ...], children: Mapping[str, ChildRules], deadline: Field) -> Rules:
+def _rules(spec: Field, drafts: tuple[Draft, ...], children: Mapping[str, ChildRules], deadline: Field) -> JobRules:
     """The rules of a JobSet with these pods and Jobs."""
     names = tuple(dict.fromkeys(draft.role for draft in drafts))
     success, failure = spec.get("successPolicy"), spec.get("failurePolicy")
@@ -318,7 +318,7 @@ def _rules(spec: Field, drafts: tuple[Draft, ...], children: Mapping[str, ChildR
     failure.get("restartStrategy").choice(_STRATEGIES, "Recreate")
     chosen = [target.choice(names) for target in success.get("targetReplicatedJobs").items()] or names
     targets = dict.fromkeys(draft.child for draft in drafts if draft.role in chosen)
-    return Rules(
+    return JobRules(
         family="jobset",
         success=Success(
             groups=tuple(tuple(d.hostname for d in drafts if d.child == child) for child in targets),

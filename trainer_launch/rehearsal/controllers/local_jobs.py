@@ -22,8 +22,8 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     COMPLETION_INDEX,
     Container,
     Draft,
+    JobRules,
     Pod,
-    Rules,
     Success,
     Workload,
     escaped,
@@ -133,7 +133,7 @@ def _trainjob(
     configs = Configs(runtimes={JOB: Field(runtime, "", _OPTIONS)})
     made = trainer_v2.read(Field({"metadata": {"name": JOB}, "spec": spec}, "", _OPTIONS, configs))
     deciders = tuple(draft.hostname for draft in made.drafts if draft.role == made.drafts[-1].role)
-    rules = Rules(family="v1", success=Success(groups=(deciders,), spares=spares), clean="Running")
+    rules = JobRules(family="v1", success=Success(groups=(deciders,), spares=spares), clean="Running")
     return replace(made, drafts=_with_grace(made, grace_s), rules=rules)
 
 

@@ -17,7 +17,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     ChildRules,
     Draft,
     EnvItem,
-    File,
+    PodFile,
     Success,
     Template,
     Workload,
@@ -101,7 +101,7 @@ def read(document: Field) -> Workload:
     )
 
 
-def _template(spec: Field, items: tuple[EnvItem, ...], files: Mapping[str, File]) -> Template:
+def _template(spec: Field, items: tuple[EnvItem, ...], files: Mapping[str, PodFile]) -> Template:
     """The template of a role; only the first container of a pod gets variables and files."""
     spec.only(("replicas", "template", "restartPolicy"))
     template = read_template(spec.get("template"))
@@ -144,7 +144,7 @@ def _launcher_items(job: _Job) -> tuple[EnvItem, ...]:
     return (*own, *env_items({"I_MPI_HYDRA_HOST_FILE": _HOSTFILE, **ssh}))
 
 
-def _files(job: _Job) -> dict[str, File]:
+def _files(job: _Job) -> dict[str, PodFile]:
     """The hostfile, and a script that names the hosts that run, which the operator rewrites as they come and go.
 
     In the script the launcher comes first, the others are sorted as text.
@@ -154,5 +154,5 @@ def _files(job: _Job) -> dict[str, File]:
     hostfile = "".join(f"{job.host(pod)}{slots}\n" for pod in (*own, *job.workers))
     first = "".join(["#!/bin/sh\n", *(f"echo {job.host(pod)}\n" for pod in own)])
     parts = (("", first), *((pod, f"echo {job.host(pod)}\n") for pod in sorted(job.workers)))
-    script = File("".join(part for _, part in parts), 0o555, parts=parts)
-    return {_HOSTFILE: File(hostfile, 0o444), _DISCOVERY: script}
+    script = PodFile("".join(part for _, part in parts), 0o555, parts=parts)
+    return {_HOSTFILE: PodFile(hostfile, 0o444), _DISCOVERY: script}

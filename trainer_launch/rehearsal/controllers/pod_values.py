@@ -16,7 +16,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import shown
 
 
-class File(Struct, frozen=True):
+class PodFile(Struct, frozen=True):
     """A file that the platform puts into a container; `key` names what is made when the job is (see `keys`)."""
 
     text: str = ""
@@ -33,11 +33,11 @@ class File(Struct, frozen=True):
         return "".join(part for pod, part in self.parts if not pod or pod in pods)
 
 
-def key_files(folder: str, private: int, public: int) -> dict[str, File]:
+def key_files(folder: str, private: int, public: int) -> dict[str, PodFile]:
     """The job's own pair of keys, as ssh wants it, with these modes."""
     return {
-        f"{folder}/id_rsa": File(mode=private, key="private"),
-        **{f"{folder}/{name}": File(mode=public, key="public") for name in ("id_rsa.pub", "authorized_keys")},
+        f"{folder}/id_rsa": PodFile(mode=private, key="private"),
+        **{f"{folder}/{name}": PodFile(mode=public, key="public") for name in ("id_rsa.pub", "authorized_keys")},
     }
 
 
@@ -80,7 +80,7 @@ class Container(Struct, frozen=True, kw_only=True):
     items: tuple[EnvItem, ...] = ()  # in order; of one name the last counts
     sources: tuple[EnvItem, ...] = ()  # of envFrom; `items` are stronger, and never replace one in its place
     env: Mapping[str, str] = field(default_factory=dict)  # all variables, resolved
-    files: Mapping[str, File] = field(default_factory=dict)
+    files: Mapping[str, PodFile] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     workdir: str | None = None
     ports: Mapping[str, int] = field(default_factory=dict)  # by name
@@ -182,7 +182,7 @@ class ChildRules(Struct, frozen=True, kw_only=True):
     replicated: str = ""  # the replicatedJob that it is of
 
 
-class Rules(Struct, frozen=True, kw_only=True):
+class JobRules(Struct, frozen=True, kw_only=True):
     """How the controller lets the pods of a job live and die."""
 
     family: str  # "v1": bare pods; "jobset": Jobs of a JobSet; "mpi": bare workers, and a Job for the launcher
@@ -203,7 +203,7 @@ class Workload(Struct, frozen=True, kw_only=True):
     name: str
     namespace: str
     drafts: tuple[Draft, ...]
-    rules: Rules
+    rules: JobRules
     ports: Mapping[str, str] = field(default_factory=dict)  # variable -> host name of the pod that listens there
     ignored: tuple[str, ...] = ()
     odd: tuple[str, ...] = ()  # sentences: what its author can hardly have meant, and fields that nobody reads

@@ -14,8 +14,8 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Container,
     EnvItem,
     ExitRule,
-    File,
     Mount,
+    PodFile,
     Template,
     escaped,
 )
@@ -303,7 +303,7 @@ def _variable(name: str, value: str, found: Field) -> EnvItem:
     return EnvItem(name=name, value=escaped(value))
 
 
-def _content(volume: Field) -> Iterator[tuple[str, File]]:
+def _content(volume: Field) -> Iterator[tuple[str, PodFile]]:
     """What a volume of the kinds configMap, secret and projected holds: path in it -> file."""
     projected = volume.get("projected")
     mode = _mode(projected.get("defaultMode"), _FILE_MODE)
@@ -314,14 +314,14 @@ def _content(volume: Field) -> Iterator[tuple[str, File]]:
             yield from _files(source.get("secret"), "Secret", "secretName" if source is volume else "name", mode)
 
 
-def _files(found: Field, kind: str, name: str, mode: int) -> Iterator[tuple[str, File]]:
+def _files(found: Field, kind: str, name: str, mode: int) -> Iterator[tuple[str, PodFile]]:
     found.only((name, "items", "optional", "defaultMode"))
     config, mode = found.get(name).text(), _mode(found.get("defaultMode"), mode)
     chosen = [_chosen(item, mode) for item in found.get("items").items()]
     values = found.configs.find(found, kind, config)
     for key, path, own_mode in chosen or [(key, key, mode) for key in values]:
         if key in values:
-            yield path, File(values[key], own_mode, is_mounted=True)
+            yield path, PodFile(values[key], own_mode, is_mounted=True)
         elif not found.get("optional").flag():
             found.configs.find(found, kind, config, key)  # says that it is not there
 
@@ -339,11 +339,13 @@ def _mode(found: Field, default: int) -> int:
     return found.number(default, most=_MAX_MODE)
 
 
-def _with_files(container: Container, contents: Mapping[str, Mapping[str, File]]) -> Container:
+def _with_files(container: Container, contents: Mapping[str, Mapping[str, PodFile]]) -> Container:
     return replace(container, files=dict(_mounted_files(container, contents)))
 
 
-def _mounted_files(container: Container, contents: Mapping[str, Mapping[str, File]]) -> Iterator[tuple[str, File]]:
+def _mounted_files(
+    container: Container, contents: Mapping[str, Mapping[str, PodFile]]
+) -> Iterator[tuple[str, PodFile]]:
     """The same by paths in the container."""
     for mount in container.mounts:
         for path, file in contents.get(mount.volume, {}).items():

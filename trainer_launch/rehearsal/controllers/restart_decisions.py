@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from trainer_launch.model import exit_codes
 from trainer_launch.model.units import counted
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState, back_off_s, next_due_s
-from trainer_launch.rehearsal.controllers.pod_values import ChildRules, ExitRule, Pod, Rules, SetRule
+from trainer_launch.rehearsal.controllers.pod_values import ChildRules, ExitRule, JobRules, Pod, SetRule
 
 # -- what a controller can decide, and what it goes by -----------------------------------------
 
@@ -60,7 +60,7 @@ class State(Struct, frozen=True, kw_only=True):
 
     kind: str
     pods: Mapping[str, Pod]
-    rules: Rules
+    rules: JobRules
     states: Mapping[str, PodState]
     began_s: float
     failed: Mapping[str, int] = field(default_factory=dict)  # pods of a Job that were made anew

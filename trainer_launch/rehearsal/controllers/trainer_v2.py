@@ -21,7 +21,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     COMPLETION_INDEX,
     Container,
     EnvItem,
-    File,
+    PodFile,
     Workload,
     env_items,
     key_files,
@@ -397,7 +397,7 @@ def _mpi(job: TrainJob) -> TrainJob:
         for child in job.children(each)
         for index in range(each.count)
     ]
-    hostfile = {_HOSTFILE: File("".join(f"{host} slots={slots}\n" for host in hosts), 0o444)}
+    hostfile = {_HOSTFILE: PodFile("".join(f"{host} slots={slots}\n" for host in hosts), 0o444)}
     keys = key_files(policy.get("sshAuthMountPath").text("/root/.ssh").rstrip("/"), 0o640, 0o644)
 
     def launcher(container: Container) -> Container:

@@ -20,7 +20,7 @@ from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     Draft,
     EnvItem,
-    Rules,
+    JobRules,
     Success,
     Template,
     Workload,
@@ -225,13 +225,13 @@ def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Dr
     )
 
 
-def rules(document: Field, success: Success) -> Rules:
+def rules(document: Field, success: Success) -> JobRules:
     """The run policy."""
     run = document.get("spec", "runPolicy")
     run.only((*_RUN_POLICY, *_RUN_POLICY_IGNORED))
     deadline = run.get("activeDeadlineSeconds")
     backoff = run.get("backoffLimit")
-    return Rules(
+    return JobRules(
         family="v1",
         success=success,
         backoff_limit=backoff.number() if backoff.given else None,

@@ -26,7 +26,7 @@ from trainer_launch.planning.command import Kind, parse_command
 from trainer_launch.rehearsal.controllers import local_jobs, v1
 from trainer_launch.rehearsal.controllers.local_jobs import FILES, OURS, RUN, LocalNetwork, own_environment
 from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
-from trainer_launch.rehearsal.controllers.pod_values import Container, File, Pod, Workload
+from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, PodFile, Workload
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods_of
 from trainer_launch.rehearsal.kubelet import pod_isolation
 from trainer_launch.rehearsal.kubelet.pod_isolation import OwnNetwork
@@ -257,7 +257,7 @@ def _changes(container: Container) -> bool:
     return any(file.parts for file in container.files.values())
 
 
-def _write(place: Path, file: File, running: frozenset[str]) -> None:
+def _write(place: Path, file: PodFile, running: frozenset[str]) -> None:
     """Whole or not at all, as a reader may come at any time."""
     data = file.while_running(running).encode(errors="surrogateescape")
     replace_file(str(place), data, 0o600 if file.key == "private" else file.mode)
