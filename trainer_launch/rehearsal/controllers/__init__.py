@@ -113,7 +113,7 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
     objects = (kind if count == 1 else f"{count} {kind} objects" for kind, count in counts.items())
     return replace(
         made,
-        ignored=tuple(dict.fromkeys((*made.ignored, *configs.absent, *objects))),
+        ignored=tuple(dict.fromkeys((*configs.ignored, *objects))),
         odd=(
             *made.odd,
             *(f"{where}: unknown fields are ignored: {', '.join(texts)}" for where, texts in unknown.items()),

@@ -100,11 +100,17 @@ class Field(Struct, frozen=True):
         below = value if not inner else self.get(key).changed(tuple(inner), value).value
         return replace(self, value={**self.mapping(), key: below})
 
-    def only(self, known: Iterable[str]) -> None:
-        """Note the other fields, which nobody reads, and what a misspelled one may have meant."""
-        words = tuple(known)
+    def ignore(self, phrase: str) -> None:
+        """Note what means something to a cluster and nothing here."""
+        self.configs.ignored[phrase] = None
+
+    def only(self, known: Iterable[str], ignored: Iterable[str] = (), whose: str = "") -> None:
+        """Note the fields that are ignored, those that nobody reads, and what a misspelled one may have meant."""
+        words = (*known, *ignored)
         for key in self.mapping():
-            if key not in words:
+            if key in ignored and self.get(key).given:
+                self.ignore(f"{key} {whose}".rstrip())
+            elif key not in words:
                 hint = did_you_mean(key, words)
                 if key in _OF_PODS and "replicatedJobs" in words:
                     hint = "a pod's fields belong to replicatedJobs[].template.spec.template.spec"
@@ -187,7 +193,7 @@ class Configs(Struct, frozen=True):
     """By kind and name, what is given; and what was noted while the job's documents were read."""
 
     given: Mapping[tuple[str, str], Values] = field(default_factory=dict)
-    absent: dict[str, None] = field(default_factory=dict)  # what was asked for, is optional and not given
+    ignored: dict[str, None] = field(default_factory=dict)  # phrases, each once
     unknown: dict[tuple[str, str], str] = field(default_factory=dict)  # (document, path) -> the field in words
     runtimes: Mapping[str, Field] = field(default_factory=dict)  # of TrainJobs, by name
 
@@ -206,7 +212,7 @@ class Configs(Struct, frozen=True):
         if values is not None and key in values:
             return {key: values[key]}
         if found.get("optional").flag():
-            self.absent[f"{kind} {name} (optional, and not given)"] = None
+            found.ignore(f"{kind} {name} (optional, and not given)")
             return {}
         if values is None:
             names = ", ".join(name for known, name in self.given if known == kind) or "none"

@@ -23,21 +23,21 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Workload,
     pods,
 )
-from trainer_launch.rehearsal.controllers.podspec import exit_rule, left_out, read_template
+from trainer_launch.rehearsal.controllers.podspec import exit_rule, read_template
 from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, job_name, namespace
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 NODE = "node"  # the container that counts, where a pod has one of this name
 _JOBSET = (
-    "replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy", "suspend", "coordinator",
-    "managedBy", "ttlSecondsAfterFinished", "volumeClaimPolicies",
+    "replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy", "coordinator",
+    "volumeClaimPolicies",
 )  # fmt: skip
 _SET_IGNORED = ("suspend", "managedBy", "ttlSecondsAfterFinished")
 _NETWORK = ("enableDNSHostnames", "subdomain", "publishNotReadyAddresses")
 _REPLICATED = ("name", "replicas", "template", "dependsOn", "groupName")
 _JOB = (
-    "parallelism", "completions", "completionMode", "backoffLimit", "activeDeadlineSeconds", "podFailurePolicy",
-    "template", "selector", "manualSelector",
+    "parallelism", "completions", "completionMode", "backoffLimit", "podFailurePolicy", "template", "selector",
+    "manualSelector",
 )  # fmt: skip
 _JOB_IGNORED = (
     "ttlSecondsAfterFinished", "suspend", "successPolicy", "podReplacementPolicy", "managedBy",
@@ -118,7 +118,7 @@ def subdomain_of(spec: Field, name: str) -> str:
 
 def replicated_jobs(spec: Field, name: str) -> list[Field]:
     """The replicatedJobs of the JobSet called `name`, each with volumes for the claims that JobSet makes for it."""
-    spec.only(_JOBSET)
+    spec.only(_JOBSET, _SET_IGNORED)
     spec.get("network").only(_NETWORK)
     jobs = spec.get("replicatedJobs").items()
     if not jobs:
@@ -163,7 +163,6 @@ def workload(jobset: JobSet, kind: str, deadline: Field | None = None) -> Worklo
         namespace=jobset.space,
         drafts=drafts,
         rules=_rules(jobset.spec, drafts, children, deadline or Field(None, "", "")),
-        ignored=tuple(_ignored(jobset)),
     )
 
 
@@ -220,26 +219,6 @@ def _after(jobset: JobSet, job: ReplicatedJob) -> tuple[str, ...]:
     return tuple(f"{child}={status}" for each, status in waits for child in jobset.children(each))
 
 
-def _ignored(jobset: JobSet) -> Iterator[str]:
-    """What of a JobSet and its Jobs means something to their controllers and nothing here."""
-    yield from left_out(jobset.spec, _SET_IGNORED)
-    failure = jobset.spec.get("failurePolicy")
-    if failure.get("restartStrategy").value in _STRATEGIES[1:]:
-        yield f"restartStrategy {failure.get('restartStrategy').value}: pods are recreated as with Recreate"
-    if any(rule.get(_PATTERNS).given for rule in failure.get("rules").items()):
-        yield f"rules with {_PATTERNS}"
-    if any(rule.get("action").value in _ONE_JOB for rule in failure.get("rules").items()):
-        yield "RestartJob: the whole JobSet restarts"
-    for job in jobset.jobs:
-        batch = job.field.get("template", "spec")
-        if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").number(1):
-            yield "completions of a Job: it has as many pods as its parallelism says"
-        yield from left_out(batch, (*_JOB_IGNORED, "activeDeadlineSeconds"), "of a Job")
-        if any(rule.get(_CONDITIONS).given for rule in batch.get("podFailurePolicy", "rules").items()):
-            yield f"rules with {_CONDITIONS}"
-        yield from job.template.ignored
-
-
 # -- a batch Job by itself ---------------------------------------------------------------------
 
 
@@ -276,7 +255,6 @@ def _job(document: Field) -> Workload:
         namespace=space,
         drafts=drafts,
         rules=_rules(nothing, drafts, children, spec.get("activeDeadlineSeconds")),
-        ignored=(*left_out(spec, _JOB_IGNORED), *template.ignored),
     )
     advice = "set subdomain in the pod's spec, and make a headless Service of that name"
     return made if subdomain and is_indexed else _nameless(made, advice)
@@ -315,7 +293,9 @@ def _rules(spec: Field, drafts: tuple[Draft, ...], children: Mapping[str, ChildR
     success, failure = spec.get("successPolicy"), spec.get("failurePolicy")
     success.only(("operator", "targetReplicatedJobs"))
     failure.only(("maxRestarts", "rules", "restartStrategy"))
-    failure.get("restartStrategy").choice(_STRATEGIES, "Recreate")
+    strategy = failure.get("restartStrategy").choice(_STRATEGIES, "Recreate")
+    if strategy != "Recreate":
+        failure.ignore(f"restartStrategy {strategy}: pods are recreated as with Recreate")
     chosen = [target.choice(names) for target in success.get("targetReplicatedJobs").items()] or names
     targets = dict.fromkeys(draft.child for draft in drafts if draft.role in chosen)
     return JobRules(
@@ -331,14 +311,23 @@ def _rules(spec: Field, drafts: tuple[Draft, ...], children: Mapping[str, ChildR
         set_rules=tuple(
             _set_rule(rule, names)
             for rule in failure.get("rules").items()
-            if not rule.get(_PATTERNS).items()  # a rehearsal has not the messages of Kubernetes
+            if _is_rehearsed(rule, _PATTERNS)  # a rehearsal has not the messages of Kubernetes
         ),
     )
+
+
+def _is_rehearsed(rule: Field, key: str) -> bool:
+    """Whether a rule does without `key`, which only a cluster has."""
+    if rule.get(key).items():
+        rule.ignore(f"rules with {key}")
+    return not rule.get(key).items()
 
 
 def _set_rule(rule: Field, names: tuple[str, ...]) -> SetRule:
     rule.only(("name", "action", "onJobFailureReasons", _PATTERNS, "targetReplicatedJobs"))
     action = rule.get("action").choice(_SET_ACTIONS)
+    if action in _ONE_JOB:
+        rule.ignore("RestartJob: the whole JobSet restarts")
     return SetRule(
         action=action.replace("RestartJob", "RestartJobSet") if action in _ONE_JOB else action,
         reasons=tuple(reason.choice(_REASONS) for reason in rule.get("onJobFailureReasons").items()),
@@ -348,7 +337,12 @@ def _set_rule(rule: Field, names: tuple[str, ...]) -> SetRule:
 
 def _child_rules(batch: Field, restart: str, name: str = "") -> ChildRules:
     """The rules of a Job, of the replicatedJob `name`; `restart` is its pods' restartPolicy."""
-    batch.only((*_JOB, *_JOB_IGNORED))
+    if name:
+        batch.only(_JOB, (*_JOB_IGNORED, "activeDeadlineSeconds"), "of a Job")
+    else:
+        batch.only((*_JOB, "activeDeadlineSeconds"), _JOB_IGNORED)
+    if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").number(1):
+        batch.ignore("completions of a Job: it has as many pods as its parallelism says")
     policy = batch.get("podFailurePolicy")
     policy.only(("rules",))
     if policy.given and restart != "Never":
@@ -358,7 +352,7 @@ def _child_rules(batch: Field, restart: str, name: str = "") -> ChildRules:
         exit_rules=tuple(
             exit_rule(rule.get("onExitCodes"), rule.get("action").choice(_ACTIONS))
             for rule in policy.get("rules").items()
-            if not rule.get(_CONDITIONS).given  # pods that are deleted count as no failures here
+            if _is_rehearsed(rule, _CONDITIONS)  # pods that are deleted count as no failures here
         ),
         replicated=name,
     )

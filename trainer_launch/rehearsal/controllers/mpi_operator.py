@@ -97,7 +97,6 @@ def read(document: Field) -> Workload:
         namespace=job.space,
         drafts=tuple(drafts),
         rules=replace(rules, family="mpi", backoff_limit=None, children=children, may_fail=job.workers),
-        ignored=v1.ignored(document, [draft.template for draft in drafts[:2]]),
     )
 
 

@@ -103,7 +103,6 @@ class Template(Struct, frozen=True, kw_only=True):
     memory: Mapping[str, int] = field(default_factory=dict)  # volumes in memory -> bytes at most, 0: no limit
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
 
     def container(self, name: str) -> Container | None:
         """The main container of this name."""

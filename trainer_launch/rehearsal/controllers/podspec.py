@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -58,7 +58,7 @@ def read_template(template: Field) -> Template:
     """A PodTemplateSpec."""
     template.only(("metadata", "spec"))
     spec = template.get("spec")
-    spec.only((*_POD_READ, *_POD_SILENT, *_POD_IGNORED))
+    spec.only((*_POD_READ, *_POD_SILENT), _POD_IGNORED)
     containers = tuple(map(read_container, spec.get("containers").items()))
     if not containers:
         raise spec.get("containers").bad("at least one container")
@@ -77,15 +77,16 @@ def read_template(template: Field) -> Template:
         memory=dict(_in_memory(spec.get("volumes"))),
         labels=_labels(template.get("metadata", "labels")),
         annotations=_labels(template.get("metadata", "annotations")),
-        ignored=tuple(dict.fromkeys(_ignored(spec, (*init, *containers)))),
     )
 
 
 def read_container(found: Field) -> Container:
     """One container, main or init."""
-    found.only((*_CONTAINER_READ, *_CONTAINER_SILENT, *_CONTAINER_IGNORED))
+    found.only((*_CONTAINER_READ, *_CONTAINER_SILENT), _CONTAINER_IGNORED)
     resources = found.get("resources")
     resources.only(("limits", "requests", "claims"))
+    limits, requests = quantities(resources.get("limits")), quantities(resources.get("requests"))
+    ignore_resources(found, limits, requests)
     return Container(
         name=found.get("name").name(),
         command=found.get("command").texts(),
@@ -95,8 +96,8 @@ def read_container(found: Field) -> Container:
         mounts=tuple(_mount(mount) for mount in found.get("volumeMounts").items()),
         workdir=found.get("workingDir").text("") or None,
         ports=MappingProxyType(dict(map(_port, found.get("ports").items()))),
-        limits=quantities(resources.get("limits")),
-        requests=quantities(resources.get("requests")),
+        limits=limits,
+        requests=requests,
         restart=found.get("restartPolicy").choice(RESTARTS, "") or None,
         restart_rules=tuple(map(_restart_rule, found.get("restartPolicyRules").items())),
     )
@@ -104,13 +105,16 @@ def read_container(found: Field) -> Container:
 
 def _init(found: Field) -> Container:
     made = read_container(found)
+    if not made.command and not made.args:
+        found.ignore(f"container {made.name}: its program is in its image")
     return replace(made, sidecar=made.restart == "Always", platforms=not (made.command or made.args))
 
 
 def _restart_rule(rule: Field) -> ExitRule:
     """A member of restartPolicyRules (KEP-5307)."""
     rule.only(("action", "exitCodes"))
-    rule.get("action").choice(("Restart", _RESTART_ALL))
+    if rule.get("action").choice(("Restart", _RESTART_ALL)) == _RESTART_ALL:
+        rule.ignore(f"{_RESTART_ALL}: only the container itself restarts")
     return exit_rule(rule.get("exitCodes"), "Restart")
 
 
@@ -145,17 +149,20 @@ def _env_item(found: Field) -> EnvItem | None:
         if source.get(key).given:
             return _of_key(name, source.get(key), kind)
     path = source.get("fieldRef", "fieldPath").text("")
-    known = path in _FIELDS or path.startswith(("metadata.labels[", "metadata.annotations["))
-    return EnvItem(name=name, field=path) if known else None
+    if path in _FIELDS or path.startswith(("metadata.labels[", "metadata.annotations[")):
+        return EnvItem(name=name, field=path)
+    found.ignore(f"variable {name} (from {next(iter(source.mapping()), 'nothing')})")
+    return None
 
 
 def _port(found: Field) -> tuple[str, int]:
     return found.get("name").text(""), found.get("containerPort").number(least=1, most=65535)
 
 
-def left_out(found: Field, keys: Iterable[str], whose: str = "") -> Iterator[str]:
-    """Which of these fields are there, which mean something to controllers and nothing here."""
-    yield from (f"{key} {whose}".rstrip() for key in keys if found.get(key).given)
+def ignore_resources(found: Field, limits: Mapping[str, str], requests: Mapping[str, str]) -> None:
+    """Note that these resources mean nothing here."""
+    if limits or requests:
+        found.ignore(f"resources ({', '.join(dict.fromkeys((*requests, *limits)))})")
 
 
 def quantities(found: Field) -> Mapping[str, str]:
@@ -178,15 +185,14 @@ def _mount(found: Field) -> Mount:
     return Mount(path.rstrip("/") or "/", found.get("name").text(), part.strip("/"))
 
 
-def _kind(volume: Field) -> str:
-    return next((key for key in volume.mapping() if key != "name"), "emptyDir")
-
-
 def _volume(found: Field) -> str:
     """Whose a volume is: one pod's, or all pods' of the job."""
-    if _kind(found) in _OWN_VOLUMES:
+    name, kind = found.get("name").text(), next((key for key in found.mapping() if key != "name"), "emptyDir")
+    if kind not in ("emptyDir", *_CONTENT):
+        found.ignore(f"volume {name} ({kind}): an empty directory instead")
+    if kind in _OWN_VOLUMES:
         return "pod"
-    return f"claim:{found.get('persistentVolumeClaim', 'claimName').name('') or found.get('name').text()}"
+    return f"claim:{found.get('persistentVolumeClaim', 'claimName').name('') or name}"
 
 
 def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
@@ -223,45 +229,6 @@ def _mounted(spec: Field, containers: tuple[Container, ...], volumes: Mapping[st
         for mount in container.mounts:
             if mount.volume not in volumes:
                 raise spec.get("volumes").bad(f"the volume {mount.volume} that {container.name} mounts")
-
-
-def _ignored(spec: Field, made: Sequence[Container]) -> Iterator[str]:
-    """What of this pod means something to a cluster and nothing here, in the order of the file."""
-    for key in spec.mapping():
-        if key in _POD_IGNORED:
-            yield key
-    for volume in spec.get("volumes").items():
-        kind = _kind(volume)
-        if kind not in ("emptyDir", *_CONTENT):
-            yield f"volume {volume.get('name').text()} ({kind}): an empty directory instead"
-        yield from (
-            f"volume {volume.get('name').text()} (projected): without {key}"
-            for source in volume.get("projected", "sources").items()
-            for key in source.mapping()
-            if key not in _CONTENT
-        )
-    fields = (*spec.get("initContainers").items(), *spec.get("containers").items())
-    for field, container in zip(fields, made, strict=True):
-        if container.platforms:
-            yield f"container {container.name}: its program is in its image"
-        yield from _ignored_of_container(field, container)
-
-
-def _ignored_of_container(field: Field, container: Container) -> Iterator[str]:
-    for key in field.mapping():
-        if key == "lifecycle":
-            yield from (f"lifecycle.{hook}" for hook in field.get(key).mapping())
-        elif key in _CONTAINER_IGNORED:
-            yield key
-    if any(rule.get("action").value == _RESTART_ALL for rule in field.get("restartPolicyRules").items()):
-        yield f"{_RESTART_ALL}: only the container itself restarts"
-    resources = dict.fromkeys((*container.requests, *container.limits))
-    if resources:
-        yield f"resources ({', '.join(resources)})"
-    for item in field.get("env").items():
-        kind = next(iter(item.get("valueFrom").mapping()), "")
-        if kind and kind not in _ENV and _env_item(item) is None:
-            yield f"variable {item.get('name').text()} (from {kind})"
 
 
 # -- what of ConfigMaps and Secrets becomes variables and files --------------------------------
@@ -307,6 +274,10 @@ def _content(volume: Field) -> Iterator[tuple[str, PodFile]]:
     """What a volume of the kinds configMap, secret and projected holds: path in it -> file."""
     projected = volume.get("projected")
     mode = _mode(projected.get("defaultMode"), _FILE_MODE)
+    for source in projected.get("sources").items():
+        for key in source.mapping():
+            if key not in _CONTENT:
+                source.ignore(f"volume {volume.get('name').text()} (projected): without {key}")
     for source in (volume, *projected.get("sources").items()):
         if source.get("configMap").given:
             yield from _files(source.get("configMap"), "ConfigMap", "name", mode)

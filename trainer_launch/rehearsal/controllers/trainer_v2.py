@@ -29,7 +29,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     upserted,
 )
 from trainer_launch.rehearsal.controllers.podspec import (
-    left_out,
+    ignore_resources,
     of_env_from,
     quantities,
     read_env,
@@ -46,10 +46,10 @@ PORT = 29500
 PUBLISHED = Path(__file__).with_name("runtimes.json")  # the manifests that Trainer is released with, by name
 _TRAINJOB = (
     "runtimeRef", "initializer", "trainer", "labels", "annotations", "podTemplateOverrides", "podSpecOverrides",
-    "runtimePatches", "suspend", "managedBy", "activeDeadlineSeconds", "ttlSecondsAfterFinished",
+    "runtimePatches", "activeDeadlineSeconds",
 )  # fmt: skip
+_IGNORED = ("suspend", "managedBy", "ttlSecondsAfterFinished")
 _TRAINER = ("image", "command", "args", "env", "numNodes", "resourcesPerNode", "numProcPerNode")
-_RUNTIME = ("mlPolicy", "podGroupPolicy", "template")
 _TORCH = ("numProcPerNode", "envInjection")
 _MPI = ("numProcPerNode", "mpiImplementation", "sshAuthMountPath", "runLauncherAsNode")
 _TUNE = ("tune", "run")
@@ -63,7 +63,6 @@ class TrainJob(JobSet, frozen=True, kw_only=True):
     policy: str  # torch, mpi, jax, xgboost, flux, or "" for PlainML
     policy_field: Field
     job: Field
-    has_pod_group: bool  # gang scheduling is asked for
 
     @property
     def trainer(self) -> Field:
@@ -94,7 +93,6 @@ def read(document: Field) -> Workload:
     return replace(
         made,
         ports=dict.fromkeys(_PORTS.get(job.policy, ()), f"{job.name}-{NODE}-0-0"),
-        ignored=(*_ignored(job), *made.ignored),
         odd=tuple(_odd(job)),
     )
 
@@ -104,10 +102,10 @@ def read(document: Field) -> Workload:
 
 def _trainjob(document: Field) -> TrainJob:
     spec, name = document.get("spec"), job_name(document)
-    spec.only(_TRAINJOB)
+    spec.only(_TRAINJOB, _IGNORED)
     spec.get("trainer").only(_TRAINER)
     runtime = _runtime(document)
-    runtime.get("spec").only(_RUNTIME)
+    runtime.get("spec").only(("mlPolicy", "template"), ("podGroupPolicy",))
     policies = runtime.get("spec", "mlPolicy")
     policies.only(("numNodes", *POLICIES))
     policy = next((each for each in POLICIES if policies.get(each).given), "")
@@ -126,7 +124,6 @@ def _trainjob(document: Field) -> TrainJob:
         policy=policy,
         policy_field=policies.get(policy) if policy else Field(None, policies.path, policies.where),
         job=document,
-        has_pod_group=runtime.get("spec", "podGroupPolicy").given,
     )
     return replace(made, jobs=tuple(_wished(job, made) for job in made.jobs))
 
@@ -199,6 +196,8 @@ def _wished(job: ReplicatedJob, made: TrainJob) -> ReplicatedJob:
     works = made.policy == "mpi" and made.policy_field.get("runLauncherAsNode").flag() and job.name == NODE
     if not wish.given or not (is_trainer or works):
         return job
+    limits, requests = _resources(wish)
+    ignore_resources(wish, limits, requests)
 
     def given(container: Container) -> Container:
         changed = upserted(container, read_env(wish.get("env")))
@@ -207,7 +206,6 @@ def _wished(job: ReplicatedJob, made: TrainJob) -> ReplicatedJob:
         if is_trainer and wish.get("args").given:
             changed = replace(changed, args=wish.get("args").texts())
         # Since v2.3 these are merged with the runtime's resources by name; earlier versions replace them.
-        limits, requests = _resources(wish)
         return replace(changed, limits={**container.limits, **limits}, requests={**container.requests, **requests})
 
     return _on_containers(job, given)
@@ -222,6 +220,8 @@ def _initializer(job: ReplicatedJob, wish: Field) -> ReplicatedJob:
     def given(container: Container) -> Container:
         if container.name == _ancestor(job):
             container = replace(upserted(container, items), sources=(*container.sources, *sources))
+        if not container.command and not container.args:
+            wish.ignore(f"{job.name}: its program is in its image")
         return replace(container, platforms=not (container.command or container.args))
 
     return replace(job, template=replace(job.template, containers=tuple(map(given, job.template.containers))))
@@ -276,6 +276,8 @@ def _with_variables(job: TrainJob) -> TrainJob:
     items = _variables(job)
     if job.policy == "torch":
         job.policy_field.only(_TORCH)
+        if job.trainer.get("command").texts() == _TUNE:
+            job.trainer.ignore("the recipe and configuration that Trainer adds to tune run")
     if job.policy != "jax":
         _refuse_reserved(job, [item.name for item in items])
     if job.trainer.given and job.main is not None:
@@ -443,18 +445,3 @@ def _odd(job: TrainJob) -> Iterator[str]:
             f"the container {NODE} gets no {first} and the like, because the TrainJob has no spec.trainer; "
             f"add at least trainer: {{}}"
         )
-
-
-def _ignored(job: TrainJob) -> Iterator[str]:
-    """What the TrainJob and its runtime wish for beside their pods."""
-    yield from left_out(job.job.get("spec"), ("suspend", "managedBy", "ttlSecondsAfterFinished"))
-    if job.has_pod_group:
-        yield "podGroupPolicy"
-    if job.policy == "torch" and job.trainer.get("command").texts() == _TUNE:
-        yield "the recipe and configuration that Trainer adds to tune run"
-    limits, requests = _resources(job.trainer)
-    if limits or requests:
-        yield f"resources ({', '.join(dict.fromkeys((*requests, *limits)))})"
-    for each in job.jobs:
-        if any(container.platforms for container in each.template.containers):
-            yield f"{each.name}: its program is in its image"

@@ -25,7 +25,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     Template,
     Workload,
 )
-from trainer_launch.rehearsal.controllers.podspec import left_out, read_template
+from trainer_launch.rehearsal.controllers.podspec import read_template
 
 RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
 MAX_REPLICAS = 4096
@@ -196,7 +196,6 @@ def _workload(job: V1Job, values: Values, success: Success) -> Workload:
         ),
         rules=rules(job.document, success),
         ports={} if host is None else dict.fromkeys(job.kind.variables("port"), str(host)),
-        ignored=ignored(job.document, [spec.template for spec in job.specs.values()]),
     )
 
 
@@ -228,7 +227,7 @@ def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Dr
 def rules(document: Field, success: Success) -> JobRules:
     """The run policy."""
     run = document.get("spec", "runPolicy")
-    run.only((*_RUN_POLICY, *_RUN_POLICY_IGNORED))
+    run.only(_RUN_POLICY, _RUN_POLICY_IGNORED)
     deadline = run.get("activeDeadlineSeconds")
     backoff = run.get("backoffLimit")
     return JobRules(
@@ -238,12 +237,6 @@ def rules(document: Field, success: Success) -> JobRules:
         clean=run.get("cleanPodPolicy").choice(_CLEAN, "None") or "None",
         deadline_s=float(deadline.number()) if deadline.given else None,
     )
-
-
-def ignored(document: Field, templates: Iterable[Template]) -> tuple[str, ...]:
-    """What this machine leaves out of the run policy and the pods."""
-    of_pods = (phrase for template in templates for phrase in template.ignored)
-    return (*left_out(document.get("spec", "runPolicy"), _RUN_POLICY_IGNORED), *of_pods)
 
 
 # -- PyTorchJob --------------------------------------------------------------------------------
