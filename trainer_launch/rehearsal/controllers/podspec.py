@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -51,6 +50,11 @@ _CONTAINER_READ = (
 _OWN_VOLUMES = ("emptyDir", "ephemeral", "downwardAPI", "projected", "configMap", "secret", "image", "csi")
 _RESTART_ALL = "RestartAllContainers"
 _MOUNT = ("name", "mountPath", "subPath", "subPathExpr", "readOnly", "recursiveReadOnly", "mountPropagation")
+_ENV = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
+_ENV_FROM = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
+_CONTENT = ("configMap", "secret", "projected")  # volumes with files
+_FILE_MODE = 0o644
+_MAX_MODE = 0o777
 _FIELDS = ("metadata.name", "metadata.namespace", "status.podIP", "status.podIPs")
 
 
@@ -69,44 +73,44 @@ def read_template(template: Field) -> Template:
     restart = spec.get("restartPolicy")
     contents = {volume.get("name").text(): dict(_content(volume)) for volume in spec.get("volumes").items()}
     return Template(
-        containers=tuple(_with_files(one, contents) for one in containers),
-        init=tuple(_with_files(one, contents) for one in init),
+        containers=tuple(_with_files(container, contents) for container in containers),
+        init=tuple(_with_files(container, contents) for container in init),
         restart=restart.choice(RESTARTS, "") or None,
         grace_s=float(spec.get("terminationGracePeriodSeconds").number(30)),
-        volumes=MappingProxyType(volumes),
+        volumes=volumes,
         memory=dict(_in_memory(spec.get("volumes"))),
         labels=_labels(template.get("metadata", "labels")),
         annotations=_labels(template.get("metadata", "annotations")),
     )
 
 
-def read_container(found: Field) -> Container:
+def read_container(field: Field) -> Container:
     """One container, main or init."""
-    found.only((*_CONTAINER_READ, *_CONTAINER_SILENT), _CONTAINER_IGNORED)
-    resources = found.get("resources")
+    field.only((*_CONTAINER_READ, *_CONTAINER_SILENT), _CONTAINER_IGNORED)
+    resources = field.get("resources")
     resources.only(("limits", "requests", "claims"))
     limits, requests = quantities(resources.get("limits")), quantities(resources.get("requests"))
-    ignore_resources(found, limits, requests)
+    ignore_resources(field, limits, requests)
     return Container(
-        name=found.get("name").name(),
-        command=found.get("command").texts(),
-        args=found.get("args").texts(),
-        sources=tuple(of_env_from(found.get("envFrom"))),
-        items=read_env(found.get("env")),
-        mounts=tuple(_mount(mount) for mount in found.get("volumeMounts").items()),
-        workdir=found.get("workingDir").text("") or None,
-        ports=MappingProxyType(dict(map(_port, found.get("ports").items()))),
+        name=field.get("name").name(),
+        command=field.get("command").texts(),
+        args=field.get("args").texts(),
+        sources=tuple(of_env_from(field.get("envFrom"))),
+        items=read_env(field.get("env")),
+        mounts=tuple(_mount(mount) for mount in field.get("volumeMounts").items()),
+        workdir=field.get("workingDir").text("") or None,
+        ports=dict(map(_port, field.get("ports").items())),
         limits=limits,
         requests=requests,
-        restart=found.get("restartPolicy").choice(RESTARTS, "") or None,
-        restart_rules=tuple(map(_restart_rule, found.get("restartPolicyRules").items())),
+        restart=field.get("restartPolicy").choice(RESTARTS, "") or None,
+        restart_rules=tuple(map(_restart_rule, field.get("restartPolicyRules").items())),
     )
 
 
-def _init(found: Field) -> Container:
-    made = read_container(found)
+def _init(field: Field) -> Container:
+    made = read_container(field)
     if not made.command and not made.args:
-        found.ignore(f"container {made.name}: its program is in its image")
+        field.ignore(f"container {made.name}: its program is in its image")
     return replace(made, sidecar=made.restart == "Always", platforms=not (made.command or made.args))
 
 
@@ -131,19 +135,19 @@ def exit_rule(codes: Field, action: str) -> ExitRule:
     )
 
 
-def read_env(found: Field) -> tuple[EnvItem, ...]:
+def read_env(field: Field) -> tuple[EnvItem, ...]:
     """A list of variables; those that only a cluster can give, or that are optional and not there, are left out."""
-    return tuple(item for one in found.items() if (item := _env_item(one)) is not None)
+    return tuple(item for each in field.items() if (item := _env_item(each)) is not None)
 
 
-def _env_item(found: Field) -> EnvItem | None:
-    found.only(("name", "value", "valueFrom"))
-    name = found.get("name").text()
+def _env_item(field: Field) -> EnvItem | None:
+    field.only(("name", "value", "valueFrom"))
+    name = field.get("name").text()
     if not name or "=" in name:
-        raise found.get("name").bad("the name of a variable")
-    source = found.get("valueFrom")
+        raise field.get("name").bad("the name of a variable")
+    source = field.get("valueFrom")
     if not source.given:
-        return EnvItem(name=name, value=found.get("value").text(""))
+        return EnvItem(name=name, value=field.get("value").text(""))
     source.only(("fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef", "fileKeyRef"))
     for key, kind in _ENV.items():
         if source.get(key).given:
@@ -151,48 +155,48 @@ def _env_item(found: Field) -> EnvItem | None:
     path = source.get("fieldRef", "fieldPath").text("")
     if path in _FIELDS or path.startswith(("metadata.labels[", "metadata.annotations[")):
         return EnvItem(name=name, field=path)
-    found.ignore(f"variable {name} (from {next(iter(source.mapping()), 'nothing')})")
+    field.ignore(f"variable {name} (from {next(iter(source.mapping()), 'nothing')})")
     return None
 
 
-def _port(found: Field) -> tuple[str, int]:
-    return found.get("name").text(""), found.get("containerPort").number(least=1, most=65535)
+def _port(field: Field) -> tuple[str, int]:
+    return field.get("name").text(""), field.get("containerPort").number(least=1, most=65535)
 
 
-def ignore_resources(found: Field, limits: Mapping[str, str], requests: Mapping[str, str]) -> None:
+def ignore_resources(field: Field, limits: Mapping[str, str], requests: Mapping[str, str]) -> None:
     """Note that these resources mean nothing here."""
     if limits or requests:
-        found.ignore(f"resources ({', '.join(dict.fromkeys((*requests, *limits)))})")
+        field.ignore(f"resources ({', '.join(dict.fromkeys((*requests, *limits)))})")
 
 
-def quantities(found: Field) -> Mapping[str, str]:
+def quantities(field: Field) -> Mapping[str, str]:
     """Resources and how much of each, as written."""
-    return MappingProxyType({name: _quantity(one) for name, one in found.fields()})
+    return {name: _quantity(amount) for name, amount in field.fields()}
 
 
-def _quantity(found: Field) -> str:
-    if isinstance(found.value, int | float) and not isinstance(found.value, bool):
-        return str(found.value)
-    return found.text()
+def _quantity(field: Field) -> str:
+    if isinstance(field.value, int | float) and not isinstance(field.value, bool):
+        return str(field.value)
+    return field.text()
 
 
-def _mount(found: Field) -> Mount:
-    found.only(_MOUNT)
-    path = found.get("mountPath").text()
+def _mount(field: Field) -> Mount:
+    field.only(_MOUNT)
+    path = field.get("mountPath").text()
     if not path.startswith("/") or ".." in path.split("/"):
-        raise found.get("mountPath").bad("an absolute path without ..")
-    part = found.get("subPathExpr" if found.get("subPathExpr").given else "subPath").text("")
-    return Mount(path.rstrip("/") or "/", found.get("name").text(), part.strip("/"))
+        raise field.get("mountPath").bad("an absolute path without ..")
+    part = field.get("subPathExpr" if field.get("subPathExpr").given else "subPath").text("")
+    return Mount(path.rstrip("/") or "/", field.get("name").text(), part.strip("/"))
 
 
-def _volume(found: Field) -> str:
+def _volume(field: Field) -> str:
     """Whose a volume is: one pod's, or all pods' of the job."""
-    name, kind = found.get("name").text(), next((key for key in found.mapping() if key != "name"), "emptyDir")
+    name, kind = field.get("name").text(), next((key for key in field.mapping() if key != "name"), "emptyDir")
     if kind not in ("emptyDir", *_CONTENT):
-        found.ignore(f"volume {name} ({kind}): an empty directory instead")
+        field.ignore(f"volume {name} ({kind}): an empty directory instead")
     if kind in _OWN_VOLUMES:
         return "pod"
-    return f"claim:{found.get('persistentVolumeClaim', 'claimName').name('') or name}"
+    return f"claim:{field.get('persistentVolumeClaim', 'claimName').name('') or name}"
 
 
 def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
@@ -202,23 +206,23 @@ def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
             yield volume.get("name").text(), _size(folder.get("sizeLimit"))
 
 
-def _size(found: Field) -> int:
+def _size(field: Field) -> int:
     """In bytes; 0 when there is no limit."""
     try:
-        size = whole(_quantity(found)) if found.given else 0
+        size = whole(_quantity(field)) if field.given else 0
     except UsageError:
         size = -1
     if size < 0:
-        raise found.bad("a size such as 512Mi or 8Gi")
+        raise field.bad("a size such as 512Mi or 8Gi")
     return size
 
 
-def _labels(found: Field) -> Mapping[str, str]:
-    return MappingProxyType({name: one.text("") for name, one in found.fields()})
+def _labels(field: Field) -> Mapping[str, str]:
+    return {name: label.text("") for name, label in field.fields()}
 
 
 def _unique(spec: Field, containers: tuple[Container, ...], init: tuple[Container, ...]) -> None:
-    names = [one.name for one in (*init, *containers)]
+    names = [container.name for container in (*init, *containers)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise spec.get("containers").bad("unique container names", shown(twice))
@@ -234,39 +238,32 @@ def _mounted(spec: Field, containers: tuple[Container, ...], volumes: Mapping[st
 # -- what of ConfigMaps and Secrets becomes variables and files --------------------------------
 
 
-_ENV = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
-_ENV_FROM = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
-_CONTENT = ("configMap", "secret", "projected")  # volumes with files
-_FILE_MODE = 0o644
-_MAX_MODE = 0o777
-
-
-def _of_key(name: str, found: Field, kind: str) -> EnvItem | None:
+def _of_key(name: str, field: Field, kind: str) -> EnvItem | None:
     """A variable of one key, None when that is optional and not there."""
-    found.only(("name", "key", "optional"))
-    config, key = found.get("name").text(), found.get("key").text()
+    field.only(("name", "key", "optional"))
+    config, key = field.get("name").text(), field.get("key").text()
     if not key:
-        raise found.get("key").bad("the name of a key")
-    values = found.configs.find(found, kind, config, key)
-    return _variable(name, values[key], found) if key in values else None
+        raise field.get("key").bad("the name of a key")
+    values = field.configs.find(field, kind, config, key)
+    return _variable(name, values[key], field) if key in values else None
 
 
-def of_env_from(found: Field) -> Iterator[EnvItem]:
+def of_env_from(field: Field) -> Iterator[EnvItem]:
     """The variables of each member of `envFrom`."""
-    for one in found.items():
-        one.only(("prefix", *_ENV_FROM))
-        given = [(key, kind) for key, kind in _ENV_FROM.items() if one.get(key).given]
+    for source in field.items():
+        source.only(("prefix", *_ENV_FROM))
+        given = [(source.get(key), kind) for key, kind in _ENV_FROM.items() if source.get(key).given]
         if len(given) != 1:
-            raise one.bad("a configMapRef or a secretRef")
-        ref, kind = one.get(given[0][0]), given[0][1]
+            raise source.bad("a configMapRef or a secretRef")
+        ((ref, kind),) = given
         ref.only(("name", "optional"))
         for key, value in ref.configs.find(ref, kind, ref.get("name").text()).items():
-            yield _variable(f"{one.get('prefix').text('')}{key}", value, ref)
+            yield _variable(f"{source.get('prefix').text('')}{key}", value, ref)
 
 
-def _variable(name: str, value: str, found: Field) -> EnvItem:
+def _variable(name: str, value: str, field: Field) -> EnvItem:
     if "\0" in value:
-        raise UsageError(f"{found.place} makes a variable of a value with NUL in it; mount it as a file")
+        raise UsageError(f"{field.place} makes a variable of a value with NUL in it; mount it as a file")
     return EnvItem(name=name, value=escaped(value))
 
 
@@ -285,16 +282,16 @@ def _content(volume: Field) -> Iterator[tuple[str, PodFile]]:
             yield from _files(source.get("secret"), "Secret", "secretName" if source is volume else "name", mode)
 
 
-def _files(found: Field, kind: str, name: str, mode: int) -> Iterator[tuple[str, PodFile]]:
-    found.only((name, "items", "optional", "defaultMode"))
-    config, mode = found.get(name).text(), _mode(found.get("defaultMode"), mode)
-    chosen = [_chosen(item, mode) for item in found.get("items").items()]
-    values = found.configs.find(found, kind, config)
+def _files(field: Field, kind: str, name: str, mode: int) -> Iterator[tuple[str, PodFile]]:
+    field.only((name, "items", "optional", "defaultMode"))
+    config, mode = field.get(name).text(), _mode(field.get("defaultMode"), mode)
+    chosen = [_chosen(item, mode) for item in field.get("items").items()]
+    values = field.configs.find(field, kind, config)
     for key, path, own_mode in chosen or [(key, key, mode) for key in values]:
         if key in values:
             yield path, PodFile(values[key], own_mode, is_mounted=True)
-        elif not found.get("optional").flag():
-            found.configs.find(found, kind, config, key)  # says that it is not there
+        elif not field.get("optional").flag():
+            field.configs.find(field, kind, config, key)  # says that it is not there
 
 
 def _chosen(item: Field, mode: int) -> tuple[str, str, int]:
@@ -306,8 +303,8 @@ def _chosen(item: Field, mode: int) -> tuple[str, str, int]:
     return item.get("key").text(), path, _mode(item.get("mode"), mode)
 
 
-def _mode(found: Field, default: int) -> int:
-    return found.number(default, most=_MAX_MODE)
+def _mode(field: Field, default: int) -> int:
+    return field.number(default, most=_MAX_MODE)
 
 
 def _with_files(container: Container, contents: Mapping[str, Mapping[str, PodFile]]) -> Container:
