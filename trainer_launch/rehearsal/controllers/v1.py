@@ -271,7 +271,7 @@ def _elastic(job: V1Job) -> dict[str, object]:
     policy, worker = job.spec.get("elasticPolicy"), job.specs.get("worker")
     if not policy.given:
         return {}
-    policy.only(_ELASTIC)
+    policy.only(_ELASTIC, ("metrics",), "of elasticPolicy")
     if worker is None:
         raise job.spec.get(job.kind.specs, "Worker").bad("Worker replicas, because the job has an elasticPolicy")
     low, high = policy.get("minReplicas"), policy.get("maxReplicas")
