@@ -270,10 +270,7 @@ def _apart(scratch: str) -> Mapping[str, str]:
 
 def _names_itself(container: Container, pod: Pod) -> bool:
     hosts = container.files[_HOSTFILE].text if _HOSTFILE in container.files else ""
-    return any(
-        line.startswith(tuple(f"{name}{end}" for name in pod.draft.names for end in " :"))
-        for line in hosts.splitlines()
-    )
+    return not set(pod.draft.names).isdisjoint(re.split(r"[\s:]", hosts))
 
 
 def _key_folder(container: Container) -> str | None:

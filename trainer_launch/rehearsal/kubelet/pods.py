@@ -57,9 +57,8 @@ class Kubelet:
         self._device = "lo" if self.network is None else pod_isolation.DEVICE
         self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
         self._lives: dict[str, int] = {}  # by pod with a place of its own
-        self._local = LocalNetwork(
-            pods={}, addresses={}
-        )  # with networks of their own, names and ports are the job's
+        # With networks of their own, names and ports are the job's.
+        self._local = LocalNetwork(pods={}, addresses={})
         self.pods: tuple[Pod, ...] = ()
         self._take_in(workload)
         machine = {"OMP_NUM_THREADS": str(threads(self.pods)), "GLOO_SOCKET_IFNAME": self._device}
@@ -188,8 +187,9 @@ class Kubelet:
         self._running = running
         for pod in self.pods:
             for container in pod.containers:
-                files = self._localised(pod, container, 1).files if _changes(container) else {}
-                for path, file in files.items():
+                if not any(file.parts for file in container.files.values()):
+                    continue
+                for path, file in self._localised(pod, container, 1).files.items():
                     if file.parts and Path(path).exists():
                         _write(Path(path), file, running)
 
@@ -251,10 +251,6 @@ def _mark_above(process: psutil.Process) -> str | None:
     above = process.parent()
     env = None if above is None else process_tree.environment(above.pid)
     return None if env is None else env.get(MARK)
-
-
-def _changes(container: Container) -> bool:
-    return any(file.parts for file in container.files.values())
 
 
 def _write(place: Path, file: PodFile, running: frozenset[str]) -> None:
