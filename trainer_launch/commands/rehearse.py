@@ -136,7 +136,7 @@ def _from_manifests(
             "with -f the command comes from the manifest; use --command 'PROGRAM ARG ...' to run another one"
         )
     documents = _overridden(controllers.read(parsed.flags["file"]), parsed.settings)
-    workload = workload_of(documents)
+    workload = workload_of(documents, shows_secrets=not parsed.flags["render"])
     if parsed.flags["command_line"] is None:
         for name, option in (("nodes", "--nnodes"), ("nproc_per_node", "--nproc-per-node")):
             if getattr(parsed.settings, name) is not None:

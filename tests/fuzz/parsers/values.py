@@ -72,7 +72,6 @@ def _shown(text: str) -> None:
 def _quantity(text: str) -> None:
     found = attempt(documents.whole, text)
     assert isinstance(found, Refused) or abs(found) < 10**200
-    attempt(documents.whole, "1", text)
     size = attempt(shared_memory.parse_size, text, names="--shm-size")
     assert isinstance(size, Refused) or 0 < size < 1 << 62
 

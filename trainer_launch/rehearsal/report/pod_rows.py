@@ -174,7 +174,6 @@ def _follows(old: PodState, new: PodState, event: Exited) -> str:
         return "it is not created again" if new.phase is Phase.GONE else f"a new pod follows in {old.back_s:g} s"
     count = new.restarts.get(event.container, 0)
     if new.starts == old.starts and count > old.restarts.get(event.container, 0):
-        at_s = event.at_s + new.back_s if new.in_place else new.due_s.get(event.container, event.at_s)
-        of = " of all containers" if new.in_place else ""
-        return f"restart {count}{of} " + (f"in {wait_s:g} s" if (wait_s := at_s - event.at_s) else "now")
+        wait_s = new.due_s.get(event.container, event.at_s) - event.at_s
+        return f"restart {count} " + (f"in {wait_s:g} s" if wait_s else "now")
     return ""
