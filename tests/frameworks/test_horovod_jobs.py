@@ -27,7 +27,7 @@ from tests.waiting import eventually
 pytestmark = [
     pytest.mark.process,
     pytest.mark.timeout(building.BUILD_S),
-    pytest.mark.long("tests/process/test_horovod_ssh.py"),
+    pytest.mark.long("tests/mpi/test_horovod.py"),
 ]
 PORT = 2222
 LAUNCH = (sys.executable, "-m", "trainer_launch")

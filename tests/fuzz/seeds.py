@@ -334,14 +334,6 @@ def _argv() -> Iterator[bytes]:
             yield bytes([command]) + line.replace(" ", "\0").replace("@", " ").encode()
 
 
-def _stand_ins() -> Iterator[str]:
-    for line in (
-        "-o PasswordAuthentication=no -o StrictHostKeyChecking=no -p 22 -xl me host HOROVOD_LOCAL_RANK=1 python t.py", "-- -host id",
-        "exec pod/a -c main -n ns -i -- orted -mca x y", "exec --container=main a -- sh -c ls", "exec .. -- id", "get pods",
-    ):  # fmt: skip
-        yield line.replace(" ", "\0")
-
-
 def _ssh_said() -> Iterator[str]:
     yield "user root\nport 2222\nsetenv A=b\nssh: connect to host a port 22: Connection refused"
     yield "CapEff:\t00000000a80425fb\n/run/sshd must be owned by root and not group or world-writable"

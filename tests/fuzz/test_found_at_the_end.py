@@ -11,8 +11,6 @@ import pytest
 from tests.cli.launching import launch
 from tests.conftest import require
 from trainer_launch.model import FailureRecord
-from trainer_launch.mpi import horovod_agent
-from trainer_launch.mpi.mpirun_messages import Said
 from trainer_launch.supervisor.failure import parse_agent_failure
 
 
@@ -26,14 +24,6 @@ def test_a_job_whose_rank_prints_an_exit_code_of_0_and_fails_has_failed(line: st
     ended = launch(*words, "--", *program, env={"TMPDIR": str(tmp_path)})
     assert ended.returncode == 3, ended.stderr
     assert (tmp_path / "words").read_text().startswith("reason=Failed ")
-
-
-@pytest.mark.parametrize("code", ["0", "256", "999"])
-def test_nor_does_a_line_of_horovods_form(code: str) -> None:
-    for is_elastic in (False, True):
-        assert (
-            horovod_agent.heard(Said(), f"Process 3 exit with status code {code}.", is_elastic=is_elastic) == Said()
-        )
 
 
 @pytest.mark.parametrize("value", [0, -1, 256, 10**30, True, "7", 1.5])

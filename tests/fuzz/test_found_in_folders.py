@@ -28,8 +28,8 @@ def test_children_that_are_no_processes_are_not_told(text: str, tmp_path: Path) 
 
 
 def test_what_another_host_says_cannot_command_a_terminal() -> None:
-    assert agent_hosts.words_of("a\n\x1b]0;title\x07 no entry\r\n\n") == "?]0;title? no entry"
-    assert agent_hosts.words_of("\n \n") == ""
+    script = "printf 'a\\n\\033]0;title\\007 no entry\\r\\n\\n' >&2; exit 3"
+    assert agent_hosts.run(("sh", "-c", script), {"PATH": "/usr/bin:/bin"}, 60.0) == "?]0;title? no entry"
 
 
 @pytest.mark.parametrize("said", ["port 99999", "port x", "port", "port 22 22", ""])

@@ -23,7 +23,7 @@ class Watcher:
         self.selector, self.threads = selectors.DefaultSelector(), Threads(4)
         self.selector.register(self.threads.fd, selectors.EVENT_READ, self.threads.settle)
         self.places: dict[str, tuple[str, int]] = {}
-        self.probes = Probes(self.selector, self.threads, port, log_in)
+        self.probes = Probes(self.threads, port, log_in)
 
     def close(self) -> None:
         self.probes.watch([])

@@ -6,35 +6,26 @@ import signal
 
 import pytest
 
-from tests.planning.requests import request
-from trainer_launch.model import Job, Plan, signal_policy
+from tests.planning.requests import request, spec_of
+from trainer_launch.model import Job, signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.mpi import Spec
 
 ALONE = Job(contract="unknown")
-
-
-def spec_of(plan: Plan) -> Spec:
-    """What the agent is told."""
-    forked = plan.processes[0].forked
-    assert forked is not None
-    assert isinstance(forked.spec, Spec)
-    return forked.spec
 
 
 @pytest.mark.parametrize("line", ["mpirun -np 2 x", "horovodrun -np 2 x"])
 def test_the_agent_knows_what_signals_are_for_and_is_asked_to_stop_by_one_that_says_so(line: str) -> None:
     text = "TERM=drain,USR1=checkpoint"
     plan = engines.plan(request(line, ALONE, signals=text))
-    told = spec_of(plan).signals
+    told = spec_of(plan).task.signals
     assert told == signal_policy.parse(text)
     assert plan.stop_signal == signal.SIGINT
 
 
 def test_by_default_it_is_sigterm() -> None:
     plan = engines.plan(request("mpirun -np 2 x", ALONE))
-    told = spec_of(plan).signals
+    told = spec_of(plan).task.signals
     assert (plan.stop_signal, told) == (signal.SIGTERM, {})
 
 

@@ -16,10 +16,8 @@ import shutil
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from shlex import join, quote
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
@@ -41,9 +39,10 @@ _UNFIT = '%"\\$\n'  # ssh expands or ends its words at these
 ALIVE_EVERY_S = 3  # between two questions whether the other side is still there
 ALIVE_MISSED = 3  # unanswered ones after which it is lost
 _CONNECT_S = 5  # for one attempt to connect
-# On launchers and workers alike, so that each finds its own by PATH; a worker's sessions find both.
-AGENT = "trainer-launch-ssh"
-_ENDER = "trainer-launch-end-sessions"
+_KEY_FILES = ("id_rsa", "id_ecdsa", "id_ed25519", "ssh-privatekey")  # the last: the Secret mounted as it is
+_AUTHORIZED = "authorized_keys"
+_MAX_BYTES = 65_536
+_PUBLIC = re.compile(r"((?:ssh|ecdsa|sk)-[a-z0-9@.-]{1,60}) ([A-Za-z0-9+/]{16,8192}={0,3})(?:\s.*)?")
 
 
 class Files:
@@ -56,9 +55,6 @@ class Files:
         self.known_hosts = f"{folder}/known_hosts"  # the one key that every pod has to show
         self.client = f"{folder}/ssh_config"
         self.server = f"{folder}/sshd_config"
-        self.bin = f"{folder}/bin"  # to be put into PATH, so that the programs are found by their names
-        self.agent = f"{self.bin}/{AGENT}"  # is `ssh` so configured, for plm_rsh_agent and -launcher-exec
-        self.ender = f"{self.bin}/{_ENDER}"  # ends what other sessions of this pod have started; on workers
 
 
 class Account(Struct, frozen=True):
@@ -102,7 +98,7 @@ def prepared(
     check_host_keys: bool = True,
     path: str | None = None,
 ) -> Client:
-    """Write key, known_hosts, configuration and agent into the new private folder `folder`.
+    """Write key, known_hosts and configuration into the new private folder `folder`.
 
     `port` is the one that the pods' sshd listens at, None: by `port_of`; `path` is the container's PATH.
 
@@ -117,7 +113,6 @@ def prepared(
     used = port_of(ssh) if port is None else port
     write(files.known_hosts, known_hosts(key.public))
     write(files.client, configuration(files, used, check_host_keys=check_host_keys))
-    write(files.agent, f'#!/bin/sh\nexec {join(ssh)} -F {quote(files.client)} "$@"\n', mode=0o700)
     return Client(
         ssh=ssh, account=user, files=files, port=used, public=key.public, checks_host_keys=check_host_keys
     )
@@ -139,8 +134,6 @@ def find(name: str, path: str | None) -> str:
 def account(folder: str) -> Account:
     """Who we are. A uid that OpenShift made up gets an entry by nss_wrapper, from files in the private `folder`.
 
-    Without nss_wrapper one is added to /etc/passwd, where the image lets group 0 write to it.
-
     Raises:
         UsageError: OpenSSH refuses to work for a uid without a name.
     """
@@ -148,28 +141,20 @@ def account(folder: str) -> Account:
     with contextlib.suppress(KeyError):
         found = pwd.getpwuid(uid)
         return Account(found.pw_name, found.pw_shell)
-    user = Account("trainer-launch", "/bin/sh")
-    before = _text(_PASSWD)
-    line = f"{user.name}:x:{uid}:{os.getegid()}::/:{user.shell}\n"
-    line = line if before.endswith("\n") or not before else f"\n{line}"
+    line = f"trainer-launch:x:{uid}:{os.getegid()}::/:/bin/sh\n"
     library = next((path for name in _NSS_WRAPPERS for path in glob.glob(name) if os.path.isfile(path)), None)
-    if library is not None:
-        copies = {"NSS_WRAPPER_PASSWD": f"{folder}/passwd", "NSS_WRAPPER_GROUP": f"{folder}/group"}
-        for path, text in zip(copies.values(), (before + line, _text(_GROUP)), strict=True):
-            write(path, text)
-        _log.info("uid %d has no entry in %s: %s gives OpenSSH and mpirun one", uid, _PASSWD, library)
-        return replace(user, env={"LD_PRELOAD": library, **copies})
-    try:
-        with open(_PASSWD, "a", encoding="ascii") as file:
-            file.write(line)
-    except OSError:
+    if library is None:
         raise UsageError(
             f"uid {uid} has no entry in {_PASSWD}, and neither OpenSSH nor mpirun works without one; install "
-            f"nss_wrapper in the image (Debian: libnss-wrapper, Red Hat: nss_wrapper), add the user to it (useradd "
-            f"-u {uid} …), or let its group 0 write to {_PASSWD} (chmod g+w), so that the entry is added here"
-        ) from None
-    _log.info("uid %d had no entry in %s and was added", uid, _PASSWD)
-    return user
+            f"nss_wrapper in the image (Debian: libnss-wrapper, Red Hat: nss_wrapper), or add the user to it "
+            f"(useradd -u {uid} …)"
+        )
+    passwd, group = f"{folder}/passwd", f"{folder}/group"
+    write(passwd, _text(_PASSWD).rstrip("\n") + f"\n{line}")
+    write(group, _text(_GROUP))
+    _log.info("uid %d has no entry in %s: %s gives OpenSSH and mpirun one", uid, _PASSWD, library)
+    env = {"LD_PRELOAD": library, "NSS_WRAPPER_PASSWD": passwd, "NSS_WRAPPER_GROUP": group}
+    return Account("trainer-launch", "/bin/sh", env)
 
 
 def _text(path: str) -> str:
@@ -196,7 +181,7 @@ def port_in(said: str) -> int | None:
 
 
 def made(folder: str) -> Files:
-    """The private folder, made if it is not there, with room for the agent.
+    """The private folder, made if it is not there.
 
     Raises:
         NodeError: it cannot be made.
@@ -208,7 +193,6 @@ def made(folder: str) -> Files:
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         os.chmod(folder, 0o700)
-        os.makedirs(files.bin, mode=0o700, exist_ok=True)
     except OSError as problem:
         raise NodeError(f"the private folder {folder} cannot be made: {problem.strerror}") from None
     return files
@@ -229,37 +213,25 @@ def write(path: str, text: str | bytes, *, mode: int = 0o600, what: str = "") ->
 
 
 def configuration(files: Files, port: int, *, check_host_keys: bool = True) -> str:
-    """Text of ssh_config: only the job's key, shown by both sides, no questions asked, a lost host soon noticed."""
+    """Text of ssh_config: only the job's key, shown by both sides, no questions asked, a lost host soon noticed.
+
+    All else is OpenSSH's default, which with -F nothing in the image changes.
+    """
     lines = [
-        "Host *",
-        f"  Port {port}",
-        f"  IdentityFile {quoted(files.key)}",
-        "  IdentitiesOnly yes",
-        "  IdentityAgent none",
-        f"  UserKnownHostsFile {quoted(files.known_hosts) if check_host_keys else '/dev/null'}",
-        "  GlobalKnownHostsFile /dev/null",
-        f"  StrictHostKeyChecking {'yes' if check_host_keys else 'no'}",
-        "  CheckHostIP no",
-        "  UpdateHostKeys no",
-        "  VerifyHostKeyDNS no",
-        "  BatchMode yes",
-        "  PreferredAuthentications publickey",
-        "  PasswordAuthentication no",
-        "  KbdInteractiveAuthentication no",
-        "  ForwardAgent no",
-        "  ForwardX11 no",
-        "  ClearAllForwardings yes",
-        "  PermitLocalCommand no",
-        "  ControlMaster no",
-        "  ControlPath none",
-        "  RequestTTY no",
-        "  EscapeChar none",
-        f"  ConnectTimeout {_CONNECT_S}",
-        "  ConnectionAttempts 1",
-        f"  ServerAliveInterval {ALIVE_EVERY_S}",
-        f"  ServerAliveCountMax {ALIVE_MISSED}",
-        "  TCPKeepAlive yes",
-        "  LogLevel ERROR",
+        f"Port {port}",
+        f"IdentityFile {quoted(files.key)}",
+        "IdentitiesOnly yes",
+        "IdentityAgent none",
+        f"UserKnownHostsFile {quoted(files.known_hosts) if check_host_keys else '/dev/null'}",
+        "GlobalKnownHostsFile /dev/null",
+        f"StrictHostKeyChecking {'yes' if check_host_keys else 'no'}",
+        "BatchMode yes",
+        "PreferredAuthentications publickey",
+        "ClearAllForwardings yes",
+        f"ConnectTimeout {_CONNECT_S}",
+        f"ServerAliveInterval {ALIVE_EVERY_S}",
+        f"ServerAliveCountMax {ALIVE_MISSED}",
+        "LogLevel ERROR",
     ]
     return "\n".join(lines) + "\n"
 
@@ -276,12 +248,6 @@ def quoted(text: str) -> str:
 
 
 # -- the job's key -----------------------------------------------------------------------------
-
-
-_NAMES = ("id_rsa", "id_ecdsa", "id_ed25519", "ssh-privatekey")  # the last: the Secret mounted as it is
-_AUTHORIZED = "authorized_keys"
-_MAX_BYTES = 65_536
-_PUBLIC = re.compile(r"((?:ssh|ecdsa|sk)-[a-z0-9@.-]{1,60}) ([A-Za-z0-9+/]{16,8192}={0,3})(?:\s.*)?")
 
 
 class Key(Struct, frozen=True):
@@ -340,12 +306,12 @@ def _find(folder: str) -> Path:
             f"the folder of the job's ssh key, {folder}, cannot be read ({problem.strerror}); mount the job's "
             f"Secret there, or set --ssh-dir to where it is"
         ) from None
-    for name in _NAMES:
+    for name in _KEY_FILES:
         if name in names:
             return Path(folder, name)
     found = f"it holds {', '.join(names[:5])}" if names else "it is empty"
     raise UsageError(
-        f"{folder} has none of {', '.join(_NAMES)}; {found}; mount the Secret with the job's ssh key there"
+        f"{folder} has none of {', '.join(_KEY_FILES)}; {found}; mount the Secret with the job's ssh key there"
     )
 
 

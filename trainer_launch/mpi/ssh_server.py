@@ -7,25 +7,18 @@ import os
 import re
 import socket
 import stat
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from shlex import quote
-from typing import NoReturn
 
-import msgspec
 from msgspec import Struct
 
-import trainer_launch
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.mpi import ssh_client
+from trainer_launch.mpi.rank_environment import Handed
 from trainer_launch.mpi.ssh_client import Files, quoted
-from trainer_launch.planning.ssh_environment import Handed
 
 _CAPABILITIES = {"SETGID": 6, "SETUID": 7, "SYS_CHROOT": 18}  # that sshd needs as root
-_SYS_ADMIN = 21
 _SECONDS = 20.0  # for `sshd -T`, which takes milliseconds
 _MISSING = re.compile(r"Missing privilege separation directory: (/\S+)")
 _UNSAFE = re.compile(r"(/\S+) must be owned by root and not group or world-writable")
@@ -38,20 +31,6 @@ _NO_RC_FILES = {"SHLVL": "1"}
 _NO_PENALTIES = ("-o", "PerSourcePenalties=no")
 _MAX_BYTES = 1_048_576
 _LOGIN_GRACE_S = 30  # for who has connected to prove the key
-# In a mount namespace of its own: the folder's parent as it is, plus the folder. $1 the folder, $2 where the old
-# parent is put meanwhile.
-_WITH_FOLDER = """set -e
-folder=$1 old=$2 parent=${1%/*}; shift 2
-mkdir -p "$old"; mount --rbind "$parent" "$old"; mount -t tmpfs -o mode=755 tmpfs "$parent"
-for entry in "$old"/* "$old"/.[!.]*; do
-    name=$parent/${entry##*/}
-    if [ -L "$entry" ]; then cp -P "$entry" "$name"
-    elif [ -d "$entry" ]; then mkdir "$name"; mount --rbind "$entry" "$name"
-    elif [ -e "$entry" ]; then : >"$name"; mount --bind "$entry" "$name"; fi
-done
-umount -l "$old"; mkdir -m 755 "$folder"
-exec "$@"
-"""
 
 
 class Ready(Struct, frozen=True, kw_only=True):
@@ -77,22 +56,19 @@ def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[st
         check_capabilities(LiveFiles(_MAX_BYTES).read("/proc/self/status") or b"")
     check_port(reach.port, addresses)
     ssh_client.write(files.authorized, authorized_keys(reach.public))
-    roots = dict.fromkeys(str(Path(module.__file__ or "").parents[1]) for module in (trainer_launch, msgspec))
-    ssh_client.write(files.ender, _ender(sys.executable, tuple(roots), os.getpid()), mode=0o700)
-    path = f"{handed.env.get('PATH') or os.defpath}:{files.bin}"
-    env = {**handed.env, "PATH": path, **_NO_RC_FILES}
+    env = {**handed.env, **_NO_RC_FILES}
     text = configuration(
         files, port=reach.port, addresses=addresses, user=me.name, is_root=is_root, log_level=log_level
     )
     ssh_client.write(files.server, text + set_env(env))
-    wrapper, told = _tried((*program, "-T", "-f", files.server), f"{files.folder}/old")
+    told = _tried((*program, "-T", "-f", files.server))
     wrong = tuple(name for name, value in env.items() if f"setenv {name}={value}" not in told)
     if wrong:  # an older sshd reads quotes in its own way: rather without than with another value
         os.unlink(files.server)
         kept = {name: value for name, value in env.items() if name not in wrong}
         ssh_client.write(files.server, text + set_env(kept))
     more = _NO_PENALTIES if any(line.startswith("persourcepenalties ") for line in told) else ()
-    return Ready(argv=(*wrapper, *program, "-D", "-e", "-f", files.server, *more), unfit=wrong)
+    return Ready(argv=(*program, "-D", "-e", "-f", files.server, *more), unfit=wrong)
 
 
 # -- what sshd is told ------------------------------------------------------------------------
@@ -107,35 +83,22 @@ def configuration(
     is_root: bool,
     log_level: str,
 ) -> str:
-    """Text of sshd_config: only the job's key, and nothing but commands."""
+    """Text of sshd_config: only the job's key, and nothing but commands; all else is OpenSSH's default."""
     lines = [
         f"Port {port}",
         *(f"ListenAddress {address}" for address in addresses),
         f"HostKey {quoted(files.key)}",
         f"AuthorizedKeysFile {quoted(files.authorized)}",
-        "AuthorizedKeysCommand none",
         f"AllowUsers {user}",
         "AuthenticationMethods publickey",
-        "PubkeyAuthentication yes",
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",
-        "HostbasedAuthentication no",
-        "PermitEmptyPasswords no",
         f"PermitRootLogin {'prohibit-password' if is_root else 'no'}",
         "UsePAM no",
         "StrictModes no",  # it would ask that /tmp be closed to others; the folder in it is
         "DisableForwarding yes",
-        "AllowAgentForwarding no",
-        "AllowTcpForwarding no",
-        "AllowStreamLocalForwarding no",
-        "X11Forwarding no",
-        "PermitTunnel no",
-        "GatewayPorts no",
         "PermitTTY no",
-        "PermitUserEnvironment no",
         "PermitUserRC no",
-        "PrintMotd no",
-        "PrintLastLog no",
         "UseDNS no",
         "PidFile none",
         f"LoginGraceTime {_LOGIN_GRACE_S}",
@@ -158,19 +121,6 @@ def authorized_keys(public: str) -> str:
     return f"restrict {public}\n"
 
 
-def _ender(python: str, roots: Sequence[str], launcher: int) -> str:
-    """A program that ends all other sessions below process `launcher`, and what they have left behind.
-
-    `roots` are the folders that this package and msgspec are imported from; a session has no other way to them.
-    """
-    code = (
-        f"import sys; sys.path[:0] = {list(roots)!r}; "
-        "from trainer_launch.mpi import ssh_sessions; ssh_sessions.main()"
-    )
-    words = " ".join(map(quote, (python, "-I", "-S", "-c", code, str(launcher))))
-    return f'#!/bin/sh\nexec {words} "$@"\n'
-
-
 # -- what OpenSSH asks for --------------------------------------------------------------------
 
 
@@ -190,18 +140,14 @@ def _check_account(name: str, shell: str, *, is_root: bool) -> None:
 
 def check_capabilities(status: bytes) -> None:
     """Find in the text of /proc/self/status what sshd needs as root. Raises UsageError: a capability is missing."""
-    effective = _effective(status)
-    missing = [] if effective is None else [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    match = re.search(rb"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE)
+    effective = int(match[1], 16) if match else -1
+    missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
     if missing:
         raise UsageError(
             f"sshd as root needs the capabilities {', '.join(missing)}, which this container has dropped; add "
             f"them, or let the pod run as an ordinary user, which needs none (runAsUser: 1000)"
         )
-
-
-def _effective(status: bytes) -> int | None:
-    found = re.search(rb"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE)
-    return int(found[1], 16) if found else None
 
 
 def check_port(port: int, addresses: Sequence[str]) -> None:
@@ -241,24 +187,20 @@ def _say_why(problem: OSError, port: int, address: str) -> None:
 # -- a trial ----------------------------------------------------------------------------------
 
 
-def _tried(argv: tuple[str, ...], aside: str) -> tuple[tuple[str, ...], frozenset[str]]:
-    """What has to stand before sshd's command line, and the lines of the configuration as it understands it."""
-    done = _run(argv)
-    missing = _MISSING.search(done.err) or _UNSAFE.search(done.err)
+def _tried(argv: tuple[str, ...]) -> frozenset[str]:
+    """The lines of the configuration as sshd understands it; the folder that it wants is made."""
+    done = deadline_subprocess.run(argv, None, _SECONDS)
+    if done.failure:
+        raise NodeError(f"sshd cannot be tried out: {done.failure}")
     if done.code == 0:
-        return (), frozenset(os.fsdecode(done.stdout).split("\n"))
+        return frozenset(os.fsdecode(done.stdout).split("\n"))
+    missing = _MISSING.search(done.err) or _UNSAFE.search(done.err)
     if missing is None:
         raise _refusal(done.err)
-    if _make_folder(missing[1]):
-        return _tried(argv, aside) if _is_safe(missing[1]) else _give_up(missing[1])
-    wrapper = ("unshare", "--mount", "--propagation", "slave", "sh", "-c", _WITH_FOLDER, "sh", missing[1], aside)
-    done = _run((*wrapper, *argv)) if _may_mount() else done
-    return (wrapper, frozenset(os.fsdecode(done.stdout).split("\n"))) if done.code == 0 else _give_up(missing[1])
-
-
-def _give_up(folder: str) -> NoReturn:
+    if _made(missing[1]):
+        return _tried(argv)
     raise UsageError(
-        f"sshd as root needs the empty folder {folder}, which this read-only root filesystem does not have; "
+        f"sshd as root needs the empty folder {missing[1]}, which this read-only root filesystem does not have; "
         f"mount an emptyDir there, make it in the image, or let the pod run as an ordinary user (runAsUser: 1000)"
     )
 
@@ -268,28 +210,12 @@ def _refusal(said: str) -> LaunchError:
     return UsageError(f"sshd rejects its configuration: {lines[0][:300]}; OpenSSH 7.8 or newer is needed")
 
 
-def _run(argv: tuple[str, ...]) -> deadline_subprocess.Ended:
-    done = deadline_subprocess.run(argv, None, _SECONDS)
-    if done.failure:
-        raise NodeError(f"sshd cannot be tried out: {done.failure}")
-    return done
-
-
-def _make_folder(folder: str) -> bool:
-    """Make sshd's folder, or take the write bits off the emptyDir that is mounted there."""
+def _made(folder: str) -> bool:
+    """Make sshd's folder, or take the write bits off the emptyDir that is mounted there; whether it is fit then."""
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
         os.chmod(folder, 0o755)
+        found = os.stat(folder)
     except OSError:
         return False
-    return True
-
-
-def _is_safe(folder: str) -> bool:
-    found = os.stat(folder)
     return found.st_uid == 0 and not stat.S_IMODE(found.st_mode) & 0o022
-
-
-def _may_mount() -> bool:
-    effective = _effective(LiveFiles(_MAX_BYTES).read("/proc/self/status") or b"")
-    return effective is not None and bool(effective >> _SYS_ADMIN & 1)

@@ -1,9 +1,4 @@
-"""What ssh sessions leave behind in a worker, known by descent from its launcher, and how it is ended.
-
-Whoever comes in by ssh can call `trainer-launch-end-sessions`. Our own launcher has no need of it: it knows what
-is its job's by a mark (`mpi.agent_hosts`). What nobody can ask for is noticed here: a session whose connection was
-lost under its command. Little is imported: `trainer-launch-end-sessions` runs by `python -S`, without packages.
-"""
+"""What an ssh session leaves behind in a worker when its connection is lost under its command, and how it ends."""
 
 from __future__ import annotations
 
@@ -11,8 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
-import time
 from collections.abc import Collection, Iterable
 
 from trainer_launch.host import process_tree
@@ -22,55 +15,7 @@ from trainer_launch.model.units import grouped
 SSHD = frozenset(("sshd", "sshd-session", "sshd-auth"))
 GRACE_S = 3.0  # from SIGTERM to SIGKILL, for what a lost session has left
 LOOK_EVERY_S = 1.0
-_KILL_S = 2.0  # for SIGKILL to be seen
-_POLL_S = 0.02
 _log = logging.getLogger(__name__)
-
-
-# -- asked for, by ssh ------------------------------------------------------------------------
-
-
-def main() -> None:
-    """`trainer-launch-end-sessions [SECONDS]`: end what other sessions have started; 0 when nothing is left."""
-    launcher, words = int(sys.argv[1]), sys.argv[2:]
-    try:
-        grace_s = float(words[0]) if words else GRACE_S
-    except ValueError:
-        sys.exit("usage: trainer-launch-end-sessions [SECONDS from SIGTERM to SIGKILL]")
-    ended, left = end_others(launcher, os.getpid(), grace_s)
-    sys.stdout.write(f"ended {ended}\n")
-    if left:
-        sys.exit("not ended: " + ", ".join(map(str, left[:10])))
-
-
-def end_others(launcher: int, asker: int, grace_s: float) -> tuple[int, tuple[Entry, ...]]:
-    """End all below `launcher` but what `asker` descends from, and what it started; how many, and who is left."""
-    told: set[tuple[int, int]] = set()
-    kill_at_s = time.monotonic() + grace_s
-    while True:
-        now_s = time.monotonic()
-        others = others_than(asker, process_tree.descendants(launcher))
-        if not others or now_s >= kill_at_s + _KILL_S:
-            return len(told), others
-        for entry in others:
-            if now_s >= kill_at_s:
-                _send(entry, signal.SIGKILL)
-            elif entry.key not in told:
-                _send(entry, signal.SIGTERM)
-            told.add(entry.key)
-        time.sleep(_POLL_S)
-
-
-def others_than(asker: int, entries: Collection[Entry]) -> tuple[Entry, ...]:
-    """Of the launcher's descendants those that neither are above `asker`, as sshd is, nor belong to its session."""
-    by_pid = {entry.pid: entry for entry in entries}
-    above, pid = set(), asker
-    while pid in by_pid:
-        above.add(pid)
-        pid = by_pid[pid].parent
-    command = {entry.pid for entry in entries if entry.pid in above and entry.key in commands(entries)}
-    spared = above | {entry.pid for entry in below(command or {asker}, entries)}
-    return tuple(entry for entry in entries if entry.pid not in spared)
 
 
 def below(pids: Collection[int], entries: Iterable[Entry]) -> tuple[Entry, ...]:
@@ -82,9 +27,6 @@ def below(pids: Collection[int], entries: Iterable[Entry]) -> tuple[Entry, ...]:
         found += next_ones
         queue += [entry.pid for entry in next_ones]
     return tuple(found)
-
-
-# -- noticed here -----------------------------------------------------------------------------
 
 
 class Sessions:

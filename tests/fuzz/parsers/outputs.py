@@ -10,11 +10,11 @@ from pathlib import Path
 
 from tests.fuzz.oracle import assert_encodable, assert_sentence, attempt
 from tests.fuzz.registry import target
+from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import Exit, Outcome, Verdict
 from trainer_launch.model.errors import UsageError
+from trainer_launch.model.units import printable
 from trainer_launch.mpi import (
-    agent_hosts,
-    horovod_agent,
     host_readiness,
     job_state_machine,
     mpirun_command,
@@ -68,8 +68,8 @@ def mpi_output(data: bytes) -> None:
     said, elastic = mpirun_messages.Said(), mpirun_messages.Said()
     for line in text.split("\n"):
         said = mpirun_messages.heard(said, line)
-        elastic = horovod_agent.heard(elastic, line, is_elastic=True)
-        horovod_agent.heard(said, line, is_elastic=False)
+        elastic = mpirun_messages.heard_of_horovod(elastic, line, is_elastic=True)
+        mpirun_messages.heard_of_horovod(said, line, is_elastic=False)
     for one in (said, elastic):
         assert one.rank is None or one.rank >= 0
         assert len(one.words) <= 400
@@ -136,7 +136,7 @@ def ssh_said(data: bytes) -> None:
     for pattern in (ssh_server._MISSING, ssh_server._UNSAFE):
         found = pattern.search(text)
         assert found is None or found[1].startswith("/")
-    why = agent_hosts.words_of(text)
+    why = printable(deadline_subprocess.Ended(status=255, stderr=data).why())
     seen = {
         f"host-{number}": host_readiness.Readiness(host_readiness.Stage(number % 5), why)
         for number in range(len(data) % 30)
@@ -161,7 +161,7 @@ def ending(data: bytes) -> None:
     said = elastic = mpirun_messages.Said()
     for line in lines:
         said = mpirun_messages.heard(said, line)
-        elastic = horovod_agent.heard(elastic, line, is_elastic=True)
+        elastic = mpirun_messages.heard_of_horovod(elastic, line, is_elastic=True)
     for one in (said, elastic):
         assert 0 < job_state_machine.code_of(Exited(1, one, lines, 1.0)) < 256
         assert_encodable(json.dumps(job_state_machine.failure_note(Exited(1, one, lines, 1.0), None)))

@@ -10,7 +10,7 @@ from tests.mpi.ssh.secrets import client_of, require_openssh, secret
 from tests.ports import free_port
 from trainer_launch.model.errors import UsageError
 from trainer_launch.mpi import ssh_server
-from trainer_launch.planning.ssh_environment import handed_on
+from trainer_launch.mpi.rank_environment import handed_on
 
 pytestmark = pytest.mark.process
 

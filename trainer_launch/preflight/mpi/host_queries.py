@@ -29,7 +29,7 @@ from trainer_launch.preflight.check import Subject, at_once
 
 AT_ONCE = 64  # sessions under way; PRRTE has 128
 _ASK_S = 20.0
-_THREADS = 16
+_THREADS = 64
 _NEW_OPEN_MPI = 5
 _SHOWN = 200
 _MAX_LINES = 200
@@ -266,7 +266,7 @@ def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
     threads = Threads(_THREADS)
     with selectors.DefaultSelector() as selector:
         selector.register(threads.fd, selectors.EVENT_READ, threads.settle)
-        probes = Probes(selector, threads, port, lambda host: None)
+        probes = Probes(threads, port, lambda host: None)
         probes.watch(hosts)
         while time.monotonic() < until_s and len(host_readiness.ready(probes.readiness)) < len(hosts):
             due_s = until_s if probes.due_s is None else min(until_s, probes.due_s)
