@@ -35,7 +35,7 @@ from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi import Spec
 
 _MAX_RESTARTS = 3  # of failed ranks, unless the user says
-_SETTLE_S = 5.0  # for what a killed mpirun left on other hosts, before the next one starts
+SETTLE_S = 5.0  # for what a killed mpirun left on other hosts, before the next one starts
 _say = logs.say
 
 
@@ -120,7 +120,7 @@ class Agent:
                         self._hosts.rest()
                 case st.Start():
                     self._wait_log.restart()
-                    self._start, self._start_by_s = action, time.monotonic() + _SETTLE_S
+                    self._start, self._start_by_s = action, time.monotonic() + SETTLE_S
                 case st.Ask(hosts, limit_s):
                     self._hosts.ask(
                         hosts, limit_s, lambda missing: self._take(st.Answered(missing, time.monotonic()))

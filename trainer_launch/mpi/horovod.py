@@ -12,6 +12,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from trainer_launch.model.signal_policy import name_of
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import agent, mpirun_command
 from trainer_launch.mpi import job_state as st
-from trainer_launch.mpi.agent import Agent, Ended, Program
+from trainer_launch.mpi.agent import SETTLE_S, Agent, Ended, Program
 from trainer_launch.mpi.mpirun_messages import Said, heard_of_horovod, rank_and_text
 from trainer_launch.mpi.rank_environment import but_secrets
 from trainer_launch.planning.mpi import Spec
@@ -64,6 +65,15 @@ class HorovodAgent(Agent):
             self._settings = replace(
                 self._settings, first_hosts=self._hosts_for(number), min_hosts=self._hosts_for(least), follows=True
             )
+
+    def run(self) -> int:
+        """Run the job to its end; its exit code. Ranks that have lost their ssh are ended before."""
+        code = super().run()
+        until_s = time.monotonic() + SETTLE_S
+        while self._hosts.sweeps and (left_s := until_s - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left_s):
+                key.data()
+        return code
 
     def _ssh(self, env: Mapping[str, str]) -> tuple[str, ...]:
         client = self._hosts.client
