@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -57,6 +58,14 @@ def client_of(folder: Path, mount: Path, port: int, *, check_host_keys: bool = T
         port=port,
         check_host_keys=check_host_keys,
     )
+
+
+def agent_of(reach: ssh_client.Client) -> str:
+    """A program that is `ssh` as a launcher uses it, for plm_rsh_agent and -launcher-exec."""
+    path = Path(reach.files.folder, "agent")
+    path.write_text(f'#!/bin/sh\nexec {shlex.join((*reach.ssh, "-F", reach.files.client))} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
 
 
 def ssh(reach: ssh_client.Client, *command: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:

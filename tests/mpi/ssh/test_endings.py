@@ -106,27 +106,12 @@ def looked_at(it: Worker) -> bool:
     return time.monotonic() - began > 2.5
 
 
-def test_a_daemon_left_behind_on_purpose_stays_until_it_is_asked_for(tmp_path, mount) -> None:
+def test_a_daemon_left_behind_on_purpose_stays(tmp_path, mount) -> None:
     with worker(tmp_path, mount) as it:
         it.output(f"(setsid sh -c 'echo $$ >{tmp_path}/pid; exec sleep 1000' </dev/null >/dev/null 2>&1 &)")
         daemon = int(noted(tmp_path / "pid"))
         eventually(lambda: looked_at(it), "the worker has looked twice")
         assert not gone(daemon)
-        assert it.output("trainer-launch-end-sessions 5") == "ended 1"
-        assert gone(daemon)
-
-
-def test_other_sessions_are_ended_by_force_when_they_do_not_listen(tmp_path, mount) -> None:
-    with worker(tmp_path, mount) as it:
-        client = it.start(f"trap '' TERM; echo $$ >'{tmp_path}/pid'; while :; do sleep 1000; done")
-        stubborn = int(noted(tmp_path / "pid"))
-        told = it.output("sleep 1000 & trainer-launch-end-sessions 0.3; kill -0 $! && echo mine lives; kill $!")
-        assert told.startswith("ended ")
-        assert told.endswith("\nmine lives")
-        eventually(lambda: gone(stubborn), "ended")
-        assert client.wait(20) != 0
-        assert it.ssh("trainer-launch-end-sessions soon").returncode == 1
-        assert it.output("trainer-launch-end-sessions") == "ended 0"
 
 
 # -- SIGTERM ----------------------------------------------------------------------------------

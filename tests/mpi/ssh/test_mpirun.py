@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 
 from tests.cli.launching import clean_env
 from tests.conftest import require
-from tests.mpi.ssh.secrets import Worker, client_of, require_openssh, secret
+from tests.mpi.ssh.secrets import Worker, agent_of, client_of, require_openssh, secret
 from tests.ports import free_port
 from tests.process.world import survivors
 from tests.waiting import eventually
@@ -102,9 +100,9 @@ def command(mpirun: str, reach: ssh_client.Client, folder: Path) -> Sequence[str
     hosts = folder / "hosts"
     if "mpich" in mpirun:
         hosts.write_text("127.0.0.2:1\n127.0.0.3:1\n")
-        return [mpirun, "-launcher", "ssh", "-launcher-exec", reach.files.agent, "-f", str(hosts), *words]
+        return [mpirun, "-launcher", "ssh", "-launcher-exec", agent_of(reach), "-f", str(hosts), *words]
     hosts.write_text("127.0.0.2 slots=1\n127.0.0.3 slots=1\n")
-    own = ["-mca", "plm_rsh_agent", reach.files.agent, "-mca", "oob_tcp_if_include", "lo", "--bind-to", "none"]
+    own = ["-mca", "plm_rsh_agent", agent_of(reach), "-mca", "oob_tcp_if_include", "lo", "--bind-to", "none"]
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return [mpirun, *root, *own, "--hostfile", str(hosts), *words]
 
@@ -139,17 +137,3 @@ def test_a_launcher_that_is_killed_leaves_no_rank(job) -> None:
     job.mpirun.kill()
     job.mpirun.wait()
     eventually(lambda: not job.strays(), "all ranks have ended")
-
-
-def test_what_hangs_ends_when_the_launcher_asks(job) -> None:
-    """mpirun is suspended, as if its node had gone without a word: its daemons wait for it, and so do the ranks."""
-    job.mpirun.send_signal(signal.SIGSTOP)
-    began_s = time.monotonic()
-    for address in ("127.0.0.2", "127.0.0.3"):
-        argv = job.reach.argv(address, "trainer-launch-end-sessions 0.5")
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
-        assert done.returncode == 0, done.stderr
-        assert re.fullmatch(r"ended [1-9]\d*\n", done.stdout)
-    assert job.strays() == []
-    assert time.monotonic() - began_s < 30
-    assert all(it.process.poll() is None for it in job.workers)
