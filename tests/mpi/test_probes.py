@@ -136,19 +136,6 @@ def test_a_host_that_has_to_let_us_in_is_ready_only_then(
     assert answers == []
 
 
-def test_keys_are_tried_while_others_are_missing_and_cost_the_start_nothing(
-    listen: Callable[[bytes], int],
-    watch: Callable[..., Watcher],
-) -> None:
-    tried: list[str] = []
-    watcher = watch(lambda host: tried.append(host))
-    watcher.places |= {"a": ("127.0.0.1", listen(b"SSH-2.0-test\r\n")), "b": ("no-such-host.invalid", 22)}
-    watcher.probes.watch(["a", "b"])
-    watcher.until(lambda s: s["a"].stage is Stage.READY)
-    assert tried == []
-    watcher.until(lambda _: tried == ["a"])
-
-
 def test_a_host_that_was_lost_has_to_pass_everything_again(
     listen: Callable[[bytes], int], watch: Callable[..., Watcher]
 ) -> None:

@@ -28,13 +28,11 @@ _PAUSE_S = 0.1  # between two attempts
 _REST_S = 1.0  # likewise, while the job runs without them
 _PER_SECOND = 500  # attempts for all hosts together
 _KEY_PAUSE_S = 2.0
-_SPARE_S = 1.0  # of waiting, after which keys are tried of those that are there already
-_SPARE_AT_ONCE = 2
 _OWN_BANNER = b"SSH-2.0-trainer_launch_probe\r\n"  # to who leaves without one, sshd's log gives an error each time
 _BANNER_BYTES = 4096
 _STACK_BYTES = 256 * 1024
 
-LogIn = Callable[[str], "str | None"]  # blocks; why a host does not let us in, None: it does
+LogIn: TypeAlias = Callable[[str], "str | None"]  # blocks; why a host does not let us in, None: it does
 Done: TypeAlias = Callable[[], None]  # called in the main loop
 Work: TypeAlias = Callable[[], Done]
 
@@ -88,12 +86,11 @@ class _Target:
         self.next_s = 0.0
         self.tried = 0
         self.is_busy = False  # a thread works for it
-        self.let_in = False  # it needs no key any more
 
     @property
-    def is_open(self) -> bool:
-        """Whether it is not ready yet."""
-        return self.reached.stage is not Stage.READY
+    def is_due(self) -> bool:
+        """Whether it is not ready, and nothing is under way."""
+        return self.reached.stage is not Stage.READY and not self.is_busy
 
     def reach(self, stage: Stage, why: str) -> None:
         """An attempt has come so far; from its thread."""
@@ -108,7 +105,6 @@ class Probes:
         self._threads, self._port, self._log_in, self._over_ssh = threads, port, log_in, over_ssh
         self._targets: dict[str, _Target] = {}
         self._must_log_in = False
-        self._since_s = 0.0
         self._at_rest = False
         self.changed = False
 
@@ -117,11 +113,10 @@ class Probes:
         kept = {name: target for name, target in self._targets.items() if name not in set(afresh)}
         self._targets = {name: kept.get(name) or _Target(name) for name in hosts}
         self._must_log_in = check_keys
-        self._since_s, self._at_rest = time.monotonic(), False
-        self.changed = True
+        self._at_rest, self.changed = False, True
 
     def rest(self) -> None:
-        """The job runs: look seldom at those that are not in it, and try no keys."""
+        """The job runs: look seldom at those that are not in it."""
         self._at_rest = True
 
     @property
@@ -132,30 +127,18 @@ class Probes:
     @property
     def due_s(self) -> float | None:
         """When to `tick` next; None: nothing is due."""
-        times = [target.next_s for target in self._targets.values() if target.is_open and not target.is_busy]
-        spare = [self._since_s + _SPARE_S] if self._spare() else []
-        return min((*times, *spare), default=None)
+        return min((target.next_s for target in self._targets.values() if target.is_due), default=None)
 
     def tick(self, now_s: float) -> None:
         """Begin what is due."""
         for target in self._targets.values():
-            if target.is_open and not target.is_busy and now_s >= target.next_s:
-                self._begin(target, self._attempt)
-        if now_s >= self._since_s + _SPARE_S:
-            for target in self._spare():
-                self._begin(target, self._key)
+            if target.is_due and now_s >= target.next_s:
+                target.is_busy = True
+                self._threads.submit(partial(self._work, target))
 
-    def _spare(self) -> list[_Target]:
-        """Whose keys may be tried while others are still missing: that costs the start nothing."""
-        if self._at_rest or not any(target.is_open for target in self._targets.values()):
-            return []
-        there = [target for target in self._targets.values() if not target.is_open and not target.let_in]
-        at_once = _SPARE_AT_ONCE - sum(target.is_busy for target in there)
-        return [target for target in there if not target.is_busy][: max(0, at_once)]
-
-    def _begin(self, target: _Target, attempt: Callable[[_Target], Readiness]) -> None:
-        target.is_busy = True
-        self._threads.submit(lambda: partial(self._ended, target, attempt(target)))
+    def _work(self, target: _Target) -> Done:
+        """In a thread."""
+        return partial(self._ended, target, self._attempt(target))
 
     def _ended(self, target: _Target, reached: Readiness) -> None:
         target.is_busy = False
@@ -166,9 +149,8 @@ class Probes:
         usual_s = _REST_S if self._at_rest else max(_PAUSE_S, len(self._targets) / _PER_SECOND)
         target.next_s = time.monotonic() + (_KEY_PAUSE_S if reached.stage is Stage.KEY else usual_s)
 
-    # In threads.
-
     def _attempt(self, target: _Target) -> Readiness:
+        """In a thread."""
         if not self._over_ssh or target.reached.stage is Stage.KEY:
             return self._key(target)
         try:
@@ -178,8 +160,7 @@ class Probes:
         family, _, _, _, address = addresses[target.tried % len(addresses)]
         target.tried += 1
         if self._port is None or _is_own(str(addresses[0][4][0])):
-            target.let_in = True  # mpirun starts ranks on its own host itself
-            return Readiness(Stage.READY, "")
+            return Readiness(Stage.READY, "")  # mpirun starts ranks on its own host itself
         target.reach(Stage.PORT, "no answer yet")
         try:
             with socket.socket(family, socket.SOCK_STREAM) as connected:
@@ -193,14 +174,13 @@ class Probes:
             return Readiness(Stage.PORT, str(problem.strerror))
         if why:
             return Readiness(Stage.BANNER, why)
-        if self._must_log_in and not target.let_in:
+        if self._must_log_in:
             target.reach(Stage.KEY, "logging in")
             return self._key(target)
         return Readiness(Stage.READY, "")
 
     def _key(self, target: _Target) -> Readiness:
         why = self._log_in(target.name)
-        target.let_in = why is None
         return Readiness(Stage.READY, "") if why is None else Readiness(Stage.KEY, why)
 
 
@@ -229,46 +209,35 @@ def _is_own(address: str) -> bool:
 
 
 class Threads:
-    """Daemon threads, so that one that hangs keeps nobody alive; `fd` is readable when something was found."""
+    """Daemon threads, so that one that hangs keeps nobody alive; `fd` is readable when one has an answer."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._threads = 0
-        self._idle = 0
-        self._lock = threading.Lock()
-        self._work: SimpleQueue[Work] = SimpleQueue()
-        self._found: SimpleQueue[Done] = SimpleQueue()
+        self._free = threading.BoundedSemaphore(size)
+        self._answers: SimpleQueue[Done] = SimpleQueue()
         self.fd, self._post = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def submit(self, work: Work) -> None:
         """Let a thread do `work`; what it returns is called in the main loop."""
-        with self._lock:
-            self._idle -= 1
-            if self._idle < 0 and self._threads < self._size:
-                self._threads += 1
-                threading.stack_size(_STACK_BYTES)
-                threading.Thread(target=self._labour, daemon=True).start()
-        self._work.put(work)
+        threading.stack_size(_STACK_BYTES)
+        threading.Thread(target=self._labour, args=(work,), daemon=True).start()
 
     def post(self, done: Done) -> None:
         """Have `done` called in the main loop; from any thread."""
-        self._found.put(done)
+        self._answers.put(done)
         with contextlib.suppress(BlockingIOError):  # full: its reader is due to wake up anyway
             os.write(self._post, b".")
 
     def settle(self) -> None:
-        """In the main loop: call what was found."""
+        """In the main loop: call what threads have answered."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 65536)
         while True:
             try:
-                done = self._found.get_nowait()
+                done = self._answers.get_nowait()
             except Empty:
                 return
             done()
 
-    def _labour(self) -> None:
-        while True:
-            with self._lock:
-                self._idle += 1
-            self.post(self._work.get()())
+    def _labour(self, work: Work) -> None:
+        with self._free:
+            self.post(work())

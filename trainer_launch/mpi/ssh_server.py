@@ -14,7 +14,7 @@ from msgspec import Struct
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
-from trainer_launch.mpi import ssh_client
+from trainer_launch.mpi import job_key, ssh_client
 from trainer_launch.mpi.rank_environment import Handed
 from trainer_launch.mpi.ssh_client import Files, quoted
 
@@ -55,23 +55,20 @@ def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[st
     if is_root:
         check_capabilities(LiveFiles(_MAX_BYTES).read("/proc/self/status") or b"")
     check_port(reach.port, addresses)
-    ssh_client.write(files.authorized, authorized_keys(reach.public))
+    job_key.write(files.authorized, authorized_keys(reach.public))
     env = {**handed.env, **_NO_RC_FILES}
     text = configuration(
         files, port=reach.port, addresses=addresses, user=me.name, is_root=is_root, log_level=log_level
     )
-    ssh_client.write(files.server, text + set_env(env))
+    job_key.write(files.server, text + set_env(env))
     told = _tried((*program, "-T", "-f", files.server))
     wrong = tuple(name for name, value in env.items() if f"setenv {name}={value}" not in told)
     if wrong:  # an older sshd reads quotes in its own way: rather without than with another value
         os.unlink(files.server)
         kept = {name: value for name, value in env.items() if name not in wrong}
-        ssh_client.write(files.server, text + set_env(kept))
+        job_key.write(files.server, text + set_env(kept))
     more = _NO_PENALTIES if any(line.startswith("persourcepenalties ") for line in told) else ()
     return Ready(argv=(*program, "-D", "-e", "-f", files.server, *more), unfit=wrong)
-
-
-# -- what sshd is told ------------------------------------------------------------------------
 
 
 def configuration(
@@ -121,9 +118,6 @@ def authorized_keys(public: str) -> str:
     return f"restrict {public}\n"
 
 
-# -- what OpenSSH asks for --------------------------------------------------------------------
-
-
 def _check_account(name: str, shell: str, *, is_root: bool) -> None:
     if os.path.basename(shell) in _CLOSED_SHELLS or (shell and not os.access(shell, os.X_OK)):
         raise UsageError(
@@ -160,31 +154,20 @@ def check_port(port: int, addresses: Sequence[str]) -> None:
     for address in addresses or ("0.0.0.0", "::"):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            with socket.socket(family, socket.SOCK_STREAM) as tried:
-                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                tried.bind((address, port))
-                tried.listen()
+            socket.create_server((address, port), family=family).close()
+        except PermissionError:
+            raise UsageError(
+                f"uid {os.geteuid()} may not listen on port {port}; set --ssh-port (TRAINER_LAUNCH_SSH_PORT) to "
+                f"one from 1024 up, the same in all pods: images use 2222"
+            ) from None
         except OSError as problem:
-            _say_why(problem, port, address)
-
-
-def _say_why(problem: OSError, port: int, address: str) -> None:
-    if problem.errno in (errno.EACCES, errno.EPERM):
-        raise UsageError(
-            f"uid {os.geteuid()} may not listen on port {port}; set --ssh-port (TRAINER_LAUNCH_SSH_PORT) to one "
-            f"from 1024 up, the same in all pods: images use 2222"
-        ) from None
-    if problem.errno == errno.EADDRINUSE:
-        raise NodeError(
-            f"port {port} is in use by another program in this pod, perhaps another sshd; end it, or set --ssh-port"
-        ) from None
-    if address != "::":  # there may be no IPv6 at all
-        raise NodeError(f"sshd cannot listen on {address} port {port}: {problem.strerror}") from None
-
-
-# -- a trial ----------------------------------------------------------------------------------
+            if problem.errno == errno.EADDRINUSE:
+                raise NodeError(
+                    f"port {port} is in use by another program in this pod, perhaps another sshd; end it, or set "
+                    f"--ssh-port"
+                ) from None
+            if address != "::":  # there may be no IPv6 at all
+                raise NodeError(f"sshd cannot listen on {address} port {port}: {problem.strerror}") from None
 
 
 def _tried(argv: tuple[str, ...]) -> frozenset[str]:

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import signal
-from collections.abc import Collection, Iterable
 
 from trainer_launch.host import process_tree
 from trainer_launch.host.process_tree import Entry
-from trainer_launch.model.units import grouped
 
-SSHD = frozenset(("sshd", "sshd-session", "sshd-auth"))
-GRACE_S = 3.0  # from SIGTERM to SIGKILL, for what a lost session has left
-LOOK_EVERY_S = 1.0
+_SSHD = ("sshd", "sshd-session", "sshd-auth")
+_GRACE_S = 3.0  # from SIGTERM to SIGKILL
+_LOOK_EVERY_S = 1.0
 _log = logging.getLogger(__name__)
-
-
-def below(pids: Collection[int], entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """All descendants of these processes."""
-    children = grouped((entry.parent, entry) for entry in entries)
-    found, queue = [], list(pids)
-    while queue:
-        next_ones = children.get(queue.pop(), [])
-        found += next_ones
-        queue += [entry.pid for entry in next_ones]
-    return tuple(found)
 
 
 class Sessions:
@@ -39,58 +24,40 @@ class Sessions:
         self._launcher = launcher
         self._commands: set[tuple[int, int]] = set()  # what sshd has started itself
         self._doomed: dict[tuple[int, int], float] = {}  # and when SIGKILL is due
-        self.due_s = now_s + LOOK_EVERY_S
+        self.due_s = now_s + _LOOK_EVERY_S
 
     def look(self, now_s: float) -> None:
         """Look once; it never finds a hang."""
-        self.due_s = now_s + LOOK_EVERY_S
-        if not self._doomed and is_idle(self._launcher):
+        self.due_s = now_s + _LOOK_EVERY_S
+        if not self._doomed and self._is_idle():
             self._commands = set()
             return
-        entries = process_tree.descendants(self._launcher)
-        orphans = lost(self._launcher, self._commands, entries)
-        self._commands = commands(entries)
-        for orphan in orphans:
-            if orphan.key not in self._doomed:
-                _log.warning("%s lost its ssh connection; ending it and everything it started", orphan)
-        left = {entry.pid: entry for entry in entries if entry.key in self._doomed}
-        left |= {entry.pid: entry for entry in orphans}
-        left |= {entry.pid: entry for entry in below(left, entries)}
+        entries = process_tree.descendants(self._launcher)  # parents first
+        left: dict[int, Entry] = {}
+        for entry in entries:
+            is_lost = self._is_lost(entry)
+            if is_lost and entry.key not in self._doomed:
+                _log.warning("%s lost its ssh connection; ending it and everything it started", entry)
+            if is_lost or entry.key in self._doomed or entry.parent in left:
+                left[entry.pid] = entry
+        servers = {entry.pid for entry in entries if entry.name in _SSHD}
+        self._commands = {entry.key for entry in entries if entry.parent in servers and entry.name not in _SSHD}
         for entry in left.values():
             if entry.key not in self._doomed:
-                _send(entry, signal.SIGTERM)
+                process_tree.send(entry.pid, signal.SIGTERM)
+                process_tree.send(entry.pid, signal.SIGCONT)  # one that is suspended could not hear it
             elif now_s >= self._doomed[entry.key]:
-                _send(entry, signal.SIGKILL)
-        self._doomed = {entry.key: self._doomed.get(entry.key, now_s + GRACE_S) for entry in left.values()}
+                process_tree.send(entry.pid, signal.SIGKILL)
+        self._doomed = {entry.key: self._doomed.get(entry.key, now_s + _GRACE_S) for entry in left.values()}
 
+    def _is_lost(self, entry: Entry) -> bool:
+        """Whether a command's session has ended under it: the launcher has inherited it.
 
-def is_idle(launcher: int) -> bool:
-    """Whether there is nothing but sshd itself: found out without looking at every process of the machine."""
-    below = process_tree.children(launcher)
-    return (
-        below is not None
-        and len(below) == 1
-        and not any(process_tree.children(pid) != frozenset() for pid in below)
-    )
+        A daemon that a command left behind on purpose, as Open MPI's does, was never sshd's own child.
+        """
+        return entry.parent == self._launcher and entry.key in self._commands
 
-
-def commands(entries: Iterable[Entry]) -> set[tuple[int, int]]:
-    """What sshd itself has started: a session's command, as long as the session lives."""
-    listed = tuple(entries)
-    servers = {entry.pid for entry in listed if entry.name in SSHD}
-    return {entry.key for entry in listed if entry.parent in servers and entry.name not in SSHD}
-
-
-def lost(launcher: int, known: Collection[tuple[int, int]], entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Commands of sessions that have ended under them: the launcher has inherited them.
-
-    A daemon that a command left behind on purpose, as Open MPI's does, was never sshd's own child.
-    """
-    return tuple(entry for entry in entries if entry.parent == launcher and entry.key in known)
-
-
-def _send(entry: Entry, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(entry.pid, number)
-        if number == signal.SIGTERM and entry.state == "T":
-            os.kill(entry.pid, signal.SIGCONT)  # suspended: it could not hear us
+    def _is_idle(self) -> bool:
+        """Whether there is nothing but sshd itself: found out without looking at every process of the machine."""
+        below = process_tree.children(self._launcher)
+        return below is not None and len(below) == 1 and process_tree.children(*below) == frozenset()

@@ -16,6 +16,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.units import printable
 from trainer_launch.mpi import (
     host_readiness,
+    job_key,
     job_state_machine,
     mpirun_command,
     mpirun_messages,
@@ -112,15 +113,15 @@ def key_file(data: bytes) -> None:
     """The mounted ssh key, and the list of keys beside it; of neither is anything shown."""
     folder = Path(_FOLDER.name)
     (folder / "id_rsa").write_bytes(data)
-    found = attempt(ssh_client._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
+    found = attempt(job_key._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
     assert not isinstance(found, bytes) or found.endswith(b"\n")
     (folder / "authorized_keys").write_bytes(data)
     attempt(
-        ssh_client._check_authorized,
+        job_key.check_authorized,
         folder / "authorized_keys", folder / "id_rsa", "ssh-rsa AAAA",
         kinds=(UsageError,), names="authorized_keys",
     )  # fmt: skip
-    ssh_client._PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
+    job_key.PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
     fault_isolation.pair(0, 1)
 
 
