@@ -60,4 +60,4 @@ class Sessions:
     def _is_idle(self) -> bool:
         """Whether there is nothing but sshd itself: found out without looking at every process of the machine."""
         below = process_tree.children(self._launcher)
-        return below is not None and len(below) == 1 and process_tree.children(*below) == frozenset()
+        return below is not None and len(below) == 1 and process_tree.children(next(iter(below))) == frozenset()
