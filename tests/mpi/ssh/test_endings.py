@@ -37,14 +37,6 @@ def sshd(it: Worker) -> psutil.Process:
     return found
 
 
-def program(folder: Path, name: str, text: str) -> str:
-    """An executable whose name the kernel shows, as it shows Open MPI's daemon."""
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{text}")
-    path.chmod(0o755)
-    return f"'{path}'"
-
-
 def noted(path: Path) -> str:
     return str(eventually(lambda: path.exists() and path.read_text().strip(), f"{path.name} is written"))
 
@@ -115,32 +107,6 @@ def test_a_daemon_left_behind_on_purpose_stays(tmp_path, mount) -> None:
 
 
 # -- SIGTERM ----------------------------------------------------------------------------------
-
-
-def test_ranks_save_with_all_of_the_grace_though_their_daemon_would_kill_them(tmp_path, mount) -> None:
-    """As Open MPI's orted does, this one kills its ranks when it is asked to stop."""
-    rank = program(
-        tmp_path,
-        "rank",
-        f"trap 'sleep 2; echo saved >\"{tmp_path}/saved\"; exit 0' TERM\n"
-        f'echo $$ >"{tmp_path}/pid"\nwhile :; do sleep 0.05; done\n',
-    )
-    orted = program(
-        tmp_path,
-        "orted",
-        f"trap 'kill -9 $!; echo killed >\"{tmp_path}/killed\"; exit 1' TERM\n{rank} &\nwait $!\n",
-    )
-    with worker(tmp_path, mount, "--grace", "40") as it:
-        client = it.start(f"x=1; {orted}; y=1")  # with a shell between sshd and the daemon
-        noted(tmp_path / "pid")
-        began_s = time.monotonic()
-        it.process.terminate()
-        assert it.wait() == 143
-        assert time.monotonic() - began_s < 30, "it does not sit out the grace"
-        assert (tmp_path / "saved").exists(), it.log()
-        assert not (tmp_path / "killed").exists()
-        assert survivors(it.token) == []
-        client.wait(20)
 
 
 def test_ranks_that_do_not_listen_are_killed_when_the_grace_is_over(tmp_path, mount) -> None:
