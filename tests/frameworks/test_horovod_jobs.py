@@ -109,7 +109,7 @@ def test_signals_reach_every_rank_and_sigterm_lets_each_save_within_the_grace(th
 def test_an_elastic_job_goes_on_without_a_killed_host_and_grows_by_new_ones_until_it_is_stopped(three: Job) -> None:
     bounds = ("-np", "2", "--min-np", "1", "--max-np", "3")
     script = str(three.folder / "discover_hosts.sh")
-    program = (building.python(), shutil.copy(ELASTIC, three.folder), "200", "0.2")
+    program = (building.python(), str(shutil.copy(ELASTIC, three.folder)), "200", "0.2")
     run = launched(three, *bounds, "--host-discovery-script", script, *program)
 
     def awaits(pattern: str) -> None:

@@ -33,7 +33,7 @@ from trainer_launch.membership.client import Client
 from trainer_launch.model import Endpoint, StatusEndpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.mpi import host_readiness
-from trainer_launch.mpi.host_readiness import Probes, Stage, Threads
+from trainer_launch.mpi.host_readiness import HostStage, Probes, Threads
 from trainer_launch.observability import trainjob_status
 from trainer_launch.preflight.children import pair_bench
 from trainer_launch.preflight.cluster import node_link
@@ -121,7 +121,7 @@ def test_what_shows_no_banner_is_no_sshd(
             probes.tick(time.monotonic())
             seen.add(probes.readiness["127.0.0.1"].stage)
         probes.watch([])
-        assert Stage.READY not in seen
+        assert HostStage.READY not in seen
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from trainer_launch.model import Job, Member, Mpi, signal_policy
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.mpi import agent as mpi_agent
 from trainer_launch.mpi import job_state as st
-from trainer_launch.mpi.agent_hosts import Hosts
+from trainer_launch.mpi.agent_hosts import RemoteHosts
 from trainer_launch.planning import engines
 from trainer_launch.planning.mpi import KUBEXEC, Spec
 from trainer_launch.planning.mpi_options import Typed
@@ -84,7 +84,7 @@ def test_hosts_are_looked_for_where_the_users_own_agent_would_go(
     require(shutil.which("ssh"), "needs openssh-client")
     typed = replace(NO_MPIRUN, hosts="a.invalid:1", values=values)
     with selectors.DefaultSelector() as selector:
-        assert Hosts(spec_in(tmp_path), typed, {}, selector)._probes._port == port
+        assert RemoteHosts(spec_in(tmp_path), typed, {}, selector)._probes._port == port
 
 
 # -- signals ----------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def asked(tmp_path: Path) -> Iterator[Callable[..., dict[str, str]]]:
         mpi = Mpi(hostfile_path=str(tmp_path / "hosts"), launch_agent=KUBEXEC, launch_agent_path=str(script))
         task = request("mpirun x", Job(contract="c", mpi=mpi), scratch=str(tmp_path))
         typed = replace(NO_MPIRUN, hosts=",".join(f"{name}:1" for name in names))
-        hosts = Hosts(spec_of(engines.plan(task)), typed, {"PATH": "/usr/bin:/bin"}, selector)
+        hosts = RemoteHosts(spec_of(engines.plan(task)), typed, {"PATH": "/usr/bin:/bin"}, selector)
         answers: list[dict[str, str]] = []
         hosts.ask(names, hosts.ask_s if limit_s is None else limit_s, lambda missing: answers.append(dict(missing)))
         until_s = time.monotonic() + DEADLINE_S

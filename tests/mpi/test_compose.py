@@ -22,7 +22,7 @@ def made(
     env: Mapping[str, str] | None = None,
     hosts: tuple[Member, ...] = HOSTS,
     ssh_config: str | None = "/run/ssh",
-) -> mpirun_command.Command:
+) -> mpirun_command.MpirunCommand:
     job_hosts = mpirun_command.JobHosts(
         hosts=hosts, everyone=HOSTS, hostfile="/run/hosts", ssh_config=ssh_config, is_root=False
     )

@@ -28,7 +28,7 @@ from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS, SignalActi
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import host_readiness, job_state_machine, rank_environment
 from trainer_launch.mpi import job_state as st
-from trainer_launch.mpi.agent_hosts import Hosts
+from trainer_launch.mpi.agent_hosts import RemoteHosts
 from trainer_launch.mpi.host_readiness import Readiness
 from trainer_launch.mpi.mpirun_messages import Said, heard
 from trainer_launch.planning import mpi_options
@@ -46,7 +46,7 @@ class Agent:
         self._spec = spec
         self._typed = mpi_options.parse(command)
         self._selector = selectors.DefaultSelector()
-        self._hosts = Hosts(spec, self._typed, env, self._selector)
+        self._hosts = RemoteHosts(spec, self._typed, env, self._selector)
         self._wait_log = WaitLog()
         self._mpirun: Program | None = None
         self._start: st.Start | None = None  # that waits for sweeps to end

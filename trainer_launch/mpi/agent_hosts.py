@@ -21,9 +21,9 @@ from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.units import printable
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.mpi.host_list import HostList
-from trainer_launch.mpi.host_readiness import Done, Probes, Readiness, Stage, Threads
+from trainer_launch.mpi.host_readiness import Done, HostStage, Probes, Readiness, Threads
 from trainer_launch.mpi.mpirun_command import Dialect, recognised
-from trainer_launch.mpi.ssh_client import Client, configured_port, prepared
+from trainer_launch.mpi.ssh_client import SshClient, configured_port, prepared
 from trainer_launch.planning.mpi import KUBEXEC, OWN, SSH, Spec
 from trainer_launch.planning.mpi_options import MCA_VARIABLES, SSH_PORT, Typed, is_mpirun
 
@@ -72,7 +72,7 @@ class _Question(Struct, frozen=True):
     answer: Callable[[Mapping[str, str]], None]
 
 
-class Hosts:
+class RemoteHosts:
     """Everything about the other hosts; what it finds is fetched by `take_…` in the one main loop."""
 
     def __init__(self, spec: Spec, typed: Typed, env: Mapping[str, str], selector: selectors.BaseSelector) -> None:
@@ -108,7 +108,7 @@ class Hosts:
         host = next((member.host for member in self.members), "trainer-launch.invalid")
         return self.port or configured_port(self._own, host) or _SSH_PORT
 
-    def _prepared(self) -> Client:
+    def _prepared(self) -> SshClient:
         scratch, settings = self._spec.task.trial.scratch, self._spec.task.settings
         folder = f"{scratch}/{runtime_directory.SSH}-{os.getpid()}"  # one that was killed has left its own
         if any(c.isspace() for c in folder):
@@ -186,14 +186,14 @@ class Hosts:
     def _answer(self, question: _Question, now_s: float) -> None:
         seen = self.readiness
         readiness = {host: seen.get(host, Readiness()) for host in question.hosts}
-        if now_s < question.until_s and any(reached.stage < Stage.KEY for reached in readiness.values()):
+        if now_s < question.until_s and any(reached.stage < HostStage.KEY for reached in readiness.values()):
             return
         self._asking = None
         question.answer({host: str(reached) for host, reached in readiness.items() if self._is_gone(reached.stage)})
 
-    def _is_gone(self, stage: Stage) -> bool:
+    def _is_gone(self, stage: HostStage) -> bool:
         """By ssh who shows no banner; by kubectl who is refused, as an API server may be slow for who is well."""
-        return stage is Stage.KEY if self._spec.reach == KUBEXEC else stage < Stage.KEY
+        return stage is HostStage.KEY if self._spec.reach == KUBEXEC else stage < HostStage.KEY
 
     def rest(self) -> None:
         """The job runs."""
@@ -241,7 +241,7 @@ class Hosts:
 
     # -- mpirun -------------------------------------------------------------------------------
 
-    def command(self, hosts: Sequence[Member]) -> mpirun_command.Command:
+    def command(self, hosts: Sequence[Member]) -> mpirun_command.MpirunCommand:
         """The command for these hosts; their list is written.
 
         Raises:

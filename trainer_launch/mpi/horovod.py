@@ -22,7 +22,7 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from trainer_launch.host import files, logs, network, runtime_directory
-from trainer_launch.model import Member, hostfile
+from trainer_launch.model import Member, exit_codes, hostfile
 from trainer_launch.model.signal_policy import name_of
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import agent, mpirun_command
@@ -35,7 +35,6 @@ from trainer_launch.planning.mpi_options import COOLDOWN, INTERFACES, MIN_NUMBER
 
 # Without a cooldown Horovod never takes a host back that has failed once; it doubles from the first to the second.
 _COOLDOWN_S = ("2", "30")
-_STOPPED = 143  # the code of an ssh that does not begin any more
 _LAST_LINES = 400  # of all ranks together
 _KEPT_LINES = 60
 
@@ -54,7 +53,7 @@ class HorovodAgent(Agent):
         self._bin, self._stopping, self._ready = folder / "bin", folder / "stopping", folder / "ready"
         self._bin.mkdir(parents=True, mode=0o700)
         stopping, ready = shlex.quote(str(self._stopping)), shlex.quote(str(self._ready))
-        ssh = f'[ ! -e {stopping} ] || exit {_STOPPED}\nexec {shlex.join(self._ssh(env))} "$@"'
+        ssh = f'[ ! -e {stopping} ] || exit {exit_codes.STOPPED}\nexec {shlex.join(self._ssh(env))} "$@"'
         self._script = folder / "discover"
         for path, text in ((self._bin / "ssh", ssh), (self._script, f"exec cat {ready}")):
             path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")

@@ -22,7 +22,7 @@ from msgspec import Struct
 from trainer_launch.host import network
 from trainer_launch.model.units import counted, listed
 
-_CONNECT_S = 1.2  # less than `Hosts.ask_s`, so that whoever asks hears that there was no answer
+_CONNECT_S = 1.2  # less than `RemoteHosts.ask_s`, so that whoever asks hears that there was no answer
 _BANNER_S = 4.0  # sshd looks the name of its caller up before it says anything, where UseDNS is on
 _PAUSE_S = 0.1  # between two attempts
 _REST_S = 1.0  # likewise, while the job runs without them
@@ -37,7 +37,7 @@ Done: TypeAlias = Callable[[], None]  # called in the main loop
 Work: TypeAlias = Callable[[], Done]
 
 
-class Stage(IntEnum):
+class HostStage(IntEnum):
     """What a host has to pass, in order."""
 
     DNS = 0
@@ -47,17 +47,17 @@ class Stage(IntEnum):
     READY = 4
 
 
-_NAMES = {Stage.DNS: "DNS", Stage.PORT: "port", Stage.BANNER: "banner", Stage.KEY: "key"}
+_NAMES = {HostStage.DNS: "DNS", HostStage.PORT: "port", HostStage.BANNER: "banner", HostStage.KEY: "key"}
 
 
 class Readiness(Struct, frozen=True):
     """The stage that a host has not passed yet, and why."""
 
-    stage: Stage = Stage.DNS
+    stage: HostStage = HostStage.DNS
     why: str = "not asked yet"
 
     def __str__(self) -> str:
-        return "ready" if self.stage is Stage.READY else f"{_NAMES[self.stage]}: {self.why}"
+        return "ready" if self.stage is HostStage.READY else f"{_NAMES[self.stage]}: {self.why}"
 
 
 def summary(readiness: Mapping[str, Readiness], most: int = 5) -> str:
@@ -69,12 +69,12 @@ def summary(readiness: Mapping[str, Readiness], most: int = 5) -> str:
 
 def stuck(readiness: Mapping[str, Readiness]) -> dict[str, str]:
     """Where each host that is not ready is stuck."""
-    return {host: str(reached) for host, reached in readiness.items() if reached.stage is not Stage.READY}
+    return {host: str(reached) for host, reached in readiness.items() if reached.stage is not HostStage.READY}
 
 
 def ready(readiness: Mapping[str, Readiness]) -> frozenset[str]:
     """Who has passed everything."""
-    return frozenset(host for host, reached in readiness.items() if reached.stage is Stage.READY)
+    return frozenset(host for host, reached in readiness.items() if reached.stage is HostStage.READY)
 
 
 class _Target:
@@ -90,9 +90,9 @@ class _Target:
     @property
     def is_due(self) -> bool:
         """Whether it is not ready, and nothing is under way."""
-        return self.reached.stage is not Stage.READY and not self.is_busy
+        return self.reached.stage is not HostStage.READY and not self.is_busy
 
-    def reach(self, stage: Stage, why: str) -> None:
+    def reach(self, stage: HostStage, why: str) -> None:
         """An attempt has come so far; from its thread."""
         if self.reached.stage < stage:
             self.reached = Readiness(stage, why)
@@ -147,41 +147,41 @@ class Probes:
         self.changed |= reached != target.reached
         target.reached = reached
         usual_s = _REST_S if self._at_rest else max(_PAUSE_S, len(self._targets) / _PER_SECOND)
-        target.next_s = time.monotonic() + (_KEY_PAUSE_S if reached.stage is Stage.KEY else usual_s)
+        target.next_s = time.monotonic() + (_KEY_PAUSE_S if reached.stage is HostStage.KEY else usual_s)
 
     def _attempt(self, target: _Target) -> Readiness:
         """In a thread."""
-        if not self._over_ssh or target.reached.stage is Stage.KEY:
+        if not self._over_ssh or target.reached.stage is HostStage.KEY:
             return self._key(target)
         try:
             addresses = socket.getaddrinfo(target.name, self._port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as problem:
-            return Readiness(Stage.DNS, getattr(problem, "strerror", None) or str(problem))
+            return Readiness(HostStage.DNS, getattr(problem, "strerror", None) or str(problem))
         family, _, _, _, address = addresses[target.tried % len(addresses)]
         target.tried += 1
         if self._port is None or _is_own(str(addresses[0][4][0])):
-            return Readiness(Stage.READY, "")  # mpirun starts ranks on its own host itself
-        target.reach(Stage.PORT, "no answer yet")
+            return Readiness(HostStage.READY, "")  # mpirun starts ranks on its own host itself
+        target.reach(HostStage.PORT, "no answer yet")
         try:
             with socket.socket(family, socket.SOCK_STREAM) as connected:
                 connected.settimeout(_CONNECT_S)
                 connected.connect(address)
-                target.reach(Stage.BANNER, "no banner yet")
+                target.reach(HostStage.BANNER, "no banner yet")
                 why = banner_fault(connected)
         except TimeoutError:
-            return Readiness(Stage.PORT, "no answer")
+            return Readiness(HostStage.PORT, "no answer")
         except OSError as problem:
-            return Readiness(Stage.PORT, str(problem.strerror))
+            return Readiness(HostStage.PORT, str(problem.strerror))
         if why:
-            return Readiness(Stage.BANNER, why)
+            return Readiness(HostStage.BANNER, why)
         if self._must_log_in:
-            target.reach(Stage.KEY, "logging in")
+            target.reach(HostStage.KEY, "logging in")
             return self._key(target)
-        return Readiness(Stage.READY, "")
+        return Readiness(HostStage.READY, "")
 
     def _key(self, target: _Target) -> Readiness:
         why = self._log_in(target.name)
-        return Readiness(Stage.READY, "") if why is None else Readiness(Stage.KEY, why)
+        return Readiness(HostStage.READY, "") if why is None else Readiness(HostStage.KEY, why)
 
 
 def banner_fault(connected: socket.socket) -> str:

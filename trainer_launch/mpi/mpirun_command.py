@@ -34,7 +34,7 @@ class Dialect(Struct, frozen=True):
         return self.name != OPEN_MPI
 
 
-class Command(Struct, frozen=True, kw_only=True):
+class MpirunCommand(Struct, frozen=True, kw_only=True):
     """What is started."""
 
     argv: tuple[str, ...]
@@ -65,7 +65,7 @@ def recognised(text: str) -> Dialect | None:
 
 def command(
     typed: Typed, dialect: Dialect, env: Mapping[str, str], forward: Sequence[str], job_hosts: JobHosts
-) -> Command:
+) -> MpirunCommand:
     """mpirun on the hosts that are there; `forward` are variables that ranks get whatever they are called."""
     hosts, forward = job_hosts.hosts, (*forward, runtime_directory.MPI_RUN)
     number = ranks(typed.number, hosts, job_hosts.everyone)
@@ -76,7 +76,7 @@ def command(
         words = _open_mpi_options(typed, job_hosts, number, allowed(env, forward))
         env, text = _open_mpi_env(env, dialect.major, job_hosts.ssh_config), hostfile.render_open_mpi(hosts)
     argv = (typed.mpirun, *words, *typed.kept, *typed.program)
-    return Command(argv=argv, env=env, hostfile=text, is_hydra=dialect.is_hydra)
+    return MpirunCommand(argv=argv, env=env, hostfile=text, is_hydra=dialect.is_hydra)
 
 
 def ranks(asked: int | None, hosts: Sequence[Member], everyone: Sequence[Member]) -> int | None:

@@ -40,7 +40,7 @@ ALIVE_MISSED = 3  # unanswered ones after which it is lost
 _CONNECT_S = 5  # for one attempt to connect
 
 
-class Files:
+class SshFiles:
     """Where the files of one pod's ssh are, all in one private folder."""
 
     def __init__(self, folder: str) -> None:
@@ -70,12 +70,12 @@ class Account(Struct, frozen=True):
         return {**env, **self.env, "LD_PRELOAD": libraries} if self.env else dict(env)
 
 
-class Client(Struct, frozen=True, kw_only=True):
+class SshClient(Struct, frozen=True, kw_only=True):
     """How to reach the pods of this job."""
 
     ssh: tuple[str, ...]
     account: Account
-    files: Files
+    files: SshFiles
     port: int
     public: str  # the job's key, as TYPE BASE64
     checks_host_keys: bool
@@ -92,7 +92,7 @@ def prepared(
     port: int | None = None,
     check_host_keys: bool = True,
     path: str | None = None,
-) -> Client:
+) -> SshClient:
     """Write key, known_hosts and configuration into the new private folder `folder`.
 
     `port` is the one that the pods' sshd listens at, None: by `port_of`; `path` is the container's PATH.
@@ -103,7 +103,7 @@ def prepared(
     """
     if any(c in folder for c in _UNFIT):
         raise UsageError(f'the temporary folder {folder!r} has one of % " \\ $ in its name; set TMPDIR to another')
-    files = Files(folder)
+    files = SshFiles(folder)
     try:
         os.makedirs(folder, mode=0o700)
     except OSError as problem:
@@ -114,7 +114,7 @@ def prepared(
     used = port_of(ssh) if port is None else port
     job_key.write(files.known_hosts, known_hosts(public))
     job_key.write(files.client, configuration(files, used, check_host_keys=check_host_keys))
-    return Client(ssh=ssh, account=user, files=files, port=used, public=public, checks_host_keys=check_host_keys)
+    return SshClient(ssh=ssh, account=user, files=files, port=used, public=public, checks_host_keys=check_host_keys)
 
 
 def find(name: str, path: str | None) -> str:
@@ -179,7 +179,7 @@ def port_in(said: str) -> int | None:
     return parse_number(words[1], 1, 65535) if len(words) == 2 else None
 
 
-def configuration(files: Files, port: int, *, check_host_keys: bool = True) -> str:
+def configuration(files: SshFiles, port: int, *, check_host_keys: bool = True) -> str:
     """Text of ssh_config: only the job's key, shown by both sides, no questions asked, a lost host soon noticed.
 
     All else is OpenSSH's default, which with -F nothing in the image changes.

@@ -16,7 +16,7 @@ from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.mpi import job_key, ssh_client
 from trainer_launch.mpi.rank_environment import Handed
-from trainer_launch.mpi.ssh_client import Files, quoted
+from trainer_launch.mpi.ssh_client import SshFiles, quoted
 
 _CAPABILITIES = {"SETGID": 6, "SETUID": 7, "SYS_CHROOT": 18}  # that sshd needs as root
 _SECONDS = 20.0  # for `sshd -T`, which takes milliseconds
@@ -33,14 +33,16 @@ _MAX_BYTES = 1_048_576
 _LOGIN_GRACE_S = 30  # for who has connected to prove the key
 
 
-class Ready(Struct, frozen=True, kw_only=True):
+class PreparedSshd(Struct, frozen=True, kw_only=True):
     """An sshd that can be started."""
 
     argv: tuple[str, ...]
     unfit: tuple[str, ...]  # variables that this sshd would have given its sessions otherwise than they are
 
 
-def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[str], log_level: str) -> Ready:
+def prepared(
+    reach: ssh_client.SshClient, handed: Handed, *, addresses: Sequence[str], log_level: str
+) -> PreparedSshd:
     """Write what sshd needs into the private folder, and try it out.
 
     Raises:
@@ -68,11 +70,11 @@ def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[st
         kept = {name: value for name, value in env.items() if name not in wrong}
         job_key.write(files.server, text + set_env(kept))
     more = _NO_PENALTIES if any(line.startswith("persourcepenalties ") for line in told) else ()
-    return Ready(argv=(*program, "-D", "-e", "-f", files.server, *more), unfit=wrong)
+    return PreparedSshd(argv=(*program, "-D", "-e", "-f", files.server, *more), unfit=wrong)
 
 
 def configuration(
-    files: Files,
+    files: SshFiles,
     *,
     port: int,
     addresses: Sequence[str],  # to listen at; none: all

@@ -70,7 +70,7 @@ def variables(data: bytes) -> None:
     entries = (entry.partition("=")[::2] for entry in text_of(data).split("\0"))
     env = {name: value for name, value in entries if name}
     handed = rank_environment.handed_on(env, ())
-    files = ssh_client.Files("/run/x")
+    files = ssh_client.SshFiles("/run/x")
     config = ssh_server.configuration(files, port=22, addresses=(), user="root", is_root=True, log_level="INFO")
     text, bare = config + ssh_server.set_env(handed.env), config + ssh_server.set_env({"A": "b"})
     assert text.count("\n") <= bare.count("\n")

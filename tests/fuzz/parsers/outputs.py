@@ -139,7 +139,7 @@ def ssh_said(data: bytes) -> None:
         assert found is None or found[1].startswith("/")
     why = printable(deadline_subprocess.Ended(status=255, stderr=data).why())
     seen = {
-        f"host-{number}": host_readiness.Readiness(host_readiness.Stage(number % 5), why)
+        f"host-{number}": host_readiness.Readiness(host_readiness.HostStage(number % 5), why)
         for number in range(len(data) % 30)
     }
     assert_sentence(host_readiness.summary(seen))

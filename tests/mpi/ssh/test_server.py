@@ -21,7 +21,7 @@ def reach(tmp_path):
     return client_of(tmp_path, secret(tmp_path / "mount"), free_port())
 
 
-def prepared(reach, env) -> ssh_server.Ready:
+def prepared(reach, env) -> ssh_server.PreparedSshd:
     return ssh_server.prepared(reach, handed_on(env, ()), addresses=["127.0.0.1"], log_level="INFO")
 
 

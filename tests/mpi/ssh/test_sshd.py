@@ -137,13 +137,6 @@ def sentence(it: Worker, code: int) -> str:
     return lines[0]
 
 
-def test_a_garbage_key_is_refused(tmp_path, mount) -> None:
-    (mount / "id_rsa").chmod(0o600)
-    (mount / "id_rsa").write_bytes(os.urandom(300))
-    with refused(tmp_path, mount) as it:
-        assert "holds no private key" in sentence(it, 2)
-
-
 def test_a_folder_without_a_key_is_refused(tmp_path) -> None:
     with refused(tmp_path, tmp_path / "nowhere") as it:
         assert "cannot be read" in sentence(it, 2)

@@ -23,7 +23,7 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.mpirun_command import INTEL, OPEN_MPI, Dialect, recognised
-from trainer_launch.mpi.ssh_client import Client, prepared
+from trainer_launch.mpi.ssh_client import SshClient, prepared
 from trainer_launch.planning.mpi_options import Typed
 from trainer_launch.preflight.check import Subject, at_once
 
@@ -214,7 +214,7 @@ class Hosts(Struct, frozen=True, kw_only=True):
 
     launcher: Launcher
     trouble: LaunchError | None = None  # no host was asked
-    client: Client | None = None
+    client: SshClient | None = None
     refusals: Mapping[str, Refusal | None] = field(default_factory=dict)
     answers: Mapping[str, Answer] = field(default_factory=dict)
     own: Own | None = None
@@ -277,7 +277,7 @@ def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
         return {
             host: Refusal(Stage[reached.stage.name], reached.why)
             for host, reached in probes.readiness.items()
-            if reached.stage is not host_readiness.Stage.READY
+            if reached.stage is not host_readiness.HostStage.READY
         }
 
 
