@@ -184,12 +184,12 @@ class RemoteHosts:
         self._asking = _Question(tuple(hosts), time.monotonic() + limit_s, answer)
 
     def _answer(self, question: _Question, now_s: float) -> None:
-        seen = self.readiness
-        readiness = {host: seen.get(host, Readiness()) for host in question.hosts}
-        if now_s < question.until_s and any(reached.stage < HostStage.KEY for reached in readiness.values()):
+        reached = self.readiness
+        readiness = {host: reached.get(host, Readiness()) for host in question.hosts}
+        if now_s < question.until_s and any(host.stage < HostStage.KEY for host in readiness.values()):
             return
         self._asking = None
-        question.answer({host: str(reached) for host, reached in readiness.items() if self._is_gone(reached.stage)})
+        question.answer({host: str(now) for host, now in readiness.items() if self._is_gone(now.stage)})
 
     def _is_gone(self, stage: HostStage) -> bool:
         """By ssh who shows no banner; by kubectl who is refused, as an API server may be slow for who is well."""
@@ -309,20 +309,20 @@ def run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str | No
 
 def own_ssh(typed: Typed, env: Mapping[str, str]) -> tuple[str, ...] | None:
     """The ssh that mpirun calls, with its options; None: hosts are reached without one."""
-    program = _told(typed, env, _PROGRAMS, _PROGRAM_VARIABLES).partition(":")[0].split()  # tried in turn
-    kind = _told(typed, env, _KINDS, _KIND_VARIABLES)
+    program = _setting(typed, env, _PROGRAMS, _PROGRAM_VARIABLES).partition(":")[0].split()  # tried in turn
+    kind = _setting(typed, env, _KINDS, _KIND_VARIABLES)
     if program:
         is_ssh = program[0].rpartition("/")[2] == "ssh"
     else:  # Open MPI's own component for ssh bears the name of rsh
-        is_component = kind == _told(typed, env, ("plm",), ())
+        is_component = kind == _setting(typed, env, ("plm",), ())
         is_ssh = kind in ("", "ssh") or (is_component and (kind == "rsh" or kind.startswith("^")))
-    return (*(program or ("ssh",)), *_told(typed, env, _ARGS, ()).split()) if is_ssh else None
+    return (*(program or ("ssh",)), *_setting(typed, env, _ARGS, ()).split()) if is_ssh else None
 
 
-def _told(typed: Typed, env: Mapping[str, str], names: Iterable[str], variables: Iterable[str]) -> str:
+def _setting(typed: Typed, env: Mapping[str, str], names: Iterable[str], variables: Iterable[str]) -> str:
     """The first of these settings that has a value: what was typed goes before what is set."""
     listed = tuple(names)
-    found = [typed.values.get(name) for name in listed]
-    found += [env.get(f"{prefix}{name}") for prefix in MCA_VARIABLES for name in listed]
-    found += [env.get(name) for name in variables]
-    return next((value for value in found if value), "")
+    values = [typed.values.get(name) for name in listed]
+    values += [env.get(f"{prefix}{name}") for prefix in MCA_VARIABLES for name in listed]
+    values += [env.get(name) for name in variables]
+    return next((value for value in values if value), "")

@@ -50,8 +50,7 @@ class HostList:
     def look(self) -> tuple[Member, ...]:
         """The hosts now; `trouble` says why they could not be read. Blocks while a script runs."""
         try:
-            found = self._discovered()
-            members = merged(self._listed(), found, self.members)
+            members = merged(self._listed(), self._discovered(), self.members)
             self.trouble = ""
         except LaunchError as problem:
             self.trouble = str(problem)
@@ -95,11 +94,11 @@ class HostList:
         return tuple(replace(m, slots=self._slots) if given or m.slots is None else m for m in members)
 
 
-def merged(listed: Sequence[Member], found: Sequence[Member], before: Sequence[Member]) -> tuple[Member, ...]:
+def merged(listed: Sequence[Member], discovered: Sequence[Member], before: Sequence[Member]) -> tuple[Member, ...]:
     """The list, and who was discovered beyond it; who was discovered `before` stays in its place."""
     members = {member.host: member for member in listed}
     slots = next((member.slots for member in listed if member.slots is not None), None)
-    newest = {member.host: member for member in found}
+    newest = {member.host: member for member in discovered}
     for host in (*(member.host for member in before), *newest):
         if host in newest:
             member = newest[host]

@@ -116,24 +116,24 @@ def _open_mpi_env(given: Mapping[str, str], major: int, ssh_config: str | None) 
     new = major >= 5
     prefix = "PRTE_MCA_" if new else "OMPI_MCA_"
     ssh = "plm_ssh" if new else "plm_rsh"
-    told = dict(given)
+    env = dict(given)
     if new:
         for name, value in given.items():
             if name.startswith("OMPI_MCA_plm_rsh_"):
-                told.setdefault(f"PRTE_MCA_plm_ssh_{name.removeprefix('OMPI_MCA_plm_rsh_')}", value)
+                env.setdefault(f"PRTE_MCA_plm_ssh_{name.removeprefix('OMPI_MCA_plm_rsh_')}", value)
         # Else its daemons fork ranks in 16 threads, and may miss the end of one in its first milliseconds: the job
         # then never ends (5.0.7, about 1 start in 150 on two busy cores).
-        told.setdefault("PRTE_MCA_odls_base_max_threads", "0")
+        env.setdefault("PRTE_MCA_odls_base_max_threads", "0")
     for name, value in _ALIVE.items():
-        told.setdefault(f"{prefix}oob_tcp_{name}", value)
-    told.setdefault(f"{prefix}{'prte' if new else 'orte'}_keep_fqdn_hostnames", "true")
+        env.setdefault(f"{prefix}oob_tcp_{name}", value)
+    env.setdefault(f"{prefix}{'prte' if new else 'orte'}_keep_fqdn_hostnames", "true")
     if ssh_config is not None:
         # The configuration is on this host only, so this host starts the daemons of all others itself.
         args = f"{prefix}{ssh}_args"
-        told[args] = f"-F {ssh_config} {told.get(args, '')}".strip()
-        told.setdefault(f"{prefix}{ssh}_no_tree_spawn", "1")
-        told.setdefault(f"{prefix}{ssh}_agent", "ssh")
-    return told
+        env[args] = f"-F {ssh_config} {env.get(args, '')}".strip()
+        env.setdefault(f"{prefix}{ssh}_no_tree_spawn", "1")
+        env.setdefault(f"{prefix}{ssh}_agent", "ssh")
+    return env
 
 
 def _hydra_options(
@@ -152,11 +152,11 @@ def _hydra_options(
 
 def _hydra_env(given: Mapping[str, str], implementation: str, ssh_config: str | None) -> dict[str, str]:
     """The launcher's variables with ours; the host file is on the command line."""
-    told = {name: value for name, value in given.items() if name not in _HOST_FILES}
+    env = {name: value for name, value in given.items() if name not in _HOST_FILES}
     if ssh_config is not None:
         if implementation == INTEL:
             args = before = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
         else:  # mpi-operator sets it by a name that MPICH's Hydra does not read
             args, before = "HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"
-        told[args] = f"-F {ssh_config} {told.get(args) or told.get(before, '')}".strip()
-    return told
+        env[args] = f"-F {ssh_config} {env.get(args) or env.get(before, '')}".strip()
+    return env

@@ -66,7 +66,7 @@ class Account(Struct, frozen=True):
 
     def added_to(self, env: Mapping[str, str]) -> dict[str, str]:
         """The environment of mpirun; ranks on other hosts do not get what is added."""
-        libraries = ":".join(one["LD_PRELOAD"] for one in (self.env, env) if one.get("LD_PRELOAD"))
+        libraries = ":".join(filter(None, (self.env.get("LD_PRELOAD"), env.get("LD_PRELOAD"))))
         return {**env, **self.env, "LD_PRELOAD": libraries} if self.env else dict(env)
 
 
@@ -123,11 +123,11 @@ def find(name: str, path: str | None) -> str:
     Raises:
         UsageError: it is not there.
     """
-    found = shutil.which(name, path=f"{path or os.defpath}:/usr/sbin:/sbin:/usr/local/sbin:/usr/bin")
-    if found is None:
+    program = shutil.which(name, path=f"{path or os.defpath}:/usr/sbin:/sbin:/usr/local/sbin:/usr/bin")
+    if program is None:
         package = "openssh-server" if name == "sshd" else "openssh-client"
         raise UsageError(f"{name} is not in this image; install OpenSSH ({package})")
-    return os.path.abspath(found)
+    return os.path.abspath(program)
 
 
 def account(folder: str) -> Account:
@@ -138,8 +138,8 @@ def account(folder: str) -> Account:
     """
     uid = os.geteuid()
     with contextlib.suppress(KeyError):
-        found = pwd.getpwuid(uid)
-        return Account(found.pw_name, found.pw_shell)
+        entry = pwd.getpwuid(uid)
+        return Account(entry.pw_name, entry.pw_shell)
     line = f"trainer-launch:x:{uid}:{os.getegid()}::/:/bin/sh\n"
     library = next((path for name in _NSS_WRAPPERS for path in glob.glob(name) if os.path.isfile(path)), None)
     if library is None:
@@ -162,9 +162,9 @@ def _text(path: str) -> str:
 
 def port_of(ssh: Sequence[str]) -> int:
     """Where the pods' sshd listens when nobody said: as the image's ssh is configured, else by who we are."""
-    told = configured_port(ssh, "trainer-launch.invalid")
-    if told is not None and told != _PLAIN_PORT:
-        return told
+    configured = configured_port(ssh, "trainer-launch.invalid")
+    if configured is not None and configured != _PLAIN_PORT:
+        return configured
     return _PLAIN_PORT if os.geteuid() == 0 else _PORT_OF_IMAGES
 
 
@@ -173,9 +173,9 @@ def configured_port(ssh: Sequence[str], host: str) -> int | None:
     return port_in(deadline_subprocess.run((*ssh, "-G", host), None, _SECONDS).out)
 
 
-def port_in(said: str) -> int | None:
+def port_in(text: str) -> int | None:
     """The port in what `ssh -G` prints: its configuration, a line for each word."""
-    words = next((line.split() for line in said.splitlines() if line.startswith("port ")), [])
+    words = next((line.split() for line in text.splitlines() if line.startswith("port ")), [])
     return parse_number(words[1], 1, 65535) if len(words) == 2 else None
 
 

@@ -63,13 +63,13 @@ def prepared(
         files, port=reach.port, addresses=addresses, user=me.name, is_root=is_root, log_level=log_level
     )
     job_key.write(files.server, text + set_env(env))
-    told = _tried((*program, "-T", "-f", files.server))
-    wrong = tuple(name for name, value in env.items() if f"setenv {name}={value}" not in told)
+    lines = _tried((*program, "-T", "-f", files.server))
+    wrong = tuple(name for name, value in env.items() if f"setenv {name}={value}" not in lines)
     if wrong:  # an older sshd reads quotes in its own way: rather without than with another value
         os.unlink(files.server)
         kept = {name: value for name, value in env.items() if name not in wrong}
         job_key.write(files.server, text + set_env(kept))
-    more = _NO_PENALTIES if any(line.startswith("persourcepenalties ") for line in told) else ()
+    more = _NO_PENALTIES if any(line.startswith("persourcepenalties ") for line in lines) else ()
     return PreparedSshd(argv=(*program, "-D", "-e", "-f", files.server, *more), unfit=wrong)
 
 
@@ -190,8 +190,8 @@ def _tried(argv: tuple[str, ...]) -> frozenset[str]:
     )
 
 
-def _refusal(said: str) -> LaunchError:
-    lines = [line for line in said.splitlines() if line.strip()] or ["nothing"]
+def _refusal(text: str) -> LaunchError:
+    lines = [line for line in text.splitlines() if line.strip()] or ["nothing"]
     return UsageError(f"sshd rejects its configuration: {lines[0][:300]}; OpenSSH 7.8 or newer is needed")
 
 
@@ -200,7 +200,7 @@ def _made(folder: str) -> bool:
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
         os.chmod(folder, 0o755)
-        found = os.stat(folder)
+        status = os.stat(folder)
     except OSError:
         return False
-    return found.st_uid == 0 and not stat.S_IMODE(found.st_mode) & 0o022
+    return status.st_uid == 0 and not stat.S_IMODE(status.st_mode) & 0o022

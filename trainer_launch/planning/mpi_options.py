@@ -166,8 +166,8 @@ def parse(words: Sequence[str]) -> Typed:
 def fills_slots(typed: Typed, env: Mapping[str, str]) -> bool:
     """Whether ranks fill the slots of the list in order, as nobody has said otherwise."""
     parameters = _PLACING_PARAMETERS.split()
-    told = any(env.get(f"{prefix}{name}") for prefix in MCA_VARIABLES for name in parameters)
-    return not told and typed.names.isdisjoint((*_PLACING.split(), *parameters))
+    is_placed = any(env.get(f"{prefix}{name}") for prefix in MCA_VARIABLES for name in parameters)
+    return not is_placed and typed.names.isdisjoint((*_PLACING.split(), *parameters))
 
 
 def _count(program: str, name: str) -> int:
@@ -184,7 +184,7 @@ def _count(program: str, name: str) -> int:
 def _kind(name: str) -> str:
     """Which of ours an option is, if any."""
     kinds = (("number", _NUMBER), ("hosts", _HOSTS), ("file", _FILES))
-    return next((kind for kind, known in kinds if name in known), "")
+    return next((kind for kind, options in kinds if name in options), "")
 
 
 def _number(program: str, text: str, what: str) -> int:
