@@ -20,7 +20,6 @@ from trainer_launch.model.units import listed
 from trainer_launch.mpi import ssh_client
 from trainer_launch.mpi import ssh_server as server
 from trainer_launch.mpi.rank_environment import Handed, handed_on
-from trainer_launch.mpi.ssh_sessions import Sessions
 from trainer_launch.observability.observer import observed
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning import engines, programs
@@ -77,7 +76,7 @@ def _main(parsed: Parsed) -> int:
             system.clean = sweep
             logs.send_through(system.say)
             with contextlib.closing(system), observed(task, plan, settings, system) as observer:
-                ended = supervise(plan, system, Sessions(os.getpid(), system.now()), observer)
+                ended = supervise(plan, system, server.Sessions(os.getpid(), system.now()), observer)
                 sweep()
                 if probes is not None and probes.count:
                     _log.info("connections that left before an SSH banner and were not logged: %d", probes.count)
