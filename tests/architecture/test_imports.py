@@ -40,7 +40,7 @@ OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
 OF_WORKERS = (
     *("pytorch/forked_process.py", "pytorch/first_import.py", "pytorch/caller_fork.py", "pytorch/front_end.py"),
 )
-OF_CHILDREN = ("preflight/children/", "mpi/agent.py", "mpi/horovod_ssh.py")
+OF_CHILDREN = ("preflight/children/", "mpi/agent.py")
 READS_ENVIRONMENT = (
     *("cli.py", "commands/", "model/settings.py", "planning/reading.py", *OF_CHILDREN, *OF_WORKERS),
     *("pytorch/fork_server_process.py", "pytorch/function_launch.py"),

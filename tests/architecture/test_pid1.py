@@ -106,7 +106,7 @@ def test_a_torch_job_loads_nothing_of_what_others_need() -> None:
     assert sorted(name for name in loaded if name.startswith(ours)) == []
 
 
-@pytest.mark.parametrize("agent", ["agent", "horovod_agent"])
+@pytest.mark.parametrize("agent", ["agent", "horovod"])
 def test_an_agent_loads_no_contract(agent: str) -> None:
     """PID 1 has read the pod already."""
     code = f"import sys, trainer_launch.mpi.{agent}; print(*sys.modules)"

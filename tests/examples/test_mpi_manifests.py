@@ -17,7 +17,11 @@ from tests.conftest import require
 from tests.examples.test_manifests import ENV, EXAMPLES, pod_of, run
 from tests.frameworks import building
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(400), pytest.mark.long("tests/mpi/ssh/test_mpirun.py")]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(400),
+    pytest.mark.long("tests/mpi/test_repeated_failures.py"),
+]
 
 
 def rehearsed(name: str) -> AbstractContextManager[Started]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
-from tests.hosts.mpi import Job, job, no_strays
+from tests.hosts.mpi import Job, Run, job, no_strays
 from tests.mpi.ssh import pods
 from tests.mpi.ssh.secrets import secret
 
@@ -30,21 +30,13 @@ def three(tmp_path: Path) -> Iterator[Job]:
 
 def test_trainers_command_runs_on_every_host_in_the_order_of_the_list(three: Job) -> None:
     three.start_workers()
-    run = three.launch("mpirun", "--tag-output", "hostname")
+    run = three.launch("mpirun", "--hostfile", str(three.hostfile), "--tag-output", "hostname")
     assert run.end() == 0, run.output
     for rank in range(3):
         assert re.search(rf",{rank}\]<stdout>: ?job-node-0-{rank}\b", run.output), (
             run.output
         )  # Open MPI 5 has a space
     no_strays(three)
-
-
-def test_the_sdks_command_runs_with_the_hostfile_that_it_names(three: Job) -> None:
-    three.start_workers()
-    script = 'echo "rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE"'
-    run = three.launch("mpirun", "--hostfile", str(three.hostfile), "bash", "-c", script)
-    assert run.end() == 0, run.output
-    assert {f"rank {rank} of 3\n" for rank in range(3)} <= set(run.lines)
 
 
 def test_a_training_script_gets_its_mpirun_and_the_launchers_settings(three: Job) -> None:
@@ -67,18 +59,12 @@ def test_it_waits_for_a_late_host_and_tells_which(three: Job) -> None:
     assert run.end() == 0, run.output
 
 
-def test_a_host_that_never_comes_ends_the_job_with_138_and_its_stage(three: Job) -> None:
+def test_hosts_that_never_come_end_the_job_with_138_and_the_stage_of_each(three: Job) -> None:
     three.start_workers("job-node-0-0.job", "job-node-0-1.job")
-    run = three.launch("mpirun", "hostname", options=("--wait-timeout", "4"))
-    assert run.end() == 138, run.output
-    assert "2 of 3 hosts ready; missing: job-node-0-2.job: port: Connection refused" in run.last_words
-
-
-def test_a_name_without_a_record_is_told_as_such(three: Job) -> None:
-    three.start_workers()
     three.hostfile.write_text(f"{three.hostfile.read_text()}job-node-0-9.job slots=1\n")
     run = three.launch("mpirun", "hostname", options=("--wait-timeout", "4"))
     assert run.end() == 138, run.output
+    assert "2 of 4 hosts ready; missing: job-node-0-2.job: port: Connection refused" in run.last_words
     assert "job-node-0-9.job: DNS: " in run.last_words
 
 
@@ -184,13 +170,13 @@ def test_with_a_minimum_the_survivors_go_on_and_take_the_host_in_again(three: Jo
 
 
 @pytest.mark.long("tests/hosts/test_mpi_jobs.py")
-def test_a_host_that_falls_silent_is_noticed(three: Job) -> None:
+def test_a_host_that_falls_silent_is_gone_on_without(three: Job) -> None:
     three.start_workers()
     run = three.launch("mpirun", *three.train(400), options=("--min-nodes", "2", "--shrink-after", "0"))
     run.read_until("step 5 of 3 ranks")
     three.workers[1].unplug()
+    run.read_until("job-node-0-1.job is lost")
     run.read_until(" of 2 ranks")
-    assert "job-node-0-1.job is lost" in run.output
     run.terminate()
     assert run.end() == 143, run.output
     three.workers[1].plug()
@@ -209,38 +195,46 @@ time.sleep(600)
 """
 
 
-def test_asked_to_stop_every_rank_may_save_and_the_launcher_ends_with_143(three: Job) -> None:
-    three.start_workers()
-    script = three.folder / "saves.py"
-    script.write_text(SAVES)
-    run = three.launch("mpirun", "python3", str(script), options=("--grace", "20"))
+def saving(it: Job, text: str, *options: str) -> Run:
+    """A job of ranks that save when they are asked to stop; all listen."""
+    it.start_workers()
+    script = it.folder / "saves.py"
+    script.write_text(text)
+    run = it.launch("mpirun", "python3", str(script), options=options)
     for _ in range(3):
         run.read_until("listens ")
+    return run
+
+
+def test_asked_to_stop_every_rank_may_save_and_the_launcher_ends_with_143(three: Job) -> None:
+    run = saving(three, SAVES, "--grace", "20")
     run.terminate()
     assert run.end() == 143, run.output
-    for rank in range(3):
-        assert f"saved {rank}\n" in run.output
+    assert all(f"saved {rank}\n" in run.output for rank in range(3))
+    no_strays(three)
+
+
+def test_a_worker_that_is_asked_to_stop_lets_its_rank_save_though_the_daemon_would_not(three: Job) -> None:
+    run = saving(three, SAVES, "--max-restarts", "0")
+    worker = three.workers[1]
+    worker.process_1(three.sshd[worker.name]).terminate()
+    run.read_until("saved 1")
+    assert three.sshd[worker.name].wait(60) == 143
+    run.terminate()
+    run.end()
     no_strays(three)
 
 
 def test_ranks_checkpoint_and_drain_by_the_signals_that_say_so_and_mpirun_ends_none_of_them(three: Job) -> None:
-    three.start_workers()
-    script = three.folder / "saves.py"
     also = 'signal.signal(signal.SIGHUP, lambda *_: os.write(1, b"written\\n"))\nprint("listens '
-    script.write_text(
-        SAVES.replace('print("listens ', also).replace("time.sleep(600)", "while True: time.sleep(1)")
-    )
-    options = ("--grace", "1", "--signals", "HUP=checkpoint,TERM=drain")
-    run = three.launch("mpirun", "python3", str(script), options=options)
-    for _ in range(3):
-        run.read_until("listens ")
+    text = SAVES.replace('print("listens ', also).replace("time.sleep(600)", "while True: time.sleep(1)")
+    run = saving(three, text, "--grace", "1", "--signals", "HUP=checkpoint,TERM=drain")
     run.signal(signal.SIGHUP)
     for _ in range(3):
         run.read_until("written")
     run.terminate()
     assert run.end() == 143, run.output
-    for rank in range(3):
-        assert f"saved {rank}\n" in run.output
+    assert all(f"saved {rank}\n" in run.output for rank in range(3))
     no_strays(three)
 
 

@@ -53,7 +53,5 @@ def started(words: Sequence[str]) -> Iterator[str]:
         if "sshd" in words[1:2]:
             yield "sshd"
         yield from started(words[words.index("--") + 1 :] if "--" in words else ())
-    elif mpi_options.is_mpirun(words[0]):
+    elif mpi_options.is_mpirun(words[0]) or words[0] == "horovodrun":
         yield from started(mpi_options.parse(words).program)
-    elif words[0] == "horovodrun":
-        yield from started(mpi_options.split_command(words[1:]).program)

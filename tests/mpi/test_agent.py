@@ -17,24 +17,29 @@ import pytest
 from msgspec.structs import replace
 
 from tests.conftest import require
+from tests.planning.requests import request, spec_of
 from tests.process.world import DEADLINE_S
-from trainer_launch.model import Member, signal_policy
+from trainer_launch.model import Job, Member, Mpi, signal_policy
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.mpi import agent as mpi_agent
 from trainer_launch.mpi import job_state as st
-from trainer_launch.mpi.agent_hosts import Hosts
-from trainer_launch.planning.mpi import KUBEXEC, OWN, Spec
+from trainer_launch.mpi.agent_hosts import RemoteHosts
+from trainer_launch.planning import engines
+from trainer_launch.planning.mpi import KUBEXEC, Spec
 from trainer_launch.planning.mpi_options import Typed
 
 A, B = Member("a.invalid", 1), Member("b.invalid", 1)
 NO_MPIRUN = Typed(mpirun="horovodrun", program=("x",))  # whose version nobody asks for
+LINE = "horovodrun -np 1 -H {} x"
+
+
+def spec_in(folder: Path, **changes: Any) -> Spec:
+    """What the agent is told of a job whose hosts are typed."""
+    return replace(spec_of(engines.plan(request("mpirun x", Job(contract="c"), scratch=str(folder)))), **changes)
 
 
 class Agent(mpi_agent.Agent):
     """An agent of something that is never started, in the phase that a test wants."""
-
-    def _parsed(self, command: object) -> Typed:
-        return NO_MPIRUN
 
     def is_in(self, phase: st.Phase, **changes: object) -> None:
         state = st.State(settings=self._settings, phase=phase, stuck={}, members=(A, B), running=(A, B), starts=2)
@@ -53,8 +58,7 @@ class Agent(mpi_agent.Agent):
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     """Made without taking over this process's signals."""
     monkeypatch.setattr(mpi_agent, "_hear", lambda *_: (-1, -1))
-    spec = Spec(contract="c", hostname="l", hosts="a.invalid:1,b.invalid:1", agent=OWN, scratch=str(tmp_path))
-    made = Agent(spec, (), {})
+    made = Agent(spec_in(tmp_path), LINE.format("a.invalid:1,b.invalid:1").split(), {})
     yield made
     made._hosts.watch((), (), check_keys=False)
     made._selector.close()
@@ -78,9 +82,9 @@ def test_hosts_are_looked_for_where_the_users_own_agent_would_go(
     tmp_path: Path, values: dict[str, str], port: int | None
 ) -> None:
     require(shutil.which("ssh"), "needs openssh-client")
-    spec = Spec(contract="c", hostname="l", hosts="a.invalid:1", agent=OWN, scratch=str(tmp_path))
+    typed = replace(NO_MPIRUN, hosts="a.invalid:1", values=values)
     with selectors.DefaultSelector() as selector:
-        assert Hosts(spec, replace(NO_MPIRUN, values=values), {}, selector)._probes._port == port
+        assert RemoteHosts(spec_in(tmp_path), typed, {}, selector)._probes._port == port
 
 
 # -- signals ----------------------------------------------------------------------------------
@@ -115,15 +119,11 @@ def asked(tmp_path: Path) -> Iterator[Callable[..., dict[str, str]]]:
     selector = selectors.DefaultSelector()
 
     def ask(*names: str, limit_s: float | None = None) -> dict[str, str]:
-        spec = Spec(
-            contract="c",
-            hostname="l",
-            hosts=",".join(f"{name}:1" for name in names),
-            agent=KUBEXEC,
-            agent_path=str(script),
-            scratch=str(tmp_path),
-        )
-        hosts = Hosts(spec, NO_MPIRUN, {"PATH": "/usr/bin:/bin"}, selector)
+        (tmp_path / "hosts").touch()
+        mpi = Mpi(hostfile_path=str(tmp_path / "hosts"), launch_agent=KUBEXEC, launch_agent_path=str(script))
+        task = request("mpirun x", Job(contract="c", mpi=mpi), scratch=str(tmp_path))
+        typed = replace(NO_MPIRUN, hosts=",".join(f"{name}:1" for name in names))
+        hosts = RemoteHosts(spec_of(engines.plan(task)), typed, {"PATH": "/usr/bin:/bin"}, selector)
         answers: list[dict[str, str]] = []
         hosts.ask(names, hosts.ask_s if limit_s is None else limit_s, lambda missing: answers.append(dict(missing)))
         until_s = time.monotonic() + DEADLINE_S
@@ -160,11 +160,10 @@ def test_a_failure_of_this_node_is_no_lost_peer(tmp_path: Path, problem: LaunchE
         def __init__(self, *_: object) -> None:
             raise problem
 
-    path = tmp_path / "failure"
-    spec = Spec(contract="c", hostname="l", scratch=str(tmp_path), failure_file=str(path))
+    spec = spec_in(tmp_path)
     main = partial(mpi_agent.main, spec, ["mpirun"], {}, Broken)
     process = multiprocessing.get_context("fork").Process(target=main)
     process.start()
     process.join(30)
     assert process.exitcode == told["exit_code"]
-    assert json.loads(path.read_text()) == told
+    assert json.loads(Path(spec.failure_file).read_text()) == told

@@ -1,77 +1,91 @@
-"""horovodrun's command line as we write it, and what is heard of its words."""
+"""horovodrun's command line as we write it, the ssh that it finds, and what is heard of its words."""
 
 from __future__ import annotations
 
 import shlex
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trainer_launch.model import Member
-from trainer_launch.mpi import horovod_agent
-from trainer_launch.mpi.mpirun_messages import Said
-from trainer_launch.planning.mpi_options import split_command
-
-GIVEN = (Member("w-0", 2), Member("w-1", 2))
+from tests.planning.requests import request, spec_of
+from trainer_launch.model import Job, Member, NodeRange
+from trainer_launch.mpi import agent, horovod
+from trainer_launch.mpi.job_state import JobSettings
+from trainer_launch.mpi.mpirun_messages import Said, heard_of_horovod, rank_and_text
+from trainer_launch.planning import engines, mpi_options
 
 
 def said(*lines: str, is_elastic: bool = False) -> Said:
     it = Said()
     for line in lines:
-        it = horovod_agent.heard(it, line, is_elastic=is_elastic)
+        it = heard_of_horovod(it, line, is_elastic=is_elastic)
     return it
 
 
-@pytest.mark.parametrize(
-    ("line", "slots", "found"),
-    [("-np 2 x", None, (3, 1)), ("-np 2 x", 2, (3, 2)), ("-np 2 --slots-per-host 4 x", 2, (3, 4))],
-)
-def test_a_host_whose_slots_nobody_told_has_those_that_were_typed(
-    line: str, slots: int | None, found: tuple[int, ...]
-) -> None:
-    given = (Member("a", 3), Member("b"))
-    made = horovod_agent.members_of(split_command(shlex.split(line)), given, slots)
-    assert tuple(one.slots for one in made) == found
+def elastic(line: str) -> str:
+    typed = mpi_options.parse(shlex.split(f"horovodrun {line} x"))
+    return shlex.join(horovod.elastic_options(typed, 2, "/s", "eth0"))
 
 
-def test_of_typed_hosts_only_those_that_are_there_are_used() -> None:
-    command = split_command(shlex.split("-np 2 -H a:1,b:1 x"))
-    there = horovod_agent.members_of(command, (Member("a", 1),), None)
-    assert "--hosts=a:1" in horovod_agent.static(("horovodrun",), command, there, 1, ())
-    assert horovod_agent.horovod_slots(there) == "a:1\n"
-
-
-def test_a_static_command_has_the_hosts_of_now_and_all_that_was_typed() -> None:
-    command = split_command(shlex.split("-np 9 --hostfile /h --gloo --autotune -p 22 -i /k python t.py --lr 1"))
-    assert horovod_agent.static(("horovodrun",), command, GIVEN, 4, ("eth0",)) == (
-        *("horovodrun", "--num-proc=4", "--hosts=w-0:2,w-1:2", "--disable-cache", "--network-interfaces=eth0"),
-        *("--gloo", "--autotune", "--ssh-identity-file=/k", "python", "t.py", "--lr", "1"),
-    )
+def test_a_static_command_has_the_hosts_of_now_and_none_where_it_runs_here() -> None:
+    hosts = horovod.with_slots((Member("w-0", 2), Member("w-1")))
+    assert horovod.static_options(3, hosts) == ("--num-proc=3", "--hosts=w-0:2,w-1:1", "--disable-cache")
+    assert horovod.static_options(3, ()) == ("--num-proc=3", "--disable-cache")
 
 
 def test_an_elastic_command_asks_our_script_and_takes_hosts_back() -> None:
-    command = split_command(shlex.split("-np 2 --max-np 3 --host-discovery-script ./mine x"))
-    assert horovod_agent.elastic(("horovodrun",), command, "/s", 2, ("eth0",)) == (
-        *("horovodrun", "--num-proc=2", "--host-discovery-script=/s", "--disable-cache", "--min-num-proc=2"),
-        *("--blacklist-cooldown-range", "2", "30", "--network-interfaces=eth0", "--max-num-proc=3", "x"),
+    assert elastic("-np 2 --max-np 3 --host-discovery-script ./mine") == (
+        "--num-proc=2 --host-discovery-script=/s --disable-cache --min-num-proc=2 "
+        "--blacklist-cooldown-range 2 30 --network-interfaces=eth0"
     )
 
 
 def test_what_the_user_says_of_interfaces_minimum_and_cooldown_stands() -> None:
-    line = "-np 2 --min-np 1 --blacklist-cooldown-range 5 9 --network-interface ib0 x"
-    assert horovod_agent.elastic(("h",), split_command(shlex.split(line)), "/s", 2, ("eth0",)) == (
-        *("h", "--num-proc=2", "--host-discovery-script=/s", "--disable-cache", "--min-num-proc=1"),
-        *("--blacklist-cooldown-range", "5", "9", "--network-interface=ib0", "x"),
-    )
-
-
-def test_the_script_always_tells_slots_as_horovod_fails_without() -> None:
-    assert horovod_agent.horovod_slots((Member("a", 2), Member("b"))) == "a:2\nb:1\n"
+    line = "-np 2 --min-np 1 --blacklist-cooldown-range 5 9 --network-interface ib0"
+    assert elastic(line) == "--num-proc=2 --host-discovery-script=/s --disable-cache"
 
 
 def test_only_allowed_variables_go_into_command_lines() -> None:
-    given = {"A": "1", "TOKEN": "x", "PATH": "/bin", "HOSTNAME": "launcher", "TRAINER_LAUNCH_MPI_RUN": "{}"}
-    told = horovod_agent.horovod_env(given, ("A", "PATH", "GONE", "HOSTNAME", "TRAINER_LAUNCH_MPI_RUN"), "/ours")
-    assert told == {"A": "1", "PATH": "/ours:/bin", "PYTHONUNBUFFERED": "1"}
+    given = {"A": "1", "TOKEN": "x", "PATH": "/bin", "HOSTNAME": "launcher", "TRAINER_LAUNCH_GRACE": "5"}
+    told = horovod.horovod_env({**given, "TRAINER_LAUNCH_MPI_RUN": "mark"}, (), "/ours")
+    assert told == {"A": "1", "PATH": "/ours:/bin", "PYTHONUNBUFFERED": "1", "TRAINER_LAUNCH_MPI_RUN": "mark"}
+    assert horovod.horovod_env(given, ("TOKEN",), "/ours")["TOKEN"] == "x"
+
+
+@contextmanager
+def made(folder: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An agent, without taking over this process's signals; its real ssh shows its arguments."""
+    monkeypatch.setattr(agent, "_hear", lambda *_: (-1, -1))
+    ssh = folder / "ssh"
+    ssh.write_text("#!/bin/sh\necho $@\n")
+    ssh.chmod(0o755)
+    spec = spec_of(engines.plan(request(line, Job(contract="c", nodes=NodeRange(1, 1)), scratch=str(folder))))
+    it = horovod.HorovodAgent(spec, shlex.split(line), {"PATH": f"{folder}:/usr/bin:/bin"})
+    yield it
+    it._selector.close()
+
+
+def test_an_elastic_job_begins_with_the_processes_asked_for_and_goes_on_with_the_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with made(tmp_path, "horovodrun -np 4 --min-np 2 -H a:2,b:2,c:2 x", monkeypatch) as it:
+        settings: JobSettings = it._settings
+        assert (settings.first_hosts, settings.min_hosts, settings.follows) == (2, 1, True)
+
+
+def test_the_ssh_that_horovodrun_finds_begins_nothing_once_the_job_is_asked_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with made(tmp_path, "horovodrun -np 1 -p 2022 -H a.invalid:1 x", monkeypatch) as it:
+        words = (str(it._bin / "ssh"), "-o", "StrictHostKeyChecking=no", "a.invalid", "true")
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (0, "-p 2022 -o StrictHostKeyChecking=no a.invalid true\n")
+        it._tell_ranks(())
+        assert subprocess.run(words, timeout=60).returncode == 143
 
 
 # -- what it says -----------------------------------------------------------------------------
@@ -118,9 +132,16 @@ def test_hosts_that_horovod_could_not_reach_are_heard(line: str, host: str) -> N
         "[0]<stdout>:Timed out waiting for a miracle",
         "[0]<stdout>:ssh not successful for host x:",
         "Process 1 exit",
+        "Process 3 exit with status code 0.",
+        "Process 3 exit with status code 256.",
         "x" * 100_000,
         "",
     ],
 )
 def test_what_ranks_print_is_not_believed(line: str) -> None:
     assert said(line) == Said()
+
+
+def test_a_line_of_a_rank_is_told_from_horovods_own() -> None:
+    assert rank_and_text("[12]<stderr>:the reason why") == (12, "the reason why")
+    assert rank_and_text("Traceback (most recent call last):") == (None, "Traceback (most recent call last):")

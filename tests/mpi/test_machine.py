@@ -13,7 +13,6 @@ from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi import job_state_machine
 from trainer_launch.mpi.job_state_machine import MAX_EARLY
 from trainer_launch.mpi.mpirun_messages import Said
-from trainer_launch.planning.mpi import JobSettings
 
 A, B, C, D = (Member(name, 1) for name in ("a", "b", "c", "d"))
 REFUSED = "port: Connection refused"
@@ -27,7 +26,7 @@ class Job:
     def __init__(self, *members: Member, **settings: object) -> None:
         self.now_s = 100.0
         self.log: list[st.Action] = []
-        given = replace(JobSettings(), **settings)
+        given = replace(st.JobSettings(), **settings)
         self.state, actions = job_state_machine.begin(given, members, self.now_s)
         self.log += actions
 

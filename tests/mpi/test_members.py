@@ -2,81 +2,98 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trainer_launch.model import Member
-from trainer_launch.model.errors import LaunchError, NodeError
-from trainer_launch.mpi import agent_hosts
-from trainer_launch.planning.mpi import Spec
+from tests.planning.requests import request, spec_of
+from trainer_launch.model import Job, Member, Mpi, NodeRange
+from trainer_launch.model.errors import LaunchError
+from trainer_launch.mpi import host_list
+from trainer_launch.mpi.host_list import HostList, merged
+from trainer_launch.planning import engines, mpi_options
 
 A, B, C = Member("a", 2), Member("b", 2), Member("c", 2)
 
 
-def spec(**given: object) -> Spec:
-    return Spec(contract="c", hostname="l", scratch="/run", **given)  # type: ignore[arg-type]
+def listed(path: Path, text: str, line: str = "mpirun x", **mpi: Any) -> HostList:
+    """The list of a job whose platform mounts one with this text."""
+    path.write_text(text)
+    job = Job(contract="c", nodes=NodeRange(2, 2), mpi=Mpi(hostfile_path=str(path), launch_agent="ssh", **mpi))
+    return HostList(spec_of(engines.plan(request(line, job))), mpi_options.parse(shlex.split(line)))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "hosts"
 
 
 def script(folder: Path, text: str) -> str:
+    """An elastic horovodrun with a script of its own."""
     path = folder / "discover_hosts.sh"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
-    return str(path)
+    return f"horovodrun -np 2 --host-discovery-script {path} x"
 
 
-def test_a_typed_file_may_have_the_other_mpis_form(tmp_path: Path) -> None:
-    path = tmp_path / "hosts"
-    path.write_text("a:2\nb:2\n")
-    assert agent_hosts.listed_members(spec(hostfile=str(path))) == (A, B)
-    path.write_text("a slots=2\n")
-    assert agent_hosts.listed_members(spec(hostfile=str(path), is_hydra_file=True)) == (A,)
+def test_a_file_may_have_the_other_mpis_form(path: Path) -> None:
+    assert listed(path, "a:2\nb:2\n").members == (A, B)
+    assert listed(path, "a slots=2\n", mpi_implementation="MPICH").members == (A,)
 
 
-def test_a_line_of_neither_form_is_refused_with_its_number(tmp_path: Path) -> None:
-    path = tmp_path / "hosts"
-    path.write_text("a:2\nb;c\n")
+def test_a_line_of_neither_form_is_refused_with_its_number(path: Path) -> None:
     with pytest.raises(LaunchError, match="line 1 is 'a:2'; expected HOST, or HOST slots=N"):
-        agent_hosts.listed_members(spec(hostfile=str(path)))
+        listed(path, "a:2\nb;c\n")
 
 
-def test_a_file_that_is_not_there_is_told() -> None:
-    with pytest.raises(LaunchError, match="cannot be read; is its volume mounted"):
-        agent_hosts.listed_members(spec(hostfile="/nowhere"))
+def test_a_typed_file_goes_before_the_platforms_and_one_that_is_not_there_is_told(path: Path) -> None:
+    with pytest.raises(LaunchError, match="/nowhere cannot be read; is its volume mounted"):
+        listed(path, "a\n", "mpirun --hostfile /nowhere x")
 
 
-def test_slots_of_the_platform_fill_gaps_and_those_of_the_user_replace_all() -> None:
-    hosts = (Member("a"), Member("b", 4))
-    assert agent_hosts.with_slots(hosts, spec(slots=2)) == (A, Member("b", 4))
-    assert agent_hosts.with_slots(hosts, spec(slots=2, slots_are_given=True)) == (A, B)
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("mpirun x", (A, Member("b", 4))),
+        ("horovodrun -np 2 --slots-per-host 3 x", (Member("a", 3), Member("b", 3))),
+        ("mpirun -H b,c:1,d,d x", (Member("b", 4), Member("c", 1), Member("d", 2))),
+        ("horovodrun -np 2 --min-np 1 -H b x", (Member("b", 4),)),
+    ],
+)
+def test_the_platforms_slots_fill_gaps_and_what_is_typed_goes_before_the_list(
+    path: Path, line: str, expected: tuple[Member, ...]
+) -> None:
+    hosts = listed(path, "a\nb slots=4\n", line, slots_env=2)
+    assert hosts.members == expected
+    assert hosts.is_fixed is ("-H" in line), "no others join a typed list"
 
 
 def test_who_is_discovered_stands_behind_the_list_and_keeps_its_place() -> None:
     found = (Member("d"), Member("a"), Member("c"))
-    merged = agent_hosts.merged((A, B), found, (A, B, C))
-    assert merged == (A, B, C, Member("d", 2))
+    assert merged((A, B), found, (A, B, C)) == (A, B, C, Member("d", 2))
 
 
 def test_who_is_discovered_no_more_leaves() -> None:
-    assert agent_hosts.merged((A,), (Member("b"),), (A, B, C)) == (A, B)
+    assert merged((A,), (Member("b"),), (A, B, C)) == (A, B)
 
 
-@pytest.mark.parametrize(("text", "said"), [("exit 3", "failed"), ("echo 'a b c'", "expected")])
-def test_a_script_that_fails_or_makes_no_sense_is_told(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(LaunchError, match=said):
-        agent_hosts.discovered(spec(discovery=script(tmp_path, text)))
+@pytest.mark.parametrize(
+    ("text", "says"), [("exit 3", "failed"), ("echo 'a b c'", "expected"), ("exec sleep 60", "failed: no end")]
+)
+def test_a_script_that_fails_hangs_or_makes_no_sense_is_told_and_changes_nothing(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    monkeypatch.setattr(host_list, "_SCRIPT_S", 2.0)
+    hosts = listed(path, "a slots=2\n", script(tmp_path, text))
+    assert hosts.look() == (A,)
+    assert says in hosts.trouble
 
 
-def test_a_script_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_hosts, "_SCRIPT_S", 0.3)
-    with pytest.raises(NodeError, match="did not end"):
-        agent_hosts.discovered(spec(discovery=script(tmp_path, "exec sleep 60")))
-
-
-def test_a_list_that_stops_making_sense_changes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "hosts"
-    path.write_text("a slots=2\n")
-    watch = agent_hosts.Watch(spec(hostfile=str(path)))
+def test_a_list_that_stops_making_sense_changes_nothing(path: Path, tmp_path: Path) -> None:
+    hosts = listed(path, "a slots=2\n", script(tmp_path, "echo b"))
+    assert hosts.look() == (A, B)
     path.write_text("\x00")
-    assert watch.look() == (A,)
-    assert "line 1" in watch.trouble
+    assert hosts.look() == (A,)
+    assert "line 1" in hosts.trouble

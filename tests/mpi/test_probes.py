@@ -1,4 +1,4 @@
-"""Probes of real sockets: how each kind of host is seen."""
+"""Probes of real sockets: how each kind of host is seen, and what is said of those that are waited for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.process.world import DEADLINE_S
 from trainer_launch.mpi import host_readiness
-from trainer_launch.mpi.host_readiness import Probes, Readiness, Stage, Threads
+from trainer_launch.mpi.host_readiness import HostStage, Probes, Readiness, Threads, ready, stuck, summary
 
 
 class Watcher:
@@ -23,7 +23,7 @@ class Watcher:
         self.selector, self.threads = selectors.DefaultSelector(), Threads(4)
         self.selector.register(self.threads.fd, selectors.EVENT_READ, self.threads.settle)
         self.places: dict[str, tuple[str, int]] = {}
-        self.probes = Probes(self.selector, self.threads, port, log_in)
+        self.probes = Probes(self.threads, port, log_in)
 
     def close(self) -> None:
         self.probes.watch([])
@@ -99,11 +99,13 @@ def test_hosts_are_told_apart_by_what_they_lack(
         }
         watcher.probes.watch(watcher.places)
         seen = watcher.until(
-            lambda s: s["well"].stage is Stage.READY and "no sshd" in s["web"].why and "refused" in s["refused"].why
+            lambda s: (
+                s["well"].stage is HostStage.READY and "no sshd" in s["web"].why and "refused" in s["refused"].why
+            )
         )
-        assert seen["refused"].stage is Stage.PORT
-        assert seen["web"].stage is Stage.BANNER
-        assert seen["nameless"].stage is Stage.DNS
+        assert seen["refused"].stage is HostStage.PORT
+        assert seen["web"].stage is HostStage.BANNER
+        assert seen["nameless"].stage is HostStage.DNS
 
 
 def test_what_an_attempt_came_to_is_told_while_the_next_one_is_under_way(
@@ -131,22 +133,9 @@ def test_a_host_that_has_to_let_us_in_is_ready_only_then(
     watcher = watch(lambda _: answers.pop(0))
     watcher.places["a"] = ("127.0.0.1", listen(b"SSH-2.0-test\r\n"))
     watcher.probes.watch(["a"], check_keys=True)
-    watcher.until(lambda s: s["a"].stage is Stage.KEY and "denied" in s["a"].why)
-    watcher.until(lambda s: s["a"].stage is Stage.READY)
+    watcher.until(lambda s: s["a"].stage is HostStage.KEY and "denied" in s["a"].why)
+    watcher.until(lambda s: s["a"].stage is HostStage.READY)
     assert answers == []
-
-
-def test_keys_are_tried_while_others_are_missing_and_cost_the_start_nothing(
-    listen: Callable[[bytes], int],
-    watch: Callable[..., Watcher],
-) -> None:
-    tried: list[str] = []
-    watcher = watch(lambda host: tried.append(host))
-    watcher.places |= {"a": ("127.0.0.1", listen(b"SSH-2.0-test\r\n")), "b": ("no-such-host.invalid", 22)}
-    watcher.probes.watch(["a", "b"])
-    watcher.until(lambda s: s["a"].stage is Stage.READY)
-    assert tried == []
-    watcher.until(lambda _: tried == ["a"])
 
 
 def test_a_host_that_was_lost_has_to_pass_everything_again(
@@ -155,14 +144,34 @@ def test_a_host_that_was_lost_has_to_pass_everything_again(
     watcher = watch()
     watcher.places["a"] = ("127.0.0.1", listen(b"SSH-2.0-test\r\n"))
     watcher.probes.watch(["a"])
-    watcher.until(lambda s: s["a"].stage is Stage.READY)
+    watcher.until(lambda s: s["a"].stage is HostStage.READY)
     watcher.probes.watch(["a"], ["a"])
-    assert watcher.probes.readiness["a"].stage is Stage.DNS
-    watcher.until(lambda s: s["a"].stage is Stage.READY)
+    assert watcher.probes.readiness["a"].stage is HostStage.DNS
+    watcher.until(lambda s: s["a"].stage is HostStage.READY)
 
 
 def test_hosts_that_are_reached_without_ssh_need_a_name_and_no_more(watch: Callable[..., Watcher]) -> None:
     watcher = watch(lambda _: "there is no ssh", port=None)
     watcher.probes.watch(["127.7.7.7", "none.invalid"], check_keys=True)
-    seen = watcher.until(lambda s: s["127.7.7.7"].stage is Stage.READY and s["none.invalid"] != Readiness())
-    assert seen["none.invalid"].stage is Stage.DNS
+    seen = watcher.until(lambda s: s["127.7.7.7"].stage is HostStage.READY and s["none.invalid"] != Readiness())
+    assert seen["none.invalid"].stage is HostStage.DNS
+
+
+SEEN = {
+    "a.job": Readiness(HostStage.READY, ""),
+    "b.job": Readiness(HostStage.PORT, "Connection refused"),
+    "c.job": Readiness(HostStage.DNS, "Name or service not known"),
+    "d.job": Readiness(HostStage.KEY, "Permission denied (publickey)."),
+}
+
+
+def test_one_line_says_which_hosts_are_missing_and_why() -> None:
+    assert summary(SEEN, most=2) == (
+        "1 of 4 hosts ready; waiting for b.job (port: Connection refused); "
+        "c.job (DNS: Name or service not known); and 1 more"
+    )
+
+
+def test_who_is_ready_and_who_is_stuck() -> None:
+    assert ready(SEEN) == {"a.job"}
+    assert stuck(SEEN)["d.job"] == "key: Permission denied (publickey)."

@@ -103,8 +103,47 @@ def test_ranks_fill_the_slots_of_the_list_unless_somebody_places_them(
         ("mpirun --mca btl", "lacks its value"),
         ("mpirun -np two ./a.out", "expected a number"),
         ("mpirun -np 0 ./a.out", "expected a number"),
+        ("horovodrun -np 2", "has no program"),
+        ("horovodrun --blacklist-cooldown-range 1", "lacks its value"),
+        ("horovodrun -x 1 y", "unknown option of horovodrun: 'x'; write it in full"),
     ],
 )
 def test_what_cannot_be_understood_is_refused_in_one_sentence(line: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         parse(line)
+
+
+# -- horovodrun -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "number", "hosts", "kept", "program"),
+    [
+        ("-np 2 train", 2, None, "", "train"),
+        ("--num-proc=2 -H a:1,b:1 python t.py -np 9", 2, "a:1,b:1", "", "python t.py -np 9"),
+        ("-np 2 --min-np 1 -p 22 -i /k x", 2, None, "--min-np 1 -p 22 -i /k", "x"),
+        ("-np 1 --gloo --new=1 -np 2 -- x --gloo", 2, None, "--gloo --new=1", "x --gloo"),
+        ("-np 2 --blacklist-cooldown-range 5 9 x", 2, None, "--blacklist-cooldown-range 5 9", "x"),
+    ],
+)
+def test_horovodruns_options_are_read_as_its_own_parser_reads_them(
+    line: str, number: int, hosts: str | None, kept: str, program: str
+) -> None:
+    taken = parse(f"horovodrun {line}")
+    assert (taken.number, taken.hosts, shlex.join(taken.kept), shlex.join(taken.program)) == (
+        *(number, hosts, kept, program),
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "elastic"),
+    [("-np 2", False), ("-np 2 --min-np 1", True), ("--max-np 2", False), ("--host-discovery-script d", True)],
+)
+def test_it_is_elastic_by_horovods_own_rule(line: str, elastic: bool) -> None:
+    assert parse(f"horovodrun {line} x").is_elastic is elastic
+
+
+@pytest.mark.parametrize("text", ["two", "0", "-1", "1.5", "9" * 20])
+def test_a_number_of_horovodrun_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--min-num-proc is .* expected a number from 1"):
+        parse(f"horovodrun --min-np {text} x").number_of("min-num-proc", "min-np")

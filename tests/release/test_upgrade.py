@@ -89,6 +89,6 @@ def test_each_successor_exists() -> None:
     (commands,) = (action for action in parser._actions if action.dest == "==SUPPRESS==" and action.choices)
     ours = {word for one in dict(commands.choices or {}).values() for word in one._option_string_actions}
     theirs = {option.flag for option in torchrun_options.OPTIONS.values()}
-    theirs |= {flag for option in mpi_options.OPTIONS for flag in option.flags}
+    theirs |= {f"--{name}" for name in mpi_options.OF_HOROVODRUN}
     for advice in removed.SUCCESSORS.values():
         assert set(re.findall(r"--[a-z][a-z-]*", advice)) <= ours | theirs, advice

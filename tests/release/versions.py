@@ -47,7 +47,7 @@ TORCH = {
 }
 MPI = {
     "Open MPI jobs": ("tests/hosts/test_mpi_jobs.py",),
-    "MPICH jobs": ("tests/hosts/test_hydra_jobs.py",),
+    "MPICH jobs": ("tests/hosts/test_other_mpis.py", "-k", "mpich"),
     "ssh and sshd": ("tests/mpi/ssh/test_sshd.py", "tests/mpi/ssh/test_users.py", "tests/mpi/ssh/test_unheard.py"),
     "rehearsal": ("tests/mpi/ssh/test_local.py",),
     "`kubectl exec`": ("tests/kubexec",),

@@ -19,14 +19,13 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import listed
 from trainer_launch.mpi import ssh_client
 from trainer_launch.mpi import ssh_server as server
-from trainer_launch.mpi.ssh_sessions import Sessions
+from trainer_launch.mpi.rank_environment import Handed, handed_on
 from trainer_launch.observability.observer import observed
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.command import parse_command
-from trainer_launch.planning.mpi import SSHD
+from trainer_launch.planning.mpi import SSHD, forwarded
 from trainer_launch.planning.reading import Reading, live_pod, read
-from trainer_launch.planning.ssh_environment import Handed, handed_on, named
 from trainer_launch.planning.task import Task, Trial, sparing
 from trainer_launch.supervisor import inherited, outcome, shared_memory_care
 from trainer_launch.supervisor.loop import supervise
@@ -77,7 +76,7 @@ def _main(parsed: Parsed) -> int:
             system.clean = sweep
             logs.send_through(system.say)
             with contextlib.closing(system), observed(task, plan, settings, system) as observer:
-                ended = supervise(plan, system, Sessions(os.getpid(), system.now()), observer)
+                ended = supervise(plan, system, server.Sessions(os.getpid(), system.now()), observer)
                 sweep()
                 if probes is not None and probes.count:
                     _log.info("connections that left before an SSH banner and were not logged: %d", probes.count)
@@ -104,7 +103,7 @@ def _task(reading: Reading, parsed: Parsed, scratch: str) -> Task:
         copies_are_refused=shared_memory_care.copies_are_refused(job, None),
     )
     task = engines.task_of(replace(reading, job=job, command=COMMAND), settings, trial)
-    handed = handed_on(sparing(task, dict(task.env)), named(settings.forward_env))
+    handed = handed_on(sparing(task, dict(task.env)), forwarded(settings.forward_env))
     addresses = task.env.get(runtime_directory.LISTEN_AT, "").replace(",", " ").split()
     ready = server.prepared(reach, handed, addresses=addresses, log_level=_LEVELS[settings.log_level])
     _tell(job, settings, reach.port, replace(handed, unfit=(*handed.unfit, *ready.unfit)))
@@ -113,7 +112,7 @@ def _task(reading: Reading, parsed: Parsed, scratch: str) -> Task:
 
 def explained(task: Task, settings: Settings) -> Plan:
     """What would run, with what its ranks would get; nothing is made ready."""
-    handed = handed_on(sparing(task, dict(task.env)), named(settings.forward_env))
+    handed = handed_on(sparing(task, dict(task.env)), forwarded(settings.forward_env))
     folder = f"{task.trial.scratch}/{runtime_directory.SSH}"
     words = (*task.command.argv, "-f", f"{folder}/sshd_config")
     port = str(settings.ssh_port or "as the image's ssh is configured, else 22 for root and 2222 for others")

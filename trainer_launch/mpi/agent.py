@@ -21,22 +21,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import IO, NoReturn
 
-from msgspec.structs import replace
-
 from trainer_launch.host import logs, process_tree
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS, SignalAction, action_of, name_of
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import host_readiness, job_state_machine, mpirun_command
+from trainer_launch.mpi import host_readiness, job_state_machine, rank_environment
 from trainer_launch.mpi import job_state as st
-from trainer_launch.mpi.agent_hosts import Hosts
+from trainer_launch.mpi.agent_hosts import RemoteHosts
 from trainer_launch.mpi.host_readiness import Readiness
 from trainer_launch.mpi.mpirun_messages import Said, heard
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi import Spec
 
-_SETTLE_S = 5.0  # for what a killed mpirun left on other hosts, before the next one starts
+_MAX_RESTARTS = 3  # of failed ranks, unless the user says
+SETTLE_S = 5.0  # for what a killed mpirun left on other hosts, before the next one starts
 _say = logs.say
 
 
@@ -45,24 +44,28 @@ class Agent:
 
     def __init__(self, spec: Spec, command: Sequence[str], env: dict[str, str]) -> None:
         self._spec = spec
-        self._typed = self._parsed(command)
+        self._typed = mpi_options.parse(command)
         self._selector = selectors.DefaultSelector()
-        self._hosts = Hosts(spec, self._typed, env, self._selector)
+        self._hosts = RemoteHosts(spec, self._typed, env, self._selector)
         self._wait_log = WaitLog()
         self._mpirun: Program | None = None
         self._start: st.Start | None = None  # that waits for sweeps to end
         self._start_by_s = 0.0
-        self._purposes = spec.signals
+        self._purposes = spec.task.signals
         self._signals = _hear(self._selector, self._on_signal)
-        self._settings = replace(
-            spec.settings,
+        task, restarts = spec.task, spec.task.topology.max_restarts
+        self._settings = st.JobSettings(
+            min_hosts=spec.min_hosts,
+            max_hosts=spec.max_hosts,
+            wait_s=task.settings.wait_timeout,
+            rejoin_s=task.settings.wait_timeout,
+            shrink_s=task.shrink_after_s,
+            max_restarts=_MAX_RESTARTS if restarts is None else restarts,
+            grace_s=task.grace_s,
             ask_s=self._hosts.ask_s,
             by_slot=mpi_options.fills_slots(self._typed, env) and not self._hosts.has_own,
             has_list=self._hosts.has_list,
         )
-
-    def _parsed(self, command: Sequence[str]) -> mpi_options.Typed:
-        return mpi_options.parse(command)
 
     def run(self) -> int:
         """Run the job to its end; its exit code."""
@@ -79,7 +82,6 @@ class Agent:
     def _turn(self) -> None:
         waiting = self._state.phase is st.Phase.WAITING
         times = [job_state_machine.due_s(self._state), self._hosts.due_s, self._wait_log.due_s if waiting else None]
-        times.append(self._more_due_s())
         if self._start is not None:
             times.append(self._start_by_s)
         until_s = min((at_s for at_s in times if at_s is not None), default=None)
@@ -94,7 +96,6 @@ class Agent:
         if self._hosts.take_changed():
             seen = self._hosts.readiness
             self._take(st.Ready(host_readiness.ready(seen), host_readiness.stuck(seen), now_s))
-        self._do_more(now_s)
         due_s = job_state_machine.due_s(self._state)
         if due_s is not None and now_s >= due_s:
             self._take(st.Tick(now_s))
@@ -119,7 +120,7 @@ class Agent:
                         self._hosts.rest()
                 case st.Start():
                     self._wait_log.restart()
-                    self._start, self._start_by_s = action, time.monotonic() + _SETTLE_S
+                    self._start, self._start_by_s = action, time.monotonic() + SETTLE_S
                 case st.Ask(hosts, limit_s):
                     self._hosts.ask(
                         hosts, limit_s, lambda missing: self._take(st.Answered(missing, time.monotonic()))
@@ -152,7 +153,7 @@ class Agent:
         command = self._hosts.command(start.members)
         if start.members:
             _say(f"start {start.number}: mpirun on {counted(len(start.members), 'host')}")
-            secrets = mpirun_command.withheld(command.env, (*self._spec.forward, *self._typed.named))
+            secrets = rank_environment.withheld(command.env, (*self._spec.forward, *self._typed.named))
             if secrets and start.number == 1:
                 names = ", ".join(secrets[:8])
                 _say(f"not forwarded to ranks, because they look like secrets: {names} (--forward-env)")
@@ -165,12 +166,12 @@ class Agent:
             lost=lambda host: post(lambda: self._take(st.Lost(host, time.monotonic()))),
         )
         if command.is_hydra and start.members:
-            hosts = [member.host for member in start.members]
-            started.watch(hosts, lambda gone: post(lambda: self._doubt(gone)))
+            started.watch(lambda gone: post(lambda: self._doubt(gone)))
 
-    def _doubt(self, hosts: Sequence[str]) -> None:
+    def _doubt(self, words: Sequence[str]) -> None:
         """mpirun's way to these hosts is gone, which may only mean that their ranks have ended."""
-        if self._state.phase is st.Phase.RUNNING:
+        hosts = [member.host for member in self._state.running if member.host in words]
+        if hosts and self._state.phase is st.Phase.RUNNING:
             self._hosts.ask(hosts, self._settings.ask_s, self._missed)
 
     def _missed(self, missing: Mapping[str, str]) -> None:
@@ -210,12 +211,6 @@ class Agent:
 
     def _tell_ranks(self, hosts: Sequence[str]) -> None:
         self._hosts.tell_ranks(hosts, "TERM")
-
-    def _more_due_s(self) -> float | None:
-        return None
-
-    def _do_more(self, now_s: float) -> None:
-        pass
 
 
 def _hear(selector: selectors.BaseSelector, take: Callable[[int], None]) -> tuple[int, int]:
@@ -350,6 +345,10 @@ class Program(ABC):
         else:
             process_tree.send(self.pid, number)
 
+    def watch(self, gone: Callable[[Sequence[str]], None]) -> None:
+        """Tell, from a thread, when its ways to hosts are gone: it has an ssh for each, and may not care."""
+        threading.Thread(target=self._watch, args=(gone,), daemon=True).start()
+
     # -- in threads ---------------------------------------------------------------------------
 
     @abstractmethod
@@ -369,6 +368,22 @@ class Program(ABC):
                 self._hear(_text(line), ours)
             rest = rest[-_LINE_BYTES:]
         self._hear(_text(rest), ours)
+
+    def _watch(self, gone: Callable[[Sequence[str]], None]) -> None:
+        before: set[str] = set()
+        while not self._is_over.wait(_LOOK_S):
+            now = self._reached()
+            if before - now:
+                gone(sorted(before - now))
+            before = now
+
+    def _reached(self) -> set[str]:
+        """The words of all command lines below mpirun; a host's name is one of them."""
+        words: set[str] = set()
+        for entry in process_tree.descendants(self.pid):
+            with contextlib.suppress(OSError), open(f"/proc/{entry.pid}/cmdline", "rb") as file:
+                words.update(file.read(_LINE_BYTES).decode(errors="replace").split("\0"))
+        return words
 
     def _collect(self) -> None:
         code = self._child.wait()
@@ -407,10 +422,6 @@ class Mpirun(Program):
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         super().__init__(argv, env, ended, hears_stdout=is_hydra)
 
-    def watch(self, hosts: Sequence[str], gone: Callable[[Sequence[str]], None]) -> None:
-        """Tell, from a thread, when its ways to hosts are gone: Hydra has an ssh for each, and does not care."""
-        threading.Thread(target=self._watch, args=(hosts, gone), daemon=True).start()
-
     # -- in threads ---------------------------------------------------------------------------
 
     def _hear(self, text: str, stream: int) -> None:
@@ -425,19 +436,3 @@ class Mpirun(Program):
 
     def _last_lines(self) -> tuple[str, ...]:
         return tuple(self._lines)
-
-    def _watch(self, hosts: Sequence[str], gone: Callable[[Sequence[str]], None]) -> None:
-        before: set[str] = set()
-        while not self._is_over.wait(_LOOK_S):
-            now = self._reached() & set(hosts)
-            if before - now:
-                gone(sorted(before - now))
-            before = now
-
-    def _reached(self) -> set[str]:
-        """The words of all command lines below mpirun; a host's name is one of them."""
-        words: set[str] = set()
-        for entry in process_tree.descendants(self.pid):
-            with contextlib.suppress(OSError), open(f"/proc/{entry.pid}/cmdline", "rb") as file:
-                words.update(file.read(_LINE_BYTES).decode(errors="replace").split("\0"))
-        return words

@@ -1,8 +1,7 @@
-"""The job's hosts as the agent deals with them: who they are, whether they are there, and what is run on them."""
+"""The job's hosts as the agent deals with them: whether they are there, and what is run on them."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import selectors
@@ -11,275 +10,31 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from functools import cached_property, partial
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess, logs, runtime_directory
-from trainer_launch.host.files import LiveFiles
-from trainer_launch.model import Job, Member, hostfile
-from trainer_launch.model.errors import ContractError, LaunchError, NodeError, UsageError
+from trainer_launch.model import Member
+from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.units import printable
-from trainer_launch.model.value_parsers import named
 from trainer_launch.mpi import mpirun_command
-from trainer_launch.mpi.host_readiness import Done, Probes, Readiness, Stage, Threads
+from trainer_launch.mpi.host_list import HostList
+from trainer_launch.mpi.host_readiness import Done, HostStage, Probes, Readiness, Threads
 from trainer_launch.mpi.mpirun_command import Dialect, recognised
-from trainer_launch.mpi.ssh_client import Client, configured_port, prepared
+from trainer_launch.mpi.ssh_client import SshClient, configured_port, prepared
 from trainer_launch.planning.mpi import KUBEXEC, OWN, SSH, Spec
-from trainer_launch.planning.mpi_options import MCA_VARIABLES, Typed, is_mpirun
+from trainer_launch.planning.mpi_options import MCA_VARIABLES, SSH_PORT, Typed, is_mpirun
 
 _SSH_PORT = 22
-_THREADS = 16
+_THREADS = 64
 _LOOK_S = 2.0  # between two looks at the list of hosts
 _VERSION_S = 20.0
 _LOG_IN_S = 10.0
 _ASK_S = 1.5  # for a host that was well a moment ago to show its banner
 _SWEEP_S = 10.0
 _TELL_S = 8.0
-
-
-class Hosts:
-    """Everything about the other hosts; what it finds is fetched by `take_…` in the one main loop."""
-
-    def __init__(self, spec: Spec, typed: Typed, env: Mapping[str, str], selector: selectors.BaseSelector) -> None:
-        """Read the list. Raises LaunchError: it makes no sense, or there is no key, or no ssh."""
-        self._spec, self._typed = spec, typed
-        self._list = Watch(_chosen(spec, typed))
-        self.has_list = self._list.has_list
-        self.members = self._list.members
-        self._mark = secrets.token_hex(8)
-        self._env = {**env, runtime_directory.MPI_RUN: self._mark}
-        self.threads = Threads(_THREADS)
-        is_mpi = is_mpirun(typed.mpirun)
-        self._version = _ask_version(typed.mpirun, self._env) if is_mpi else None  # meanwhile all else goes on
-        self._known: Dialect | None = None
-        self.client = self._prepared() if self.has_list and spec.agent == SSH else None  # ssh with the job's key
-        self._own = own_ssh(typed, env) if spec.agent == OWN else None
-        self._probes = Probes(selector, self.threads, self._port(), self._log_in, over_ssh=spec.agent != KUBEXEC)
-        selector.register(self.threads.fd, selectors.EVENT_READ, self.threads.settle)
-        self._looking = False
-        self._look_at_s = None if self._list.is_fixed else time.monotonic() + _LOOK_S
-        self._news: tuple[Member, ...] | None = None
-        self._told_trouble = ""
-        self._asking: _Question | None = None
-        self.ask_s = _ASK_S + (_LOG_IN_S if spec.agent == KUBEXEC else 0.0)
-        self.sweeps = 0  # that go on
-
-    def _port(self) -> int | None:
-        """Where sshd of the hosts listens; None: they are reached without one."""
-        if self.client is not None:
-            return self.client.port
-        if self._own is None:
-            return None
-        host = next((member.host for member in self.members), "trainer-launch.invalid")
-        return self._spec.ssh_port or configured_port(self._own, host) or _SSH_PORT
-
-    def _prepared(self) -> Client:
-        job = Job(contract=self._spec.contract, ssh_dir=self._spec.ssh_dir)
-        folder = (
-            f"{self._spec.scratch}/{runtime_directory.SSH}-{os.getpid()}"  # one that was killed has left its own
-        )
-        if any(c.isspace() for c in folder):
-            raise UsageError(f"mpirun takes no folder with a blank in its name, and {folder!r} has one; set TMPDIR")
-        return prepared(
-            job,
-            folder,
-            port=self._spec.ssh_port,
-            check_host_keys=self._spec.check_host_keys,
-            path=self._env.get("PATH"),
-        )
-
-    @property
-    def has_own(self) -> bool:
-        """Whether ranks run here, too: Open MPI 4 gives those the first numbers, wherever the list has it."""
-        return any(_is_own(member.host, self._spec.hostname) for member in self.members)
-
-    # -- what was seen ------------------------------------------------------------------------
-
-    @property
-    def readiness(self) -> dict[str, Readiness]:
-        """How far each host is."""
-        return self._probes.readiness
-
-    @property
-    def due_s(self) -> float | None:
-        """When to `tick` next."""
-        asked_s = self._asking.until_s if self._asking else None
-        times = (self._probes.due_s, None if self._looking else self._look_at_s, asked_s)
-        return min((at_s for at_s in times if at_s is not None), default=None)
-
-    def tick(self, now_s: float) -> None:
-        """Do what is due."""
-        self._probes.tick(now_s)
-        if self._look_at_s is not None and not self._looking and now_s >= self._look_at_s:
-            self._looking = True
-            self.threads.submit(self._look)
-        if self._asking is not None:
-            self._answer(self._asking, now_s)
-
-    def take_changed(self) -> bool:
-        """Whether something was seen since the last call."""
-        changed, self._probes.changed = self._probes.changed, False
-        return changed and self._asking is None
-
-    def take_members(self) -> tuple[Member, ...] | None:
-        """The new list of hosts, if there is one."""
-        news, self._news = self._news, None
-        return news
-
-    def _look(self) -> Done:
-        """In a thread."""
-        found = self._list.look()
-        return partial(self._looked, found)
-
-    def _looked(self, found: tuple[Member, ...]) -> None:
-        self._looking, self._look_at_s = False, time.monotonic() + _LOOK_S
-        if self._list.trouble != self._told_trouble:
-            self._told_trouble = self._list.trouble
-            if self._told_trouble:
-                logs.warn(f"{self._told_trouble}; keeping the current list of hosts")
-        if found != self.members:
-            self.members = self._news = self._list.members = found
-
-    # -- what is asked of them ----------------------------------------------------------------
-
-    def watch(self, hosts: Iterable[Member], afresh: Iterable[str], *, check_keys: bool) -> None:
-        """Look whether these hosts are there."""
-        self._probes.watch([m.host for m in hosts], afresh, check_keys=check_keys)
-
-    def ask(self, hosts: Sequence[str], limit_s: float, answer: Callable[[Mapping[str, str]], None]) -> None:
-        """Find out who of these is there, now; `answer` gets who is not, and why."""
-        self._probes.watch([m.host for m in self.members] or hosts, hosts)
-        self._asking = _Question(tuple(hosts), time.monotonic() + limit_s, answer)
-
-    def _answer(self, question: _Question, now_s: float) -> None:
-        seen = self.readiness
-        readiness = {host: seen.get(host, Readiness()) for host in question.hosts}
-        if now_s < question.until_s and any(reached.stage < Stage.KEY for reached in readiness.values()):
-            return
-        self._asking = None
-        question.answer({host: str(reached) for host, reached in readiness.items() if self._is_gone(reached.stage)})
-
-    def _is_gone(self, stage: Stage) -> bool:
-        """By ssh who shows no banner; by kubectl who is refused, as an API server may be slow for who is well."""
-        return stage is Stage.KEY if self._spec.agent == KUBEXEC else stage < Stage.KEY
-
-    def rest(self) -> None:
-        """The job runs."""
-        self._probes.rest()
-
-    def tell_ranks(self, hosts: Collection[str], name: str) -> None:
-        """Let the ranks on these hosts have a signal; without any hosts they are here."""
-        script = telling(self._marked(), name)
-        self._everywhere(hosts or (self._spec.hostname,), script, _TELL_S, lambda: None)
-
-    def sweep(self, hosts: Collection[str]) -> None:
-        """Kill what is left on these hosts."""
-        self.sweeps += len(hosts)
-        self._everywhere(hosts, sweeping(self._marked()), _SWEEP_S, self._swept)
-
-    def _swept(self) -> None:
-        self.sweeps -= 1
-
-    def _marked(self) -> str:
-        return f"{runtime_directory.MPI_RUN}={self._mark}"
-
-    def _everywhere(self, hosts: Collection[str], script: str, limit_s: float, done: Done) -> None:
-        for host in hosts:
-            self.threads.submit(partial(self._run, host, script, limit_s, done))
-
-    def _run(self, host: str, script: str, limit_s: float, done: Done) -> Done:
-        """In a thread."""
-        run(self._argv(host, script), self._env, limit_s)
-        return done
-
-    def _log_in(self, host: str) -> str | None:
-        """In a thread: why a host does not let us in."""
-        return run(self._argv(host, "true"), self._env, _LOG_IN_S)
-
-    def _argv(self, host: str, script: str) -> tuple[str, ...]:
-        if _is_own(host, self._spec.hostname):
-            return ("/bin/sh", "-c", script)
-        if self._spec.agent == KUBEXEC and self._spec.agent_path:
-            return (self._spec.agent_path, host, word(script))
-        if self.client is None:
-            port = ("-p", str(self._spec.ssh_port)) if self._spec.ssh_port else ()
-            return (*(self._own or ("ssh",)), *port, "-o", "BatchMode=yes", "--", host, word(script))
-        return self.client.argv(host, word(script))
-
-    # -- mpirun -------------------------------------------------------------------------------
-
-    def command(self, hosts: Sequence[Member]) -> mpirun_command.Command:
-        """The command for these hosts; their list is written.
-
-        Raises:
-            LaunchError: mpirun is of no kind that we know, or nothing may be written.
-        """
-        path = f"{self._spec.scratch}/{runtime_directory.HOSTFILE}"
-        job_hosts = mpirun_command.JobHosts(
-            hosts=tuple(hosts),
-            everyone=self.members,
-            hostfile=path,
-            ssh_config=self.client.files.client if self.client else None,
-            is_root=os.geteuid() == 0,
-        )
-        made = mpirun_command.command(self._spec, self._typed, self._dialect(), self._env, job_hosts)
-        if made.hostfile is not None:
-            try:
-                with open(path, "w", encoding="utf-8") as file:
-                    file.write(made.hostfile)
-            except OSError as problem:
-                raise NodeError(f"the list of hosts cannot be written: {problem.strerror}") from None
-        return made if self.client is None else replace(made, env=self.client.account.added_to(made.env))
-
-    def _dialect(self) -> Dialect:
-        if self._known is not None:
-            return self._known
-        if self._version is None:
-            raise UsageError(f"{self._typed.mpirun} is no mpirun")
-        self._version.stop(_VERSION_S)
-        found = recognised(self._version.end().out)
-        if found is None:
-            raise UsageError(
-                f"{self._typed.mpirun} --version says neither Open MPI nor MPICH nor Intel MPI; "
-                f"set --engine plain to run it as it is"
-            )
-        self._known = found
-        return found
-
-
-class _Question:
-    def __init__(self, hosts: tuple[str, ...], until_s: float, answer: Callable[[Mapping[str, str]], None]) -> None:
-        self.hosts, self.until_s, self.answer = hosts, until_s, answer
-
-
-def _chosen(spec: Spec, typed: Typed) -> Spec:
-    """What was typed goes before what the platform says, and a typed -H chooses among the list."""
-    if typed.hostfile is not None and typed.hostfile != spec.hostfile:
-        spec = replace(spec, hostfile=typed.hostfile)
-    if typed.hosts is not None:
-        spec = replace(spec, hosts=mpirun_command.filtered(listed_members(spec), typed.hosts), hostfile=None)
-    return spec
-
-
-def _is_own(host: str, hostname: str) -> bool:
-    return host in (hostname, "localhost") or host.partition(".")[0] == hostname or host == socket.gethostname()
-
-
-def _ask_version(mpirun: str, env: Mapping[str, str]) -> deadline_subprocess.Child:
-    streams = deadline_subprocess.Streams(stderr=subprocess.STDOUT)
-    try:
-        return deadline_subprocess.Child((mpirun, "--version"), env, streams)
-    except OSError as problem:
-        raise UsageError(f"{mpirun!r} cannot be run ({problem.strerror}); install an MPI in this image") from None
-
-
-# -- scripts on hosts --------------------------------------------------------------------------
-
-
-_WORDS = 200
-
 # A rank, or a process of one, bears the job's mark and its number; ranks of other jobs have another mark, and what
 # runs below them may have several numbers. Small images lack pgrep and ps, and /proc shows an environment to its
 # owner and to root only, which is just right.
@@ -303,6 +58,232 @@ true
 _TELL_RANK = """above=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status")
     case "$(cat "/proc/$above/comm")" in sh|bash|dash|ash|zsh|env|timeout) shell=yes ;; *) shell=no ;; esac
     if [ $shell = yes ] || ! marked "$above"; then kill -%(name)s "$pid"; fi"""
+# Options and MCA parameters; variables of the same meaning, as Open MPI's are made of the parameters' names.
+_PROGRAMS = ("plm_rsh_agent", "plm_ssh_agent", "launcher-exec", "bootstrap-exec")
+_PROGRAM_VARIABLES = ("HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
+_KINDS = ("plm", "launcher", "bootstrap")
+_KIND_VARIABLES = ("HYDRA_LAUNCHER", "I_MPI_HYDRA_BOOTSTRAP")
+_ARGS = ("plm_rsh_args", "plm_ssh_args")
+
+
+class _Question(Struct, frozen=True):
+    hosts: tuple[str, ...]
+    until_s: float
+    answer: Callable[[Mapping[str, str]], None]
+
+
+class RemoteHosts:
+    """Everything about the other hosts; what it finds is fetched by `take_…` in the one main loop."""
+
+    def __init__(self, spec: Spec, typed: Typed, env: Mapping[str, str], selector: selectors.BaseSelector) -> None:
+        """Read the list. Raises LaunchError: it makes no sense, or there is no key, or no ssh."""
+        self._spec, self._typed = spec, typed
+        self._list = HostList(spec, typed)
+        self.has_list = self._list.exists
+        self.members = self._list.members
+        self.port = spec.task.settings.ssh_port or typed.number_of(*SSH_PORT)
+        self._mark = secrets.token_hex(8)
+        self.env = {**env, runtime_directory.MPI_RUN: self._mark}
+        self.threads = Threads(_THREADS)
+        is_mpi = is_mpirun(typed.mpirun)
+        self._version = _ask_version(typed.mpirun, self.env) if is_mpi else None  # meanwhile all else goes on
+        self.client = self._prepared() if self.has_list and spec.reach == SSH else None  # ssh with the job's key
+        self._own = own_ssh(typed, env) if spec.reach == OWN else None
+        self._probes = Probes(self.threads, self._probed_port(), self._log_in, over_ssh=spec.reach != KUBEXEC)
+        selector.register(self.threads.fd, selectors.EVENT_READ, self.threads.settle)
+        self._looking = False
+        self._look_at_s = None if self._list.is_fixed else time.monotonic() + _LOOK_S
+        self._news: tuple[Member, ...] | None = None
+        self._told_trouble = ""
+        self._asking: _Question | None = None
+        self.ask_s = _ASK_S + (_LOG_IN_S if spec.reach == KUBEXEC else 0.0)
+        self.sweeps = 0  # that go on
+
+    def _probed_port(self) -> int | None:
+        """Where sshd of the hosts listens; None: they are reached without one."""
+        if self.client is not None:
+            return self.client.port
+        if self._own is None:
+            return None
+        host = next((member.host for member in self.members), "trainer-launch.invalid")
+        return self.port or configured_port(self._own, host) or _SSH_PORT
+
+    def _prepared(self) -> SshClient:
+        scratch, settings = self._spec.task.trial.scratch, self._spec.task.settings
+        folder = f"{scratch}/{runtime_directory.SSH}-{os.getpid()}"  # one that was killed has left its own
+        if any(c.isspace() for c in folder):
+            raise UsageError(f"mpirun takes no folder with a blank in its name, and {folder!r} has one; set TMPDIR")
+        return prepared(
+            self._spec.task.job,
+            folder,
+            port=self.port,
+            check_host_keys=not settings.insecure_host_keys,
+            path=self.env.get("PATH"),
+        )
+
+    @property
+    def has_own(self) -> bool:
+        """Whether ranks run here, too: Open MPI 4 gives those the first numbers, wherever the list has it."""
+        return any(self._is_own(member.host) for member in self.members)
+
+    def _is_own(self, host: str) -> bool:
+        own = self._spec.task.host.hostname
+        return host in (own, "localhost", socket.gethostname()) or host.partition(".")[0] == own
+
+    # -- what was seen ------------------------------------------------------------------------
+
+    @property
+    def readiness(self) -> dict[str, Readiness]:
+        """How far each host is."""
+        return self._probes.readiness
+
+    @property
+    def due_s(self) -> float | None:
+        """When to `tick` next."""
+        asked_s = self._asking.until_s if self._asking else None
+        times = (self._probes.due_s, None if self._looking else self._look_at_s, asked_s)
+        return min((at_s for at_s in times if at_s is not None), default=None)
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due."""
+        self._probes.tick(now_s)
+        if self._look_at_s is not None and not self._looking and now_s >= self._look_at_s:
+            self._looking = True
+            self.threads.submit(lambda: partial(self._looked, self._list.look()))
+        if self._asking is not None:
+            self._answer(self._asking, now_s)
+
+    def take_changed(self) -> bool:
+        """Whether something was seen since the last call."""
+        changed, self._probes.changed = self._probes.changed, False
+        return changed and self._asking is None
+
+    def take_members(self) -> tuple[Member, ...] | None:
+        """The new list of hosts, if there is one."""
+        news, self._news = self._news, None
+        return news
+
+    def _looked(self, members: tuple[Member, ...]) -> None:
+        self._looking, self._look_at_s = False, time.monotonic() + _LOOK_S
+        if self._list.trouble != self._told_trouble:
+            self._told_trouble = self._list.trouble
+            if self._told_trouble:
+                logs.warn(f"{self._told_trouble}; keeping the current list of hosts")
+        if members != self.members:
+            self.members = self._news = self._list.members = members
+
+    # -- what is asked of them ----------------------------------------------------------------
+
+    def watch(self, hosts: Iterable[Member], afresh: Iterable[str], *, check_keys: bool) -> None:
+        """Look whether these hosts are there."""
+        self._probes.watch([m.host for m in hosts], afresh, check_keys=check_keys)
+
+    def ask(self, hosts: Sequence[str], limit_s: float, answer: Callable[[Mapping[str, str]], None]) -> None:
+        """Find out who of these is there, now; `answer` gets who is not, and why."""
+        self._probes.watch([m.host for m in self.members] or hosts, hosts)
+        self._asking = _Question(tuple(hosts), time.monotonic() + limit_s, answer)
+
+    def _answer(self, question: _Question, now_s: float) -> None:
+        reached = self.readiness
+        readiness = {host: reached.get(host, Readiness()) for host in question.hosts}
+        if now_s < question.until_s and any(host.stage < HostStage.KEY for host in readiness.values()):
+            return
+        self._asking = None
+        question.answer({host: str(now) for host, now in readiness.items() if self._is_gone(now.stage)})
+
+    def _is_gone(self, stage: HostStage) -> bool:
+        """By ssh who shows no banner; by kubectl who is refused, as an API server may be slow for who is well."""
+        return stage is HostStage.KEY if self._spec.reach == KUBEXEC else stage < HostStage.KEY
+
+    def rest(self) -> None:
+        """The job runs."""
+        self._probes.rest()
+
+    def tell_ranks(self, hosts: Collection[str], name: str) -> None:
+        """Let the ranks on these hosts have a signal; without any hosts they are here."""
+        script = telling(self._marked(), name)
+        self._everywhere(hosts or (self._spec.task.host.hostname,), script, _TELL_S, lambda: None)
+
+    def sweep(self, hosts: Collection[str]) -> None:
+        """Kill what is left on these hosts."""
+        self.sweeps += len(hosts)
+        self._everywhere(hosts, sweeping(self._marked()), _SWEEP_S, self._swept)
+
+    def _swept(self) -> None:
+        self.sweeps -= 1
+
+    def _marked(self) -> str:
+        return f"{runtime_directory.MPI_RUN}={self._mark}"
+
+    def _everywhere(self, hosts: Collection[str], script: str, limit_s: float, done: Done) -> None:
+        for host in hosts:
+            self.threads.submit(partial(self._run, host, script, limit_s, done))
+
+    def _run(self, host: str, script: str, limit_s: float, done: Done) -> Done:
+        """In a thread."""
+        run(self._argv(host, script), self.env, limit_s)
+        return done
+
+    def _log_in(self, host: str) -> str | None:
+        """In a thread: why a host does not let us in."""
+        return run(self._argv(host, "true"), self.env, _LOG_IN_S)
+
+    def _argv(self, host: str, script: str) -> tuple[str, ...]:
+        if self._is_own(host):
+            return ("/bin/sh", "-c", script)
+        mpi = self._spec.task.job.mpi
+        if self._spec.reach == KUBEXEC and mpi is not None and mpi.launch_agent_path:
+            return (mpi.launch_agent_path, host, word(script))
+        if self.client is None:
+            port = ("-p", str(self.port)) if self.port else ()
+            return (*(self._own or ("ssh",)), *port, "-o", "BatchMode=yes", "--", host, word(script))
+        return self.client.argv(host, word(script))
+
+    # -- mpirun -------------------------------------------------------------------------------
+
+    def command(self, hosts: Sequence[Member]) -> mpirun_command.MpirunCommand:
+        """The command for these hosts; their list is written.
+
+        Raises:
+            LaunchError: mpirun is of no kind that we know, or nothing may be written.
+        """
+        path = f"{self._spec.task.trial.scratch}/{runtime_directory.HOSTFILE}"
+        job_hosts = mpirun_command.JobHosts(
+            hosts=tuple(hosts),
+            everyone=self.members,
+            hostfile=path,
+            ssh_config=self.client.files.client if self.client else None,
+            is_root=os.geteuid() == 0,
+        )
+        made = mpirun_command.command(self._typed, self._dialect, self.env, self._spec.forward, job_hosts)
+        if hosts:
+            try:
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(made.hostfile)
+            except OSError as problem:
+                raise NodeError(f"the list of hosts cannot be written: {problem.strerror}") from None
+        return made if self.client is None else replace(made, env=self.client.account.added_to(made.env))
+
+    @cached_property
+    def _dialect(self) -> Dialect:
+        if self._version is None:
+            raise UsageError(f"{self._typed.mpirun} is no mpirun")
+        self._version.stop(_VERSION_S)
+        dialect = recognised(self._version.end().out)
+        if dialect is None:
+            raise UsageError(
+                f"{self._typed.mpirun} --version says neither Open MPI nor MPICH nor Intel MPI; "
+                f"set --engine plain to run it as it is"
+            )
+        return dialect
+
+
+def _ask_version(mpirun: str, env: Mapping[str, str]) -> deadline_subprocess.Child:
+    streams = deadline_subprocess.Streams(stderr=subprocess.STDOUT)
+    try:
+        return deadline_subprocess.Child((mpirun, "--version"), env, streams)
+    except OSError as problem:
+        raise UsageError(f"{mpirun!r} cannot be run ({problem.strerror}); install an MPI in this image") from None
 
 
 def telling(mark: str, name: str) -> str:
@@ -322,151 +303,26 @@ def word(script: str) -> str:
 
 def run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str | None:
     """Run to the end; why it failed, in ssh's own words or the shell's; None: it went well. Blocks."""
-    told = deadline_subprocess.run(argv, env, limit_s)
-    if told.code == 0:
-        return None
-    if told.code is None:
-        return f"no end within {limit_s:g} s"
-    return words_of(told.err) or f"exit code {told.code}"
-
-
-def words_of(said: str) -> str:
-    """The last line of what another host has said, fit for a terminal."""
-    last = next((line for line in reversed(said.splitlines()) if line.strip()), "").strip()[:_WORDS]
-    return printable(last)
-
-
-# -- remote shell ------------------------------------------------------------------------------
-
-
-# Options and MCA parameters; variables of the same meaning, as Open MPI's are made of the parameters' names.
-_PROGRAMS = ("plm_rsh_agent", "plm_ssh_agent", "launcher-exec", "bootstrap-exec")
-_PROGRAM_VARIABLES = ("HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
-_KINDS = ("plm", "launcher", "bootstrap")
-_KIND_VARIABLES = ("HYDRA_LAUNCHER", "I_MPI_HYDRA_BOOTSTRAP")
-_ARGS = ("plm_rsh_args", "plm_ssh_args")
-_SSH = "ssh"
+    ended = deadline_subprocess.run(argv, env, limit_s)
+    return None if ended.code == 0 else printable(ended.why())
 
 
 def own_ssh(typed: Typed, env: Mapping[str, str]) -> tuple[str, ...] | None:
     """The ssh that mpirun calls, with its options; None: hosts are reached without one."""
-    program = _told(typed, env, _PROGRAMS, _PROGRAM_VARIABLES).partition(":")[0].split()  # tried in turn
-    kind = _told(typed, env, _KINDS, _KIND_VARIABLES)
+    program = _setting(typed, env, _PROGRAMS, _PROGRAM_VARIABLES).partition(":")[0].split()  # tried in turn
+    kind = _setting(typed, env, _KINDS, _KIND_VARIABLES)
     if program:
-        is_ssh = program[0].rpartition("/")[2] == _SSH
+        is_ssh = program[0].rpartition("/")[2] == "ssh"
     else:  # Open MPI's own component for ssh bears the name of rsh
-        is_component = kind == _told(typed, env, ("plm",), ())
-        is_ssh = kind in ("", _SSH) or (is_component and (kind == "rsh" or kind.startswith("^")))
-    return (*(program or (_SSH,)), *_told(typed, env, _ARGS, ()).split()) if is_ssh else None
+        is_component = kind == _setting(typed, env, ("plm",), ())
+        is_ssh = kind in ("", "ssh") or (is_component and (kind == "rsh" or kind.startswith("^")))
+    return (*(program or ("ssh",)), *_setting(typed, env, _ARGS, ()).split()) if is_ssh else None
 
 
-def _told(typed: Typed, env: Mapping[str, str], names: Iterable[str], variables: Iterable[str]) -> str:
+def _setting(typed: Typed, env: Mapping[str, str], names: Iterable[str], variables: Iterable[str]) -> str:
     """The first of these settings that has a value: what was typed goes before what is set."""
     listed = tuple(names)
-    found = [typed.values.get(name) for name in listed]
-    found += [env.get(f"{prefix}{name}") for prefix in MCA_VARIABLES for name in listed]
-    found += [env.get(name) for name in variables]
-    return next((value for value in found if value), "")
-
-
-# -- who belongs to the job now ----------------------------------------------------------------
-
-
-_MAX_BYTES = 8 << 20
-_SCRIPT_S = 10.0  # kubelet mounts a script of echo lines; the user's own may ask somebody
-
-
-def listed_members(spec: Spec) -> tuple[Member, ...]:
-    """The hosts by list, in the order of ranks.
-
-    Raises:
-        LaunchError: a line makes no sense, or the file cannot be read.
-    """
-    if spec.hosts:
-        members = hostfile.parse_horovod(spec.hosts, "-H", spec.contract)
-    elif spec.hostfile is None:
-        return ()
-    else:
-        data = LiveFiles(_MAX_BYTES + 1).read(spec.hostfile)
-        if data is None:
-            raise ContractError(f"the list of hosts {named(spec.hostfile)} cannot be read; is its volume mounted?")
-        members = _parsed(data[:_MAX_BYTES].decode(errors="replace"), spec.hostfile, spec)
-    return with_slots(members, spec)
-
-
-def _parsed(text: str, where: str, spec: Spec) -> tuple[Member, ...]:
-    """In the form of the platform's MPI; a file that the user typed may be of the other one."""
-    forms = (hostfile.parse_open_mpi, hostfile.parse_hydra)
-    first, other = reversed(forms) if spec.is_hydra_file else forms
-    try:
-        return first(text, where, spec.contract)
-    except ContractError:
-        with contextlib.suppress(ContractError):
-            return other(text, where, spec.contract)
-        raise
-
-
-def with_slots(members: Sequence[Member], spec: Spec) -> tuple[Member, ...]:
-    """The hosts with the number of ranks that each takes."""
-    if spec.slots is None:
-        return tuple(members)
-    return tuple(replace(m, slots=spec.slots) if m.slots is None or spec.slots_are_given else m for m in members)
-
-
-def discovered(spec: Spec) -> tuple[Member, ...] | None:
-    """What the script prints; None where there is none. Blocks.
-
-    Raises:
-        LaunchError: it fails, takes too long, or prints what makes no sense.
-    """
-    if spec.discovery is None or not Path(spec.discovery).exists():
-        return None
-    done = deadline_subprocess.run((spec.discovery,), None, _SCRIPT_S)
-    if done.timed_out:
-        raise NodeError(f"{spec.discovery} did not end within {_SCRIPT_S:g} s")
-    if done.code != 0:
-        raise NodeError(f"{spec.discovery} failed: {done.failure or f'exit code {done.code}'}")
-    return with_slots(hostfile.parse_discovery(done.out, spec.discovery, spec.contract), spec)
-
-
-def merged(listed: Sequence[Member], now: Sequence[Member] | None, before: Sequence[Member]) -> tuple[Member, ...]:
-    """The list, and who was discovered beyond it; who was discovered `before` stays in its place."""
-    members = {member.host: member for member in listed}
-    slots = next((member.slots for member in listed if member.slots is not None), None)
-    found = {member.host: member for member in now or ()}
-    order = [*(m for m in before if m.host in found), *found.values()]
-    for member in order:
-        newest = found[member.host]
-        members.setdefault(member.host, newest if newest.slots is not None else replace(newest, slots=slots))
-    return tuple(members.values())
-
-
-class Watch:
-    """Reads both again and again, and tells when the hosts have changed; what makes no sense changes nothing."""
-
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
-        self._elastic = spec.settings.min_hosts is not None
-        self.members = merged(listed_members(spec), None, ())
-        self.trouble = ""
-
-    def look(self) -> tuple[Member, ...]:
-        """The hosts now. Blocks while a script runs."""
-        try:
-            found = discovered(self._spec) if self._elastic else None
-            members = merged(listed_members(self._spec), found, self.members)
-            self.trouble = ""
-        except LaunchError as problem:
-            self.trouble = str(problem)
-            return self.members
-        return members
-
-    @property
-    def has_list(self) -> bool:
-        """Whether there is a list at all; without one mpirun runs here alone."""
-        return bool(self._spec.hosts or self._spec.hostfile or (self._elastic and self._spec.discovery))
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether the list cannot change."""
-        return not self._spec.hostfile and not (self._elastic and self._spec.discovery)
+    values = [typed.values.get(name) for name in listed]
+    values += [env.get(f"{prefix}{name}") for prefix in MCA_VARIABLES for name in listed]
+    values += [env.get(name) for name in variables]
+    return next((value for value in values if value), "")

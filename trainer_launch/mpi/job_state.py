@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from trainer_launch.model import FailureRecord, Member
 from trainer_launch.mpi.mpirun_messages import Said
-from trainer_launch.planning.mpi import JobSettings
 
 
 class Phase(Enum):
@@ -22,6 +21,23 @@ class Phase(Enum):
     ASKING = "asking"
     LEAVING = "leaving"
     DONE = "done"
+
+
+class JobSettings(Struct, frozen=True, kw_only=True):
+    """What a job is allowed; seconds, None: no limit of this kind."""
+
+    min_hosts: int | None = None  # None: all
+    max_hosts: int | None = None  # None: as many as there are
+    first_hosts: int | None = None  # at the first start in place of `min_hosts`
+    follows: bool = False  # what runs adds and drops hosts itself
+    wait_s: float = 600.0  # for all hosts at the start
+    rejoin_s: float = 600.0  # for a host that was lost
+    shrink_s: float = 0.0  # before going on with fewer, where the minimum allows
+    ask_s: float = 1.5  # for hosts to say that they are there, after mpirun has ended
+    max_restarts: int = 3  # of failed ranks, for the whole job
+    grace_s: float = 25.0
+    has_list: bool = True  # False: mpirun runs here alone
+    by_slot: bool = False  # ranks follow the slots of the list, as nobody has typed otherwise
 
 
 class End(Struct, frozen=True, kw_only=True):

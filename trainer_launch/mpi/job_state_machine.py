@@ -29,7 +29,6 @@ from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted, listed
 from trainer_launch.mpi import job_state as st
 from trainer_launch.mpi.mpirun_messages import Said
-from trainer_launch.planning.mpi import JobSettings
 from trainer_launch.supervisor.error_lines import error_name, headline
 
 ANSWER_S = 1.0  # beyond `JobSettings.ask_s`, for the answer to come
@@ -38,7 +37,7 @@ LEADER_SHARE = 0.7  # of the grace belongs to the ranks alone
 _GATHER_S = 3.0  # for other hosts to come too, before the job is interrupted for one
 
 
-def begin(settings: JobSettings, members: tuple[Member, ...], at_s: float) -> Step:
+def begin(settings: st.JobSettings, members: tuple[Member, ...], at_s: float) -> Step:
     """Wait for hosts; a job without any runs here."""
     state = st.State(settings=settings, phase=st.Phase.WAITING, members=members, stuck={}, started_s=at_s)
     return wait(state, at_s, settings.wait_s)

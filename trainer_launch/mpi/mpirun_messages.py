@@ -120,3 +120,55 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (r"kex_exchange_identification: .*", _unreached),
     (rf"No \S+ host key is known for \[?{_HOST}\]?.*", _unreached),
 )
+
+
+# -- horovodrun --------------------------------------------------------------------------------
+
+
+_SSH_FAILED = 255  # ssh's own code, and that of a program that says -1
+_SIGNALLED = range(129, 193)  # as the shell has it
+_BY_HOROVOD = (_SSH_FAILED, exit_codes.STOPPED)  # how ranks end that it ends itself
+_OF_RANK = re.compile(r"^\[(\d{1,6})\]<(?:stdout|stderr)>:(.*)", re.DOTALL)
+_EXIT = re.compile(r"^Process (\d{1,6}) exit with status code (\d{1,3})\.")
+_ON_HOST = re.compile(r"^Process name: ([^\s\[]{1,253})\[\d+\]\s*$")
+_NO_SSH = re.compile(r"^ssh not successful for host (\S{1,253}):")
+_TOO_LATE = re.compile(r"^(?!\[).{0,300}?(Timed out waiting for .{1,300})")
+_GONE = re.compile(
+    r"^\[\d{1,6}\]<stderr>:(Timeout, server \S+ not responding|Connection to \S+ closed by remote host"
+    r"|client_loop: send disconnect|Read from remote host \S+:|ssh: |Connection (?:closed|reset) by ).*"
+)
+
+
+def rank_and_text(line: str) -> tuple[int | None, str]:
+    """A line of horovodrun's output without its label, and whose it is; None: its own."""
+    match = _OF_RANK.match(line)
+    return (int(match[1]), match[2]) if match else (None, line)
+
+
+def heard_of_horovod(said: Said, line: str, *, is_elastic: bool) -> Said:
+    """Take one line of horovodrun's output in; of an elastic job, which survives failures, the last one counts."""
+    line = line[:_MAX_CHARS]
+    if match := _EXIT.match(line):
+        return _rank_ended(said, int(match[1]), int(match[2]), is_elastic=is_elastic)
+    if match := _ON_HOST.match(line):
+        return replace(said, host=match[1])
+    if said.words:
+        return said
+    if match := _NO_SSH.match(line):
+        return replace(said, unreached=match[1], words="ssh is refused")
+    if _GONE.match(line):
+        return replace(said, unreached="", words=line.partition(":")[2].strip())
+    if match := _TOO_LATE.match(line):
+        return replace(said, unreached="", words=match[1])
+    return said
+
+
+def _rank_ended(said: Said, rank: int, code: int, *, is_elastic: bool) -> Said:
+    if exit_codes.failing(code) is None:
+        return said  # Horovod says it of failures only: it is a rank's own line
+    if code == _SSH_FAILED and said.words:
+        return said  # it was not the rank
+    if said.rank is not None and (not is_elastic or code in _BY_HOROVOD):
+        return said  # ended by horovodrun, because of the first
+    number = code - 128 if code in _SIGNALLED else None
+    return replace(said, rank=rank, exit_code=None if number else code, signal=number, words="", unreached=None)

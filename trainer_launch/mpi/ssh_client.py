@@ -11,25 +11,22 @@ import glob
 import logging
 import os
 import pwd
-import re
 import shutil
-import stat
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from shlex import join, quote
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Job
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.value_parsers import parse_number
+from trainer_launch.mpi import job_key
 
 _PLAIN_PORT = 22
 _PORT_OF_IMAGES = 2222  # mpi-operator's and Trainer's; who is not root may not listen at 22
 _SECONDS = 20.0  # for `ssh -G`, which takes milliseconds
+_MAX_BYTES = 1 << 20  # of /etc/passwd
 _log = logging.getLogger(__name__)
 INSECURE = (
     "--insecure-host-keys: the hosts' keys are NOT checked; whoever answers in the place of a pod of this job is "
@@ -41,12 +38,9 @@ _UNFIT = '%"\\$\n'  # ssh expands or ends its words at these
 ALIVE_EVERY_S = 3  # between two questions whether the other side is still there
 ALIVE_MISSED = 3  # unanswered ones after which it is lost
 _CONNECT_S = 5  # for one attempt to connect
-# On launchers and workers alike, so that each finds its own by PATH; a worker's sessions find both.
-AGENT = "trainer-launch-ssh"
-_ENDER = "trainer-launch-end-sessions"
 
 
-class Files:
+class SshFiles:
     """Where the files of one pod's ssh are, all in one private folder."""
 
     def __init__(self, folder: str) -> None:
@@ -56,9 +50,6 @@ class Files:
         self.known_hosts = f"{folder}/known_hosts"  # the one key that every pod has to show
         self.client = f"{folder}/ssh_config"
         self.server = f"{folder}/sshd_config"
-        self.bin = f"{folder}/bin"  # to be put into PATH, so that the programs are found by their names
-        self.agent = f"{self.bin}/{AGENT}"  # is `ssh` so configured, for plm_rsh_agent and -launcher-exec
-        self.ender = f"{self.bin}/{_ENDER}"  # ends what other sessions of this pod have started; on workers
 
 
 class Account(Struct, frozen=True):
@@ -75,16 +66,16 @@ class Account(Struct, frozen=True):
 
     def added_to(self, env: Mapping[str, str]) -> dict[str, str]:
         """The environment of mpirun; ranks on other hosts do not get what is added."""
-        libraries = ":".join(one["LD_PRELOAD"] for one in (self.env, env) if one.get("LD_PRELOAD"))
+        libraries = ":".join(filter(None, (self.env.get("LD_PRELOAD"), env.get("LD_PRELOAD"))))
         return {**env, **self.env, "LD_PRELOAD": libraries} if self.env else dict(env)
 
 
-class Client(Struct, frozen=True, kw_only=True):
+class SshClient(Struct, frozen=True, kw_only=True):
     """How to reach the pods of this job."""
 
     ssh: tuple[str, ...]
     account: Account
-    files: Files
+    files: SshFiles
     port: int
     public: str  # the job's key, as TYPE BASE64
     checks_host_keys: bool
@@ -101,8 +92,8 @@ def prepared(
     port: int | None = None,
     check_host_keys: bool = True,
     path: str | None = None,
-) -> Client:
-    """Write key, known_hosts, configuration and agent into the new private folder `folder`.
+) -> SshClient:
+    """Write key, known_hosts and configuration into the new private folder `folder`.
 
     `port` is the one that the pods' sshd listens at, None: by `port_of`; `path` is the container's PATH.
 
@@ -110,17 +101,20 @@ def prepared(
         UsageError: there is no ssh, or no key that fits.
         NodeError: nothing may be written there.
     """
-    files = made(folder)
+    if any(c in folder for c in _UNFIT):
+        raise UsageError(f'the temporary folder {folder!r} has one of % " \\ $ in its name; set TMPDIR to another')
+    files = SshFiles(folder)
+    try:
+        os.makedirs(folder, mode=0o700)
+    except OSError as problem:
+        raise NodeError(f"the private folder {folder} cannot be made: {problem.strerror}") from None
     user = account(folder)
     ssh = user.argv(find("ssh", path))
-    key = take(key_folder(job), files.key, user.argv(find("ssh-keygen", path)))
+    public = job_key.take(job, files.key, user.argv(find("ssh-keygen", path)))
     used = port_of(ssh) if port is None else port
-    write(files.known_hosts, known_hosts(key.public))
-    write(files.client, configuration(files, used, check_host_keys=check_host_keys))
-    write(files.agent, f'#!/bin/sh\nexec {join(ssh)} -F {quote(files.client)} "$@"\n', mode=0o700)
-    return Client(
-        ssh=ssh, account=user, files=files, port=used, public=key.public, checks_host_keys=check_host_keys
-    )
+    job_key.write(files.known_hosts, known_hosts(public))
+    job_key.write(files.client, configuration(files, used, check_host_keys=check_host_keys))
+    return SshClient(ssh=ssh, account=user, files=files, port=used, public=public, checks_host_keys=check_host_keys)
 
 
 def find(name: str, path: str | None) -> str:
@@ -129,47 +123,37 @@ def find(name: str, path: str | None) -> str:
     Raises:
         UsageError: it is not there.
     """
-    found = shutil.which(name, path=f"{path or os.defpath}:/usr/sbin:/sbin:/usr/local/sbin:/usr/bin")
-    if found is None:
+    program = shutil.which(name, path=f"{path or os.defpath}:/usr/sbin:/sbin:/usr/local/sbin:/usr/bin")
+    if program is None:
         package = "openssh-server" if name == "sshd" else "openssh-client"
         raise UsageError(f"{name} is not in this image; install OpenSSH ({package})")
-    return os.path.abspath(found)
+    return os.path.abspath(program)
 
 
 def account(folder: str) -> Account:
     """Who we are. A uid that OpenShift made up gets an entry by nss_wrapper, from files in the private `folder`.
-
-    Without nss_wrapper one is added to /etc/passwd, where the image lets group 0 write to it.
 
     Raises:
         UsageError: OpenSSH refuses to work for a uid without a name.
     """
     uid = os.geteuid()
     with contextlib.suppress(KeyError):
-        found = pwd.getpwuid(uid)
-        return Account(found.pw_name, found.pw_shell)
-    user = Account("trainer-launch", "/bin/sh")
-    before = _text(_PASSWD)
-    line = f"{user.name}:x:{uid}:{os.getegid()}::/:{user.shell}\n"
-    line = line if before.endswith("\n") or not before else f"\n{line}"
+        entry = pwd.getpwuid(uid)
+        return Account(entry.pw_name, entry.pw_shell)
+    line = f"trainer-launch:x:{uid}:{os.getegid()}::/:/bin/sh\n"
     library = next((path for name in _NSS_WRAPPERS for path in glob.glob(name) if os.path.isfile(path)), None)
-    if library is not None:
-        copies = {"NSS_WRAPPER_PASSWD": f"{folder}/passwd", "NSS_WRAPPER_GROUP": f"{folder}/group"}
-        for path, text in zip(copies.values(), (before + line, _text(_GROUP)), strict=True):
-            write(path, text)
-        _log.info("uid %d has no entry in %s: %s gives OpenSSH and mpirun one", uid, _PASSWD, library)
-        return replace(user, env={"LD_PRELOAD": library, **copies})
-    try:
-        with open(_PASSWD, "a", encoding="ascii") as file:
-            file.write(line)
-    except OSError:
+    if library is None:
         raise UsageError(
             f"uid {uid} has no entry in {_PASSWD}, and neither OpenSSH nor mpirun works without one; install "
-            f"nss_wrapper in the image (Debian: libnss-wrapper, Red Hat: nss_wrapper), add the user to it (useradd "
-            f"-u {uid} …), or let its group 0 write to {_PASSWD} (chmod g+w), so that the entry is added here"
-        ) from None
-    _log.info("uid %d had no entry in %s and was added", uid, _PASSWD)
-    return user
+            f"nss_wrapper in the image (Debian: libnss-wrapper, Red Hat: nss_wrapper), or add the user to it "
+            f"(useradd -u {uid} …)"
+        )
+    passwd, group = f"{folder}/passwd", f"{folder}/group"
+    job_key.write(passwd, _text(_PASSWD).rstrip("\n") + f"\n{line}")
+    job_key.write(group, _text(_GROUP))
+    _log.info("uid %d has no entry in %s: %s gives OpenSSH and mpirun one", uid, _PASSWD, library)
+    env = {"LD_PRELOAD": library, "NSS_WRAPPER_PASSWD": passwd, "NSS_WRAPPER_GROUP": group}
+    return Account("trainer-launch", "/bin/sh", env)
 
 
 def _text(path: str) -> str:
@@ -178,9 +162,9 @@ def _text(path: str) -> str:
 
 def port_of(ssh: Sequence[str]) -> int:
     """Where the pods' sshd listens when nobody said: as the image's ssh is configured, else by who we are."""
-    told = configured_port(ssh, "trainer-launch.invalid")
-    if told is not None and told != _PLAIN_PORT:
-        return told
+    configured = configured_port(ssh, "trainer-launch.invalid")
+    if configured is not None and configured != _PLAIN_PORT:
+        return configured
     return _PLAIN_PORT if os.geteuid() == 0 else _PORT_OF_IMAGES
 
 
@@ -189,77 +173,32 @@ def configured_port(ssh: Sequence[str], host: str) -> int | None:
     return port_in(deadline_subprocess.run((*ssh, "-G", host), None, _SECONDS).out)
 
 
-def port_in(said: str) -> int | None:
+def port_in(text: str) -> int | None:
     """The port in what `ssh -G` prints: its configuration, a line for each word."""
-    words = next((line.split() for line in said.splitlines() if line.startswith("port ")), [])
+    words = next((line.split() for line in text.splitlines() if line.startswith("port ")), [])
     return parse_number(words[1], 1, 65535) if len(words) == 2 else None
 
 
-def made(folder: str) -> Files:
-    """The private folder, made if it is not there, with room for the agent.
+def configuration(files: SshFiles, port: int, *, check_host_keys: bool = True) -> str:
+    """Text of ssh_config: only the job's key, shown by both sides, no questions asked, a lost host soon noticed.
 
-    Raises:
-        NodeError: it cannot be made.
-        UsageError: its name has characters that ssh would take for something else.
+    All else is OpenSSH's default, which with -F nothing in the image changes.
     """
-    if any(c in folder for c in _UNFIT):
-        raise UsageError(f'the temporary folder {folder!r} has one of % " \\ $ in its name; set TMPDIR to another')
-    files = Files(folder)
-    try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        os.chmod(folder, 0o700)
-        os.makedirs(files.bin, mode=0o700, exist_ok=True)
-    except OSError as problem:
-        raise NodeError(f"the private folder {folder} cannot be made: {problem.strerror}") from None
-    return files
-
-
-def write(path: str, text: str | bytes, *, mode: int = 0o600, what: str = "") -> None:
-    """Write a new file that is ours alone; `what` begins the error. Raises NodeError: it cannot be written."""
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(path, flags, mode), "wb") as file:
-            file.write(text if isinstance(text, bytes) else os.fsencode(text))
-    except OSError as problem:
-        what = what or f"{Path(path).name} cannot be written in the private folder"
-        raise NodeError(f"{what}: {problem.strerror}") from None
-
-
-# -- what ssh is told --------------------------------------------------------------------------
-
-
-def configuration(files: Files, port: int, *, check_host_keys: bool = True) -> str:
-    """Text of ssh_config: only the job's key, shown by both sides, no questions asked, a lost host soon noticed."""
     lines = [
-        "Host *",
-        f"  Port {port}",
-        f"  IdentityFile {quoted(files.key)}",
-        "  IdentitiesOnly yes",
-        "  IdentityAgent none",
-        f"  UserKnownHostsFile {quoted(files.known_hosts) if check_host_keys else '/dev/null'}",
-        "  GlobalKnownHostsFile /dev/null",
-        f"  StrictHostKeyChecking {'yes' if check_host_keys else 'no'}",
-        "  CheckHostIP no",
-        "  UpdateHostKeys no",
-        "  VerifyHostKeyDNS no",
-        "  BatchMode yes",
-        "  PreferredAuthentications publickey",
-        "  PasswordAuthentication no",
-        "  KbdInteractiveAuthentication no",
-        "  ForwardAgent no",
-        "  ForwardX11 no",
-        "  ClearAllForwardings yes",
-        "  PermitLocalCommand no",
-        "  ControlMaster no",
-        "  ControlPath none",
-        "  RequestTTY no",
-        "  EscapeChar none",
-        f"  ConnectTimeout {_CONNECT_S}",
-        "  ConnectionAttempts 1",
-        f"  ServerAliveInterval {ALIVE_EVERY_S}",
-        f"  ServerAliveCountMax {ALIVE_MISSED}",
-        "  TCPKeepAlive yes",
-        "  LogLevel ERROR",
+        f"Port {port}",
+        f"IdentityFile {quoted(files.key)}",
+        "IdentitiesOnly yes",
+        "IdentityAgent none",
+        f"UserKnownHostsFile {quoted(files.known_hosts) if check_host_keys else '/dev/null'}",
+        "GlobalKnownHostsFile /dev/null",
+        f"StrictHostKeyChecking {'yes' if check_host_keys else 'no'}",
+        "BatchMode yes",
+        "PreferredAuthentications publickey",
+        "ClearAllForwardings yes",
+        f"ConnectTimeout {_CONNECT_S}",
+        f"ServerAliveInterval {ALIVE_EVERY_S}",
+        f"ServerAliveCountMax {ALIVE_MISSED}",
+        "LogLevel ERROR",
     ]
     return "\n".join(lines) + "\n"
 
@@ -273,135 +212,3 @@ def quoted(text: str) -> str:
     """One argument of a configuration line, of ssh or sshd."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-# -- the job's key -----------------------------------------------------------------------------
-
-
-_NAMES = ("id_rsa", "id_ecdsa", "id_ed25519", "ssh-privatekey")  # the last: the Secret mounted as it is
-_AUTHORIZED = "authorized_keys"
-_MAX_BYTES = 65_536
-_PUBLIC = re.compile(r"((?:ssh|ecdsa|sk)-[a-z0-9@.-]{1,60}) ([A-Za-z0-9+/]{16,8192}={0,3})(?:\s.*)?")
-
-
-class Key(Struct, frozen=True):
-    """The job's key: a private file, and its public part as `TYPE BASE64`."""
-
-    path: str
-    public: str
-
-
-def key_folder(job: Job) -> str:
-    """Where the job's key is mounted. Raises UsageError: nobody told, and it is at none of the usual places."""
-    if job.ssh_dir is not None:
-        return job.ssh_dir
-    raise UsageError(
-        "the job's ssh key is not mounted; looked for id_rsa and authorized_keys in $HOME/.ssh, /root/.ssh and "
-        "/home/mpiuser/.ssh; set --ssh-dir to the job's sshAuthMountPath"
-    )
-
-
-def make(folder: str, keygen: str = "ssh-keygen") -> None:
-    """Make a job's Secret in the new folder `folder`, as the operators do: ECDSA P-521, in a file called id_rsa.
-
-    Raises:
-        NodeError: it cannot be made.
-    """
-    path = f"{folder}/id_rsa"
-    argv = (keygen, "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-C", "trainer-launch", "-f", path)
-    try:
-        os.mkdir(folder, 0o700)
-        done = deadline_subprocess.run(argv, None, _SECONDS)
-        if done.code != 0:
-            raise OSError(done.failure or f"{keygen} failed: {' '.join(done.err.split())[:200]}")
-        shutil.copy(f"{path}.pub", f"{folder}/{_AUTHORIZED}")
-    except OSError as problem:
-        raise NodeError(f"cannot create an ssh key for the job: {problem}") from None
-
-
-def take(folder: str, copy: str, keygen: Sequence[str] = ("ssh-keygen",)) -> Key:
-    """Copy the key that is mounted in `folder` to the new private file `copy`, and derive its public part.
-
-    Raises:
-        UsageError: there is no key, it cannot be read, it is none, or authorized_keys names another.
-    """
-    source = _find(folder)
-    write(copy, _read(source), what="the copy of the job's ssh key cannot be written")
-    public = _public(source, copy, keygen)
-    _check_authorized(Path(folder, _AUTHORIZED), source, public)
-    return Key(copy, public)
-
-
-def _find(folder: str) -> Path:
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError as problem:
-        raise UsageError(
-            f"the folder of the job's ssh key, {folder}, cannot be read ({problem.strerror}); mount the job's "
-            f"Secret there, or set --ssh-dir to where it is"
-        ) from None
-    for name in _NAMES:
-        if name in names:
-            return Path(folder, name)
-    found = f"it holds {', '.join(names[:5])}" if names else "it is empty"
-    raise UsageError(
-        f"{folder} has none of {', '.join(_NAMES)}; {found}; mount the Secret with the job's ssh key there"
-    )
-
-
-def _read(path: Path) -> bytes:
-    data = LiveFiles(_MAX_BYTES + 1).read(str(path))
-    if data is None:
-        raise UsageError(
-            f"the job's ssh key {path} cannot be read by uid {os.geteuid()} ({_looks(path)}); "
-            f"let the pod's securityContext have fsGroup and the Secret defaultMode 0440"
-        )
-    if len(data) > _MAX_BYTES:
-        raise UsageError(f"{path} is larger than {_MAX_BYTES} bytes; this is not an ssh key")
-    text = data.replace(b"\r\n", b"\n").strip()
-    if not text.startswith(b"-----BEGIN ") or b"PRIVATE KEY-----" not in text:
-        raise UsageError(
-            f"{path} holds no private key: expected a file that begins with -----BEGIN … PRIVATE KEY-----, "
-            f"found {len(data)} bytes of something else; mount the job's Secret there"
-        )
-    return text + b"\n"  # without it newer forms of keys are refused
-
-
-def _looks(path: Path) -> str:
-    """Mode and owner, for a message."""
-    try:
-        found = path.stat()
-    except OSError as problem:
-        return problem.strerror or "no such file"
-    kind = "" if stat.S_ISREG(found.st_mode) else "no regular file, "
-    return f"{kind}mode {stat.S_IMODE(found.st_mode):04o}, owner {found.st_uid}:{found.st_gid}"
-
-
-def _public(source: Path, copy: str, keygen: Sequence[str]) -> str:
-    done = deadline_subprocess.run((*keygen, "-y", "-P", "", "-f", copy), None, _SECONDS)
-    if isinstance(done.problem, FileNotFoundError):
-        raise UsageError(f"{keygen[-1]} is not in this image; install OpenSSH (openssh-client)")
-    if done.failure:
-        raise NodeError(f"{keygen[-1]} did not derive the public key: {done.failure}")
-    found = _PUBLIC.fullmatch(done.out.strip())
-    if done.code == 0 and found:
-        return f"{found[1]} {found[2]}"
-    if "passphrase" in done.err:
-        raise UsageError(
-            f"the job's ssh key {source} has a passphrase, which cannot be typed in a pod; create one without"
-        )
-    raise UsageError(
-        f"{source} is no private key that {keygen[-1]} understands; it may be cut short: recreate the Secret"
-    )
-
-
-def _check_authorized(path: Path, source: Path, public: str) -> None:
-    """A pod whose authorized_keys does not name the key could not be entered; better said here than there."""
-    data = LiveFiles(_MAX_BYTES).read(str(path))
-    if data is None:
-        return
-    text = data.decode(errors="replace")
-    if public.partition(" ")[2] not in text.split():
-        raise UsageError(
-            f"{path} does not name the key of {source}; they belong to different jobs: recreate the Secret"
-        )

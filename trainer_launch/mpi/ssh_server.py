@@ -1,31 +1,27 @@
-"""sshd of a worker, made ready: what OpenSSH asks of the machine is checked, in words, before it is started."""
+"""sshd of a worker: made ready, after a check of what OpenSSH asks of the machine; and what lost sessions leave."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
+import signal
 import socket
 import stat
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from shlex import quote
-from typing import NoReturn
 
-import msgspec
 from msgspec import Struct
 
-import trainer_launch
-from trainer_launch.host import deadline_subprocess
+from trainer_launch.host import deadline_subprocess, process_tree
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.host.process_tree import Entry
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
-from trainer_launch.mpi import ssh_client
-from trainer_launch.mpi.ssh_client import Files, quoted
-from trainer_launch.planning.ssh_environment import Handed
+from trainer_launch.mpi import job_key, ssh_client
+from trainer_launch.mpi.rank_environment import Handed
+from trainer_launch.mpi.ssh_client import SshFiles, quoted
 
 _CAPABILITIES = {"SETGID": 6, "SETUID": 7, "SYS_CHROOT": 18}  # that sshd needs as root
-_SYS_ADMIN = 21
 _SECONDS = 20.0  # for `sshd -T`, which takes milliseconds
 _MISSING = re.compile(r"Missing privilege separation directory: (/\S+)")
 _UNSAFE = re.compile(r"(/\S+) must be owned by root and not group or world-writable")
@@ -38,30 +34,22 @@ _NO_RC_FILES = {"SHLVL": "1"}
 _NO_PENALTIES = ("-o", "PerSourcePenalties=no")
 _MAX_BYTES = 1_048_576
 _LOGIN_GRACE_S = 30  # for who has connected to prove the key
-# In a mount namespace of its own: the folder's parent as it is, plus the folder. $1 the folder, $2 where the old
-# parent is put meanwhile.
-_WITH_FOLDER = """set -e
-folder=$1 old=$2 parent=${1%/*}; shift 2
-mkdir -p "$old"; mount --rbind "$parent" "$old"; mount -t tmpfs -o mode=755 tmpfs "$parent"
-for entry in "$old"/* "$old"/.[!.]*; do
-    name=$parent/${entry##*/}
-    if [ -L "$entry" ]; then cp -P "$entry" "$name"
-    elif [ -d "$entry" ]; then mkdir "$name"; mount --rbind "$entry" "$name"
-    elif [ -e "$entry" ]; then : >"$name"; mount --bind "$entry" "$name"; fi
-done
-umount -l "$old"; mkdir -m 755 "$folder"
-exec "$@"
-"""
+_SSHD = ("sshd", "sshd-session", "sshd-auth")
+_GRACE_S = 3.0  # from SIGTERM to SIGKILL, for what a lost session has left
+_LOOK_EVERY_S = 1.0
+_log = logging.getLogger(__name__)
 
 
-class Ready(Struct, frozen=True, kw_only=True):
+class PreparedSshd(Struct, frozen=True, kw_only=True):
     """An sshd that can be started."""
 
     argv: tuple[str, ...]
     unfit: tuple[str, ...]  # variables that this sshd would have given its sessions otherwise than they are
 
 
-def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[str], log_level: str) -> Ready:
+def prepared(
+    reach: ssh_client.SshClient, handed: Handed, *, addresses: Sequence[str], log_level: str
+) -> PreparedSshd:
     """Write what sshd needs into the private folder, and try it out.
 
     Raises:
@@ -76,30 +64,24 @@ def prepared(reach: ssh_client.Client, handed: Handed, *, addresses: Sequence[st
     if is_root:
         check_capabilities(LiveFiles(_MAX_BYTES).read("/proc/self/status") or b"")
     check_port(reach.port, addresses)
-    ssh_client.write(files.authorized, authorized_keys(reach.public))
-    roots = dict.fromkeys(str(Path(module.__file__ or "").parents[1]) for module in (trainer_launch, msgspec))
-    ssh_client.write(files.ender, _ender(sys.executable, tuple(roots), os.getpid()), mode=0o700)
-    path = f"{handed.env.get('PATH') or os.defpath}:{files.bin}"
-    env = {**handed.env, "PATH": path, **_NO_RC_FILES}
+    job_key.write(files.authorized, authorized_keys(reach.public))
+    env = {**handed.env, **_NO_RC_FILES}
     text = configuration(
         files, port=reach.port, addresses=addresses, user=me.name, is_root=is_root, log_level=log_level
     )
-    ssh_client.write(files.server, text + set_env(env))
-    wrapper, told = _tried((*program, "-T", "-f", files.server), f"{files.folder}/old")
-    wrong = tuple(name for name, value in env.items() if f"setenv {name}={value}" not in told)
+    job_key.write(files.server, text + set_env(env))
+    lines = _tried((*program, "-T", "-f", files.server))
+    wrong = tuple(name for name, value in env.items() if f"setenv {name}={value}" not in lines)
     if wrong:  # an older sshd reads quotes in its own way: rather without than with another value
         os.unlink(files.server)
         kept = {name: value for name, value in env.items() if name not in wrong}
-        ssh_client.write(files.server, text + set_env(kept))
-    more = _NO_PENALTIES if any(line.startswith("persourcepenalties ") for line in told) else ()
-    return Ready(argv=(*wrapper, *program, "-D", "-e", "-f", files.server, *more), unfit=wrong)
-
-
-# -- what sshd is told ------------------------------------------------------------------------
+        job_key.write(files.server, text + set_env(kept))
+    more = _NO_PENALTIES if any(line.startswith("persourcepenalties ") for line in lines) else ()
+    return PreparedSshd(argv=(*program, "-D", "-e", "-f", files.server, *more), unfit=wrong)
 
 
 def configuration(
-    files: Files,
+    files: SshFiles,
     *,
     port: int,
     addresses: Sequence[str],  # to listen at; none: all
@@ -107,35 +89,22 @@ def configuration(
     is_root: bool,
     log_level: str,
 ) -> str:
-    """Text of sshd_config: only the job's key, and nothing but commands."""
+    """Text of sshd_config: only the job's key, and nothing but commands; all else is OpenSSH's default."""
     lines = [
         f"Port {port}",
         *(f"ListenAddress {address}" for address in addresses),
         f"HostKey {quoted(files.key)}",
         f"AuthorizedKeysFile {quoted(files.authorized)}",
-        "AuthorizedKeysCommand none",
         f"AllowUsers {user}",
         "AuthenticationMethods publickey",
-        "PubkeyAuthentication yes",
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",
-        "HostbasedAuthentication no",
-        "PermitEmptyPasswords no",
         f"PermitRootLogin {'prohibit-password' if is_root else 'no'}",
         "UsePAM no",
         "StrictModes no",  # it would ask that /tmp be closed to others; the folder in it is
         "DisableForwarding yes",
-        "AllowAgentForwarding no",
-        "AllowTcpForwarding no",
-        "AllowStreamLocalForwarding no",
-        "X11Forwarding no",
-        "PermitTunnel no",
-        "GatewayPorts no",
         "PermitTTY no",
-        "PermitUserEnvironment no",
         "PermitUserRC no",
-        "PrintMotd no",
-        "PrintLastLog no",
         "UseDNS no",
         "PidFile none",
         f"LoginGraceTime {_LOGIN_GRACE_S}",
@@ -158,22 +127,6 @@ def authorized_keys(public: str) -> str:
     return f"restrict {public}\n"
 
 
-def _ender(python: str, roots: Sequence[str], launcher: int) -> str:
-    """A program that ends all other sessions below process `launcher`, and what they have left behind.
-
-    `roots` are the folders that this package and msgspec are imported from; a session has no other way to them.
-    """
-    code = (
-        f"import sys; sys.path[:0] = {list(roots)!r}; "
-        "from trainer_launch.mpi import ssh_sessions; ssh_sessions.main()"
-    )
-    words = " ".join(map(quote, (python, "-I", "-S", "-c", code, str(launcher))))
-    return f'#!/bin/sh\nexec {words} "$@"\n'
-
-
-# -- what OpenSSH asks for --------------------------------------------------------------------
-
-
 def _check_account(name: str, shell: str, *, is_root: bool) -> None:
     if os.path.basename(shell) in _CLOSED_SHELLS or (shell and not os.access(shell, os.X_OK)):
         raise UsageError(
@@ -190,18 +143,14 @@ def _check_account(name: str, shell: str, *, is_root: bool) -> None:
 
 def check_capabilities(status: bytes) -> None:
     """Find in the text of /proc/self/status what sshd needs as root. Raises UsageError: a capability is missing."""
-    effective = _effective(status)
-    missing = [] if effective is None else [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    match = re.search(rb"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE)
+    effective = int(match[1], 16) if match else -1
+    missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
     if missing:
         raise UsageError(
             f"sshd as root needs the capabilities {', '.join(missing)}, which this container has dropped; add "
             f"them, or let the pod run as an ordinary user, which needs none (runAsUser: 1000)"
         )
-
-
-def _effective(status: bytes) -> int | None:
-    found = re.search(rb"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE)
-    return int(found[1], 16) if found else None
 
 
 def check_port(port: int, addresses: Sequence[str]) -> None:
@@ -214,82 +163,100 @@ def check_port(port: int, addresses: Sequence[str]) -> None:
     for address in addresses or ("0.0.0.0", "::"):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            with socket.socket(family, socket.SOCK_STREAM) as tried:
-                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                tried.bind((address, port))
-                tried.listen()
+            socket.create_server((address, port), family=family).close()
+        except PermissionError:
+            raise UsageError(
+                f"uid {os.geteuid()} may not listen on port {port}; set --ssh-port (TRAINER_LAUNCH_SSH_PORT) to "
+                f"one from 1024 up, the same in all pods: images use 2222"
+            ) from None
         except OSError as problem:
-            _say_why(problem, port, address)
+            if problem.errno == errno.EADDRINUSE:
+                raise NodeError(
+                    f"port {port} is in use by another program in this pod, perhaps another sshd; end it, or set "
+                    f"--ssh-port"
+                ) from None
+            if address != "::":  # there may be no IPv6 at all
+                raise NodeError(f"sshd cannot listen on {address} port {port}: {problem.strerror}") from None
 
 
-def _say_why(problem: OSError, port: int, address: str) -> None:
-    if problem.errno in (errno.EACCES, errno.EPERM):
-        raise UsageError(
-            f"uid {os.geteuid()} may not listen on port {port}; set --ssh-port (TRAINER_LAUNCH_SSH_PORT) to one "
-            f"from 1024 up, the same in all pods: images use 2222"
-        ) from None
-    if problem.errno == errno.EADDRINUSE:
-        raise NodeError(
-            f"port {port} is in use by another program in this pod, perhaps another sshd; end it, or set --ssh-port"
-        ) from None
-    if address != "::":  # there may be no IPv6 at all
-        raise NodeError(f"sshd cannot listen on {address} port {port}: {problem.strerror}") from None
-
-
-# -- a trial ----------------------------------------------------------------------------------
-
-
-def _tried(argv: tuple[str, ...], aside: str) -> tuple[tuple[str, ...], frozenset[str]]:
-    """What has to stand before sshd's command line, and the lines of the configuration as it understands it."""
-    done = _run(argv)
-    missing = _MISSING.search(done.err) or _UNSAFE.search(done.err)
+def _tried(argv: tuple[str, ...]) -> frozenset[str]:
+    """The lines of the configuration as sshd understands it; the folder that it wants is made."""
+    done = deadline_subprocess.run(argv, None, _SECONDS)
+    if done.failure:
+        raise NodeError(f"sshd cannot be tried out: {done.failure}")
     if done.code == 0:
-        return (), frozenset(os.fsdecode(done.stdout).split("\n"))
+        return frozenset(os.fsdecode(done.stdout).split("\n"))
+    missing = _MISSING.search(done.err) or _UNSAFE.search(done.err)
     if missing is None:
         raise _refusal(done.err)
-    if _make_folder(missing[1]):
-        return _tried(argv, aside) if _is_safe(missing[1]) else _give_up(missing[1])
-    wrapper = ("unshare", "--mount", "--propagation", "slave", "sh", "-c", _WITH_FOLDER, "sh", missing[1], aside)
-    done = _run((*wrapper, *argv)) if _may_mount() else done
-    return (wrapper, frozenset(os.fsdecode(done.stdout).split("\n"))) if done.code == 0 else _give_up(missing[1])
-
-
-def _give_up(folder: str) -> NoReturn:
+    if _made(missing[1]):
+        return _tried(argv)
     raise UsageError(
-        f"sshd as root needs the empty folder {folder}, which this read-only root filesystem does not have; "
+        f"sshd as root needs the empty folder {missing[1]}, which this read-only root filesystem does not have; "
         f"mount an emptyDir there, make it in the image, or let the pod run as an ordinary user (runAsUser: 1000)"
     )
 
 
-def _refusal(said: str) -> LaunchError:
-    lines = [line for line in said.splitlines() if line.strip()] or ["nothing"]
+def _refusal(text: str) -> LaunchError:
+    lines = [line for line in text.splitlines() if line.strip()] or ["nothing"]
     return UsageError(f"sshd rejects its configuration: {lines[0][:300]}; OpenSSH 7.8 or newer is needed")
 
 
-def _run(argv: tuple[str, ...]) -> deadline_subprocess.Ended:
-    done = deadline_subprocess.run(argv, None, _SECONDS)
-    if done.failure:
-        raise NodeError(f"sshd cannot be tried out: {done.failure}")
-    return done
-
-
-def _make_folder(folder: str) -> bool:
-    """Make sshd's folder, or take the write bits off the emptyDir that is mounted there."""
+def _made(folder: str) -> bool:
+    """Make sshd's folder, or take the write bits off the emptyDir that is mounted there; whether it is fit then."""
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
         os.chmod(folder, 0o755)
+        status = os.stat(folder)
     except OSError:
         return False
-    return True
+    return status.st_uid == 0 and not stat.S_IMODE(status.st_mode) & 0o022
 
 
-def _is_safe(folder: str) -> bool:
-    found = os.stat(folder)
-    return found.st_uid == 0 and not stat.S_IMODE(found.st_mode) & 0o022
+class Sessions:
+    """Looks every second whether a session's connection was lost while its command ran on; ends what it left.
 
+    The supervisor's loop calls it as it does the hang watch.
+    """
 
-def _may_mount() -> bool:
-    effective = _effective(LiveFiles(_MAX_BYTES).read("/proc/self/status") or b"")
-    return effective is not None and bool(effective >> _SYS_ADMIN & 1)
+    def __init__(self, launcher: int, now_s: float) -> None:
+        self._launcher = launcher
+        self._commands: set[tuple[int, int]] = set()  # what sshd has started itself
+        self._doomed: dict[tuple[int, int], float] = {}  # and when SIGKILL is due
+        self.due_s = now_s + _LOOK_EVERY_S
+
+    def look(self, now_s: float) -> None:
+        """Look once; it never finds a hang."""
+        self.due_s = now_s + _LOOK_EVERY_S
+        if not self._doomed and self._is_idle():
+            self._commands = set()
+            return
+        entries = process_tree.descendants(self._launcher)  # parents first
+        left: dict[int, Entry] = {}
+        for entry in entries:
+            is_lost = self._is_lost(entry)
+            if is_lost and entry.key not in self._doomed:
+                _log.warning("%s lost its ssh connection; ending it and everything it started", entry)
+            if is_lost or entry.key in self._doomed or entry.parent in left:
+                left[entry.pid] = entry
+        servers = {entry.pid for entry in entries if entry.name in _SSHD}
+        self._commands = {entry.key for entry in entries if entry.parent in servers and entry.name not in _SSHD}
+        for entry in left.values():
+            if entry.key not in self._doomed:
+                process_tree.send(entry.pid, signal.SIGTERM)
+                process_tree.send(entry.pid, signal.SIGCONT)  # one that is suspended could not hear it
+            elif now_s >= self._doomed[entry.key]:
+                process_tree.send(entry.pid, signal.SIGKILL)
+        self._doomed = {entry.key: self._doomed.get(entry.key, now_s + _GRACE_S) for entry in left.values()}
+
+    def _is_lost(self, entry: Entry) -> bool:
+        """Whether a command's session has ended under it: the launcher has inherited it.
+
+        A daemon that a command left behind on purpose, as Open MPI's does, was never sshd's own child.
+        """
+        return entry.parent == self._launcher and entry.key in self._commands
+
+    def _is_idle(self) -> bool:
+        """Whether there is nothing but sshd itself: found out without looking at every process of the machine."""
+        below = process_tree.children(self._launcher)
+        return below is not None and len(below) == 1 and process_tree.children(next(iter(below))) == frozenset()

@@ -1,32 +1,27 @@
 """MPI jobs: mpirun and horovodrun over the job's hosts, and sshd in their workers' pods. Pure.
 
 One agent waits for the hosts, runs the program, and starts it again (`mpi.job_state_machine`). Which MPI it is
-(Open MPI, MPICH, Intel) the program itself says, so its command line is made by the agent. An elastic horovodrun's
-hosts come and go under Horovod's own eyes, by a script of ours that tells whom we reach.
+(Open MPI, MPICH, Intel) the program itself says, so its command line is made by the agent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 
-from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec import Struct
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Fact, Forked, Job, Origin, Plan, Process, signal_policy
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.command import Command, Kind
-from trainer_launch.planning.mpi_options import HorovodCommand, is_horovodrun, split_command
-from trainer_launch.planning.ssh_environment import named
+from trainer_launch.planning.mpi_options import MIN_NUMBER, SLOTS, SSH_PORT, is_horovodrun
 from trainer_launch.planning.task import Engine, Task, env_of_program
 
 SSH, KUBEXEC, OWN = "ssh", "kubexec", "own"  # how mpirun reaches its hosts; own: as the user has set it up
-_AGENTS = {"mpirun": "trainer_launch.mpi.agent", "horovodrun": "trainer_launch.mpi.horovod_agent"}
+_AGENTS = {"mpirun": "trainer_launch.mpi.agent", "horovodrun": "trainer_launch.mpi.horovod"}
 _MAX_PORT = 65535
 _AGENT_RESTARTS = 3  # an hour, when PID 1 starts a killed agent again; its own exit code is final
-_MAX_RESTARTS = 3  # of failed ranks, unless the user says
 # A user who has set one of these reaches the hosts in a way of his own.
 _OWN_AGENTS = (
     *("OMPI_MCA_plm_rsh_agent", "OMPI_MCA_plm_ssh_agent", "PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm"),
@@ -35,49 +30,45 @@ _OWN_AGENTS = (
 _OWN_OPTIONS = frozenset(
     ("plm_rsh_agent", "plm_ssh_agent", "plm", "launcher", "launcher-exec", "bootstrap", "bootstrap-exec", "rmk")
 )
-
-
-class JobSettings(Struct, frozen=True, kw_only=True):
-    """What a job is allowed; seconds, None: no limit of this kind. What only the agent sees, it replaces."""
-
-    min_hosts: int | None = None  # None: all
-    max_hosts: int | None = None  # None: as many as there are
-    first_hosts: int | None = None  # at the first start in place of `min_hosts`
-    follows: bool = False  # what runs adds and drops hosts itself
-    wait_s: float = 600.0  # for all hosts at the start
-    rejoin_s: float = 600.0  # for a host that was lost
-    shrink_s: float = 0.0  # before going on with fewer, where the minimum allows
-    ask_s: float = 1.5  # for hosts to say that they are there, after mpirun has ended
-    max_restarts: int = 3  # of failed ranks, for the whole job
-    grace_s: float = 25.0
-    has_list: bool = True  # False: mpirun runs here alone
-    by_slot: bool = False  # ranks follow the slots of the list, as nobody has typed otherwise
+_RESPAWNS = 100  # of sshd; each costs milliseconds and ends no rank
+# What has ranks below it and ends with them, by the kernel's names; asked to stop once their ranks have ended.
+_DAEMONS = frozenset(
+    ("sshd", "sshd-session", "sshd-auth", "orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy")
+)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 
 
 class Spec(Struct, frozen=True, kw_only=True):
-    """An MPI job as its launcher sees it: what the agent that runs mpirun or horovodrun has to know."""
+    """What the agent that runs mpirun or horovodrun has to know beside its command."""
 
-    contract: str
-    hostname: str  # of this pod
-    hostfile: str | None = None  # that the platform mounts, or the user typed
-    is_hydra_file: bool = False  # its lines are HOST:N
-    hosts: str = ""  # HOST:N,HOST:N, in place of the file
+    task: Task
+    reach: str = SSH
     slots: int | None = None  # per host where the list does not tell, or the user wants another number
     slots_are_given: bool = False  # by the user: what the list tells does not count
-    discovery: str | None = None  # a script that prints the hosts of now
-    agent: str = SSH
-    agent_path: str | None = None  # kubexec.sh
-    ssh_dir: str | None = None
-    ssh_port: int | None = None
-    check_host_keys: bool = True
-    settings: JobSettings = JobSettings()
-    signals: Mapping[int, SignalAction] = field(default_factory=dict)  # where they are not the default
-    scratch: str
-    failure_file: str | None = None
+    discovery: str | None = None  # the platform's script that prints the hosts of now
+    min_hosts: int | None = None  # None: all
+    max_hosts: int | None = None  # None: as many as there are
     forward: tuple[str, ...] = ()  # variables that ranks get, whatever they are called
 
+    @property
+    def failure_file(self) -> str:
+        """Where the agent writes why the job failed, for PID 1."""
+        return f"{self.task.trial.scratch}/{runtime_directory.FAILURE}"
 
-# -- mpirun ------------------------------------------------------------------------------------
+
+def forwarded(words: str | None) -> frozenset[str]:
+    """The variables of `--forward-env A,B`.
+
+    Raises:
+        UsageError: one of them is no variable's name.
+    """
+    names = frozenset(word.strip() for word in (words or "").split(",") if word.strip())
+    for name in sorted(names):
+        if _VARIABLE.fullmatch(name) is None:
+            raise UsageError(
+                f"--forward-env names {name[:60]!r}; expected names of variables, as in HF_TOKEN,WANDB_API_KEY"
+            )
+    return names
 
 
 def _serves(job: Job, command: Command) -> str | None:
@@ -87,7 +78,7 @@ def _serves(job: Job, command: Command) -> str | None:
     return f"contract {job.contract} uses mpirun" if command.is_worker and job.engine == "mpirun" else None
 
 
-def _plan(task: Task, reason: str) -> Plan:
+def _plan_of_mpirun(task: Task, reason: str) -> Plan:
     """One agent, which knows the job's hosts and the command.
 
     Raises:
@@ -99,14 +90,7 @@ def _plan(task: Task, reason: str) -> Plan:
         if command.kind in (Kind.SCRIPT, Kind.MODULE) and not command.python:
             words = (task.trial.python, *(("-m",) if command.kind is Kind.MODULE else ()), *command.program)
         words = ("mpirun", *words)
-    spec, why = _spec(task, mpi_options.parse(words).names)
-    return _agents_plan(task, MPIRUN.name, "mpirun", words, spec, (reason, why))
-
-
-MPIRUN = Engine("mpi", _serves, _plan)
-
-
-# -- horovodrun --------------------------------------------------------------------------------
+    return _agents_plan(task, MPIRUN.name, "mpirun", words, mpi_options.parse(words).names, (reason,))
 
 
 def _serves_horovodrun(_job: Job, command: Command) -> str | None:
@@ -120,55 +104,44 @@ def _plan_of_horovodrun(task: Task, reason: str) -> Plan:
     Raises:
         UsageError: the command does not parse.
     """
-    argv = task.command.argv
-    command = split_command(argv[1:])
-    if not command.has("num_proc") and not command.only_asks:
+    typed = mpi_options.parse(task.command.argv)
+    if typed.number is None:
         raise UsageError("horovodrun needs the number of processes; write: horovodrun -np 4 python train.py")
-    for name in ("num_proc", "min_num_proc", "max_num_proc", "slots", "ssh_port"):
-        command.number(name)
-    if (command.number("ssh_port") or 0) > _MAX_PORT:
-        raise UsageError(f"horovodrun's --ssh-port is {command.number('ssh_port')}; expected 1 to {_MAX_PORT}")
-    spec, why = _spec(task, frozenset())
+    for names in (MIN_NUMBER, (SLOTS,)):
+        typed.number_of(*names)
+    if (typed.number_of(*SSH_PORT) or 0) > _MAX_PORT:
+        raise UsageError(f"horovodrun's --ssh-port is {typed.number_of(*SSH_PORT)}; expected 1 to {_MAX_PORT}")
     kind = (
         "elastic: Horovod adds and removes hosts itself"
-        if command.is_elastic
+        if typed.is_elastic
         else "static: the launcher waits for a lost host"
     )
-    spec = _typed_over(spec, command)
-    return _agents_plan(task, HOROVODRUN.name, "horovodrun", argv, spec, (reason, why, kind))
-
-
-def _typed_over(spec: Spec, command: HorovodCommand) -> Spec:
-    """What was typed goes before what the platform says; the agent reads the list of -H itself."""
-    hostfile, script, slots = (
-        command.value("hostfile"),
-        command.value("host_discovery_script"),
-        command.number("slots"),
-    )
-    if hostfile is not None:
-        spec = replace(spec, hostfile=hostfile, is_hydra_file=False)
-    if script is not None or command.has("hosts"):  # a typed list is all there is
-        spec = replace(spec, discovery=script)
-    if slots is not None:
-        spec = replace(spec, slots=slots, slots_are_given=True)
-    spec = replace(spec, ssh_port=spec.ssh_port or command.number("ssh_port"))
-    return replace(spec, settings=replace(spec.settings, min_hosts=1)) if command.is_elastic else spec
-
-
-HOROVODRUN = Engine("horovodrun", _serves_horovodrun, _plan_of_horovodrun)
-
-
-# -- the agent of both -------------------------------------------------------------------------
+    return _agents_plan(task, HOROVODRUN.name, "horovodrun", task.command.argv, frozenset(), (reason, kind))
 
 
 def _agents_plan(
-    task: Task, engine: str, program: str, command: tuple[str, ...], spec: Spec, reasons: tuple[str, ...]
+    task: Task, engine: str, program: str, command: tuple[str, ...], names: frozenset[str], reasons: tuple[str, ...]
 ) -> Plan:
-    """One agent, which runs `command`, an mpirun or a horovodrun (`program`), over the job's hosts.
+    """One agent, which runs `command` over the job's hosts; `names` are those of mpirun's typed options.
 
     Raises:
-        UsageError: no signal is left to stop by.
+        UsageError: no signal is left to stop by, or nothing can be counted that slots are asked for by.
     """
+    from trainer_launch.contracts.mpi_operator import DISCOVERY  # the agents load no contract
+
+    slots, given = _slots(task)
+    reach, why = _reach(task, names)
+    nodes = task.topology.nodes
+    spec = Spec(
+        task=task,
+        reach=reach,
+        slots=slots,
+        slots_are_given=given,
+        discovery=DISCOVERY,
+        min_hosts=nodes.min if nodes is not None and nodes.fixed is None else None,
+        max_hosts=nodes.max if nodes is not None and _flag(task.job, "nnodes") else None,
+        forward=tuple(sorted(forwarded(task.settings.forward_env))),
+    )
     agent = Process(
         name=program,
         argv=command,
@@ -184,53 +157,8 @@ def _agents_plan(
         signals=task.signals,
         restarts=_AGENT_RESTARTS,
         failure_file=spec.failure_file,
-        reasons=reasons,
+        reasons=(*reasons, why),
     )
-
-
-def _spec(task: Task, names: frozenset[str]) -> tuple[Spec, str]:
-    """The job for the agent, and how its hosts are reached; `names` are those of mpirun's typed options.
-
-    Raises:
-        UsageError: nothing can be counted that slots are asked for by.
-    """
-    from trainer_launch.contracts.mpi_operator import (
-        DISCOVERY,  # the agents, which load this module, load no contract
-    )
-
-    job, mpi, settings, scratch = task.job, task.job.mpi, task.settings, task.trial.scratch
-    slots, given = _slots(task)
-    agent, why = _agent(task, names)
-    nodes, restarts = task.topology.nodes, task.topology.max_restarts
-    is_elastic = nodes is not None and nodes.fixed is None
-    spec = Spec(
-        contract=job.contract,
-        hostname=task.host.hostname,
-        hostfile=None if mpi is None else mpi.hostfile_path,
-        is_hydra_file=mpi is not None and mpi.mpi_implementation in ("Intel", "MPICH"),
-        slots=slots,
-        slots_are_given=given,
-        discovery=DISCOVERY,
-        agent=agent,
-        agent_path=None if mpi is None else mpi.launch_agent_path,
-        ssh_dir=job.ssh_dir,
-        ssh_port=settings.ssh_port,
-        check_host_keys=not settings.insecure_host_keys,
-        settings=JobSettings(
-            min_hosts=nodes.min if nodes is not None and is_elastic else None,
-            max_hosts=nodes.max if nodes is not None and _flag(job, "nnodes") else None,
-            wait_s=settings.wait_timeout,
-            rejoin_s=settings.wait_timeout,
-            shrink_s=task.shrink_after_s,
-            max_restarts=_MAX_RESTARTS if restarts is None else restarts,
-            grace_s=task.grace_s,
-        ),
-        signals=task.signals,
-        scratch=scratch,
-        failure_file=f"{scratch}/{runtime_directory.FAILURE}",
-        forward=tuple(sorted(named(settings.forward_env))),
-    )
-    return spec, why
 
 
 def _slots(task: Task) -> tuple[int | None, bool]:
@@ -248,7 +176,7 @@ def _slots(task: Task) -> tuple[int | None, bool]:
     return size, True
 
 
-def _agent(task: Task, names: frozenset[str]) -> tuple[str, str]:
+def _reach(task: Task, names: frozenset[str]) -> tuple[str, str]:
     launch_agent = None if task.job.mpi is None else task.job.mpi.launch_agent
     if launch_agent == "kubexec":
         return KUBEXEC, "hosts are reached by the platform's kubexec.sh"
@@ -263,16 +191,6 @@ def _flag(job: Job, name: str) -> Fact | None:
     """What the user himself said about the job."""
     facts = (fact for fact in reversed(job.facts) if fact.field == name and fact.origin is Origin.FLAG)
     return next(facts, None)
-
-
-# -- sshd --------------------------------------------------------------------------------------
-
-
-_RESPAWNS = 100  # each costs milliseconds and ends no rank
-# What has ranks below it and ends with them, by the kernel's names; asked to stop once their ranks have ended.
-_DAEMONS = frozenset(
-    ("sshd", "sshd-session", "sshd-auth", "orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy")
-)
 
 
 def _plan_of_sshd(task: Task, reason: str) -> Plan:
@@ -292,4 +210,6 @@ def _plan_of_sshd(task: Task, reason: str) -> Plan:
     )
 
 
+MPIRUN = Engine("mpi", _serves, _plan_of_mpirun)
+HOROVODRUN = Engine("horovodrun", _serves_horovodrun, _plan_of_horovodrun)
 SSHD = Engine("sshd", lambda _job, _command: None, _plan_of_sshd)  # `trainer-launch sshd` is a command of its own

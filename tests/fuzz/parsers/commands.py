@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import shlex
 from unittest import mock
 
 from tests.fuzz.oracle import FOLDER, Refused, attempt, text_of
@@ -15,11 +14,10 @@ from trainer_launch.commands import options as fields
 from trainer_launch.contracts import UNKNOWN
 from trainer_launch.model import Job, Origin, hostfile, settings, signal_policy, value_parsers
 from trainer_launch.model.errors import LaunchError, UsageError
-from trainer_launch.mpi import horovod_ssh, mpirun_command
 from trainer_launch.planning import mpi_options, task, torch, torchrun_options
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import overlay, with_minimum
-from trainer_launch.planning.ssh_environment import named
+from trainer_launch.planning.mpi import forwarded
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.kubelet import pods
@@ -43,24 +41,13 @@ def command(data: bytes) -> None:
         assert (again.options, again.program) == (taken.options, taken.program)
         for name, value in taken.options.items():
             attempt(torchrun_options.check_value, torchrun_options.OPTIONS[name], value, "--it", names="--it")
-    mpirun = attempt(mpi_options.parse, ["mpirun", *words], kinds=(UsageError,), names="mpirun")
-    assert isinstance(mpirun, Refused) or mpirun.program
-    _horovodrun(words)
-
-
-def _horovodrun(words: list[str]) -> None:
+    for program in ("mpirun", "horovodrun"):
+        typed = attempt(mpi_options.parse, [program, *words], kinds=(UsageError,), names=program)
+        if not isinstance(typed, Refused):
+            assert typed.program
+            attempt(typed.number_of, "slots-per-host", kinds=(UsageError,))
+            attempt(hostfile.parse_horovod, typed.hosts or "", "--hosts")
     mpi_options.is_horovodrun(words)
-    found = attempt(mpi_options.split_command, words, kinds=(UsageError,), names="")
-    if isinstance(found, Refused):
-        return
-    again = mpi_options.split_command((*mpi_options.render(found), "--", *found.program, "x"))
-    kept = tuple(one for one in found.typed if one[0] != "help")
-    assert again.typed == kept
-    for name in ("num_proc", "slots", "ssh_port"):
-        attempt(found.number, name, kinds=(UsageError,))
-    hosts = found.value("hosts")
-    if hosts is not None:
-        attempt(hostfile.parse_horovod, mpirun_command.filtered((), hosts), "--hosts")
 
 
 @target()
@@ -90,7 +77,7 @@ def option(data: bytes) -> None:
         attempt(signal_policy.stop_signal, given, names="--signals")
     attempt(thresholds.parse_flag, text, kinds=(UsageError,), names="--threshold")
     attempt(registry.named, text, "--only", kinds=(UsageError,), names="--only")
-    attempt(named, text, kinds=(UsageError,), names="--forward-env")
+    attempt(forwarded, text, kinds=(UsageError,), names="--forward-env")
     seconds = value_parsers.parse_duration(text)
     assert seconds is None or seconds >= 0
     attempt(reporting.parse_steps, text, kinds=(UsageError,), names="--max-lost-steps")
@@ -132,14 +119,3 @@ def argv(data: bytes) -> None:
         attempt(rehearse._nproc, found.settings, names="--nproc-per-node")
         for text in found.flags["fault"] or ():
             attempt(grammar.parse, text, kinds=(UsageError,), names="--")
-
-
-@target()
-def stand_ins(data: bytes) -> None:
-    """What horovodrun writes after `ssh`, which is ours there."""
-    words = text_of(data).split("\0")
-    options, host, command = horovod_ssh.split(words)
-    kept, given = (sorted(filter(None, some)) for some in ([*options, host, *command], words))
-    assert given in (kept, sorted([*kept, "--"]))
-    assert shlex.split(horovod_ssh.guarded(" ".join(command), 1e9))[-1] == " ".join(command)
-    assert horovod_ssh.local_rank(" ".join(command)).strip("-0123456789") == ""

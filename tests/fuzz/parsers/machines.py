@@ -9,8 +9,7 @@ from tests.fuzz.oracle import FOLDER, text_of
 from tests.fuzz.registry import target
 from trainer_launch.host import cgroup, machine, network, process_tree, shm
 from trainer_launch.model import Gpus
-from trainer_launch.mpi import ssh_client, ssh_server
-from trainer_launch.planning import ssh_environment
+from trainer_launch.mpi import rank_environment, ssh_client, ssh_server
 from trainer_launch.preflight.children import gpu_facts
 from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.rehearsal import pod_processes
@@ -68,8 +67,8 @@ def variables(data: bytes) -> None:
     """An environment, NUL between its entries: what of it reaches sshd's configuration as one line each."""
     entries = (entry.partition("=")[::2] for entry in text_of(data).split("\0"))
     env = {name: value for name, value in entries if name}
-    handed = ssh_environment.handed_on(env, ())
-    files = ssh_client.Files("/run/x")
+    handed = rank_environment.handed_on(env, ())
+    files = ssh_client.SshFiles("/run/x")
     config = ssh_server.configuration(files, port=22, addresses=(), user="root", is_root=True, log_level="INFO")
     text, bare = config + ssh_server.set_env(handed.env), config + ssh_server.set_env({"A": "b"})
     assert text.count("\n") <= bare.count("\n")

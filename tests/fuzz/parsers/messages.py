@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from trainer_launch.membership.client import Lines, LostError
 from trainer_launch.membership.election import ranks_of, wanted_candidates
 from trainer_launch.model import Endpoint
 from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
-from trainer_launch.mpi.host_readiness import Probes, _Target
+from trainer_launch.mpi.host_readiness import banner_fault
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.cluster import cluster_preflight as hall
 from trainer_launch.preflight.cluster import nodes
@@ -184,17 +183,12 @@ def other_end(data: bytes) -> None:
             far.shutdown(socket.SHUT_WR)
             attempt(_all_of, near, parse, kinds=(LostError,), names="node 0")
     near, far = socket.socketpair()
-    with selectors.DefaultSelector() as selector, near, far:
-        probes = Probes(selector, None, 22, lambda host: None)  # type: ignore[arg-type]
-        host = _Target("host")
-        probes._targets["host"], host.socket = host, near
+    with near, far:
         far.setblocking(False)
         with suppress(BlockingIOError):
             far.send(data)
         far.shutdown(socket.SHUT_WR)
-        while host.socket is not None:
-            probes._readable(host)
-        assert_sentence(str(host.reached))
+        assert_sentence(f"banner: {banner_fault(near)}")
 
 
 def _all_of(sock: socket.socket, parse: Callable[[bytes], object]) -> None:

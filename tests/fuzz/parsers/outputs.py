@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tests.fuzz.oracle import FOLDER, assert_encodable, assert_sentence, attempt
 from tests.fuzz.registry import target
+from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import Exit, Outcome, Verdict
 from trainer_launch.model.errors import UsageError
+from trainer_launch.model.units import printable
 from trainer_launch.mpi import (
-    agent_hosts,
-    horovod_agent,
     host_readiness,
+    job_key,
     job_state_machine,
     mpirun_command,
     mpirun_messages,
@@ -64,8 +65,8 @@ def mpi_output(data: bytes) -> None:
     said, elastic = mpirun_messages.Said(), mpirun_messages.Said()
     for line in text.split("\n"):
         said = mpirun_messages.heard(said, line)
-        elastic = horovod_agent.heard(elastic, line, is_elastic=True)
-        horovod_agent.heard(said, line, is_elastic=False)
+        elastic = mpirun_messages.heard_of_horovod(elastic, line, is_elastic=True)
+        mpirun_messages.heard_of_horovod(said, line, is_elastic=False)
     for one in (said, elastic):
         assert one.rank is None or one.rank >= 0
         assert len(one.words) <= 400
@@ -99,15 +100,15 @@ def key_file(data: bytes) -> None:
     """The mounted ssh key, and the list of keys beside it; of neither is anything shown."""
     folder = Path(FOLDER)
     (folder / "id_rsa").write_bytes(data)
-    found = attempt(ssh_client._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
+    found = attempt(job_key._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
     assert not isinstance(found, bytes) or found.endswith(b"\n")
     (folder / "authorized_keys").write_bytes(data)
     attempt(
-        ssh_client._check_authorized,
+        job_key.check_authorized,
         folder / "authorized_keys", folder / "id_rsa", "ssh-rsa AAAA",
         kinds=(UsageError,), names="authorized_keys",
     )  # fmt: skip
-    ssh_client._PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
+    job_key.PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
     fault_isolation.pair(0, 1)
 
 
@@ -123,9 +124,9 @@ def ssh_said(data: bytes) -> None:
     for pattern in (ssh_server._MISSING, ssh_server._UNSAFE):
         found = pattern.search(text)
         assert found is None or found[1].startswith("/")
-    why = agent_hosts.words_of(text)
+    why = printable(deadline_subprocess.Ended(status=255, stderr=data).why())
     seen = {
-        f"host-{number}": host_readiness.Readiness(host_readiness.Stage(number % 5), why)
+        f"host-{number}": host_readiness.Readiness(host_readiness.HostStage(number % 5), why)
         for number in range(len(data) % 30)
     }
     assert_sentence(host_readiness.summary(seen))
@@ -148,7 +149,7 @@ def ending(data: bytes) -> None:
     said = elastic = mpirun_messages.Said()
     for line in lines:
         said = mpirun_messages.heard(said, line)
-        elastic = horovod_agent.heard(elastic, line, is_elastic=True)
+        elastic = mpirun_messages.heard_of_horovod(elastic, line, is_elastic=True)
     for one in (said, elastic):
         assert 0 < job_state_machine.code_of(Exited(1, one, lines, 1.0)) < 256
         assert_encodable(json.dumps(job_state_machine.failure_note(Exited(1, one, lines, 1.0), None)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -49,7 +50,7 @@ def secret_lines(folder: Path) -> list[str]:
     return found
 
 
-def client_of(folder: Path, mount: Path, port: int, *, check_host_keys: bool = True) -> ssh_client.Client:
+def client_of(folder: Path, mount: Path, port: int, *, check_host_keys: bool = True) -> ssh_client.SshClient:
     """ssh as a launcher uses it, to a worker on loopback."""
     return ssh_client.prepared(
         Job(contract="trainer-v2-mpi", ssh_dir=str(mount)),
@@ -59,7 +60,17 @@ def client_of(folder: Path, mount: Path, port: int, *, check_host_keys: bool = T
     )
 
 
-def ssh(reach: ssh_client.Client, *command: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def agent_of(reach: ssh_client.SshClient) -> str:
+    """A program that is `ssh` as a launcher uses it, for plm_rsh_agent and -launcher-exec."""
+    path = Path(reach.files.folder, "agent")
+    path.write_text(f'#!/bin/sh\nexec {shlex.join((*reach.ssh, "-F", reach.files.client))} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def ssh(
+    reach: ssh_client.SshClient, *command: str, options: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run a command on the worker."""
     program, *rest = reach.argv("127.0.0.1", *command)
     return subprocess.run(
@@ -110,7 +121,7 @@ class Worker:
             )
 
     @functools.cached_property
-    def reach(self) -> ssh_client.Client:
+    def reach(self) -> ssh_client.SshClient:
         return client_of(self._folder, self.mount, self.port)
 
     def log(self) -> str:

@@ -1,62 +1,70 @@
-"""The text of the configurations; that OpenSSH understands it so is shown in test_sshd.py."""
+"""What OpenSSH itself makes of the configurations: all that they do not say is its default."""
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.ssh.secrets import client_of
+from tests.ports import free_port
 from trainer_launch.mpi import ssh_client, ssh_server
+from trainer_launch.mpi.rank_environment import Handed
 
-PUBLIC = "ecdsa-sha2-nistp521 AAAAB3"
-FILES = ssh_client.Files("/tmp/a folder")
-
-
-def words(text: str) -> dict[str, str]:
-    return {line.split(None, 1)[0]: line.split(None, 1)[1] for line in text.splitlines()}
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]
 
 
-def server(**changes) -> str:
-    values = {"port": 2222, "addresses": (), "user": "mpiuser", "is_root": False, "log_level": "INFO"}
-    return ssh_server.configuration(FILES, **{**values, **changes})
+def understood(*argv: str) -> dict[str, str]:
+    text = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+    return dict(line.lower().partition(" ")[::2] for line in text.splitlines())
 
 
-def test_only_the_jobs_key_comes_in_and_only_for_commands() -> None:
-    found = words(server())
-    assert found["AuthenticationMethods"] == "publickey"
-    assert found["AuthorizedKeysFile"] == '"/tmp/a folder/authorized_keys"'
-    assert found["HostKey"] == '"/tmp/a folder/job_key"'
-    assert found["AllowUsers"] == "mpiuser"
-    for name in ("PasswordAuthentication", "KbdInteractiveAuthentication", "UsePAM", "PermitUserEnvironment"):
-        assert found[name] == "no"
-    for name in ("AllowTcpForwarding", "AllowAgentForwarding", "X11Forwarding", "PermitTunnel", "PermitTTY"):
-        assert found[name] == "no"
-    assert ssh_server.authorized_keys(PUBLIC) == f"restrict {PUBLIC}\n"
+@pytest.mark.parametrize(("checks", "word"), [(True, "true"), (False, "false")])
+def test_a_client_takes_no_host_key_but_the_jobs_unless_it_is_asked_not_to_check(
+    tmp_path: Path, mount: Path, checks: bool, word: str
+) -> None:
+    reach = client_of(tmp_path, mount, 4022, check_host_keys=checks)
+    told = understood(*reach.ssh, "-G", "-F", reach.files.client, "any-host")
+    expected = {
+        "port": "4022",
+        "stricthostkeychecking": word,
+        "globalknownhostsfile": "/dev/null",
+        "userknownhostsfile": reach.files.known_hosts if checks else "/dev/null",
+        "identityfile": reach.files.key,
+        "identitiesonly": "yes",
+        "batchmode": "yes",
+        "identityagent": "none",
+        "preferredauthentications": "publickey",
+        "forwardagent": "no",
+        "forwardx11": "no",
+        "updatehostkeys": "false",
+        "permitlocalcommand": "no",
+        "controlmaster": "false",
+    }
+    assert {name: told[name] for name in expected} == expected
+    assert int(told["serveraliveinterval"]) * int(told["serveralivecountmax"]) <= 10, "a lost host is soon noticed"
 
 
-def test_root_comes_in_by_key_where_sshd_is_roots() -> None:
-    assert words(server())["PermitRootLogin"] == "no"
-    assert words(server(is_root=True))["PermitRootLogin"] == "prohibit-password"
-
-
-def test_a_client_takes_no_host_key_but_the_jobs() -> None:
-    found = words(ssh_client.configuration(FILES, 2222))
-    assert found["StrictHostKeyChecking"] == "yes"
-    assert found["UserKnownHostsFile"] == '"/tmp/a folder/known_hosts"'
-    assert found["GlobalKnownHostsFile"] == "/dev/null"
-    assert found["BatchMode"] == found["IdentitiesOnly"] == "yes"
-    assert found["IdentityAgent"] == "none"
-    assert ssh_client.known_hosts(PUBLIC) == f"* {PUBLIC}\n"
-
-
-def test_insecure_is_only_what_is_asked_for() -> None:
-    careless = ssh_client.configuration(FILES, 2222, check_host_keys=False)
-    assert words(careless)["StrictHostKeyChecking"] == "no"
-    assert "IdentitiesOnly yes" in careless
-
-
-def test_a_lost_host_is_noticed_in_seconds() -> None:
-    found = words(ssh_client.configuration(FILES, 2222))
-    assert int(found["ServerAliveInterval"]) * int(found["ServerAliveCountMax"]) <= 10
-    assert int(found["ConnectTimeout"]) <= 10
-
-
-def test_values_are_quoted_for_sshd() -> None:
-    line = words(ssh_server.set_env({"A": 'say "hi" \\ #1', "B": ""}))["SetEnv"]
-    assert line == r'"A=say \"hi\" \\ #1" "B="'
+def test_a_server_lets_only_the_jobs_key_in_and_only_for_commands(tmp_path: Path, mount: Path) -> None:
+    reach = client_of(tmp_path, mount, free_port())
+    handed = Handed({"A": "b"}, (), ())
+    ready = ssh_server.prepared(reach, handed, addresses=["127.0.0.1"], log_level="INFO")
+    told = understood(*(word for word in ready.argv if word not in ("-D", "-e")), "-T")
+    names = ["password", "kbdinteractive", "hostbased"]
+    expected = {
+        "authenticationmethods": "publickey",
+        "authorizedkeysfile": reach.files.authorized,
+        "usepam": "no",
+        "hostkey": reach.files.key,
+        "disableforwarding": "yes",
+        "permittty": "no",
+        "permituserrc": "no",
+        "permituserenvironment": "no",
+        "permitemptypasswords": "no",
+        "authorizedkeyscommand": "none",
+        **{f"{name}authentication": "no" for name in names},
+    }
+    assert {name: told[name] for name in expected} == expected
+    assert Path(reach.files.authorized).read_text() == f"restrict {reach.public}\n"
+    assert ssh_client.known_hosts(reach.public) == f"* {reach.public}\n"

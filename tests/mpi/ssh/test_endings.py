@@ -37,14 +37,6 @@ def sshd(it: Worker) -> psutil.Process:
     return found
 
 
-def program(folder: Path, name: str, text: str) -> str:
-    """An executable whose name the kernel shows, as it shows Open MPI's daemon."""
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{text}")
-    path.chmod(0o755)
-    return f"'{path}'"
-
-
 def noted(path: Path) -> str:
     return str(eventually(lambda: path.exists() and path.read_text().strip(), f"{path.name} is written"))
 
@@ -106,56 +98,15 @@ def looked_at(it: Worker) -> bool:
     return time.monotonic() - began > 2.5
 
 
-def test_a_daemon_left_behind_on_purpose_stays_until_it_is_asked_for(tmp_path, mount) -> None:
+def test_a_daemon_left_behind_on_purpose_stays(tmp_path, mount) -> None:
     with worker(tmp_path, mount) as it:
         it.output(f"(setsid sh -c 'echo $$ >{tmp_path}/pid; exec sleep 1000' </dev/null >/dev/null 2>&1 &)")
         daemon = int(noted(tmp_path / "pid"))
         eventually(lambda: looked_at(it), "the worker has looked twice")
         assert not gone(daemon)
-        assert it.output("trainer-launch-end-sessions 5") == "ended 1"
-        assert gone(daemon)
-
-
-def test_other_sessions_are_ended_by_force_when_they_do_not_listen(tmp_path, mount) -> None:
-    with worker(tmp_path, mount) as it:
-        client = it.start(f"trap '' TERM; echo $$ >'{tmp_path}/pid'; while :; do sleep 1000; done")
-        stubborn = int(noted(tmp_path / "pid"))
-        told = it.output("sleep 1000 & trainer-launch-end-sessions 0.3; kill -0 $! && echo mine lives; kill $!")
-        assert told.startswith("ended ")
-        assert told.endswith("\nmine lives")
-        eventually(lambda: gone(stubborn), "ended")
-        assert client.wait(20) != 0
-        assert it.ssh("trainer-launch-end-sessions soon").returncode == 1
-        assert it.output("trainer-launch-end-sessions") == "ended 0"
 
 
 # -- SIGTERM ----------------------------------------------------------------------------------
-
-
-def test_ranks_save_with_all_of_the_grace_though_their_daemon_would_kill_them(tmp_path, mount) -> None:
-    """As Open MPI's orted does, this one kills its ranks when it is asked to stop."""
-    rank = program(
-        tmp_path,
-        "rank",
-        f"trap 'sleep 2; echo saved >\"{tmp_path}/saved\"; exit 0' TERM\n"
-        f'echo $$ >"{tmp_path}/pid"\nwhile :; do sleep 0.05; done\n',
-    )
-    orted = program(
-        tmp_path,
-        "orted",
-        f"trap 'kill -9 $!; echo killed >\"{tmp_path}/killed\"; exit 1' TERM\n{rank} &\nwait $!\n",
-    )
-    with worker(tmp_path, mount, "--grace", "40") as it:
-        client = it.start(f"x=1; {orted}; y=1")  # with a shell between sshd and the daemon
-        noted(tmp_path / "pid")
-        began_s = time.monotonic()
-        it.process.terminate()
-        assert it.wait() == 143
-        assert time.monotonic() - began_s < 30, "it does not sit out the grace"
-        assert (tmp_path / "saved").exists(), it.log()
-        assert not (tmp_path / "killed").exists()
-        assert survivors(it.token) == []
-        client.wait(20)
 
 
 def test_ranks_that_do_not_listen_are_killed_when_the_grace_is_over(tmp_path, mount) -> None:

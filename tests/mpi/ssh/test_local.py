@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.usefixtures("openssh"),
     pytest.mark.timeout(300),
-    pytest.mark.long("tests/mpi/ssh/test_mpirun.py"),
+    pytest.mark.long("tests/mpi/test_repeated_failures.py"),
 ]
 
 
@@ -120,16 +120,6 @@ def test_a_program_without_mpirun_gets_one(tmp_path) -> None:
     ended = rehearse("--engine", "mpi", "--nodes", "2", "--", str(tmp_path / "hello.py"), env={})
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.split("\n")) == ["", "0 2 3", "1 2 3"]
-
-
-def test_the_first_failing_ranks_code_is_the_jobs(tmp_path) -> None:
-    require(shutil.which("mpirun"), "needs openmpi-bin")
-    rank = "[ $OMPI_COMM_WORLD_RANK = 1 ] && exit 41; sleep 100"
-    words = ("--nodes", "2", "--max-restarts", "0", "--", "mpirun", "sh", "-c", rank)
-    ended = rehearse(*words, env={"TMPDIR": str(tmp_path)})
-    assert ended.returncode == 41, ended.stderr
-    assert " exit=41 " in ended.stderr
-    assert os.listdir(tmp_path) == ["trainer-launch-incidents"], "what was collected about the failure stays"
 
 
 @pytest.mark.timeout(building.BUILD_S)

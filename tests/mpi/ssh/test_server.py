@@ -10,7 +10,7 @@ from tests.mpi.ssh.secrets import client_of, require_openssh, secret
 from tests.ports import free_port
 from trainer_launch.model.errors import UsageError
 from trainer_launch.mpi import ssh_server
-from trainer_launch.planning.ssh_environment import handed_on
+from trainer_launch.mpi.rank_environment import handed_on
 
 pytestmark = pytest.mark.process
 
@@ -21,7 +21,7 @@ def reach(tmp_path):
     return client_of(tmp_path, secret(tmp_path / "mount"), free_port())
 
 
-def prepared(reach, env) -> ssh_server.Ready:
+def prepared(reach, env) -> ssh_server.PreparedSshd:
     return ssh_server.prepared(reach, handed_on(env, ()), addresses=["127.0.0.1"], log_level="INFO")
 
 
@@ -44,7 +44,7 @@ def test_what_an_older_one_reads_otherwise_is_left_out_and_named(reach, monkeypa
     monkeypatch.setattr(
         ssh_server,
         "_tried",
-        lambda argv, aside: ((), frozenset(x for x in real(argv, aside)[1] if "AWKWARD" not in x)),
+        lambda argv: frozenset(line for line in real(argv) if "AWKWARD" not in line),
     )
     assert prepared(reach, {"AWKWARD": 'a"b', "PLAIN": "c"}).unfit == ("AWKWARD",)
     text = Path(reach.files.server).read_text()

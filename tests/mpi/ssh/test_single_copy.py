@@ -13,7 +13,7 @@ import pytest
 from tests.cli.launching import DEADLINE_S, clean_env, launch
 from tests.conftest import require
 from tests.mpi.ssh import seccomp
-from tests.mpi.ssh.secrets import client_of, require_openssh, worker
+from tests.mpi.ssh.secrets import agent_of, client_of, require_openssh, worker
 from trainer_launch.host import runtime_directory
 from trainer_launch.supervisor.shared_memory_care import copying_error
 
@@ -93,7 +93,7 @@ def test_each_worker_finds_out_for_its_own_ranks(train, tmp_path, mount) -> None
         own = (
             "-mca",
             "plm_rsh_agent",
-            reach.files.agent,
+            agent_of(reach),
             "-mca",
             "oob_tcp_if_include",
             "lo",

@@ -23,13 +23,13 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.mpirun_command import INTEL, OPEN_MPI, Dialect, recognised
-from trainer_launch.mpi.ssh_client import Client, prepared
+from trainer_launch.mpi.ssh_client import SshClient, prepared
 from trainer_launch.planning.mpi_options import Typed
 from trainer_launch.preflight.check import Subject, at_once
 
 AT_ONCE = 64  # sessions under way; PRRTE has 128
 _ASK_S = 20.0
-_THREADS = 16
+_THREADS = 64
 _NEW_OPEN_MPI = 5
 _SHOWN = 200
 _MAX_LINES = 200
@@ -214,7 +214,7 @@ class Hosts(Struct, frozen=True, kw_only=True):
 
     launcher: Launcher
     trouble: LaunchError | None = None  # no host was asked
-    client: Client | None = None
+    client: SshClient | None = None
     refusals: Mapping[str, Refusal | None] = field(default_factory=dict)
     answers: Mapping[str, Answer] = field(default_factory=dict)
     own: Own | None = None
@@ -266,7 +266,7 @@ def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
     threads = Threads(_THREADS)
     with selectors.DefaultSelector() as selector:
         selector.register(threads.fd, selectors.EVENT_READ, threads.settle)
-        probes = Probes(selector, threads, port, lambda host: None)
+        probes = Probes(threads, port, lambda host: None)
         probes.watch(hosts)
         while time.monotonic() < until_s and len(host_readiness.ready(probes.readiness)) < len(hosts):
             due_s = until_s if probes.due_s is None else min(until_s, probes.due_s)
@@ -277,7 +277,7 @@ def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
         return {
             host: Refusal(Stage[reached.stage.name], reached.why)
             for host, reached in probes.readiness.items()
-            if reached.stage is not host_readiness.Stage.READY
+            if reached.stage is not host_readiness.HostStage.READY
         }
 
 

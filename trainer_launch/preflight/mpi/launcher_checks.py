@@ -17,7 +17,7 @@ from trainer_launch.model.units import all_of, counted, grouped, listed
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.command import Command
 from trainer_launch.planning.mpi import KUBEXEC
-from trainer_launch.planning.mpi_options import Typed, is_horovodrun, split_command
+from trainer_launch.planning.mpi_options import Typed, is_horovodrun
 from trainer_launch.preflight.check import Check, Subject, Where, check
 from trainer_launch.preflight.mpi.host_queries import (
     Answer,
@@ -78,9 +78,9 @@ def _obstacle(subject: Subject, settings: Settings) -> str | None:
 def _typed(command: Command | None) -> Typed:
     """The mpirun of the command, or the one that `run` puts before it; none for Horovod, which has gloo."""
     if command is not None and is_horovodrun(command.argv):
-        words = split_command(command.argv[1:])
-        if not words.has("mpi"):
-            return Typed(mpirun="", number=words.number("num_proc"), program=words.program)
+        words = mpi_options.parse(command.argv)
+        if "mpi" not in words.names:
+            return Typed(mpirun="", number=words.number, program=words.program)
     if command is not None and mpi_options.is_mpirun(command.argv[0]):
         return mpi_options.parse(command.argv)
     return Typed(mpirun="mpirun", program=command.argv if command is not None else ())
