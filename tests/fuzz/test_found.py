@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from msgspec.structs import replace
 
 from tests.cli.launching import launch
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
@@ -24,7 +25,7 @@ from trainer_launch.model.findings import Finding, Status
 from trainer_launch.model.settings import unknown_variables
 from trainer_launch.mpi import mpirun_command
 from trainer_launch.observability import event_log, node_view, progress
-from trainer_launch.preflight import report_formats, thresholds
+from trainer_launch.preflight import thresholds
 from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.preflight.container import network_checks
 from trainer_launch.preflight.gpu import facts
@@ -66,19 +67,15 @@ def test_a_challenge_that_is_no_text_gets_a_proof_that_is_wrong() -> None:
 
 
 def test_findings_of_others_are_one_line_and_have_bounds() -> None:
-    told = report_formats.finding_as_json(_finding()) | {
-        "text": "a\nb\x1b[2J",
-        "evidence": ["\r"],
-    }
-    (found,) = calling.load_findings(json.dumps([told]))
-    assert (found.text, found.evidence) == ("a b [2J", (" ",))
-    with pytest.raises(ValueError, match="a nest that is too deep"):
-        calling.load_findings(TOO_DEEP)
-    with pytest.raises(ValueError, match=r"a nest that is too deep|no finding: Expected `object`"):
-        calling.load_findings(DEEP)
-    for wrong, why in (({"scope": "1" * 4000}, "Invalid enum value"), ({"took_s": int(HUGE)}, "out of range")):
-        with pytest.raises(ValueError, match=f"^no finding: .*{why}") as problem:
-            calling.load_findings(json.dumps([told | wrong]))
+    finding = replace(_finding(), text="a\nb\x1b[2J", evidence=("\r",))
+    line = calling.render(calling.Decided((finding,)))
+    message = calling.parse(line)
+    assert isinstance(message, calling.Decided)
+    assert (message.findings[0].text, message.findings[0].evidence) == ("a b [2J", (" ",))
+    told = json.loads(line)
+    for wrong, why in (({"scope": "1" * 4000}, "invalid enum value"), ({"took_s": int(HUGE)}, "out of range")):
+        with pytest.raises(MessageError, match=why) as problem:
+            calling.parse(json.dumps(told | {"findings": [told["findings"][0] | wrong]}).encode())
         assert len(str(problem.value)) < 300
 
 

@@ -26,7 +26,7 @@ from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.preflight.cluster import preflight_messages
 from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict
-from trainer_launch.preflight.cluster.nodes import Names, Settings
+from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 
 SECRET = b"right"
@@ -237,7 +237,7 @@ def test_a_node_with_another_secret_is_told_so_and_so_is_the_log(cluster: Cluste
 def test_a_cluster_preflight_that_somebody_interferes_with_ends_with_its_verdict(altered: Alter) -> None:
     with contextlib.ExitStack() as undo:
         server = PreflightServer(
-            Settings(job="job", min_nodes=2, max_nodes=2, deadline_s=60.0, names=Names(home=HERE), salt="s"),
+            ClusterSettings(job="job", min_nodes=2, max_nodes=2, deadline_s=60.0, names=Names(home=HERE), salt="s"),
             Endpoint("127.0.0.1", 0),
             SECRET,
         )
@@ -274,7 +274,7 @@ def link(undo: contextlib.ExitStack, rank: int, at: Endpoint) -> _Link:
 def takes_part(one: _Link) -> None:
     while not isinstance(news := one.receive(60.0), Verdict | None):
         if isinstance(news, preflight_messages.Complete):
-            one.send(preflight_messages.Record({"torch": "2"}, *one.offset, "[]"))
+            one.send(preflight_messages.Record({"torch": "2"}, *one.offset))
     one.is_decided = news is not None and news.is_shared
 
 
@@ -355,7 +355,9 @@ def test_a_node_of_0_2_is_refused_in_a_sentence_although_its_hello_has_other_fie
 
 @pytest.mark.parametrize("secret", [None, SECRET], ids=["without a secret", "with a secret"])
 def test_a_node_of_0_1_is_refused_by_the_cluster_preflight_in_a_sentence(secret: bytes | None) -> None:
-    settings = Settings(job="job", min_nodes=2, max_nodes=2, deadline_s=60.0, names=Names(home=HERE), salt="s")
+    settings = ClusterSettings(
+        job="job", min_nodes=2, max_nodes=2, deadline_s=60.0, names=Names(home=HERE), salt="s"
+    )
     server = PreflightServer(settings, Endpoint("127.0.0.1", 0), secret)
     port = server.start()
     try:

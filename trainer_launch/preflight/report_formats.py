@@ -94,6 +94,11 @@ def finding_of(told: Any) -> Finding:
         finding = convert(told, Finding)
     except ValidationError as problem:
         raise ValueError(f"no finding: {ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}") from None
+    return in_one_line(finding)
+
+
+def in_one_line(finding: Finding) -> Finding:
+    """A finding with each of its texts in one line."""
     texts = {name: printable(text, " ") for name, text in asdict(finding).items() if type(text) is str}
     return replace(finding, **texts, evidence=tuple(printable(text, " ") for text in finding.evidence))
 

@@ -29,8 +29,10 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.preflight.cluster import node_link as meeting
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import Listener, NodeLink, Verdict, look
-from trainer_launch.preflight.cluster.nodes import Event, Names, Reply, Said, Settings, Stage
+from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict
+from trainer_launch.preflight.cluster.node_listener import Listener
+from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.outside_look import NodeStage, look, look_at_all
 from trainer_launch.preflight.cluster.pair_tests import run
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 
@@ -48,7 +50,7 @@ class Job:
     def __init__(self, nodes: int, deadline_s: float = 20.0, secret: bytes | None = None) -> None:
         self.port = free_port()
         self.home = Endpoint("127.0.0.1", self.port)
-        self.settings = Settings(
+        self.settings = ClusterSettings(
             job=JOB, min_nodes=nodes, max_nodes=nodes, deadline_s=deadline_s, names=Names(home=self.home), salt="s"
         )
         self.deadline_s = deadline_s
@@ -104,7 +106,7 @@ def verdict(caller: NodeLink, facts: dict[str, str] | None = None) -> tuple[Find
         if isinstance(news, Verdict):
             return news.findings
         if isinstance(news, msg.Complete):
-            caller.send(msg.Record(facts or {"torch": "2"}, *caller.offset, "[]"))
+            caller.send(msg.Record(facts or {"torch": "2"}, *caller.offset))
     raise AssertionError("no verdict came")
 
 
@@ -227,14 +229,14 @@ def test_without_descriptors_the_cluster_preflight_goes_on_says_so_once_and_does
 def test_a_mistake_of_this_program_is_told_as_one_and_blames_no_node(job: Callable[..., Job]) -> None:
     one = job(2)
     server = one.hold()
-    step = server.preflight.step
+    hear = server.preflight.hear
 
-    def stumble(event: Event, now_s: float) -> list[Reply]:
-        if isinstance(event, Said) and isinstance(event.message, msg.Record):
+    def stumble(peer: int, address: str, message: msg.Message, now_s: float) -> None:
+        if isinstance(message, msg.Record):
             raise IndexError("list index out of range")
-        return step(event, now_s)
+        hear(peer, address, message, now_s)
 
-    server.preflight.step = stumble  # type: ignore[method-assign]
+    server.preflight.hear = stumble  # type: ignore[method-assign]
     callers = [one.call(rank) for rank in range(2)]
     for (found,) in verdicts(*callers):
         assert (found.status, found.subject) == (Status.UNKNOWN, "")
@@ -264,8 +266,8 @@ def test_without_descriptors_a_nodes_own_listener_does_not_spin() -> None:
             threading.Event().wait(1.5)
             assert time.process_time() - before_s < 0.7
             stage = look(Endpoint("127.0.0.1", listener.port), 0.1).stage  # no socket, no look
-        assert stage is not Stage.RUNS
-        assert look(Endpoint("127.0.0.1", listener.port), LATEST_S).stage is Stage.RUNS
+        assert stage is not NodeStage.RUNS
+        assert look(Endpoint("127.0.0.1", listener.port), LATEST_S).stage is NodeStage.RUNS
     finally:
         listener.close()
 
@@ -420,7 +422,7 @@ def test_a_probe_of_a_waiting_node_tells_how_far_it_has_come() -> None:
         stuck = look(Endpoint("127.0.0.1", caller.port), 2.0)
         while "Connection refused" not in stuck.text and time.monotonic() < until_s:
             stuck = look(Endpoint("127.0.0.1", caller.port), 2.0)
-        assert stuck.stage is Stage.RUNS
+        assert stuck.stage is NodeStage.RUNS
         assert "cannot connect to node 0" in stuck.text
     finally:
         caller.close()
@@ -473,11 +475,11 @@ def test_a_pair_test_goes_by_name_unless_the_name_adds_nothing(
 
 
 def test_looking_tells_no_name_refused_and_silent_apart() -> None:
-    assert look(Endpoint("no-such-host.invalid", 1), 2.0).stage is Stage.NO_RECORD
-    assert look(Endpoint("127.0.0.1", free_port()), 2.0).stage is Stage.REFUSED
-    assert look(None, 1.0).stage is Stage.UNNAMED
+    assert look(Endpoint("no-such-host.invalid", 1), 2.0).stage is NodeStage.NO_RECORD
+    assert look(Endpoint("127.0.0.1", free_port()), 2.0).stage is NodeStage.REFUSED
+    assert look_at_all([None], 1.0)[0].stage is NodeStage.UNNAMED
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        assert look(Endpoint("127.0.0.1", mute.getsockname()[1]), 0.3).stage is Stage.SILENT
+        assert look(Endpoint("127.0.0.1", mute.getsockname()[1]), 0.3).stage is NodeStage.SILENT
 
 
 def test_a_node_beside_node_0_leaves_it_the_port(job: Callable[..., Job]) -> None:

@@ -183,7 +183,7 @@ def test_a_folder_that_hangs_costs_the_code_and_neither_the_versions_nor_the_pre
 def test_facts_always_fit_into_a_message() -> None:
     found = node_facts.cut({f"env NCCL_{number}": "\u20ac" * 1000 for number in range(900)})
     assert 0 < len(found) <= MAX_FACTS
-    record = Record(found, 0.0, 0.0, msg.dump_findings([], 10_000))
+    record = Record(found)
     assert parse(render(record).rstrip(b"\n")) == record
 
 
@@ -266,7 +266,7 @@ def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> Non
     names = [f"node {number} (host-{number})" for number in range(20)]
     (found,) = present_nodes.grouped({name: [fail("shm")] for name in names})
     assert len(failing_nodes([found]).split()) == 20
-    (told,) = msg.load_findings(msg.dump_findings([found]))
+    (told,) = msg.fitted([found])
     assert told.subject.endswith("node 7 (host-7) and 12 more")
     skewed = list(clocks([*names, "node 20 (x)"], [*[(60.0, 0.0)] * 10, *[(0.0, 0.0)] * 11]))
     assert len(failing_nodes(skewed).split()) == 10

@@ -21,11 +21,10 @@ from trainer_launch.membership.server import Server as Coordinator
 from trainer_launch.membership.state import Settings as Coordinating
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.findings import Status
-from trainer_launch.preflight.cluster import participation, present_nodes
+from trainer_launch.preflight.cluster import node_link, participation, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict
+from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict, look_out
 from trainer_launch.preflight.cluster.nodes import Names
-from trainer_launch.preflight.cluster.participation import Lookout
 
 JOB = "job"
 NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
@@ -34,7 +33,7 @@ CLAIM = Claim(3, 1, "0-2", sure=True)
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(participation, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(node_link, "_SEAT_PAUSE_S", 0.05)
 
 
 @pytest.fixture
@@ -69,23 +68,23 @@ def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another
     looking = None
     try:
         assert isinstance(survivor.receive(10), Connected)
-        looking = Lookout([away, standby], JOB, None, lambda host: caller.end((present_nodes.runs_already(host),)))
+        looking = look_out([away, standby], JOB, None, lambda host: caller.end((present_nodes.runs_already(host),)))
         verdict = caller.receive(10)
         assert isinstance(verdict, Verdict)
         assert [found.status for found in verdict.findings] == [Status.PASS]
         assert "already running (127.0.0.1 is at work)" in verdict.findings[0].text
     finally:
         if looking is not None:
-            looking.stop()
+            looking.set()
         caller.close()
         survivor.close()
 
 
 def test_a_standby_of_a_job_that_has_not_begun_is_none_at_work(standby: Endpoint) -> None:
     found = threading.Event()
-    looking = Lookout([standby], JOB, None, lambda host: found.set())
+    looking = look_out([standby], JOB, None, lambda host: found.set())
     assert not found.wait(0.5)
-    looking.stop()
+    looking.set()
 
 
 @pytest.mark.process

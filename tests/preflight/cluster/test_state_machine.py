@@ -9,9 +9,10 @@ import pytest
 from tests.preflight.cluster.job import JOB, Simulation, failure, present
 from trainer_launch import __version__
 from trainer_launch.membership.protocol import Hello
+from trainer_launch.model.codec import encode
 from trainer_launch.model.findings import Fault, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.nodes import Stage
+from trainer_launch.preflight.cluster.outside_look import NodeStage
 from trainer_launch.preflight.thresholds import load_table
 
 OTHER_VERSION = (
@@ -22,7 +23,7 @@ OTHER_VERSION = (
 
 def test_at_the_deadline_every_missing_node_is_named_with_its_stage() -> None:
     job = Simulation(4, deadline_s=60.0)
-    job.stages = {"job-node-0-2.job": Stage.NO_RECORD, "job-node-0-3.job": Stage.TIMEOUT}
+    job.stages = {"job-node-0-2.job": NodeStage.NO_RECORD, "job-node-0-3.job": NodeStage.TIMEOUT}
     job.come(0, 1)
     job.wait(59)
     assert not job.is_over
@@ -40,7 +41,7 @@ def test_at_the_deadline_every_missing_node_is_named_with_its_stage() -> None:
 
 def test_who_falls_silent_is_missing_and_it_is_said_that_it_was_there() -> None:
     job = Simulation(3, deadline_s=60.0)
-    job.stages = {"10.0.0.1": Stage.SILENT}
+    job.stages = {"10.0.0.1": NodeStage.SILENT}
     job.come(0, 2)
     job.wait(60, silent=[2])
     named = [found for found in job.loud() if found.scope is Scope.NODE]
@@ -258,7 +259,7 @@ def test_4096_nodes_are_called_compared_and_tested_and_the_odd_ones_named() -> N
     job.wait(60)
     assert job.is_over
     assert {found.subject.split(" (")[0] for found in job.loud()} == {"node 77", "node 99", "node 1234"}
-    assert all(len(text) <= msg.MAX_FINDINGS_BYTES for text in job.verdicts().values())
+    assert all(len(encode(verdict)) <= msg.MAX_FINDINGS_BYTES for verdict in job.verdicts().values())
 
 
 def test_4096_nodes_of_which_a_thousand_are_missing_fit_into_one_verdict() -> None:
@@ -266,16 +267,15 @@ def test_4096_nodes_of_which_a_thousand_are_missing_fit_into_one_verdict() -> No
     job.come(*range(3000))
     job.wait(31)
     verdict = next(iter(job.verdicts().values()))
-    assert len(verdict) <= msg.MAX_FINDINGS_BYTES
-    found = msg.load_findings(verdict)
-    assert found[0].measured == 3000
-    assert "node 3000 (job-node-0-3000.job)" in found[0].text
+    assert len(encode(verdict)) <= msg.MAX_FINDINGS_BYTES
+    assert verdict[0].measured == 3000
+    assert "node 3000 (job-node-0-3000.job)" in verdict[0].text
 
 
 def test_what_those_have_found_who_came_is_in_the_verdict_of_all_though_others_never_come() -> None:
     job = Simulation(3)
     job.come(0, 1)
-    job.say(1, msg.Found(msg.dump_findings([failure("shm", "too small")])))
+    job.say(1, msg.Found((failure("shm", "too small"),)))
     job.wait(130)
     assert job.is_over
     told = {(found.check, found.subject) for found in job.loud()}

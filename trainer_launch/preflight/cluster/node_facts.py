@@ -99,14 +99,14 @@ _SET_PERHAPS = "is it meant to differ? It is set by hand or by an image"
 def facts(cluster: Cluster) -> Iterator[Finding]:
     """All nodes have alike what should be: versions, GPUs, adapters, variables, command and code."""
     if cluster.nodes and cluster.settings.with_facts:
-        yield from differences(cluster.names, [node.facts for node in cluster.nodes])
+        yield from differences(cluster.names, [node.record.facts for node in cluster.nodes])
 
 
 @check(CLOCK, Where.CLUSTER)
 def clock(cluster: Cluster) -> Iterator[Finding]:
     """All clocks agree."""
     if cluster.nodes and cluster.settings.with_facts:
-        yield from clocks(cluster.names, [node.offset for node in cluster.nodes])
+        yield from clocks(cluster.names, [(node.record.offset_s, node.record.error_s) for node in cluster.nodes])
 
 
 def differences(names: Sequence[str], told: Sequence[Mapping[str, str]]) -> Iterator[Finding]:

@@ -18,11 +18,11 @@ from msgspec import to_builtins
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import PortRange
 from trainer_launch.model.errors import MALFORMED
-from trainer_launch.preflight.cluster import pair_results
+from trainer_launch.preflight.cluster import pair_rounds
 from trainer_launch.preflight.cluster import preflight_messages as msg
 
 if TYPE_CHECKING:
-    from trainer_launch.preflight.cluster.node_link import Listener
+    from trainer_launch.preflight.cluster.node_listener import Listener
 
 CHILD = Path(__file__).parents[1] / "children" / "collective_bench.py"
 IMPORT_S = 45.0  # for torch, on a cold disk
@@ -66,9 +66,9 @@ class Collectives:
         with self._lock:
             told = self._ready(IMPORT_S)
         if told is None:
-            return pair_results.means_told(False, 0, self._problem)
+            return pair_rounds.means_told(False, 0, self._problem)
         gpus = told.get("gpus", 0)
-        return pair_results.means_told(
+        return pair_rounds.means_told(
             told.get("gloo") is True, gpus if type(gpus) is int else 0, str(told.get("why", ""))[:200]
         )
 
@@ -175,7 +175,7 @@ class Bench:
 
     def __call__(self, test: msg.Test, listener: Listener) -> msg.Result:
         """Play this node's part; always comes back in time."""
-        if test.way == pair_results.SOCKET:
+        if test.way == pair_rounds.SOCKET:
             return run(test, listener)
         if self._collectives is None:
             return msg.Result(test.round, _failed(test, f"this node has no {test.way}"))

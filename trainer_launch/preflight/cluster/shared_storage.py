@@ -24,7 +24,7 @@ def shared_storage(cluster: Cluster) -> Iterator[Finding]:
     # Who cannot write there at all is told by its own check.
     able = [node for node in cluster.nodes if not _cannot_write(node)]
     for folder, must in cluster.settings.storage.items() if len(cluster.nodes) > 1 else ():
-        groups = grouped((node.tokens[folder], node.name) for node in able if folder in node.tokens)
+        groups = grouped((node.record.tokens[folder], node.name) for node in able if folder in node.record.tokens)
         yield _judged(folder, sorted(groups.values(), key=len, reverse=True), must)
 
 
@@ -71,7 +71,7 @@ def _own(folder: str, count: int, must: bool) -> Finding:
 
 
 def _cannot_write(node: Node) -> bool:
-    return any(one.check == "storage" and one.status is Status.FAIL for one in node.findings)
+    return any(one.check == "storage" and one.status is Status.FAIL for one in node.record.findings)
 
 
 # -- tokens in shared folders ------------------------------------------------------------------

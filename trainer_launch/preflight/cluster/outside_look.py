@@ -1,0 +1,136 @@
+"""How far a node has come that should be there and is not, as a look from outside shows it."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+from msgspec import Struct
+
+from trainer_launch.host.deadline_subprocess import begin_thread
+from trainer_launch.membership.protocol import Challenge
+from trainer_launch.model import Endpoint
+from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
+from trainer_launch.model.units import printable
+from trainer_launch.preflight.cluster import preflight_messages as msg
+
+_LATE_S = 0.3  # that an answer may come after its limit
+
+
+class NodeStage(str, Enum):
+    """How far a node has come, in the order of a pod's life."""
+
+    UNNAMED = "unnamed"
+    NO_RECORD = "no DNS record"
+    UNREACHABLE = "unreachable"
+    REFUSED = "refused"
+    TIMEOUT = "timeout"
+    SILENT = "silent"
+    RUNS = "cut off"
+
+
+class Stuck(Struct, frozen=True):
+    """A stage, what was seen and what it means in words, and what to do."""
+
+    stage: NodeStage
+    text: str
+    action: str
+
+
+_BOTH_WAYS = "check that network policies allow node 0's port in both directions"
+_MEANING: Mapping[NodeStage, tuple[str, str]] = {
+    NodeStage.UNNAMED: ("its host name is unknown", "check which pods of the job are not running"),
+    NodeStage.NO_RECORD: (
+        "its pod is not created, not scheduled, or its Service does not publish addresses of pods that are not "
+        "ready (publishNotReadyAddresses)",
+        "check whether its pod is scheduled (kubectl describe pod), and the job's headless Service",
+    ),
+    NodeStage.UNREACHABLE: (
+        "there is no route to its network",
+        "check the routes and the CNI of both machines",
+    ),
+    NodeStage.REFUSED: (
+        "its pod has an address, but its preflight is not running: the image is being pulled, an earlier init "
+        "container runs, or it has ended",
+        "check the events and the init containers of its pod",
+    ),
+    NodeStage.TIMEOUT: ("packets to it are lost: a network policy, a firewall, or the machine is gone", _BOTH_WAYS),
+    NodeStage.SILENT: (
+        "its process is stopped or stuck: it accepts connections but does not answer",
+        "check what its process waits for; the machine may need a reboot",
+    ),
+    NodeStage.RUNS: ("its preflight runs, but could not reach node 0", f"read its log, and {_BOTH_WAYS}"),
+}
+
+
+def stuck_at(stage: NodeStage, seen: str = "") -> Stuck:
+    """With what was seen, and what it means."""
+    meaning, action = _MEANING[stage]
+    return Stuck(stage, f"{stage.value}{f' ({seen})' if seen else ''}: {meaning}", action)
+
+
+def look(place: Endpoint, limit_s: float) -> Stuck:
+    """Look a node up, connect, listen. May hang in the resolver for longer: call it in a thread."""
+    until_s = time.monotonic() + limit_s
+    try:
+        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as problem:
+        return stuck_at(NodeStage.NO_RECORD, f"{place.host}: {getattr(problem, 'strerror', None) or problem}")
+    worst = stuck_at(NodeStage.NO_RECORD, place.host)
+    for family, _, _, _, address in found[:4]:
+        at = str(Endpoint(str(address[0]), int(address[1])))
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as sock:
+                sock.settimeout(max(0.05, until_s - time.monotonic()))
+                sock.connect(address)
+                return _hear(sock, at, until_s)
+        except TimeoutError:
+            worst = stuck_at(NodeStage.TIMEOUT, at)
+        except OSError as problem:
+            stage = NodeStage.REFUSED if problem.errno == errno.ECONNREFUSED else NodeStage.UNREACHABLE
+            worst = stuck_at(stage, f"{at}: {problem.strerror}")
+    return worst
+
+
+def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
+    """Whether somebody to whom there is a connection says anything."""
+    data = b""
+    while b"\n" not in data:
+        sock.settimeout(max(0.05, until_s - time.monotonic()))
+        try:
+            more = sock.recv(4096)
+        except OSError:
+            return stuck_at(NodeStage.SILENT, f"{at} accepts connections")
+        if not more or len(data) > MAX_LINE_BYTES or time.monotonic() > until_s:
+            return stuck_at(NodeStage.SILENT, f"{at} accepts connections, and ends them")
+        data += more
+    try:
+        message = msg.parse(data.partition(b"\n")[0])
+    except MessageError:
+        return stuck_at(NodeStage.SILENT, f"what listens at {at} is no preflight")
+    if isinstance(message, msg.Here):
+        return stuck_at(NodeStage.RUNS, f"it says: {printable(message.stage[:300], ' ')}")
+    return stuck_at(NodeStage.RUNS, f"{at} is a coordinator" if isinstance(message, Challenge) else at)
+
+
+def look_at_all(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck]:
+    """A look at each, in threads; None: nobody knows its name.
+
+    A node for which the resolver hangs has no DNS record that could be had in time.
+    """
+    late = stuck_at(NodeStage.NO_RECORD, "the resolver did not answer in time")
+    stuck = [stuck_at(NodeStage.UNNAMED) if place is None else late for place in places]
+
+    def work(number: int, place: Endpoint) -> None:
+        stuck[number] = look(place, limit_s)
+
+    named = [(number, place) for number, place in enumerate(places) if place is not None]
+    threads = [begin_thread("look", work, *which) for which in named]
+    until_s = time.monotonic() + limit_s + _LATE_S
+    for thread in threads:
+        if thread is not None:
+            thread.join(max(0.0, until_s - time.monotonic()))
+    return list(stuck)
