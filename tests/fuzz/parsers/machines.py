@@ -13,7 +13,6 @@ from trainer_launch.model import Gpus
 from trainer_launch.mpi import ssh_client, ssh_server
 from trainer_launch.planning import ssh_environment
 from trainer_launch.preflight.children import gpu_facts
-from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.rehearsal import pod_watch
 from trainer_launch.supervisor import worker_samples
 
@@ -53,7 +52,6 @@ def kernel_file(data: bytes) -> None:
     proc = str(root / "proc")
     process_tree.catches(7, 2, proc)
     _processes(proc)
-    assert isinstance(node_facts.devices(2, root), dict)
     network.adapter_ports(root)
     assert gpu_facts.earlier_xids(str(root / "dev/kmsg"))[0] in ("known", "unknown")
 

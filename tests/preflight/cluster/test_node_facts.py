@@ -95,7 +95,7 @@ def test_only_variables_that_matter_to_all_nodes_are_told() -> None:
     ],
 )
 def test_a_variable_of_a_library_that_all_nodes_share_has_to_be_the_same(name: str) -> None:
-    told = [node_facts.quick_facts({name: value}, None, 1, 0, b"salt") for value in ("a", "a", "b")]
+    told = [node_facts.quick_facts({name: value}, None, 1, b"salt") for value in ("a", "a", "b")]
     (found,) = differences(["n0", "n1", "n2"], told)
     assert (found.status, found.fault, found.subject) == (Status.FAIL, Fault.JOB, "n2")
     assert found.text == f"{name} differs: a on 2 nodes, b on n2"
@@ -103,12 +103,12 @@ def test_a_variable_of_a_library_that_all_nodes_share_has_to_be_the_same(name: s
 
 @pytest.mark.parametrize("name", ["TORCH_HOME", "FI_LOG_LEVEL", "OMP_PLACES"])
 def test_folders_places_and_loudness_may_be_each_nodes_own(name: str) -> None:
-    told = [node_facts.quick_facts({name: value}, None, 1, 0, b"salt") for value in ("a", "a", "b")]
+    told = [node_facts.quick_facts({name: value}, None, 1, b"salt") for value in ("a", "a", "b")]
     assert [found.status for found in differences(["n0", "n1", "n2"], told)] == [Status.WARN]
 
 
 def test_an_image_that_differs_is_named_where_somebody_tells_it() -> None:
-    told = [node_facts.quick_facts({"FLYTE_INTERNAL_IMAGE": f"train:{tag}"}, None, 1, 0, b"s") for tag in (1, 1, 2)]
+    told = [node_facts.quick_facts({"FLYTE_INTERNAL_IMAGE": f"train:{tag}"}, None, 1, b"s") for tag in (1, 1, 2)]
     (found,) = differences(["n0", "n1", "n2"], told)
     assert (found.status, found.text) == (Status.WARN, "the image differs: train:1 on 2 nodes, train:2 on n2")
 
@@ -121,18 +121,9 @@ def test_versions_come_from_the_programs_own_interpreter() -> None:
 def test_torchruns_own_options_do_not_make_commands_differ() -> None:
     def told(rank: str) -> str:
         command = parse_command(("torchrun", f"--node-rank={rank}", "train.py", "--lr", "1"))
-        return node_facts.quick_facts({}, command, 1, 0, b"")["command"]
+        return node_facts.quick_facts({}, command, 1, b"")["command"]
 
     assert told("0") == told("1") == "train.py --lr 1"
-
-
-def test_the_driver_and_the_models_are_read_from_the_kernels_files(tmp_path: Path) -> None:
-    folder = tmp_path / "proc/driver/nvidia/gpus/0000:9b:00.0"
-    folder.mkdir(parents=True)
-    (folder / "information").write_text("Model: \t\t NVIDIA H200\nIRQ: 1\n")
-    version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n"
-    (tmp_path / "proc/driver/nvidia/version").write_text(version)
-    assert node_facts.devices(1, tmp_path) == {"gpus": "1 of NVIDIA H200", "driver": "580.159.04"}
 
 
 def test_versions_that_could_not_be_found_out_in_time_are_unknown_and_no_difference() -> None:

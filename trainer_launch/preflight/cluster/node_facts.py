@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import json
 import os
-import re
 import statistics
 import sys
 import threading
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.network import AdapterPort
 from trainer_launch.model import units
+from trainer_launch.model.codec import MessageError, decode
 from trainer_launch.model.findings import (
     Basis,
     Checksum,
@@ -47,8 +47,8 @@ CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 30.0
 UNSET = "(unset)"
 NCCL = "nccl loaded"
 _SHOWN = 8
-# A node that could not find them out is not another one for that.
-_WHERE_KNOWN = frozenset((NCCL, "code"))
+# A node that could not find them out does not differ for that.
+_WHERE_KNOWN = frozenset((NCCL, "code", "gpus", "driver"))
 ENV = "env "  # how a variable's fact begins
 
 # Each node may have its own: devices, interfaces and files of one machine, and how much it says.
@@ -223,8 +223,6 @@ _IMAGE_VARIABLE = "FLYTE_INTERNAL_IMAGE"  # its name, which a container does not
 _NAMES = frozenset(("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD"))
 # Each node has its own, by what they are for.
 _OWN = frozenset(("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"))
-_DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]*)")
-_MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 
 
 def read_meanwhile(command: Command | None, limit_s: float = READ_S) -> Callable[[], Mapping[str, str]]:
@@ -249,16 +247,10 @@ def read_meanwhile(command: Command | None, limit_s: float = READ_S) -> Callable
 
 
 def quick_facts(
-    env: Mapping[str, str],
-    command: Command | None,
-    workers: int | None,
-    gpus: int,
-    salt: bytes,
-    root: Path = Path("/"),
+    env: Mapping[str, str], command: Command | None, workers: int | None, salt: bytes
 ) -> dict[str, str]:
     """What is there to be read."""
-    found = devices(gpus, root)
-    found |= {"image": env[_IMAGE_VARIABLE]} if env.get(_IMAGE_VARIABLE) else {}
+    found = {"image": env[_IMAGE_VARIABLE]} if env.get(_IMAGE_VARIABLE) else {}
     if workers is not None:
         found["nproc_per_node"] = str(workers)
     if command is not None:
@@ -286,30 +278,9 @@ def versions(command: Command | None) -> dict[str, str]:
     python = command.python[0] if command is not None and command.python else sys.executable
     ended = deadline_subprocess.run((python, str(_VERSIONS_PROGRAM)), None, _VERSIONS_S)
     try:
-        told = json.loads(ended.stdout) if ended.code == 0 else {}
-    except ValueError:
+        return decode(dict[str, str], ended.stdout) if ended.code == 0 else {}
+    except MessageError:
         return {}
-    return {str(key): str(value) for key, value in told.items()} if isinstance(told, dict) else {}
-
-
-def devices(gpus: int, root: Path = Path("/")) -> dict[str, str]:
-    """The GPUs that this container may use, and their driver, by the kernel's files."""
-    found = {"gpus": str(gpus)}
-    folder = root / "proc/driver/nvidia"
-    try:
-        driver = _DRIVER.search((folder / "version").read_text(encoding="utf-8", errors="replace"))
-        models = Counter(
-            model[1]
-            for path in sorted((folder / "gpus").glob("*/information"))
-            for model in [_MODEL.search(path.read_text(encoding="utf-8", errors="replace"))]
-            if model is not None
-        )
-    except OSError:
-        return found
-    found |= {"driver": driver[1]} if driver is not None else {}
-    if models:
-        found["gpus"] = f"{gpus} of {', '.join(sorted(models))}"
-    return found
 
 
 def _program(command: Command) -> tuple[str, ...]:
@@ -396,9 +367,11 @@ def record_s(subject: Subject) -> float:
     return _RECORD_S + max(load_s, resource_limits.storage.limit_s(subject) if subject.storage else 0.0)
 
 
-def of_gpus(cards: Cards | None) -> dict[str, str]:
-    """What all nodes should have alike, better known than by files: models, driver, and the NCCL that is loaded."""
-    if cards is None or cards.facts().trouble:
+def of_gpus(cards: Cards | None, count: int) -> dict[str, str]:
+    """What all nodes should have alike: GPUs, driver, and the NCCL that is loaded; `count` is without cards."""
+    if cards is None:
+        return {"gpus": str(count)}
+    if cards.facts().trouble:
         return {}
     models = Counter(gpu.model for gpu in cards.gpus if gpu.model)
     told = {"gpus": f"{len(cards.gpus)} of {', '.join(sorted(models)) or 'unknown model'}"}

@@ -110,7 +110,7 @@ class Gathering(Struct, frozen=True):
     def _report(self, salt: str, tokens: Sequence[str], found: Sequence[Finding]) -> msg.Record:
         subject = self.subject
         key, n_workers = salt.encode() + self.secret, subject.topology.local_world_size
-        facts = node_facts.quick_facts(subject.env, subject.command, n_workers, subject.host.gpus.count, key)
+        facts = node_facts.quick_facts(subject.env, subject.command, n_workers, key)
         facts |= self.read_slowly()
         if self.collectives is not None:
             facts[pair_rounds.FACT] = self.collectives.ability()
@@ -118,7 +118,9 @@ class Gathering(Struct, frozen=True):
             if check.tell is not None:
                 with contextlib.suppress(OSError, *MALFORMED):  # it is this node's answer that is missing then
                     facts[f"{TOLD}{check.id}"] = check.tell(subject)
-        facts |= node_facts.of_gpus(subject.cards) | node_facts.of_adapters(subject.adapters)
+        facts |= node_facts.of_gpus(subject.cards, subject.host.gpus.count) | node_facts.of_adapters(
+            subject.adapters
+        )
         measured, seen = node_facts.measured(subject.cards), self.tokens.seek(tokens)
         return msg.Record(node_facts.cut(facts), *self.link.offset, _loud(found), *measured, seen)
 
