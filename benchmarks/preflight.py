@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import resource
@@ -22,6 +21,7 @@ from benchmarks.peers import version_here
 from trainer_launch.host import network
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint
+from trainer_launch.model.findings import Finding, Status
 from trainer_launch.preflight.cluster import pair_rounds
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
@@ -46,7 +46,7 @@ class Node:
         self.rank = rank
         self.sock = socket.create_connection(("127.0.0.1", port))
         self.buffer = bytearray()
-        self.verdict = ""
+        self.verdict: tuple[Finding, ...] = ()
 
     def read(self) -> None:
         data = self.sock.recv(262144)
@@ -138,7 +138,7 @@ def simulate(n_nodes: int, *, is_deep: bool) -> tuple[float, float, float]:
     ours.send("stop")
     cpu_s, megabytes = ours.recv()
     process.join()
-    if bad := [one["check"] for one in json.loads(nodes[0].verdict) if one["status"] == "fail"]:
+    if bad := [found.check for found in nodes[0].verdict if found.status is Status.FAIL]:
         raise SystemExit(f"the verdict was no: {bad}")
     return ended_s - began_s, cpu_s, megabytes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from msgspec import to_builtins
@@ -26,6 +26,7 @@ from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.cluster import cluster_preflight as hall
 from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.outside_look import Stuck, look_at_all
 
 _SETTINGS = (
     states.Settings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),
@@ -130,7 +131,7 @@ def cluster_preflight_talk(data: bytes) -> None:
         is_deep=bool(flags & 4),
         storage={"/ckpt": True} if flags & 8 else {},
     )
-    room, now_s = hall.ClusterPreflight(settings, 0.0, _sent, lambda places, limit_s: None), 0.0
+    room, now_s = hall.ClusterPreflight(settings, 0.0, _sent, _looks), 0.0
     for line in data[1:].split(b"\n")[:60]:
         if not line:
             continue
@@ -143,15 +144,16 @@ def cluster_preflight_talk(data: bytes) -> None:
             message = attempt(calling.parse, line[1:], kinds=(MessageError,))
             if not isinstance(message, Refused):
                 room.hear(peer, "10.0.0.1", message, now_s)
-    for _ in range(40):
-        due_s = room.due_s()
-        if due_s is None:
-            break
-        now_s = max(now_s, due_s)
+    for _ in range(600):
+        now_s += 1.0
         room.tick(now_s)
         room.measured()
     assert room.phase is hall.Phase.OVER, "it does not end"
     assert len(calling.fitted(room.findings)) <= len(room.findings)
+
+
+def _looks(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck]:
+    return look_at_all([None] * len(places), limit_s)
 
 
 def _sent(peer: int, message: calling.Message | None) -> None:

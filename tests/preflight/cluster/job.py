@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.cluster_preflight import ClusterPreflight, Phase
+from trainer_launch.preflight.cluster.cluster_preflight import TICK_S, ClusterPreflight, Phase
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
-from trainer_launch.preflight.cluster.outside_look import NodeStage, stuck_at
+from trainer_launch.preflight.cluster.outside_look import NodeStage, Stuck, stuck_at
 
 JOB = "job"
 NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
@@ -63,14 +63,12 @@ class Simulation:
         """Let time pass; all but the silent ones go on saying that they live."""
         end_s = self.now_s + seconds
         quiet = set(silent)
-        while self.hall.phase is not Phase.OVER:
-            due_s = self.hall.due_s()
-            if due_s is None or due_s > end_s:
+        for number in range(int(seconds / TICK_S)):
+            if self.is_over:
                 break
-            self.now_s = max(self.now_s, due_s)
-            for rank in list(self.told):
-                if rank not in quiet:
-                    self.say(rank, msg.Alive())
+            self.now_s += TICK_S
+            for rank in set(self.told) - quiet if number % 8 == 0 else ():
+                self.say(rank, msg.Alive())
             self.hall.tick(self.now_s)
             self._deliver()
         self.now_s = end_s
@@ -80,9 +78,9 @@ class Simulation:
             self.told.setdefault(peer, []).append(message)
             self._unread.append((peer, message))
 
-    def _looks(self, places: Sequence[Endpoint | None], limit_s: float) -> None:
+    def _looks(self, places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck]:
         stages = [self.stages.get(place.host if place else "", NodeStage.REFUSED) for place in places]
-        self.hall.looked([stuck_at(stage, "seen") for stage in stages], self.now_s)
+        return [stuck_at(stage, "seen") for stage in stages]
 
     def _deliver(self) -> None:
         if not self._delivers:  # else an answer has led to this message

@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import importlib
 import json
+import multiprocessing
 import os
 import random
 import select
@@ -36,6 +37,7 @@ _TRIED = 50  # ports, at most
 _END_S = 1.0  # for the others to have read the last of it
 _AGAIN_S = 0.02
 _PR_SET_PDEATHSIG = 1
+_FORK = multiprocessing.get_context("fork")
 
 
 def main() -> None:
@@ -89,49 +91,37 @@ def _gpus(dist: Any) -> int:
 
 
 class Child:
-    """A forked process that tells one JSON value or two, on lines, and is killed when it is not wanted any more."""
+    """A forked process that tells one value or two, and is killed when it is not wanted any more."""
 
-    def __init__(self, work: Callable[[Callable[[object], None]], None]) -> None:
-        self.reader, writer = os.pipe()
-        self._buffer = b""
-        parent = os.getpid()
-        self.pid = os.fork()
-        if self.pid:
-            os.close(writer)
-            return
-        try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() == parent:
-                work(lambda said: _write(writer, said))
-        finally:
-            os._exit(0)
+    def __init__(self, work: Callable[..., None], *args: object) -> None:
+        self._reader, writer = _FORK.Pipe(duplex=False)
+        self._process = _FORK.Process(target=_begun, args=(os.getpid(), work, *args, writer.send), daemon=True)
+        self._process.start()
+        writer.close()
 
     def line(self, until: float) -> object:
         """Its next word; None: none came in time, or it has ended."""
-        while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self.reader], [], [], max(0.0, until - time.monotonic()))
-            data = os.read(self.reader, 1 << 16) if ready else b""
-            if not data:
-                return None
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return json.loads(line)
+        try:
+            return self._reader.recv() if self._reader.poll(max(0.0, until - time.monotonic())) else None
+        except EOFError:
+            return None
 
     def end(self) -> bool:
         """Kill it; whether it went."""
-        os.close(self.reader)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        until = time.monotonic() + 0.5
-        while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.002)
-        return True
+        self._reader.close()
+        self._process.kill()
+        self._process.join(0.5)
+        return not self._process.is_alive()
 
 
-def _write(writer: int, said: object) -> None:
-    os.write(writer, json.dumps(said).encode() + b"\n")
+def _begun(parent: int, work: Callable[..., None], *args: object) -> None:
+    """In the child: end with the parent, and without torch's own end."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        if os.getppid() == parent:
+            work(*args)
+    finally:
+        os._exit(0)
 
 
 # -- one order --------------------------------------------------------------------------------
@@ -141,11 +131,11 @@ def serve(order: Mapping[str, Any], listener: socket.socket | None, orders: sock
     """Why each rail failed, or "", and its bytes per second."""
     until = time.monotonic() + float(order["limit_s"])
     n_rails = int(order["rails"])
-    store = None if listener is None else Child(lambda tell: keep_store(order, until, tell))
+    store = None if listener is None else Child(keep_store, order, until)
     rails: list[Child] = []
     try:
         port = dial(order, until) if store is None else _port(store.line(until))
-        rails = [Child(lambda tell, rail=rail: work(order, rail, until, port, tell)) for rail in range(n_rails)]
+        rails = [Child(work, order, rail, until, port) for rail in range(n_rails)]
         if listener is not None:
             welcome(order, listener, until, port, orders)
         seen = [_seen(child.line(until)) for child in rails]
@@ -169,8 +159,8 @@ def _port(said: object) -> int:
 
 
 def _seen(said: object) -> tuple[str, int]:
-    if isinstance(said, list) and len(said) == 2:
-        return str(said[0]), int(said[1])
+    if isinstance(said, tuple):
+        return said
     return "its test hung and was killed, or died", 0
 
 
@@ -225,7 +215,7 @@ def keep_store(order: Mapping[str, Any], until: float, tell: Callable[[object], 
     try:
         store = _opened(order, timedelta(seconds=max(0.1, until - time.monotonic())))
     except Exception as problem:  # noqa: BLE001  as in `work`
-        tell([reason(problem), 0])
+        tell((reason(problem), 0))
         return
     tell(store.port)
     signal.pause()
@@ -247,9 +237,9 @@ def work(order: Mapping[str, Any], rail: int, until: float, port: int, tell: Cal
         store = dist.PrefixStore("all" if order["is_whole"] else f"rail {rail}", store)
         rate = Reduction(order, rail, rank, size).measured(store, left)
     except Exception as problem:  # noqa: BLE001  torch, gloo, NCCL and drivers raise what they like
-        tell([reason(problem), 0])
+        tell((reason(problem), 0))
         return
-    tell(["", rate])
+    tell(("", rate))
     with contextlib.suppress(Exception):
         _part(store, rank, size)
 

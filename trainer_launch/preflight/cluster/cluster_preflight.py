@@ -22,6 +22,7 @@ from trainer_launch.preflight.cluster.outside_look import Stuck
 from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.cluster.pair_rounds import Rounds
 
+TICK_S = 0.25
 NEWS_S = 2.0  # between two words to those who wait, which show that this node lives
 NOT_YET = msg.Refused("node 0 is still in preflight; its coordinator starts afterwards", retry=True)
 _TOO_LATE = msg.Refused("the cluster preflight is over; the other nodes continue", retry=True)
@@ -42,8 +43,8 @@ class Phase(Enum):
 class ClusterPreflight:
     """The cluster preflight of one job.
 
-    `send` takes a connection's number and a message, or None to end the connection. `look` is asked how far nodes
-    have come at these places, within a limit in seconds; `looked` takes the answer.
+    `send` takes a connection's number and a message, or None to end the connection. `look` tells how far nodes have
+    come at these places, within a limit in seconds. `tick` is to be called every `TICK_S`.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ClusterPreflight:
         settings: ClusterSettings,
         now_s: float,
         send: Callable[[int, msg.FromServer | None], None],
-        look: Callable[[Sequence[Endpoint | None], float], None],
+        look: Callable[[Sequence[Endpoint | None], float], Sequence[Stuck]],
     ) -> None:
         self._settings, self._send, self._look = settings, send, look
         self._until_s = now_s + settings.deadline_s
@@ -64,8 +65,7 @@ class ClusterPreflight:
         self._unrecorded: set[int] = set()  # ranks whose record is awaited
         self._at_work = ""  # a host whose job runs already
         self._collisions: dict[int, set[str]] = {}
-        self._looked: dict[int, Stuck] = {}
-        self._looking: tuple[int, ...] | None = None
+        self._looked: dict[int, Stuck] | None = None  # how far those were that were missing
         self._record_until_s = 0.0
         self._rounds: Rounds | None = None
         self.seen = PairTests()  # the pair tests, when it is over
@@ -100,11 +100,6 @@ class ClusterPreflight:
         self._lose(peer, "it closed the connection", now_s)
         self._go_on(now_s)
 
-    def looked(self, stuck: Sequence[Stuck], now_s: float) -> None:
-        """How far the nodes have come that were looked at."""
-        self._looked = dict(zip(self._looking or (), stuck, strict=False))
-        self._go_on(now_s)
-
     def tick(self, now_s: float) -> None:
         """Time has passed: nodes that wait learn that we live; a node that is silent for too long is lost."""
         if now_s >= self._news_at_s:
@@ -122,21 +117,6 @@ class ClusterPreflight:
                 else:
                     self._send(peer, news)
         self._go_on(now_s)
-
-    def due_s(self) -> float | None:
-        """When `tick` is due; None: it is over."""
-        if self.phase is Phase.OVER:
-            return None
-        times = [self._news_at_s]
-        if self.phase is Phase.CALLING:
-            times.append(self._until_s if self._looking is not None else self._look_at_s)
-            if len(self._peers) >= self._settings.min_nodes:
-                times.append(self._last_came_s + self._settings.gather_s)
-        elif self.phase is Phase.RECORDING:
-            times.append(self._record_until_s)
-        elif self._rounds is not None:
-            times.append(self._rounds.until_s)
-        return min(times)
 
     def break_off(self, mistake: Exception) -> None:
         """After a mistake of this program: what nodes have found themselves stands, all else is unknown."""
@@ -248,7 +228,7 @@ class ClusterPreflight:
             self._decide(
                 present_nodes.absent(
                     {rank: self._name(rank) for rank in self._missing()},
-                    self._looked,
+                    self._looked or {},
                     {rank: node.lost for rank, node in self._nodes.items()},
                     n_present,
                     settings,
@@ -256,9 +236,10 @@ class ClusterPreflight:
                 present_nodes.collided(self._collisions),
                 self._own_findings(),
             )
-        elif now_s >= self._look_at_s and self._looking is None:
-            self._looking = tuple(self._missing()[: present_nodes.MAX_NAMED])
-            self._look(list(map(self._place, self._looking)), max(0.2, self._until_s - now_s - 0.4))
+        elif now_s >= self._look_at_s and self._looked is None:  # all else waits for it, less than a lease
+            missing = self._missing()[: present_nodes.MAX_NAMED]
+            stuck = self._look(list(map(self._place, missing)), max(0.2, self._until_s - now_s - 0.4))
+            self._looked = dict(zip(missing, stuck, strict=True))
 
     def _record(self, now_s: float) -> None:
         if self._unrecorded and not self._lost and now_s < self._record_until_s:

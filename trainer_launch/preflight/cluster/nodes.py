@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from trainer_launch.model import Endpoint, Job, Topology
+from trainer_launch.planning.torch import seats_by_index
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.thresholds import Shares, Table, Thresholds
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 TOLD = "check "  # how a fact begins that is a check's own, and not compared
 LEASE_S = 6.0  # a node that says nothing for so long is lost
-_FIRST = re.compile(r"(?P<stem>[^.]*-)0")  # the first of some hosts with an index each
 
 
 class Names(Struct, frozen=True, kw_only=True):
@@ -43,20 +42,11 @@ class Names(Struct, frozen=True, kw_only=True):
 def names_of(job: Job, topology: Topology, home: Endpoint, hostname: str) -> Names:
     """From the contract's members, else from node 0's name and this one's, when they differ in an index alone."""
     members = tuple(member.host for member in job.members or ())
-    if members:
+    rank = topology.node_rank
+    seats = None if members or rank is None else seats_by_index(home, rank, hostname, rank + 1)
+    if seats is None:
         return Names(home=home, members=members)
-    label, dot, domain = home.host.partition(".")
-    first = _FIRST.fullmatch(label)
-    own_rank = topology.node_rank
-    if first is None or own_rank is None:
-        return Names(home=home)
-    stem, offset = first["stem"], 0
-    if stem.endswith("-master-"):  # PyTorchJob calls its other nodes worker-0, worker-1 ...
-        stem, offset = f"{stem.removesuffix('-master-')}-worker-", -1
-    names = Names(home=home, pattern=f"{stem}#{dot}{domain}", offset=offset)
-    own = names.place(own_rank)
-    fits = own is not None and own.host.partition(".")[0] == hostname.partition(".")[0]
-    return names if fits else Names(home=home)
+    return Names(home=home, pattern=seats.pattern, offset=seats.offset)
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True):

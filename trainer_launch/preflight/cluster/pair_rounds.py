@@ -82,7 +82,7 @@ class Rounds:
         self._untried = fault_isolation.Trial(n_nodes=len(nodes), is_deep=settings.is_deep)
         self._trials = [self._untried] * self._way.rails
         self._rounds: list[list[Tested]] = []
-        self.until_s = 0.0
+        self._until_s = 0.0
         self.is_over = False
 
     def begin(self, now_s: float) -> None:
@@ -105,7 +105,7 @@ class Rounds:
 
     def _order(self, groups: Sequence[Sequence[int]], way: str, now_s: float, limit_s: float) -> None:
         """A test for each group of nodes at the same time: its first node listens, and is found under its name."""
-        self.until_s = now_s + limit_s + _REPORT_S
+        self._until_s = now_s + limit_s + _REPORT_S
         self._busy = {number for members in groups for number in members}
         for members in groups:
             first, last = self._nodes[members[0]], members[-1]
@@ -125,8 +125,8 @@ class Rounds:
 
     def is_due(self, now_s: float, lost: Collection[int]) -> bool:
         """Whether the round has ended; `lost` are ranks."""
-        if now_s >= self.until_s or len(self._results) + len(lost) < len(self._busy):
-            return now_s >= self.until_s
+        if now_s >= self._until_s or len(self._results) + len(lost) < len(self._busy):
+            return now_s >= self._until_s
         gone = {self._numbers[rank] for rank in lost if rank in self._numbers}
         return self._busy <= self._results.keys() | gone
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from trainer_launch.membership.protocol import Hello, StatusQuery
 from trainer_launch.membership.server import Complaints, Connection, ServerConnections, hang_up
@@ -14,7 +14,13 @@ from trainer_launch.model import Endpoint
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.cluster_preflight import NOT_YET, ClusterPreflight, Phase, other_version
+from trainer_launch.preflight.cluster.cluster_preflight import (
+    NOT_YET,
+    TICK_S,
+    ClusterPreflight,
+    Phase,
+    other_version,
+)
 from trainer_launch.preflight.cluster.nodes import ClusterSettings
 from trainer_launch.preflight.cluster.outside_look import look_at_all
 
@@ -37,12 +43,13 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
         self._settings = settings
         self._endpoint = endpoint
         self._events: deque[Callable[[float], None]] = deque()  # calls of the preflight, with the time then
+        self._tick_at_s = 0.0
 
     def start(self) -> int:
         """Listen, or raise NodeError; returns the port."""
         port = self._open(self._endpoint)
         # To be read after its verdict.
-        self.preflight = ClusterPreflight(self._settings, time.monotonic(), self._say, self._look)
+        self.preflight = ClusterPreflight(self._settings, time.monotonic(), self._say, look_at_all)
         self._thread = threading.Thread(target=self._run, name="cluster preflight", daemon=True)
         self._thread.start()
         return port
@@ -69,11 +76,12 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
 
     def _turn(self) -> None:
         """What was said is heard before time passes: being late ourselves is nobody's silence."""
-        self._wait(self.preflight.due_s())
-        due_s = self.preflight.due_s()
-        if due_s is not None and due_s <= time.monotonic():
+        self._wait(self._tick_at_s)
+        now_s = time.monotonic()
+        if now_s >= self._tick_at_s:
+            self._tick_at_s = now_s + TICK_S
             self._events.append(self.preflight.tick)
-        self._drop_silent(time.monotonic())
+        self._drop_silent(now_s)
         while self._events or self._to_flush:
             if self._events:
                 self._play(self._events.popleft())
@@ -92,14 +100,6 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
             self._close_after_flush(peer)
         else:
             self._send(peer, message)
-
-    def _look(self, places: Sequence[Endpoint | None], limit_s: float) -> None:
-        def look() -> None:
-            stuck = look_at_all(places, limit_s)
-            self._events.append(lambda now_s: self.preflight.looked(stuck, now_s))
-            self._nudge()
-
-        threading.Thread(target=look, daemon=True, name="look").start()
 
     # -- connections --------------------------------------------------------------------------
 
