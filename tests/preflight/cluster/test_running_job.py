@@ -19,12 +19,12 @@ from trainer_launch.membership.client import Client, Connected
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.server import Server as Coordinator
 from trainer_launch.membership.state import Settings as Coordinating
-from trainer_launch.model import Endpoint, NodeRange
+from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Status
 from trainer_launch.preflight.cluster import node_link, participation, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict, look_out
-from trainer_launch.preflight.cluster.nodes import Names
+from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 
 JOB = "job"
 NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
@@ -47,15 +47,17 @@ def standby() -> Iterator[Endpoint]:
         server.stop()
 
 
-def test_seats_are_asked_only_where_the_job_may_do_without_node_0() -> None:
-    told = [place.host for place in participation.seats(NAMES, NodeRange(1, 4), own_rank=2)]
-    assert told == ["job-node-0-1.job", "job-node-0-3.job"]
-    assert participation.seats(NAMES, NodeRange(4, 4), own_rank=2) == []
-    assert participation.seats(Names(home=NAMES.home), NodeRange(1, 4), own_rank=2) == []
-
-
-def test_a_seat_is_asked_however_many_lower_nodes_are_lost() -> None:
-    assert len(participation.seats(NAMES, NodeRange(1, 100), own_rank=2)) == 98
+@pytest.mark.parametrize(
+    ("nodes", "hosts_asked"),
+    [((1, 4), ["job-node-0-1.job", "job-node-0-3.job"]), ((4, 4), [])],
+)
+def test_seats_are_asked_only_where_the_job_may_do_without_node_0(
+    nodes: tuple[int, int], hosts_asked: list[str]
+) -> None:
+    settings = ClusterSettings(
+        job=JOB, min_nodes=nodes[0], max_nodes=nodes[1], deadline_s=60.0, names=NAMES, salt="s"
+    )
+    assert [place.host for place in participation.seats(settings, own_rank=2)] == hosts_asked
 
 
 def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another_seat_is_at_work(

@@ -9,14 +9,12 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
-from msgspec import Struct
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from trainer_launch.host.files import read_secret
 from trainer_launch.host.network import TOO_FEW_FILES, allow_connections
 from trainer_launch.membership.quarantine import FAILING_NODES
-from trainer_launch.model import Endpoint, NodeRange
+from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import MALFORMED, NodeError
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.model.settings import Settings
@@ -28,7 +26,7 @@ from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts, pair_results, pair_rounds, present_nodes, shared_storage
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict, look_out
-from trainer_launch.preflight.cluster.nodes import TOLD, ClusterSettings, Names, label, names_of
+from trainer_launch.preflight.cluster.nodes import TOLD, ClusterSettings, label, names_of
 from trainer_launch.preflight.cluster.pair_tests import Bench, Collectives
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.preflight.cluster.shared_storage import Tokens
@@ -63,19 +61,48 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
     return None
 
 
-class Gathering(Struct, frozen=True):
-    """One node's part, while it goes on."""
+class Gathering:
+    """One node's part, while it goes on; `undo` ends it. `server` is node 0's, and its verdict is whole."""
 
-    link: NodeLink
-    own: str  # this node for people
-    home: str  # node 0, likewise
-    read_slowly: Callable[[], Mapping[str, str]]
-    subject: Subject
-    secret: bytes
-    collectives: Collectives | None
-    server: PreflightServer | None  # on node 0: its verdict is whole, the nodes are told as much as fits
-    tokens: Tokens
-    stop_looking: Callable[[], None]  # for the job at work elsewhere
+    def __init__(
+        self,
+        subject: Subject,
+        settings: Settings,
+        cluster: ClusterSettings,
+        server: PreflightServer | None,
+        undo: contextlib.ExitStack,
+    ) -> None:
+        rank, home, hostname = subject.topology.node_rank or 0, cluster.names.home, subject.host.hostname
+        self.own, self.home = label(rank, hostname), label(0, home.host)  # for people
+        self.server = server
+        self._subject = subject
+        self._secret = _secret(subject)
+        self._collectives = _collectives(subject, settings, cluster)
+        if self._collectives is not None:
+            undo.callback(self._collectives.close)
+        incarnation = secrets.token_hex(8)
+        self.tokens = Tokens(tuple(cluster.storage), incarnation, subject.try_out)
+        undo.callback(self.tokens.remove)
+        self.tokens.leave(settings.wait_timeout / 4)  # before this node is present: when all are, all can look
+        self.link = NodeLink(
+            home if server is None else Endpoint("localhost", home.port),
+            msg.Present(msg.VERSION, cluster.job, rank, hostname, incarnation, home.port),
+            deadline_s=settings.wait_timeout,
+            port=None if server is not None or home.host.startswith("127.") else home.port,
+            ports=ports_of(settings),
+            secret=self._secret,
+            bench=Bench(self._collectives),
+        )
+        undo.callback(self.link.close)
+        self._looking = look_out(
+            seats(cluster, rank),
+            cluster.job,
+            self._secret,
+            lambda host: self.link.end((present_nodes.runs_already(host),)),
+        )
+        undo.callback(self._looking.set)
+        read_s = subject.left_s(node_facts.LEAST_S, node_facts.READ_S)
+        self._read_slowly = node_facts.read_meanwhile(subject.command, read_s)
 
     def finish(self, early: Sequence[Finding], check_here: Callable[[], Sequence[Finding]]) -> Verdict:
         """Wait for all nodes, report what `check_here` finds and what this node is; what was decided for all.
@@ -92,7 +119,7 @@ class Gathering(Struct, frozen=True):
                 case Verdict():
                     return news
                 case msg.Complete(salt, tokens):
-                    self.stop_looking()
+                    self._looking.set()
                     self.link.send(self._report(salt, tokens, check_here()))
                 case msg.Waiting() if news.present < news.wanted and time.monotonic() - said_s >= _SAY_AGAIN_S:
                     said_s = time.monotonic()
@@ -108,12 +135,12 @@ class Gathering(Struct, frozen=True):
         return f"comparing and testing {counted(news.present, 'node')}"
 
     def _report(self, salt: str, tokens: Sequence[str], found: Sequence[Finding]) -> msg.Record:
-        subject = self.subject
-        key, n_workers = salt.encode() + self.secret, subject.topology.local_world_size
+        subject = self._subject
+        key, n_workers = salt.encode() + (self._secret or b""), subject.topology.local_world_size
         facts = node_facts.quick_facts(subject.env, subject.command, n_workers, key)
-        facts |= self.read_slowly()
-        if self.collectives is not None:
-            facts[pair_rounds.FACT] = self.collectives.ability()
+        facts |= self._read_slowly()
+        if self._collectives is not None:
+            facts[pair_rounds.FACT] = self._collectives.ability()
         for check in registry.at(Where.CLUSTER):
             if check.tell is not None:
                 with contextlib.suppress(OSError, *MALFORMED):  # it is this node's answer that is missing then
@@ -141,72 +168,38 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
     Raises:
         UsageError: the job's secret, --threshold or --reference make no sense.
     """
-    topology, hostname = subject.topology, subject.host.hostname
-    place, rank = topology.coordinator, topology.node_rank
-    if place is None or topology.nodes is None or rank is None:
-        raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
-    nodes = NodeRange(topology.nodes.min, topology.nodes.max + topology.spares)
-    secret = read_secret(path) if (path := subject.job.secret_file) else None
-    cluster = _cluster_settings(subject, settings, skipped, place, nodes)
+    cluster = _cluster_settings(subject, settings, skipped)
     server = None
     with contextlib.ExitStack() as undo:
-        if (collectives := _collectives(subject, settings, cluster)) is not None:
-            undo.callback(collectives.close)
-        if topology.is_coordinator:
-            server = PreflightServer(cluster, Endpoint("", place.port), secret)
+        if subject.topology.is_coordinator:
+            server = PreflightServer(cluster, Endpoint("", cluster.names.home.port), _secret(subject))
             try:
-                _start(server, nodes.max)
+                _start(server, cluster.max_nodes)
             except NodeError as problem:
                 yield problem
                 return
             undo.callback(server.stop)
-        incarnation = secrets.token_hex(8)
-        undo.callback((tokens := Tokens(tuple(cluster.storage), incarnation, subject.try_out)).remove)
-        tokens.leave(settings.wait_timeout / 4)  # before this node is present: when all are, all can look
-        link = NodeLink(
-            Endpoint("localhost", place.port) if topology.is_coordinator else place,
-            msg.Present(msg.VERSION, cluster.job, rank, hostname, incarnation, place.port),
-            deadline_s=settings.wait_timeout,
-            port=None if topology.is_coordinator or place.host.startswith("127.") else place.port,
-            ports=ports_of(settings),
-            secret=secret,
-            bench=Bench(collectives),
-        )
-        undo.callback(link.close)
-        looking = look_out(
-            seats(cluster.names, nodes, rank),
-            cluster.job,
-            secret,
-            lambda host: link.end((present_nodes.runs_already(host),)),
-        )
-        undo.callback(looking.set)
-        read_s = subject.left_s(node_facts.LEAST_S, node_facts.READ_S)
-        yield Gathering(
-            link,
-            label(rank, hostname),
-            label(0, place.host),
-            node_facts.read_meanwhile(subject.command, read_s),
-            subject,
-            secret or b"",
-            collectives,
-            server,
-            tokens,
-            looking.set,
-        )
+        yield Gathering(subject, settings, cluster, server, undo)
 
 
-def _cluster_settings(
-    subject: Subject, settings: Settings, skipped: Collection[str], home: Endpoint, nodes: NodeRange
-) -> ClusterSettings:
+def _secret(subject: Subject) -> bytes | None:
+    return read_secret(path) if (path := subject.job.secret_file) else None
+
+
+def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[str]) -> ClusterSettings:
+    topology = subject.topology
+    home, nodes = topology.coordinator, topology.nodes
+    if home is None or nodes is None or topology.node_rank is None:
+        raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
     of_pairs, shares = thresholds.parse_flag(settings.threshold)
     thorough = settings.level in _THOROUGH
     folders = subject.storage[:_MAX_FOLDERS] if thorough and shared_storage.NAME not in skipped else ()
     return ClusterSettings(
-        job=job_name(subject.topology, subject.host.hostname, home),
+        job=job_name(topology, subject.host.hostname, home),
         min_nodes=nodes.min,
-        max_nodes=nodes.max,
+        max_nodes=nodes.max + topology.spares,
         deadline_s=settings.wait_timeout,
-        names=names_of(subject.job, subject.topology, home, subject.host.hostname),
+        names=names_of(subject.job, topology, home, subject.host.hostname),
         salt=secrets.token_hex(8),
         with_facts=thorough and node_facts.FACTS not in skipped,
         with_pairs=thorough and pair_results.NAME not in skipped,
@@ -247,10 +240,10 @@ def _start(server: PreflightServer, nodes: int) -> None:
         time.sleep(0.1)
 
 
-def seats(names: Names, nodes: NodeRange, own_rank: int) -> list[Endpoint]:
+def seats(cluster: ClusterSettings, own_rank: int) -> list[Endpoint]:
     """Where the job may be at work without node 0; nowhere, where it needs all nodes."""
-    others = [rank for rank in range(1, nodes.max) if rank != own_rank]
-    places = [names.place(rank) for rank in others] if nodes.min < nodes.max else []
+    others = [rank for rank in range(1, cluster.max_nodes) if rank != own_rank]
+    places = [cluster.names.place(rank) for rank in others] if cluster.min_nodes < cluster.max_nodes else []
     return [place for place in places if place is not None]
 
 
