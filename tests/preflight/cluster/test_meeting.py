@@ -134,15 +134,6 @@ def test_all_nodes_meet_and_are_told_the_same(job: Callable[..., Job]) -> None:
     assert {finding.status for finding in told[0]} == {Status.PASS}
 
 
-def test_a_node_that_is_there_before_node_0_waits_for_it(job: Callable[..., Job]) -> None:
-    one = job(2)
-    early = one.call(1)
-    assert early.receive(0.3) is None
-    one.hold()
-    told = verdicts(early, one.call(0))
-    assert not failed(told[0])
-
-
 def test_the_port_is_free_at_once_after_each_end(job: Callable[..., Job]) -> None:
     one = job(2)
     for _ in range(2):
@@ -284,27 +275,6 @@ def test_with_a_port_range_a_node_listens_on_no_port_beside_it_and_says_so_when_
         listener.close()
 
 
-def test_who_stops_after_it_has_said_who_it_is_is_silent_at_the_deadline(job: Callable[..., Job]) -> None:
-    one = job(3, deadline_s=2.5)
-    one.hold()
-    with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and says nothing
-        said = msg.Present(msg.VERSION, JOB, 2, "host-2", "x", mute.getsockname()[1])
-        with socket.create_connection(("127.0.0.1", one.port)) as sock:
-            sock.sendall(msg.render(said))
-            sock.recv(1000)
-        told = verdicts(one.call(0), one.call(1))
-    assert told[0] == told[1]
-    missing = [finding for finding in failed(told[0]) if finding.subject]
-    assert [(finding.subject, finding.measured) for finding in missing] == [("node 2 (host-2)", "silent")]
-
-
-def test_without_node_0_each_says_so_with_its_stage(job: Callable[..., Job]) -> None:
-    one = job(3, deadline_s=1.0)
-    (first, second) = verdicts(one.call(1), one.call(2))
-    for findings in (first, second):
-        assert [finding.measured for finding in failed(findings)] == ["refused"]
-
-
 def test_when_node_0_ends_in_the_middle_the_others_say_so(job: Callable[..., Job]) -> None:
     one = job(3, deadline_s=1.0)
     server = one.hold()
@@ -411,21 +381,6 @@ def test_a_node_whose_own_part_hangs_says_so_after_the_deadline(
     released.set()
     assert isinstance(news, Verdict)
     assert "host-1 could not ask node 0 within" in news.findings[0].text
-
-
-def test_a_probe_of_a_waiting_node_tells_how_far_it_has_come() -> None:
-    home = Endpoint("127.0.0.1", free_port())
-    said = msg.Present(msg.VERSION, JOB, 1, "host-1", "x", 1)
-    caller = NodeLink(home, said, deadline_s=20, port=free_port())
-    try:
-        until_s = time.monotonic() + 10
-        stuck = look(Endpoint("127.0.0.1", caller.port), 2.0)
-        while "Connection refused" not in stuck.text and time.monotonic() < until_s:
-            stuck = look(Endpoint("127.0.0.1", caller.port), 2.0)
-        assert stuck.stage is NodeStage.RUNS
-        assert "cannot connect to node 0" in stuck.text
-    finally:
-        caller.close()
 
 
 def test_dns_that_is_silent_on_one_node_makes_no_way_between_nodes_faulty(

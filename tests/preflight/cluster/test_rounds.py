@@ -117,7 +117,7 @@ def test_a_node_to_which_nobody_may_connect_is_found_wherever_it_is(n_nodes: int
 # -- slow -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_nodes", range(4, 10))
+@pytest.mark.parametrize("n_nodes", [4, 5, 8])
 def test_a_slow_node_is_named_alone_however_few_there_are(n_nodes: int) -> None:
     for slow in range(n_nodes):
         job = simulated(n_nodes)
@@ -128,7 +128,7 @@ def test_a_slow_node_is_named_alone_however_few_there_are(n_nodes: int) -> None:
         assert "while nodes reach 1" in job.loud()[0].text
 
 
-@pytest.mark.parametrize("n_nodes", range(4, 10))
+@pytest.mark.parametrize("n_nodes", [4, 5, 8])
 def test_a_slow_way_is_named_as_a_link_however_few_there_are(n_nodes: int) -> None:
     for one in range(n_nodes):
         ends = {one, (one + 1) % n_nodes}
@@ -177,20 +177,6 @@ def test_a_rail_that_fails_is_named_with_its_node(n_nodes: int) -> None:
         ended(job)
         assert named(job) == [(f"node {bad} (job-node-0-{bad}), rail 5", Scope.RAIL)]
         assert job.loud()[0].status is Status.FAIL
-
-
-def test_a_way_that_fails_on_one_rail_is_named_as_a_link_with_its_rail() -> None:
-    job = simulated(8, NCCL_8)
-    job.on_rail = lambda n, p, rail: ("no route", 0) if {n, p} == {2, 3} and rail == 1 else None
-    ended(job)
-    assert named(job) == [("node 2 (job-node-0-2) - node 3 (job-node-0-3), rail 1", Scope.LINK)]
-
-
-def test_a_node_that_says_nothing_fails_on_all_rails_and_is_a_node() -> None:
-    job = simulated(8, NCCL_8)
-    job.on_rail = lambda n, p, rail: ("no answer", 0) if 6 in (n, p) else None
-    ended(job)
-    assert named(job) == [("node 6 (job-node-0-6)", Scope.NODE)]
 
 
 def test_results_with_too_few_rails_are_no_pass() -> None:

@@ -51,8 +51,6 @@ def test_who_falls_silent_is_missing_and_it_is_said_that_it_was_there() -> None:
 
 
 def test_who_went_and_came_back_in_time_is_there() -> None:
-    job = Simulation(2)
-    job.come(0, 1)
     job = Simulation(3)
     job.come(0, 1)
     job.leave(1)
@@ -129,28 +127,20 @@ def test_a_node_of_another_job_that_is_at_work_ends_nothing() -> None:
     assert job.is_over
 
 
-def test_a_node_that_ends_before_its_record_is_named() -> None:
+@pytest.mark.parametrize(
+    ("leaves", "how"),
+    [(True, "it closed the connection"), (False, "it did not report the results of its own checks")],
+)
+def test_a_node_that_ends_or_hangs_before_its_record_is_named(leaves: bool, how: str) -> None:
     job = Simulation(3)
     job.mute = {2}
     job.come(0, 1, 2)
-    job.leave(2)
-    job.wait(10)
-    assert job.is_over
-    assert [(found.subject, found.text) for found in job.loud()] == [
-        (
-            "node 2 (job-node-0-2)",
-            "node 2 (job-node-0-2) was lost during the cluster preflight: it closed the connection",
-        )
-    ]
-
-
-def test_a_node_that_hangs_before_its_record_is_named() -> None:
-    job = Simulation(3)
-    job.mute = {2}
-    job.come(0, 1, 2)
-    job.wait(70)
-    assert job.is_over
-    assert [found.subject for found in job.loud()] == ["node 2 (job-node-0-2)"]
+    if leaves:
+        job.leave(2)
+    job.wait(10 if leaves else 70)
+    (found,) = job.loud()
+    assert found.subject == "node 2 (job-node-0-2)"
+    assert found.text == f"node 2 (job-node-0-2) was lost during the cluster preflight: {how}"
 
 
 def test_what_nodes_find_by_themselves_is_told_to_all_and_alike_findings_are_one() -> None:
@@ -177,18 +167,6 @@ def test_what_gpus_measured_is_judged_for_all_nodes_together_and_kept() -> None:
     assert (found.check, found.scope, found.status) == ("gemm", Scope.GPU, Status.FAIL)
     assert found.subject == "node 5 (job-node-0-5), GPU 2"
     assert len(job.hall.measured()) == 32
-
-
-@pytest.mark.parametrize("faulty", [0, 3, 6])
-def test_a_node_that_fails_with_everybody_is_named_alone(faulty: int) -> None:
-    def outcome(node: int, partner: int) -> tuple[str, int]:
-        return ("receiving stalls: out of time", 0) if faulty in (node, partner) else ("", 10**9)
-
-    job = Simulation(8, outcome=outcome)
-    job.come(*range(8))
-    job.wait(60)
-    assert [found.subject for found in job.loud()] == [f"node {faulty} (job-node-0-{faulty})"]
-    assert job.loud()[0].status is Status.FAIL
 
 
 def test_a_bad_way_between_two_healthy_nodes_is_named_as_that() -> None:
