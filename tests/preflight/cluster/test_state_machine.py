@@ -94,7 +94,7 @@ def test_who_does_not_belong_here_is_refused(said: msg.Present, reason: str, ret
 
 
 def test_an_elastic_job_goes_on_with_the_minimum_a_moment_after_the_last_one() -> None:
-    job = Simulation(4, min_nodes=2, gather_s=2.0)
+    job = Simulation(4, min_nodes=2)
     job.come(0, 1)
     job.wait(1.5)
     job.come(3)

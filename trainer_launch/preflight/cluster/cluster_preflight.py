@@ -26,6 +26,8 @@ TICK_S = 0.25
 NEWS_S = 2.0  # between two words to those who wait, which show that this node lives
 NOT_YET = msg.Refused("node 0 is still in preflight; its coordinator starts afterwards", retry=True)
 _TOO_LATE = msg.Refused("the cluster preflight is over; the other nodes continue", retry=True)
+_GATHER_S = 2.0  # after the last that came, in a job that may have more nodes than it needs
+_LOOK_S = 3.0  # before the deadline: nodes that are missing are looked at
 _SHOWN = 8
 _SOUGHT = 32  # nodes whose tokens all look for in shared folders
 _COME_BACK_S = 4.0  # for who was lost after all were there
@@ -56,7 +58,7 @@ class ClusterPreflight:
     ) -> None:
         self._settings, self._send, self._look = settings, send, look
         self._until_s = now_s + settings.deadline_s
-        self._look_at_s = self._until_s - min(settings.look_s, settings.deadline_s / 3)
+        self._look_at_s = self._until_s - min(_LOOK_S, settings.deadline_s / 3)
         self._news_at_s = now_s + NEWS_S
         self._last_came_s = now_s
         self._nodes: dict[int, Node] = {}  # by rank, all that have come
@@ -212,7 +214,7 @@ class ClusterPreflight:
 
     def _call(self, now_s: float) -> None:
         settings, n_present = self._settings, len(self._peers)
-        gathered = now_s >= min(self._last_came_s + settings.gather_s, self._until_s)
+        gathered = now_s >= min(self._last_came_s + _GATHER_S, self._until_s)
         if self._at_work and n_present:  # this node itself, at least
             self._decide([present_nodes.runs_already(self._at_work)])
         elif n_present >= settings.max_nodes or (n_present >= settings.min_nodes and gathered):

@@ -67,10 +67,7 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     shares: Shares = field(default_factory=Shares)
     table: Table = field(default_factory=Table)  # what GPUs should deliver
     storage: Mapping[str, bool] = field(default_factory=dict)  # folders, and whether each has to be shared
-    gather_s: float = 2.0  # after the last that came, in a job that may have more nodes than it needs
-    look_s: float = 3.0  # before the deadline: the others are looked at
     record_s: float = 60.0  # for the records of all nodes
-    test_s: float = 5.0  # for a pair test
 
 
 class Node(Struct):

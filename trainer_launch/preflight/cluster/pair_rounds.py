@@ -21,6 +21,7 @@ FACT = "pair tests"  # a node's own words, among its facts
 SOCKET, GLOO, NCCL = "socket", "gloo", "nccl"
 # Without accelerators, other work on a machine is seen, too.
 _RATIOS = {SOCKET: SHARE_OF_PLAIN_SOCKETS, GLOO: SHARE_OF_PLAIN_SOCKETS, NCCL: 0.75}
+_TEST_S = 5.0
 _PATIENCE = {SOCKET: 1, GLOO: 2, NCCL: 4}  # times a test's time, for who has to set more up
 _WHOLE_PATIENCE = 8
 _REPORT_S = 2.0  # from a test's limit until its ends have reported
@@ -87,14 +88,14 @@ class Rounds:
 
     def begin(self, now_s: float) -> None:
         """Order the next round, if one is of use; after the last, a deep preflight tests all nodes together."""
-        way, test_s = self._way, self._settings.test_s
+        way = self._way
         self._chosen = fault_isolation.next_round(*self._trials)
         self._results, self._round = {}, self._trials[0].rounds
         if self._chosen:
-            self._order(list(map(self._around, self._chosen)), way.pairs, now_s, test_s * _PATIENCE[way.pairs])
+            self._order(list(map(self._around, self._chosen)), way.pairs, now_s, _TEST_S * _PATIENCE[way.pairs])
         elif self._wants_whole and way.whole is not None and not any(found.fault for found in self._of_pairs()):
             self._is_whole = True
-            self._order([range(len(self._nodes))], way.whole, now_s, test_s * _WHOLE_PATIENCE)
+            self._order([range(len(self._nodes))], way.whole, now_s, _TEST_S * _WHOLE_PATIENCE)
         else:
             self.is_over = True
 

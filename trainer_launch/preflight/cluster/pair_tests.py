@@ -78,6 +78,15 @@ def _of_child(test: msg.Test, argv: Sequence[str], *descriptors: int) -> tuple[m
     return read_answer(test, child.stdout, f"its test ended with {child.status} and said nothing")
 
 
+def bench(collectives: Collectives | None, test: msg.Test, listener: Listener) -> msg.Result:
+    """This node's part in a test of any kind; always comes back in time."""
+    if test.way == pair_rounds.SOCKET:
+        return run(test, listener)
+    if collectives is None:
+        return msg.Result(test.round, failed(test, f"this node has no {test.way}"))
+    return msg.Result(test.round, collectives.run(test, listener))
+
+
 class Collectives:
     """The child that has imported torch; `python` has the program's torch, its stores listen on `ports`."""
 
@@ -177,18 +186,3 @@ class Collectives:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(_REAP_S)
         self._sock.close()
-
-
-class Bench:
-    """This node's part in tests of any kind."""
-
-    def __init__(self, collectives: Collectives | None = None) -> None:
-        self._collectives = collectives
-
-    def __call__(self, test: msg.Test, listener: Listener) -> msg.Result:
-        """Play this node's part; always comes back in time."""
-        if test.way == pair_rounds.SOCKET:
-            return run(test, listener)
-        if self._collectives is None:
-            return msg.Result(test.round, failed(test, f"this node has no {test.way}"))
-        return msg.Result(test.round, self._collectives.run(test, listener))

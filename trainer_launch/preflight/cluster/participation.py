@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -27,7 +28,7 @@ from trainer_launch.preflight.cluster import node_facts, pair_results, pair_roun
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict, look_out
 from trainer_launch.preflight.cluster.nodes import TOLD, ClusterSettings, label, names_of
-from trainer_launch.preflight.cluster.pair_tests import Bench, Collectives
+from trainer_launch.preflight.cluster.pair_tests import Collectives, bench
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.preflight.cluster.shared_storage import Tokens
 from trainer_launch.preflight.container import dns_checks
@@ -91,7 +92,7 @@ class Gathering:
             port=None if server is not None or home.host.startswith("127.") else home.port,
             ports=ports_of(settings),
             secret=self._secret,
-            bench=Bench(self._collectives),
+            bench=functools.partial(bench, self._collectives),
         )
         undo.callback(self.link.close)
         self._looking = look_out(
