@@ -23,7 +23,7 @@ _FILES = (
     *(f"{_V2}{name}" for name in ("pids.max", "pids.current", "memory.events")),
     *("proc/self/cgroup", "proc/self/status", "proc/self/mounts", "proc/7/stat", "proc/7/status", "proc/7/maps"),
     *("proc/sys/net/ipv4/ip_local_port_range", "proc/sys/net/ipv4/ip_local_reserved_ports"),
-    *("proc/driver/nvidia/version", "proc/driver/nvidia/gpus/0/information", "dev/kmsg"),
+    *("proc/driver/nvidia/gpus/0/information", "dev/kmsg"),
     *("sys/class/infiniband/mlx5_0/ports/1/state", "sys/class/infiniband/mlx5_0/ports/1/rate"),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from msgspec import to_builtins
@@ -26,7 +26,6 @@ from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.cluster import cluster_preflight as hall
 from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
-from trainer_launch.preflight.cluster.outside_look import Stuck, look_at_all
 
 _SETTINGS = (
     states.Settings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),
@@ -131,7 +130,7 @@ def cluster_preflight_talk(data: bytes) -> None:
         is_deep=bool(flags & 4),
         storage={"/ckpt": True} if flags & 8 else {},
     )
-    room, now_s = hall.ClusterPreflight(settings, 0.0, _sent, _looks), 0.0
+    room, now_s = hall.ClusterPreflight(settings, 0.0, _sent, lambda places, limit_s: None), 0.0
     for line in data[1:].split(b"\n")[:60]:
         if not line:
             continue
@@ -150,10 +149,6 @@ def cluster_preflight_talk(data: bytes) -> None:
         room.measured()
     assert room.phase is hall.Phase.OVER, "it does not end"
     assert len(calling.fitted(room.findings)) <= len(room.findings)
-
-
-def _looks(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck]:
-    return look_at_all([None] * len(places), limit_s)
 
 
 def _sent(peer: int, message: calling.Message | None) -> None:

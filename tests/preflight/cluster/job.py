@@ -10,7 +10,7 @@ from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import TICK_S, ClusterPreflight, Phase
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
-from trainer_launch.preflight.cluster.outside_look import NodeStage, Stuck, stuck_at
+from trainer_launch.preflight.cluster.outside_look import NodeStage, stuck_at
 
 JOB = "job"
 NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
@@ -78,9 +78,9 @@ class Simulation:
             self.told.setdefault(peer, []).append(message)
             self._unread.append((peer, message))
 
-    def _looks(self, places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck]:
+    def _looks(self, places: Sequence[Endpoint | None], limit_s: float) -> None:
         stages = [self.stages.get(place.host if place else "", NodeStage.REFUSED) for place in places]
-        return [stuck_at(stage, "seen") for stage in stages]
+        self.hall.looked([stuck_at(stage, "seen") for stage in stages])
 
     def _deliver(self) -> None:
         if not self._delivers:  # else an answer has led to this message

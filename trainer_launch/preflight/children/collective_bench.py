@@ -140,8 +140,9 @@ def serve(order: Mapping[str, Any], listener: socket.socket | None, orders: sock
             welcome(order, listener, until, port, orders)
         seen = [_seen(child.line(until)) for child in rails]
         last = time.monotonic() + _END_S
-        for child in rails:
-            child.line(last)  # its end: the others may still read what it has sent
+        for number, child in enumerate(rails):
+            if not seen[number][0]:
+                child.line(last)  # its end: the others may still read what it has sent
     except pair_bench.PairTestFailed as problem:
         seen = [(str(problem), 0)] * n_rails
     for number, child in enumerate(rails):

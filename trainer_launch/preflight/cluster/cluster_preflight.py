@@ -45,8 +45,9 @@ class Phase(Enum):
 class ClusterPreflight:
     """The cluster preflight of one job.
 
-    `send` takes a connection's number and a message, or None to end the connection. `look` tells how far nodes have
-    come at these places, within a limit in seconds. `tick` is to be called every `TICK_S`.
+    `send` takes a connection's number and a message, or None to end the connection. `look` begins to find out how far
+    nodes have come at these places, within a limit in seconds; `looked` takes the answer. `tick` is called every
+    `TICK_S`.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class ClusterPreflight:
         settings: ClusterSettings,
         now_s: float,
         send: Callable[[int, msg.FromServer | None], None],
-        look: Callable[[Sequence[Endpoint | None], float], Sequence[Stuck]],
+        look: Callable[[Sequence[Endpoint | None], float], None],
     ) -> None:
         self._settings, self._send, self._look = settings, send, look
         self._until_s = now_s + settings.deadline_s
@@ -67,7 +68,8 @@ class ClusterPreflight:
         self._unrecorded: set[int] = set()  # ranks whose record is awaited
         self._at_work = ""  # a host whose job runs already
         self._collisions: dict[int, set[str]] = {}
-        self._looked: dict[int, Stuck] | None = None  # how far those were that were missing
+        self._looking: list[int] | None = None  # ranks that are missing
+        self._looked: dict[int, Stuck] = {}
         self._record_until_s = 0.0
         self._rounds: Rounds | None = None
         self.seen = PairTests()  # the pair tests, when it is over
@@ -101,6 +103,10 @@ class ClusterPreflight:
         """A connection has ended."""
         self._lose(peer, "it closed the connection", now_s)
         self._go_on(now_s)
+
+    def looked(self, stuck: Sequence[Stuck]) -> None:
+        """How far the nodes have come that were looked at."""
+        self._looked = dict(zip(self._looking or (), stuck, strict=True))
 
     def tick(self, now_s: float) -> None:
         """Time has passed: nodes that wait learn that we live; a node that is silent for too long is lost."""
@@ -230,7 +236,7 @@ class ClusterPreflight:
             self._decide(
                 present_nodes.absent(
                     {rank: self._name(rank) for rank in self._missing()},
-                    self._looked or {},
+                    self._looked,
                     {rank: node.lost for rank, node in self._nodes.items()},
                     n_present,
                     settings,
@@ -238,10 +244,9 @@ class ClusterPreflight:
                 present_nodes.collided(self._collisions),
                 self._own_findings(),
             )
-        elif now_s >= self._look_at_s and self._looked is None:  # all else waits for it, less than a lease
-            missing = self._missing()[: present_nodes.MAX_NAMED]
-            stuck = self._look(list(map(self._place, missing)), max(0.2, self._until_s - now_s - 0.4))
-            self._looked = dict(zip(missing, stuck, strict=True))
+        elif now_s >= self._look_at_s and self._looking is None:
+            self._looking = self._missing()[: present_nodes.MAX_NAMED]
+            self._look(list(map(self._place, self._looking)), max(0.2, self._until_s - now_s - 0.4))
 
     def _record(self, now_s: float) -> None:
         if self._unrecorded and not self._lost and now_s < self._record_until_s:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trainer_launch.membership.protocol import Hello, StatusQuery
 from trainer_launch.membership.server import Complaints, Connection, ServerConnections, hang_up
@@ -49,7 +49,7 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
         """Listen, or raise NodeError; returns the port."""
         port = self._open(self._endpoint)
         # To be read after its verdict.
-        self.preflight = ClusterPreflight(self._settings, time.monotonic(), self._say, look_at_all)
+        self.preflight = ClusterPreflight(self._settings, time.monotonic(), self._say, self._look)
         self._thread = threading.Thread(target=self._run, name="cluster preflight", daemon=True)
         self._thread.start()
         return port
@@ -100,6 +100,13 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
             self._close_after_flush(peer)
         else:
             self._send(peer, message)
+
+    def _look(self, places: Sequence[Endpoint | None], limit_s: float) -> None:
+        def look() -> None:
+            stuck = look_at_all(places, limit_s)
+            self._events.append(lambda now_s: self.preflight.looked(stuck))
+
+        threading.Thread(target=look, daemon=True, name="look").start()
 
     # -- connections --------------------------------------------------------------------------
 
