@@ -45,9 +45,8 @@ class Phase(Enum):
 class ClusterPreflight:
     """The cluster preflight of one job.
 
-    `send` takes a connection's number and a message, or None to end the connection. `look` begins to find out how far
-    nodes have come at these places, within a limit in seconds; `looked` takes the answer. `tick` is called every
-    `TICK_S`.
+    `send` takes a connection's number and a message, or None to end the connection. `look` begins to look at nodes at
+    these places, within a limit in seconds, and `looked` takes the answer. `tick` is called every `TICK_S`.
     """
 
     def __init__(

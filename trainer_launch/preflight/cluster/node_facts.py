@@ -139,19 +139,17 @@ def _difference(key: str, groups: Mapping[str, Sequence[int]], names: Sequence[s
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     most = ordered[0][1]
     has_majority = 2 * len(most) > sum(map(len, groups.values()))
+    told = [f"{value} on {listed([names[node] for node in nodes])}" for value, nodes in ordered[:_SHOWN]]
     if has_majority:
-        odd = [node for _, nodes in ordered[1:] for node in nodes]
-        told = [f"{ordered[0][0]} on {counted(len(most), 'node')}"]
-        told += [f"{value} on {listed([names[node] for node in nodes])}" for value, nodes in ordered[1:_SHOWN]]
+        told[0] = f"{ordered[0][0]} on {counted(len(most), 'node')}"
     else:
-        odd = []
-        told = [f"{value} on {listed([names[node] for node in nodes])}" for value, nodes in ordered[:_SHOWN]]
         told.append("no value has a majority")
+    odd = sorted(node for _, nodes in ordered[1:] for node in nodes) if has_majority else []
     return facts.bad(
         rule.fault,
         f"{rule.word} differs: {', '.join(told)}",
         scope=Scope.NODE if has_majority else Scope.JOB,
-        subject=", ".join(names[node] for node in sorted(odd)),
+        subject=", ".join(names[node] for node in odd),
         measured=ordered[-1][0],
         expected=ordered[0][0] if has_majority else None,
         basis=Basis.PEER,
@@ -169,24 +167,22 @@ def _rule(key: str) -> Rule:
 def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iterator[Finding]:
     """A finding for each clock that is off; `offsets` are from one clock, with their uncertainty."""
     middle = statistics.median(offset for offset, _ in offsets)
-    worst = 0.0
-    problems: list[tuple[float, Finding]] = []
-    for name, (offset, error) in zip(names, offsets, strict=True):
-        # What is sure to be off; node 0's clock is ahead of this one's by `offset`.
-        off_s = max(0.0, abs(middle - offset) - error)
-        worst = max(worst, off_s)
-        if off_s > CLOCK_WARN_S:
-            problems.append((off_s, _skewed(name, off_s, is_ahead=middle > offset)))
-    ordered = [finding for _, finding in sorted(problems, key=lambda one: -one[0])]
-    yield from ordered[:_SHOWN]
+    # By how much each is sure to be off; node 0's clock is ahead of this one's by `offset`.
+    off = [
+        (max(0.0, abs(middle - offset) - error), name, middle > offset)
+        for name, (offset, error) in zip(names, offsets, strict=True)
+    ]
+    off.sort(key=lambda clock: -clock[0])
+    skewed = [_skewed(name, off_s, is_ahead=is_ahead) for off_s, name, is_ahead in off if off_s > CLOCK_WARN_S]
+    yield from skewed[:_SHOWN]
     for status in (Status.FAIL, Status.WARN):
-        rest = [finding for finding in ordered[_SHOWN:] if finding.status is status]
+        rest = [finding for finding in skewed[_SHOWN:] if finding.status is status]
         if rest:
             text = f"{rest[0].text}, and {len(rest) - 1} more off by less"
             yield replace(rest[0], subject=", ".join(one.subject for one in rest), text=text)
-    if not problems:
-        text = f"all clocks agree to {max(worst, 0.001):.3f} s"
-        yield clock.passed(text, scope=Scope.JOB, measured=round(worst, 3), unit="s")
+    if not skewed:
+        text = f"all clocks agree to {max(off[0][0], 0.001):.3f} s"
+        yield clock.passed(text, scope=Scope.JOB, measured=round(off[0][0], 3), unit="s")
 
 
 def _skewed(name: str, off_s: float, *, is_ahead: bool) -> Finding:
