@@ -45,8 +45,8 @@ class Phase(Enum):
 class ClusterPreflight:
     """The cluster preflight of one job.
 
-    `send` takes a connection's number and a message, or None to end the connection. `look` begins to look at nodes at
-    these places, within a limit in seconds, and `looked` takes the answer. `tick` is called every `TICK_S`.
+    `send` takes a connection's number and a message, or None to end the connection. `look` begins a look at these
+    places, with a limit in seconds, and `looked` takes what it has shown. `tick` is called every `TICK_S`.
     """
 
     def __init__(
