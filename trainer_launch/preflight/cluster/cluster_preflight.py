@@ -294,7 +294,7 @@ class ClusterPreflight:
     def measured(self) -> list[Measure]:
         """What all nodes have measured."""
         of_pairs = [] if self._rounds is None else self._rounds.measured()
-        return [*(one for node in self._nodes.values() for one in node.record.measures), *of_pairs]
+        return [*(measure for node in self._nodes.values() for measure in node.record.measures), *of_pairs]
 
     def _decide(self, *parts: list[Finding]) -> None:
         self.phase = Phase.OVER

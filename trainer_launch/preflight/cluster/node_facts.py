@@ -109,12 +109,12 @@ def clock(cluster: Cluster) -> Iterator[Finding]:
         yield from clocks(cluster.names, [(node.record.offset_s, node.record.error_s) for node in cluster.nodes])
 
 
-def differences(names: Sequence[str], told: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
+def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
     """A finding for each fact that is not the same on all nodes; `names` say whose facts they are."""
     differing = 0
-    keys = dict.fromkeys(key for one in told for key in sorted(one) if not key.startswith(TOLD))
-    is_told = any(_ALWAYS in one for one in told)
-    unread = [node for node, one in enumerate(told) if is_told and _ALWAYS not in one]
+    keys = dict.fromkeys(key for report in reports for key in sorted(report) if not key.startswith(TOLD))
+    is_reported = any(_ALWAYS in report for report in reports)
+    unread = [node for node, report in enumerate(reports) if is_reported and _ALWAYS not in report]
     if unread:  # a machine that is too busy to start a Python in time has no other versions for that
         who = listed([names[node] for node in unread])
         yield facts.unknown(
@@ -122,14 +122,14 @@ def differences(names: Sequence[str], told: Sequence[Mapping[str, str]]) -> Iter
         )
     for key in keys:
         groups: defaultdict[str, list[int]] = defaultdict(list)
-        for node, one in enumerate(told):
-            if key in one or not (key in _WHERE_KNOWN or (key in _VERSIONS and node in unread)):
-                groups[one.get(key, UNSET)].append(node)
+        for node, report in enumerate(reports):
+            if key in report or not (key in _WHERE_KNOWN or (key in _VERSIONS and node in unread)):
+                groups[report.get(key, UNSET)].append(node)
         if len(groups) > 1:
             differing += 1
             yield _difference(key, groups, names)
     if not differing and not unread:
-        n_known = sum(all(key in one for one in told) for key in keys)
+        n_known = sum(all(key in report for report in reports) for key in keys)
         text = f"{counted(n_known, 'fact')} alike on all {len(names)} nodes"
         yield facts.passed(text, scope=Scope.JOB)
 
@@ -139,15 +139,15 @@ def _difference(key: str, groups: Mapping[str, Sequence[int]], names: Sequence[s
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     most = ordered[0][1]
     has_majority = 2 * len(most) > sum(map(len, groups.values()))
-    told = [f"{value} on {listed([names[node] for node in nodes])}" for value, nodes in ordered[:_SHOWN]]
+    values = [f"{value} on {listed([names[node] for node in nodes])}" for value, nodes in ordered[:_SHOWN]]
     if has_majority:
-        told[0] = f"{ordered[0][0]} on {counted(len(most), 'node')}"
+        values[0] = f"{ordered[0][0]} on {counted(len(most), 'node')}"
     else:
-        told.append("no value has a majority")
+        values.append("no value has a majority")
     odd = sorted(node for _, nodes in ordered[1:] for node in nodes) if has_majority else []
     return facts.bad(
         rule.fault,
-        f"{rule.word} differs: {', '.join(told)}",
+        f"{rule.word} differs: {', '.join(values)}",
         scope=Scope.NODE if has_majority else Scope.JOB,
         subject=", ".join(names[node] for node in odd),
         measured=ordered[-1][0],
@@ -179,7 +179,7 @@ def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iter
         rest = [finding for finding in skewed[_SHOWN:] if finding.status is status]
         if rest:
             text = f"{rest[0].text}, and {len(rest) - 1} more off by less"
-            yield replace(rest[0], subject=", ".join(one.subject for one in rest), text=text)
+            yield replace(rest[0], subject=", ".join(finding.subject for finding in rest), text=text)
     if not skewed:
         text = f"all clocks agree to {max(off[0][0], 0.001):.3f} s"
         yield clock.passed(text, scope=Scope.JOB, measured=round(off[0][0], 3), unit="s")
@@ -223,21 +223,21 @@ _OWN = frozenset(("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"))
 
 def read_meanwhile(command: Command | None, limit_s: float = READ_S) -> Callable[[], Mapping[str, str]]:
     """Find versions and code out while others are waited for; what hangs, on a dead mount, stays unknown."""
-    found: dict[str, str] = {}
+    facts_read: dict[str, str] = {}
     until_s = time.monotonic() + limit_s
 
     def read() -> None:
-        found.update(versions(command))
+        facts_read.update(versions(command))
         program = _program(command) if command is not None else ()
         code = code_hash(program[0]) if program else None
-        found.update({"code": code} if code is not None else {})
+        facts_read.update({"code": code} if code is not None else {})
 
     thread = threading.Thread(target=read, name="facts", daemon=True)
     thread.start()
 
     def take() -> Mapping[str, str]:
         thread.join(max(0.0, until_s - time.monotonic()))
-        return dict(found)
+        return dict(facts_read)
 
     return take
 
@@ -246,12 +246,12 @@ def quick_facts(
     env: Mapping[str, str], command: Command | None, workers: int | None, salt: bytes
 ) -> dict[str, str]:
     """What is there to be read."""
-    found = {"image": env[_IMAGE_VARIABLE]} if env.get(_IMAGE_VARIABLE) else {}
+    values = {"image": env[_IMAGE_VARIABLE]} if env.get(_IMAGE_VARIABLE) else {}
     if workers is not None:
-        found["nproc_per_node"] = str(workers)
+        values["nproc_per_node"] = str(workers)
     if command is not None:
-        found["command"] = " ".join(redact_command(_program(command) or command.argv))
-    return found | {f"{ENV}{name}": shown for name, shown in variables(env, salt).items()}
+        values["command"] = " ".join(redact_command(_program(command) or command.argv))
+    return values | {f"{ENV}{name}": shown for name, shown in variables(env, salt).items()}
 
 
 def variables(env: Mapping[str, str], salt: bytes) -> dict[str, str]:
@@ -284,11 +284,11 @@ def _program(command: Command) -> tuple[str, ...]:
     return command.torchrun.program if command.torchrun is not None else command.program
 
 
-def cut(found: Mapping[str, str]) -> dict[str, str]:
-    """A long value is told by its beginning and a hash; what does not fit into a message is left out."""
-    told: dict[str, str] = {}
+def cut(values: Mapping[str, str]) -> dict[str, str]:
+    """A long value is shortened to its beginning and a hash; what does not fit into a message is left out."""
+    short: dict[str, str] = {}
     size = 0
-    for key, value in found.items():
+    for key, value in values.items():
         shown = value
         if len(value) > MAX_VALUE:
             number = hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:12]
@@ -297,8 +297,8 @@ def cut(found: Mapping[str, str]) -> dict[str, str]:
         size += len(json.dumps(key)) + len(json.dumps(shown)) + 2
         if size > _MAX_BYTES or len(key) > MAX_VALUE:
             break
-        told[key] = shown
-    return told
+        short[key] = shown
+    return short
 
 
 # -- the program's code as one number ----------------------------------------------------------
@@ -320,7 +320,7 @@ def code_hash(program: str) -> str | None:
     if not script.is_file():
         return None
     folder = script.resolve().parent
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     until_s = time.monotonic() + _MAX_S
     count = size = 0
     for path in _sources(folder, until_s):
@@ -333,10 +333,10 @@ def code_hash(program: str) -> str | None:
         except OSError:
             continue
         count += 1
-        found.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode(errors="surrogateescape"))
-        found.update(content)
+        digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode(errors="surrogateescape"))
+        digest.update(content)
     # What a slow disk leaves unread would look like other code.
-    return None if time.monotonic() >= until_s else f"{found.hexdigest()[:12]} ({counted(count, 'file')})"
+    return None if time.monotonic() >= until_s else f"{digest.hexdigest()[:12]} ({counted(count, 'file')})"
 
 
 def _sources(folder: Path, until_s: float) -> Iterator[Path]:

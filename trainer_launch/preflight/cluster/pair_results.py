@@ -165,26 +165,26 @@ def _of_node(
 
 def _of_link(link: Link, names: Sequence[str], its: Sequence[Tested], standard: Standard) -> Finding:
     bad = [test for test in its if standard.is_bad(test)]
-    one, other = (names[end] for end in link.ends)
+    first, second = (names[end] for end in link.ends)
     how, how_slow = "fails", ""
     if not standard.is_hard(bad):
         how, how_slow = "is slow", f": {_rates(bad)}, the median of all pairs is {_shown(standard.of_pairs)}"
     text = (
-        f"the link between {one} and {other}{_on(link.rails)} {how} in {link.failed} of {link.tests} tests, "
+        f"the link between {first} and {second}{_on(link.rails)} {how} in {link.failed} of {link.tests} tests, "
         f"while both pass with other nodes{how_slow}"
     )
-    subject, compared = f"{one} - {other}{_on(link.rails)}", standard.compared(bad, standard.of_pairs)
+    subject, compared = f"{first} - {second}{_on(link.rails)}", standard.compared(bad, standard.of_pairs)
     return _blamed(bad, names, standard, text, subject=subject, **compared)
 
 
 def _unresolved(ends: Pair, names: Sequence[str], its: Sequence[Tested], standard: Standard) -> Finding:
-    one, other = (names[end] for end in ends)
+    first, second = (names[end] for end in ends)
     how = "fail" if standard.is_hard(its) else "are slow"
     text = (
-        f"{one} and {other} {how} with each other; whether it is one of them or the way between them cannot be "
+        f"{first} and {second} {how} with each other; whether it is one of them or the way between them cannot be "
         "told (unresolved)"
     )
-    return _blamed(its, names, standard, text, subject=f"{one} - {other}")
+    return _blamed(its, names, standard, text, subject=f"{first} - {second}")
 
 
 def _blamed(
@@ -218,13 +218,13 @@ def _well(tests: Sequence[Tested], rounds: int, standard: Standard) -> Finding:
 
 
 def _evidence(test: Tested, names: Sequence[str]) -> str:
-    one, other = (names[end] for end in test.ends)
-    where = f"{one} - {other}{'' if test.rail is None else _on([test.rail])}"
+    first, second = (names[end] for end in test.ends)
+    where = f"{first} - {second}{'' if test.rail is None else _on([test.rail])}"
     if test.is_whole:
         return f"{where}: {_shown(test.rate)}"
     if all(test.whys):
         return f"{where}: {test.whys[0]}; the other node: {test.whys[1]}"
-    well, ill = (other, one) if test.whys[0] else (one, other)
+    well, ill = (second, first) if test.whys[0] else (first, second)
     return f"{where}: one way only: {well} saw nothing wrong, {ill} says: {''.join(test.whys)}"
 
 
@@ -241,10 +241,10 @@ def together(names: Sequence[str], way: str | None, rails: int, seen: Sequence[m
     if seen is None:
         why = "pairs of nodes fail already" if way is not None else "not all nodes have torch with gloo or NCCL"
         return full_job.skipped(f"all nodes were not tested together, since {why}", scope=Scope.JOB)
-    failed = grouped((one.why, name) for name, one in zip(names, seen, strict=True) if one.why)
+    failed = grouped((rail.why, name) for name, rail in zip(names, seen, strict=True) if rail.why)
     who = f"{len(names)} nodes together ({way}{f', {rails} GPUs each' if rails > 1 else ''})"
     if not failed:
-        rate = statistics.median(one.rate for one in seen) / 1e9
+        rate = statistics.median(rail.rate for rail in seen) / 1e9
         text = f"all {who} reduce correctly, at {rate:.3g} GB/s"
         return full_job.passed(text, scope=Scope.JOB, measured=round(rate, 3), unit="GB/s")
     n_failed = sum(map(len, failed.values()))

@@ -148,8 +148,7 @@ class Rounds:
         return [test for tests in self._rounds for test in tests]
 
     def _tested(self, ends: Pair) -> Iterator[Tested]:
-        one, other = (self._seen(end) for end in ends)
-        for rail, (here, there) in enumerate(zip(one, other, strict=True)):
+        for rail, (here, there) in enumerate(zip(*map(self._seen, ends), strict=True)):
             rates = [seen.rate for seen in (here, there) if not seen.why]
             number = rail if self._way.rails > 1 else None
             yield Tested(ends, (here.why, there.why), min(rates, default=0), number)

@@ -47,8 +47,8 @@ def _divided(folder: str, groups: Sequence[Sequence[str]], count: int, must: boo
     if has_majority:
         text = f"{folder} is one folder for {len(groups[0])} of {count} nodes, and another one on {listed(odd)}"
     else:
-        told = "; ".join(listed(group) for group in groups[:4])
-        text = f"{folder} is one folder for some nodes each, and not for all: {told}"
+        members = "; ".join(listed(group) for group in groups[:4])
+        text = f"{folder} is one folder for some nodes each, and not for all: {members}"
     fault = Fault.NODE if has_majority else Fault.JOB
     return shared_storage.bad(
         fault if must else None,
@@ -71,7 +71,7 @@ def _own(folder: str, count: int, must: bool) -> Finding:
 
 
 def _cannot_write(node: Node) -> bool:
-    return any(one.check == "storage" and one.status is Status.FAIL for one in node.record.findings)
+    return any(finding.check == "storage" and finding.status is Status.FAIL for finding in node.record.findings)
 
 
 # -- tokens in shared folders ------------------------------------------------------------------
@@ -105,7 +105,9 @@ class Tokens:
         """
         if not tokens:
             return {}
-        tried = self._in_each("seek", lambda folder: json.dumps([_path(folder, one) for one in tokens]), _SEEK_S)
+        tried = self._in_each(
+            "seek", lambda folder: json.dumps([_path(folder, token) for token in tokens]), _SEEK_S
+        )
         return {
             folder: next((token for token in tokens if its.values.get(_path(folder, token))), self._own)
             for folder, its in tried.items()
