@@ -30,9 +30,8 @@ from trainer_launch.model.findings import Finding, Status
 from trainer_launch.preflight.cluster import node_link as meeting
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict
-from trainer_launch.preflight.cluster.node_listener import Listener
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
-from trainer_launch.preflight.cluster.outside_look import NodeStage, look, look_at_all
+from trainer_launch.preflight.cluster.outside_look import Listener, NodeStage, look, look_at_all
 from trainer_launch.preflight.cluster.pair_tests import run
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 

@@ -22,9 +22,8 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster import present_nodes
-from trainer_launch.preflight.cluster.node_listener import Listener
 from trainer_launch.preflight.cluster.nodes import LEASE_S
-from trainer_launch.preflight.cluster.outside_look import look_at_all
+from trainer_launch.preflight.cluster.outside_look import Listener, look_at_all
 from trainer_launch.preflight.cluster.pair_tests import run
 
 _PAUSE_S = 0.1

@@ -1,23 +1,30 @@
-"""How far a node has come that should be there and is not, as a look from outside shows it."""
+"""How far a node has come, as a look from outside shows it; and the listener by which a node answers such a look."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import selectors
 import socket
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 
 from msgspec import Struct
 
 from trainer_launch.host.deadline_subprocess import begin_thread
+from trainer_launch.host.network import free_port, listen
 from trainer_launch.membership.protocol import Challenge
-from trainer_launch.model import Endpoint
+from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
+from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import printable
 from trainer_launch.preflight.cluster import preflight_messages as msg
 
 _LATE_S = 0.3  # that an answer may come after its limit
+_SEND_S = 0.5
+_AGAIN_S = 0.5  # when the machine had no descriptor for a connection
 
 
 class NodeStage(str, Enum):
@@ -134,3 +141,70 @@ def look_at_all(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck
         if thread is not None:
             thread.join(max(0.0, until_s - time.monotonic()))
     return list(stuck)
+
+
+class Listener:
+    """A node's listener, on which pair tests accept, too; to all others it says `here`.
+
+    It takes the job's port if that is free, else one `among` those allowed.
+
+    Raises NodeError where none of these is free.
+    """
+
+    def __init__(self, port: int | None, here: Callable[[], msg.Here], among: PortRange | None = None) -> None:
+        self._here = here
+        self._sock = _opened(port, among)
+        self.port = int(self._sock.getsockname()[1])
+        self._wake, self._waker = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        for listened in (self._sock, self._wake):
+            self._selector.register(listened, selectors.EVENT_READ)
+        self._lock = threading.Lock()  # held by who may accept
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Free the port; once is enough."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._waker.send(b".")
+        self._thread.join()
+        for closed in (self._selector, self._sock, self._wake, self._waker):
+            closed.close()
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[int]:
+        """Let somebody else accept what comes: yields the socket's descriptor."""
+        with self._lock:
+            yield self._sock.fileno()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            ready = [key.fileobj for key, _ in self._selector.select()]
+            if self._sock in ready and self._lock.acquire(timeout=0.05):  # else it is lent
+                try:
+                    self._answer()
+                finally:
+                    self._lock.release()
+
+    def _answer(self) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:  # out of descriptors or memory, and it would be so again at once
+            self._closing.wait(_AGAIN_S)
+            return
+        with sock, contextlib.suppress(OSError):
+            sock.settimeout(_SEND_S)
+            sock.sendall(msg.render(self._here()))
+            sock.shutdown(socket.SHUT_WR)
+
+
+def _opened(port: int | None, among: PortRange | None) -> socket.socket:
+    if port is not None:
+        with contextlib.suppress(NodeError):  # with hostNetwork or in a rehearsal another node has it
+            return listen(Endpoint("", port))
+    return listen(Endpoint("", 0 if among is None else free_port(among)))

@@ -19,7 +19,7 @@ from trainer_launch.model import PortRange
 from trainer_launch.model.codec import Count, MessageError, Text, decode
 from trainer_launch.preflight.cluster import pair_rounds
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_listener import Listener
+from trainer_launch.preflight.cluster.outside_look import Listener
 
 _CHILDREN = Path(__file__).parents[1] / "children"
 CHILD = _CHILDREN / "collective_bench.py"
