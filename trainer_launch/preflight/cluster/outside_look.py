@@ -1,4 +1,4 @@
-"""How far a node has come, as a look from outside shows it; and the listener by which a node answers such a look."""
+"""How far a node has come, as a look from outside shows it; and the listener by which a node answers one."""
 
 from __future__ import annotations
 
