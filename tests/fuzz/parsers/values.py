@@ -104,14 +104,14 @@ _KINDS: tuple[Callable[[str], None], ...] = (
 )
 
 
-@target("text", 600)
+@target(600)
 def value(data: bytes) -> None:
     """The first byte chooses which."""
     if data:
         _KINDS[data[0] % len(_KINDS)](text_of(data[1:]))
 
 
-@target("text", 3000)
+@target(3000)
 def secrets(data: bytes) -> None:
     """What looks like a secret does not leave; what is left once is left again; long texts take no longer."""
     text = text_of(data)

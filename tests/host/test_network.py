@@ -1,15 +1,36 @@
-"""The system's resolver in threads: what it says of each name, and what it does not say in time."""
+"""Who holds a port that we cannot have; what the resolver says of a name, and does not say in time."""
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 
 import pytest
 
-from trainer_launch.host import dns
+from trainer_launch.host import dns, network
 from trainer_launch.host.dns import Answer
+from trainer_launch.host.network import listen
+from trainer_launch.model import Endpoint
+from trainer_launch.model.errors import NodeError
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", ""])
+def test_whoever_listens_is_named(address: str) -> None:
+    with listen(Endpoint(address, 0)) as taken:  # without an address on IPv6 too, where there is one
+        port = taken.getsockname()[1]
+        assert network.listener(port).startswith(f"pid {os.getpid()} (")
+    assert network.listener(port) == ""
+
+
+def test_a_coordinator_that_cannot_listen_says_who_has_the_port() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(NodeError, match=rf"already in use by pid {os.getpid()} \("),
+    ):
+        listen(Endpoint("127.0.0.1", taken.getsockname()[1]))
+
 
 FOUND = frozenset({"10.0.0.6"})
 

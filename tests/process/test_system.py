@@ -1,4 +1,4 @@
-"""What ended processes have left behind is found by one look for all that have ended together."""
+"""PID 1's hold on its processes: leftovers are found by one look for all that have ended; a poke is never lost."""
 
 from __future__ import annotations
 
@@ -64,3 +64,13 @@ eventually(lambda: (system.wait(0), not system.descendants())[1], "the end of wh
 print(json.dumps(reached))
 """
     assert told(code) == [0, 1, 0, 1]
+
+
+def test_a_poke_that_comes_before_a_wait_ends_it() -> None:
+    code = """
+system.poke()
+began_s = system.now()
+system.wait(began_s + 20)
+print(json.dumps(system.now() - began_s < 10))
+"""
+    assert told(code) is True
