@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import resource
@@ -22,9 +21,10 @@ from benchmarks.peers import version_here
 from trainer_launch.host import network
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint
-from trainer_launch.preflight.cluster import pair_results
+from trainer_launch.model.findings import Finding, Status
+from trainer_launch.preflight.cluster import pair_rounds
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.nodes import Names, Settings
+from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.rehearsal.controllers.local_jobs import address_of, own_environment
 
@@ -34,7 +34,7 @@ SIZES = (2, 8, 64, 512, 4096)
 REAL = (2, 8)  # two have a core each here, as pods of their own would
 WHOS = ("quick", "standard", "deep")
 SIMULATED = {"to the verdict": "s", "CPU of node 0": "s", "memory of node 0": "MB"}
-FACTS = {pair_results.FACT: "gloo"} | {
+FACTS = {pair_rounds.FACT: "gloo"} | {
     f"env NCCL_BENCHMARK_{number}": "x" * 40 for number in range(60)
 }  # about 4 KB, as a real node has
 
@@ -46,7 +46,7 @@ class Node:
         self.rank = rank
         self.sock = socket.create_connection(("127.0.0.1", port))
         self.buffer = bytearray()
-        self.verdict = ""
+        self.verdict: tuple[Finding, ...] = ()
 
     def read(self) -> None:
         data = self.sock.recv(262144)
@@ -64,7 +64,7 @@ class Node:
                 self.say(msg.Present(msg.VERSION, JOB, self.rank, name, str(self.rank), 29500))
                 self.say(msg.Time(time.time()))
             case msg.Complete():
-                self.say(msg.Record(FACTS, 0.0, 0.01, "[]"))
+                self.say(msg.Record(FACTS, 0.0, 0.01))
             case msg.Test():
                 self.say(msg.Result(message.round, (msg.Seen("", 10**9),) * message.rails))
             case msg.Decided(findings):
@@ -78,7 +78,7 @@ def hold(n_nodes: int, is_deep: bool, pipe: Connection) -> None:
     """Node 0's part, in a process of its own as in a pod."""
     home = Endpoint("127.0.0.1", 0)
     names = Names(home=home, pattern="job-node-0-#.job")
-    settings = Settings(
+    settings = ClusterSettings(
         job=JOB,
         min_nodes=n_nodes,
         max_nodes=n_nodes,
@@ -138,7 +138,7 @@ def simulate(n_nodes: int, *, is_deep: bool) -> tuple[float, float, float]:
     ours.send("stop")
     cpu_s, megabytes = ours.recv()
     process.join()
-    if bad := [one["check"] for one in json.loads(nodes[0].verdict) if one["status"] == "fail"]:
+    if bad := [found.check for found in nodes[0].verdict if found.status is Status.FAIL]:
         raise SystemExit(f"the verdict was no: {bad}")
     return ended_s - began_s, cpu_s, megabytes
 

@@ -16,24 +16,25 @@ from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
 from trainer_launch.model import FailureRecord, value_parsers
+from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.model.settings import unknown_variables
-from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.rehearsal.controllers.documents import read_values
 from trainer_launch.supervisor.failure import parse_agent_failure
 
 
 def test_findings_of_others_are_one_line_and_have_bounds() -> None:
-    told = report_formats.finding_as_json(Finding(check="dns", status=Status.PASS, text="well"))
-    (found,) = calling.load_findings(json.dumps([told | {"text": "a\nb\x1b[2J", "evidence": ["\r"]}]))
-    assert (found.text, found.evidence) == ("a b [2J", (" ",))
-    with pytest.raises(ValueError, match="a nest that is too deep"):
-        calling.load_findings("[" * 60_000)
-    for wrong, why in (({"scope": "1" * 4000}, "Invalid enum value"), ({"took_s": int("9" * 400)}, "out of range")):
-        with pytest.raises(ValueError, match=f"^no finding: .*{why}") as problem:
-            calling.load_findings(json.dumps([told | wrong]))
+    finding = Finding(check="dns", status=Status.PASS, text="a\nb\x1b[2J", evidence=("\r",))
+    line = calling.render(calling.Decided((finding,)))
+    message = calling.parse(line)
+    assert isinstance(message, calling.Decided)
+    assert (message.findings[0].text, message.findings[0].evidence) == ("a b [2J", (" ",))
+    told = json.loads(line)
+    for wrong, why in (({"scope": "1" * 4000}, "invalid enum value"), ({"took_s": int("9" * 400)}, "out of range")):
+        with pytest.raises(MessageError, match=why) as problem:
+            calling.parse(json.dumps(told | {"findings": [told["findings"][0] | wrong]}).encode())
         assert len(str(problem.value)) < 300
 
 

@@ -26,7 +26,7 @@ from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.preflight.cluster import preflight_messages
 from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict
-from trainer_launch.preflight.cluster.nodes import Names, Settings
+from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 
 SECRET = b"right"
@@ -230,7 +230,7 @@ def test_a_node_with_another_secret_is_told_so_and_so_is_the_log(cluster: Cluste
 def test_a_cluster_preflight_that_somebody_interferes_with_ends_with_its_verdict(altered: Alter) -> None:
     with contextlib.ExitStack() as undo:
         server = PreflightServer(
-            Settings(job="job", min_nodes=2, max_nodes=2, deadline_s=60.0, names=Names(home=HERE), salt="s"),
+            ClusterSettings(job="job", min_nodes=2, max_nodes=2, deadline_s=60.0, names=Names(home=HERE), salt="s"),
             Endpoint("127.0.0.1", 0),
             SECRET,
         )
@@ -267,7 +267,7 @@ def link(undo: contextlib.ExitStack, rank: int, at: Endpoint) -> _Link:
 def takes_part(one: _Link) -> None:
     while not isinstance(news := one.receive(60.0), Verdict | None):
         if isinstance(news, preflight_messages.Complete):
-            one.send(preflight_messages.Record({"torch": "2"}, *one.offset, "[]"))
+            one.send(preflight_messages.Record({"torch": "2"}, *one.offset))
     one.is_decided = news is not None and news.is_shared
 
 

@@ -21,8 +21,8 @@ from trainer_launch.membership.server import Server, serve
 from trainer_launch.membership.state import Settings
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
 from trainer_launch.observability import event_log
+from trainer_launch.preflight.cluster.nodes import ClusterSettings as Calling
 from trainer_launch.preflight.cluster.nodes import Names
-from trainer_launch.preflight.cluster.nodes import Settings as Calling
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer as RollCall
 
 JOB = "job"

@@ -590,17 +590,24 @@ def _wait_for(task: Task) -> tuple[str, ...]:
 
 def _seats(task: Task, nodes: NodeRange) -> Seats | None:
     """Where each node's coordinator is, where the job may do without one and the names tell the nodes' index."""
+    if nodes.fixed is not None and not task.topology.spares:
+        return None
     node_rank, coordinator = _own_place(task, nodes)
-    label, dot, domain = coordinator.host.partition(".")
+    return seats_by_index(coordinator, node_rank, task.host.hostname, nodes.max + task.topology.spares)
+
+
+def seats_by_index(home: Endpoint, node_rank: int, hostname: str, count: int) -> Seats | None:
+    """Where each node is, where node 0's host name and this node's differ in an index alone."""
+    label, dot, domain = home.host.partition(".")
     first = _FIRST.fullmatch(label)
-    if (nodes.fixed is not None and not task.topology.spares) or first is None:
+    if first is None:
         return None
     stem, offset = first["stem"], 0
-    if stem.endswith("-master-"):
+    if stem.endswith("-master-"):  # PyTorchJob calls its other nodes worker-0, worker-1 ...
         stem, offset = f"{stem.removesuffix('-master-')}-worker-", -1
-    seats = Seats(coordinator, f"{stem}#{dot}{domain}", offset, nodes.max + task.topology.spares)
+    seats = Seats(home, f"{stem}#{dot}{domain}", offset, count)
     own = seats.endpoint(node_rank).host.partition(".")[0]
-    return seats if own == task.host.hostname.partition(".")[0] else None
+    return seats if own == hostname.partition(".")[0] else None
 
 
 def _budget(task: Task) -> int:

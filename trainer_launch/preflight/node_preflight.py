@@ -27,7 +27,7 @@ from trainer_launch.preflight import gpu_judgement, registry, report_formats, th
 from trainer_launch.preflight.check import Check, Needs, Subject, Where, run, with_gpus
 from trainer_launch.preflight.check import states as check_states
 from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
-from trainer_launch.preflight.cluster.nodes import Stage
+from trainer_launch.preflight.cluster.outside_look import NodeStage
 from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.container import dns_checks
 from trainer_launch.preflight.gpu import checks as gpu_checks
@@ -200,7 +200,7 @@ def explained(own: Sequence[Finding], decided: Sequence[Finding], *, is_shared: 
 
     Nor does it matter to who rejoins a job that is at work, perhaps without that node.
     """
-    reasons = (present_nodes.AT_WORK, Stage.NO_RECORD.value) if is_shared else (present_nodes.AT_WORK,)
+    reasons = (present_nodes.AT_WORK, NodeStage.NO_RECORD.value) if is_shared else (present_nodes.AT_WORK,)
     is_explained = any(one.check == present_nodes.NAME and one.measured in reasons for one in decided)
     for finding in own:
         if is_explained and finding.check == dns_checks.dns.id and finding.status is Status.FAIL:

@@ -9,7 +9,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct, to_builtins
@@ -114,14 +114,6 @@ def parse(data: bytes) -> tuple[Finding, ...]:
     if (told.format, told.version) != (REPORT, REPORT_VERSION):
         raise ValueError(f"it is no {REPORT} document of version {REPORT_VERSION}")
     return tuple(map(in_one_line, told.findings))
-
-
-def finding_of(told: Any) -> Finding:
-    """A finding made of such an object, each of its texts in one line. Raises ValueError: it is none."""
-    try:
-        return in_one_line(msgspec.convert(told, Finding))
-    except msgspec.ValidationError as problem:
-        raise ValueError(_complaint(problem)) from None
 
 
 def _complaint(problem: Exception) -> str:

@@ -23,9 +23,8 @@ from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
 from trainer_launch.mpi.host_readiness import banner_fault
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.cluster import cluster_preflight as hall
-from trainer_launch.preflight.cluster import nodes
 from trainer_launch.preflight.cluster import preflight_messages as calling
-from trainer_launch.preflight.cluster.nodes import Names
+from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 
 _SETTINGS = (
     states.Settings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),
@@ -120,7 +119,7 @@ def cluster_preflight_talk(data: bytes) -> None:
         return
     names = Names(home=Endpoint("n-0", 1), pattern="n-#")
     flags = data[0]
-    settings = nodes.Settings(
+    settings = ClusterSettings(
         job="job",
         min_nodes=2,
         max_nodes=2 + flags % 2,
@@ -130,44 +129,35 @@ def cluster_preflight_talk(data: bytes) -> None:
         is_deep=bool(flags & 4),
         storage={"/ckpt": True} if flags & 8 else {},
     )
-    room, now_s = hall.ClusterPreflight(settings, 0.0), 0.0
+    room, now_s = hall.ClusterPreflight(settings, 0.0, _sent, lambda places, limit_s: None), 0.0
     for line in data[1:].split(b"\n")[:60]:
         if not line:
             continue
         peer, now_s = line[0] % 6, now_s + (line[0] // 6) % 8
-        event: nodes.Event | None = nodes.Tick()
         if line[1:] == b"-":
-            event = nodes.Gone(peer)
-        elif line[1:] != b"t":
+            room.lose(peer, now_s)
+        elif line[1:] == b"t":
+            room.tick(now_s)
+        else:
             message = attempt(calling.parse, line[1:], kinds=(MessageError,))
-            event = None if isinstance(message, Refused) else nodes.Said(peer, "10.0.0.1", message)
-        if event is not None:
-            _said(room, event, now_s)
-    for _ in range(40):
-        due_s = room.due_s()
-        if due_s is None:
-            break
-        now_s = max(now_s, due_s)
-        _said(room, nodes.Tick(), now_s)
+            if not isinstance(message, Refused):
+                room.hear(peer, "10.0.0.1", message, now_s)
+    for _ in range(600):
+        now_s += 1.0
+        room.tick(now_s)
         room.measured()
     assert room.phase is hall.Phase.OVER, "it does not end"
-    calling.dump_findings(room.findings)
+    assert len(calling.fitted(room.findings)) <= len(room.findings)
 
 
-def _said(room: hall.ClusterPreflight, event: nodes.Event, now_s: float) -> None:
-    for reply in room.step(event, now_s):
-        if isinstance(reply, nodes.Send):
-            assert calling.parse(calling.render(reply.message)) == reply.message
-        elif isinstance(reply, nodes.Look):
-            _said(room, nodes.Looked(()), now_s)
+def _sent(peer: int, message: calling.Message | None) -> None:
+    if message is not None:
+        assert calling.parse(calling.render(message)) == message
 
 
 @target(8000)
 def findings(data: bytes) -> None:
-    """Findings of other nodes, and a report that another container has left."""
-    found = attempt(calling.load_findings, data.decode("utf-8", "replace"), kinds=(ValueError,))
-    if not isinstance(found, Refused):
-        assert len(calling.load_findings(calling.dump_findings(found))) <= len(found)
+    """A report that another container has left."""
     attempt(report_formats.parse, data, kinds=(ValueError,))
 
 

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.cluster_preflight import ClusterPreflight, Phase
-from trainer_launch.preflight.cluster.nodes import (
-    Event,
-    Gone,
-    Look,
-    Looked,
-    Names,
-    Over,
-    Said,
-    Send,
-    Settings,
-    Stage,
-    Stuck,
-    Tick,
-)
+from trainer_launch.preflight.cluster.cluster_preflight import TICK_S, ClusterPreflight, Phase
+from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.outside_look import NodeStage, stuck_at
 
 JOB = "job"
 NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
@@ -38,9 +27,11 @@ class Simulation:
 
     def __init__(self, nodes: int, *, outcome: Outcome = well, **settings: object) -> None:
         values: dict[str, object] = {"min_nodes": nodes, "max_nodes": nodes, "deadline_s": 120.0, **settings}
-        self.settings = Settings(job=JOB, names=NAMES, salt="salt", **values)  # type: ignore[arg-type]
+        self.settings = ClusterSettings(job=JOB, names=NAMES, salt="salt", **values)  # type: ignore[arg-type]
         self.now_s = 1000.0
-        self.hall = ClusterPreflight(self.settings, self.now_s)
+        self.hall = ClusterPreflight(self.settings, self.now_s, self._sent, self._looks)
+        self._unread: deque[tuple[int, msg.Message]] = deque()
+        self._delivers = False
         self.outcome = outcome
         self.on_rail: Callable[[int, int, int], tuple[str, int] | None] = lambda node, partner, rail: None
         self.together: Callable[[int], tuple[str, int]] = lambda node: ("", 10**9)
@@ -53,8 +44,7 @@ class Simulation:
         self.blind: set[int] = set()  # cannot look into shared folders
         self.mute: set[int] = set()  # send no record and no result
         self.told: dict[int, list[msg.Message]] = {}
-        self.looked: list[tuple[Endpoint | None, ...]] = []
-        self.stages: Mapping[str, Stage] = {}
+        self.stages: Mapping[str, NodeStage] = {}
         self.rounds = 0
 
     def come(self, *ranks: int, host: str = "") -> None:
@@ -62,44 +52,49 @@ class Simulation:
             self.say(rank, present(rank, host=host))
 
     def say(self, rank: int, message: msg.Message, peer: int | None = None) -> None:
-        self.handle(Said(rank if peer is None else peer, "10.0.0.1", message))
+        self.hall.hear(rank if peer is None else peer, "10.0.0.1", message, self.now_s)
+        self._deliver()
 
     def leave(self, rank: int) -> None:
-        self.handle(Gone(rank))
+        self.hall.lose(rank, self.now_s)
+        self._deliver()
 
     def wait(self, seconds: float, silent: Iterable[int] = ()) -> None:
         """Let time pass; all but the silent ones go on saying that they live."""
         end_s = self.now_s + seconds
         quiet = set(silent)
-        while self.hall.phase is not Phase.OVER:
-            due_s = self.hall.due_s()
-            if due_s is None or due_s > end_s:
+        for number in range(int(seconds / TICK_S)):
+            if self.is_over:
                 break
-            self.now_s = max(self.now_s, due_s)
-            for rank in list(self.told):
-                if rank not in quiet:
-                    self.say(rank, msg.Alive())
-            self.handle(Tick())
+            self.now_s += TICK_S
+            for rank in set(self.told) - quiet if number % 8 == 0 else ():
+                self.say(rank, msg.Alive())
+            self.hall.tick(self.now_s)
+            self._deliver()
         self.now_s = end_s
 
-    def handle(self, event: Event) -> None:
-        for reply in self.hall.step(event, self.now_s):
-            if isinstance(reply, Send):
-                self.told.setdefault(reply.peer, []).append(reply.message)
-                self.answer(reply.peer, reply.message)
-            elif isinstance(reply, Look):
-                self.looked.append(reply.places)
-                found = [Stuck(self.stages.get(p.host if p else "", Stage.REFUSED), "seen") for p in reply.places]
-                self.handle(Looked(found))
-            elif isinstance(reply, Over):
-                self.over = True
+    def _sent(self, peer: int, message: msg.Message | None) -> None:
+        if message is not None:
+            self.told.setdefault(peer, []).append(message)
+            self._unread.append((peer, message))
+
+    def _looks(self, places: Sequence[Endpoint | None], limit_s: float) -> None:
+        stages = [self.stages.get(place.host if place else "", NodeStage.REFUSED) for place in places]
+        self.hall.looked([stuck_at(stage, "seen") for stage in stages])
+
+    def _deliver(self) -> None:
+        if not self._delivers:  # else an answer has led to this message
+            self._delivers = True
+            while self._unread:
+                self.answer(*self._unread.popleft())
+            self._delivers = False
 
     def answer(self, rank: int, message: msg.Message) -> None:
         if rank in self.mute:
             return
         if isinstance(message, msg.Complete):
             facts = {"torch": "2.9.0", **self.facts.get(rank, {})}
-            own = msg.dump_findings(self.own.get(rank, ()))
+            own = msg.fitted(self.own.get(rank, ()))
             measures = tuple(self.measures.get(rank, ()))
             tokens = (
                 {} if rank in self.blind else {at: self.found(at, rank, message) for at in self.settings.storage}
@@ -131,7 +126,7 @@ class Simulation:
     def loud(self) -> list[Finding]:
         return [found for found in self.hall.findings if found.status in (Status.FAIL, Status.WARN)]
 
-    def verdicts(self) -> dict[int, str]:
+    def verdicts(self) -> dict[int, tuple[Finding, ...]]:
         """What each node was told at the end."""
         return {
             rank: message.findings

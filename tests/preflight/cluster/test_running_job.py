@@ -19,13 +19,12 @@ from trainer_launch.membership.client import Client, Connected
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.server import Server as Coordinator
 from trainer_launch.membership.state import Settings as Coordinating
-from trainer_launch.model import Endpoint, NodeRange
+from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Status
-from trainer_launch.preflight.cluster import participation, present_nodes
+from trainer_launch.preflight.cluster import node_link, participation, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict
-from trainer_launch.preflight.cluster.nodes import Names
-from trainer_launch.preflight.cluster.participation import Lookout
+from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict, look_out
+from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 
 JOB = "job"
 NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
@@ -34,7 +33,7 @@ CLAIM = Claim(3, 1, "0-2", sure=True)
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(participation, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(node_link, "_SEAT_PAUSE_S", 0.05)
 
 
 @pytest.fixture
@@ -48,15 +47,17 @@ def standby() -> Iterator[Endpoint]:
         server.stop()
 
 
-def test_seats_are_asked_only_where_the_job_may_do_without_node_0() -> None:
-    told = [place.host for place in participation.seats(NAMES, NodeRange(1, 4), own_rank=2)]
-    assert told == ["job-node-0-1.job", "job-node-0-3.job"]
-    assert participation.seats(NAMES, NodeRange(4, 4), own_rank=2) == []
-    assert participation.seats(Names(home=NAMES.home), NodeRange(1, 4), own_rank=2) == []
-
-
-def test_a_seat_is_asked_however_many_lower_nodes_are_lost() -> None:
-    assert len(participation.seats(NAMES, NodeRange(1, 100), own_rank=2)) == 98
+@pytest.mark.parametrize(
+    ("nodes", "hosts_asked"),
+    [((1, 4), ["job-node-0-1.job", "job-node-0-3.job"]), ((4, 4), [])],
+)
+def test_seats_are_asked_only_where_the_job_may_do_without_node_0(
+    nodes: tuple[int, int], hosts_asked: list[str]
+) -> None:
+    settings = ClusterSettings(
+        job=JOB, min_nodes=nodes[0], max_nodes=nodes[1], deadline_s=60.0, names=NAMES, salt="s"
+    )
+    assert [place.host for place in participation.seats(settings, own_rank=2)] == hosts_asked
 
 
 def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another_seat_is_at_work(
@@ -69,23 +70,23 @@ def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another
     looking = None
     try:
         assert isinstance(survivor.receive(10), Connected)
-        looking = Lookout([away, standby], JOB, None, lambda host: caller.end((present_nodes.runs_already(host),)))
+        looking = look_out([away, standby], JOB, None, lambda host: caller.end((present_nodes.runs_already(host),)))
         verdict = caller.receive(10)
         assert isinstance(verdict, Verdict)
         assert [found.status for found in verdict.findings] == [Status.PASS]
         assert "already running (127.0.0.1 is at work)" in verdict.findings[0].text
     finally:
         if looking is not None:
-            looking.stop()
+            looking.set()
         caller.close()
         survivor.close()
 
 
 def test_a_standby_of_a_job_that_has_not_begun_is_none_at_work(standby: Endpoint) -> None:
     found = threading.Event()
-    looking = Lookout([standby], JOB, None, lambda host: found.set())
+    looking = look_out([standby], JOB, None, lambda host: found.set())
     assert not found.wait(0.5)
-    looking.stop()
+    looking.set()
 
 
 @pytest.mark.process

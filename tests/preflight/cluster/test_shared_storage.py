@@ -68,19 +68,12 @@ def test_two_halves_accuse_nobody() -> None:
     assert "not for all" in found.text
 
 
-def test_who_cannot_write_there_is_told_by_its_own_check_alone() -> None:
-    job = Simulation(4, storage={AT: True})
-    job.own = {2: [replace(failure("storage", "read-only"), fault=Fault.NODE)]}
-    job.sees = lambda folder, node, other: 2 not in (node, other)
-    job.come(*range(4))
-    assert [one.check for one in job.loud()] == ["storage"]
-
-
-@pytest.mark.parametrize("bad", [(0,), (1,), (0, 1)])
-def test_of_two_nodes_of_which_one_or_both_cannot_write_there_nobody_else_is_blamed(bad: tuple[int, ...]) -> None:
-    job = Simulation(2, storage={AT: True})
+@pytest.mark.parametrize(("nodes", "bad"), [(2, (0,)), (2, (1,)), (2, (0, 1)), (4, (2,))])
+def test_who_cannot_write_there_is_told_by_its_own_check_alone(nodes: int, bad: tuple[int, ...]) -> None:
+    job = Simulation(nodes, storage={AT: True})
     job.own = {node: [replace(failure("storage", "read-only"), fault=Fault.NODE)] for node in bad}
-    job.come(0, 1)
+    job.sees = lambda folder, node, other: node not in bad and other not in bad
+    job.come(*range(nodes))
     assert job.is_over
     assert {one.check for one in job.loud()} == {"storage"}
 

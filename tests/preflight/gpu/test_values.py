@@ -62,8 +62,8 @@ def test_the_job_sees_what_the_variable_shows(shown: str | None, indices: list[i
 def test_models_driver_and_the_nccl_that_is_loaded_are_told() -> None:
     test = parse_test(0, "", Ended(status=0, stdout=b'{"facts": {"nccl": "2.28.9"}}'), 1.0)
     cards = Cards(lambda: replace(FACTS, tests=(test,)))
-    assert node_facts.of_gpus(cards) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
-    assert node_facts.of_gpus(None) == {}
+    assert node_facts.of_gpus(cards, 2) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
+    assert node_facts.of_gpus(None, 2) == {"gpus": "2"}
 
 
 def test_a_node_whose_nccl_is_not_known_is_not_another_one_for_that() -> None:

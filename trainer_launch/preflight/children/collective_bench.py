@@ -2,8 +2,8 @@
 
 Imports torch once, then takes orders as JSON lines from the socket that is its input. For each rail of an order a
 process is forked, which never outlives the order's time: this one touches no GPU, so it cannot hang in a driver.
-Who is first in a test opens a store for each rail and tells the ports to whoever comes with the token. A rail's
-all-reduces are compared bit by bit.
+Who is first in a test opens the store, in a process of its own, and tells its port to whoever comes with the token.
+A rail's all-reduces are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import importlib
 import json
+import multiprocessing
 import os
 import random
 import select
@@ -20,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +37,7 @@ _TRIED = 50  # ports, at most
 _END_S = 1.0  # for the others to have read the last of it
 _AGAIN_S = 0.02
 _PR_SET_PDEATHSIG = 1
+_FORK = multiprocessing.get_context("fork")
 
 
 def main() -> None:
@@ -89,49 +91,37 @@ def _gpus(dist: Any) -> int:
 
 
 class Child:
-    """A forked process that tells one JSON value or two, on lines, and is killed when it is not wanted any more."""
+    """A forked process that tells one value or two, and is killed when it is not wanted any more."""
 
-    def __init__(self, work: Callable[[Callable[[object], None]], None]) -> None:
-        self.reader, writer = os.pipe()
-        self._buffer = b""
-        parent = os.getpid()
-        self.pid = os.fork()
-        if self.pid:
-            os.close(writer)
-            return
-        try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() == parent:
-                work(lambda said: _write(writer, said))
-        finally:
-            os._exit(0)
+    def __init__(self, work: Callable[..., None], *args: object) -> None:
+        self._reader, writer = _FORK.Pipe(duplex=False)
+        self._process = _FORK.Process(target=_begun, args=(os.getpid(), work, *args, writer.send), daemon=True)
+        self._process.start()
+        writer.close()
 
     def line(self, until: float) -> object:
         """Its next word; None: none came in time, or it has ended."""
-        while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self.reader], [], [], max(0.0, until - time.monotonic()))
-            data = os.read(self.reader, 1 << 16) if ready else b""
-            if not data:
-                return None
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return json.loads(line)
+        try:
+            return self._reader.recv() if self._reader.poll(max(0.0, until - time.monotonic())) else None
+        except EOFError:
+            return None
 
     def end(self) -> bool:
         """Kill it; whether it went."""
-        os.close(self.reader)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        until = time.monotonic() + 0.5
-        while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.002)
-        return True
+        self._reader.close()
+        self._process.kill()
+        self._process.join(0.5)
+        return not self._process.is_alive()
 
 
-def _write(writer: int, said: object) -> None:
-    os.write(writer, json.dumps(said).encode() + b"\n")
+def _begun(parent: int, work: Callable[..., None], *args: object) -> None:
+    """In the child: end with the parent, and without torch's own end."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        if os.getppid() == parent:
+            work(*args)
+    finally:
+        os._exit(0)
 
 
 # -- one order --------------------------------------------------------------------------------
@@ -141,27 +131,26 @@ def serve(order: Mapping[str, Any], listener: socket.socket | None, orders: sock
     """Why each rail failed, or "", and its bytes per second."""
     until = time.monotonic() + float(order["limit_s"])
     n_rails = int(order["rails"])
-    children: list[Child] = []
+    store = None if listener is None else Child(keep_store, order, until)
+    rails: list[Child] = []
     try:
-        if listener is None:
-            ports = dial(order, until)
-            children += [_started(order, rail, until, ports[rail % len(ports)]) for rail in range(n_rails)]
-        else:
-            n_stores = 1 if order["is_whole"] else n_rails
-            children += [_started(order, rail, until, None) for rail in range(n_stores)]
-            ports = [_port(child.line(until)) for child in children]
-            children += [_started(order, rail, until, ports[0]) for rail in range(n_stores, n_rails)]
-            welcome(order, listener, until, ports, orders)
-        seen = [_seen(child.line(until)) for child in children]
+        port = dial(order, until) if store is None else _port(store.line(until))
+        rails = [Child(work, order, rail, until, port) for rail in range(n_rails)]
+        if listener is not None:
+            welcome(order, listener, until, port, orders)
+        seen = [_seen(child.line(until)) for child in rails]
+        last = time.monotonic() + _END_S
+        for number, child in enumerate(rails):
+            if not seen[number][0]:
+                child.line(last)  # its end: the others may still read what it has sent
     except pair_bench.PairTestFailed as problem:
         seen = [(str(problem), 0)] * n_rails
-    gone = [child.end() for child in children] + [True] * (n_rails - len(children))
-    stuck = ("its test hangs in the kernel: not even SIGKILL ends it", 0)
-    return [one if is_gone else stuck for one, is_gone in zip(seen, gone)]  # noqa: B905  Python may be an old one
-
-
-def _started(order: Mapping[str, Any], rail: int, until: float, port: int | None) -> Child:
-    return Child(lambda tell: work(order, rail, until, port, tell))
+    for number, child in enumerate(rails):
+        if not child.end():
+            seen[number] = ("its test hangs in the kernel: not even SIGKILL ends it", 0)
+    if store is not None:
+        store.end()
+    return seen
 
 
 def _port(said: object) -> int:
@@ -171,16 +160,16 @@ def _port(said: object) -> int:
 
 
 def _seen(said: object) -> tuple[str, int]:
-    if isinstance(said, list) and len(said) == 2:
-        return str(said[0]), int(said[1])
+    if isinstance(said, tuple):
+        return said
     return "its test hung and was killed, or died", 0
 
 
 def welcome(
-    order: Mapping[str, Any], listener: socket.socket, until: float, ports: Sequence[int], orders: socket.socket
+    order: Mapping[str, Any], listener: socket.socket, until: float, port: int, orders: socket.socket
 ) -> None:
-    """Tell all others where the stores are."""
-    answer = f"ok {','.join(map(str, ports))}\n".encode()
+    """Tell all others where the store is."""
+    answer = f"ok {port}\n".encode()
     left = int(order["size"]) - 1
     while left:
         ready, _, _ = select.select([listener, orders], [], [], max(0.0, until - time.monotonic()))
@@ -199,18 +188,17 @@ def welcome(
                 left -= 1
 
 
-def dial(order: Mapping[str, Any], until: float) -> list[int]:
-    """Connect until the first node is at this test; the ports of its stores."""
+def dial(order: Mapping[str, Any], until: float) -> int:
+    """Connect until the first node is at this test; the port of its store."""
     host, port = str(order["host"]), int(order["port"])
     where = f"{host}:{port}"
     while True:
         with pair_bench.connected(where, host, port, until) as sock:
             with pair_bench.in_time(sock, until, f"no answer from {where}"):
                 sock.sendall(str(order["token"]).encode() + b"\n")
-            word, _, ports = pair_bench.line(sock, until, f"no answer from {where}").partition(" ")
-        numbers = [int(one) for one in ports.split(",") if one.isascii() and one.isdigit() and len(one) < 6]
-        if word == "ok" and numbers:
-            return numbers
+            word, _, port_of_store = pair_bench.line(sock, until, f"no answer from {where}").partition(" ")
+        if word == "ok" and port_of_store.isascii() and port_of_store.isdigit() and len(port_of_store) < 6:
+            return int(port_of_store)
         if time.monotonic() + _AGAIN_S > until:
             raise pair_bench.PairTestFailed(f"{where} was not ready for the test in time")
         time.sleep(_AGAIN_S)  # it has not begun yet
@@ -223,30 +211,36 @@ class DamagedError(Exception):
     """A number came out wrong."""
 
 
-def work(
-    order: Mapping[str, Any], rail: int, until: float, port: int | None, tell: Callable[[object], None]
-) -> None:
-    """Meet the others of this rail, reduce with them; tells the store's port if it opens it, then the result."""
+def keep_store(order: Mapping[str, Any], until: float, tell: Callable[[object], None]) -> None:
+    """Open the store of all rails and tell its port; the store's own thread serves it."""
+    try:
+        store = _opened(order, timedelta(seconds=max(0.1, until - time.monotonic())))
+    except Exception as problem:  # noqa: BLE001  as in `work`
+        tell((reason(problem), 0))
+        return
+    tell(store.port)
+    signal.pause()
+
+
+def work(order: Mapping[str, Any], rail: int, until: float, port: int, tell: Callable[[object], None]) -> None:
+    """Meet the others of this rail at the store, reduce with them; tells the result."""
     import torch.distributed as dist
 
     rank, size = int(order["rank"]), int(order["size"])
+    host = "127.0.0.1" if rank == 0 else str(order["host"])
     if order["is_whole"]:
         rank, size = rank * int(order["rails"]) + rail, size * int(order["rails"])
     left = timedelta(seconds=max(0.1, until - time.monotonic()))
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")  # else its init knows no time limit
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, int(left.total_seconds()))))
     try:
-        if port is None:
-            store = _opened(order, left)
-            tell(store.port)
-        else:
-            host = "127.0.0.1" if int(order["rank"]) == 0 else str(order["host"])
-            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=left)
+        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=left)
+        store = dist.PrefixStore("all" if order["is_whole"] else f"rail {rail}", store)
         rate = Reduction(order, rail, rank, size).measured(store, left)
     except Exception as problem:  # noqa: BLE001  torch, gloo, NCCL and drivers raise what they like
-        tell([reason(problem), 0])
+        tell((reason(problem), 0))
         return
-    tell(["", rate])
+    tell(("", rate))
     with contextlib.suppress(Exception):
         _part(store, rank, size)
 
@@ -304,9 +298,7 @@ class Reduction:
         torch.set_num_threads(1)
         if self._way == "nccl":
             torch.cuda.set_device(self._device)
-        dist.init_process_group(
-            self._way, store=dist.PrefixStore("test", store), rank=self._rank, world_size=self._size, timeout=left
-        )
+        dist.init_process_group(self._way, store=store, rank=self._rank, world_size=self._size, timeout=left)
         self._reduced(SMALL[self._way])  # sets connections up
         took_s = self._reduced(SMALL[self._way])
         is_fast = took_s < FAST_S and (self._size == 2 or self._way == "nccl")

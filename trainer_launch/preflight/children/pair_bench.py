@@ -41,7 +41,7 @@ def main() -> None:
             rate = answer(token, until, int(sys.argv[4]))
     except PairTestFailed as problem:
         why = str(problem)
-    os.write(1, json.dumps({"rate": rate, "why": why}).encode())
+    os.write(1, json.dumps({"rails": [[why, rate]]}).encode())
 
 
 def dial(token: str, until: float, host: str, port: int) -> int:

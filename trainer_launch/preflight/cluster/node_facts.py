@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import json
 import os
-import re
 import statistics
 import sys
 import threading
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.network import AdapterPort
 from trainer_launch.model import units
+from trainer_launch.model.codec import MessageError, decode
 from trainer_launch.model.findings import (
     Basis,
     Checksum,
@@ -47,8 +47,8 @@ CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 30.0
 UNSET = "(unset)"
 NCCL = "nccl loaded"
 _SHOWN = 8
-# A node that could not find them out is not another one for that.
-_WHERE_KNOWN = frozenset((NCCL, "code"))
+# A node that could not find them out does not differ for that.
+_WHERE_KNOWN = frozenset((NCCL, "code", "gpus", "driver"))
 ENV = "env "  # how a variable's fact begins
 
 # Each node may have its own: devices, interfaces and files of one machine, and how much it says.
@@ -99,22 +99,22 @@ _SET_PERHAPS = "is it meant to differ? It is set by hand or by an image"
 def facts(cluster: Cluster) -> Iterator[Finding]:
     """All nodes have alike what should be: versions, GPUs, adapters, variables, command and code."""
     if cluster.nodes and cluster.settings.with_facts:
-        yield from differences(cluster.names, [node.facts for node in cluster.nodes])
+        yield from differences(cluster.names, [node.record.facts for node in cluster.nodes])
 
 
 @check(CLOCK, Where.CLUSTER)
 def clock(cluster: Cluster) -> Iterator[Finding]:
     """All clocks agree."""
     if cluster.nodes and cluster.settings.with_facts:
-        yield from clocks(cluster.names, [node.offset for node in cluster.nodes])
+        yield from clocks(cluster.names, [(node.record.offset_s, node.record.error_s) for node in cluster.nodes])
 
 
-def differences(names: Sequence[str], told: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
+def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
     """A finding for each fact that is not the same on all nodes; `names` say whose facts they are."""
     differing = 0
-    keys = dict.fromkeys(key for one in told for key in sorted(one) if not key.startswith(TOLD))
-    is_told = any(_ALWAYS in one for one in told)
-    unread = [node for node, one in enumerate(told) if is_told and _ALWAYS not in one]
+    keys = dict.fromkeys(key for report in reports for key in sorted(report) if not key.startswith(TOLD))
+    is_reported = any(_ALWAYS in report for report in reports)
+    unread = [node for node, report in enumerate(reports) if is_reported and _ALWAYS not in report]
     if unread:  # a machine that is too busy to start a Python in time has no other versions for that
         who = listed([names[node] for node in unread])
         yield facts.unknown(
@@ -122,14 +122,14 @@ def differences(names: Sequence[str], told: Sequence[Mapping[str, str]]) -> Iter
         )
     for key in keys:
         groups: defaultdict[str, list[int]] = defaultdict(list)
-        for node, one in enumerate(told):
-            if key in one or not (key in _WHERE_KNOWN or (key in _VERSIONS and node in unread)):
-                groups[one.get(key, UNSET)].append(node)
+        for node, report in enumerate(reports):
+            if key in report or not (key in _WHERE_KNOWN or (key in _VERSIONS and node in unread)):
+                groups[report.get(key, UNSET)].append(node)
         if len(groups) > 1:
             differing += 1
             yield _difference(key, groups, names)
     if not differing and not unread:
-        n_known = sum(all(key in one for one in told) for key in keys)
+        n_known = sum(all(key in report for report in reports) for key in keys)
         text = f"{counted(n_known, 'fact')} alike on all {len(names)} nodes"
         yield facts.passed(text, scope=Scope.JOB)
 
@@ -139,19 +139,17 @@ def _difference(key: str, groups: Mapping[str, Sequence[int]], names: Sequence[s
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     most = ordered[0][1]
     has_majority = 2 * len(most) > sum(map(len, groups.values()))
+    values = [f"{value} on {listed([names[node] for node in nodes])}" for value, nodes in ordered[:_SHOWN]]
     if has_majority:
-        odd = [node for _, nodes in ordered[1:] for node in nodes]
-        told = [f"{ordered[0][0]} on {counted(len(most), 'node')}"]
-        told += [f"{value} on {listed([names[node] for node in nodes])}" for value, nodes in ordered[1:_SHOWN]]
+        values[0] = f"{ordered[0][0]} on {counted(len(most), 'node')}"
     else:
-        odd = []
-        told = [f"{value} on {listed([names[node] for node in nodes])}" for value, nodes in ordered[:_SHOWN]]
-        told.append("no value has a majority")
+        values.append("no value has a majority")
+    odd = sorted(node for _, nodes in ordered[1:] for node in nodes) if has_majority else []
     return facts.bad(
         rule.fault,
-        f"{rule.word} differs: {', '.join(told)}",
+        f"{rule.word} differs: {', '.join(values)}",
         scope=Scope.NODE if has_majority else Scope.JOB,
-        subject=", ".join(names[node] for node in sorted(odd)),
+        subject=", ".join(names[node] for node in odd),
         measured=ordered[-1][0],
         expected=ordered[0][0] if has_majority else None,
         basis=Basis.PEER,
@@ -169,24 +167,22 @@ def _rule(key: str) -> Rule:
 def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iterator[Finding]:
     """A finding for each clock that is off; `offsets` are from one clock, with their uncertainty."""
     middle = statistics.median(offset for offset, _ in offsets)
-    worst = 0.0
-    problems: list[tuple[float, Finding]] = []
-    for name, (offset, error) in zip(names, offsets, strict=True):
-        # What is sure to be off; node 0's clock is ahead of this one's by `offset`.
-        off_s = max(0.0, abs(middle - offset) - error)
-        worst = max(worst, off_s)
-        if off_s > CLOCK_WARN_S:
-            problems.append((off_s, _skewed(name, off_s, is_ahead=middle > offset)))
-    ordered = [finding for _, finding in sorted(problems, key=lambda one: -one[0])]
-    yield from ordered[:_SHOWN]
+    # By how much each is sure to be off; node 0's clock is ahead of this one's by `offset`.
+    off = [
+        (max(0.0, abs(middle - offset) - error), name, middle > offset)
+        for name, (offset, error) in zip(names, offsets, strict=True)
+    ]
+    off.sort(key=lambda clock: -clock[0])
+    skewed = [_skewed(name, off_s, is_ahead=is_ahead) for off_s, name, is_ahead in off if off_s > CLOCK_WARN_S]
+    yield from skewed[:_SHOWN]
     for status in (Status.FAIL, Status.WARN):
-        rest = [finding for finding in ordered[_SHOWN:] if finding.status is status]
+        rest = [finding for finding in skewed[_SHOWN:] if finding.status is status]
         if rest:
             text = f"{rest[0].text}, and {len(rest) - 1} more off by less"
-            yield replace(rest[0], subject=", ".join(one.subject for one in rest), text=text)
-    if not problems:
-        text = f"all clocks agree to {max(worst, 0.001):.3f} s"
-        yield clock.passed(text, scope=Scope.JOB, measured=round(worst, 3), unit="s")
+            yield replace(rest[0], subject=", ".join(finding.subject for finding in rest), text=text)
+    if not skewed:
+        text = f"all clocks agree to {max(off[0][0], 0.001):.3f} s"
+        yield clock.passed(text, scope=Scope.JOB, measured=round(off[0][0], 3), unit="s")
 
 
 def _skewed(name: str, off_s: float, *, is_ahead: bool) -> Finding:
@@ -223,47 +219,39 @@ _IMAGE_VARIABLE = "FLYTE_INTERNAL_IMAGE"  # its name, which a container does not
 _NAMES = frozenset(("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD"))
 # Each node has its own, by what they are for.
 _OWN = frozenset(("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"))
-_DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]*)")
-_MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 
 
 def read_meanwhile(command: Command | None, limit_s: float = READ_S) -> Callable[[], Mapping[str, str]]:
     """Find versions and code out while others are waited for; what hangs, on a dead mount, stays unknown."""
-    found: dict[str, str] = {}
+    facts_read: dict[str, str] = {}
     until_s = time.monotonic() + limit_s
 
     def read() -> None:
-        found.update(versions(command))
+        facts_read.update(versions(command))
         program = _program(command) if command is not None else ()
         code = code_hash(program[0]) if program else None
-        found.update({"code": code} if code is not None else {})
+        facts_read.update({"code": code} if code is not None else {})
 
     thread = threading.Thread(target=read, name="facts", daemon=True)
     thread.start()
 
     def take() -> Mapping[str, str]:
         thread.join(max(0.0, until_s - time.monotonic()))
-        return dict(found)
+        return dict(facts_read)
 
     return take
 
 
 def quick_facts(
-    env: Mapping[str, str],
-    command: Command | None,
-    workers: int | None,
-    gpus: int,
-    salt: bytes,
-    root: Path = Path("/"),
+    env: Mapping[str, str], command: Command | None, workers: int | None, salt: bytes
 ) -> dict[str, str]:
     """What is there to be read."""
-    found = devices(gpus, root)
-    found |= {"image": env[_IMAGE_VARIABLE]} if env.get(_IMAGE_VARIABLE) else {}
+    values = {"image": env[_IMAGE_VARIABLE]} if env.get(_IMAGE_VARIABLE) else {}
     if workers is not None:
-        found["nproc_per_node"] = str(workers)
+        values["nproc_per_node"] = str(workers)
     if command is not None:
-        found["command"] = " ".join(redact_command(_program(command) or command.argv))
-    return found | {f"{ENV}{name}": shown for name, shown in variables(env, salt).items()}
+        values["command"] = " ".join(redact_command(_program(command) or command.argv))
+    return values | {f"{ENV}{name}": shown for name, shown in variables(env, salt).items()}
 
 
 def variables(env: Mapping[str, str], salt: bytes) -> dict[str, str]:
@@ -286,30 +274,9 @@ def versions(command: Command | None) -> dict[str, str]:
     python = command.python[0] if command is not None and command.python else sys.executable
     ended = deadline_subprocess.run((python, str(_VERSIONS_PROGRAM)), None, _VERSIONS_S)
     try:
-        told = json.loads(ended.stdout) if ended.code == 0 else {}
-    except ValueError:
+        return decode(dict[str, str], ended.stdout) if ended.code == 0 else {}
+    except MessageError:
         return {}
-    return {str(key): str(value) for key, value in told.items()} if isinstance(told, dict) else {}
-
-
-def devices(gpus: int, root: Path = Path("/")) -> dict[str, str]:
-    """The GPUs that this container may use, and their driver, by the kernel's files."""
-    found = {"gpus": str(gpus)}
-    folder = root / "proc/driver/nvidia"
-    try:
-        driver = _DRIVER.search((folder / "version").read_text(encoding="utf-8", errors="replace"))
-        models = Counter(
-            model[1]
-            for path in sorted((folder / "gpus").glob("*/information"))
-            for model in [_MODEL.search(path.read_text(encoding="utf-8", errors="replace"))]
-            if model is not None
-        )
-    except OSError:
-        return found
-    found |= {"driver": driver[1]} if driver is not None else {}
-    if models:
-        found["gpus"] = f"{gpus} of {', '.join(sorted(models))}"
-    return found
 
 
 def _program(command: Command) -> tuple[str, ...]:
@@ -317,11 +284,11 @@ def _program(command: Command) -> tuple[str, ...]:
     return command.torchrun.program if command.torchrun is not None else command.program
 
 
-def cut(found: Mapping[str, str]) -> dict[str, str]:
-    """A long value is told by its beginning and a hash; what does not fit into a message is left out."""
-    told: dict[str, str] = {}
+def cut(values: Mapping[str, str]) -> dict[str, str]:
+    """A long value is shortened to its beginning and a hash; what does not fit into a message is left out."""
+    short: dict[str, str] = {}
     size = 0
-    for key, value in found.items():
+    for key, value in values.items():
         shown = value
         if len(value) > MAX_VALUE:
             number = hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:12]
@@ -330,8 +297,8 @@ def cut(found: Mapping[str, str]) -> dict[str, str]:
         size += len(json.dumps(key)) + len(json.dumps(shown)) + 2
         if size > _MAX_BYTES or len(key) > MAX_VALUE:
             break
-        told[key] = shown
-    return told
+        short[key] = shown
+    return short
 
 
 # -- the program's code as one number ----------------------------------------------------------
@@ -353,7 +320,7 @@ def code_hash(program: str) -> str | None:
     if not script.is_file():
         return None
     folder = script.resolve().parent
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     until_s = time.monotonic() + _MAX_S
     count = size = 0
     for path in _sources(folder, until_s):
@@ -366,10 +333,10 @@ def code_hash(program: str) -> str | None:
         except OSError:
             continue
         count += 1
-        found.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode(errors="surrogateescape"))
-        found.update(content)
+        digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode(errors="surrogateescape"))
+        digest.update(content)
     # What a slow disk leaves unread would look like other code.
-    return None if time.monotonic() >= until_s else f"{found.hexdigest()[:12]} ({counted(count, 'file')})"
+    return None if time.monotonic() >= until_s else f"{digest.hexdigest()[:12]} ({counted(count, 'file')})"
 
 
 def _sources(folder: Path, until_s: float) -> Iterator[Path]:
@@ -396,9 +363,11 @@ def record_s(subject: Subject) -> float:
     return _RECORD_S + max(gpus_s, resource_limits.storage.limit_s(subject) if subject.storage else 0.0)
 
 
-def of_gpus(cards: Cards | None) -> dict[str, str]:
-    """What all nodes should have alike, better known than by files: models, driver, and the NCCL that is loaded."""
-    if cards is None or cards.facts().trouble:
+def of_gpus(cards: Cards | None, count: int) -> dict[str, str]:
+    """What all nodes should have alike: GPUs, driver, and the NCCL that is loaded; `count` is without cards."""
+    if cards is None:
+        return {"gpus": str(count)}
+    if cards.facts().trouble:
         return {}
     found = cards.facts()
     models = Counter(gpu.model for gpu in found.gpus if gpu.model)

@@ -1,15 +1,12 @@
-"""A node's link to node 0 in the cluster preflight, its own listener, and a look at nodes from outside."""
+"""A node's link to node 0 in the cluster preflight: it reports, tests pairs, and hears the verdict."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import selectors
+import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from queue import Empty, Queue
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -17,18 +14,16 @@ from msgspec.structs import replace
 
 from trainer_launch.host import network
 from trainer_launch.host.dns import Resolving
-from trainer_launch.host.network import free_port, listen, tune
+from trainer_launch.host.network import tune
 from trainer_launch.membership import candidates
 from trainer_launch.membership.client import Lines, LostError, ReconnectingClient, UnprovenError
-from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint, PortRange
-from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding
-from trainer_launch.model.units import printable
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster import present_nodes
-from trainer_launch.preflight.cluster.nodes import LEASE_S, Stage, Stuck, stuck_at
+from trainer_launch.preflight.cluster.nodes import LEASE_S
+from trainer_launch.preflight.cluster.outside_look import Listener, look_at_all
 from trainer_launch.preflight.cluster.pair_tests import run
 
 _PAUSE_S = 0.1
@@ -44,6 +39,8 @@ _GRACE_S = 2.0  # after the end that node 0 has named
 _CLOCK_TRIES = 3
 _NO_CLOCK_S = 1e6  # so much may be wrong with an offset that was not measured
 _SILENT_KERNEL_S = 10.0
+_SEAT_PAUSE_S = 1.0  # before each seat is asked
+_SEAT_ANSWER_S = 1.0
 
 
 class Verdict(Struct, frozen=True):
@@ -74,25 +71,20 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         clock: Callable[[], float] = time.time,
         bench: Callable[[msg.Test, Listener], msg.Result] = run,
     ) -> None:
-        self._home = home
+        super().__init__("node 0", msg.render, _PAUSE_S)
+        self._home, self._present, self._secret = home, present, secret
+        self._clock, self._bench, self._ports = clock, bench, ports
         self._other = f"what listens at {home} is not node 0's preflight"
         self._resolving = Resolving(home.host, home.port)
-        self._secret = secret
-        self._clock = clock
-        self._bench = bench
-        # The last seconds are for a look at node 0 from outside.
-        self._until_s = self._first_until_s = time.monotonic() + deadline_s - min(_LOOK_S, deadline_s / 3)
         self._began_s = time.monotonic()
         self._deadline_at_s = self._began_s + deadline_s
+        # The last seconds are for a look at node 0 from outside.
+        self._until_s = self._first_until_s = self._deadline_at_s - min(_LOOK_S, deadline_s / 3)
         self.stage = "it has just started"
         self.waiting: msg.Waiting | None = None  # node 0's latest word
-        self._host = present.host
-        self._ports = ports
-        self._listener = Listener(port, self._here, ports)
-        super().__init__("node 0", msg.render, _PAUSE_S)
-        self._present = present
         # Node 0's clock minus ours, and how much it may be off.
         self.offset: tuple[float, float] = (0.0, _NO_CLOCK_S)
+        self._listener = Listener(port, self._here, ports)
         self._thread.start()
 
     @property
@@ -104,7 +96,12 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         """End without the thread where it hangs, in the resolver for example."""
         now_s = time.monotonic()
         if now_s > max(self._until_s, self._deadline_at_s, self._heard_s + _SILENCE_S) + _LATE_S:
-            self.end((present_nodes.cut_off(self._host, self.stage, now_s - self._began_s),))
+            self.end((present_nodes.cut_off(self._present.host, self.stage, now_s - self._began_s),))
+
+    def end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
+        """This is the verdict, whatever node 0 may say."""
+        self._is_over = True
+        self._tell(Verdict(findings, is_shared))
 
     def close(self) -> None:
         """End all, and free the port."""
@@ -138,16 +135,11 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._until_s = min(self._until_s, max(self._first_until_s, time.monotonic() + _COME_BACK_S))
 
     def _give_up(self) -> None:
-        stuck = look_at_all([self._home], _LOOK_S)[0]
-        name = f"node 0 ({self._home.host})"
+        (stuck,) = look_at_all([self._home], _LOOK_S)
         # Until then node 0 may look at this node from outside, and learn from it that it is only cut off.
         self._closing.wait(self._deadline_at_s - time.monotonic())
+        name = f"node 0 ({self._home.host})"
         self.end((present_nodes.no_coordinator(name, stuck, time.monotonic() - self._began_s),))
-
-    def end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
-        """This is the verdict, whatever node 0 may say."""
-        self._is_over = True
-        self._tell(Verdict(findings, is_shared))
 
     def _use_one_connection(self) -> None:
         with self._connect() as sock:
@@ -205,8 +197,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
             return self.end((present_nodes.refused(answer.reason),))
         if isinstance(answer, msg.Refused):
             raise LostError(f"node 0 refuses for now: {answer.reason}")
-        self._take(answer)
-        return None
+        return self._take(answer)
 
     def _runs_already(self) -> bool:
         try:
@@ -226,10 +217,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
             case msg.Test():
                 threading.Thread(target=self._take_part, args=(message,), daemon=True).start()
             case msg.Decided(findings):
-                try:
-                    self.end(tuple(msg.load_findings(findings)), is_shared=True)
-                except ValueError as problem:
-                    raise LostError(f"node 0's verdict cannot be read: {problem}") from None
+                self.end(findings, is_shared=True)
             case msg.Refused(reason, _):
                 raise LostError(f"node 0 refuses: {reason}")
 
@@ -241,13 +229,13 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self.offset = (0.0, _NO_CLOCK_S)
         for _ in range(_CLOCK_TRIES):
             self._write(lines, msg.Time(self._clock()))
-            told = lines.next(until_s)
+            answer = lines.next(until_s)
             now = self._clock()
-            if not isinstance(told, msg.TimeIs):
+            if not isinstance(answer, msg.TimeIs):
                 raise LostError(self._other)
-            round_trip_s = max(0.0, (now - told.sent) - (told.answered - told.heard))
+            round_trip_s = max(0.0, (now - answer.sent) - (answer.answered - answer.heard))
             if round_trip_s / 2 < self.offset[1]:
-                self.offset = (((told.heard - told.sent) + (told.answered - now)) / 2, round_trip_s / 2)
+                self.offset = (((answer.heard - answer.sent) + (answer.answered - now)) / 2, round_trip_s / 2)
 
 
 def _findable(test: msg.Test) -> msg.Test:
@@ -261,151 +249,26 @@ def _findable(test: msg.Test) -> msg.Test:
     return replace(test, host=test.address) if test.address in found else test
 
 
-# -- where others look for this node, and lend its socket ---------------------------------------
+def look_out(
+    seats: Sequence[Endpoint], job: str, secret: bytes | None, at_work: Callable[[str], None]
+) -> threading.Event:
+    """Ask in a thread one seat after the other whether the job runs already, until the event is set.
 
-
-_SEND_S = 0.5
-_AGAIN_S = 0.5  # when the machine had no descriptor for a connection
-
-
-class Listener:
-    """Listens on the job's port if it is free here, else on one `among` those allowed; `here` says what to tell.
-
-    Raises NodeError where none of these is free.
+    `at_work` is called with the first host that says so; a standby of a job that has not begun answers, too.
     """
+    over = threading.Event()
 
-    def __init__(self, port: int | None, here: Callable[[], msg.Here], among: PortRange | None = None) -> None:
-        self._here = here
-        self._sock = _opened(port, among)
-        self.port = int(self._sock.getsockname()[1])
-        self._wake, self._waker = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        for listened in (self._sock, self._wake):
-            self._selector.register(listened, selectors.EVENT_READ)
-        self._lock = threading.Lock()  # held by who may accept
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Free the port; once is enough."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        self._waker.send(b".")
-        self._thread.join()
-        for closed in (self._selector, self._sock, self._wake, self._waker):
-            closed.close()
-
-    @contextlib.contextmanager
-    def lent(self) -> Iterator[int]:
-        """Let somebody else accept what comes: yields the socket's descriptor."""
-        with self._lock:
-            yield self._sock.fileno()
-
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            ready = [key.fileobj for key, _ in self._selector.select()]
-            if self._sock in ready and self._lock.acquire(timeout=0.05):  # else it is lent
-                try:
-                    self._answer()
-                finally:
-                    self._lock.release()
-
-    def _answer(self) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError:  # out of descriptors or memory, and it would be so again at once
-            self._closing.wait(_AGAIN_S)
-            return
-        with sock, contextlib.suppress(OSError):
-            sock.settimeout(_SEND_S)
-            sock.sendall(msg.render(self._here()))
-            sock.shutdown(socket.SHUT_WR)
-
-
-def _opened(port: int | None, among: PortRange | None) -> socket.socket:
-    if port is not None:
-        with contextlib.suppress(NodeError):  # with hostNetwork or in a rehearsal another node has it
-            return listen(Endpoint("", port))
-    return listen(Endpoint("", 0 if among is None else free_port(among)))
-
-
-# -- a look at nodes from outside ---------------------------------------------------------------
-
-
-_THREADS = 64
-
-
-def look(place: Endpoint | None, limit_s: float) -> Stuck:
-    """Look a node up, connect, listen. May hang in the resolver for longer: call it in a thread."""
-    if place is None:
-        return stuck_at(Stage.UNNAMED, "")
-    until_s = time.monotonic() + limit_s
-    try:
-        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as problem:
-        return stuck_at(Stage.NO_RECORD, f"{place.host}: {getattr(problem, 'strerror', None) or problem}")
-    worst = stuck_at(Stage.NO_RECORD, place.host)
-    for family, _, _, _, address in found[:4]:
-        at = str(Endpoint(str(address[0]), int(address[1])))
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as sock:
-                sock.settimeout(max(0.05, until_s - time.monotonic()))
-                sock.connect(address)
-                return _hear(sock, at, until_s)
-        except TimeoutError:
-            worst = stuck_at(Stage.TIMEOUT, at)
-        except OSError as problem:
-            stage = Stage.REFUSED if problem.errno == errno.ECONNREFUSED else Stage.UNREACHABLE
-            worst = stuck_at(stage, f"{at}: {problem.strerror}")
-    return worst
-
-
-def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
-    """Whether somebody to whom there is a connection says anything."""
-    data = b""
-    while b"\n" not in data:
-        sock.settimeout(max(0.05, until_s - time.monotonic()))
-        try:
-            more = sock.recv(4096)
-        except OSError:
-            return stuck_at(Stage.SILENT, f"{at} accepts connections")
-        if not more or len(data) > MAX_LINE_BYTES or time.monotonic() > until_s:
-            return stuck_at(Stage.SILENT, f"{at} accepts connections, and ends them")
-        data += more
-    try:
-        said = msg.parse(data.partition(b"\n")[0])
-    except MessageError:
-        return stuck_at(Stage.SILENT, f"what listens at {at} is no preflight")
-    if isinstance(said, msg.Here):
-        return stuck_at(Stage.RUNS, f"it says: {printable(said.stage[:300], ' ')}")
-    return stuck_at(Stage.RUNS, f"{at} is a coordinator" if isinstance(said, Challenge) else at)
-
-
-def look_at_all(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck]:
-    """Many at once; who keeps even the resolver waiting has no DNS record that could be had in time."""
-    found: Queue[tuple[int, Stuck]] = Queue()
-    until_s = time.monotonic() + limit_s
-
-    def work(start: int) -> None:
-        for number in range(start, len(places), _THREADS):
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
+    def ask() -> None:
+        for seat in itertools.cycle(seats):
+            if over.wait(_SEAT_PAUSE_S):
                 return
-            rounds = 1 + (len(places) - 1 - number) // _THREADS
-            found.put((number, look(places[number], left_s / rounds)))
+            try:
+                status = candidates.ask(seat, job, secret, _SEAT_ANSWER_S)
+            except NodeError:
+                continue
+            if status.generation > 0 and status.end is None:
+                at_work(seat.host)
+                return
 
-    for start in range(min(_THREADS, len(places))):
-        threading.Thread(target=work, args=(start,), daemon=True, name="look").start()
-    late = stuck_at(Stage.NO_RECORD, "the resolver did not answer in time")
-    answers: list[Stuck] = [stuck_at(Stage.UNNAMED, "") if place is None else late for place in places]
-    for _ in places:
-        try:
-            number, stuck = found.get(timeout=max(0.0, until_s + 0.3 - time.monotonic()))
-        except Empty:
-            break
-        answers[number] = stuck
-    return answers
+    threading.Thread(target=ask, name="lookout", daemon=True).start()
+    return over

@@ -1,24 +1,21 @@
-"""What `preflight` does with the other nodes: take part in the cluster preflight, and on node 0 hold it."""
+"""One node's part in the cluster preflight: collect, report, test pairs, receive the verdict. Node 0 holds it."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
 import secrets
 import sys
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
-from msgspec import Struct
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from trainer_launch.host.files import read_secret
 from trainer_launch.host.network import TOO_FEW_FILES, allow_connections
-from trainer_launch.membership import candidates
 from trainer_launch.membership.quarantine import FAILING_NODES
-from trainer_launch.model import Endpoint, NodeRange
+from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import MALFORMED, NodeError
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.model.settings import Settings
@@ -27,12 +24,11 @@ from trainer_launch.planning.task import ports_of
 from trainer_launch.planning.torch import job_name
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.preflight.check import Subject, Where
-from trainer_launch.preflight.cluster import node_facts, pair_results, present_nodes, shared_storage
+from trainer_launch.preflight.cluster import node_facts, pair_results, pair_rounds, present_nodes, shared_storage
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict
-from trainer_launch.preflight.cluster.nodes import TOLD, Names, label, names_of
-from trainer_launch.preflight.cluster.nodes import Settings as Calling
-from trainer_launch.preflight.cluster.pair_tests import Bench, Collectives
+from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict, look_out
+from trainer_launch.preflight.cluster.nodes import TOLD, ClusterSettings, label, names_of
+from trainer_launch.preflight.cluster.pair_tests import Collectives, bench
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.preflight.cluster.shared_storage import Tokens
 from trainer_launch.preflight.container import dns_checks
@@ -66,26 +62,55 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
     return None
 
 
-class Gathering(Struct, frozen=True):
-    """One node's part, while it goes on."""
+class Gathering:
+    """One node's part, while it goes on; `undo` ends it. `server` is node 0's, and its verdict is whole."""
 
-    link: NodeLink
-    own: str  # this node for people
-    home: str  # node 0, likewise
-    read_slowly: Callable[[], Mapping[str, str]]
-    subject: Subject
-    secret: bytes
-    collectives: Collectives | None
-    server: PreflightServer | None  # on node 0: its verdict is whole, the nodes are told as much as fits
-    tokens: Tokens
-    lookout: Lookout
+    def __init__(
+        self,
+        subject: Subject,
+        settings: Settings,
+        cluster: ClusterSettings,
+        server: PreflightServer | None,
+        undo: contextlib.ExitStack,
+    ) -> None:
+        rank, home, hostname = subject.topology.node_rank or 0, cluster.names.home, subject.host.hostname
+        self.own, self.home = label(rank, hostname), label(0, home.host)  # for people
+        self.server = server
+        self._subject = subject
+        self._secret = _secret(subject)
+        self._collectives = _collectives(subject, settings, cluster)
+        if self._collectives is not None:
+            undo.callback(self._collectives.close)
+        incarnation = secrets.token_hex(8)
+        self.tokens = Tokens(tuple(cluster.storage), incarnation, subject.try_out)
+        undo.callback(self.tokens.remove)
+        self.tokens.leave(settings.wait_timeout / 4)  # before this node is present: when all are, all can look
+        self.link = NodeLink(
+            home if server is None else Endpoint("localhost", home.port),
+            msg.Present(msg.VERSION, cluster.job, rank, hostname, incarnation, home.port),
+            deadline_s=settings.wait_timeout,
+            port=None if server is not None or home.host.startswith("127.") else home.port,
+            ports=ports_of(settings),
+            secret=self._secret,
+            bench=functools.partial(bench, self._collectives),
+        )
+        undo.callback(self.link.close)
+        self._looking = look_out(
+            seats(cluster, rank),
+            cluster.job,
+            self._secret,
+            lambda host: self.link.end((present_nodes.runs_already(host),)),
+        )
+        undo.callback(self._looking.set)
+        read_s = subject.left_s(node_facts.LEAST_S, node_facts.READ_S)
+        self._read_slowly = node_facts.read_meanwhile(subject.command, read_s)
 
     def finish(self, early: Sequence[Finding], check_here: Callable[[], Sequence[Finding]]) -> Verdict:
-        """Wait for all nodes, tell what `check_here` finds and what this node is; what was decided for all.
+        """Wait for all nodes, report what `check_here` finds and what this node is; what was decided for all.
 
         What was found `early` is told at once: all end with one verdict, also when some nodes never come.
         """
-        self.link.send(msg.Found(_dumped(early)))
+        self.link.send(msg.Found(_loud(early)))
         said_s = -_SAY_AGAIN_S
         while True:
             news = self.link.receive(_POLL_S)
@@ -95,8 +120,8 @@ class Gathering(Struct, frozen=True):
                 case Verdict():
                     return news
                 case msg.Complete(salt, tokens):
-                    self.lookout.stop()
-                    self._tell(salt, tokens, check_here())
+                    self._looking.set()
+                    self.link.send(self._report(salt, tokens, check_here()))
                 case msg.Waiting() if news.present < news.wanted and time.monotonic() - said_s >= _SAY_AGAIN_S:
                     said_s = time.monotonic()
                     _log.info("cluster preflight: %s", _waiting(news))
@@ -110,26 +135,26 @@ class Gathering(Struct, frozen=True):
             return f"waiting for nodes: {_waiting(news)}"
         return f"comparing and testing {counted(news.present, 'node')}"
 
-    def _tell(self, salt: str, tokens: Sequence[str], found: Sequence[Finding]) -> None:
-        subject, key = self.subject, salt.encode() + self.secret
-        told = node_facts.quick_facts(
-            subject.env, subject.command, subject.topology.local_world_size, subject.host.gpus.count, key
-        )
-        told |= self.read_slowly()
-        if self.collectives is not None:
-            told[pair_results.FACT] = self.collectives.ability()
-        for one in registry.at(Where.CLUSTER):
-            if one.tell is not None:
+    def _report(self, salt: str, tokens: Sequence[str], found: Sequence[Finding]) -> msg.Record:
+        subject = self._subject
+        key, n_workers = salt.encode() + (self._secret or b""), subject.topology.local_world_size
+        facts = node_facts.quick_facts(subject.env, subject.command, n_workers, key)
+        facts |= self._read_slowly()
+        if self._collectives is not None:
+            facts[pair_rounds.FACT] = self._collectives.ability()
+        for check in registry.at(Where.CLUSTER):
+            if check.tell is not None:
                 with contextlib.suppress(OSError, *MALFORMED):  # it is this node's answer that is missing then
-                    told[f"{TOLD}{one.id}"] = one.tell(subject)
-        offset_s, error_s = self.link.offset
-        told |= node_facts.of_gpus(subject.cards) | node_facts.of_adapters(subject.adapters)
+                    facts[f"{TOLD}{check.id}"] = check.tell(subject)
+        facts |= node_facts.of_gpus(subject.cards, subject.host.gpus.count) | node_facts.of_adapters(
+            subject.adapters
+        )
         measured, seen = node_facts.measured(subject.cards), self.tokens.seek(tokens)
-        self.link.send(msg.Record(node_facts.cut(told), offset_s, error_s, _dumped(found), *measured, seen))
+        return msg.Record(node_facts.cut(facts), *self.link.offset, _loud(found), *measured, seen)
 
 
-def _dumped(found: Sequence[Finding]) -> str:
-    return msg.dump_findings([one for one in found if one.status in _LOUD], _RECORD_BYTES)
+def _loud(found: Sequence[Finding]) -> tuple[Finding, ...]:
+    return msg.fitted((finding for finding in found if finding.status in _LOUD), _RECORD_BYTES)
 
 
 def _waiting(news: msg.Waiting) -> str:
@@ -144,81 +169,45 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
     Raises:
         UsageError: the job's secret, --threshold or --reference make no sense.
     """
-    topology, hostname = subject.topology, subject.host.hostname
-    place, rank = topology.coordinator, topology.node_rank
-    if place is None or topology.nodes is None or rank is None:
-        raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
-    nodes = NodeRange(topology.nodes.min, topology.nodes.max + topology.spares)
-    secret = read_secret(path) if (path := subject.job.secret_file) else None
-    calling = _calling(subject, settings, skipped, place, nodes)
+    cluster = _cluster_settings(subject, settings, skipped)
     server = None
     with contextlib.ExitStack() as undo:
-        if (collectives := _collectives(subject, settings, skipped)) is not None:
-            undo.callback(collectives.close)
-        if topology.is_coordinator:
-            server = PreflightServer(calling, Endpoint("", place.port), secret)
-            if (problem := _started(server, nodes.max)) is not None:
+        if subject.topology.is_coordinator:
+            server = PreflightServer(cluster, Endpoint("", cluster.names.home.port), _secret(subject))
+            try:
+                _start(server, cluster.max_nodes)
+            except NodeError as problem:
                 yield problem
                 return
             undo.callback(server.stop)
-        incarnation = secrets.token_hex(8)
-        undo.callback((tokens := Tokens(tuple(calling.storage), incarnation, subject.try_out)).remove)
-        tokens.leave(settings.wait_timeout / 4)  # before this node is present: when all are, all can look
-        link = NodeLink(
-            Endpoint("localhost", place.port) if topology.is_coordinator else place,
-            msg.Present(msg.VERSION, calling.job, rank, hostname, incarnation, place.port),
-            deadline_s=settings.wait_timeout,
-            port=None if topology.is_coordinator or place.host.startswith("127.") else place.port,
-            ports=ports_of(settings),
-            secret=secret,
-            bench=Bench(collectives),
-        )
-        undo.callback(link.close)
-        undo.callback((lookout := _lookout(link, calling, rank, secret)).stop)
-        read_s = subject.left_s(node_facts.LEAST_S, node_facts.READ_S)
-        yield Gathering(
-            link,
-            label(rank, hostname),
-            label(0, place.host),
-            node_facts.read_meanwhile(subject.command, read_s),
-            subject,
-            secret or b"",
-            collectives,
-            server,
-            tokens,
-            lookout,
-        )
+        yield Gathering(subject, settings, cluster, server, undo)
 
 
-def _lookout(link: NodeLink, calling: Calling, rank: int, secret: bytes | None) -> Lookout:
-    places = seats(calling.names, NodeRange(calling.min_nodes, calling.max_nodes), rank)
-    return Lookout(places, calling.job, secret, lambda host: link.end((present_nodes.runs_already(host),)))
+def _secret(subject: Subject) -> bytes | None:
+    return read_secret(path) if (path := subject.job.secret_file) else None
 
 
-def _shared(subject: Subject, settings: Settings, skipped: Collection[str]) -> Mapping[str, bool]:
-    """The folders to prove shared or not, and whether each has to be."""
-    if settings.level not in _THOROUGH or shared_storage.NAME in skipped:
-        return {}
-    return {folder: folder in subject.shared for folder in subject.storage[:_MAX_FOLDERS]}
-
-
-def _calling(
-    subject: Subject, settings: Settings, skipped: Collection[str], home: Endpoint, nodes: NodeRange
-) -> Calling:
+def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[str]) -> ClusterSettings:
+    topology = subject.topology
+    home, nodes = topology.coordinator, topology.nodes
+    if home is None or nodes is None or topology.node_rank is None:
+        raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
     of_pairs, shares = thresholds.parse_flag(settings.threshold)
-    return Calling(
-        job=job_name(subject.topology, subject.host.hostname, home),
+    thorough = settings.level in _THOROUGH
+    folders = subject.storage[:_MAX_FOLDERS] if thorough and shared_storage.NAME not in skipped else ()
+    return ClusterSettings(
+        job=job_name(topology, subject.host.hostname, home),
         min_nodes=nodes.min,
-        max_nodes=nodes.max,
+        max_nodes=nodes.max + topology.spares,
         deadline_s=settings.wait_timeout,
-        names=names_of(subject.job, subject.topology, home, subject.host.hostname),
+        names=names_of(subject.job, topology, home, subject.host.hostname),
         salt=secrets.token_hex(8),
-        with_facts=settings.level in _THOROUGH and node_facts.FACTS not in skipped,
-        with_pairs=_has_pairs(settings, skipped),
+        with_facts=thorough and node_facts.FACTS not in skipped,
+        with_pairs=thorough and pair_results.NAME not in skipped,
         is_deep=settings.level == "deep",
         with_full=pair_results.FULL_JOB not in skipped,
         pair_test=settings.pair_test,
-        storage=_shared(subject, settings, skipped),
+        storage={folder: folder in subject.shared for folder in folders},
         thresholds=of_pairs,
         shares=shares,
         table=thresholds.load_table(settings.reference),
@@ -226,37 +215,37 @@ def _calling(
     )
 
 
-def _has_pairs(settings: Settings, skipped: Collection[str]) -> bool:
-    return settings.level in _THOROUGH and pair_results.NAME not in skipped
-
-
-def _collectives(subject: Subject, settings: Settings, skipped: Collection[str]) -> Collectives | None:
+def _collectives(subject: Subject, settings: Settings, cluster: ClusterSettings) -> Collectives | None:
     """The child that imports torch, where it may be of use."""
-    wanted = settings.pair_test in (pair_results.GLOO, pair_results.NCCL) or settings.level == "deep"
+    wanted = settings.pair_test in (pair_rounds.GLOO, pair_rounds.NCCL) or cluster.is_deep
     wanted = wanted or (settings.pair_test == "auto" and subject.host.gpus.cuda > 0)
-    if not wanted or not _has_pairs(settings, skipped):
+    if not wanted or not cluster.with_pairs:
         return None
     command = subject.command
     python = command.python if command is not None and command.python else (sys.executable,)
     return Collectives(python[:1], subject.env, ports_of(settings))
 
 
-def _started(server: PreflightServer, nodes: int) -> NodeError | None:
+def _start(server: PreflightServer, nodes: int) -> None:
     """With hostNetwork another node of the job may hold the port, until it sees that node 0 is here."""
     if not allow_connections(nodes):
         _log.warning(TOO_FEW_FILES, nodes)
     until_s = time.monotonic() + _PORT_S
-    while (problem := _start_error(server)) is not None and time.monotonic() < until_s:
+    while True:
+        try:
+            server.start()
+            return
+        except NodeError:
+            if time.monotonic() >= until_s:
+                raise
         time.sleep(0.1)
-    return problem
 
 
-def _start_error(server: PreflightServer) -> NodeError | None:
-    try:
-        server.start()
-    except NodeError as problem:
-        return problem
-    return None
+def seats(cluster: ClusterSettings, own_rank: int) -> list[Endpoint]:
+    """Where the job may be at work without node 0; nowhere, where it needs all nodes."""
+    others = [rank for rank in range(1, cluster.max_nodes) if rank != own_rank]
+    places = [cluster.names.place(rank) for rank in others] if cluster.min_nodes < cluster.max_nodes else []
+    return [place for place in places if place is not None]
 
 
 def failing_nodes(findings: Sequence[Finding]) -> str:
@@ -271,49 +260,3 @@ def failing_nodes(findings: Sequence[Finding]) -> str:
 def beside(report: str) -> str:
     """Where the list of failing nodes belongs."""
     return os.path.join(os.path.dirname(report), FAILING_NODES)
-
-
-# -- a running job -----------------------------------------------------------------------------
-
-
-_PAUSE_S = 1.0  # before each is asked
-_ANSWER_S = 1.0
-
-
-class Lookout:
-    """A daemon thread that asks one seat after the other until `stop`; `found` is called with who is at work."""
-
-    def __init__(
-        self, seats: Sequence[Endpoint], job: str, secret: bytes | None, found: Callable[[str], None]
-    ) -> None:
-        self._seats, self._job, self._secret, self._found = seats, job, secret, found
-        self._over = threading.Event()
-        if seats:
-            threading.Thread(target=self._run, name="lookout", daemon=True).start()
-
-    def stop(self) -> None:
-        """Ask nobody any more."""
-        self._over.set()
-
-    def _run(self) -> None:
-        while True:
-            for seat in self._seats:
-                if self._over.wait(_PAUSE_S):
-                    return None
-                if self._is_at_work(seat):
-                    return self._found(seat.host)
-
-    def _is_at_work(self, seat: Endpoint) -> bool:
-        """A standby of a job that has not begun answers, too."""
-        try:
-            told = candidates.ask(seat, self._job, self._secret, _ANSWER_S)
-        except NodeError:
-            return False
-        return told.generation > 0 and told.end is None
-
-
-def seats(names: Names, nodes: NodeRange, own_rank: int) -> list[Endpoint]:
-    """Where the job may be at work without node 0; nowhere, where it needs all nodes."""
-    others = [rank for rank in range(1, nodes.max) if rank != own_rank]
-    places = [names.place(rank) for rank in others] if nodes.min < nodes.max else []
-    return [place for place in places if place is not None]

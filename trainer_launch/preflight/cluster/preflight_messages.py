@@ -6,7 +6,6 @@ checks: the first says Hello, the second Present.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, NamedTuple, TypeAlias
 
@@ -16,21 +15,25 @@ from msgspec.structs import replace
 from trainer_launch.membership.protocol import Challenge, Hello, NodeRank, Nodes, StatusQuery
 from trainer_launch.membership.protocol import Refused as Refused
 from trainer_launch.membership.protocol import Time as Time
-from trainer_launch.model.codec import Codec, Count, Name, Port, Real, Tagged, Text
+from trainer_launch.model.codec import Codec, Count, Name, Port, Real, Tagged, Text, encode
 from trainer_launch.model.findings import Checksums, Finding, Measures, Severity, Status
 from trainer_launch.model.units import counted, listed
-from trainer_launch.preflight.report_formats import finding_as_json, finding_of
+from trainer_launch.preflight.report_formats import in_one_line
 
-VERSION = 3
+VERSION = 4
 MAX_RAILS = 64
 MAX_FACTS = 400
 MAX_VALUE = 300  # characters of one fact
-MAX_FINDINGS_BYTES = 30_000  # inside a line each of them may take two
+MAX_FINDINGS_BYTES = 30_000  # of a verdict
+_MAX_FINDINGS = 1000
+_MAX_TEXT = 600  # of a finding that travels
+_MAX_EVIDENCE = 6
+_MAX_NAMES = 8
 
 _Fact: TypeAlias = Annotated[str, Meta(max_length=MAX_VALUE)]
 _Facts: TypeAlias = Annotated[Mapping[_Fact, _Fact], Meta(max_length=MAX_FACTS)]
 _Way: TypeAlias = Annotated[str, Meta(pattern=r"\A(socket|gloo|nccl)\Z")]
-_Findings: TypeAlias = Annotated[str, Meta(max_length=MAX_FINDINGS_BYTES)]
+_Findings: TypeAlias = Annotated[tuple[Finding, ...], Meta(max_length=_MAX_FINDINGS)]  # as many as `fitted` leaves
 
 
 class Seen(NamedTuple):
@@ -62,10 +65,10 @@ class Alive(Tagged, frozen=True):
 class Record(Tagged, frozen=True):
     """What this node is, by stable names, and what its own checks found that others must know."""
 
-    facts: _Facts
-    offset_s: Real  # node 0's clock minus this one's
-    error_s: Real  # at most so much off
-    findings: _Findings  # as a verdict's
+    facts: _Facts = field(default_factory=dict)
+    offset_s: Real = 0.0  # node 0's clock minus this one's
+    error_s: Real = 0.0  # at most so much off
+    findings: _Findings = ()
     measures: Measures = ()
     checksums: Checksums = ()
     tokens: _Facts = field(default_factory=dict)  # whose this node found, by folder
@@ -81,7 +84,7 @@ class Result(Tagged, frozen=True):
 class Found(Tagged, frozen=True):
     """What this node's own checks have found before all were there: the others are told, should they never be."""
 
-    findings: _Findings  # as a verdict's
+    findings: _Findings
 
 
 # -- from the server --------------------------------------------------------------------------
@@ -128,7 +131,7 @@ class Test(Tagged, frozen=True):
 
 
 class Decided(Tagged, frozen=True):
-    """What was found, as a JSON list of findings, the worst first."""
+    """The verdict for all nodes, the worst finding first."""
 
     findings: _Findings
 
@@ -148,64 +151,48 @@ Message: TypeAlias = FromNode | FromServer | Here
 
 
 _CODEC: Codec[Message] = Codec(Message)
-render, parse = _CODEC.encode, _CODEC.decode
+render = _CODEC.encode
 
 
-# -- findings as a text: a JSON list, the worst first, as many as fit ---------------------------
+def parse(line: bytes) -> Message:
+    """A message; a finding's texts are one line each, whatever another node has put there.
 
-
-_TEXT = 600
-_EVIDENCE = 6
-_NAMES = 8
+    Raises:
+        MessageError: it is none.
+    """
+    message = _CODEC.decode(line)
+    if isinstance(message, Record | Found | Decided):
+        return replace(message, findings=tuple(map(in_one_line, message.findings)))
+    return message
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """In the order in which a person should read them; those that weigh the same keep theirs."""
     order = list(Severity)
     quiet = (Status.PASS, Status.SKIPPED)
-    return sorted(findings, key=lambda found: (order.index(found.severity), found.status in quiet))
+    return sorted(findings, key=lambda finding: (order.index(finding.severity), finding.status in quiet))
 
 
-def dump_findings(findings: Iterable[Finding], limit: int = MAX_FINDINGS_BYTES) -> str:
-    """Findings as a text; the worst ones go first, and what does not fit is only counted."""
+def fitted(findings: Iterable[Finding], max_bytes: int = MAX_FINDINGS_BYTES) -> tuple[Finding, ...]:
+    """Findings that fit into a message, the worst first and shortened; what does not fit is only counted."""
     ordered = worst_first(findings)
-    texts: list[str] = []
+    short: list[Finding] = []
     size = 400  # for the last one, which counts
     for number, finding in enumerate(ordered):
-        text = json.dumps(finding_as_json(_shortened(finding)), separators=(",", ":"))
-        if size + len(text) + 1 > limit:
-            texts.append(json.dumps(finding_as_json(_more(finding, len(ordered) - number)), separators=(",", ":")))
+        short.append(_shortened(finding))
+        size += len(encode(short[-1])) + 1
+        if size > max_bytes:
+            text = f"and {counted(len(ordered) - number, 'more finding')}"
+            short[-1] = Finding(check=finding.check, status=finding.status, fault=finding.fault, text=text)
             break
-        texts.append(text)
-        size += len(text) + 1
-    return f"[{','.join(texts)}]"
-
-
-def load_findings(text: str) -> list[Finding]:
-    """Findings of another node. Raises ValueError: they are none."""
-    try:
-        told = json.loads(text)
-    except RecursionError:
-        raise ValueError("a nest that is too deep") from None
-    if not isinstance(told, list):
-        raise ValueError("no list of findings")
-    return [finding_of(one) for one in told]
+    return tuple(short)
 
 
 def _shortened(finding: Finding) -> Finding:
     return replace(
         finding,
-        text=finding.text[:_TEXT],
-        action=finding.action[:_TEXT],
-        subject=listed(finding.subject.split(", "), _NAMES)[:_TEXT],
-        evidence=tuple(one[:_TEXT] for one in finding.evidence[:_EVIDENCE]),
-    )
-
-
-def _more(finding: Finding, count: int) -> Finding:
-    return Finding(
-        check=finding.check,
-        status=finding.status,
-        fault=finding.fault,
-        text=f"and {counted(count, 'more finding')}",
+        text=finding.text[:_MAX_TEXT],
+        action=finding.action[:_MAX_TEXT],
+        subject=listed(finding.subject.split(", "), _MAX_NAMES)[:_MAX_TEXT],
+        evidence=tuple(line[:_MAX_TEXT] for line in finding.evidence[:_MAX_EVIDENCE]),
     )

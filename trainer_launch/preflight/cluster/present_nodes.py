@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -10,47 +10,49 @@ from trainer_launch.model import units
 from trainer_launch.model.findings import Fault, Finding, Scope
 from trainer_launch.model.units import counted
 from trainer_launch.preflight.check import Where, check
-from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_facts import listed
-from trainer_launch.preflight.cluster.nodes import ADVICE, Cluster, Names, Node, Settings, Stage, Stuck, label
+from trainer_launch.preflight.cluster.nodes import Cluster, ClusterSettings, Node, label
+from trainer_launch.preflight.cluster.outside_look import NodeStage, Stuck
 
 NAME = "roll-call"
 AT_WORK = "at work"
-MAX_LOOKED = 256  # of the missing nodes; the others are named without a stage
-_MAX_TOLD = 50
+MAX_NAMED = 50  # missing nodes that have a finding each, and are looked at for it
 _MAX_OF_A_NODE = 20
 
 
-def named(rank: int, node: Node | None, names: Names) -> str:
-    """A node for people, whether it ever came or not."""
-    if node is not None:
-        return node.name
-    place = names.place(rank)
-    return label(rank, place.host if place is not None else None)
+@check(NAME, Where.CLUSTER)
+def all_present(cluster: Cluster) -> Iterator[Finding]:
+    """All nodes are present, each with a rank of its own; what they have found themselves is told by kind."""
+    count = cluster.n_present
+    yield all_present.passed(f"all {count} nodes are present", scope=Scope.JOB, measured=count, unit="nodes")
+    yield from collided(cluster.collisions)
+    yield from grouped({node.name: node.record.findings for node in cluster.nodes})
 
 
 def absent(
-    missing: Sequence[int],
-    nodes: Mapping[int, Node],
+    missing: Mapping[int, str],
     looked: Mapping[int, Stuck],
-    settings: Settings,
+    lost: Mapping[int, str],
     n_present: int,
-    name: Callable[[int], str],
+    settings: ClusterSettings,
 ) -> list[Finding]:
-    """One finding for all that did not come, then one for each; of many, the last is for all that are left."""
+    """One finding for all that did not come, then one for each; of many, the last is for all that are left.
+
+    `missing` has their names by rank, `lost` how those were lost that had come before.
+    """
+    names = list(missing.values())
     n_missing = settings.min_nodes - n_present
-    shown = listed([name(rank) for rank in missing])
     text = f"{n_present} of {settings.min_nodes} nodes were present after {settings.deadline_s:g} s"
-    text += f"; missing: {shown}" if shown else f"; {n_missing} are missing, and their names are unknown"
+    text += f"; missing: {listed(names)}" if names else f"; {n_missing} are missing, and their names are unknown"
     counts = {"measured": n_present, "expected": settings.min_nodes, "unit": "nodes"}
     action = "check why these pods are not running, or wait longer with --wait-timeout"
     found = [all_present.failed(Fault.NODE, text, scope=Scope.JOB, action=action, **counts)]
-    for rank in missing[:_MAX_TOLD]:
-        stuck, node = looked.get(rank), nodes.get(rank)
+    for rank, name in list(missing.items())[:MAX_NAMED]:
+        stuck, how = looked.get(rank), lost.get(rank)
         why = "" if stuck is None else f": {stuck.text}"
-        was_here = f"; it was here before, and {node.lost}" if node is not None and node.lost else ""
-        found.append(_absent(name(rank), stuck, f"{name(rank)} is missing{why}{was_here}"))
-    rest = [name(rank) for rank in missing[_MAX_TOLD:]]
+        was_here = f"; it was here before, and {how}" if how else ""
+        found.append(_absent(name, stuck, f"{name} is missing{why}{was_here}"))
+    rest = names[MAX_NAMED:]
     if rest:
         text = f"missing, too, {counted(len(rest), 'more node')}: {listed(rest)}"
         found.append(_absent(", ".join(rest), None, text))
@@ -58,7 +60,7 @@ def absent(
 
 
 def _absent(who: str, stuck: Stuck | None, text: str) -> Finding:
-    seen = {} if stuck is None else {"measured": stuck.stage.value, "action": ADVICE[stuck.stage]}
+    seen = {} if stuck is None else {"measured": stuck.stage.value, "action": stuck.action}
     return all_present.failed(Fault.NODE, text, subject=who, **seen)
 
 
@@ -66,7 +68,7 @@ def midway(node: Node) -> Finding:
     """It was there, and then it was not."""
     how = node.lost or "it did not report the results of its own checks"
     text = f"{node.name} was lost during the cluster preflight: {how}"
-    more = {"measured": Stage.SILENT.value, "action": "see the log and the events of its pod"}
+    more = {"measured": NodeStage.SILENT.value, "action": "see the log and the events of its pod"}
     return all_present.failed(Fault.NODE, text, subject=node.name, **more)
 
 
@@ -112,26 +114,9 @@ def refused(reason: str) -> Finding:
     return all_present.failed(Fault.JOB, f"node 0 refuses this node: {reason}", action=action)
 
 
-@check(NAME, Where.CLUSTER)
-def all_present(cluster: Cluster) -> Iterator[Finding]:
-    """All nodes are present, each with a rank of its own; what they have found themselves is told by kind."""
-    count = cluster.n_present
-    yield all_present.passed(f"all {count} nodes are present", scope=Scope.JOB, measured=count, unit="nodes")
-    yield from collided(cluster.collisions)
-    yield from grouped({node.name: node.findings for node in cluster.nodes})
-
-
-def told(text: str) -> tuple[Finding, ...]:
-    """What a node says that its own checks found."""
-    try:
-        return tuple(msg.load_findings(text)[:_MAX_OF_A_NODE])
-    except ValueError as problem:
-        return (all_present.unknown(f"what this node has found cannot be read: {problem}"),)
-
-
 def grouped(findings: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """The nodes' own findings by node, those of one kind together: the first one stands for the others."""
-    pairs = ((name, finding) for name, its in findings.items() for finding in its)
+    pairs = ((name, finding) for name, its in findings.items() for finding in its[:_MAX_OF_A_NODE])
     groups = units.grouped(((one.check, one.status, one.fault), (name, one)) for name, one in pairs)
     return [_group(members) for members in groups.values()]
 

@@ -24,7 +24,7 @@ def shared_storage(cluster: Cluster) -> Iterator[Finding]:
     # Who cannot write there at all is told by its own check.
     able = [node for node in cluster.nodes if not _cannot_write(node)]
     for folder, must in cluster.settings.storage.items() if len(cluster.nodes) > 1 else ():
-        groups = grouped((node.tokens[folder], node.name) for node in able if folder in node.tokens)
+        groups = grouped((node.record.tokens[folder], node.name) for node in able if folder in node.record.tokens)
         yield _judged(folder, sorted(groups.values(), key=len, reverse=True), must)
 
 
@@ -47,8 +47,8 @@ def _divided(folder: str, groups: Sequence[Sequence[str]], count: int, must: boo
     if has_majority:
         text = f"{folder} is one folder for {len(groups[0])} of {count} nodes, and another one on {listed(odd)}"
     else:
-        told = "; ".join(listed(group) for group in groups[:4])
-        text = f"{folder} is one folder for some nodes each, and not for all: {told}"
+        members = "; ".join(listed(group) for group in groups[:4])
+        text = f"{folder} is one folder for some nodes each, and not for all: {members}"
     fault = Fault.NODE if has_majority else Fault.JOB
     return shared_storage.bad(
         fault if must else None,
@@ -71,7 +71,7 @@ def _own(folder: str, count: int, must: bool) -> Finding:
 
 
 def _cannot_write(node: Node) -> bool:
-    return any(one.check == "storage" and one.status is Status.FAIL for one in node.findings)
+    return any(finding.check == "storage" and finding.status is Status.FAIL for finding in node.record.findings)
 
 
 # -- tokens in shared folders ------------------------------------------------------------------
@@ -105,7 +105,9 @@ class Tokens:
         """
         if not tokens:
             return {}
-        tried = self._in_each("seek", lambda folder: json.dumps([_path(folder, one) for one in tokens]), _SEEK_S)
+        tried = self._in_each(
+            "seek", lambda folder: json.dumps([_path(folder, token) for token in tokens]), _SEEK_S
+        )
         return {
             folder: next((token for token in tokens if its.values.get(_path(folder, token))), self._own)
             for folder, its in tried.items()

@@ -123,7 +123,7 @@ def _number(text: str) -> int | None:
 # -- why a host did not run what ssh was asked for ---------------------------------------------
 
 
-class Stage(str, Enum):
+class SshStage(str, Enum):
     """What a host has to pass, in order."""
 
     DNS = "DNS"
@@ -137,25 +137,24 @@ class Stage(str, Enum):
 class Refusal(Struct, frozen=True):
     """Where a host is stuck, and why."""
 
-    stage: Stage
+    stage: SshStage
     why: str
 
 
-_WORDS: tuple[tuple[re.Pattern[str], Stage], ...] = (
-    (
-        re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed|host key is known"),
-        Stage.HOST_KEY,
+# By what ssh prints; the first that fits wins.
+_WORDS: Mapping[SshStage, re.Pattern[str]] = {
+    SshStage.HOST_KEY: re.compile(
+        "REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed|host key is known|no matching host key"
+        "|Server host key|Bad server host key"
     ),
-    (re.compile(r"no matching host key|Server host key|Bad server host key"), Stage.HOST_KEY),
-    (
-        re.compile(r"Permission denied|Too many authentication failures|no matching key|UNPROTECTED PRIVATE"),
-        Stage.KEY,
+    SshStage.KEY: re.compile(
+        "Permission denied|Too many authentication failures|no matching key|UNPROTECTED PRIVATE"
     ),
-    (re.compile(r"This account is (?:currently )?not available|account is locked|may not log in"), Stage.SHELL),
-    (re.compile(r"Could not resolve hostname"), Stage.DNS),
-    (re.compile(r"ssh: connect to host"), Stage.PORT),
-    (re.compile(r"kex_exchange_identification|banner|Connection (?:closed|reset) by"), Stage.BANNER),
-)
+    SshStage.SHELL: re.compile("This account is (?:currently )?not available|account is locked|may not log in"),
+    SshStage.DNS: re.compile("Could not resolve hostname"),
+    SshStage.PORT: re.compile("ssh: connect to host"),
+    SshStage.BANNER: re.compile("kex_exchange_identification|banner|Connection (?:closed|reset) by"),
+}
 
 
 def refusal(code: int | None, err: str, answer: Answer) -> Refusal | None:
@@ -165,46 +164,31 @@ def refusal(code: int | None, err: str, answer: Answer) -> Refusal | None:
         return None
     if answer.began:
         how = "did not end in time" if code is None else f"exited with code {code}"
-        return Refusal(Stage.SHELL, f"the test command {how}")
+        return Refusal(SshStage.SHELL, f"the test command {how}")
     if code == _SSH_FAILED or code is None:
-        for pattern, stage in _WORDS:
+        for stage, pattern in _WORDS.items():
             line = next((line for line in lines if pattern.search(line)), None)
             if line:
                 return Refusal(stage, line.strip("@ \t")[:_SHOWN])
     if code is None:
         why = "login succeeded, but no command ran in time" if answer.said else "no answer in time"
-        return Refusal(Stage.SHELL, why)
+        return Refusal(SshStage.SHELL, why)
     last = lines[-1][:_SHOWN] if lines else "it said nothing"
     if code == _SSH_FAILED:
-        return Refusal(Stage.BANNER, last)
+        return Refusal(SshStage.BANNER, last)
     said = f"; it said: {answer.said}" if answer.said else f"; {last}" if lines else ""
-    return Refusal(Stage.SHELL, f"its login shell ends with code {code} before any command{said}")
+    return Refusal(SshStage.SHELL, f"its login shell ends with code {code} before any command{said}")
 
 
 # -- the launcher, and the answers of its hosts -------------------------------------------------
 
 
-class Launcher(Struct, frozen=True, kw_only=True):
-    """What is known before any host was asked."""
-
-    subject: Subject
-    settings: Settings
-    folder: str  # private and new
-    typed: Typed  # of which nothing but the program is known where ranks are started without MPI
-    wait_s: float  # for hosts to come
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """The hosts."""
-        return self.subject.job.members or ()
-
-
-class Own(Struct, frozen=True, kw_only=True):
+class Own(Struct, frozen=True):
     """What the launcher itself has, by which the hosts are measured."""
 
     mpirun: str  # as typed; "": ranks are started without MPI
     versions: Versions
-    daemons: Sequence[str]  # names, one of which every host needs; none: it is no mpirun that we know
+    daemons: Sequence[str] = ()  # names, one of which every host needs; none: it is no mpirun that we know
     is_here: bool = True
     is_needed: bool = True  # by a command that is known
 
@@ -212,7 +196,8 @@ class Own(Struct, frozen=True, kw_only=True):
 class Hosts(Struct, frozen=True, kw_only=True):
     """All that was found out of the hosts."""
 
-    launcher: Launcher
+    members: Sequence[Member]
+    typed: Typed  # of which nothing but the program is known where ranks are started without MPI
     trouble: LaunchError | None = None  # no host was asked
     client: SshClient | None = None
     refusals: Mapping[str, Refusal | None] = field(default_factory=dict)
@@ -225,34 +210,36 @@ class Hosts(Struct, frozen=True, kw_only=True):
         return {host: answer for host, answer in self.answers.items() if self.refusals[host] is None}
 
 
-def look(launcher: Launcher) -> Hosts:
-    """Look at all hosts, to the end of the time to wait at most if some are not there."""
+def look(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s: float) -> Hosts:
+    """Look at all hosts, for `wait_s` at most if some are not there; `folder` is private and new."""
+    members, env = subject.job.members or (), subject.env
     try:
         client = prepared(
-            launcher.subject.job,
-            f"{launcher.folder}/ssh",
-            port=launcher.settings.ssh_port,
-            check_host_keys=not launcher.settings.insecure_host_keys,
-            path=launcher.subject.env.get("PATH"),
+            subject.job,
+            f"{folder}/ssh",
+            port=settings.ssh_port,
+            check_host_keys=not settings.insecure_host_keys,
+            path=env.get("PATH"),
         )
     except LaunchError as problem:
-        return Hosts(launcher=launcher, trouble=problem)
-    hosts = [member.host for member in launcher.members]
-    stuck = _wait(hosts, client.port, launcher.wait_s)
-    own, python = _own(launcher), python_of(launcher.typed.program)
+        return Hosts(members=members, typed=typed, trouble=problem)
+    hosts = [member.host for member in members]
+    stuck = _wait(hosts, client.port, wait_s)
+    own = _own(subject, typed)
     token = secrets.token_hex(12)
-    command = script_command(token, own.mpirun or "-", own.daemons, python)
+    command = script_command(token, own.mpirun or "-", own.daemons, python_of(typed.program))
 
     def asked(host: str) -> Ended:
         # mpirun starts ranks on its own host without ssh.
         argv = ("/bin/sh", "-c", command) if is_here(host) else client.argv(host, command)
-        return run(argv, launcher.subject.env, _ASK_S)
+        return run(argv, env, _ASK_S)
 
     ended = at_once([host for host in hosts if host not in stuck], asked, AT_ONCE)
     answers = {host: read(token, one.out) for host, one in ended.items()}
     refusals = {host: refusal(one.code, one.err, answers[host]) for host, one in ended.items()}
     return Hosts(
-        launcher=launcher,
+        members=members,
+        typed=typed,
         client=client,
         refusals={host: stuck.get(host) or refusals.get(host) for host in hosts},
         answers=answers,
@@ -275,33 +262,27 @@ def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
             probes.tick(time.monotonic())
         probes.rest()
         return {
-            host: Refusal(Stage[reached.stage.name], reached.why)
+            host: Refusal(SshStage[reached.stage.name], reached.why)
             for host, reached in probes.readiness.items()
             if reached.stage is not host_readiness.HostStage.READY
         }
 
 
-def _own(launcher: Launcher) -> Own:
+def _own(subject: Subject, typed: Typed) -> Own:
     """The launcher's versions, and what its mpirun starts on other hosts."""
-    env, mpirun = launcher.subject.env, launcher.typed.mpirun
-    ended = run((python_of(launcher.typed.program), "--version"), env, _ASK_S)
+    env, mpirun = subject.env, typed.mpirun
+    ended = run((python_of(typed.program), "--version"), env, _ASK_S)
     python = version_in((ended.out + ended.err).strip()) if ended.code == 0 else None
     path = shutil.which(mpirun, path=env.get("PATH")) if mpirun else None
     if path is None:
         versions = Versions(python=python, launcher=__version__)
-        is_needed = launcher.subject.command is not None
-        return Own(mpirun=mpirun, versions=versions, daemons=(), is_here=False, is_needed=is_needed)
+        return Own(mpirun, versions, is_here=False, is_needed=subject.command is not None)
     ended = run((path, "--version"), env, _ASK_S)
-    dialect = recognised(ended.out + ended.err)
-    daemons = _daemons(dialect)
+    daemons = _daemons(recognised(ended.out + ended.err))
     if "/" in mpirun:  # it starts what lies beside itself
         daemons = tuple(str(PurePosixPath(mpirun).parent / name) for name in daemons)
     line = next((text for text in ended.out.splitlines() if version_in(text) != text[:_SHOWN]), "")
-    return Own(
-        mpirun=mpirun,
-        versions=Versions(mpirun=version_in(line), python=python, launcher=__version__),
-        daemons=daemons,
-    )
+    return Own(mpirun, Versions(mpirun=version_in(line), python=python, launcher=__version__), daemons)
 
 
 def _daemons(dialect: Dialect | None) -> tuple[str, ...]:

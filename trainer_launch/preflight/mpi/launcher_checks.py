@@ -19,17 +19,13 @@ from trainer_launch.planning.command import Command
 from trainer_launch.planning.mpi import KUBEXEC
 from trainer_launch.planning.mpi_options import Typed, is_horovodrun
 from trainer_launch.preflight.check import Check, Subject, Where, check
-from trainer_launch.preflight.mpi.host_queries import (
-    Answer,
-    Hosts,
-    Launcher,
-    Own,
-    Refusal,
-    Stage,
-    look,
-)
+from trainer_launch.preflight.mpi.host_queries import Answer, Hosts, Own, Refusal, SshStage, look
 
 _SHOWN = 5
+_ACTIONS_OVERFULL = {
+    "GPUs": "lower slotsPerWorker, or see which devices the host has lost",
+    "CPUs": "raise the workers' CPU limit, or lower slotsPerWorker",
+}
 _ACTION_IMAGE = "start launcher and workers from the same image, by digest"
 
 
@@ -51,19 +47,12 @@ def findings(
     if why is not None:
         return (mpi_hosts.skipped(why),)
     folder = private_folder()
-    launcher = Launcher(
-        subject=subject,
-        settings=settings,
-        folder=folder,
-        typed=_typed(subject.command),
-        wait_s=left_s,
-    )
-    wanted = {one.id for one in checks}
     try:
-        hosts = look(launcher)
+        hosts = look(subject, settings, _typed(subject.command), folder, left_s)
         found = [finding for run in dict.fromkeys(one.run for one in checks) for finding in run(hosts)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    wanted = {one.id for one in checks}
     return tuple(finding for finding in found if finding.check in wanted)
 
 
@@ -122,50 +111,50 @@ def mpi_programs(hosts: Hosts) -> Iterator[Finding]:
 def mpi_slots(hosts: Hosts) -> Iterator[Finding]:
     """The slots suffice for the ranks asked for, and each host for its slots."""
     if hosts.client is not None:
-        yield from room(hosts.launcher.members, hosts.launcher.typed.number, hosts.let_in)
+        yield from room(hosts.members, hosts.typed.number, hosts.let_in)
 
 
 # -- what the hosts' answers come to: findings, each with the hosts that it is about ----------
 
 
-class _Told(NamedTuple):
-    """What a stage is about: its check, whose fault it is, and what to do."""
+class _StageTold(NamedTuple):
+    """What is told of hosts that are stuck at a stage."""
 
     check: Check[Hosts]
     fault: Fault
-    says: str
+    text: str
     action: str
 
 
-_TOLD: Mapping[Stage, _Told] = {
-    Stage.DNS: _Told(
+_TOLD: Mapping[SshStage, _StageTold] = {
+    SshStage.DNS: _StageTold(
         mpi_hosts,
         Fault.NODE,
         "no address found for",
         "see whether the pod and the job's headless Service are there",
     ),
-    Stage.PORT: _Told(
+    SshStage.PORT: _StageTold(
         mpi_hosts,
         Fault.NODE,
         "cannot connect to sshd of",
         "check that its sshd runs, its port, and NetworkPolicies",
     ),
-    Stage.BANNER: _Told(
+    SshStage.BANNER: _StageTold(
         mpi_hosts, Fault.NODE, "no sshd answers on", "see that pod's log; check that the port is sshd's"
     ),
-    Stage.HOST_KEY: _Told(
+    SshStage.HOST_KEY: _StageTold(
         mpi_ssh,
         Fault.JOB,
         "another host key than the job's is shown by",
         "run trainer-launch sshd there, which shows the job's key; a host without it may be an impostor",
     ),
-    Stage.KEY: _Told(
+    SshStage.KEY: _StageTold(
         mpi_ssh,
         Fault.JOB,
         "the job's key is refused by",
         "mount the same Secret in all pods; see mode and owner of authorized_keys",
     ),
-    Stage.SHELL: _Told(
+    SshStage.SHELL: _StageTold(
         mpi_ssh, Fault.JOB, "no command runs on", "see the login shell and its start-up files (.bashrc, .profile)"
     ),
 }
@@ -177,22 +166,16 @@ def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = T
     at = {_TOLD[refusal.stage].check.id for refusal in stuck}
     if mpi_hosts.id not in at:
         yield mpi_hosts.passed(f"name, port and sshd answer on {all_of(len(refusals), 'host')}", scope=Scope.JOB)
-    for refusal, hosts in sorted(stuck.items(), key=lambda item: list(Stage).index(item[0].stage)):
+    for refusal, hosts in sorted(stuck.items(), key=lambda item: list(SshStage).index(item[0].stage)):
         told, who = _TOLD[refusal.stage], listed(hosts)
-        text, measured = f"{told.says} {who}: {refusal.why}", refusal.stage.value
+        text, measured = f"{told.text} {who}: {refusal.why}", refusal.stage.value
         yield told.check.failed(told.fault, text, subject=who, measured=measured, action=told.action)
-    let_in = [host for host, refusal in refusals.items() if refusal is None]
-    if let_in and mpi_ssh.id not in at:
-        shown = (
-            "present it as their host key"
-            if check_host_keys
-            else "host keys are not checked (--insecure-host-keys)"
-        )
-        who = (
-            all_of(len(let_in), "host")
-            if len(let_in) == len(refusals)
-            else f"{len(let_in)} of {len(refusals)} hosts"
-        )
+    n_let_in = sum(refusal is None for refusal in refusals.values())
+    if n_let_in and mpi_ssh.id not in at:
+        is_all = n_let_in == len(refusals)
+        who = all_of(n_let_in, "host") if is_all else f"{n_let_in} of {len(refusals)} hosts"
+        shown = "host keys are not checked (--insecure-host-keys)"
+        shown = "present it as their host key" if check_host_keys else shown
         yield mpi_ssh.passed(f"{who} accept the job's key, and {shown}", scope=Scope.JOB)
 
 
@@ -279,22 +262,19 @@ def room(members: Sequence[Member], number: int | None, answers: Mapping[str, An
 
 def _overfull(slots: Mapping[str, int], answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """GPUs count only where some host has any; of CPUs a rank may need less than one."""
-    some_gpus = any(answer.gpus for answer in answers.values())
-    for unit, action in (("GPUs", "lower slotsPerWorker, or see which devices the host has lost"),
-                         ("CPUs", "raise the workers' CPU limit, or lower slotsPerWorker")):  # fmt: skip
-        if unit == "GPUs" and not some_gpus:
-            continue
-        has = {host: a.gpus if unit == "GPUs" else a.cpus for host, a in answers.items()}
-        over = [host for host, number in has.items() if number is not None and number < slots.get(host, 0)]
+    gpus = {host: answer.gpus for host, answer in answers.items()}
+    has = {"GPUs": gpus if any(gpus.values()) else {}, "CPUs": {host: one.cpus for host, one in answers.items()}}
+    for unit, numbers in has.items():
+        over = [host for host, number in numbers.items() if number is not None and number < slots.get(host, 0)]
         if over:
             first = over[0]
-            there = counted(has[first] or 0, unit[:-1])
+            there = counted(numbers[first] or 0, unit[:-1])
             yield mpi_slots.warned(
                 f"more slots than {unit} on {listed(over)}: {slots[first]} slots, {there}",
                 subject=listed(over),
-                measured=has[first],
+                measured=numbers[first],
                 expected=slots[first],
                 unit=unit,
                 basis=Basis.ABSOLUTE,
-                action=action,
+                action=_ACTIONS_OVERFULL[unit],
             )
