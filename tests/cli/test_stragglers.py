@@ -145,7 +145,7 @@ def test_a_straggler_is_in_the_log_once_and_in_events_metrics_and_status(
         assert len(told["job"]["lateness"]) == 4
         assert told["launchers"][0]["stragglers"][0]["rank"] == 1
         assert "     rank 1 (node 0) is a straggler: " in launch("status", "--pid", str(job.pid)).stdout
-        assert 'trainer_launch_straggler{rank="1",node="0"} 1\n' in metrics(port)
+        assert 'trainer_launch_straggler{rank="1",node="0"} 1.0\n' in metrics(port)
         eventually(lambda: "straggler" in events.read_text(), events.read_text)
         job.signal(signal.SIGTERM)
         _, output = job.end()

@@ -355,7 +355,7 @@ def test_local_runs_two_pods_of_two_workers_that_really_meet(tmp_path: Path) -> 
     assert sorted(ended.stdout.splitlines()) == [f"[{n // 2}:{n}] sum 4 of 4" for n in range(4)]
     table = [line.split() for line in ended.stderr.splitlines() if line.startswith("local-node-0-")]
     assert [row[:5] for row in table] == [[f"local-node-0-{n}", "Succeeded", "1", "0", "0"] for n in (0, 1)]
-    assert ended.stderr.splitlines()[-1].startswith("TrainJob local: Succeeded after ")
+    assert "\nTrainJob local: Succeeded after " in ended.stderr
 
 
 def test_local_gives_each_pod_exactly_what_a_trainer_v2_pod_gets(tmp_path: Path) -> None:

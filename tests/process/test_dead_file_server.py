@@ -50,13 +50,31 @@ def server(tmp_path):
     with subprocess.Popen([sys.executable, str(SERVER), str(tmp_path / "served"), str(mount)]) as process:
         try:
             eventually(lambda: os.path.ismount(mount), "the folder is mounted")
+            control = Path(f"{mount}.control")
+            control.mkdir()
+            subprocess.run(["mount", "-t", "fusectl", "none", str(control)], check=True)
             # A close that nobody answers holds even a killed process: this server asks to hear of none.
             (mount / "first").touch()
             yield process, mount
         finally:
             process.send_signal(signal.SIGCONT)
             subprocess.run(["fusermount3", "-uz", str(mount)], check=False)
+            subprocess.run(["umount", "-l", f"{mount}.control"], check=False)
             process.terminate()
+
+
+def stop(process, mount):
+    """Stop the server while it answers nobody: who waits for an answer that was begun cannot even be killed."""
+    waiting = Path(f"{mount}.control/{os.stat(mount).st_dev}/waiting")
+
+    def is_stopped():
+        process.send_signal(signal.SIGSTOP)
+        if int(waiting.read_text()) == 0:
+            return True
+        process.send_signal(signal.SIGCONT)
+        return False
+
+    eventually(is_stopped, "the server is stopped between two answers")
 
 
 def started(mount, job, words=(), env=(), stdout=None, stderr=None):
@@ -86,7 +104,7 @@ def test_a_request_to_stop_is_heard_where_the_server_is_gone_of(place, server, t
     launcher = started(mount, job, **place)
     try:
         eventually(lambda: (tmp_path / "begun").exists(), "the workers train")
-        process.send_signal(signal.SIGSTOP)
+        stop(process, mount)
         begun_s = time.monotonic()
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(60.0) == 128 + signal.SIGTERM

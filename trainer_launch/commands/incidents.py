@@ -23,7 +23,7 @@ EXAMPLES = """examples:
   kubectl exec POD -- trainer-launch incidents
   kubectl exec POD -- trainer-launch incidents show          # the newest
   kubectl exec POD -- trainer-launch incidents page >incident.html
-  kubectl cp POD:/tmp/trainer-launch-incidents ./copied      # the folders of all
+  kubectl cp POD:/tmp/trainer-launch-incidents ./copied    # the folders of all
   trainer-launch incidents show --incident-dir ./copied
 """
 _ACTIONS = ("list", "show", "page")
