@@ -19,7 +19,7 @@ FILLED = re.compile(r"%\.?[0-9]*[sdgfr]|\{[a-z_]+(?::g)?\}")  # what logging and
 
 
 def name_of(path: Path) -> str:
-    """The path as CONTRIBUTING.md writes it: `supervisor/state_machine.py`."""
+    """The path as CONTRIBUTING.md writes it: `supervisor/processes.py`."""
     return path.relative_to(PACKAGE).as_posix()
 
 

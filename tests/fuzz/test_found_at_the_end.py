@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.launching import launch
 from tests.conftest import require
-from trainer_launch.model import FailureRecord
+from trainer_launch.model import Death
 from trainer_launch.mpi import horovod_agent
 from trainer_launch.mpi.mpirun_messages import Said
 from trainer_launch.supervisor.failure import parse_agent_failure
@@ -39,14 +39,14 @@ def test_nor_does_a_line_of_horovods_form(code: str) -> None:
 @pytest.mark.parametrize("value", [0, -1, 256, 10**30, True, "7", 1.5])
 def test_a_note_of_the_agent_with_a_code_that_no_failure_has_leaves_the_programs_own(value: object) -> None:
     note = {"exit_code": value, "signal": value, "message": "m"}
-    assert parse_agent_failure(json.dumps(note)) == FailureRecord(message="m")
+    assert parse_agent_failure(json.dumps(note)) == Death(message="m")
 
 
 @pytest.mark.parametrize("value", [-1, 2**31, 10**400])
 def test_nor_is_a_rank_any_number(value: int) -> None:
-    assert parse_agent_failure(json.dumps({"rank": value, "local_rank": value})) == FailureRecord()
+    assert parse_agent_failure(json.dumps({"rank": value, "local_rank": value})) == Death()
 
 
 @pytest.mark.parametrize("name", ["a\nreason=Succeeded", "a\x85b", "\x1b[2J", "h" * 300])
 def test_nor_is_a_host_any_text(name: str) -> None:
-    assert parse_agent_failure(json.dumps({"hostname": name})) == FailureRecord()
+    assert parse_agent_failure(json.dumps({"hostname": name})) == Death()
