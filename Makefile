@@ -76,7 +76,7 @@ test-kubelet: venv ## as root: build Kubernetes once, in the user's cache, and r
 	$(BIN)/python -m pytest -n 0 -m kubelet tests/kubelet $(PYTEST_ARGS)
 
 # A machine with GPUs may have no network and a torch of its own: .venv is used if it is there, and never made here.
-test-gpu: ## with an NVIDIA GPU, without network: run GPU checks and jobs over NCCL on it; the result is build/gpu.md
+test-gpu: ## with an NVIDIA GPU, without network: run GPU checks and jobs over NCCL on it; the result is build/gpu.xml
 	@tests/setup/gpu.sh test $(PYTEST_ARGS)
 
 gpu-wheels: ## with network: pack in .gpu-wheels what `make test-gpu` needs besides torch; GPU_PYTHON=3.12

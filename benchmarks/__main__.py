@@ -2,14 +2,12 @@
 
 python -m benchmarks                              all that is quick, five times
 python -m benchmarks --only survival              one section, or several: a,b; survival is all rows of it
-python -m benchmarks --only recovery --continue --repeats 10    add to what there is
 python -m benchmarks --draw                       only draw the page anew
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import signal
 import sys
@@ -17,11 +15,10 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from benchmarks import page
-from benchmarks.measuring import Section, Terms, become_reaper, end_leftovers, measure, say, settle
-from benchmarks.results import Refused, Results, continued, load, machine, save
-from benchmarks.sections import SECTIONS, chosen
-from benchmarks.tables import circumstances, quiet_limit, table
+from benchmarks import page, tables
+from benchmarks.measuring import Section, become_reaper, end_leftovers, measure, say, settle
+from benchmarks.page import SECTIONS
+from benchmarks.results import Refused, Results, machine, save
 
 
 def main() -> int:
@@ -31,8 +28,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this keeps what there is
     try:
         if not asked.draw:
-            return measure_all(chosen(asked.only), asked)
-        page.write(SECTIONS)
+            return measure_all(chosen(asked.only), asked.repeats, asked.who)
+        page.write()
         return 0
     except Refused as error:
         print(f"benchmarks: {error}", file=sys.stderr)
@@ -50,9 +47,7 @@ def _options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", metavar="A,B", help="of " + ", ".join(section.name for section in SECTIONS))
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="runs of each contestant (default 5)")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
     parser.add_argument("--who", type=_names, default=(), metavar="A,B", help="only these; printed, and not kept")
-    parser.add_argument("--continue", action="store_true", dest="goes_on", help="add to the raw data there is")
     parser.add_argument("--draw", action="store_true", help="measure nothing, only write RESULTS.md anew")
     return parser
 
@@ -61,100 +56,70 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(","))
 
 
-def measure_all(sections: Sequence[Section], asked: argparse.Namespace) -> int:
-    """Section by section; those that take turns, turn by turn. 1 if one could not even begin."""
-    limit, load_now = quiet_limit(machine()), os.getloadavg()[0]
-    quiet = limit if load_now <= limit else None
-    if quiet is None:
-        say(f"the load is {load_now:.1f}: other work runs here, and the page will say so")
-    until_s = time.monotonic() + asked.minutes * 60
+def chosen(only: str | None) -> list[Section]:
+    """The sections of these names, `survival` for all its rows; without names: those of `make bench`.
+
+    Raises:
+        Refused: there is none of that name.
+    """
+    if only is None:
+        return [section for section in SECTIONS if section.is_by_default]
+    sections: list[Section] = []
+    for word in _names(only):
+        named = [section for section in SECTIONS if f"{section.name}-".startswith(f"{word}-")]
+        if not named:
+            raise Refused(f"--only {word!r} is none of {', '.join(section.name for section in SECTIONS)}")
+        sections += named
+    return sections
+
+
+def measure_all(sections: Sequence[Section], repeats: int, who: tuple[str, ...]) -> int:
+    """Section by section, when the machine is quiet; 1 if one could not even begin."""
+    limit, load = tables.quiet_limit(machine()), os.getloadavg()[0]
+    if load > limit:
+        say(f"the load is {load:.1f}: other work runs here, and the page will say so")
     worst = 0
-    in_turn = [section for section in sections if section.takes_turns]
-    runs = [_Run(one, asked, until_s, asked.repeats, quiet) for one in sections if not one.takes_turns]
-    shared = [_Run(section, asked, until_s, 1, quiet) for section in in_turn]
-    for run in [*runs, *shared]:
-        run.check()
-    for run in [*runs, *(shared * asked.repeats)]:
-        worst |= run.once()
-        if not asked.who:
-            page.write(SECTIONS)
+    for section in sections:
+        if why := section.missing():
+            say(f"{section.name}: left out: {why}")
+            continue
+        if load <= limit:
+            settle(limit)  # or the load that the section before has left would be taken for other work
+        worst |= _measure(section, section.repeats or repeats, who)
+        if not who:
+            page.write()
     return worst
 
 
-class _Run:
-    """The measuring of one section, in one go or in several."""
-
-    def __init__(
-        self, section: Section, asked: argparse.Namespace, until_s: float, repeats: int, quiet: float | None
-    ) -> None:
-        """`quiet` is the load to begin at; None where other work keeps it above."""
-        self._section, self._asked, self._until_s, self._repeats = section, asked, until_s, repeats
-        self._quiet = quiet
-        self._results: Results | None = None
-
-    def check(self) -> None:
-        """Before anything is measured.
-
-        Raises:
-            Refused: it cannot be continued.
-        """
-        if self._asked.goes_on and self._section.missing() is None:
-            self._begun()
-
-    def once(self) -> int:
-        """1 if it could not even begin."""
-        section = self._section
-        if (why := section.missing()) is not None:
-            say(f"{section.name}: left out: {why}")
-            return 0
-        if time.monotonic() > self._until_s:
-            return 0
-        if self._results is None and self._quiet is not None:
-            settle(self._quiet)  # or what the section before has left of its load would be taken for other work
-        began_s = time.monotonic()
-        try:
-            self._results = results = self._results or self._begun()
-            before_s = results.took_s
-
-            def keep(now: Results) -> None:
-                now.took_s = round(before_s + time.monotonic() - began_s, 1)
-                self._keep(now)
-
-            terms = Terms(repeats=self._repeats, until_s=self._until_s, who=self._asked.who, keep=keep)
-            measure(section, results, terms)
-        except Refused:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever one section does, the others go on
-            say(f"{section.name}: could not be measured: {type(error).__name__}: {error}")
-            return 1
-        finally:
-            end_leftovers()
-        if self._asked.who:
-            print(f"\n{table(results, section.whos)}\n\n{circumstances(results)}\n", flush=True)
-        say(f"{section.name}: done in {time.monotonic() - began_s:.0f} s")
-        return 0
-
-    def _begun(self) -> Results:
-        results = begun(self._section, self._asked.repeats)
-        return continued(load(self._section.name), results) if self._asked.goes_on else results
-
-    def _keep(self, now: Results) -> None:
-        now.repeats = max((len(one.values) + len(one.failures) for one in now.figures), default=0)
-        if now.repeats and not self._asked.who:
-            save(now)
-
-
-def begun(section: Section, repeats: int) -> Results:
-    """A section's raw data, still empty."""
-    return Results(
+def _measure(section: Section, repeats: int, who: tuple[str, ...]) -> int:
+    began_s = time.monotonic()
+    results = Results(
         section=section.name,
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
         machine=machine(),
         versions=dict(section.versions()),
         load=round(os.getloadavg()[0], 1),
-        repeats=repeats,
-        command=f'make bench BENCH_ARGS="--only {section.name} --repeats {section.repeats or repeats}"',
+        repeats=0,
+        command=f'make bench BENCH_ARGS="--only {section.name} --repeats {repeats}"',
     )
+
+    def keep() -> None:
+        results.took_s = round(time.monotonic() - began_s, 1)
+        results.repeats = max((len(one.values) + len(one.failures) for one in results.figures), default=0)
+        if results.repeats and not who:
+            save(results)
+
+    try:
+        measure(section, results, repeats, who, keep)
+    except Exception as error:  # noqa: BLE001 - whatever one section does, the others go on
+        say(f"{section.name}: could not be measured: {type(error).__name__}: {error}")
+        return 1
+    finally:
+        end_leftovers()
+    if who:
+        print(f"\n{tables.table(results, section.whos)}\n\n{tables.circumstances(results)}\n", flush=True)
+    say(f"{section.name}: done in {time.monotonic() - began_s:.0f} s")
+    return 0
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ import resource
 import selectors
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection
 
-from benchmarks.measuring import Case, Failed, Section, Setup
+from benchmarks.measuring import Case, Section, Setup, floats_of
 from benchmarks.peers import version_here
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.server import Server
@@ -201,12 +200,8 @@ def simulate(n_nodes: int, losses: int) -> tuple[float, ...]:
 
 
 def simulated(n_nodes: int, losses: int = LOSSES) -> Mapping[str, float]:
-    """In a process of its own, as it grows with the nodes."""
-    argv = (sys.executable, "-m", "benchmarks.coordinator", str(n_nodes), str(losses))
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=2 * LATEST_S)
-    if done.returncode:
-        raise Failed((done.stderr.strip().splitlines() or ["no word"])[-1])
-    return dict(zip(ROWS, map(float, done.stdout.split()), strict=True))
+    values = floats_of("benchmarks.coordinator", str(n_nodes), str(losses), within_s=2 * LATEST_S)
+    return dict(zip(ROWS, values, strict=True))
 
 
 def overflows() -> int:
@@ -240,7 +235,6 @@ node may start its workers. Where the next loss comes before, the wait goes on."
     open=opened,
     versions=lambda: {"trainer-launch": version_here("trainer-launch"), "Python": sys.version.split()[0]},
     whos=tuple(map(name_of, SIZES)),
-    shown=tuple(row for row in ROWS if "form again" in row),
 )
 
 

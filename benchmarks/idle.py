@@ -128,19 +128,7 @@ INITS = (
     Init(
         "trainer-launch", _before(*LAUNCHER, "run", "--log-level", "warning", "--engine", "plain", "--"), _by_signal
     ),
-    Init("tini", lambda _, program: (peers.debian("tini", "tini"), "--", *program), _by_signal, package="tini"),
-    Init(
-        "dumb-init",
-        lambda _, program: (peers.debian("dumb-init", "dumb-init"), "--", *program),
-        _by_signal,
-        package="dumb-init",
-    ),
-    Init(
-        "catatonit",
-        lambda _, program: (peers.debian("catatonit", "catatonit"), "--", *program),
-        _by_signal,
-        package="catatonit",
-    ),
+    *(Init(name, _before(name, "--"), _by_signal, package=name) for name in ("tini", "dumb-init", "catatonit")),
     Init("s6", _s6, _by_s6, "by `s6-svc -1`, as it forwards none", package="s6"),
     Init("no init", _before("sh", "-c", '"$@"; exit $?', "sh"), _to_program, "sent to the program itself"),
 )
@@ -173,15 +161,9 @@ SECTION = Section(
 PID 1 of its own process namespace, with one program that waits for SIGUSR1. Memory, wake-ups and CPU over
 {IDLE_S:g} s are those of everything beside the program (for s6 its two processes). A signal is the median of
 {SIGNALS} signals, from kill() until the program has received it. `no init` is a shell that
-waits; its signals go to the program itself, which is the lower bound.""",
+waits; its signals go to the program itself, which is the lower bound. The others are small C programs; this is a
+Python program with psutil.""",
     open=opened,
     versions=versions,
     whos=tuple(init.who for init in INITS),
-    shown=("memory (PSS)", "wake-ups", "a signal"),
-    causes={
-        "memory": "This is a Python program with psutil; the others are small C programs that do much less.",
-        "wake-ups": "It should have none; see the raw data.",
-        "CPU": "The kernel counts in ticks of 10 ms: one tick is 3 ms/s here.",
-        "a signal": "It wakes Python, which decides what the signal means before it forwards it; C makes one call.",
-    },
 )

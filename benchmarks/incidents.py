@@ -73,5 +73,4 @@ A value of 1 is a situation told exactly.""",
     whos=(WHO,),
     more_is_better=True,
     repeats=1,
-    shown=(TOLD, LEFT, AGAIN),
 )

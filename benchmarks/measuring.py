@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,14 +70,10 @@ class Section:
     open: Callable[[], contextlib.AbstractContextManager[Setup]]
     whos: tuple[str, ...]  # the order of columns
     missing: Callable[[], str | None] = lambda: None  # why it cannot be measured here at all
-    causes: Mapping[str, str] = field(default_factory=dict)  # why this project loses a row, by how the row begins
     more_is_better: bool = False
     repeats: int | None = None  # where another number is right than what was asked for
-    is_warmed: bool = False  # a first turn is thrown away
     versions: Callable[[], Mapping[str, str]]
-    shown: tuple[str, ...] = ()  # the rows in the picture; all, if none are named
     is_by_default: bool = True
-    takes_turns: bool = False  # with other such sections: a turn of each, then the next
 
 
 def become_reaper() -> None:
@@ -84,41 +81,31 @@ def become_reaper() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """How long and whom."""
+def measure(
+    section: Section, results: Results, repeats: int, who: tuple[str, ...] = (), keep: Callable[[], object] = int
+) -> None:
+    """Run all cases in turn, `repeats` times.
 
-    repeats: int
-    until_s: float = float("inf")  # monotonic time after which no further run is begun
-    who: tuple[str, ...] = ()  # how the names of those begin that are measured; all, if empty
-    keep: Callable[[Results], None] = lambda _: None  # gets what there is after each turn
-
-
-def measure(section: Section, results: Results, terms: Terms) -> None:
-    """Run all cases in turn, so many times."""
-    n = section.repeats or terms.repeats
+    Args:
+        section: what is measured.
+        results: gets the readings.
+        repeats: runs of each case.
+        who: how the names of those begin that are measured; all, if empty.
+        keep: called after each turn.
+    """
     with section.open() as setup:
-        cases = [case for case in setup.cases if not terms.who or case.who.startswith(terms.who)]
+        cases = [case for case in setup.cases if not who or case.who.startswith(who)]
         results.absent = dict(setup.absent)
-        turns = [-1, *range(n)] if section.is_warmed else list(range(n))
-        left_s = sum(case.about_s for case in cases) * len(turns)
-        say(f"{section.name}: {len(cases)} cases, {n} times, about {left_s / 60:.1f} min")
-        for turn in turns:
-            begun_s = time.monotonic()
+        left_s = sum(case.about_s for case in cases) * repeats
+        say(f"{section.name}: {len(cases)} cases, {repeats} times, about {left_s / 60:.1f} min")
+        for turn in range(repeats):
             for case in cases:
-                if time.monotonic() > terms.until_s:
-                    say(f"{section.name}: the time is over; what was not measured is not in the table")
-                    terms.keep(results)
-                    return
-                _one(case, results, is_kept=turn >= 0)
-            if turn >= 0:
-                terms.keep(results)
-            took_s = time.monotonic() - begun_s
-            name = "warm-up" if turn < 0 else f"turn {turn + 1} of {n}"
-            say(f"{section.name}: {name} took {took_s:.0f} s; {took_s * (n - 1 - turn) / 60:.1f} min left")
+                _run(case, results)
+            keep()
+            say(f"{section.name}: turn {turn + 1} of {repeats} is done")
 
 
-def _one(case: Case, results: Results, *, is_kept: bool) -> None:
+def _run(case: Case, results: Results) -> None:
     """One run, whatever it does; its readings, or the same failure in all its rows."""
     figures = [results.figure(row, case.who, unit) for row, unit in case.rows.items()]
     if all(not figure.values and len(figure.failures) >= NEVER_TWICE for figure in figures):
@@ -135,19 +122,11 @@ def _one(case: Case, results: Results, *, is_kept: bool) -> None:
     finally:
         end_leftovers()
     if case.about_s >= SLOW_S and not why:
-        say(f"  {case.who}: {', '.join(map(_short, found.values()))}")
-    if is_kept:
-        for figure in figures:
-            _take(figure, found.get(figure.row, why or "no reading"), load)
-        for row in case.extra.keys() & found.keys():
-            _take(results.figure(row, case.who, case.extra[row]), found[row], load)
-
-
-def _short(reading: Reading | float | str) -> str:
-    if isinstance(reading, str):
-        return reading
-    it = reading if isinstance(reading, Reading) else Reading(reading)
-    return f"{it.value:.4g} {it.note}".rstrip()
+        say(f"  {case.who}: {', '.join(map(str, found.values()))}")
+    for figure in figures:
+        _take(figure, found.get(figure.row, why or "no reading"), load)
+    for row in case.extra.keys() & found.keys():
+        _take(results.figure(row, case.who, case.extra[row]), found[row], load)
 
 
 def _take(figure: Figure, reading: Reading | float | str, load: float) -> None:
@@ -218,6 +197,14 @@ def wait_for(condition: Callable[[], object], what: str, limit_s: float, step_s:
         if time.monotonic() > end_s:
             raise Failed(f"{what}: not within {limit_s:g} s")
         time.sleep(step_s)
+
+
+def floats_of(*words: str, within_s: float) -> list[float]:
+    """What a module of ours prints in a process of its own, as it grows with what it simulates."""
+    done = subprocess.run((sys.executable, "-m", *words), capture_output=True, text=True, timeout=within_s)
+    if done.returncode:
+        raise Failed((done.stderr.strip().splitlines() or ["no word"])[-1])
+    return [float(word) for word in done.stdout.split()]
 
 
 def settle(load: float, within_s: float = 180.0) -> None:

@@ -214,9 +214,4 @@ check for an hour.""",
     },
     whos=WHOS,
     missing=missing,
-    shown=(MPIRUN, HOROVODRUN),
-    causes={
-        "": "Python starts first (0.15 s), then each host is looked at, for which its sshd starts a process; here "
-        "all hosts share two cores.",
-    },
 )

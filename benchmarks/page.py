@@ -1,21 +1,45 @@
-"""RESULTS.md and its pictures, drawn from the raw data of each section, whenever that was measured."""
+"""RESULTS.md, drawn from the raw data of each section, whenever that was measured."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import contestants, plots, survival, tables
+from benchmarks import (
+    coordinator,
+    idle,
+    incidents,
+    mpi,
+    output,
+    preflight,
+    recovery,
+    schedule,
+    startup,
+    survival,
+    tables,
+)
 from benchmarks.measuring import Section
 from benchmarks.results import FOLDER, Results, load
 
 PAGE = Path(__file__).with_name("RESULTS.md")
+SECTIONS: tuple[Section, ...] = (
+    startup.SECTION,
+    recovery.SECTION,
+    coordinator.SECTION,
+    idle.SECTION,
+    output.SECTION,
+    mpi.SECTION,
+    preflight.SECTION,
+    incidents.SECTION,
+    schedule.SECTION,
+    *survival.SECTIONS,
+)
 HEAD = """\
 # Results
 
 Written by `make bench` from the raw data in [results](results). [README.md](README.md) explains each section and
 what it needs. Contestants run in turn (A B C A B C …) on the same machine. A cell is the median, with minimum and
-maximum in parentheses; failed runs are counted separately. Below each table: where this project loses, and why.
+maximum in parentheses; failed runs are counted separately.
 
 ## Conclusions
 
@@ -24,67 +48,47 @@ By how many times this project is better or worse than the best other launcher, 
 `any factor`: all others failed, or one of the two needs nothing at all."""
 
 
-def write(sections: Sequence[Section], folder: Path = FOLDER, page: Path = PAGE) -> None:
+def write(folder: Path = FOLDER, page: Path = PAGE) -> None:
     """Draw all anew.
 
     Raises:
-        Refused: the raw data of a section is none of ours.
+        Refused: the raw data of a section has another format.
     """
-    measured = {section.name: load(section.name, folder) for section in sections}
-    parts = [f"{HEAD}\n\n{_conclusions(sections, measured)}"]
-    for section in sections:
-        results = measured[section.name]
-        if section.name in survival.NAMES:
-            continue
-        parts.append(_section(section, results, page.parent) if results else _unmeasured(section))
-    faults = [found for name in survival.NAMES if (found := measured.get(name))]
-    parts.append(_survival(faults, page.parent))
-    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-
-
-def _conclusions(sections: Sequence[Section], measured: Mapping[str, Results | None]) -> str:
-    lines = [["section", "wins", "draws", "loses", "loses against no launcher"]]
-    faults: tuple[dict[str, float], ...] = ({}, {})
-    for section in sections:
-        results = measured[section.name]
-        if results is None:
-            continue
+    conclusions = [["section", "wins", "draws", "loses", "loses against no launcher"]]
+    parts: list[str] = []
+    faults: list[Results] = []
+    survived: tuple[dict[str, float], ...] = ({}, {})
+    for section in SECTIONS:
+        results = load(section.name, folder)
         is_fault = section.name in survival.NAMES
+        if results is None:
+            why = section.missing() or "nobody ran it"
+            parts += [] if is_fault else [f"## {section.title}\n\n{section.about}\n\nNot measured yet: {why}."]
+            continue
         rows = survival.rows(results) if is_fault else tables.rows_of(results)
         more = section.more_is_better
-        found = [tables.factors(results, rows, more_is_better=more, without=without) for without in (False, True)]
+        factors = [tables.factors(results, rows, more_is_better=more, without=without) for without in (False, True)]
         if is_fault:
-            for all_of, one in zip(faults, found, strict=True):
-                all_of.update(one)
-        elif any(found):
-            lines.append(tables.conclusion(section.title, *found))
-    if any(faults):
-        lines.append(tables.conclusion("Survival", *faults))
-    return tables.markdown(lines)
+            faults.append(results)
+            for all_faults, of_fault in zip(survived, factors, strict=True):
+                all_faults.update(of_fault)
+            continue
+        if any(factors):
+            conclusions.append(tables.conclusion(section.title, *factors))
+        parts += [f"## {section.title}", section.about, tables.table(results, section.whos)]
+        parts.append(tables.circumstances(results))
+    if any(survived):
+        conclusions.append(tables.conclusion("Survival", *survived))
+    text = "\n\n".join([HEAD, tables.markdown(conclusions), *parts, *_survival(faults)])
+    page.write_text(f"{text}\n", encoding="utf-8")
 
 
-def _unmeasured(section: Section) -> str:
-    return f"## {section.title}\n\n{section.about}\n\nNot measured yet: {section.missing() or 'nobody ran it'}."
-
-
-def _section(section: Section, results: Results, folder: Path) -> str:
-    parts = [f"## {section.title}", section.about]
-    if picture := plots.draw(section, results, folder):
-        parts.append(f"![{section.title}]({picture})")
-    parts.append(tables.table(results, section.whos))
-    if lost := tables.losses(results, section.causes, more_is_better=section.more_is_better):
-        parts.append("Where this project loses:\n\n" + "\n".join(lost))
-    parts.append(tables.circumstances(results))
-    return "\n\n".join(parts)
-
-
-def _survival(faults: Sequence[Results], folder: Path) -> str:
+def _survival(faults: Sequence[Results]) -> list[str]:
+    """The faults, those of one machine and the same versions in one table."""
+    groups: dict[str, list[Results]] = {}
+    for results in faults:
+        groups.setdefault(tables.where(results), []).append(results)
     parts = ["## Survival", survival.ABOUT]
-    if not faults:
-        parts.append("Not measured yet.")
-    for number, group in enumerate(tables.alike(faults)):
-        if picture := plots.draw_survival(group, contestants.NAMES, survival.BEYOND, folder, number):
-            parts.append(f"![Survival]({picture})")
-        parts.append(survival.table(group))
-        parts.append(tables.circumstances_of(group))
-    return "\n\n".join(parts)
+    for group in groups.values():
+        parts += [survival.table(group), tables.circumstances_of(group)]
+    return parts if groups else [*parts, "Not measured yet."]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 
-from benchmarks.measuring import Case, Failed, Section, Setup
+from benchmarks.measuring import Case, Failed, Section, Setup, floats_of
 from benchmarks.peers import version_here
 from trainer_launch.host import network
 from trainer_launch.membership.protocol import Challenge
@@ -144,12 +144,8 @@ def simulate(n_nodes: int, *, is_deep: bool) -> tuple[float, float, float]:
 
 
 def simulated(n_nodes: int, level: str) -> Mapping[str, float]:
-    """In a process of its own, as it grows with the nodes."""
-    argv = (sys.executable, "-m", "benchmarks.preflight", str(n_nodes), level)
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=LATEST_S)
-    if done.returncode:
-        raise Failed((done.stderr.strip().splitlines() or ["no word"])[-1])
-    return dict(zip(rows(n_nodes), map(float, done.stdout.split()), strict=True))
+    values = floats_of("benchmarks.preflight", str(n_nodes), level, within_s=LATEST_S)
+    return dict(zip(rows(n_nodes), values, strict=True))
 
 
 def rows(n_nodes: int) -> dict[str, str]:
@@ -227,7 +223,6 @@ all-reduce over all nodes, and dlrover-run with `--network-check` runs torch in 
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
     whos=WHOS,
-    shown=(*(f"{n:,} nodes: to the verdict" for n in SIZES), *_REAL.values(), *_GLOO.values()),
 )
 
 

@@ -49,15 +49,6 @@ ROWS = {
     "wake-ups beside the workers": "/s",
 }
 
-CAUSES = {
-    "recovery": "What a failure leaves is collected before other workers are stopped.",
-    "wake-ups": "The launcher looks every 3 s whether its workers make progress, to notice hangs.",
-    "cold": "bash starts the workers at once; here Python starts first and imports torch once.",
-    "memory beside": "The fork server and the store hold torch; bash does not.",
-    "memory of all": "The launcher, the fork server and the store run beside the workers.",
-    "processes": "A fork server and a store run beside the launcher; torchrun's agent is both.",
-}
-
 
 def rows(workers: int) -> dict[str, str]:
     """The rows for so many workers."""
@@ -145,13 +136,4 @@ loop in bash that restarts all workers.""",
         *("trainer-launch", RELEASE, "torchrun", "torchrun, shared store off", "ft_launcher", "dlrover-run"),
         *("accelerate launch", "shell"),
     ),
-    shown=(
-        *(
-            f"{n} worker{'s' * (n > 1)}: {when}, to the first step"
-            for n in WORKERS
-            for when in ("cold start", "recovery")
-        ),
-        "4 workers: memory of all (PSS)",
-    ),
-    causes={f"{n} worker{'s' * (n > 1)}: {row}": text for n in WORKERS for row, text in CAUSES.items()},
 )

@@ -117,7 +117,5 @@ the time: how often each pod was started. All may restart {RESTARTS} times.
     versions=versions,
     whos=contestants.SCHEDULED,
     missing=missing,
-    shown=(FAULTY, RATIO),
     is_by_default=False,
-    causes={CALM: "Cold start is part of it.", AGAIN: "The time from checkpoint to fault is left to chance."},
 )

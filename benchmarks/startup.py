@@ -96,12 +96,4 @@ a loop in bash.""",
         *("trainer-launch", "trainer-launch, plain", RELEASE, "torchrun", "ft_launcher", "dlrover-run"),
         *("accelerate launch", "shell"),
     ),
-    shown=tuple(ROWS),
-    causes={
-        "to the program": "Python starts first; for a torch worker, torch is imported as well.",
-        "CPU": "Python and its imports run before the program.",
-        "memory": "Python stays beside the program; for torch workers, so do a fork server and a store.",
-        "wake-ups": "It should have none; see the raw data.",
-        "from the program": "It looks for leftover processes and writes the termination message before it ends.",
-    },
 )

@@ -195,7 +195,6 @@ def _section(name: str, row: Row) -> Section:
         versions=versions_of_launchers,
         whos=contestants.NAMES,
         missing=missing,
-        takes_turns=True,
         is_by_default=name == next(iter(ROWS)),
     )
 

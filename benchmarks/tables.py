@@ -1,4 +1,4 @@
-"""Raw data as text: medians with their spread, tables, and where this project loses. Pure."""
+"""Raw data as text: medians with their spread, tables, and by how much this project wins or loses. Pure."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 
 def table(results: Results, whos: Sequence[str]) -> str:
     """Rows down, contestants across, in the order of `whos`."""
-    found = {(figure.row, figure.who): figure for figure in results.figures}
+    figures = {(figure.row, figure.who): figure for figure in results.figures}
     columns = columns_of([results], whos)
-    lines = [[row, *(cell(found.get((row, who))) for who in columns)] for row in rows_of(results)]
+    lines = [[row, *(cell(figures.get((row, who))) for who in columns)] for row in rows_of(results)]
     return markdown([["", *columns], *lines])
 
 
@@ -77,24 +77,6 @@ def columns_of(group: Iterable[Results], whos: Sequence[str]) -> list[str]:
 
 def rows_of(results: Results) -> list[str]:
     return list(dict.fromkeys(figure.row for figure in results.figures))
-
-
-def losses(results: Results, causes: Mapping[str, str], *, more_is_better: bool) -> list[str]:
-    """A line for each cause, with the rows and forms of this project in which another is clearly better."""
-    lines: dict[str, list[str]] = {}
-    for row in rows_of(results):
-        medians = _medians(results, row)
-        ours = {who: value for who, value in medians.items() if who.startswith(OURS)}
-        theirs = {who: value for who, value in medians.items() if who not in ours}
-        unit = next(figure.unit for figure in results.figures if figure.row == row)
-        for us, mine in ours.items():
-            ahead = {who: value for who, value in theirs.items() if _loses(_factor(mine, value, more_is_better))}
-            if ahead:
-                named = ", ".join(f"{who} {number(value)} {unit}".rstrip() for who, value in ahead.items())
-                form = us if len(ours) > 1 else "here"
-                line = f"  - {row}: {number(mine)} {unit} {form}; {named}"
-                lines.setdefault(_cause(row, causes), []).append(line)
-    return [line for cause, rows in lines.items() for line in (f"- {cause}", *rows)]
 
 
 def _medians(results: Results, row: str) -> dict[str, float]:
@@ -158,23 +140,6 @@ def _as_number(factor: float) -> str:
     return "any" if math.isinf(factor) else f"{factor:.2g}" if factor < 10 else f"{factor:,.0f}"
 
 
-def _cause(row: str, causes: Mapping[str, str]) -> str:
-    return next((text for start, text in causes.items() if row.startswith(start)), "The cause is not known.")
-
-
-def alike(measured: Iterable[Results]) -> list[list[Results]]:
-    """Groups that may stand in one table, in the order of their first."""
-    groups: list[list[Results]] = []
-    for results in measured:
-        for group in groups:
-            if group[0].is_like(results):
-                group.append(results)
-                break
-        else:
-            groups.append([results])
-    return groups
-
-
 def quiet_limit(machine: str) -> float:
     """The load above which a machine had other work: half of its CPUs."""
     return int(machine.split()[0]) / 2
@@ -185,7 +150,7 @@ BUSY = "**The machine was not idle: read these figures as approximate.**"
 
 def circumstances(results: Results) -> str:
     """Machine, versions, date, load, and how to repeat it."""
-    text = f"{results.date}; {_where(results)} Load {_loads(results)}."
+    text = f"{results.date}; {where(results)} Load {_loads(results)}."
     lines = [
         f"{text} {BUSY}" if _was_busy(results) else text,
         f"Medians of {results.repeats}, minimum and maximum in parentheses. Repeat: `{results.command}`.",
@@ -202,10 +167,11 @@ def circumstances_of(group: Sequence[Results]) -> str:
         lines.append([f"`{one.section}`", one.date, str(one.repeats), load])
     absent = dict.fromkeys(text for one in group for text in _absent(one))
     repeat = f'Repeat one: `make bench BENCH_ARGS="--only {group[0].section}"`.'
-    return "\n\n".join([_where(group[0]), markdown(lines), "  \n".join([repeat, *absent])])
+    return "\n\n".join([where(group[0]), markdown(lines), "  \n".join([repeat, *absent])])
 
 
-def _where(results: Results) -> str:
+def where(results: Results) -> str:
+    """Machine and versions."""
     versions = ", ".join(f"{name} {version}" for name, version in sorted(results.versions.items()))
     return f"{results.machine}; {versions}."
 

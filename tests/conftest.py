@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import importlib.util
 import os
 import signal
 import tempfile
@@ -37,6 +38,12 @@ def require(condition: object, reason: str) -> None:
         if os.environ.get("CI") == "true":
             pytest.fail(f"CI must be able to run this: {reason}")
         pytest.skip(reason)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Who is marked `torch` needs it."""
+    if item.get_closest_marker("torch"):
+        require(importlib.util.find_spec("torch"), "torch is not installed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,8 +13,6 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 PLUGIN_FOLDERS = ("contracts",)
 OURS = "trainer_launch"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
-GAP = "…"  # in a text, what is filled in
-FILLED = re.compile(r"%\.?[0-9]*[sdgfr]|\{[a-z_]+(?::g)?\}")  # what logging and str.format fill in
 
 
 def name_of(path: Path) -> str:
@@ -109,40 +106,7 @@ def drawn_floors() -> list[list[str]]:
     ]
 
 
-@cache
-def importers() -> dict[str, frozenset[str]]:
-    """Each module, and the modules that import it or something of it."""
-    modules = {module_of(path) for path in FILES}
-    found: dict[str, set[str]] = {name: set() for name in modules}
-    for path in FILES:
-        names = imports_of(path)
-        for name in names & modules:
-            below = {other for other in names if other.startswith(f"{name}.")}
-            if not below or not below <= modules:  # not only named on the way to a module below it
-                found[name].add(module_of(path))
-    return {name: frozenset(others - {name}) for name, others in found.items()}
-
-
 def told_path(title: str) -> list[str]:
     """The modules that a section of CONTRIBUTING.md names, in order, each once."""
     section = CONTRIBUTING.read_text(encoding="utf-8").partition(f"## {title}\n")[2].partition("\n## ")[0]
     return list(dict.fromkeys(re.findall(r"`(\w+(?:/\w+)+\.py)`", section)))
-
-
-def text_of(node: ast.Constant | ast.JoinedStr) -> str:
-    """One literal, as it would be printed."""
-    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-    return "".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in parts)
-
-
-def texts_of(tree: ast.AST) -> Iterator[str]:
-    """Every literal; what is written as several in a row is one."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
-            yield " ".join(FILLED.sub(GAP, text_of(node)).split())
-
-
-@cache
-def texts() -> str:
-    """All of them, a line each."""
-    return "\n".join(text for path in FILES for text in texts_of(tree_of(path)))

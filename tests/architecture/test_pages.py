@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.package import GAP, ROOT, importers, module_of, texts, told_path
+from tests.architecture.package import ROOT, told_path
 from trainer_launch.commands import options
 from trainer_launch.model import Verdict, exit_codes
 from trainer_launch.preflight import registry
@@ -20,8 +20,6 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 QUOTED = re.compile(r"`([^`\n]+)`")
-# A column of the tables that quotes messages, by the table's head; their other words are not ours.
-MESSAGES = {"| it says |": 1, "| why it was not started again |": 1, "| message |": 1, "| check |": 2}
 NAMES = {"| reason |": 1, "| check |": 1, "| failed check |": 1}
 RULES: list[failure._Rule | error_lines.Symptom] = [*failure.RULES, *error_lines.SYMPTOMS]
 
@@ -48,14 +46,6 @@ def test_a_link_leads_to_a_file_of_this_repository(page: Path) -> None:
         assert not anchor or anchor in anchors_of(there), link
 
 
-def test_the_readmes_first_screen_names_the_two_commands_that_a_fresh_machine_needs() -> None:
-    screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:24]
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    named = [word for line in screen for word in re.findall(r"^\$ make ([a-z-]+)", line)]
-    assert named == ["demo", "test"]
-    assert set(named) <= set(targets)
-
-
 def rows_of(page: str, head: str) -> dict[str, dict[str, str]]:
     """A table of a page: each row by its first cell, its other cells by their heads."""
     table = (ROOT / page).read_text(encoding="utf-8").partition(f"\n{head}")[2].partition("\n\n")[0]
@@ -74,11 +64,6 @@ def test_the_readmes_figures_are_those_of_the_benchmarks() -> None:
             assert figure.split()[0] == measured.split()[0].strip("*"), f"{fault}, {who}"
 
 
-def test_ci_begins_with_the_readmes_own_make_test() -> None:
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert re.findall(r"^(?:exec )?make ([a-z-]+)", script, re.MULTILINE)[0] == "test"
-
-
 TOLD_PATHS = ("A worker's death", "A node's loss", "A command line's way to a plan")
 
 
@@ -86,15 +71,6 @@ TOLD_PATHS = ("A worker's death", "A node's loss", "A command line's way to a pl
 def test_the_modules_on_a_told_path_exist(title: str) -> None:
     assert told_path(title)
     assert [name for name in told_path(title) if not (ROOT / "trainer_launch" / name).is_file()] == []
-
-
-@pytest.mark.parametrize("title", TOLD_PATHS)
-def test_each_module_on_a_told_path_imports_or_is_imported_by_one_before_it(title: str) -> None:
-    """PID 1 and the fork server meet in their messages, as the nodes do in theirs."""
-    modules = [module_of(ROOT / "trainer_launch" / name) for name in told_path(title)]
-    for place, name in enumerate(modules[1:], start=1):
-        near = importers()[name] | {other for other, by in importers().items() if name in by}
-        assert near & set(modules[:place]), f"{name} has nothing to do with those before it"
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -130,15 +106,7 @@ def column(heads: dict[str, int]) -> list[str]:
 
 
 def test_the_tables_are_found() -> None:
-    assert len(column(MESSAGES)) > 100
     assert len(column(NAMES)) > 60
-
-
-@pytest.mark.parametrize("message", sorted(set(column(MESSAGES))))
-def test_a_message_on_the_page_is_one_of_the_code(message: str) -> None:
-    words = message.removesuffix(GAP).rstrip()
-    assert len(words) > 8
-    assert words in texts(), f"no text in the package has {words!r}, with … for what is filled in"
 
 
 def test_every_reason_has_its_entry_and_no_other() -> None:

@@ -33,17 +33,6 @@ OUR_VARIABLES = tuple(
     getattr(runtime_directory, name)
     for name in ("VARIABLE", "MPI_RUN", "NODE_LABEL", "INSIDE", "IN_COLOR", "LISTEN_AT")
 )
-OUR_FILES = tuple(
-    getattr(runtime_directory, name) for name in ("LAUNCHER", "FAILURE", "NEWS", "STACKS", "PROGRESS", "FUNCTION")
-)
-HOME = "host/runtime_directory.py"
-TEXTS = {name_of(path): path.read_text(encoding="utf-8") for path in FILES}
-CONSTANTS = {value: name for name, value in vars(runtime_directory).items() if isinstance(value, str)}
-HELPERS = {
-    runtime_directory.PROGRESS: ("runtime_directory.progress_file",),
-    runtime_directory.ERRORS: ("runtime_directory.errors_in",),
-}
-ROWS = (*OUR_VARIABLES, *OUR_FILES)
 
 
 def test_every_engine_that_a_module_defines_is_listed() -> None:
@@ -56,11 +45,6 @@ def test_every_contract_that_a_module_defines_is_listed() -> None:
     modules = [contracts, *(import_module(module_of(path)) for path in plugins_in("contracts"))]
     defined = [one for module in modules for one in vars(module).values() if isinstance(one, Contract)]
     assert sorted(one.name for one in defined) == sorted(one.name for one in CONTRACTS)
-
-
-def test_every_name_is_unique() -> None:
-    for names in ([engine.name for engine in engines.ENGINES], [one.name for one in CONTRACTS]):
-        assert len(set(names)) == len(names)
 
 
 def test_every_contract_says_what_it_is_for() -> None:
@@ -135,25 +119,3 @@ def settings_flag(variable: str) -> str:
 
 def test_the_private_variables_are_those_of_the_table() -> None:
     assert {PREFIX + name for name in INTERNAL} == set(OUR_VARIABLES)
-
-
-@pytest.mark.parametrize("name", OUR_VARIABLES)
-def test_a_private_variable_is_spelled_once(name: str) -> None:
-    assert [file for file, text in TEXTS.items() if re.search(rf"\b{name}\b", text)] == [HOME]
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_what_the_table_has_is_used(name: str) -> None:
-    uses = (f"runtime_directory.{CONSTANTS[name]}", *HELPERS.get(name, ()))
-    assert [file for file, text in TEXTS.items() if file != HOME and any(use in text for use in uses)]
-
-
-def test_every_file_of_the_runtime_directory_has_its_name_from_the_table() -> None:
-    """A path below a run's folder begins with one of these names."""
-    below = [
-        f"{file}: {found[0]}"
-        for file, text in TEXTS.items()
-        for found in re.finditer(r'f"\{[\w.]*(?:run_dir|scratch)\}/([^"]+)"', text)
-        if not re.match(r"\{runtime_directory\.[A-Z]+\}", found[1]) and file != HOME
-    ]
-    assert below == []

@@ -1,24 +1,25 @@
-"""The page: every section, measured or not, whoever measured it when; which sections are asked for."""
+"""Raw data in files, and the page that is drawn of them: every section, measured or not, on whatever machine."""
 
 from __future__ import annotations
 
-import dataclasses
+import json
+import math
 from pathlib import Path
 
 import pytest
 
-from benchmarks import page, results, survival
+from benchmarks import page, results, survival, tables
+from benchmarks.page import SECTIONS
 from benchmarks.results import Figure, Refused, Results
-from benchmarks.sections import SECTIONS, chosen
 
 ROW = survival.ROWS["pod-1"]
 OURS = "trainer-launch, fixed"
 
 
-def measured(section: str, *figures: Figure, machine: str = "2 CPUs (Model), 23 GiB, Linux 6") -> Results:
+def measured(section: str, *figures: Figure, machine: str = "2 CPUs (Model), 23 GiB", load: float = 0.1) -> Results:
     return Results(
-        section=section, date="2026-11-22T01:10Z", machine=machine, versions={"torch": "2.13"}, load=0.1, repeats=1,
-        command=f"make {section}", figures=list(figures),
+        section=section, date="2026-11-22T01:10Z", machine=machine, versions={"torch": "2.13"}, load=load,
+        repeats=1, command=f"make {section}", absent={"s6": "is not here"}, figures=list(figures),
     )  # fmt: skip
 
 
@@ -27,15 +28,75 @@ def fault(*values: float, starts: str = "1/2/1", beyond: float = 1.6) -> list[Fi
     return [whole, Figure(survival.BEYOND, OURS, "s", [beyond] * len(values))]
 
 
+def drawn(folder: Path) -> str:
+    path = folder.parent / "RESULTS.md"
+    page.write(folder, path)
+    return path.read_text()
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "results"
 
 
-def drawn(folder: Path) -> str:
-    path = folder.parent / "RESULTS.md"
-    page.write(SECTIONS, folder, path)
-    return path.read_text()
+def test_what_was_written_is_read_again_and_a_figure_is_one_line(folder: Path) -> None:
+    made = measured("idle", *(Figure("memory", who, "MB", [0.1] * 9, ["ü"], ["late"], [0.3]) for who in "abc"))
+    results.save(made, folder)
+    assert results.load("idle", folder) == made
+    assert [path.name for path in folder.iterdir()] == ["idle.json"]
+    assert sum('"who"' in line for line in (folder / "idle.json").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2}', json.dumps({"format": 1, "section": "x"})])
+def test_a_file_of_another_format_is_refused_in_a_sentence(folder: Path, text: str) -> None:
+    folder.mkdir()
+    (folder / "idle.json").write_text(text)
+    with pytest.raises(Refused, match=r"idle.json is not the raw data of a section \(.*; measure it again"):
+        results.load("idle", folder)
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"),
+    [
+        (None, "-"),
+        (Figure("r", "w", "s"), "-"),
+        (Figure("r", "w", "s", [1.0, 2.0, 3.0]), "2.00 (1.00 to 3.00) s"),
+        (Figure("r", "w", "s", [1.0], ["1/2/1", "1/2/1"]), "1.00 s; 1/2/1"),
+        (Figure("r", "w", "s", [1.0], [], ["late"]), "1.00 s; failed 1 of 2: late"),
+        (Figure("r", "w", "s", [], [], ["a", "b | c", "b | c"]), "**failed** 3 of 3: b / c"),
+    ],
+)
+def test_a_cell_says_what_failed_beside_what_did_not(figure: Figure | None, text: str) -> None:
+    assert tables.cell(figure) == text
+
+
+def test_conclusions_compare_with_the_best_other_launcher_and_apart_from_it_with_none() -> None:
+    made = measured(
+        "startup",
+        Figure("start", "trainer-launch", "s", [2.0]),
+        Figure("start", "trainer-launch, plain", "s", [0.1]),  # another form, for other programs
+        Figure("start", "torchrun", "s", [3.0]),
+        Figure("start", "ft_launcher", "s", [4.0]),
+        Figure("start", "0.2.0", "s", [1.0]),
+        Figure("start", "shell", "s", [0.5]),
+        Figure("recovery", "trainer-launch", "s", [1.0]),
+        Figure("recovery", "torchrun", "s", [], [], ["never"]),
+        Figure("wake-ups", "trainer-launch", "/s", [0.0]),
+        Figure("wake-ups", "torchrun", "/s", [0.0]),
+        Figure("memory", "trainer-launch", "MB", [10.0]),
+        Figure("memory", "torchrun", "MB", [4.0]),
+        Figure("alone", "trainer-launch", "s", [1.0]),
+        Figure("failed", "trainer-launch", "s", [], [], ["late"]),
+        Figure("failed", "torchrun", "s", [1.0]),
+    )
+    rows = tables.rows_of(made)
+    launchers = tables.factors(made, rows, more_is_better=False)
+    without = tables.factors(made, rows, more_is_better=False, without=True)
+    assert launchers == {"start": 1.5, "recovery": math.inf, "wake-ups": 1.0, "memory": 0.4}
+    assert without == {"start": 0.25}
+    conclusion = ["2: 1.5 to any factor (recovery)", "1", "1: 2.5 times (memory)", "1: 4 times (start)"]
+    assert tables.conclusion("Start-up", launchers, without) == ["Start-up", *conclusion]
+    assert tables.conclusion("Start-up", {}, {})[1:] == ["-", "-", "-", "-"]
 
 
 def test_every_section_is_on_the_page_also_where_nobody_measured_it(folder: Path) -> None:
@@ -50,6 +111,10 @@ def test_each_section_has_its_own_machine_versions_date_and_how_to_repeat(folder
     text = drawn(folder)
     for word in ("0.200 MB", "2 CPUs (Model)", "torch 2.13", "2026-11-22T01:10Z", "`make idle`", "Load 0.1"):
         assert word in text
+    assert "Not measured: s6: is not here." in text
+    assert "The machine was not idle" not in text
+    results.save(measured("idle", Figure("memory (PSS)", "tini", "MB", [0.2]), load=6.0), folder)
+    assert "Load 6.0 at the start. **The machine was not idle" in drawn(folder)
 
 
 def test_faults_of_different_machines_stand_in_tables_of_their_own(folder: Path) -> None:
@@ -77,23 +142,7 @@ def test_what_this_project_must_do_and_did_not_is_said(figures: list[Figure], te
     assert survival.cell(ROW, OURS, measured("survival-pod-1", *figures)) == text
 
 
-def test_a_peer_promises_nothing() -> None:
-    figures = [dataclasses.replace(one, who="torchrun, fixed") for one in fault(60.0, starts="3/3/3")]
-    assert "missed" not in survival.cell(ROW, "torchrun, fixed", measured("survival-pod-1", *figures))
-
-
-def test_sections_are_asked_for_by_name_and_all_faults_by_one_word() -> None:
-    assert [section.name for section in chosen("idle,startup")] == ["startup", "idle"]
-    assert tuple(section.name for section in chosen("survival")) == survival.NAMES
-    assert [section.name for section in chosen(None) if section.name in survival.NAMES] == ["survival-worker-1"]
-    assert "schedule" not in [section.name for section in chosen(None)], "it takes a quarter of an hour"
-    assert [section.name for section in chosen("schedule")] == ["schedule"]
-    with pytest.raises(Refused, match="'nothing' is none of startup"):
-        chosen("nothing")
-
-
 def test_the_page_of_this_repository_shows_its_raw_data(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    anew = tmp_path / "RESULTS.md"
-    page.write(SECTIONS, results.FOLDER, anew)
-    assert page.PAGE.read_text(encoding="utf-8") == anew.read_text(encoding="utf-8"), "make bench BENCH_ARGS=--draw"
+    page.write(results.FOLDER, tmp_path / "RESULTS.md")
+    anew = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    assert page.PAGE.read_text(encoding="utf-8") == anew, "make bench BENCH_ARGS=--draw"

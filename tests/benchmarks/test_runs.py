@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,7 +64,6 @@ def test_a_process_1_is_read_in_all_its_rows(init: idle.Init) -> None:
 @pytest.mark.long("tests/benchmarks/test_runs.py")
 @pytest.mark.torch
 def test_a_killed_worker_is_seen_to_come_back() -> None:
-    require(importlib.util.find_spec("torch"), "needs torch")
     found = recovery.once(OURS, 1)
     assert list(found) == list(recovery.rows(1))
     awake = {name: value for name, value in numbers(found).items() if "wake-ups" not in name}  # none is the goal
@@ -76,7 +74,6 @@ def test_a_killed_worker_is_seen_to_come_back() -> None:
 @pytest.mark.torch
 def test_a_fault_of_the_matrix_is_survived_and_timed() -> None:
     require(missing() is None, str(missing()))
-    require(importlib.util.find_spec("torch"), "needs torch")
     row = survival.ROWS["worker-1"]
     reading = survival.once(contestants.ours()[0], row)[row.text]
     assert not isinstance(reading, str), reading
@@ -88,7 +85,6 @@ def test_a_fault_of_the_matrix_is_survived_and_timed() -> None:
 @pytest.mark.torch
 def test_a_job_reaches_its_last_step_without_faults_and_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
     require(missing() is None, str(missing()))
-    require(importlib.util.find_spec("torch"), "needs torch")
     monkeypatch.setattr(schedule, "STEPS", 60)
     found = schedule.once(contestants.ours()[0], {30: schedule.FAULTS[100]})
     assert list(found) == list(schedule.ROWS), found

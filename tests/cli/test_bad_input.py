@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.package import ROOT
-from tests.cli.launching import DEADLINE_S, clean_env, launch
-from tests.conftest import require
+from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import programs
 
@@ -109,11 +108,6 @@ def test_how_to_mend_it_is_in_the_log_as_well() -> None:
 
 
 def test_a_value_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
-    import os
-    import subprocess
-
-    from tests.cli.launching import LAUNCHER, clean_env
-
     env = {os.fsencode(k): os.fsencode(v) for k, v in clean_env(V2).items()} | {b"PET_NNODES": b"\xff\xfe2"}
     ended = subprocess.run([*LAUNCHER, "explain"], env=env, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
@@ -173,14 +167,6 @@ def test_a_rehearsal_says_below_its_table_what_to_do() -> None:
 
 # What Alpine's Python has mapped: its loader is its C library.
 ALPINE = "7f1c3a8d1000-7f1c3a8e6000 r--p 00000000 00:2f 1310      /lib/ld-musl-x86_64.so.1\n"
-SHOWS_MAPS = """
-#include <stdio.h>
-int main(void) {
-    FILE *maps = fopen("/proc/self/maps", "r");
-    for (int byte; (byte = fgetc(maps)) != EOF;) putchar(byte);
-    return 0;
-}
-"""
 # The launcher in a process that has a file of musl's name mapped, as all processes of Alpine have.
 AS_ON_ALPINE = """
 import mmap, sys
@@ -189,22 +175,6 @@ with open(sys.argv.pop(1), "r+b") as file:
     loader = mmap.mmap(file.fileno(), 0)
 main()
 """
-
-
-def test_a_process_under_musls_loader_is_known_by_what_it_has_mapped(tmp_path: Path) -> None:
-    loader, cc = Path("/lib/ld-musl-x86_64.so.1"), shutil.which("cc")
-    require(loader.exists() and cc, "needs musl and a C compiler")
-    program, maps = tmp_path / "shows", tmp_path / "maps"
-    (tmp_path / "shows.c").write_text(SHOWS_MAPS)
-    subprocess.run([str(cc), "-O0", "-o", program, tmp_path / "shows.c"], check=True, timeout=DEADLINE_S)
-    for prefix, is_musl in (([loader], True), ([], False)):  # the same program, with either C library
-        with maps.open("wb") as file:
-            subprocess.run([*prefix, program], stdout=file, check=True, timeout=DEADLINE_S)
-        if is_musl:
-            with pytest.raises(UsageError, match="musl"):
-                programs.check_libc(str(maps))
-        else:
-            programs.check_libc(str(maps))
 
 
 def test_an_image_of_alpine_is_known_by_its_loader(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import script, start
-from tests.conftest import require
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -28,11 +26,6 @@ def main():
     time.sleep(60)
 main()
 """
-
-
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 @pytest.mark.parametrize(
@@ -64,30 +57,6 @@ def test_what_fails_the_same_way_each_time_is_not_started_ten_times(
         assert faulty.startswith("reason=ProgramError")
 
 
-# Rank 1 has fewer batches; where it is told to, rank 0 then fails for a reason of its own.
-UNEVEN = """
-import os, sys, time, torch, torch.distributed as dist
-open(os.path.join({folder!r}, "start-" + os.environ["TORCHELASTIC_RESTART_COUNT"]), "a").close()
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-for step in range(2 if rank else 4):
-    if step < 2 or {waits}:
-        dist.all_reduce(torch.ones(1))
-if rank == 0:
-    time.sleep(1)
-    raise ValueError("of its own")
-"""
-SENTENCE = (
-    "| rank 1 finished with exit code 0 while rank 0 still waited for it; last entered: rank 0 all_reduce #3 of "
-    "default_pg, rank 1 all_reduce #2 of default_pg: uneven data, a restart will not help"
-)
-
-
-def words_of(tmp_path: Path, *, waits: bool, nodes: int, restarts: int = 3) -> tuple[list[int], list[str]]:
-    """Exit codes and termination messages of a job whose two ranks do not train equally long."""
-    return ends_of(UNEVEN.format(folder=str(tmp_path), waits=waits), tmp_path, nodes, restarts)
-
-
 def ends_of(program: str, tmp_path: Path, nodes: int, restarts: int) -> tuple[list[int], list[str]]:
     """Exit codes and termination messages of a job of two ranks."""
     train = script(tmp_path, program)
@@ -103,52 +72,6 @@ def ends_of(program: str, tmp_path: Path, nodes: int, restarts: int) -> tuple[li
             launchers.append(pods.enter_context(start("run", *options, "--", train, env=own)))
         codes = [launcher.end()[0] for launcher in launchers]
     return codes, [path.read_text() for path in words]
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_rank_that_finishes_while_another_waits_for_it_is_the_programs_fault_on_every_node(
-    tmp_path: Path, nodes: int
-) -> None:
-    codes, words = words_of(tmp_path, waits=True, nodes=nodes)
-    assert codes == [1] * nodes, words
-    for text in words:
-        assert text.startswith("reason=ProgramError ")
-        assert "retryable=false" in text
-        assert SENTENCE in text
-        assert "other pods" not in text
-    assert [path.name for path in tmp_path.glob("start-*")] == ["start-0"], "no restart is spent on it"
-
-
-def test_a_rank_that_finished_long_before_another_fails_by_itself_is_not_to_blame(tmp_path: Path) -> None:
-    codes, (text,) = words_of(tmp_path, waits=False, nodes=1, restarts=1)
-    assert codes == [1]
-    assert "rank=0 " in text
-    assert "ValueError: of its own" in text
-    assert "still waited" not in text
-    assert len(list(tmp_path.glob("start-*"))) == 2, "it was restarted once, as its budget allows"
-
-
-# Rank 1 needs longer to end than rank 0, which its end cuts off.
-SLOW_END = """
-import atexit, time, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-if dist.get_rank() == 1:
-    atexit.register(time.sleep, 60)
-    atexit.register(dist.destroy_process_group)
-    raise ValueError("of its own")
-dist.all_reduce(torch.ones(1))
-"""
-
-
-def test_who_failed_by_itself_is_named_although_the_rank_that_it_cut_off_has_ended_before(tmp_path: Path) -> None:
-    codes, (innocent, faulty) = ends_of(SLOW_END, tmp_path, 2, 0)
-    assert codes == [138, 1], innocent + faulty
-    assert innocent.startswith("reason=PeerLost node=0 ")
-    assert "| rank 1 failed on node 1 (" in innocent
-    assert "it said: ValueError: of its own" in innocent
-    assert faulty.startswith("reason=Failed rank=1 node=1 ")
-    assert "retryable=false" in faulty
-    assert "ValueError: of its own" in faulty
 
 
 # Rank 0 loses its connection, nobody knows why; rank 1 takes the end of the generation for an error of its own.

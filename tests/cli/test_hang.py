@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.cli.launching import launch, script
-from tests.conftest import require
 
 pytestmark = pytest.mark.process
 
@@ -45,34 +43,6 @@ elif life < 2:
     time.sleep(60)
 print("rank %s is done\\n" % rank, end="", flush=True)
 """
-# Rank 1 never calls the collective; then a data loader's worker never delivers.
-TORCH = """
-import torch, torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset
-class Data(Dataset):
-    def __len__(self):
-        return 4
-    def __getitem__(self, number):
-        if life == 1 and rank == 0 and number == 2:
-            self.read_for_ever()
-        return torch.ones(1)
-    def read_for_ever(self):
-        time.sleep(60)
-def train():
-    dist.init_process_group("gloo")
-    total = torch.ones(1)
-    if life > 0 or rank == 0:
-        dist.all_reduce(total)
-    else:
-        compute_for_ever()
-    for batch in DataLoader(Data(), num_workers=int(rank == 0)):
-        dist.all_reduce(batch)
-def compute_for_ever():
-    time.sleep(60)
-train()
-print("rank %s is done\\n" % rank, end="", flush=True)
-os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
-"""
 
 
 def saved(folder: Path) -> list[str]:
@@ -86,7 +56,6 @@ def saved(folder: Path) -> list[str]:
 
 def run(tmp_path: Path, program: str, *options: str) -> tuple[str, str, Sequence[str]]:
     """Run two workers to their good end; output, messages and saved stacks."""
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     stacks = tmp_path / "stacks"
     watched = ("--incident-dir", str(stacks), "--prefix", "--nproc-per-node", "2", *options)
     ended = launch("run", *watched, "--", script(tmp_path, LIVES + program))
@@ -108,56 +77,20 @@ def test_a_stopped_worker_and_one_that_only_burns_cpu_start_again_and_a_long_ste
     assert "generation 2 is over: rank 1" in said
 
 
-@pytest.mark.long("tests/cli/test_hang.py")
-@pytest.mark.torch
-def test_a_collective_that_one_rank_never_joins_and_a_stuck_data_loader_are_named(tmp_path: Path) -> None:
-    output, said, stacks = run(tmp_path, TORCH, "--hang-timeout", "2")
-    assert output.count("life 2") == 2
-    reduce, loader = stacks
-    assert "rank 0: waits in all_reduce, called from train.py" in reduce
-    assert "rank 1: in train.py:" in reduce
-    assert "(compute_for_ever)" in reduce
-    assert "generation 1 is over: rank 1" in said, "the cause is named, not who waits"
-    assert "rank 0: in __next__, called from train.py" in loader
-    assert "(read_for_ever)" in loader, "the data loader's own worker is named, too"
-    assert "hang: rank 1: waits in all_reduce" in said
-
-
-@pytest.mark.torch
-def test_when_the_budget_is_spent_the_termination_message_names_the_hang(tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    words = tmp_path / "words"
-    options = (
-        "--max-restarts",
-        "0",
-        "--hang-timeout",
-        "1",
-        "--incident-dir",
-        str(tmp_path),
-        "--nproc-per-node",
-        "2",
-    )
-    stops = "import os, signal, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
-    train = script(tmp_path, stops + "time.sleep(60)\n")
-    ended = launch("run", *options, "--termination-log", str(words), "--", train)
-    assert ended.returncode == 138, ended.stderr
-    first, *rest = words.read_text().splitlines()
-    assert first.startswith("reason=Hung rank=1 node=0 ")
-    (folder,) = tmp_path.glob("*Z-*")
-    assert f"| rank 1 has been stopped (SIGSTOP) for 1 s; collected in {folder}" in first
-    assert any(line.startswith("rank 1: state T") for line in rest)
-
-
 BEAT = "import time\nfor n in range(16):\n    print('beat', n)\n    time.sleep(0.3)\n"
 
 
 @pytest.mark.parametrize("options", [(), ("--prefix",)], ids=["plain", "prefix"])
-@pytest.mark.parametrize("workers", [(), ("--nproc-per-node", "1")], ids=["program", "worker"])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param((), id="program"),
+        pytest.param(("--nproc-per-node", "1"), id="worker", marks=pytest.mark.torch),
+    ],
+)
 def test_who_prints_and_sleeps_does_not_hang(
     tmp_path: Path, options: tuple[str, ...], workers: tuple[str, ...]
 ) -> None:
-    if workers:
-        require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     watched = ("--hang-timeout", "1", "--incident-dir", str(tmp_path / "stacks"), *options, *workers)
     ended = launch("run", *watched, "--", "python", script(tmp_path, BEAT))
     assert ended.returncode == 0, ended.stderr
@@ -169,7 +102,6 @@ def test_who_prints_and_sleeps_does_not_hang(
 @pytest.mark.long("tests/cli/test_hang.py")
 @pytest.mark.torch
 def test_who_prints_into_torchs_own_files_does_not_hang(tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     torchrun = ("torchrun", "--nproc-per-node", "1", "--redirects", "3", "--log-dir", str(tmp_path / "logs"))
     train = script(tmp_path, BEAT)
     ended = launch("run", "--hang-timeout", "1", "--incident-dir", str(tmp_path), "--", *torchrun, train)

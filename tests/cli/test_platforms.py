@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import launch, script, start
-from tests.conftest import require
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -49,11 +47,6 @@ def indexed_job(rank: int) -> dict[str, str]:
 
 
 PLATFORMS = (slurm, indexed_job)
-
-
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.launching import clean_env, launch, script, start
 from tests.cli.test_platforms import SLURM, TRAIN
-from tests.conftest import quick_first, require
+from tests.conftest import quick_first
 from tests.ports import free_port
 from trainer_launch.commands import install_shims
 from trainer_launch.commands.install_shims import NAMES, decide
@@ -156,7 +156,6 @@ def test_a_module_of_the_job_with_a_name_of_pythons_does_not_break_a_shim(shims:
 @torch
 def test_what_an_sdk_writes_recovers_in_place_from_a_killed_worker(shims: Path, tmp_path: Path) -> None:
     """The container's command is a shell, as Kubeflow's SDK writes it: no ENTRYPOINT, no launcher typed."""
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     train = script(tmp_path, TRAIN)
     port = str(free_port())
     path = os.pathsep.join((str(shims), os.path.dirname(sys.executable), os.environ["PATH"]))
@@ -186,7 +185,6 @@ def test_what_an_sdk_writes_recovers_in_place_from_a_killed_worker(shims: Path, 
 
 @torch
 def test_run_sees_through_wrappers_and_a_shell(tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     # One write for each line: the other worker writes as well.
     text = (
         "import os\n"
@@ -203,7 +201,6 @@ def test_run_sees_through_wrappers_and_a_shell(tmp_path: Path) -> None:
 
 @torch
 def test_workers_of_deepspeed_get_their_local_rank_as_an_argument(tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     train = script(tmp_path, "import os, sys; os.write(1, f'{sys.argv[1:]}\\n'.encode())")
     ended = launch("run", "--", "deepspeed", "--num_gpus", "2", train, "--lr", "1")
     assert ended.returncode == 0, ended.stderr
@@ -227,7 +224,6 @@ def test_explain_shows_the_command_without_its_wrappers(tmp_path: Path) -> None:
 def test_a_launcher_in_front_of_a_script_leaves_the_workers_and_the_message_to_the_one_in_it(
     shims: Path, tmp_path: Path
 ) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     text = "import os, sys\nprint('restart', os.environ['TORCHELASTIC_RESTART_COUNT'])\nsys.exit(23)"
     line = f"cd {tmp_path}; torchrun --max-restarts 1 {script(tmp_path, text)}; exit $?"
     message = tmp_path / "message"
@@ -252,7 +248,6 @@ def test_an_old_message_is_replaced(tmp_path: Path) -> None:
 
 @torch
 def test_the_real_torchrun_runs_unchanged_where_it_has_another_torch(shims: Path, tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     real = program(tmp_path / "bin", "torchrun")
     real.write_text('#!/bin/sh\necho "real $@"; exit 3\n')
     ended = run(["torchrun", "t.py"], [shims, real.parent])
@@ -359,7 +354,6 @@ def check_recovered(ended: subprocess.CompletedProcess[str]) -> None:
     ),
 )
 def test_a_script_that_calls_torchrun_recovers_in_place_from_a_killed_worker(tmp_path: Path, command: str) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     text = f"set -e\ncd {tmp_path}\n# torchrun\ntorchrun --nproc-per-node 2 {script(tmp_path, LOST)}\necho end"
     program(tmp_path, "start.sh", text)
     ended = launch("run", "--", *command.split(), env={"PATH": ours_in_path()}, cwd=tmp_path)
@@ -387,7 +381,6 @@ sys.exit(int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 2)
 def test_options_after_run_hold_in_a_script_unless_a_launcher_in_it_has_its_own(
     tmp_path: Path, options: str, line: str, code: int
 ) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     line = line.replace("trainer-launch", f"{sys.executable} -m trainer_launch")
     program(tmp_path, "start.sh", f"{line} {script(tmp_path, TOLD)}")
     ended = launch("run", *options.split(), "--", "./start.sh", env={"PATH": ours_in_path()}, cwd=tmp_path)
@@ -398,7 +391,6 @@ def test_options_after_run_hold_in_a_script_unless_a_launcher_in_it_has_its_own(
 @torch
 def test_a_login_shell_keeps_its_profile_and_the_launcher(tmp_path: Path) -> None:
     """The profile puts the job's Python first in PATH, as conda's does."""
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     (tmp_path / ".bash_profile").write_text(f"export PROFILE=read PATH={ours_in_path()}\n")
     line = f"torchrun --nproc-per-node 2 {script(tmp_path, LOST)}"
     ended = launch("run", "--", "bash", "-lc", line, env={"HOME": str(tmp_path)})
@@ -411,7 +403,6 @@ def test_a_login_shell_keeps_its_profile_and_the_launcher(tmp_path: Path) -> Non
 @pytest.mark.parametrize("line", ["uv run --no-sync", "conda run -n x"])
 def test_a_wrapper_with_the_launchers_own_python_recovers_in_place(tmp_path: Path, line: str) -> None:
     """Such a wrapper puts its environment first in PATH, before the shims."""
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     words = line.split()
     program(tmp_path / "bin", words[0], f'shift {len(words) - 1}; export PATH={ours_in_path()}; exec "$@"')
     typed = (*words, "torchrun", "--nproc-per-node", "2", script(tmp_path, LOST))
@@ -433,7 +424,6 @@ def test_a_wrapper_with_another_python_runs_its_own_torchrun_and_says_what_is_lo
 
 @torch
 def test_a_stop_reaches_the_workers_of_a_script_and_they_may_save(tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     program(tmp_path, "start.sh", f"torchrun --nproc-per-node 2 {script(tmp_path, STOPPED)}\necho never")
     with start("run", "--", "bash", "start.sh", env={"PATH": ours_in_path()}, cwd=tmp_path) as started:
         started.read_until("trains", 2)
@@ -461,7 +451,6 @@ sys.exit(code if code >= 0 else 128 - code)
 def test_a_profiler_in_front_of_torchrun_writes_its_report_after_a_recovery_and_after_a_stop(
     tmp_path: Path, line: str
 ) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     words = line.split()
     (tmp_path / "profiler.py").write_text(PROFILER)
     program(tmp_path / "bin", words[0], f'exec {sys.executable} {tmp_path}/profiler.py "$@"')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import clean_env, launch, script, start
-from tests.conftest import require
 
 TRAIN = """
 import os, signal, sys, time
@@ -31,7 +29,6 @@ sys.exit(int(rank))  # rank 1 does not even succeed
 @pytest.mark.torch
 @pytest.mark.process
 def test_a_checkpoint_and_then_a_drain_reach_each_worker_once(tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     options = ("--nproc-per-node", "2", "--prefix", "--signals", "USR1=checkpoint,TERM=drain", "--grace", "1")
     with start("run", *options, "--", script(tmp_path, TRAIN)) as launcher:
         launcher.read_until("ready", times=2)
@@ -63,7 +60,6 @@ print("saved\\n", end="", flush=True)
 @pytest.mark.process
 def test_who_leaves_only_when_it_is_asked_again_was_stopped_like_the_others(tmp_path: Path) -> None:
     """The second SIGTERM goes to all at once: their ends and the news that nobody is left come together."""
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     with start("run", "--nproc-per-node", "2", "--grace", "2", "--", script(tmp_path, DEAF_ONCE)) as launcher:
         launcher.read_until("ready", times=2)
         launcher.signal(signal.SIGTERM)
@@ -88,7 +84,6 @@ def test_who_leaves_only_when_it_is_asked_again_was_stopped_like_the_others(tmp_
     ids=["forked", "ordinary", "of another node"],
 )
 def test_in_a_drain_no_worker_ends_because_another_has_died(tmp_path: Path, options: tuple[str, ...]) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     dying = TRAIN.replace(
         'print("ready"', 'rank == "0" or signal.signal(signal.SIGTERM, signal.SIG_DFL)\nprint("ready"'
     )

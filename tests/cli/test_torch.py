@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
 import re
 import signal
@@ -14,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, script, shm_of_its_own, start
-from tests.conftest import require
-from tests.membership.test_authentication import Alter, Middle, every_way
 from tests.ports import free_port
 from trainer_launch.host import machine, numa
 from trainer_launch.model import Gpus
@@ -25,11 +21,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.process]
 RANK = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
 WAIT = "time.sleep(60)\n"
 both_ways = pytest.mark.parametrize("method", ["forkserver", "exec"])
-
-
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 @pytest.mark.parametrize(
@@ -52,34 +43,6 @@ def test_the_first_failing_workers_end_is_the_pods(tmp_path: Path, ending: str, 
     assert said in first
     if "ValueError" in ending:
         assert any("no luck" in line for line in rest)
-
-
-@pytest.mark.long("tests/cli/test_torch.py")
-@both_ways
-def test_a_line_of_three_ranks_is_shown_of_each_and_the_diagnosis_has_it_for_the_rank_that_failed(
-    tmp_path: Path, method: str
-) -> None:
-    words = tmp_path / "words"
-    text = f"""{RANK}
-def meet(name):
-    open(name + str(rank), "x").close()
-    while not all(os.path.exists(name + str(other)) for other in range(3)):
-        time.sleep(0.01)
-meet("a")
-print("loading\\n", end="", flush=True)
-print("rank %s\\n" % rank, end="", flush=True)
-meet("b")
-sys.exit(3 if rank == 2 else time.sleep(60))
-"""
-    options = ("--nproc-per-node=3", "--prefix", "--max-restarts=0", "--start-method", method, "--termination-log")
-    ended = launch("run", *options, str(words), "--", script(tmp_path, text), cwd=tmp_path)
-    assert ended.returncode == 3, ended.stderr
-    lines = {f"[0:{rank}] {what}" for rank in range(3) for what in ("loading", f"rank {rank}")}
-    assert lines <= set(ended.stdout.splitlines())
-    assert [line for line in words.read_text().splitlines() if line in ("loading", "rank 2")] == [
-        "loading",
-        "rank 2",
-    ]
 
 
 @both_ways
@@ -542,47 +505,3 @@ sys.exit(cli.main())
     assert ended.returncode == 0, ended.stderr
     assert f"cpus {len(machine.usable_cpus())}" in ended.stdout
     assert "this worker is not bound to CPUs: [Errno 22] Invalid argument" in ended.stderr
-
-
-UNTIL_TOLD = """
-import os, sys, time, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-rank, step, ends = dist.get_rank(), 0, torch.zeros(1)
-while not ends.item():
-    step += 1
-    ends = torch.tensor([float(rank == 0 and os.path.exists(sys.argv[1]))])
-    dist.all_reduce(ends)
-    sys.stdout.write(f"step {step} of rank {rank}\\n" if step % 10 == 0 else "")
-    sys.stdout.flush()
-    time.sleep(0.02)
-dist.barrier()
-os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
-"""
-
-
-@pytest.mark.long("tests/cli/test_torch.py")
-@every_way
-def test_a_signed_line_that_is_altered_on_the_way_costs_what_a_lost_connection_costs(
-    tmp_path: Path, altered: Alter
-) -> None:
-    secret, end, port = tmp_path / "secret", tmp_path / "end", free_port()
-    secret.write_text("right\n")
-    words = ["--nodes", "2", "--master-addr", "127.0.0.1", "--secret-file", str(secret), "--grace", "5"]
-    train = ["--", "torchrun", "--rdzv-id", "job", script(tmp_path, UNTIL_TOLD), str(end)]
-    with contextlib.ExitStack() as both:
-        middle = Middle(port)
-        both.callback(middle.close)
-        nodes = [
-            both.enter_context(start("run", *words, "--node-rank", str(rank), "--master-port", str(at), *train))
-            for rank, at in enumerate((port, middle.at.port))
-        ]
-        nodes[0].read_until("step 10 of rank 0")
-        middle.say, done = middle.once(b"renew", altered)
-        nodes[0].read_until("dropped a connection from 127.0.0.1: .*its signature is wrong")
-        assert done.is_set()
-        nodes[0].read_until("generation 2: 2 nodes, 0 restarts so far")
-        nodes[0].read_until("step 10 of rank 0")
-        end.touch()
-        for node in nodes:
-            code, output = node.end()
-            assert code == 0, output

@@ -10,7 +10,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,17 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import require
+from tests.setting_up import made
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
 CONF = Path(__file__).with_name("containers.conf")
-SCRIPT = ROOT / "tests" / "setup" / "images.sh"
 MAKING_S = 1800  # of everything, on a slow machine or line
 BUILD_S = 600
 KEPT = 3  # of each image
 NAME = "localhost/trainer-launch-test"
-_CANNOT_BE_MADE = 3
 # What docker/Dockerfile copies: another state of it is another revision.
 _SOURCES = (
     "docker/Dockerfile",
@@ -52,21 +49,9 @@ class Bases:
 
 
 @functools.cache
-def _made() -> tuple[Bases | None, int, str]:
-    ended = subprocess.run(
-        [SCRIPT], env=dict(os.environ, PYTHON=sys.executable), capture_output=True, text=True, timeout=MAKING_S
-    )
-    words = ended.stdout.splitlines()
-    return (Bases(*words) if ended.returncode == 0 else None), ended.returncode, ended.stderr.strip()
-
-
 def bases() -> Bases:
     """Debian, Debian with torch, and the wheels; skips the test where they cannot be made, in CI it fails."""
-    made, code, why = _made()
-    if made is None:
-        require(code != _CANNOT_BE_MADE, why.rpartition("\n")[2])
-        pytest.fail(f"the images could not be made:\n{why}")
-    return made
+    return Bases(*made("images.sh", within_s=MAKING_S).splitlines())
 
 
 def environment() -> dict[str, str]:
@@ -97,9 +82,9 @@ def _image(target: str, base: str) -> str:
     name = f"{NAME}/{target}-on-{tail}"
     tag = f"{name}:{revision()}-{key}"
     with _lock():
-        if _podman("image", "exists", tag).returncode != 0:
+        if podman("image", "exists", tag, check=False).returncode != 0:
             build(tag, DOCKERFILE, {"BASE_IMAGE": base, "REVISION": revision()}, target=target)
-            _podman("rmi", *_podman("images", "-q", name).stdout.split()[KEPT:])  # the newest come first
+            podman("rmi", *podman("images", "-q", name).stdout.split()[KEPT:], check=False)  # the newest come first
     return tag
 
 
@@ -111,10 +96,7 @@ def launcher_wheels() -> str:
     folder = tempfile.mkdtemp(prefix="trainer-launch-wheels-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.chmod(folder, 0o755)
-    ended = _podman(
-        "run", "--rm", "--network", "none", "-v", f"{folder}:/out", tag, "cp", "-r", "/wheels/.", "/out"
-    )
-    assert ended.returncode == 0, ended.stderr
+    podman("run", "--rm", "--network", "none", "-v", f"{folder}:/out", tag, "cp", "-r", "/wheels/.", "/out")
     return folder
 
 
@@ -126,11 +108,28 @@ def _lock() -> Iterator[None]:
         yield
 
 
-def _podman(*words: str) -> subprocess.CompletedProcess[str]:
-    line = ("podman", *words)
-    return subprocess.run(
-        line, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_S
+def podman(*words: str, timeout_s: float = BUILD_S, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run podman to its end."""
+    ended = subprocess.run(
+        ["podman", *words],
+        env=environment(),
+        cwd=_own_folder(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
+    if check and ended.returncode != 0:
+        pytest.fail(f"podman {' '.join(words)}: {ended.stderr}")
+    return ended
+
+
+@functools.cache
+def _own_folder() -> str:
+    """Where podman may leave files: it tells of a kill for memory by one in its working directory."""
+    folder = tempfile.mkdtemp(prefix="trainer-launch-podman-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def build(
@@ -151,5 +150,5 @@ def build(
     line += ["-v", f"{wheels or bases().wheels}:/wheelhouse:ro", "-t", name, "-f", str(dockerfile), *more]
     line += ["--target", target] if target else []
     line += [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
-    ended = _podman(*line, str(ROOT))
+    ended = podman(*line, str(ROOT), check=False)
     assert ended.returncode == 0, f"{name} cannot be built:\n{(ended.stdout + ended.stderr)[-3000:]}"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,37 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.containers import images
+from tests.containers.images import podman
 from tests.waiting import eventually
 
 DEADLINE_S = 240.0
 # As OpenShift starts a pod: a uid of its namespace, group 0, and the pod's fsGroup; no entry in /etc/passwd.
 ANY_UID = ("--user", "1000650000:0", "--group-add", "1000", "--passwd=false")
 MEMORY = "1g"  # of a container, unless an option says another
-
-
-def podman(*words: str, timeout_s: float = 120, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run podman to its end."""
-    ended = subprocess.run(
-        ["podman", *words],
-        env=images.environment(),
-        cwd=_own_folder(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
-    if check and ended.returncode != 0:
-        pytest.fail(f"podman {' '.join(words)}: {ended.stderr}")
-    return ended
-
-
-@functools.cache
-def _own_folder() -> str:
-    """Where podman may leave files: it tells of a kill for memory by one in its working directory."""
-    folder = tempfile.mkdtemp(prefix="trainer-launch-podman-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 @dataclass

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import trainer_launch
-from tests.containers.images import DOCKERFILE, MAKING_S, NAME, bases, build, image, revision
-from tests.containers.podman import podman
+from tests.containers.images import DOCKERFILE, MAKING_S, NAME, bases, build, image, podman, revision
 from tests.kubernetes.programs import LAUNCHER, MPI
 
 pytestmark = [pytest.mark.containers, pytest.mark.process, pytest.mark.timeout(MAKING_S)]

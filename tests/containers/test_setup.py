@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
-from tests.containers.images import ROOT, SCRIPT
+from tests.setting_up import SETUP
 
 NOBODY = 65534
+SCRIPT = SETUP / "images.sh"
 
 
 def asked(tmp_path: Path, *command: str | Path, **env: str) -> tuple[int, list[str]]:
@@ -63,9 +64,3 @@ def test_a_podman_that_does_not_work_ends_it_with_podmans_own_reason(tmp_path: P
         3,
         ["images: podman does not work here: Error: mounting overlay: operation not permitted"],
     )
-
-
-def test_in_ci_make_ends_where_the_images_cannot_be_made() -> None:
-    recipe = (ROOT / "Makefile").read_text().partition("\ntest-containers:")[2].partition("\n\n")[0]
-    assert '|| { [ $$? = 3 ] && [ "$$CI" != true ]; }' in recipe
-    assert "make test-containers" in (ROOT / ".ci" / "run").read_text()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.containers import jobs
-from tests.containers.images import MAKING_S, ROOT, bases, build, launcher_wheels, revision
-from tests.containers.podman import Cluster, Container, podman
+from tests.containers.images import MAKING_S, ROOT, bases, build, launcher_wheels, podman, revision
+from tests.containers.podman import Cluster, Container
 
 pytestmark = [pytest.mark.containers, pytest.mark.process, pytest.mark.timeout(MAKING_S)]
 

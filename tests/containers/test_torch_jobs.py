@@ -7,8 +7,8 @@ import re
 import pytest
 
 from tests.containers import jobs
-from tests.containers.images import MAKING_S, image
-from tests.containers.podman import ANY_UID, DEADLINE_S, Cluster, Container, podman
+from tests.containers.images import MAKING_S, image, podman
+from tests.containers.podman import ANY_UID, DEADLINE_S, Cluster, Container
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.containers, pytest.mark.process, pytest.mark.timeout(MAKING_S)]

@@ -74,7 +74,10 @@ many = settings(
 )
 
 
-def check(pod: Pod, contract: str | None) -> None:
+@pytest.mark.timeout(400)
+@many
+@given(pods, contracts)
+def test_any_contract_reads_any_environment_or_refuses_it_in_one_line(pod: Pod, contract: str | None) -> None:
     try:
         job = read_job(pod, contract)
     except LaunchError as problem:
@@ -87,21 +90,6 @@ def check(pod: Pod, contract: str | None) -> None:
     assert job.members is None or len(job.members) <= 65_536
     json.dumps(flat(job), allow_nan=False)
     assert all("\n" not in warning for warning in job.warnings)
-
-
-@pytest.mark.long("tests/contracts/test_random_environments.py")
-@pytest.mark.timeout(400)
-@many
-@given(pods)
-def test_any_environment_is_read_or_refused_in_one_line(pod: Pod) -> None:
-    check(pod, None)
-
-
-@pytest.mark.timeout(400)
-@many
-@given(pods, contracts)
-def test_any_contract_reads_any_environment_or_refuses_it(pod: Pod, contract: str | None) -> None:
-    check(pod, contract)
 
 
 @pytest.mark.timeout(400)

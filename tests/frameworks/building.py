@@ -6,31 +6,19 @@ import atexit
 import functools
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import pytest
+from tests.setting_up import made
 
-from tests.conftest import require
-
-BUILD = Path(__file__).parents[1] / "setup" / "horovod.sh"
 BUILD_S = 900  # on a slow machine, or while another process builds it; a test that asks for it needs such a timeout
-_NOTHING_TO_BUILD_WITH = 3
 _RUN = "import sys; from horovod.runner.launch import run_commandline; sys.exit(run_commandline())"
 
 
-@functools.cache
 def site() -> str:
     """The folder with Horovod, for PYTHONPATH; skips the test where it can neither be found nor built."""
-    env = dict(os.environ, PYTHON=sys.executable)
-    built = subprocess.run([BUILD], env=env, capture_output=True, text=True)
-    if built.returncode != 0:
-        if built.returncode != _NOTHING_TO_BUILD_WITH:
-            pytest.fail(f"Horovod could not be built:\n{built.stderr}")
-        require(False, built.stderr.strip().splitlines()[-1])
-    return built.stdout.strip()
+    return made("horovod.sh", within_s=BUILD_S)
 
 
 @functools.cache

@@ -5,36 +5,20 @@ Tests of them are marked `frameworks`, and left out unless that is asked for: `m
 
 from __future__ import annotations
 
-import functools
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
 from tests.cli.launching import clean_env
-from tests.conftest import require
+from tests.setting_up import made
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docker" / "examples"
-SCRIPT = ROOT / "tests" / "setup" / "frameworks.sh"
 MAKING_S = 900  # on a slow machine or line; a test that asks for one needs such a timeout
-_CANNOT_BE_MADE = 3
 
 
-@functools.cache
 def python(name: str) -> str:
     """The Python that has this framework; skips the test where it can neither be found nor installed."""
-    made = subprocess.run(
-        [SCRIPT, name], env=dict(os.environ, PYTHON=sys.executable), capture_output=True, text=True
-    )
-    if made.returncode != 0:
-        if made.returncode != _CANNOT_BE_MADE:
-            pytest.fail(f"{name} could not be installed:\n{made.stderr}")
-        require(False, made.stderr.strip().splitlines()[-1])
-    return made.stdout.strip()
+    return made("frameworks.sh", name, within_s=MAKING_S)
 
 
 def launcher(name: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.frameworks import frameworks
-from trainer_launch.rehearsal.controllers.trainer_runtime import PUBLISHED
+from trainer_launch.rehearsal.controllers.trainer_v2 import PUBLISHED
 
 _GROUP = "/apis/trainer.kubeflow.org/v1alpha1"
 _FRAMEWORKS = {"torch-distributed": "torch", "deepspeed-distributed": "deepspeed", "mlx-distributed": "mlx"}

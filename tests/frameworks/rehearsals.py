@@ -15,6 +15,8 @@ from tests.cli.launching import Started
 from tests.frameworks import frameworks
 
 RUN_S = 280  # for a job that takes some 30 s by itself
+# By the line, as steps are reported once a second, in which a quick machine does hundreds.
+AT_100 = r"at=line:step\s100/"
 
 
 class Rehearsal(Started):
@@ -55,6 +57,20 @@ def got_over(framework: str, manifest: str | Path, lost: str, *, after: str, num
         code, output = job.ended()
     assert code == 0, output
     return output
+
+
+def succeeded(framework: str, manifest: str | Path, *faults: str) -> str:
+    """All output of a job that ends well whatever these faults do to it."""
+    with Rehearsal(framework, manifest, *(word for text in faults for word in ("--fault", text))) as job:
+        code, output = job.ended()
+    assert code == 0, output
+    return output
+
+
+def assert_learnt(output: str) -> None:
+    """A model of bytes that knows nothing has a loss of 5.55."""
+    told = losses(output)
+    assert told[0] > 5 > 3 > told[-1], told
 
 
 def assert_all_left_after_one_step(output: str) -> None:

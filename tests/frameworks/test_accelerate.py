@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.frameworks import frameworks
-from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, lives, losses
+from tests.frameworks.rehearsals import RUN_S, changed, got_over, lives, losses
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + RUN_S)]
 PODS = ("accelerate-master-0", "accelerate-worker-0")
@@ -32,21 +31,18 @@ use_cpu: false
 """
 
 
-def assert_trained(output: str) -> None:
+def gets_over_the_loss(manifest: str | Path) -> None:
+    # What was saved at step 100 is whole at step 125.
+    output = got_over("accelerate", manifest, PODS[1], after=r"step 125/")
+    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 100
+    assert [lives(output, pod) for pod in PODS] == [(1, 0), (1, 1)]
     told = losses(output)
     assert told[0] > 2.5 > 2.2 > told[-1], "a model that knows nothing has 5.55"
     assert {f"rank {rank} of 2: MULTI_CPU" for rank in (0, 1)} <= set(re.findall(r"rank \d of \d: \w+", output))
 
 
 def test_a_script_of_accelerate_gets_over_the_loss_of_a_pod_while_the_other_stays() -> None:
-    with Rehearsal("accelerate", "pytorchjob-accelerate.yaml") as job:
-        job.read_until(r"step 125/")  # what was saved at step 100 is whole by now
-        job.main(PODS[1]).send_signal(signal.SIGKILL)
-        code, output = job.ended()
-    assert code == 0, output
-    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 100
-    assert [lives(output, pod) for pod in PODS] == [(1, 0), (1, 1)]
-    assert_trained(output)
+    gets_over_the_loss("pytorchjob-accelerate.yaml")
 
 
 @pytest.mark.parametrize("typed", [OPTIONS, CONFIGURED], ids=["options", "configuration file"])
@@ -57,11 +53,4 @@ def test_accelerate_launch_as_it_is_gets_over_the_loss_of_a_pod(typed: str, tmp_
         tmp_path,
         lambda text: text.replace("[train_accelerate.py", f"[{typed.format(folder=tmp_path)}", 1),
     )
-    with Rehearsal("accelerate", manifest) as job:
-        job.read_until(r"step 125/")
-        job.main(PODS[1]).send_signal(signal.SIGKILL)
-        code, output = job.ended()
-    assert code == 0, output
-    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 100
-    assert [lives(output, pod) for pod in PODS] == [(1, 0), (1, 1)]
-    assert_trained(output)
+    gets_over_the_loss(manifest)

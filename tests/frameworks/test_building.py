@@ -20,12 +20,6 @@ pytestmark = [
     pytest.mark.long(only="horovodrun itself, built here: its options, its ends"),
 ]
 
-REDUCE = """
-import horovod.torch as hvd, torch
-hvd.init()
-print("sum %s rank %s\\n" % (int(hvd.allreduce(torch.ones(1), op=hvd.Sum)), hvd.rank()), end="", flush=True)
-hvd.shutdown()
-"""
 LIST_OPTIONS = """
 import argparse, json, sys
 from horovod.runner import launch
@@ -42,23 +36,6 @@ def listed(parser):
 argparse.ArgumentParser.parse_args = listed
 launch.parse_args()
 """
-
-
-def test_horovod_is_built_and_reduces_over_two_processes(tmp_path: Path) -> None:
-    run = building.command(tmp_path / "bin")
-    (tmp_path / "train.py").write_text(REDUCE)
-    ended = subprocess.run(
-        [run, "-np", "2", "-H", "localhost:2", "--disable-cache", building.python(), str(tmp_path / "train.py")],
-        env=clean_env(building.env()),
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert sorted(line.split(":", 1)[1] for line in ended.stdout.splitlines() if "sum" in line) == [
-        "sum 2 rank 0",
-        "sum 2 rank 1",
-    ]
 
 
 def test_without_any_hosts_it_runs_here_and_the_first_failing_ranks_code_is_the_pods(tmp_path: Path) -> None:

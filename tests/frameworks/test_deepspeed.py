@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import require
 from tests.frameworks import frameworks
-from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, got_over, lives, losses
+from tests.frameworks.rehearsals import RUN_S, changed, got_over, lives, losses, succeeded
 from trainer_launch.rehearsal.faults import requests
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + RUN_S)]
@@ -45,11 +44,7 @@ def test_the_deepspeed_command_gets_over_the_loss_of_a_pod_and_gives_its_own_var
         tmp_path,
         lambda text: text.replace("[train_deepspeed.py", f"[{TYPED}", 1),
     )
-    with Rehearsal("deepspeed", manifest) as job:
-        job.read_until(r"step 100/")
-        job.main(PODS[1]).send_signal(signal.SIGKILL)
-        code, output = job.ended()
-    assert code == 0, output
+    output = got_over("deepspeed", manifest, PODS[1], after=r"step 100/")
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 50
     assert [lives(output, pod) for pod in PODS] == [(1, 0), (1, 1)], output
 
@@ -62,10 +57,8 @@ def test_over_mpirun_a_script_of_deepspeed_goes_on_from_its_checkpoint_after_a_k
     require(not why, why)
     manifest = tmp_path / "job.yaml"
     manifest.write_text(OVER_MPIRUN.format(folder=tmp_path / "checkpoints"))
-    faults = ("--fault", "delay dns 1s", "--fault", "kill worker node=0 at=step:75")  # the first gives host names
-    with Rehearsal("deepspeed", manifest, *faults) as job:
-        code, output = job.ended()
-    assert code == 0, output
+    faults = ("delay dns 1s", "kill worker node=0 at=step:75")  # the first gives host names
+    output = succeeded("deepspeed", manifest, *faults)
     assert re.search(r"rank \d was ended by SIGKILL on deepspeed-node-0-0\S*; restart 1 of 3", output), output
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 50
     assert lives(output, "deepspeed-launcher-0-0") == (1, 0), "no pod was made again"

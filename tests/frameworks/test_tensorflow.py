@@ -1,17 +1,25 @@
-"""TFJobs train with real TensorFlow, and get over lost pods as far as TensorFlow can."""
+"""A TFJob of all roles trains with real TensorFlow, and gets over lost pods as far as TensorFlow can."""
 
 from __future__ import annotations
 
 import json
 import re
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.cli.launching import launch
 from tests.frameworks import frameworks
-from tests.frameworks.rehearsals import RUN_S, Rehearsal, changed, explained, lives, losses
+from tests.frameworks.rehearsals import (
+    AT_100,
+    RUN_S,
+    Rehearsal,
+    assert_learnt,
+    changed,
+    explained,
+    lives,
+    succeeded,
+)
 from trainer_launch.model import exit_codes
 
 pytestmark = [
@@ -19,14 +27,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.timeout(frameworks.MAKING_S + RUN_S),
 ]
-WORKERS = ("tfjob-simple-worker-0", "tfjob-simple-worker-1")
-# By the line, as steps are reported once a second, and these jobs take three for all their 600.
-AT_100 = r"at=line:step\s100/"
 ROLES = ("chief-0", "ps-0", "worker-0", "worker-1", "evaluator-0")
-
-
-def tensorflow(manifest: str | Path, *faults: str) -> Rehearsal:
-    return Rehearsal("tensorflow", manifest, *(word for text in faults for word in ("--fault", text)))
 
 
 def longer(manifest: str, folder: Path) -> Path:
@@ -34,69 +35,10 @@ def longer(manifest: str, folder: Path) -> Path:
     return changed(manifest, folder, lambda text: text.replace('"600"', '"2000"'))
 
 
-def test_two_mirrored_workers_learn_as_one_and_the_first_ones_success_is_the_jobs() -> None:
-    with tensorflow("tfjob-simple.yaml") as job:
-        code, output = job.ended()
-    assert code == 0, output
-    assert "TFJob tfjob-simple: Succeeded" in output
-    told = losses(output)
-    assert told[0] > 5 > 3 > told[-1], "a model that knows nothing has 5.55"
-    assert {f"worker {n} of 2" for n in (0, 1)} <= set(re.findall(r"worker \d of 2", output))
-    assert [lives(output, pod) for pod in WORKERS] == [(1, 0), (1, 0)]
-
-
-def test_a_mirrored_worker_that_is_killed_ends_the_others_and_all_start_again_in_place() -> None:
-    with tensorflow("tfjob-simple.yaml") as job:
-        job.read_until(r"step 100/")
-        job.main(WORKERS[1]).send_signal(signal.SIGKILL)
-        code, output = job.ended()
-    assert code == 0, output
-    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 80
-    assert [lives(output, pod) for pod in WORKERS] == [(1, 1), (1, 1)]
-    assert output.count("step 1/") == 1
-
-
-def test_a_mirrored_worker_whose_pod_is_lost_is_made_anew_and_the_other_waits_for_it() -> None:
-    with tensorflow("tfjob-simple.yaml", f"kill pod node=0 {AT_100}") as job:
-        code, output = job.ended()
-    assert code == 0, output
-    assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 80
-    assert [lives(output, pod) for pod in WORKERS] == [(2, 0), (1, 1)]
-    assert output.count("step 1/") == 1
-
-
-def test_under_exit_code_the_survivor_of_a_killed_worker_is_retryable_too(tmp_path: Path) -> None:
-    """TensorFlow itself ends with 1, which the policy takes for the end of the job; the launcher has read why."""
-
-    def change(text: str) -> str:
-        return text.replace("OnFailure", "ExitCode").replace("run, --]", "run, --prefix, --]")
-
-    manifest = changed("tfjob-simple.yaml", tmp_path, change)
-    with tensorflow(manifest, f"kill pod node=1 {AT_100}") as job:
-        code, output = job.ended()
-    assert code == 0, output
-    assert f"{WORKERS[0]} failed (exit code 138): the controller recreates it" in output
-    assert [lives(output, pod) for pod in WORKERS] == [(2, 0), (2, 0)]
-    assert "resumed at step" in output
-
-
-def test_sigterm_to_one_mirrored_worker_stops_all_after_the_same_step_and_they_go_on_there() -> None:
-    with tensorflow("tfjob-simple.yaml", f"term pod node=1 grace=20s {AT_100}") as job:
-        code, output = job.ended()
-    assert code == 0, output
-    stopped = re.findall(r"stopped at step (\d+): asked by SIGTERM", output)
-    assert len(stopped) == 2
-    assert re.findall(r"resumed at step (\d+)", output) == stopped[:1] == stopped[1:]
-    assert [lives(output, pod) for pod in WORKERS] == [(1, 1), (2, 0)]
-
-
 def test_a_job_of_all_roles_ends_with_its_chief_and_its_checkpoints_are_looked_at() -> None:
-    with tensorflow("tfjob-ps.yaml") as job:
-        code, output = job.ended()
-    assert code == 0, output
+    output = succeeded("tensorflow", "tfjob-ps.yaml")
     assert "TFJob tfjob-ps: Succeeded" in output
-    told = losses(output)
-    assert told[0] > 5 > 3 > told[-1]
+    assert_learnt(output)
     looked_at = [float(loss) for loss in re.findall(r"evaluated step \d+: held-out loss ([\d.]+)", output)]
     assert looked_at[0] > looked_at[-1]
     assert [lives(output, f"tfjob-ps-{role}") for role in ROLES] == [(1, 0)] * len(ROLES)
@@ -105,9 +47,7 @@ def test_a_job_of_all_roles_ends_with_its_chief_and_its_checkpoints_are_looked_a
 @pytest.mark.parametrize("lost", ["worker-1", "chief-0", "evaluator-0"])
 def test_a_job_of_all_roles_gets_over_the_loss_of_any(lost: str, tmp_path: Path) -> None:
     """The other worker does a lost one's work; a new chief goes on from the checkpoint."""
-    with tensorflow(longer("tfjob-ps.yaml", tmp_path), f"kill pod pod={lost} {AT_100}") as job:
-        code, output = job.ended()
-    assert code == 0, output
+    output = succeeded("tensorflow", longer("tfjob-ps.yaml", tmp_path), f"kill pod pod={lost} {AT_100}")
     once = dict.fromkeys(ROLES, (1, 0))
     assert {role: lives(output, f"tfjob-ps-{role}") for role in ROLES} == {**once, lost: (2, 0)}
     assert ("resumed at step" in output) == (lost == "chief-0")
@@ -121,9 +61,7 @@ def test_a_lost_parameter_server_ends_the_chief_which_goes_on_from_the_checkpoin
     """
     manifest = longer("tfjob-ps.yaml", tmp_path)
     manifest.write_text(manifest.read_text().replace("run, --]", "run, --prefix, --]"))
-    with tensorflow(manifest, f"kill pod pod=ps-0 {AT_100}") as job:
-        code, output = job.ended()
-    assert code == 0, output
+    output = succeeded("tensorflow", manifest, f"kill pod pod=ps-0 {AT_100}")
     found = {role: lives(output, f"tfjob-ps-{role}") for role in ROLES}
     starts, restarts = found.pop("chief-0")
     assert starts == 1
@@ -150,7 +88,7 @@ def test_a_dynamic_tfjob_is_refused_by_the_script_in_one_sentence(tmp_path: Path
             "spec:\n  tfReplicaSpecs", "spec:\n  enableDynamicWorker: true\n  tfReplicaSpecs"
         ).replace("OnFailure", "Never")
 
-    with tensorflow(changed("tfjob-simple.yaml", tmp_path, change)) as job:
+    with Rehearsal("tensorflow", changed("tfjob-simple.yaml", tmp_path, change)) as job:
         code, output = job.ended()
     assert code == exit_codes.INFRASTRUCTURE, "a dynamic TFJob never fails by its workers: it would wait for ever"
     printed = r"^\[tfjob-simple-worker-\d\] train_tf: TF_CONFIG is sparse \(enableDynamicWorker\)"

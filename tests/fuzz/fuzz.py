@@ -12,18 +12,17 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import json
 import os
-import random
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from tests.fuzz import corpus, nasty
+from tests.fuzz import corpus
 from tests.fuzz.registry import Target, in_home, targets
 
 ROOT = Path(__file__).parents[2]
@@ -31,14 +30,8 @@ _TIMEOUT_S = 10  # for one input
 _MEMORY_MB = 1024
 _KEPT_INPUTS, _KEPT_BYTES = 40, 25_000  # of each target, in the repository
 _STATUS = re.compile(r"#(\d+)\s+(\w+)\s+cov: (\d+) ft: (\d+).*?exec/s: (\d+)")
-_FORMS = {
-    "json": nasty.changed_json,
-    "lines": nasty.changed_lines,
-    "yaml": nasty.changed_yaml,
-    "text": nasty.changed_text,
-    "words": lambda data, chance: nasty.changed_text(data, chance, b"\0"),
-    "bytes": nasty.changed_text,
-}
+# Numbers beyond every float, digits of other scripts, nests, control characters, YAML's tags, paths that climb.
+_PIECES = json.loads(Path(__file__).with_name("pieces.json").read_text(encoding="ascii"))
 
 
 def main() -> int:
@@ -68,7 +61,7 @@ def main() -> int:
     work = Path(parsed.work)
     found = [one.name for one in chosen if parsed.seconds and not _fuzz(one, work, parsed.seconds)]
     for one in chosen if parsed.keep else ():
-        _keep(one, work / "grown" / one.name)
+        _keep(one, work)
     print(f"found something: {', '.join(found)}" if found else "nothing found", flush=True)
     return 1 if found else 0
 
@@ -83,7 +76,8 @@ def _fuzz(one: Target, work: Path, seconds: int) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
     for name, data in corpus.read(one.name).items():
         (kept / name).write_bytes(data)
-    for number, seed in enumerate(seeds.of(one.name)):
+    pieces = [piece.encode("utf-8", "surrogatepass") for piece in _PIECES]  # a dictionary takes the short ones only
+    for number, seed in enumerate([*seeds.of(one.name), *pieces]):
         (grown / f"seed-{number}").write_bytes(seed[: one.max_bytes])
     words = work / f"{one.name}.dict"
     words.write_text("".join(f'"{_escaped(word)}"\n' for word in _words(one)), encoding="ascii")
@@ -106,43 +100,19 @@ def _fuzz(one: Target, work: Path, seconds: int) -> bool:
     return done.returncode == 0
 
 
-def _keep(one: Target, grown: Path) -> None:
-    """The smallest inputs that together go all ways that were found, beside what is there by hand."""
-    before, known = corpus.read(one.name), set[tuple[object, int, int]]()
-    by_hand = {name: data for name, data in before.items() if name != corpus.digest(data)}
-    files = [file for file in grown.glob("*") if re.fullmatch("[0-9a-f]{40}", file.name)]
-    found = {name: data for name, data in before.items() if name not in by_hand}
-    found |= {file.name: file.read_bytes() for file in files}
-    kept, count, room = by_hand, _KEPT_INPUTS, _KEPT_BYTES
-    for name, data in sorted(found.items(), key=lambda each: (len(each[1]), each[0])):
-        ways = _ways(one, data)
-        if ways - known and count and len(data) <= room:
-            kept[name] = data
-            known |= ways
+def _keep(one: Target, work: Path) -> None:
+    """The smallest inputs that together reach all that was reached, beside what is there by hand."""
+    merged = work / "merged" / one.name
+    shutil.rmtree(merged, ignore_errors=True)
+    merged.mkdir(parents=True)
+    _libfuzzer(one, 600, "-merge=1", str(merged), str(work / "kept" / one.name), str(work / "grown" / one.name))
+    kept = {name: data for name, data in corpus.read(one.name).items() if name != corpus.digest(data)}
+    count, room = _KEPT_INPUTS, _KEPT_BYTES
+    for data in sorted((file.read_bytes() for file in merged.iterdir()), key=len):
+        if count and len(data) <= room:
+            kept[corpus.digest(data)] = data
             count, room = count - 1, room - len(data)
     corpus.write(one.name, kept)
-
-
-def _ways(one: Target, data: bytes) -> set[tuple[object, int, int]]:
-    """Which lines of the package follow each other."""
-    found: set[tuple[object, int, int]] = set()
-    last: dict[object, int] = {}
-
-    def step(frame: FrameType, event: str, _: object) -> Any:
-        if event == "line":
-            found.add((frame.f_code, last.get(frame, 0), frame.f_lineno))
-            last[frame] = frame.f_lineno
-        return step
-
-    def enter(frame: FrameType, event: str, _: object) -> Any:
-        return step if event == "call" and "/trainer_launch/" in frame.f_code.co_filename else None
-
-    sys.settrace(enter)
-    try:
-        one.run(data)
-    finally:
-        sys.settrace(None)
-    return found
 
 
 def _libfuzzer(one: Target, limit_s: int, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -166,21 +136,12 @@ def _in_this_process(name: str, flags: list[str]) -> None:
     os.nice(19)
     with atheris.instrument_imports(include=["trainer_launch"]):
         one = in_home(*name.split(":"))
-    change = _FORMS[one.form]
-
-    def mutated(data: bytes, max_size: int, seed: int) -> bytes:
-        chance = random.Random(seed)
-        made = change(data, chance) if chance.random() < 0.5 else None
-        if made is None or len(made) > max_size:
-            return bytes(atheris.Mutate(data, max_size))
-        return bytes(made)
-
-    atheris.Setup([sys.argv[0], *flags], one.run, custom_mutator=mutated)
+    atheris.Setup([sys.argv[0], *flags], one.run)
     atheris.Fuzz()
 
 
 def _words(one: Target) -> list[str]:
-    """The texts in the modules that the target's own module imports: keys, names, kinds."""
+    """What mutations put in: nasty pieces, and the texts in the modules that the target's own module imports."""
     home = sys.modules[one.run.__module__]
     files = {getattr(value, "__file__", None) for value in vars(home).values()}
     found = set()
@@ -188,11 +149,11 @@ def _words(one: Target) -> list[str]:
         for part in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
             if isinstance(part, ast.Constant) and isinstance(part.value, str) and 1 < len(part.value) < 40:
                 found.add(part.value)
-    return sorted(word for word in found if "\n" not in word)[:1500]
+    return [*_PIECES, *sorted(found)[:1500]]
 
 
 def _escaped(word: str) -> str:
-    return "".join(c if c.isascii() and c.isalnum() else "".join(f"\\x{b:02x}" for b in c.encode()) for c in word)
+    return "".join(f"\\x{byte:02x}" for byte in word.encode("utf-8", "surrogatepass"))
 
 
 if __name__ == "__main__":

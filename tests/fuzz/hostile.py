@@ -1,4 +1,4 @@
-"""Clients and servers that mean no good, on real sockets: `hostile.py PORT` attacks a port for a while."""
+"""Clients and servers that mean no good, on real sockets: `hostile.py HOST PORT` attacks a port for a while."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer_launch.membership import protocol as msg
 
 FOR_S = 3.0
 HUGE = b"9" * 400
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: end with a reset
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: end with a reset
 WORDS = (
     b"",
     b"\n\n\n",
@@ -34,9 +34,9 @@ WORDS = (
 )
 
 
-def attack(port: int, for_s: float = FOR_S) -> int:
+def attack(port: int, for_s: float = FOR_S, host: str = "127.0.0.1") -> int:
     """Everything at once for some seconds; how many connections were made."""
-    there = ("127.0.0.1", port)
+    there = (host, port)
     chance = random.Random(7)
     lines = [
         data + b"\n" for name in corpus.targets() if name.endswith("_lines") for data in corpus.read(name).values()
@@ -51,7 +51,7 @@ def attack(port: int, for_s: float = FOR_S) -> int:
                 made += 1
                 sock.settimeout(1.0)
                 if chance.random() < 0.5:
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 sock.sendall(said)
         for sock in lasting[20:40]:
             with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ ANSWERS: dict[str, Callable[[socket.socket], None]] = {
     "a challenge that is no text": lambda sock: sock.sendall(b'{"kind":"challenge","nonce":"\\ud800"}\n' * 3),
     "a deep nest": lambda sock: sock.sendall(b"[" * 60_000 + b"\n"),
     "nothing": lambda sock: time.sleep(0.2),
-    "a reset": lambda sock: sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET),
+    "a reset": lambda sock: sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET),
     "a byte now and then": lambda sock: _drip(sock),
 }
 
@@ -105,4 +105,4 @@ def server(answer: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 if __name__ == "__main__":
-    print(attack(int(sys.argv[1])))
+    print(attack(int(sys.argv[2]), host=sys.argv[1]))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer_launch.model.errors import LaunchError
 
 T = TypeVar("T")
 MAX_SENTENCE = 2_000  # characters
+_TEMPORARY = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+FOLDER = _TEMPORARY.name  # for parsers that read files; each has names of its own
 
 
 @dataclass(frozen=True, slots=True)

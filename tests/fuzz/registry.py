@@ -14,11 +14,10 @@ _HOMES = ("commands", "machines", "manifests", "messages", "notes", "outputs", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One function, and what its inputs look like."""
+    """One function, and how long its inputs may be."""
 
     name: str
     run: Callable[[bytes], None]
-    form: str  # json, lines (of JSON), yaml, words (with NUL between), text or bytes: how inputs are changed
     max_bytes: int
 
     @property
@@ -30,11 +29,11 @@ class Target:
 _TARGETS: dict[str, Target] = {}
 
 
-def target(form: str, max_bytes: int = 4096) -> Callable[[Callable[[bytes], None]], Callable[[bytes], None]]:
+def target(max_bytes: int = 4096) -> Callable[[Callable[[bytes], None]], Callable[[bytes], None]]:
     """Enter a function by its name."""
 
     def enter(run: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        _TARGETS[run.__name__] = Target(name=run.__name__, run=run, form=form, max_bytes=max_bytes)
+        _TARGETS[run.__name__] = Target(name=run.__name__, run=run, max_bytes=max_bytes)
         return run
 
     return enter

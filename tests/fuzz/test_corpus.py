@@ -38,12 +38,6 @@ def test_the_corpus_belongs_to_targets_and_is_small() -> None:
     assert sum(len(data) for name in TARGETS for data in corpus.read(name).values()) < MOST_BYTES
 
 
-def test_what_is_kept_is_read_back_and_written_as_the_same_bytes(tmp_path: Path) -> None:
-    for name in corpus.targets():
-        corpus.write(name, corpus.read(name), tmp_path)
-        assert (tmp_path / f"{name}.jsonl").read_bytes() == (corpus.FOLDER / f"{name}.jsonl").read_bytes()
-
-
 def test_bytes_that_are_no_text_are_kept_with_the_name_that_they_were_given(tmp_path: Path) -> None:
     inputs = {"found-1": b"\xff\0", corpus.digest(b"a\n"): b"a\n"}
     corpus.write("some", inputs, tmp_path)

@@ -1,4 +1,4 @@
-"""The card that the tests run on, and the page that tells what they found.
+"""The card that the tests run on.
 
 With GPU_REHEARSAL=cpu the same tests run on the CPU over gloo. This shows that they work, and nothing of GPUs.
 """
@@ -13,9 +13,7 @@ import platform
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,6 @@ HELD_BYTES = 4 << 30  # by each rank of job.py
 _SPARE_BYTES = 256 << 20  # of the driver's own, which comes and goes
 _GIVEN_BACK_S = 30.0
 _PACE_S = 0.1
-_CELL = 190  # characters
 _VERSIONS = """
 import torch
 has_nccl = torch.distributed.is_nccl_available() and torch.cuda.is_available()
@@ -54,10 +51,10 @@ class Card:
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
         shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        self.env = {
-            "JOB_DEVICE": "cpu" if IS_REHEARSED else "cuda",
-            "JOB_HELD_BYTES": str(1 << 20 if IS_REHEARSED else HELD_BYTES),
-            "GPU_TEST": self._folder,  # all processes of the job have it
+        self.env = {  # pods of a rehearsal get variables of torch
+            "TORCH_JOB_DEVICE": "cpu" if IS_REHEARSED else "cuda",
+            "TORCH_JOB_HELD_BYTES": str(1 << 20 if IS_REHEARSED else HELD_BYTES),
+            "TORCH_JOB_FOLDER": self._folder,  # all processes of the job have it
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML has it
             "CUDA_VISIBLE_DEVICES": "" if IS_REHEARSED else shown,
             "NCCL_SOCKET_IFNAME": "lo",
@@ -120,7 +117,10 @@ class Card:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("GPU_TEST") == self._folder and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.environ().get("TORCH_JOB_FOLDER") == self._folder
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
         return found
 
@@ -141,96 +141,30 @@ def needs_card(why: str) -> None:
         pytest.skip(f"not rehearsed: {why}")
 
 
-# -- the result -------------------------------------------------------------------------------
+@pytest.fixture(scope="session")
+def what_the_tests_ran_on(record_testsuite_property: Callable[[str, object], None]) -> None:
+    """For the result, which pytest writes."""
+    for name, value in about().items():
+        record_testsuite_property(name, value)
 
 
-@dataclass
-class Scenario:
-    """A test, as the page has it."""
-
-    name: str
-    outcome: str = "passed"
-    took_s: float = 0.0
-    figures: list[tuple[str, str]] = field(default_factory=list)
-    why: str = ""  # it failed, or was skipped
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if path := os.environ.get("GPU_RESULT"):
-        config.pluginmanager.register(Result(Path(path)), "gpu-result")
-
-
-class Result:
-    """Writes the page after each test, so that it is there if the run is cut off."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._scenarios: dict[str, Scenario] = {}
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = report.nodeid.rpartition("::test_")[2].replace("_", " ")
-        one = self._scenarios.setdefault(name, Scenario(name))
-        one.took_s += report.duration
-        if not report.passed:
-            one.outcome, one.why = report.outcome, _why(report)
-        if report.when == "teardown":
-            one.figures = [(str(name), str(value)) for name, value in report.user_properties]
-            self._path.write_text(page(about(), [*self._scenarios.values()]))
-
-
-def _why(report: pytest.TestReport) -> str:
-    if isinstance(report.longrepr, tuple):
-        return report.longrepr[2].removeprefix("Skipped: ")
-    crash = getattr(report.longrepr, "reprcrash", None)
-    return (crash.message if crash else report.longreprtext).strip().partition("\n")[0]
-
-
-@functools.cache
 def about() -> Mapping[str, str]:
-    """What the tests ran on."""
     torch, _, nccl = _said(sys.executable, "-c", _VERSIONS).partition(" ")
     commit = os.environ.get("COMMIT") or _said("git", "rev-parse", "--short", "HEAD") or "unknown"
-    versions = {"torch": torch, "NCCL": nccl, "Python": platform.python_version()}
+    versions = {"torch": torch, "NCCL": nccl, "Python": platform.python_version(), "commit": commit}
     if IS_REHEARSED:
-        return {"commit": commit, "rehearsed on": "the CPU with gloo, which proves nothing of GPUs", **versions}
+        return {"rehearsed on": "the CPU with gloo, which proves nothing of GPUs", **versions}
+    if not count(os.environ).count:
+        return versions
     names = [
         nvml().nvmlDeviceGetName(nvml().nvmlDeviceGetHandleByIndex(one))
         for one in range(nvml().nvmlDeviceGetCount())
     ]
     gpus = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
-    return {"commit": commit, "GPU": gpus, "driver": nvml().nvmlSystemGetDriverVersion(), **versions}
+    return {"GPU": gpus, "driver": nvml().nvmlSystemGetDriverVersion(), **versions}
 
 
 def _said(*argv: str) -> str:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120).stdout.strip()
     return ""
-
-
-def page(machine: Mapping[str, str], scenarios: Sequence[Scenario]) -> str:
-    """Markdown, as docs/gpu.md keeps it."""
-    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
-    passed = sum(one.outcome == "passed" for one in scenarios)
-    lines = [
-        "## Last result",
-        "",
-        f"{datetime.now(timezone.utc):%Y-%m-%d}, {facts}: {passed} of {len(scenarios)} scenarios passed.",
-        "",
-        *_table(
-            "scenario | result | duration", [(one.name, _outcome(one), f"{one.took_s:.0f} s") for one in scenarios]
-        ),
-        "",
-        *_table("scenario | figure | value", [(one.name, *row) for one in scenarios for row in one.figures]),
-    ]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _outcome(one: Scenario) -> str:
-    return f"{one.outcome}: {one.why}" if one.why else one.outcome
-
-
-def _table(head: str, rows: Sequence[Sequence[str]]) -> list[str]:
-    if not rows:
-        return []
-    cells = [" | ".join(" ".join(cell.replace("|", "/").split())[:_CELL] for cell in row) for row in rows]
-    return [f"| {head} |", f"|{'---|' * (head.count('|') + 1)}", *(f"| {row} |" for row in cells)]

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-DEVICE = os.environ["JOB_DEVICE"]
-CHECKPOINT = Path(os.environ["GPU_TEST"]) / "checkpoint"
+DEVICE = os.environ["TORCH_JOB_DEVICE"]
+CHECKPOINT = Path(os.environ["TORCH_JOB_FOLDER"]) / "checkpoint"
 NUMBERS = 1 << 20
 PAUSE_S = 0.1  # so that progress lasts for longer than the timeout before somebody hangs
 ACT_STEP = 60
@@ -80,7 +80,7 @@ def main(act: str, last: int) -> None:
     if DEVICE == "cuda":
         os.environ["NCCL_HOSTID"] = f"rank-{rank}"  # NCCL refuses two ranks of one host on one card
         torch.cuda.set_device(0)
-    held = torch.ones(int(os.environ["JOB_HELD_BYTES"]) // 4, device=DEVICE)
+    held = torch.ones(int(os.environ["TORCH_JOB_HELD_BYTES"]) // 4, device=DEVICE)
     dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
     step = int(CHECKPOINT.read_text()) if CHECKPOINT.exists() else 0
     while step < last:

@@ -25,10 +25,15 @@ from trainer_launch.host import incident_facts
 from trainer_launch.host.machine import count
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.preflight.check import Where
-from trainer_launch.preflight.gpu import devices
-from trainer_launch.preflight.gpu.facts import Ending, Facts, Gpu
+from trainer_launch.preflight.gpu import collect
+from trainer_launch.preflight.gpu.facts import Ending, Gpu, GpuFacts, GpuTest
 
-pytestmark = [pytest.mark.gpu, pytest.mark.process, pytest.mark.torch]
+pytestmark = [
+    pytest.mark.usefixtures("what_the_tests_ran_on"),
+    pytest.mark.gpu,
+    pytest.mark.process,
+    pytest.mark.torch,
+]
 Record = Callable[[str, object], None]
 DEADLINE_S = 200.0
 RUNS = 5
@@ -100,8 +105,6 @@ FACTS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "mig": ("mig_mode/current_mig", lambda value: "Enabled" if value else "Disabled"),
     "recovery": ("gpu_recovery_action", lambda value: "" if value else "None"),
     "memory_total": ("fb_memory_usage/total", lambda value: f"{value >> 20} MiB"),
-    "pcie_gen_max": ("pci/pci_gpu_link_info/pcie_gen/max_link_gen", str),
-    "pcie_width_max": ("pci/pci_gpu_link_info/link_widths/max_link_width", lambda value: f"{value}x"),
     "remapped": ("remapped_rows/remapped_row_unc", lambda value: str(value[1])),
 }
 
@@ -111,7 +114,7 @@ def test_what_is_read_of_gpus_equals_what_nvidia_smi_prints(record_property: Rec
     require(shutil.which("nvidia-smi"), "needs nvidia-smi")
     printed = subprocess.run(("nvidia-smi", "-q", "-x"), capture_output=True, text=True, timeout=60, check=True)
     smi = ElementTree.fromstring(printed.stdout)
-    facts = devices.ask(os.environ, devices.FACTS_S)
+    facts = collect.asked(os.environ, collect.FACTS_S, None)
     assert facts.trouble == ""
     assert len(facts.gpus) == int(smi.findtext("attached_gpus") or 0)
     assert facts.driver == smi.findtext("driver_version")
@@ -184,7 +187,7 @@ def test_two_nodes_test_their_pair_over_nccl(card: Card, tmp_path: Path, record_
 def test_figures_scatter_by_less_than_their_thresholds_allow(record_property: Record) -> None:
     """Each run is a new process, as in a preflight."""
     figures: dict[tuple[int, str, str], list[float]] = {}
-    for one in [tested for _ in range(RUNS) for tested in load().tested]:
+    for one in [test for _ in range(RUNS) for test in loaded()]:
         assert one.ending is Ending.DONE, one.why
         for name, value, unit in one.figures:
             figures.setdefault((one.gpu, name, unit), []).append(value)
@@ -198,13 +201,11 @@ def test_figures_scatter_by_less_than_their_thresholds_allow(record_property: Re
             assert spread < 1 - kind.share, f"{name}: {values}"
 
 
-def load() -> devices.Load:
+def loaded() -> tuple[GpuTest, ...]:
     """All cards, or this machine's CPU, under the load of a preflight."""
     if IS_REHEARSED:
-        argv = (sys.executable, devices.BENCH, "--device", "cpu")
-        return devices.loaded(
-            Facts(trouble="no GPU"), ((0, ""),), {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, argv, 60.0
-        )
+        argv, env = (sys.executable, collect.BENCH, "--device", "cpu"), {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        return collect.loaded(GpuFacts(trouble="no GPU"), ((0, ""),), env, argv, 60.0).tests
     n_gpus = count(os.environ).count
     require(n_gpus, "needs an NVIDIA GPU")
-    return devices.cards(os.environ, sys.executable, "standard", n_gpus).load() or devices.Load()
+    return collect.collect(os.environ, sys.executable, "standard", n_gpus).tests

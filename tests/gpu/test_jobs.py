@@ -14,7 +14,12 @@ import pytest
 from tests.cli.launching import launch, start
 from tests.gpu.conftest import IS_REHEARSED, Card, made_card, needs_card
 
-pytestmark = [pytest.mark.gpu, pytest.mark.process, pytest.mark.torch]
+pytestmark = [
+    pytest.mark.usefixtures("what_the_tests_ran_on"),
+    pytest.mark.gpu,
+    pytest.mark.process,
+    pytest.mark.torch,
+]
 Record = Callable[[str, object], None]
 JOB = str(Path(__file__).with_name("job.py"))
 TWO_NODES = ("local", "--nodes", "2", "--nproc-per-node", "1", "--log-level", "info")
@@ -44,7 +49,7 @@ def test_a_killed_worker_costs_seconds_and_its_memory_is_given_back(card: Card, 
     record_property("repeated steps", cost[2])
     record_property("memory", card.given_back())
     if not IS_REHEARSED:  # the dead worker's was free before its successor took its own
-        assert card.most < card.before + 3 * int(card.env["JOB_HELD_BYTES"])
+        assert card.most < card.before + 3 * int(card.env["TORCH_JOB_HELD_BYTES"])
 
 
 class Hang(NamedTuple):
@@ -85,16 +90,10 @@ def test_a_rank_that_never_enters_a_collective_is_named_and_replaced(hang: Hang,
     assert {f"flight_recorder/nccl_trace_rank_{rank}" for rank in range(2)} <= files
 
 
-def test_the_incident_of_a_hang_has_the_report_of_ras_and_the_state_of_the_cards(
-    hang: Hang, record_property: Record
-) -> None:
-    needs_card("needs NCCL and a card")
-    files = [path for one in hang.incidents for path in Path(one["folder"]).glob("host/*")]
-    texts = {path.name: path.read_text() for path in files}
-    assert {"nccl_ras.txt", "gpus.txt"} <= set(texts), hang.incidents
-    record_property("first line of the RAS report", texts["nccl_ras.txt"].strip().partition("\n")[0])
-    assert "Job summary" in texts["nccl_ras.txt"], texts["nccl_ras.txt"]
-    assert "== GPU 0" in texts["gpus.txt"], texts["gpus.txt"]
+def test_the_incident_of_a_hang_has_the_state_of_the_cards(hang: Hang) -> None:
+    needs_card("needs NVIDIA's library and a card")
+    texts = [path.read_text() for one in hang.incidents for path in Path(one["folder"]).glob("host/gpus.txt")]
+    assert any("== GPU 0" in text for text in texts), hang.incidents
 
 
 def test_a_rank_that_evaluates_before_the_collective_is_not_accused(

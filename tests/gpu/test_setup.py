@@ -1,4 +1,4 @@
-"""Where nothing can be tested, one sentence says so; and the page of a result."""
+"""Where nothing can be tested, one sentence says so."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.gpu.conftest import ROOT, Scenario, page
+from tests.gpu.conftest import ROOT
 
 SCRIPT = ROOT / "tests" / "setup" / "gpu.sh"
 FAKE = """#!/bin/sh
@@ -23,7 +23,7 @@ def run(folder: Path, state: str, missing: str, **env: str) -> subprocess.Comple
     python = folder / "python"
     python.write_text(FAKE.format(state=state, missing=missing))
     python.chmod(0o755)
-    given = {**os.environ, "PYTHON": str(python), "GPU_RESULT": str(folder / "out" / "page.md"), **env}
+    given = {**os.environ, "PYTHON": str(python), "GPU_RESULT": str(folder / "out" / "result.xml"), **env}
     return subprocess.run((SCRIPT, "test", "-k", "pair"), env=given, capture_output=True, text=True, timeout=60)
 
 
@@ -48,14 +48,3 @@ def test_chosen_scenarios_are_run(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("started: -m pytest ")
     assert ended.stdout.endswith(" tests/gpu -k pair\n")
-
-
-def test_the_page_has_each_scenario_and_its_figures() -> None:
-    good = Scenario("it recovers", took_s=12.3, figures=[("without a new step", "1.4 s")])
-    bad = Scenario("it does not", "failed", 1.0, why="AssertionError: a | b\nmore")
-    told = page({"commit": "abc", "GPU": "1 NVIDIA H200"}, [good, bad])
-    assert told.startswith("## Last result\n\n20")
-    assert ", commit abc, GPU 1 NVIDIA H200: 1 of 2 scenarios passed.\n" in told
-    assert "| it recovers | passed | 12 s |\n" in told
-    assert "| it does not | failed: AssertionError: a / b more | 1 s |\n" in told
-    assert told.endswith("| it recovers | without a new step | 1.4 s |\n")

@@ -39,20 +39,9 @@ def test_when_it_cannot_be_put_there_the_old_one_stays(tmp_path: Path) -> None:
     assert (place / "inside").is_dir()
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        replace(str(tmp_path / "nowhere" / "file"), b"")
-
-
 def test_the_longest_name_can_be_replaced(tmp_path: Path) -> None:
     replace(str(tmp_path / ("n" * 255)), b"new")
     assert os.listdir(tmp_path) == ["n" * 255]
-
-
-def test_a_relative_path_is_one_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    replace("file", b"new")
-    assert (tmp_path / "file").read_bytes() == b"new"
 
 
 def test_of_many_at_once_one_wins_whole(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ import psutil
 
 from tests.conftest import require
 from tests.containers import images
-from tests.containers.images import ROOT
+from tests.containers.images import podman
+from tests.setting_up import made
 from tests.waiting import eventually
 
 DEADLINE_S = 240.0  # of anything that a pod does
@@ -28,7 +29,6 @@ BUILD_S = 7200
 PAUSE = f"{images.NAME}/pause:1"
 _CGROUPS = Path("/sys/fs/cgroup")
 _HERE = Path(__file__).parent
-_CANNOT_BE_BUILT = 3
 _PROGRAMS = {
     "etcd": "etcd-server", "containerd": "containerd", "ctr": "containerd", "runc": "runc", "ip": "iproute2",
     "dnsmasq": "dnsmasq-base", "conntrack": "conntrack", "socat": "socat", "iptables": "iptables",
@@ -51,11 +51,7 @@ def programs() -> Path:
     lacking = {package for name, package in _PROGRAMS.items() if shutil.which(name, path=_path()) is None}
     require(not lacking, f"needs {' '.join(sorted(lacking))}")
     require(Path("/usr/lib/cni/bridge").exists(), "needs containernetworking-plugins")
-    script = ROOT / "tests" / "setup" / "kubernetes.sh"
-    ended = subprocess.run([script], capture_output=True, text=True, timeout=BUILD_S)
-    require(ended.returncode != _CANNOT_BE_BUILT, ended.stderr.strip().rpartition("\n")[2])
-    assert ended.returncode == 0, ended.stderr
-    return Path(ended.stdout.strip())
+    return Path(made("kubernetes.sh", within_s=BUILD_S))
 
 
 def _path() -> str:
@@ -110,7 +106,7 @@ class Cluster:
         for older in (one for one in present if one.startswith(f"{name}:")):
             self.ctr("images", "rm", older)
         archive = self.state / "image.tar"
-        _podman("save", "-o", str(archive), image)
+        podman("save", "-o", str(archive), image)
         ended = self.ctr("images", "import", str(archive))
         assert ended.returncode == 0, ended.stderr
         archive.unlink()
@@ -167,27 +163,15 @@ class Cluster:
         return eventually(condition, what, within_s, 0.3)
 
 
-def _podman(*words: str) -> None:
-    ended = subprocess.run(
-        ["podman", *words],
-        env=images.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert ended.returncode == 0, ended.stderr
-
-
 def _make_pause(folder: Path) -> None:
     """The image of the container that holds a pod's network."""
-    if subprocess.run(["podman", "image", "exists", PAUSE], env=images.environment()).returncode == 0:
+    if podman("image", "exists", PAUSE, check=False).returncode == 0:
         return
     rootfs = folder / "pause.tar"
     catatonit = Path(str(shutil.which("catatonit")))
     subprocess.run(["tar", "-C", catatonit.parent, "-cf", rootfs, catatonit.name], check=True)
     change = 'ENTRYPOINT ["/catatonit", "-P"]'
-    _podman("import", "--change", change, str(rootfs), PAUSE)
+    podman("import", "--change", change, str(rootfs), PAUSE)
 
 
 @contextlib.contextmanager

@@ -116,7 +116,6 @@ def test_flytes_program_is_python_and_its_job_a_manifest() -> None:
 @pytest.mark.long("tests/kubernetes/test_rehearsals.py")
 def test_flytes_job_runs_its_task_on_three_nodes_under_the_entrypoint(tmp_path: Path) -> None:
     """With stand-ins for flytekit and its command; `launch` and the operator's variables are the real ones."""
-    pytest.importorskip("torch")
     (program,), (job,) = pages.blocks(FLYTE, "python"), pages.blocks(FLYTE, "yaml")
     files = {**pages.STUBS, "workflow.py": program, "train.py": FIT, "job.yaml": job}
     for name, text in files.items():

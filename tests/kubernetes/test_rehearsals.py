@@ -89,8 +89,6 @@ def test_it_becomes_pods_that_the_launcher_understands(path: Path, folder: Path)
 
 @pytest.mark.parametrize("path", [_marked(path) for path in PATHS])
 def test_it_runs_to_its_end(path: Path, folder: Path) -> None:
-    if _is_torchs(path):
-        pytest.importorskip("torch")
     if "mpi" in path.name:
         require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
         require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")

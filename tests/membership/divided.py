@@ -113,7 +113,7 @@ class Divided:
                 for agent in self.agents.values():
                     if (agent.coordinator, agent.peer) == (seat, reply.peer) and self.reach(agent.rank, seat):
                         self.hang_up(agent)
-                self.play(seat, Gone(reply.peer))  # also when no word reaches the agent
+                self.play(seat, Gone(reply.peer, ended=False))  # also when no word reaches the agent
 
     def say(self, agent, message):
         if agent.coordinator is not None and self.goes_through(agent):
@@ -127,7 +127,7 @@ class Divided:
         seat, peer = agent.coordinator, agent.peer
         agent.coordinator, agent.away_s, agent.broken = None, self.now_s, False
         if self.reach(agent.rank, seat):
-            self.play(seat, Gone(peer))
+            self.play(seat, Gone(peer, ended=False))
 
     def hear(self, agent, message):
         agent.heard_s = self.now_s

@@ -22,7 +22,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("fail"), NODES),
     st.tuples(st.just("done"), NODES),
     st.tuples(st.just("leave"), NODES),
-    st.tuples(st.just("gone"), NODES),
+    st.tuples(st.sampled_from(["gone", "reset", "resume"]), NODES),
     st.tuples(st.just("old"), NODES),
     st.tuples(st.just("time"), st.sampled_from([0.1, 0.6, 4.0, 40.0])),
 )
@@ -39,10 +39,12 @@ class Play:
         peer = self.peers.get(who)
         if what == "time":
             self.world.pass_time(who)
-        elif what in ("call", "again"):
-            incarnation = f"n{who}" if what == "again" else None
-            rank = who if self.with_ranks else None
-            self.peers[who] = self.world.call(rank, host=f"pod-{who}", incarnation=incarnation)
+        elif what in ("call", "again", "resume"):
+            incarnation = None if what == "call" else f"n{who}"
+            rank, generation = who if self.with_ranks else None, self.world.number if what == "resume" else 0
+            self.peers[who] = self.world.call(
+                rank, host=f"pod-{who}", incarnation=incarnation, generation=generation
+            )
         elif what == "join_all":
             self.world.join(*self.peers.values())
         elif peer is not None:
@@ -52,8 +54,8 @@ class Play:
         number = self.world.number
         if what in ("join", "join_unprepared"):
             self.world.join(peer, prepared=what == "join")
-        elif what == "gone":
-            self.world.play(Gone(peer))
+        elif what in ("gone", "reset"):
+            self.world.play(Gone(peer, ended=what == "gone"))
         else:
             messages = {
                 "store": msg.Store(number, "h", 1),
@@ -86,9 +88,14 @@ def test_every_history_keeps_the_promises(nodes, with_ranks, script):
             assert world.state.run is not None
             members = world.state.run.members
             assert nodes[0] <= len(members) <= nodes[1]
-            assert all(world.state.nodes[k].peer or k in world.state.run.done for k in members)
+            assert all(is_there(world.state.nodes[k]) or k in world.state.run.done for k in members)
     check_what_was_told(world)
     assert world.state.restarts <= 2
+
+
+def is_there(node):
+    """Connected, or within its lease after its connection was reset."""
+    return node.peer is not None or node.away_from_s is not None
 
 
 def check_what_was_told(world):

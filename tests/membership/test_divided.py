@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.membership.divided import Divided, settled
@@ -98,46 +96,3 @@ def test_a_sure_claim_ends_all_doubts_before_it():
     one, two, again = (Claim(n, 0, ranks, sure=False) for n, ranks in ((1, "0-2"), (2, "0-1"), (3, "0-2")))
     assert remember(remember((one,), two), again) == (two, again), "the same doubt is kept once"
     assert remember((one, two), replace(again, sure=True)) == (replace(again, sure=True),)
-
-
-EVENTS = st.one_of(
-    st.tuples(st.just("kill"), st.integers(0, 4)),
-    st.tuples(st.just("kill_agent"), st.integers(0, 4)),
-    st.tuples(st.just("start"), st.integers(0, 4)),
-    st.tuples(st.just("cut"), st.lists(st.integers(0, 2), min_size=5, max_size=5)),
-    st.tuples(st.just("cut"), st.just([0] * 5)),
-    st.tuples(st.just("time"), st.sampled_from([0.25, 0.5, 1.0, 3.5, 8.0])),
-    st.tuples(st.just("time"), st.sampled_from([0.25, 0.5, 1.0, 3.5, 8.0])),
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.integers(2, 5), st.integers(1, 2), st.lists(EVENTS, min_size=5, max_size=25))
-def test_in_no_history_two_generations_train_at_the_same_time(nodes, least, script):
-    job = Divided(nodes, least)
-    job.pass_time(2)
-    for what, value in script:
-        do(job, what, value)
-        job.check()
-        assert not job.problems, job.problems[0]
-    job.cut((0,) * nodes)
-    for rank in range(nodes):
-        do(job, "start", rank)
-    job.pass_time(50)
-    assert job.sizes() == [nodes], "when all is well again, all train together"
-
-
-def do(job, what, value):
-    if what == "time":
-        job.pass_time(value)
-    elif what == "cut":
-        job.cut(value[: job.nodes])
-    elif value < job.nodes and what == "kill":
-        job.kill(value)
-    elif value < job.nodes and what == "kill_agent":
-        job.kill_agent(value)
-    elif what == "start" and value < job.nodes:
-        if value not in job.launchers:
-            job.start(value)
-        elif value not in job.agents:
-            job.start_agent(value)

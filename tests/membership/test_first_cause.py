@@ -1,19 +1,151 @@
-"""Who failed by itself is named, although a worker that it cut off was faster to end."""
+"""Who is named for a failure: a rank that failed by itself or finished while others waited; never an innocent."""
 
 from __future__ import annotations
 
-from tests.membership.world import World
+import pytest
+from msgspec.structs import replace
+
+from tests.membership.world import running
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.state import Gone
 
-
-def running(**settings):
-    world = World(3, **settings)
-    peers = world.come(0, 1, 2)
-    world.open_store()
-    return world, peers
-
-
+SENTENCE = "rank 1 finished with exit code 0 while rank 0 still waited for it: uneven data, a restart will not help"
 CLOSED = "RuntimeError: gloo: Connection closed by peer"
+
+
+def waits(world, peer, rank=0, finished=(), **how):
+    world.say(peer, msg.Failed(world.number, rank, 1, None, CLOSED, "RuntimeError", True, finished), **how)
+
+
+def returns(world, peer, finished=(), failed=False):
+    world.say(peer, msg.Join(world.incarnations[peer], world.number, finished, failed))
+
+
+def test_a_single_node_whose_rank_1_finished_while_rank_0_waited_is_over_at_once():
+    world, (peer,) = running(1)
+    waits(world, peer, finished=(1,))
+    given_up = world.last(peer, msg.GiveUp)
+    assert given_up.reason == SENTENCE
+    assert (given_up.cause, given_up.rank, given_up.exit_code) == ("ProgramError", 0, 1)
+
+
+def test_a_node_that_is_done_while_another_still_waits_ends_the_job_without_a_restart():
+    world, (zero, one) = running(2)
+    world.say(one, msg.Done(world.number))
+    waits(world, zero)
+    assert not world.is_over, "node 1 may be lost and the news of it slow"
+    returns(world, one, finished=(1,))
+    returns(world, zero, failed=True)
+    assert world.is_over
+    ends = [world.last(peer, msg.GiveUp) for peer in (zero, one)]
+    assert {end.cause for end in ends} == {"ProgramError"}
+    assert {end.reason for end in ends} == {SENTENCE}
+    assert world.state.restarts == 0
+
+
+def test_several_ranks_that_finished_are_all_named_once():
+    world, (zero, one) = running(2)
+    waits(world, zero, finished=(1,))
+    returns(world, one, finished=(2, 3))
+    returns(world, zero)
+    assert world.last(zero, msg.GiveUp).reason.startswith("ranks 1, 2, 3 finished with exit code 0")
+
+
+def test_the_sentence_has_what_each_rank_entered_last_as_far_as_its_node_knows():
+    world, (zero, one) = running(2)
+    eleventh, tenth = ({f"all_reduce #{number} of default_pg": (rank,)} for number, rank in ((11, 0), (10, 1)))
+    failed = msg.Failed(world.number, 0, 1, None, CLOSED, "RuntimeError", True, entered=eleventh)
+    world.say(zero, failed)
+    for _ in range(2):  # a node may say it again
+        world.say(one, msg.Join(world.incarnations[one], world.number, (1,), entered=tenth))
+    world.join(zero)
+    assert world.last(zero, msg.GiveUp).reason == SENTENCE.replace(
+        ": uneven",
+        "; last entered: rank 0 all_reduce #11 of default_pg, rank 1 all_reduce #10 of default_pg: uneven",
+    )
+
+
+def test_of_a_killed_rank_all_nodes_tell_what_the_others_entered_last():
+    world, (zero, one, two) = running(3, max_restarts=0)
+    sixth = "all_reduce #6 of default_pg"
+    world.say(one, msg.Failed(world.number, 1, None, 9))
+    for rank, peer in ((2, two), (0, zero)):
+        world.say(peer, msg.Join(world.incarnations[peer], world.number, entered={sixth: (rank,)}))
+    world.join(one)
+    ends = [world.last(peer, msg.GiveUp) for peer in (zero, one, two)]
+    assert {end.seen for end in ends} == {f"last entered: ranks 0,2 {sixth}"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        msg.Failed(1, 0, 1, None, "ValueError: x", "ValueError"),
+        msg.Failed(1, 0, None, 6, "the ranks entered different collectives", cause="ProgramError"),
+    ],
+)
+def test_who_says_of_its_end_something_itself_needs_no_collectives(said):
+    world, (peer,) = running(1, max_restarts=0)
+    world.say(peer, replace(said, entered={"all_reduce #6": (0,)}))
+    assert world.last(peer, msg.GiveUp).seen == ""
+
+
+def restarted(world, peers):
+    world.join(*peers)
+    world.pass_time(5)
+    assert not world.is_over
+    assert world.state.restarts == 1
+
+
+def test_who_says_of_its_end_something_else_is_started_again_though_another_had_finished():
+    world, (zero, one) = running(2)
+    world.say(zero, msg.Failed(world.number, 0, 1, None, "ValueError: x", "ValueError", False, (1,)))
+    returns(world, one, finished=(1,))
+    restarted(world, (zero, one))
+
+
+def test_a_worker_that_failed_for_a_reason_of_its_own_is_the_cause_whoever_told_first():
+    world, (zero, one, two) = running(3)
+    waits(world, zero)
+    returns(world, one, finished=(1,))
+    returns(world, two, failed=True)
+    restarted(world, (zero,))
+
+
+def test_where_nobody_had_finished_a_closed_connection_is_started_again():
+    world, (zero, one) = running(2)
+    waits(world, zero)
+    returns(world, one)
+    restarted(world, (zero,))
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["asked to stop", "killed"])
+def test_a_pod_that_goes_is_no_program_that_finished(leaves):
+    world, (zero, one) = running(2)
+    waits(world, zero)
+    world.say(one, msg.Leave("asked to stop")) if leaves else world.play(Gone(one))
+    world.join(zero)
+    world.come(1)
+    world.pass_time(5)
+    assert not world.is_over
+    assert world.state.restarts == 0, "a lost pod costs nothing"
+
+
+def test_a_node_that_has_not_told_how_its_workers_ended_leaves_it_open():
+    world, (zero, one) = running(2)
+    waits(world, zero, finished=(1,))
+    world.pass_time(5, silent=())
+    assert not world.is_over
+    assert world.state.restarts == 1
+    restarted(world, (zero, one))
+
+
+def test_a_pod_that_came_back_meanwhile_has_nothing_to_tell():
+    world, (zero, one) = running(2)
+    waits(world, zero, finished=(1,))
+    world.say(one, msg.Join(world.incarnations[one], 0))
+    world.join(zero)
+    world.pass_time(5)
+    assert not world.is_over
 
 
 def cut_off(world, peer, rank=0):

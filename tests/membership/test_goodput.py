@@ -52,12 +52,6 @@ def test_a_pod_that_comes_back_goes_on_with_the_ledger_of_the_first_node_that_st
     assert formed(world, first).goodput is formed(world, second).goodput is None, "theirs never lose a second"
 
 
-def test_a_node_of_an_older_launcher_tells_nothing_and_learns_nothing_wrong() -> None:
-    world = World(2)
-    first, second = world.come(0, 1)
-    assert formed(world, first).goodput is formed(world, second).goodput is None
-
-
 def test_the_others_hear_for_how_long_a_node_was_silent() -> None:
     world = World(2, lease_s=10.0)
     first, second = world.come(0, 1)

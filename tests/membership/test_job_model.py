@@ -8,6 +8,7 @@ Every decision is `membership.step`'s, so it is `election.may_form` that is trie
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -200,39 +201,32 @@ def every(seconds, until_s, absent=(1, 2)):
     return [(float(at_s), absent) for at_s in range(1, int(until_s) + 1, seconds)]
 
 
-def test_only_looks_over_the_whole_time_count():
-    assert looking(*every(2, 42))
-    assert not looking(*every(2, 40))
-    assert looking(*every(2, 2), unseen_s=0.0)
-
-
-def test_one_look_that_does_not_say_so_begins_the_time_anew():
-    assert not looking(*every(2, 30), (31.0, (1,)), *[(at_s + 31, who) for at_s, who in every(2, 30)])
-
-
-def test_a_gap_between_two_looks_begins_the_time_anew():
-    """This process was stopped, and nobody has looked meanwhile."""
-    assert not looking((1.0, (1, 2)), (2.0, (1, 2)), (90.0, (1, 2)), (91.0, (1, 2)))
-
-
-def test_a_look_that_takes_long_counts_from_its_end_until_the_beginning_of_the_last_one():
-    looks = [(1.0, (1, 2), 8.0), (11.0, (1, 2), 8.0), (21.0, (1, 2), 8.0), (31.0, (1, 2), 8.0), (41.0, (1, 2), 8.0)]
-    assert not looking(*looks)
-    assert looking(*looks, (51.0, (1, 2), 8.0))
-
-
-def test_looks_that_take_too_long_leave_a_gap():
-    assert not looking(*[(10.0 * i, (1, 2), 10.5) for i in range(1, 20)])
-
-
-def test_a_node_that_has_called_since_is_not_unseen_though_each_look_has_missed_it():
-    assert not looking(*every(2, 42), calls_at_s=21.0)
-    assert looking(*every(2, 62), calls_at_s=21.0)
-
-
-def test_who_waits_longer_for_a_lost_node_waits_so_long_here_too():
-    assert not looking(*every(2, 60), shrink_after_s=90.0)
-    assert looking(*every(2, 92), shrink_after_s=90.0)
+@pytest.mark.parametrize(
+    ("looks", "begins", "settings"),
+    [
+        pytest.param(every(2, 42), True, {}, id="looks over the whole time count"),
+        pytest.param(every(2, 40), False, {}, id="over a shorter one they do not"),
+        pytest.param(every(2, 2), True, {"unseen_s": 0.0}, id="where no time is asked one look counts"),
+        pytest.param(
+            [*every(2, 30), (31.0, (1,)), *((at_s + 31, who) for at_s, who in every(2, 30))],
+            False,
+            {},
+            id="a look that finds a node begins the time anew",
+        ),
+        pytest.param([(float(at_s), (1, 2)) for at_s in (1, 2, 90, 91)], False, {}, id="so does a gap"),
+        pytest.param(
+            [(10.0 * i + 1, (1, 2), 8.0) for i in range(5)], False, {}, id="slow looks count from their end"
+        ),
+        pytest.param([(10.0 * i + 1, (1, 2), 8.0) for i in range(6)], True, {}, id="until the last begins"),
+        pytest.param([(10.0 * i, (1, 2), 10.5) for i in range(1, 20)], False, {}, id="looks too slow leave a gap"),
+        pytest.param(every(2, 42), False, {"calls_at_s": 21.0}, id="a node that called since is not unseen"),
+        pytest.param(every(2, 62), True, {"calls_at_s": 21.0}, id="and is after the whole time"),
+        pytest.param(every(2, 60), False, {"shrink_after_s": 90.0}, id="a longer wait for nodes holds here too"),
+        pytest.param(every(2, 92), True, {"shrink_after_s": 90.0}, id="and ends"),
+    ],
+)
+def test_node_0_begins_without_others_that_no_look_has_found_for_long(looks, begins, settings):
+    assert looking(*looks, **settings) == begins
 
 
 # -- any history ------------------------------------------------------------------------------

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import selectors
 import socket
 import threading
 import time
 
 import pytest
 
+from tests.membership.world import World
 from tests.waiting import eventually
+from trainer_launch.membership import candidates, server, timeouts
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.authentication import NO_SECRET, WRONG_SECRET
 from trainer_launch.membership.client import Client, Connected, Disconnected, inquire
+from trainer_launch.membership.membership import step
 from trainer_launch.membership.server import Server
-from trainer_launch.membership.state import Settings
-from trainer_launch.model import Endpoint
+from trainer_launch.membership.state import Close, Said, Settings
+from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.errors import NodeError
 
 LONG_S = 10.0
@@ -141,31 +143,6 @@ def test_a_silent_node_is_lost_with_its_lease(cluster):
 def test_a_node_that_only_renews_stays(cluster):
     clients = cluster.running(2, lease_s=1.5)
     assert [clients[0].receive(3.5), clients[1].receive(0)] == [None, None]
-
-
-def test_garbage_disturbs_nobody(cluster):
-    clients = cluster.running(2, lease_s=2.0)
-    lines = [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\x00\xff" * 40000 + b"\n",
-        b"{" * 70000,
-        b"{}\n" * 1000,
-        msg.render(msg.Renew()),
-        msg.render(msg.Hello(0, "job", 1, "pod-1", "evil")),
-        msg.render(msg.Hello(1, "other job", 1, "pod-1", "evil")),
-        msg.render(msg.Hello(1, "job", 1, "evil", "evil")),
-    ]
-    for _ in range(20):
-        for line in lines:
-            sock = cluster.raw()
-            with contextlib.suppress(OSError):  # it may be dropped before all is said
-                sock.sendall(line)
-                sock.shutdown(socket.SHUT_WR)
-            is_closed(sock)
-    assert [clients[0].receive(2.5), clients[1].receive(0)] == [None, None]
-    clients[1].send(msg.Failed(1, 1, 1, None))
-    await_(clients[0], msg.Restart)
-    assert len([text for text in cluster.said if "dropped" in text]) <= 10, "each complaint is said once"
 
 
 def test_a_slow_loris_and_half_open_connections_are_dropped(cluster):
@@ -346,19 +323,52 @@ def test_both_families_are_served(cluster):
 
 def test_two_hundred_nodes_form(cluster):
     cluster.serve(200)
-    with selectors.DefaultSelector() as selector:
-        for rank in range(200):
-            sock = cluster.raw()
-            hello = msg.Hello(msg.VERSION, "job", rank, f"pod-{rank}", f"i{rank}")
-            sock.sendall(msg.render(hello) + msg.render(msg.Join(f"i{rank}")))
-            selector.register(sock, selectors.EVENT_READ, (sock, bytearray()))
-        ranks: set[int] = set()
-        end_s = time.monotonic() + LONG_S
-        while len(ranks) < 200 and time.monotonic() < end_s:
-            for key, _ in selector.select(0.1):
-                sock, buffer = key.data
-                buffer.extend(sock.recv(65536))
-                *lines, rest = buffer.split(b"\n")
-                buffer[:] = rest
-                ranks |= {m.group_rank for m in map(msg.parse, map(bytes, lines)) if isinstance(m, msg.Formed)}
-    assert ranks == set(range(200))
+    nodes = [cluster.raw() for _ in range(200)]
+    for rank, sock in enumerate(nodes):
+        hello = msg.Hello(msg.VERSION, "job", rank, f"pod-{rank}", f"i{rank}")
+        sock.sendall(msg.render(hello) + msg.render(msg.Join(f"i{rank}")))
+    assert [hear(sock, msg.Formed).group_rank for sock in nodes] == list(range(200))
+
+
+def test_a_defect_of_the_coordinator_ends_the_job_with_a_sentence(cluster, monkeypatch, caplog):
+    clients = cluster.running(2)
+
+    def fail(state, event, now_s):
+        if isinstance(event, Said):
+            raise KeyError("peer")
+        return step(state, event, now_s)
+
+    monkeypatch.setattr(server, "step", fail)
+    clients[0].send(msg.Done(1))
+    for client in clients:
+        assert await_(client, msg.GiveUp).reason == "internal error in the coordinator: KeyError: 'peer'"
+    assert "Traceback" in caplog.text
+
+
+def test_a_look_for_other_coordinators_that_fails_is_repeated(monkeypatch, caplog):
+    looks, woken = iter([OSError(24, "Too many open files")]), threading.Event()
+
+    def look(candidates):
+        for problem in looks:
+            raise problem
+        return frozenset(), frozenset(candidates)
+
+    monkeypatch.setattr(candidates, "look", look)
+    monkeypatch.setattr(timeouts, "LOOK_EVERY_S", 0.05)
+    watch = candidates.CandidateWatch(Seats(Endpoint("node-0", 29500), "node-#", 0, 3), "job", None, woken.set)
+    watch.start()
+    watch.want(frozenset({2}))
+    assert woken.wait(LONG_S)
+    watch.close()
+    assert [looked.absent for looked in watch.found()] == [frozenset({2})]
+    assert "cannot look for other coordinators: OSError: [Errno 24] Too many open files" in caplog.text
+
+
+def test_a_failure_that_was_only_suspected_does_not_change_how_the_job_ended():
+    world = World(2, 2, max_restarts=0)
+    _, two = world.come(0, 1)
+    world.open_store()
+    world.say(two, msg.Failed(world.number, 1, 1, None, lost_peer=True))
+    world.play(Close("asked to stop"))
+    world.pass_time(60.0)
+    assert world.state.end == msg.GiveUp("asked to stop")

@@ -7,17 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.membership.divided import Divided
-from tests.membership.world import World
+from tests.membership.world import World, running
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.state import Gone, Phase, status
-
-
-def running(nodes=2, spares=1, **fields):
-    """A job of a fixed size that runs, and its nodes' peers; the last ones are spares."""
-    world = World(nodes, spares=spares, **fields)
-    peers = world.come(*range(nodes + spares))
-    world.open_store()
-    return world, peers
 
 
 def members(world):
@@ -35,7 +27,7 @@ def again(world, *peers):
 
 
 def test_a_spare_waits_and_status_says_so():
-    world, (*_, spare) = running()
+    world, (*_, spare) = running(2, spares=1)
     world.pass_time(100)
     assert (world.number, words(world)) == (1, ["running", "running", "spare"])
     assert world.last(spare, msg.Waiting) == msg.Waiting(2, 2, (), running=True)
@@ -43,7 +35,7 @@ def test_a_spare_waits_and_status_says_so():
 
 
 def test_a_lost_node_is_replaced_at_once_and_its_pod_becomes_the_spare():
-    world, (zero, one, spare) = running()
+    world, (zero, one, spare) = running(2, spares=1)
     world.play(Gone(one))
     begun_s = world.now_s
     again(world, zero)
@@ -57,7 +49,7 @@ def test_a_lost_node_is_replaced_at_once_and_its_pod_becomes_the_spare():
 
 
 def test_a_member_that_stops_slowly_is_not_replaced():
-    world, (zero, one, _) = running()
+    world, (zero, one, _) = running(2, spares=1)
     world.fail(zero)
     world.join(zero)
     world.pass_time(10)
@@ -67,7 +59,7 @@ def test_a_member_that_stops_slowly_is_not_replaced():
 
 
 def test_a_spare_that_dies_disturbs_nobody_and_is_missed_only_later():
-    world, (zero, one, spare) = running()
+    world, (zero, one, spare) = running(2, spares=1)
     world.play(Gone(spare))
     world.pass_time(10)
     assert (world.number, words(world)) == (1, ["running", "running", "lost"])
@@ -80,7 +72,7 @@ def test_a_spare_that_dies_disturbs_nobody_and_is_missed_only_later():
 
 
 def test_a_spare_cannot_end_the_job():
-    world, (*_, spare) = running()
+    world, (*_, spare) = running(2, spares=1)
     world.say(spare, msg.Leave("asked to stop"))
     world.say(spare, msg.Failed(1, 0, 1, None, "boom"))
     assert (world.phase, world.number) == (Phase.RUNNING, 1)
@@ -88,7 +80,7 @@ def test_a_spare_cannot_end_the_job():
 
 @pytest.mark.parametrize("ends_well", [True, False])
 def test_a_spare_hears_how_the_job_ends(ends_well):
-    world, (zero, one, spare) = running(max_restarts=0)
+    world, (zero, one, spare) = running(2, spares=1, max_restarts=0)
     if ends_well:
         world.say(zero, msg.Done(1))
         world.say(one, msg.Done(1))
@@ -116,7 +108,7 @@ def test_a_spare_begins_in_place_of_a_node_that_does_not_come():
 
 
 def test_a_node_beyond_the_spares_is_refused():
-    world, _ = running()
+    world, _ = running(2, spares=1)
     refused = world.last(world.call(3), msg.Refused)
     assert (refused.reason, refused.retry) == ("this job has nodes 0 to 2, there is no node 3", False)
 

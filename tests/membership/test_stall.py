@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.membership.test_table import running
-from tests.membership.world import World
+from tests.membership.world import World, running
 from tests.model.test_collectives import NOW, group
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import state, timeouts

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.membership.world import World
+from tests.membership.world import World, running
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.state import Gone, Phase, Tick
-
-
-def running(*args, ranks=(0, 1, 2), **fields):
-    world = World(*args, **fields)
-    peers = world.come(*ranks)
-    world.pass_time(1.0)
-    world.open_store()
-    assert world.phase is Phase.RUNNING
-    return world, peers
 
 
 def test_ranks_follow_the_node_index_whoever_comes_first():
@@ -45,6 +36,18 @@ def test_those_who_wait_hear_who_is_missing_and_only_once():
         msg.Waiting(1, 3, ("node 1 (pod-1)", "node 2"))
     ]
     assert world.said == ["1 of 3 nodes, waiting up to 600 s for node 1 (pod-1), node 2"]
+
+
+def test_in_a_job_of_many_nodes_those_who_wait_hear_less_often_who_is_missing():
+    world = World(1001)
+    first, *_ = world.come(*range(500))
+    world.pass_time(0.25)
+    assert world.count(first, msg.Waiting) == 1
+    world.come(500)
+    world.pass_time(0.25)
+    assert world.count(first, msg.Waiting) == 1, "500 messages take a while, too"
+    world.pass_time(0.3)
+    assert world.count(first, msg.Waiting) == 2
 
 
 @pytest.mark.parametrize(

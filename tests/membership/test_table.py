@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 
 import pytest
 from msgspec.structs import replace
 
 from tests.membership.test_server import Cluster, await_, cluster  # noqa: F401  a fixture
-from tests.membership.world import World
+from tests.membership.world import World, running
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import state
 from trainer_launch.membership.candidates import ask
@@ -25,24 +23,11 @@ def states(world):
     return [(rank, word) for rank, _, word, _ in state.status(world.state, world.now_s).nodes]
 
 
-def joined(world, rank):
-    peer = world.call(rank)
-    world.play(Said(peer, msg.Join(world.incarnations[peer])))
-    return peer
-
-
-def running(n=3, **fields):
-    world = World(n, **fields)
-    peers = [joined(world, rank) for rank in range(n)]
-    world.play(Said(peers[0], msg.Store(1, "127.0.0.1", 4000)))
-    return world, peers
-
-
 def test_nodes_that_have_not_called_are_missing():
     world = World(3)
     assert states(world) == [(0, "missing"), (1, "missing"), (2, "missing")]
     world.call(1)
-    joined(world, 2)
+    world.come(2)
     assert states(world) == [(1, "connected"), (2, "joined"), (0, "missing")]
 
 
@@ -59,7 +44,7 @@ def test_a_lost_node_is_lost_since_a_while_and_back_when_it_is():
     world.play(Gone(peers[1]))
     world.now_s += 7.0
     assert state.status(world.state, world.now_s).nodes[1] == (1, "pod-1", "lost", 7.0)
-    joined(world, 1)
+    world.come(1)
     assert (1, "joined") in states(world)
 
 
@@ -137,18 +122,6 @@ def test_another_jobs_coordinator_says_so(cluster):  # noqa: F811
         ask(at(cluster), "mine")
 
 
-def test_a_flood_of_questions_disturbs_nobody(cluster):  # noqa: F811
-    clients = cluster.running(2, lease_s=1.0)
-    question = msg.render(msg.StatusQuery(msg.VERSION, "job"))
-    for _ in range(500):
-        with contextlib.suppress(OSError):  # some are dropped when they come too fast
-            cluster.raw().sendall(question * 3)
-    assert ask(at(cluster), "job").phase == "running"
-    assert [clients[0].receive(1.5), clients[1].receive(0)] == [None, None]
-    clients[1].send(msg.Failed(1, 1, 1, None))
-    await_(clients[0], msg.Restart)
-
-
 def test_an_answer_that_is_too_long_ends_the_connection_of_who_asked_alone(cluster, monkeypatch):  # noqa: F811
     clients = cluster.running(2)
     with monkeypatch.context() as patched:
@@ -157,24 +130,6 @@ def test_an_answer_that_is_too_long_ends_the_connection_of_who_asked_alone(clust
             ask(at(cluster), "job")
     assert ask(at(cluster), "job").phase == "running"
     assert [client.receive(0) for client in clients] == [None, None]
-
-
-@pytest.mark.parametrize(
-    "said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 100_000, msg.render(msg.Finished())]
-)
-def test_what_is_no_coordinator_is_told_so(said):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer():
-            sock, _ = listener.accept()
-            with sock, contextlib.suppress(OSError):
-                sock.sendall(said)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(NodeError, match="cannot be asked"):
-            ask(Endpoint("127.0.0.1", listener.getsockname()[1]), "job")
-        thread.join()
 
 
 def test_nobody_there_is_an_error_of_one_sentence():

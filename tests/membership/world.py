@@ -107,3 +107,13 @@ class World:
 
     def count(self, peer, kind):
         return sum(isinstance(m, kind) for m in self.told.get(peer, []))
+
+
+def running(low=3, high=None, *, ranks=None, **fields):
+    """A job whose workers run, and its nodes' peers; nodes beyond its size are spares."""
+    world = World(low, high, **fields)
+    peers = world.come(*(range((high or low) + fields.get("spares", 0)) if ranks is None else ranks))
+    world.pass_time(1.0)
+    world.open_store()
+    assert world.phase is Phase.RUNNING
+    return world, peers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from trainer_launch.model.collectives import (
     Collective,
     Doing,
+    Explanation,
     Group,
     Life,
     RankState,
@@ -41,10 +43,15 @@ def rank(number: int, entered: int = 7, done: int = 6, **known: object) -> RankS
     return RankState(rank=number, groups=groups, **known)  # type: ignore[arg-type]
 
 
-def text_of(*states: RankState) -> str:
-    found = explain(states, NOW)
+def explained(states: Iterable[RankState], limit_s: float = 0.0) -> Explanation:
+    """What is told of a job in which somebody waits."""
+    found = explain(tuple(states), NOW, limit_s)
     assert found is not None
-    return found.text
+    return found
+
+
+def text_of(*states: RankState) -> str:
+    return explained(states).text
 
 
 WAITING = (rank(0), rank(1), rank(2))
@@ -85,8 +92,7 @@ def test_nobody_is_named_where_nobody_waits() -> None:
 def test_the_rank_that_never_entered_is_named_with_what_it_does(
     known: dict[str, object], why: str, helps: bool | None
 ) -> None:
-    found = explain((*WAITING, rank(3, 6, 6, **known)), NOW)
-    assert found is not None
+    found = explained((*WAITING, rank(3, 6, 6, **known)))
     who = "rank 3 (node 1)" if "node" in known else "rank 3"
     assert found.text == f"{who} {ENTERED}{why}"
     assert (found.ranks, found.reason, found.helps, found.accuses) == ((3,), "", helps, True)
@@ -94,24 +100,19 @@ def test_the_rank_that_never_entered_is_named_with_what_it_does(
 
 @pytest.mark.parametrize("doing", [Doing.CHECKPOINT, Doing.COMPILING, Doing.DEBUGGER])
 def test_what_may_take_long_is_told_and_accuses_nobody(doing: Doing) -> None:
-    found = explain((*WAITING, rank(3, 6, 6, doing=doing, place="in torch.py:9 (save)")), NOW)
-    assert found is not None
+    found = explained((*WAITING, rank(3, 6, 6, doing=doing, place="in torch.py:9 (save)")))
     assert found.text.endswith(f"rank 3 is in {doing.value}: in torch.py:9 (save)")
     assert (found.accuses, found.helps) == (False, None)
 
 
 def test_one_of_two_in_a_checkpoint_does_not_excuse_the_other() -> None:
-    found = explain(
-        (*WAITING[:2], rank(2, 6, 6, doing=Doing.CHECKPOINT), rank(3, 6, 6, place="in a.py:1 (f)")), NOW
-    )
-    assert found is not None
+    found = explained((*WAITING[:2], rank(2, 6, 6, doing=Doing.CHECKPOINT), rank(3, 6, 6, place="in a.py:1 (f)")))
     assert found.accuses
     assert found.ranks == (2, 3)
 
 
 def test_a_rank_that_finished_shows_uneven_data_which_no_restart_mends() -> None:
-    found = explain((*WAITING, rank(3, 6, 6, life=Life.FINISHED)), NOW)
-    assert found is not None
+    found = explained((*WAITING, rank(3, 6, 6, life=Life.FINISHED)))
     assert found.text == (
         "rank 3 finished with exit code 0, and ranks 0-2 have waited in all_reduce #7 of default_pg, [[4]] Float "
         "for 40 s: the ranks' data is uneven; a restart will not help"
@@ -120,8 +121,7 @@ def test_a_rank_that_finished_shows_uneven_data_which_no_restart_mends() -> None
 
 
 def test_a_finished_rank_that_left_no_record_counts_as_well() -> None:
-    found = explain((*WAITING, RankState(rank=3, life=Life.FINISHED)), NOW)
-    assert found is not None
+    found = explained((*WAITING, RankState(rank=3, life=Life.FINISHED)))
     assert found.reason == "ProgramError"
 
 
@@ -138,22 +138,19 @@ def test_a_finished_rank_that_left_no_record_counts_as_well() -> None:
     ],
 )
 def test_ranks_that_entered_different_collectives_disagree(operation: str, sizes: str, told: str) -> None:
-    found = explain((*WAITING, rank(3, groups={"0": group(7, 6, operation, sizes)})), NOW)
-    assert found is not None
+    found = explained((*WAITING, rank(3, groups={"0": group(7, 6, operation, sizes)})))
     assert found.text.startswith(f"the ranks disagree about collective #7 of default_pg: {told}")
     assert (found.ranks, found.reason, found.helps) == ((3,), "ProgramError", False)
 
 
 def test_gathers_may_have_other_sizes_on_each_rank() -> None:
     states = [rank(number, groups={"0": group(7, 6, "all_to_all", f"[[{number}]] Float")}) for number in range(4)]
-    found = explain(states, NOW)
-    assert found is not None
+    found = explained(states)
     assert "disagree" not in found.text
 
 
 def test_a_collective_that_all_have_entered_is_the_networks_or_a_devices() -> None:
-    found = explain([rank(number) for number in range(4)], NOW)
-    assert found is not None
+    found = explained([rank(number) for number in range(4)])
     assert found.text == (
         "all ranks known entered all_reduce #7 of default_pg, [[4]] Float, and ranks 0-3 have waited in it for "
         "40 s: the network or a device does not deliver it"
@@ -162,8 +159,7 @@ def test_a_collective_that_all_have_entered_is_the_networks_or_a_devices() -> No
 
 
 def test_ranks_of_which_nothing_is_known_are_not_accused() -> None:
-    found = explain(WAITING, NOW)
-    assert found is not None
+    found = explained(WAITING)
     assert found.text.endswith(" for 40 s; nothing is known of rank 3 here"), "it may have entered"
     assert found.helps is None
 
@@ -177,8 +173,7 @@ def test_a_rank_that_waits_in_another_group_is_not_to_blame_but_whom_it_waits_fo
         rank(2, groups={"0": group(6, 6), "1": pair}),
         rank(3, groups={"0": group(6, 6), "1": behind}, place="in a.py:5 (slow)"),
     )
-    found = explain(states, NOW)
-    assert found is not None
+    found = explained(states)
     assert found.ranks == (3,)
 
 
@@ -186,8 +181,7 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_the_programs_fault() -
     other = Group(title="pair", ranks="0-1", entered=1, done=0, last=(Collective(1, "all_reduce", SIZES, NOW),))
     both = group(7, 6, ranks="0-1"), group(6, 6, ranks="0-1")
     states = (rank(0, groups={"0": both[0]}), rank(1, groups={"0": both[1], "1": other}))
-    found = explain(states, NOW)
-    assert found is not None
+    found = explained(states)
     assert found.text.startswith("the ranks wait for each other in different collectives: rank 0 in all_reduce #7")
     assert (found.reason, found.helps) == ("ProgramError", False)
 
@@ -210,16 +204,14 @@ def two_groups(**known: Any) -> tuple[RankState, RankState]:
 def test_who_has_entered_an_async_collective_and_does_something_else_does_not_wait(
     doing: Doing, place: str, accuses: bool
 ) -> None:
-    found = explain(two_groups(doing=doing, place=place), NOW)
-    assert found is not None
+    found = explained(two_groups(doing=doing, place=place))
     assert found.text.startswith("rank 0 never entered barrier #1 of pair; rank 1 has waited in it")
     assert found.text.endswith(place)
     assert (found.ranks, found.reason, found.helps, found.accuses) == ((0,), "", None, accuses)
 
 
 def test_who_waits_for_its_async_collective_in_a_checkpoint_is_part_of_a_circle() -> None:
-    found = explain(two_groups(doing=Doing.CHECKPOINT, place="waits in save, called from a.py:9 (main)"), NOW)
-    assert found is not None
+    found = explained(two_groups(doing=Doing.CHECKPOINT, place="waits in save, called from a.py:9 (main)"))
     assert found.reason == "ProgramError"
 
 
@@ -242,8 +234,7 @@ def test_a_finished_rank_proves_an_error_only_where_another_waits_for_it(
 ) -> None:
     doing = Doing.COLLECTIVE if place.startswith("waits") else Doing.UNKNOWN
     states = rank(0, place=place, quiet_s=quiet_s, doing=doing), rank(3, 6, 6, life=Life.FINISHED)
-    found = explain(states, NOW, 30.0)
-    assert found is not None
+    found = explained(states, 30.0)
     assert found.text.startswith("rank 3 finished with exit code 0, and rank 0 has waited in all_reduce #7")
     assert (found.reason == "ProgramError", found.helps is False, found.accuses) == (proven, proven, accuses)
 
@@ -256,11 +247,9 @@ def test_groups_of_other_members_with_the_same_name_are_other_groups() -> None:
         rank(2, groups={"0": second[0]}),
         rank(3, groups={"0": replace(second[0], entered=7, last=(Collective(7, "barrier", "", NOW),))}),
     )
-    found = explain(states[:3], NOW)
-    assert found is not None
+    found = explained(states[:3])
     assert found.ranks == (1,)
-    found = explain((states[0], rank(1, groups={"0": first[0]}), states[3]), NOW)
-    assert found is not None
+    found = explained((states[0], rank(1, groups={"0": first[0]}), states[3]))
     assert "disagree" not in found.text
 
 
@@ -276,8 +265,7 @@ def evaluates(**known: object) -> RankState:
 
 @pytest.mark.parametrize(("quiet_s", "active"), [(2.0, True), (29.9, True), (30.0, False), (None, False)])
 def test_who_has_shown_progress_within_the_limit_is_no_suspect(quiet_s: float | None, active: bool) -> None:
-    found = explain((*WAITING, evaluates(quiet_s=quiet_s)), NOW, LIMIT_S)
-    assert found is not None
+    found = explained((*WAITING, evaluates(quiet_s=quiet_s)), LIMIT_S)
     what = "rank 3 is in eval.py:12 (evaluate)" + ", still making progress" * active
     assert found.text == f"rank 3 (node 0) {ENTERED}{what}"
     assert (found.ranks, found.accuses, found.active) == ((3,), not active, active)
@@ -285,15 +273,13 @@ def test_who_has_shown_progress_within_the_limit_is_no_suspect(quiet_s: float | 
 
 @pytest.mark.parametrize("life", [Life.STOPPED, Life.DEAD])
 def test_who_cannot_go_on_is_named_whatever_it_has_shown(life: Life) -> None:
-    found = explain((*WAITING, evaluates(quiet_s=1.0, life=life)), NOW, LIMIT_S)
-    assert found is not None
+    found = explained((*WAITING, evaluates(quiet_s=1.0, life=life)), LIMIT_S)
     assert (found.accuses, found.active) == (True, False)
 
 
 def test_of_two_that_are_missing_only_who_shows_no_progress_is_named() -> None:
     states = (*WAITING[:2], rank(2, 6, 6, place="in data.py:22 (read)", quiet_s=50.0), evaluates(quiet_s=1.0))
-    found = explain(states, NOW, LIMIT_S)
-    assert found is not None
+    found = explained(states, LIMIT_S)
     assert (found.ranks, found.accuses) == ((2,), True)
     assert found.text.endswith(
         "rank 2 is in data.py:22 (read); rank 3 is in eval.py:12 (evaluate), still making progress"
@@ -302,17 +288,14 @@ def test_of_two_that_are_missing_only_who_shows_no_progress_is_named() -> None:
 
 def test_a_rank_of_unknown_place_makes_progress_as_well() -> None:
     assert text_of(*WAITING, rank(3, 6, 6)).endswith("where rank 3 is, is unknown")
-    found = explain((*WAITING, rank(3, 6, 6, quiet_s=1.0)), NOW, LIMIT_S)
-    assert found is not None
+    found = explained((*WAITING, rank(3, 6, 6, quiet_s=1.0)), LIMIT_S)
     assert found.text.endswith("rank 3 is making progress")
 
 
 def test_while_one_shows_progress_the_network_is_no_suspect_and_no_circle_is_proven() -> None:
-    found = explain([rank(number, quiet_s=1.0 if number == 2 else 50.0) for number in range(4)], NOW, LIMIT_S)
-    assert found is not None
+    found = explained([rank(number, quiet_s=1.0 if number == 2 else 50.0) for number in range(4)], LIMIT_S)
     assert (found.accuses, found.active) == (False, True)
-    found = explain(two_groups(quiet_s=1.0), NOW, LIMIT_S)
-    assert found is not None
+    found = explained(two_groups(quiet_s=1.0), LIMIT_S)
     assert (found.reason, found.accuses, found.active) == ("", False, True)
 
 
@@ -343,33 +326,28 @@ def test_an_async_collective_far_ahead_counts_from_the_first_that_has_not_ended(
 
 def test_a_rank_before_its_first_collective_may_still_load_its_data() -> None:
     waiting = [rank(number, 1, 0) for number in range(3)]
-    found = explain((*waiting, rank(3, 0, 0, place="in a.py:1 (download)")), NOW)
-    assert found is not None
+    found = explained((*waiting, rank(3, 0, 0, place="in a.py:1 (download)")))
     assert found.text.endswith("rank 3 is still before its first collective: in a.py:1 (download)")
     assert (found.accuses, found.ranks) == (False, (3,))
-    later = explain((*waiting, rank(3, 0, 0, groups={"0": group(0, 0), "1": group(2, 2)}, place="in x")), NOW)
-    assert later is not None
+    later = explained((*waiting, rank(3, 0, 0, groups={"0": group(0, 0), "1": group(2, 2)}, place="in x")))
     assert later.accuses, "it was further"
 
 
 def test_a_rank_of_which_nothing_is_known_is_not_taken_for_one_that_starts() -> None:
-    found = explain((*WAITING, RankState(rank=3, why="it did not answer in time")), NOW)
-    assert found is not None
+    found = explained((*WAITING, RankState(rank=3, why="it did not answer in time")))
     assert found.accuses
 
 
 def test_who_waits_in_recv_for_the_cause_is_not_the_cause() -> None:
     waits = {"doing": Doing.COLLECTIVE, "place": "waits in recv, called from a.py:9 (stage)"}
     loads = {"doing": Doing.DATA, "place": "in a.py:1 (next)"}
-    found = explain((*WAITING[:2], rank(2, 6, 6, **waits), rank(3, 6, 6, **loads)), NOW)
-    assert found is not None
+    found = explained((*WAITING[:2], rank(2, 6, 6, **waits), rank(3, 6, 6, **loads)))
     assert found.ranks == (3,)
     assert found.text == (
         "rank 3 never entered all_reduce #7 of default_pg, [[4]] Float; ranks 0-1 have waited in it for 40 s; "
         "rank 3 is in the data loader: in a.py:1 (next); rank 2 waits in recv, called from a.py:9 (stage)"
     )
-    alone = explain((*WAITING, rank(3, 6, 6, **waits)), NOW)
-    assert alone is not None
+    alone = explained((*WAITING, rank(3, 6, 6, **waits)))
     assert alone.ranks == (3,)
 
 
@@ -406,8 +384,7 @@ def test_the_collective_whose_missing_ranks_wait_for_nobody_is_told_first() -> N
 
 
 def test_where_a_root_may_differ_the_network_is_not_the_only_suspect() -> None:
-    found = explain([rank(number, groups={"0": group(7, 6, "broadcast")}) for number in range(4)], NOW)
-    assert found is not None
+    found = explained([rank(number, groups={"0": group(7, 6, "broadcast")}) for number in range(4)])
     assert found.text.endswith("a device does not deliver it, or the ranks name different roots")
     assert found.helps is None
 
@@ -468,8 +445,7 @@ def test_regular_groups_are_short_at_any_size(numbers: list[int], text: str) -> 
 def test_a_rank_of_a_regular_group_of_4096_ranks_is_missed_by_its_number(step: int) -> None:
     members = [*range(0, 4096, step)]
     waiting = group(7, 6, ranks=spans(members))
-    found = explain([rank(n, groups={"0": waiting}) for n in members if n != 5 * step], NOW)
-    assert found is not None
+    found = explained([rank(n, groups={"0": waiting}) for n in members if n != 5 * step])
     assert found.ranks == (5 * step,)
     assert found.text.startswith(
         f"ranks 0-{4 * step}:{step},{6 * step}-{4096 - step}:{step} have waited in all_reduce"
@@ -478,15 +454,13 @@ def test_a_rank_of_a_regular_group_of_4096_ranks_is_missed_by_its_number(step: i
 
 def test_where_the_members_of_a_group_are_not_known_nobody_else_is_thought_to_be_complete() -> None:
     states = [rank(n, groups={"0": group(7, 6, ranks="")}) for n in range(2)]
-    found = explain(states, NOW)
-    assert found is not None
+    found = explained(states)
     assert found.text == (
         "ranks 0-1 have waited in all_reduce #7 of default_pg, [[4]] Float for 40 s; "
         "which other ranks are in its group, is not known"
     )
     assert (found.accuses, found.ranks, found.helps) == (False, (), None)
-    found = explain([*states, rank(2, groups={"0": group(6, 6, ranks="")})], NOW)
-    assert found is not None
+    found = explained([*states, rank(2, groups={"0": group(6, 6, ranks="")})])
     assert found.ranks == (2,)
 
 

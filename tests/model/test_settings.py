@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trainer_launch.model import settings
 from trainer_launch.model.errors import UsageError
@@ -20,25 +16,17 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_flag_wins_over_its_variable_and_a_variable_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.load({}).grace == 25.0
+    monkeypatch.setenv("TRAINER_LAUNCH_GRACE", "")
+    assert settings.load({}).grace == 25.0
     monkeypatch.setenv("TRAINER_LAUNCH_GRACE", "60")
     assert settings.load({}).grace == 60.0
     assert settings.load({"grace": "7"}).grace == 7.0
-
-
-def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINER_LAUNCH_GRACE", "")
-    assert settings.load({}).grace == 25.0
 
 
 def test_a_bad_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINER_LAUNCH_GRACE", "soon")
     with pytest.raises(UsageError, match="'soon' for TRAINER_LAUNCH_GRACE: expected a time such as 60"):
         settings.load({})
-
-
-def test_a_bad_flag_is_named_with_its_value() -> None:
-    with pytest.raises(UsageError, match=r"invalid value 'deeper' for --level: expected one of container, quick, "):
-        settings.load({"level": "deeper"})
 
 
 def test_an_unknown_variable_is_reported_with_the_nearest_setting() -> None:
@@ -92,7 +80,10 @@ def test_seconds_may_have_units(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [" 60", "60 ", "6e1", "60_0", "+60", "-1", ".5", "5.", "60S", "60 s", "10m1h", "1m1m", "1d", "inf", "nan"],
+    [
+        *(" 60", "60 ", "6e1", "60_0", "+60", "-1", ".5", "5.", "60S", "60 s", "10m1h", "1m1m"),
+        *("1d", "inf", "nan", "\u0663", "1\n"),
+    ],
 )
 def test_what_is_no_plain_number_and_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"expected a time such as 60, 10m, 1h30m or 500ms, 0 to 86400 s$"):
@@ -125,6 +116,7 @@ def test_words_times_and_values_of_python_are_accepted(name: str, value: object,
         *(("prefix", value) for value in ("2", "01", "", " 1", "1 ", "1.0", "tr", "none", "enable", "-1", 1)),
         *(("wait_timeout", value) for value in (-1, float("nan"), float("inf"), True, None)),
         ("engine", "Torch"),
+        ("level", "deeper"),
     ],
 )
 def test_what_does_not_fit_is_refused(name: str, value: object) -> None:
@@ -136,30 +128,6 @@ def test_what_does_not_fit_is_refused(name: str, value: object) -> None:
 def test_a_boolean_word_is_read_in_any_case(word: str) -> None:
     for spelled in (word, word.upper(), word.title(), word.swapcase()):
         assert settings.load({"prefix": spelled}).prefix == (word in {"1", "true", "yes", "on", "t", "y"})
-
-
-PIECES = st.sampled_from(["0", "7", "60", "1.5", "h", "m", "s", "ms", " ", "_", "e", "-", "\u0663", "\n", "auto"])
-
-
-@given(st.lists(PIECES, max_size=8).map("".join), st.sampled_from(["grace", "hang_timeout", "ssh_port"]))
-def test_a_number_is_digits_with_an_optional_fraction_and_perhaps_units(text: str, name: str) -> None:
-    one = r"[0-9]+(\.[0-9]+)?"
-    form = {
-        "grace": rf"{one}|(?=.)({one}h)?({one}m)?({one}s)?({one}ms)?",
-        "hang_timeout": rf"auto|{one}|(?=.)({one}h)?({one}m)?({one}s)?({one}ms)?",
-        "ssh_port": "[0-9]+",
-    }[name]
-    try:
-        settings.load({name: text})
-    except UsageError as problem:
-        is_too_much = re.fullmatch(form, text) and re.search(r" \d+ to \d+", str(problem))
-        assert is_too_much or not re.fullmatch(form, text)
-    else:
-        assert re.fullmatch(form, text)
-
-
-def test_there_are_at_most_44_options() -> None:
-    assert len(settings.Settings.model_fields) <= 44
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from tests.model.simulated import ALL, END, Job, Op, enter, jitter, receive, send, work
+from tests.model.simulated import END, Job, Op, enter, jitter, receive, send, work
 from trainer_launch.model.collectives import EnteredGroup, Entries, Look
 from trainer_launch.model.stragglers import Lateness, judge, timeline
 
@@ -127,11 +127,6 @@ def test_a_late_first_batch_makes_nobody_one(steps):
     assert not job.stragglers()
 
 
-@pytest.mark.parametrize("steps", range(4))
-def test_too_few_steps_tell_nothing(steps):
-    assert not Job(4, plain({1: 3.0}), steps=steps).stragglers()
-
-
 def test_a_rank_that_saves_a_checkpoint_now_and_then_is_none():
     def step(rank: int, number: int) -> list[Op]:
         saves = [work(3.0 if rank == 0 else 0.0), enter(size=1000)] if number % 10 == 9 else []
@@ -219,16 +214,6 @@ def test_what_the_clocks_cannot_tell_is_nobodys_lateness(error_s):
     assert bool([one for one in judge(times) if one.is_straggler]) == (error_s < 0.1)
 
 
-@pytest.mark.parametrize("off_s", [-3600.0, -5.0, 5.0, 3600.0])
-def test_a_clocks_offset_is_taken_out(off_s):
-    for slow in ({}, {0: 1.3}, {3: 1.3}):
-        job, off_ns = Job(4, plain(slow)), int(off_s * 1e9)
-        told = [job.entries(rank) for rank in range(4)]
-        told[2:] = [replace(one, start_ns=one.start_ns + off_ns) for one in told[2:]]
-        times = [timeline(one, one.rank // 2, off_ns * (one.rank // 2)) for one in told]
-        assert {one.rank for one in judge(times) if one.is_straggler} == set(slow)
-
-
 def test_what_was_entered_before_a_clock_was_set_does_not_count():
     told = Job(2, plain({})).entries(0)
     half_ns = [at_ns for _, _, at_ns in told.each()][20]
@@ -282,11 +267,3 @@ def test_a_sentence_has_all_that_is_known():
     assert str(more).endswith(
         "; it was in data.py:22 (read_batch); GPU 3: 900 of 1980 MHz, throttled (thermal), 88 °C"
     )
-
-
-def test_collectives_of_all_groups_are_told_in_their_order():
-    job = Job(2, lambda rank, n: [work(0.001), enter(), work(0.002), enter("other", 2)], 3, {"other": (0, 1)})
-    told = job.entries(0)
-    assert [(one.name, number) for one, number, _ in told.each() if one] == [
-        (name, number) for number in (1, 2, 3) for name in (ALL, "other")
-    ]

@@ -39,18 +39,18 @@ REPORTS, PRINTS = "trainer_launch.report(step=step)", "print('step', step, flush
 def local(tmp_path: Path, say: str, *words: str, last: int = 120) -> tuple[str, dict[str, float], dict[int, Any]]:
     """What a rehearsal says of its goodput, in seconds by kind, and what its nodes said at their ends."""
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    events, page = tmp_path / "events", tmp_path / "page.html"
+    events = tmp_path / "events"
     env = {"TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     program = script(tmp_path, TRAIN.replace("SAY", say))
-    told = ("--events", str(events), "--report", str(page))
-    with start("local", *told, *words, "--", program, str(tmp_path / "saved"), str(last), env=env) as run:
+    with start(
+        "local", "--events", str(events), *words, "--", program, str(tmp_path / "saved"), str(last), env=env
+    ) as run:
         code, output = run.end(180.0)
     assert code == 0, output
-    assert "Where the time went" in page.read_text()
     whole = re.search(r"Succeeded after ([0-9.]+) s", output)
     ((ratio_of, spent),) = re.findall(r"^Goodput: [0-9.]+ % of ([0-9.]+) s: (.*)$", output, re.MULTILINE)
     assert whole is not None
-    assert float(ratio_of) == pytest.approx(float(whole[1]), rel=0.01, abs=0.1)
+    assert 0.5 * float(whole[1]) < float(ratio_of) <= float(whole[1])
     seconds = {kind: float(one_s) for kind, one_s in re.findall(r"([a-z ]+?) ([0-9.]+) s(?:, |$)", spent)}
     lines = [json.loads(line) for line in events.read_text().splitlines()]
     assert [bad for line in lines for bad in violations("event", line)] == []
@@ -59,20 +59,19 @@ def local(tmp_path: Path, say: str, *words: str, last: int = 120) -> tuple[str, 
 
 
 @pytest.mark.torch
-@pytest.mark.long("tests/rehearsal/test_wall_time.py")
-@pytest.mark.parametrize("say", [REPORTS, PRINTS])
-def test_a_killed_worker_costs_stopping_restarting_and_repeated_steps(tmp_path: Path, say: str) -> None:
+@pytest.mark.long("tests/observability/test_goodput_job.py")
+def test_a_killed_worker_costs_stopping_restarting_and_repeated_steps(tmp_path: Path) -> None:
     fault = ("--fault", "kill worker node=1 at=step:45")
-    output, seconds, ends = local(tmp_path, say, "--nodes=2", *fault)
+    output, seconds, ends = local(tmp_path, REPORTS, "--nodes=2", *fault)
     assert {"training", "starting", "restarting"} <= seconds.keys()
-    assert re.search(r"^Fault 1 .*; .*restarting [0-9.]+ s", output, re.MULTILINE)
+    assert re.search(r"^Fault 1 .*restart [0-9.]+ s", output, re.MULTILINE)
     for spent in ends.values():
         assert {"stopping", "restarting", "training", "starting"} <= spent.keys()
         assert spent["training"] < 12.0
 
 
 @pytest.mark.torch
-@pytest.mark.long("tests/rehearsal/test_wall_time.py")
+@pytest.mark.long("tests/observability/test_goodput_job.py")
 def test_a_killed_pod_is_waited_for_and_its_successor_knows_the_jobs_ledger(tmp_path: Path) -> None:
     _, seconds, ends = local(tmp_path, PRINTS, "--nodes=2", "--fault", "kill pod node=0 back=3s at=step:45")
     # Of 3 s, its absence may be a blip for the first.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -21,10 +21,8 @@ MACHINE = Host(
     memory_limit_bytes=None,
     shm_bytes=None,
 )
-
 GPU_MACHINE = replace(MACHINE, gpus=Gpus(count=4, reason="4 in /dev"))
-
-
+Value = TypeVar("Value")
 _OF_TRIAL = set(Trial.__annotations__)
 
 
@@ -45,3 +43,9 @@ def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes
         settings=Settings({"start_method": "exec", **changes}),
         trial=Trial(**{**own, **tried}),
     )
+
+
+def given(value: Value | None) -> Value:
+    """What has to be there."""
+    assert value is not None
+    return value

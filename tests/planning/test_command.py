@@ -1,4 +1,4 @@
-"""What the user typed after --, recognised."""
+"""What the user typed after --: recognised, with the wrappers around it, the launchers in it, and its grace."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import shlex
 
 import pytest
 
+from tests.planning.requests import given
 from trainer_launch.model.errors import UsageError
-from trainer_launch.planning.command import Kind, parse_command
+from trainer_launch.planning.command import Kind, grace_of, launcher_in, parse_command, see_through
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,10 @@ def test_a_command_is_recognised(line: str, kind: Kind, python: str, program: st
     assert command.argv == tuple(shlex.split(line))
 
 
+def test_a_module_may_be_glued_to_its_flag() -> None:
+    assert parse_command(("-mpkg.mod", "x")) == parse_command(("-m", "pkg.mod", "x"))
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -50,8 +55,7 @@ def test_a_command_is_recognised(line: str, kind: Kind, python: str, program: st
     ],
 )
 def test_torchrun_is_taken_apart_however_it_is_called(line: str) -> None:
-    torchrun = parse_command(shlex.split(line)).torchrun
-    assert torchrun is not None
+    torchrun = given(parse_command(shlex.split(line)).torchrun)
     assert dict(torchrun.options) == {"nnodes": "2", "module": "1"}
     assert torchrun.program == ("pkg.mod", "x")
 
@@ -83,3 +87,179 @@ def test_no_command_is_an_error_that_says_how_to_write_one(words: list[str]) -> 
 def test_an_option_of_the_launcher_after_the_entrypoints_dashes_is_named_as_a_variable() -> None:
     with pytest.raises(UsageError, match=r"goes before --, or into TRAINER_LAUNCH_NPROC_PER_NODE$"):
         parse_command(["--nproc-per-node=2", "train.py"])
+
+
+@pytest.mark.parametrize(
+    ("line", "prefix", "command"),
+    [
+        ("env A=1 torchrun t.py", "env A=1", "torchrun t.py"),
+        ("/usr/bin/env -u HOME A=b=c B= python3 t.py", "/usr/bin/env -u HOME A=b=c B=", "python3 t.py"),
+        ("nice -n 5 ionice -c2 -n 0 train.py --lr 1", "nice -n 5 ionice -c2 -n 0", "train.py --lr 1"),
+        ("nice -10 torchrun t.py", "nice -10", "torchrun t.py"),
+        ("numactl -N 0 --membind=0 torchrun t.py", "numactl -N 0 --membind=0", "torchrun t.py"),
+        ("numactl --cpunodebind 0 -l -- python t.py", "numactl --cpunodebind 0 -l --", "python t.py"),
+        ("taskset -c 0-3 python t.py", "taskset -c 0-3", "python t.py"),
+        ("taskset 0xf torchrun t.py", "taskset 0xf", "torchrun t.py"),
+        ("stdbuf -oL -e0 mpirun -np 2 t", "stdbuf -oL -e0", "mpirun -np 2 t"),
+        ("nohup horovodrun -np 2 t", "nohup", "horovodrun -np 2 t"),
+        ("tini -s -- torchrun t.py", "", "torchrun t.py"),
+        ("tini -g torchrun t.py", "", "torchrun t.py"),
+        ("dumb-init -c -- env A=1 torchrun t.py", "env A=1", "torchrun t.py"),
+        ("bash -c 'torchrun --nproc-per-node 2 t.py \"a b\"'", "", "torchrun --nproc-per-node 2 t.py 'a b'"),
+        ("sh -euxc 'exec python t.py'", "", "python t.py"),
+        ("tini -- bash -c 'numactl -N 0 torchrun t.py'", "numactl -N 0", "torchrun t.py"),
+    ],
+)
+def test_a_wrapper_that_becomes_the_command_stands_in_front_of_the_launcher(
+    line: str, prefix: str, command: str
+) -> None:
+    seen = see_through(shlex.split(line))
+    assert (seen.prefix, seen.command) == (tuple(shlex.split(prefix)), tuple(shlex.split(command)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.py",
+        "torchrun t.py",
+        "env",
+        "env A=1",
+        "env -S 'torchrun t.py'",
+        "env -i torchrun t.py",
+        "env --split-string=x torchrun t.py",
+        "env A=1 ./program",
+        "nice ./program",
+        "numactl --hardware",
+        "taskset -p 0xf 1234",
+        "stdbuf --help",
+        "timeout 60 torchrun t.py",
+        "uv run torchrun t.py",
+        "conda run -n x python t.py",
+        "poetry run torchrun t.py",
+        "bash train.sh",
+        "bash -c 'torchrun t.py' name argument",
+        "bash -lc 'torchrun t.py | tee log'",
+        "bash -lc 'torchrun t.py'",
+        "bash -l -c 'torchrun t.py'",
+        "bash -ic 'torchrun t.py'",
+        "bash --login -c 'torchrun t.py'",
+        "bash -c 'A=1 torchrun t.py'",
+        "bash -c 'torchrun t.py $ARGS'",
+        "bash -c 'cd /x; torchrun t.py'",
+        "bash -c 'torchrun t.py > log 2>&1'",
+        "bash -c 'torchrun *.py'",
+        "bash -c 'torchrun \"t.py'",
+        "bash -c ./program",
+        "bash -c 'time torchrun t.py'",
+        "bash -c ''",
+        "bash -c",
+        "bash",
+        "tini --",
+    ],
+)
+def test_a_command_stays_as_it_is_where_something_would_be_lost(line: str) -> None:
+    words = tuple(shlex.split(line))
+    assert see_through(words) == ((), words)
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "is_inside"),
+    [
+        ("torchrun x.py", "torchrun", False),
+        ("/opt/venv/bin/torchrun x.py", "torchrun", False),
+        ("env A=1 torchrun x.py", "torchrun", True),
+        ("nice -n 5 torchrun x.py", "torchrun", True),
+        ("uv run torchrun x.py", "torchrun", True),
+        ("timeout 60 python -u -m torch.distributed.run x.py", "torch.distributed.run", True),
+        ("bash -c 'pip install x && torchrun --nproc-per-node 2 x.py'", "torchrun", True),
+        ("""bash -c 'cat > x.py << EOM\nprint("it is")\nEOM\ntorchrun "x.py"'""", "torchrun", True),
+        ("bash -euc 'A=1 exec python3 -m torch.distributed.run x.py'", "torch.distributed.run", True),
+        ("env A=1 sh -c 'torchrun x.py'", "torchrun", True),
+        ("bash -lc 'torchrun --version; exec trainer-launch run -- torchrun x.py'", "trainer-launch", True),
+        ("accelerate launch --cpu x.py", "accelerate launch", False),
+        ("python -m accelerate.commands.launch x.py", "accelerate.commands.launch", False),
+        ("-m torch.distributed.launch x.py", "torch.distributed.launch", False),
+        ("deepspeed --num_gpus 2 x.py", "deepspeed", False),
+        ("sh -c 'mpirun -np 2 x'", "mpirun", True),
+        ("trl sft --config c.yaml", "trl sft", False),
+        ("uv run accelerate-launch x.py", "accelerate-launch", True),
+    ],
+)
+def test_a_launcher_is_recognised(line: str, name: str, is_inside: bool) -> None:
+    found = given(launcher_in(shlex.split(line)))
+    assert (found.name, found.is_inside) == (name, is_inside)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "accelerate config",
+        "trl env",
+        "./train.sh --launcher deepspeed",
+        "uv run --with deepspeed train.py",
+        "env A=1 python train.py deepspeed",
+        "env A=torchrun python train.py",
+        "python -c 'import torchrun'",
+        "python train.py -m torch.distributed.run",
+        "bash train.sh",
+        "bash -c 'echo torchrun'",
+        "bash -c 'pip install deepspeed; python train.py'",
+        "bash",
+        "bash -c",
+        "env",
+    ],
+)
+def test_a_word_that_names_no_launcher_is_none(line: str) -> None:
+    assert launcher_in(shlex.split(line)) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "script"),
+    [
+        ("accelerate launch --num_processes 2 src/x.py --lr 1", "src/x.py"),
+        ("accelerate launch -m pkg.train", "-m pkg.train"),
+        ("deepspeed train", "SCRIPT.py"),
+    ],
+)
+def test_the_script_that_a_launcher_starts_is_named(line: str, script: str) -> None:
+    assert given(launcher_in(shlex.split(line))).script == script
+
+
+PLAIN = parse_command(("train.py",))
+TYPED = parse_command(("torchrun", "--shutdown-timeout", "60", "train.py"))
+TORCHS = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "90"}
+PET = {"PET_SHUTDOWN_TIMEOUT": "120"}
+
+
+@pytest.mark.parametrize(
+    ("command", "env", "seconds"),
+    [
+        (PLAIN, {}, 25),
+        (TYPED, {}, 60),
+        (PLAIN, TORCHS, 90),
+        (None, TORCHS, 90),
+        (PLAIN, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": ""}, 25),
+        (PLAIN, {**TORCHS, **PET}, 120),
+        (TYPED, {**TORCHS, **PET}, 60),
+        (PLAIN, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}, 5),
+    ],
+)
+def test_torchs_shutdown_timeout_sets_the_grace_in_torchruns_own_order(command, env, seconds: int) -> None:
+    assert grace_of(25.0, command, env, is_given=False) == (seconds, None)
+
+
+def test_an_explicit_grace_wins_and_a_longer_timeout_of_torch_causes_a_warning() -> None:
+    assert grace_of(90.0, PLAIN, TORCHS, is_given=True) == (90, None)
+    assert grace_of(100.0, TYPED, TORCHS, is_given=True) == (100, None)
+    assert grace_of(20.0, TYPED, TORCHS, is_given=True) == (
+        20,
+        "--shutdown-timeout is 60 s, but workers get SIGKILL after 20 s, because --grace is set; "
+        "set --grace to 60, or remove it",
+    )
+
+
+@pytest.mark.parametrize("env", [{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, {"PET_SHUTDOWN_TIMEOUT": "-1"}])
+def test_a_timeout_that_is_no_number_is_refused_with_its_name(env) -> None:
+    with pytest.raises(UsageError) as refused:
+        grace_of(25.0, PLAIN, env, is_given=False)
+    assert str(refused.value).startswith(next(iter(env)))

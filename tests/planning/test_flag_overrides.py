@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.pods import V2_TORCH, pod_of
-from tests.planning.requests import MACHINE, request
+from tests.planning.requests import MACHINE, given, request
 from trainer_launch.contracts import read_job
 from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
 from trainer_launch.model.errors import UsageError
@@ -44,10 +44,8 @@ def test_half_an_address_keeps_the_other_half() -> None:
 
 
 def test_a_dynamic_rendezvous_takes_torchs_default_port_and_a_static_one_needs_its_own() -> None:
-    given = {"rdzv_backend": "c10d", "rdzv_endpoint": "there"}
-    dynamic = overlay(TOLD, given, Origin.COMMAND).rendezvous
-    assert dynamic is not None
-    assert dynamic.endpoint == Endpoint("there", 29400)
+    typed = {"rdzv_backend": "c10d", "rdzv_endpoint": "there"}
+    assert given(overlay(TOLD, typed, Origin.COMMAND).rendezvous).endpoint == Endpoint("there", 29400)
     with pytest.raises(UsageError, match="--rdzv-endpoint"):
         overlay(TOLD, {"rdzv_endpoint": "there"}, Origin.COMMAND)
 
@@ -75,10 +73,8 @@ def test_a_static_endpoint_is_where_the_nodes_meet() -> None:
 def test_a_given_address_is_where_a_trainjobs_nodes_meet_whatever_the_platform_says(told, typed, met_at) -> None:
     job = read_job(pod_of(V2_TORCH | told, hostname="job-node-0-1"))
     plan = engines.plan(request(f"torchrun {typed} train.py", job))
-    assert plan.membership is not None
-    assert str(plan.membership.coordinator) == met_at
-    assert plan.meeting is not None
-    assert str(plan.meeting[1]) == met_at
+    assert str(given(plan.membership).coordinator) == met_at
+    assert str(given(plan.meeting)[1]) == met_at
     assert plan.wait_for == (met_at.partition(":")[0],)
 
 
@@ -86,8 +82,8 @@ def test_torchs_own_static_rendezvous_meets_at_a_given_address() -> None:
     job = overlay(
         read_job(pod_of(V2_TORCH | {"PET_RDZV_ENDPOINT": "told:7"})), {"master_addr": "there"}, Origin.FLAG
     )
-    assert job.rendezvous is not None
-    assert (job.rendezvous.endpoint, job.rendezvous.written) == (Endpoint("there", 7), None)
+    meets = given(job.rendezvous)
+    assert (meets.endpoint, meets.written) == (Endpoint("there", 7), None)
     words = engines.plan(request("train.py", job, engine="torchrun")).processes[0].argv
     assert {"--master-addr=there", "--master-port=7", "--rdzv-backend=static"} <= set(words)
 
@@ -95,8 +91,7 @@ def test_torchs_own_static_rendezvous_meets_at_a_given_address() -> None:
 def test_an_etcd_server_is_no_coordinator() -> None:
     job = overlay(TOLD, {"rdzv_backend": "etcd-v2", "rdzv_endpoint": "etcd:2379"}, Origin.COMMAND)
     assert place(job, MACHINE).coordinator == Endpoint("zero", 29500)
-    assert job.rendezvous is not None
-    assert job.rendezvous.endpoint == Endpoint("etcd", 2379)
+    assert given(job.rendezvous).endpoint == Endpoint("etcd", 2379)
 
 
 def test_standalone_leaves_one_node_that_meets_nobody() -> None:

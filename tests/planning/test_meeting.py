@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.contracts.pods import pod_of
-from tests.planning.requests import MACHINE, request
+from tests.planning.requests import MACHINE, given, request
 from tests.planning.test_torchrun import ALONE, ELASTIC, ETCD, FIXED
 from trainer_launch.contracts import read_job
 from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Origin
@@ -32,16 +32,14 @@ def test_by_default_nodes_meet_at_the_coordinator_that_node_0_hosts() -> None:
 
 def test_a_single_node_hosts_its_coordinator_on_loopback() -> None:
     plan = engines.plan(request("train.py", ALONE))
-    assert plan.hosting is not None
-    assert (plan.hosting.host, plan.hosting.port, plan.hosting.nodes) == ("127.0.0.1", 4242, NodeRange(1, 1))
+    hosting = given(plan.hosting)
+    assert (hosting.host, hosting.port, hosting.nodes) == ("127.0.0.1", 4242, NodeRange(1, 1))
     assert plan.wait_for == ()
 
 
 def node_rank_of(job: Job) -> int:
     """This node's rank in the plan of a script."""
-    plan = engines.plan(request("train.py", job))
-    assert plan.membership is not None
-    return plan.membership.node_rank
+    return given(engines.plan(request("train.py", job)).membership).node_rank
 
 
 def with_a_master(nodes: str, hostname: str, env: dict[str, str] | None = None) -> Job:
@@ -72,24 +70,21 @@ def test_every_node_of_an_elastic_job_hosts_a_coordinator_if_names_tell_the_inde
     job = replace(FIXED, nodes=NodeRange(1, 3), coordinator=Endpoint(home, 29500), node_rank=rank)
     machine = replace(MACHINE, hostname=own)
     plan = engines.plan(request("train.py", job, host=machine))
-    assert plan.membership is not None
-    seats = plan.membership.seats
+    seats = given(plan.membership).seats
     assert (None if seats is None else f"{seats.pattern}/{seats.offset}/{seats.count}") == pattern
     is_name = not home[0].isdigit()  # an address needs no DNS
     assert plan.wait_for == ((home,) if is_name and not pattern else ()), "node 0 may be gone for good"
     if pattern is None:
         assert plan.hosting is None
     else:
-        assert plan.hosting is not None
-        assert plan.hosting.seat == rank
-        assert plan.hosting.seats is not None
-        assert plan.hosting.seats.endpoint(0) == Endpoint(home, 29500)
-        assert plan.hosting.seats.endpoint(rank).host.startswith(own)
+        hosting = given(plan.hosting)
+        assert hosting.seat == rank
+        assert given(hosting.seats).endpoint(0) == Endpoint(home, 29500)
+        assert given(hosting.seats).endpoint(rank).host.startswith(own)
 
 
 def test_the_jobs_budget_and_range_are_the_contracts() -> None:
-    hosting = engines.plan(request("train.py", ELASTIC)).hosting
-    assert hosting is not None
+    hosting = given(engines.plan(request("train.py", ELASTIC)).hosting)
     assert (hosting.max_restarts, hosting.nodes, hosting.port) == (100, NodeRange(1, 3), 23456)
 
 
@@ -144,8 +139,7 @@ def test_a_node_of_an_elastic_job_asks_node_0_and_not_its_own_standby() -> None:
 def test_nodes_that_are_told_localhost_are_of_one_job_on_one_machine(rank: int) -> None:
     job = replace(FIXED, node_rank=rank, is_coordinator=rank == 0, coordinator=Endpoint("127.0.0.1", 29500))
     made = engines.plan(request("train.py", job))
-    assert made.meeting is not None
-    assert made.meeting[0] == "here-29500", "an old operator tells the others node 0's name"
+    assert given(made.meeting)[0] == "here-29500", "an old operator tells the others node 0's name"
 
 
 @pytest.mark.parametrize(
@@ -154,5 +148,4 @@ def test_nodes_that_are_told_localhost_are_of_one_job_on_one_machine(rank: int) 
 def test_the_run_id_has_no_colon_because_torch_names_the_folders_of_log_dir_after_it(address, name) -> None:
     job = replace(FIXED, coordinator=Endpoint(address, 29500))
     made = engines.plan(request("train.py", job))
-    assert made.membership is not None
-    assert made.membership.job == name
+    assert given(made.membership).job == name

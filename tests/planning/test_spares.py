@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.planning.requests import MACHINE, request
+from tests.planning.requests import MACHINE, given, request
 from trainer_launch.model import Endpoint, Job, NodeRange, Origin, Rendezvous
 from trainer_launch.model.errors import ContractError, LaunchError, UsageError
 from trainer_launch.planning import engines
@@ -73,12 +73,10 @@ def test_a_rank_beyond_the_job_is_a_spares_and_no_higher_one() -> None:
 def test_with_spares_every_named_node_can_host_the_coordinator_and_one_node_is_not_alone() -> None:
     here = replace(MACHINE, hostname="job-node-0-2")
     plan = engines.plan(request("train.py", spared(TOLD, 1), host=here))
-    assert plan.hosting is not None
-    assert plan.hosting.seats is not None
-    assert (plan.hosting.spares, plan.hosting.seat, plan.hosting.seats.count) == (1, 2, 3)
+    hosting = given(plan.hosting)
+    assert (hosting.spares, hosting.seat, given(hosting.seats).count) == (1, 2, 3)
     one = engines.plan(request("train.py", spared(TOLD, 2, nnodes="1"), host=here))
-    assert one.membership is not None
-    assert one.membership.coordinator == TOLD.coordinator
+    assert given(one.membership).coordinator == TOLD.coordinator
 
 
 @pytest.mark.parametrize("changes", [{"engine": "torchrun"}, {"engine": "plain"}])

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.contracts.pods import pod_of
-from tests.planning.requests import MACHINE, request
+from tests.planning.requests import MACHINE, given, request
 from tests.planning.test_torchrun import ALONE, ETCD, FIXED
 from trainer_launch.model import (
     Binding,
@@ -31,15 +31,11 @@ def plan(line: str, job: object = ALONE, **changes: object) -> Plan:
 
 
 def workers(line: str, job: object = ALONE, **changes: object) -> Workers:
-    found = plan(line, job, **changes).workers
-    assert found is not None
-    return found
+    return given(plan(line, job, **changes).workers)
 
 
 def member(line: str, job: object, **changes: object) -> Membership:
-    found = plan(line, job, **changes).membership
-    assert found is not None
-    return found
+    return given(plan(line, job, **changes).membership)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import signal
 import pytest
 from msgspec.structs import replace
 
-from tests.planning.requests import request
+from tests.planning.requests import given, request
 from trainer_launch.model import Endpoint, Job, NodeRange, Rendezvous
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.signal_policy import SignalAction
@@ -113,15 +113,13 @@ def test_signals_to_handle_end_the_job_with_the_signal_itself() -> None:
         signal.SIGUSR2: SignalAction.CHECKPOINT,
     }
     for words, handled in (("--signals-to-handle=USR2", "USR2"), ("", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")):
-        workers = engines.plan(request(f"torchrun {words} train.py", ALONE)).workers
-        assert workers is not None
+        workers = given(engines.plan(request(f"torchrun {words} train.py", ALONE)).workers)
         assert workers.env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == handled
 
 
 def test_workers_of_the_deepspeed_command_get_its_variables() -> None:
-    plan = engines.plan(request("deepspeed --num_gpus 2 train.py", ALONE))
-    assert plan.workers is not None
-    assert (plan.workers.count, plan.workers.of_deepspeed) == (2, True)
+    workers = given(engines.plan(request("deepspeed --num_gpus 2 train.py", ALONE)).workers)
+    assert (workers.count, workers.of_deepspeed) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -159,29 +159,22 @@ def test_only_nodes_that_do_not_host_wait_for_the_hosts_name() -> None:
     assert engines.plan(request("train.py", ALONE)).wait_for == ()
 
 
-def test_several_nodes_without_a_rank_are_refused_with_what_to_set() -> None:
-    with pytest.raises(ContractError, match="--node-rank"):
-        argv("train.py", Job(contract="x", nodes=NodeRange(2, 2), engine="torchrun", coordinator=Endpoint("h", 1)))
+TWO = Job(contract="x", nodes=NodeRange(2, 2), engine="torchrun")
 
 
-def test_devices_that_are_not_there_are_refused_with_what_to_set() -> None:
-    with pytest.raises(UsageError, match="--nproc-per-node"):
-        argv("train.py", replace(FIXED, nproc_per_node="gpu"))
-
-
-def test_an_unknown_number_of_nodes_is_refused_with_what_to_set() -> None:
-    with pytest.raises(ContractError, match="--nodes"):
-        argv("train.py", Job(contract="x", engine="torchrun", node_rank=3))
-
-
-def test_several_nodes_without_an_address_are_refused_with_what_to_set() -> None:
-    with pytest.raises(ContractError, match="--master-addr"):
-        argv("train.py", Job(contract="x", nodes=NodeRange(2, 2), engine="torchrun", node_rank=0))
-
-
-def test_a_range_without_a_rendezvous_is_refused_with_what_to_set() -> None:
-    with pytest.raises(UsageError, match="--rdzv-endpoint"):
-        argv("torchrun --nnodes=1:2 train.py", FIXED)
+@pytest.mark.parametrize(
+    ("line", "job", "missing"),
+    [
+        ("train.py", replace(TWO, coordinator=Endpoint("h", 1)), "--node-rank"),
+        ("train.py", replace(FIXED, nproc_per_node="gpu"), "--nproc-per-node"),
+        ("train.py", Job(contract="x", engine="torchrun", node_rank=3), "--nodes"),
+        ("train.py", replace(TWO, node_rank=0), "--master-addr"),
+        ("torchrun --nnodes=1:2 train.py", FIXED, "--rdzv-endpoint"),
+    ],
+)
+def test_what_a_job_lacks_is_refused_with_what_to_set(line: str, job: Job, missing: str) -> None:
+    with pytest.raises((ContractError, UsageError), match=missing):
+        argv(line, job)
 
 
 @pytest.mark.parametrize("option", ["--nnodes=x", "--nproc-per-node=many", "--max-restarts=-1", "--rdzv-conf=a"])

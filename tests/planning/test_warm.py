@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.planning.requests import request
+from tests.planning.requests import given, request
 from trainer_launch.model import Job, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
@@ -20,16 +20,14 @@ def asked(line: str, **changes: Any) -> Task:
 
 
 def test_a_script_and_a_module_are_forked() -> None:
-    script = engines.plan(asked("train.py --lr 1", preload="numpy,a.b")).workers
-    assert script is not None
+    script = given(engines.plan(asked("train.py --lr 1", preload="numpy,a.b")).workers)
     assert (script.forks, script.script, script.preload, script.must_fork) == (
         True,
         "train.py",
         ("numpy", "a.b"),
         False,
     )
-    module = engines.plan(asked("torchrun -m pkg.train", start_method="forkserver")).workers
-    assert module is not None
+    module = given(engines.plan(asked("torchrun -m pkg.train", start_method="forkserver")).workers)
     assert (module.forks, module.script, module.module, module.must_fork) == (True, None, "pkg.train", True)
 
 

@@ -6,12 +6,13 @@ import errno
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
 
 from tests.preflight.gpu.test_faults import FAULTS
-from tests.preflight.gpus import HEALTHY_CARDS, LOAD
+from tests.preflight.gpus import FACTS
 from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, STORED, Names, run_all, subject
 from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import Tried
@@ -22,6 +23,7 @@ from trainer_launch.preflight import check, registry
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.preflight.container import dns_checks, resource_limits
+from trainer_launch.preflight.gpu.collect import Cards
 
 CPU_ONLY = {"gpus": Gpus(count=0, reason="none")}
 COORDINATOR = {"is_coordinator": True, "node_rank": 0}
@@ -37,6 +39,11 @@ def of_names(**answers: object) -> Names:
 
 
 SICK_DNS = Names(ADDRESSES | {"job-node-0-0.job": None}, socket.EAI_AGAIN)
+
+
+def unlocked(number: int) -> Callable[[str, str, float], Tried]:
+    """Trials in which memory cannot be locked."""
+    return lambda what, argument, limit_s: STORED if what == "storage" else Tried(stage="mlock", errno=number)
 
 
 def stored(tried: Tried) -> Subject:
@@ -61,12 +68,7 @@ JOBS: list[tuple[str, Subject, str]] = [
     ),
     (
         "memlock",
-        subject(
-            limits=limits(memlock_bytes=64 << 10),
-            try_out=lambda what, argument, limit_s: (
-                STORED if what == "storage" else Tried(stage="mlock", errno=errno.ENOMEM)
-            ),
-        ),
+        subject(limits=limits(memlock_bytes=64 << 10), try_out=unlocked(errno.ENOMEM)),
         "32 MiB of memory cannot be locked: Cannot allocate memory; the limit is 64 KiB",
     ),
     ("shm", subject(host={"shm_bytes": None, "shm_free_bytes": None}), "/dev/shm is not there"),
@@ -165,6 +167,11 @@ NODES: list[tuple[str, Subject, str]] = [
 ]
 
 WARNINGS: list[tuple[str, Subject, str]] = [
+    (
+        "own-name",
+        subject(lookup=Names(ADDRESSES | {"job-node-0-1": None})),
+        "does not resolve",
+    ),  # gloo is told better
     ("memory", subject(host={**CPU_ONLY, "memory_limit_bytes": 1536 * MIB}), "512 MiB for each are usual"),
     ("memory", subject(host={"memory_limit_bytes": 4 * GIB}), "2048 MiB for each are usual"),
     ("shm", subject(host={"shm_bytes": 32 * MIB, "shm_free_bytes": 32 * MIB}), "alone may take 37 MiB"),
@@ -183,11 +190,6 @@ WARNINGS: list[tuple[str, Subject, str]] = [
         "shm",
         subject(host={"shm_bytes": 64 * MIB, "shm_free_bytes": 64 * MIB}),
         "/dev/shm has 64 MiB free of 64 MiB",
-    ),
-    (
-        "dns",
-        subject(lookup=of_names(node_0=[frozenset({"10.0.0.6"}), frozenset({"10.0.0.9"})] * 4)),
-        "job-node-0-0.job: the addresses differ between lookups",
     ),
     ("nccl-socket-ifname", subject(interfaces=(LO, ETH0, VETH)), "not all of which lead to other nodes"),
     ("nccl-ib-hca", subject(adapters=()), "NCCL will use plain sockets"),
@@ -222,32 +224,19 @@ def test_a_healthy_container_passes_every_check() -> None:
     assert [finding.check for finding in report.findings] == list(registry.ids(Where.CONTAINER, Where.GPU))
 
 
-@pytest.mark.parametrize(
-    ("check", "broken", "text"), JOBS, ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_what_the_job_itself_has_wrong_is_fatal(check: str, broken: Subject, text: str) -> None:
-    finding = the_one_finding(broken)
-    assert (finding.check, finding.status, finding.fault) == (check, Status.FAIL, Fault.JOB)
-    assert text in finding.text
-    assert finding.action
+OUTCOMES = (("fatal", JOBS, Fault.JOB), ("retryable", NODES, Fault.NODE), ("warning", WARNINGS, None))
 
 
 @pytest.mark.parametrize(
-    ("check", "broken", "text"), NODES, ids=lambda value: value if isinstance(value, str) else ""
+    ("check", "broken", "text", "fault"),
+    [pytest.param(*row, fault, id=f"{row[0]} is {outcome}") for outcome, rows, fault in OUTCOMES for row in rows],
 )
-def test_what_this_node_or_its_surroundings_have_wrong_is_retryable(check: str, broken: Subject, text: str) -> None:
+def test_what_is_wrong_is_told_with_whose_fault_it_is_and_what_to_do(
+    check: str, broken: Subject, text: str, fault: Fault | None
+) -> None:
     finding = the_one_finding(broken)
-    assert (finding.check, finding.status, finding.fault) == (check, Status.FAIL, Fault.NODE)
-    assert text in finding.text
-    assert finding.action
-
-
-@pytest.mark.parametrize(
-    ("check", "broken", "text"), WARNINGS, ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_what_may_go_well_is_a_warning(check: str, broken: Subject, text: str) -> None:
-    finding = the_one_finding(broken)
-    assert (finding.check, finding.status) == (check, Status.WARN)
+    status = Status.WARN if fault is None else Status.FAIL
+    assert (finding.check, finding.status, finding.fault) == (check, status, fault)
     assert text in finding.text
     assert finding.action
 
@@ -266,30 +255,20 @@ def test_what_cannot_be_found_out_is_unknown_and_no_failure(check: str, broken: 
 
 
 def test_memory_that_cannot_be_locked_where_nothing_locks_it_is_no_finding() -> None:
-    unlocked = subject(
-        has_rdma=False,
-        adapters=(),
-        env={"NCCL_IB_HCA": ""},
-        try_out=lambda what, argument, limit_s: (
-            STORED if what == "storage" else Tried(stage="mlock", errno=errno.EPERM)
-        ),
-    )
-    report = run_all(unlocked)
+    report = run_all(subject(has_rdma=False, adapters=(), env={"NCCL_IB_HCA": ""}, try_out=unlocked(errno.EPERM)))
     (finding,) = (finding for finding in report.findings if finding.check == "memlock")
     assert (report.verdict, finding.status) == (Verdict.PASS, Status.SKIPPED)
     assert finding.text.endswith("only RDMA needs it, and no RDMA device is here")
 
 
 def test_a_job_of_one_node_is_not_stopped_for_a_network_that_it_does_not_use() -> None:
-    sockets = [replace(one, lines=("NCCL INFO Using network Socket",)) for one in LOAD.tested]
-    fallen_back = replace(HEALTHY_CARDS, load=lambda: replace(LOAD, tested=tuple(sockets)))
+    sockets = [replace(one, lines=("NCCL INFO Using network Socket",)) for one in FACTS.tests]
+    fallen_back = Cards(lambda: replace(FACTS, tests=tuple(sockets)))
     alone = subject(
         topology={"nodes": NodeRange(1, 1), "node_rank": 0},
         adapters=(AdapterPort("mlx5_0", 1, False),),
         cards=fallen_back,
-        try_out=lambda what, argument, limit_s: (
-            STORED if what == "storage" else Tried(stage="mlock", errno=errno.EPERM)
-        ),
+        try_out=unlocked(errno.EPERM),
     )
     ports_up = replace(alone, adapters=(AdapterPort("mlx5_0", 1, True),))
     for node in (alone, ports_up):
@@ -462,11 +441,6 @@ def test_names_by_which_a_pod_is_alone_are_not_looked_up() -> None:
         "nccl-ib-hca",
         "ports",
     }
-
-
-def test_a_name_that_gloo_was_told_not_to_use_is_only_a_warning() -> None:
-    finding = the_one_finding(subject(lookup=Names(ADDRESSES | {"job-node-0-1": None})))
-    assert (finding.check, finding.status) == ("own-name", Status.WARN)
 
 
 def test_an_mpi_launcher_that_hosts_no_rank_needs_no_shared_memory() -> None:

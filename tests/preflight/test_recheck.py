@@ -14,15 +14,7 @@ from trainer_launch.preflight.check import STATE_FILE
 from trainer_launch.preflight.container.resource_limits import differences, fault_of
 
 LARGE = Finding(check="shm", status=Status.PASS, text="all is well", measured=8192, unit="MiB")
-SMALL = Finding(
-    check="shm",
-    status=Status.FAIL,
-    fault=Fault.JOB,
-    text="64 MiB are too little",
-    measured=64,
-    unit="MiB",
-    action="mount more",
-)
+SMALL = replace(LARGE, status=Status.FAIL, fault=Fault.JOB, text="too little", measured=64, action="mount more")
 UNLIMITED = Finding(check="memory", status=Status.PASS, text="no limit", unit="MiB")
 LIMITED = Finding(check="memory", status=Status.PASS, text="enough", measured=4096, unit="MiB")
 UNKNOWN = Finding(check="shm", status=Status.UNKNOWN, text="?")
@@ -32,23 +24,14 @@ def told(before: Finding, now: Finding) -> list[tuple[int, str]]:
     return list(differences({before.check: before}, (now,)))
 
 
-def test_what_is_worse_here_is_a_warning_with_what_to_do() -> None:
-    assert told(LARGE, SMALL) == [
-        (
-            logging.WARNING,
-            "shm: preflight's container had 8192 MiB, this one has 64 MiB: 64 MiB are too little. "
-            "What to do: mount more",
-        )
-    ]
-
-
-def test_what_is_only_different_is_told() -> None:
-    (said,) = told(UNLIMITED, LIMITED)
-    assert said == (logging.INFO, "memory: preflight's container had no limit, this one has 4096 MiB")
-    assert told(SMALL, LARGE)[0][0] == logging.INFO
-
-
-def test_what_is_the_same_or_unknown_says_nothing() -> None:
+def test_what_is_worse_here_is_a_warning_with_what_to_do_and_what_only_differs_is_told() -> None:
+    (worse,), (other,), (better,) = told(LARGE, SMALL), told(UNLIMITED, LIMITED), told(SMALL, LARGE)
+    assert worse == (
+        logging.WARNING,
+        "shm: preflight's container had 8192 MiB, this one has 64 MiB: too little. What to do: mount more",
+    )
+    assert other == (logging.INFO, "memory: preflight's container had no limit, this one has 4096 MiB")
+    assert better[0] == logging.INFO
     assert told(LARGE, LARGE) == told(SMALL, SMALL) == told(UNKNOWN, SMALL) == told(LARGE, UNKNOWN) == []
     assert list(differences({}, (SMALL,))) == []
 

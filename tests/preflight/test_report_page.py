@@ -16,7 +16,7 @@ def test_the_page_has_the_verdict_each_finding_with_its_remedy_and_what_passed()
     text = page(ALL, HERE, 30, 1.5e9)
     assert "<h1>Preflight FAILED: fix the job; a retry will not help</h1>" in text
     assert "node 1 of 2 (job-node-0-1); 2017-07-14 02:40:00+00:00; exit code 30; 2 failed, 1 warned" in text
-    assert text.index("<b>FATAL shm</b>") < text.index("<b>FAIL dns</b>") < text.index("<b>WARN cpu</b>")
+    assert text.index("<b>FATAL shm</b>") < text.index("<b>FAIL dns (0-1)</b>") < text.index("<b>WARN cpu</b>")
     assert FATAL.action.replace("'", "&#x27;") in text
     assert FATAL.evidence[0] in text
     assert '<td class="" data-of="check">pids</td><td class="" data-of="result">passed</td>' in text

@@ -6,10 +6,8 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -19,7 +17,6 @@ from tests.process.world import (
     PYTHON,
     ROOT,
     Launcher,
-    survivors,
     worker,
 )
 from tests.waiting import eventually
@@ -139,29 +136,3 @@ def test_the_reader_of_our_output_goes_away(tmp_path):
         assert it.wait() == 0
         assert it.notes() == ["done"]
         assert it.log().count("cannot write to stdout") == 1
-
-
-def test_stdout_is_closed_from_the_beginning(tmp_path):
-    closed = ("sh", "-c", 'exec "$@" >&-', "sh")
-    with Launcher(tmp_path, {"argv": worker("lines:2000:x", "exit:5"), "label": "w"}, wrap=closed) as launcher:
-        assert launcher.wait() == 5
-
-
-def test_a_reader_that_does_not_read_delays_no_stop(tmp_path):
-    process = {"argv": worker("note:ready", "lines:100000:x", "note:never"), "label": "w"}
-    with Launcher(tmp_path, process, stdout=subprocess.PIPE, grace_s=1.0) as launcher:
-        launcher.await_note("ready")
-        started = time.monotonic()
-        launcher.send(signal.SIGTERM)
-        assert launcher.wait() == 143
-        assert time.monotonic() - started < 30.0
-        assert survivors(launcher.token) == []
-
-
-def test_the_termination_message_holds_the_last_lines(tmp_path):
-    words = tmp_path / "words"
-    words.touch()
-    program = "echo out; for i in 1 2 3; do echo line $i >&2; done; exit 6"
-    with Launcher(tmp_path, {"argv": ["sh", "-c", program], "label": "w"}, last_words=str(words)) as launcher:
-        assert launcher.wait() == 6
-    assert words.read_text().splitlines()[1:5] == ["out", "line 1", "line 2", "line 3"]

@@ -173,13 +173,6 @@ def test_a_stop_while_names_are_awaited_ends_at_once(tmp_path, wrap, resolver):
         assert launcher.notes() == []
 
 
-def test_names_that_never_resolve_are_infrastructure(tmp_path):
-    spec = {"resolver": "fail", "wait_for": ["peer.invalid"], "wait_s": 0.3}
-    with Launcher(tmp_path, worker("note:ready"), **spec) as launcher:
-        assert launcher.wait() == 138
-        assert "not resolved yet: peer.invalid (no such host, says the test)" in launcher.log()
-
-
 def test_children_inherit_nothing_odd(tmp_path, wrap):
     block = (
         "import signal, os, sys; signal.pthread_sigmask(0, [15, 10]); signal.signal(2, signal.SIG_IGN);"

@@ -1,4 +1,4 @@
-"""What is not possible on this machine is said beforehand: which fault, why, and what to do."""
+"""What is not possible is said before any pod starts: which fault or command, why, and what to do."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.launching import launch
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.faults import grammar, requests
+from trainer_launch.rehearsal.faults.kinds import KINDS
 
 BY_US = ("kill worker", "stop worker", "kill pod", "term pod", "add node", "scale workers=2")
 OWN_NETWORK = ("partition", "delay dns 3s")
@@ -38,4 +40,34 @@ def test_the_reason_and_the_remedy_are_said(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_every_kind_of_fault_is_spoken_of_here() -> None:
-    assert {grammar.parse(text).kind for text in (*BY_US, *OWN_NETWORK)} == set(grammar.KINDS)
+    assert {grammar.parse(text).kind for text in (*BY_US, *OWN_NETWORK)} == set(KINDS)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (
+            ("--", "torchrun", "--rdzv-backend", "trainer-launch", "train.py"),
+            "trainer-launch (--rdzv-backend) was rem",
+        ),
+        (("--", "torchrun", "--nnodes=2:1", "train.py"), "--nnodes is '2:1'"),
+        (("--spares", "1", "--engine", "plain", "--", "train.py"), "--spares needs torch workers"),
+        (("-f", "job.yaml"), "invalid value '9' for --redirects"),
+    ],
+)
+def test_a_command_that_each_pod_would_refuse_is_refused_once(
+    tmp_path: Path, words: tuple[str, ...], part: str
+) -> None:
+    (tmp_path / "train.py").write_text("print('began')")
+    container = "{name: pytorch, image: i, args: [torchrun, --redirects, '9', train.py]}"
+    worker = f"{{replicas: 2, template: {{spec: {{containers: [{container}]}}}}}}"
+    (tmp_path / "job.yaml").write_text(
+        "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: job}\n"
+        f"spec: {{pytorchReplicaSpecs: {{Worker: {worker}}}}}\n"
+    )
+    ended = launch("rehearse", *(("--nodes", "2") if words[0] == "--" else ()), *words, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("trainer-launch: error: ")
+    assert part in line

@@ -17,7 +17,8 @@ from trainer_launch.model import NodeRange
 from trainer_launch.rehearsal.controllers.local_jobs import elastic_job
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 from trainer_launch.rehearsal.faults import requests
-from trainer_launch.rehearsal.faults.grammar import Fault, parse
+from trainer_launch.rehearsal.faults.grammar import parse
+from trainer_launch.rehearsal.faults.kinds import InjectedFault
 
 TRAIN = """
 import os, pathlib, sys, time
@@ -40,7 +41,7 @@ os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is 
 """
 
 
-def faults(*texts: str) -> tuple[Fault, ...]:
+def faults(*texts: str) -> tuple[InjectedFault, ...]:
     return tuple(map(parse, texts))
 
 

@@ -1,6 +1,8 @@
-"""Faults in words: what each means, that the text which people are shown means it too, and what does not fit."""
+"""Faults in words: what each means, whom it is for, and what does not fit."""
 
 from __future__ import annotations
+
+import shlex
 
 import hypothesis
 import pytest
@@ -8,20 +10,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.rehearsal.refusals import refusal
-from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import compiled_pattern
 from trainer_launch.rehearsal.faults import grammar
-from trainer_launch.rehearsal.faults.grammar import Fault, When
+from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault, When
+from trainer_launch.rehearsal.faults.requests import target
 
 FIRST_STEP = When(step=1)
 
 
-def without_words(fault: Fault) -> Fault:
-    return replace(fault, text="", hint="")
+def without_words(fault: InjectedFault) -> InjectedFault:
+    return replace(fault, text="")
 
 
-def fault(kind: str, when: When = FIRST_STEP, **fields: object) -> Fault:
-    return Fault(kind=kind, when=when, **fields)  # type: ignore[arg-type]
+def fault(kind: str, when: When = FIRST_STEP, **fields: object) -> InjectedFault:
+    return InjectedFault(kind=kind, when=when, **fields)  # type: ignore[arg-type]
 
 
 MEANINGS = [
@@ -50,7 +52,7 @@ MEANINGS = [
 
 
 @pytest.mark.parametrize(("text", "meant"), MEANINGS)
-def test_every_fault_says_what_it_means(text: str, meant: Fault) -> None:
+def test_every_fault_says_what_it_means(text: str, meant: InjectedFault) -> None:
     found = grammar.parse(text)
     assert without_words(found) == meant
     assert without_words(grammar.parse(found.text)) == meant
@@ -68,23 +70,6 @@ def test_every_fault_says_what_it_means(text: str, meant: Fault) -> None:
 )
 def test_people_are_shown_a_fault_as_they_typed_it(text: str, shown: str) -> None:
     assert grammar.parse(text).text == shown
-
-
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
-        ("kill pod at=40", "is taken as seconds; write at=40s, or at=step:40 for a step"),
-        ("kill pod at=1.5", "is taken as seconds; write at=1.5s"),
-        ("kill pod at=40s", ""),
-        ("kill pod at=step:40", ""),
-        ("kill pod at=line:40", ""),
-        ("delay dns 20", ""),
-    ],
-)
-def test_a_moment_without_a_unit_is_seconds_and_has_a_hint(text: str, hint: str) -> None:
-    fault = grammar.parse(text)
-    assert fault.hint.endswith(hint)
-    assert bool(fault.hint) == bool(hint)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +113,7 @@ def test_a_moment_without_a_unit_is_seconds_and_has_a_hint(text: str, hint: str)
         ("kill pod at=stp:4", ["step:NUMBER"]),
         ("kill pod 'at=line:x", ["unclosed '"]),
         ("slow link rate=1MB/s", ["slow link was removed in 0.3; use partition"]),
+        ("faults.yaml", ["'faults.yaml' was removed in 0.3; use --fault once for each fault"]),
         ("oom node=1", ["oom was removed in 0.3; use kill worker"]),
         ("fill shm", ["fill shm was removed in 0.3; mount a small memory volume"]),
         ("delay dns", ["delay dns needs for=10s"]),
@@ -139,12 +125,46 @@ def test_a_moment_without_a_unit_is_seconds_and_has_a_hint(text: str, hint: str)
     ],
 )
 def test_what_does_not_fit_is_said_in_one_sentence(text: str, parts: list[str]) -> None:
-    with pytest.raises(UsageError) as refused:
-        grammar.parse(text, "--fault")
-    sentence = str(refused.value)
+    sentence = refusal(lambda: grammar.parse(text, "--fault"))
     assert sentence.startswith("--fault")
     assert "\n" not in sentence
     assert len(sentence) < 500
+    for part in parts:
+        assert part in sentence
+
+
+# -- pods -------------------------------------------------------------------------------------
+
+NODES = ("job-node-0-0", "job-node-0-1", "job-node-0-2")
+PODS = (*NODES, "job-launcher-0-0")
+
+
+@pytest.mark.parametrize(
+    ("text", "pod"),
+    [
+        ("kill pod", "job-node-0-2"),
+        ("kill pod node=0", "job-node-0-0"),
+        ("kill pod pod=job-launcher-0-0", "job-launcher-0-0"),
+        ("kill pod pod=launcher-0-0", "job-launcher-0-0"),
+        ("delay dns 3s", None),
+        ("scale workers=1", None),
+    ],
+)
+def test_a_fault_finds_its_pod(text: str, pod: str | None) -> None:
+    assert target(grammar.parse(text), NODES, PODS) == pod
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("kill pod node=3", ["no node 3", "nodes 0 to 2"]),
+        ("kill pod pod=job-node-0-3", ["no pod job-node-0-3", "did you mean job-node-0-"]),
+        ("kill pod pod=zebra", ["no pod zebra", "job-node-0-0"]),
+        ("kill pod pod=0", ["0 is ambiguous", "full name"]),
+    ],
+)
+def test_a_pod_that_the_job_has_not_is_refused(text: str, parts: list[str]) -> None:
+    sentence = refusal(lambda: target(grammar.parse(text), NODES, PODS))
     for part in parts:
         assert part in sentence
 
@@ -173,21 +193,21 @@ VALUES = {
 
 
 @st.composite
-def faults(draw: st.DrawFn) -> Fault:
-    kind = draw(st.sampled_from(sorted(grammar.KINDS)))
-    form = grammar.KINDS[kind]
-    keys = set(form.needs) | draw(st.sets(st.sampled_from(sorted((*form.keys, "at")))))
+def faults(draw: st.DrawFn) -> InjectedFault:
+    kind = draw(st.sampled_from(sorted(KINDS)))
+    form = KINDS[kind]
+    keys = {form.needs} - {""} | draw(st.sets(st.sampled_from(sorted((*form.keys, "at")))))
     keys -= {"pod"} if "node" in keys else set()
-    return grammar.build(kind, [f"{key}={draw(VALUES[key])}" for key in sorted(keys)], "x")
+    return grammar.parse(" ".join([kind, *(shlex.quote(f"{key}={draw(VALUES[key])}") for key in sorted(keys))]))
 
 
 @hypothesis.given(faults())
-def test_the_text_of_any_fault_means_that_fault(made: Fault) -> None:
+def test_the_text_of_any_fault_means_that_fault(made: InjectedFault) -> None:
     assert grammar.parse(made.text) == made
     assert len(made.text) <= grammar.MAX_TEXT
 
 
-wordlike = st.sampled_from([*" =:'\"", *grammar.KINDS, *VALUES, "at", "step:", "line:", "10s", "never", "é"])
+wordlike = st.sampled_from([*" =:'\"", *KINDS, *VALUES, "at", "step:", "line:", "10s", "never", "é"])
 
 
 @hypothesis.given(st.one_of(st.text(max_size=300), st.lists(wordlike, max_size=20).map(" ".join)))

@@ -18,7 +18,7 @@ from tests.rehearsal.controllers.actors import Job
 from tests.rehearsal.controllers.manifests import pytorch, replica, runtime, trainjob
 from tests.rehearsal.terminal import Terminal
 from tests.rehearsal.users.commanded import command
-from trainer_launch.rehearsal.report.summary import live_rows, live_title
+from trainer_launch.rehearsal.report.pod_rows import live_rows, live_title
 
 SHOWING = str(Path(__file__).with_name("showing.py"))
 ENV = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -55,24 +55,15 @@ def test_a_container_that_waits_for_its_next_start_is_restarting() -> None:
     assert table_of(job)[1][:6] == ["job-worker-0", "Restarting", "-", "1", "2", "3"]
 
 
-def test_the_title_tells_the_step_and_what_goes_wrong() -> None:
-    state, faults = job_of(1).state, ["kill pod node=0 at=step:40", "term pod at=90s", "add node"]
+def test_the_title_tells_the_step_the_faults_and_how_the_job_ended() -> None:
+    job, faults = job_of(1), ["kill pod node=0 at=step:40", "term pod at=90s", "add node"]
     assert (
-        live_title("TrainJob demo", state, 12.3, 40, 0, faults)
-        == "TrainJob demo · 12.3 s · step 40 · next: kill pod node=0 at=step:40 (and 2 more)"
+        live_title("TrainJob demo", job.state, 12.3, 40, 1, faults)
+        == "TrainJob demo · 12.3 s · step 40 · 1 fault injected · next: kill pod node=0 at=step:40 (and 2 more)"
     )
-    assert (
-        live_title("TrainJob demo", state, 13.0, 40, 1, faults[1:])
-        == "TrainJob demo · 13.0 s · step 40 · 1 fault injected · next: term pod at=90s (and 1 more)"
-    )
-
-
-def test_the_title_tells_how_the_job_ended() -> None:
-    job = job_of(1)
     job.end("demo-node-0-0")
-    assert live_title("TrainJob demo", job.state, 2.0, None, 0, []).startswith(
-        "TrainJob demo · 2.0 s · Succeeded ("
-    )
+    title = live_title("TrainJob demo", job.state, 2.0, None, 0, [])
+    assert title.startswith("TrainJob demo · 2.0 s · Succeeded (")
 
 
 def test_of_many_pods_those_in_trouble_are_shown() -> None:

@@ -6,14 +6,12 @@ import importlib.util
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import DEADLINE_S, clean_env, launch, script
+from tests.cli.launching import launch, script
 from tests.conftest import require
-from tests.rehearsal import follower
 from trainer_launch.membership.authentication import WRONG_SECRET
 
 pytestmark = [
@@ -74,7 +72,8 @@ def test_a_killed_worker_costs_a_few_steps_and_no_pod(tmp_path: Path, say: str) 
 def test_waits_restarts_and_their_causes_are_shown_and_what_each_fault_cost(tmp_path: Path) -> None:
     train = script(tmp_path, TRAIN.replace("{say}", PRINTS))
     faults = ("--fault", "kill worker node=1 at=step:5", "--fault", "kill pod node=1 back=3s at=step:20")
-    ended = launch("rehearse", "--nodes", "2", *faults, "--", train, str(tmp_path / "saved"), "60", "2")
+    words = ("--report", str(tmp_path / "out.json"), "--", train, str(tmp_path / "saved"), "60", "2")
+    ended = launch("rehearse", "--nodes", "2", *faults, *words)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     told = ended.stderr
     assert "[trainer-launch 0] generation 1 is over: rank 1 failed on node 1" in told
@@ -88,6 +87,13 @@ def test_waits_restarts_and_their_causes_are_shown_and_what_each_fault_cost(tmp_
     price = r" \(kill {}, node-0-1, at [\d.]+ s\) cost [\d.]+ s without a new step, \d+ repeated steps?; reached"
     assert re.search("^Fault 1" + price.format("worker node=1 at=step:5"), told, re.MULTILINE), told
     assert re.search("^Fault 2" + price.format("pod node=1 back=3s at=step:20"), told, re.MULTILINE), told
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert [(pod["attempts"], pod["created"]) for pod in report["pods"]] == [(3, 1), (3, 2)]
+    assert report["steps"][0]["points"][0][1] == 1
+    assert (len(report["steps"]), report["steps"][-1]["points"][-1][1]) == (3, 60)
+    for fault in report["faults"]:
+        assert min(fault["detection_s"], fault["restart_s"], fault["repetition_s"]) >= 0
+        assert fault["restart_s"] > 0.1
 
 
 def test_the_script_of_the_page_on_surviving_survives(tmp_path: Path) -> None:
@@ -99,42 +105,6 @@ def test_the_script_of_the_page_on_surviving_survives(tmp_path: Path) -> None:
     steps = [int(found) for found in re.findall(r"^\[0:0\] step (\d+)$", ended.stdout, re.MULTILINE)]
     assert steps.count(1) == 1
     assert steps[-1] == 60
-
-
-def test_the_chronicle_has_all_that_happened(tmp_path: Path) -> None:
-    train, place = script(tmp_path, TRAIN.replace("{say}", PRINTS)), tmp_path / "history"
-    words = ("rehearse", "--nodes", "2", "--fault", "kill worker node=1 at=step:5", "--", train)
-    argv = (
-        sys.executable,
-        "-m",
-        "tests.rehearsal.follower",
-        str(place),
-        *words,
-        str(tmp_path / "saved"),
-        "100",
-        "2",
-    )
-    ended = subprocess.run(argv, env=clean_env(), text=True, capture_output=True, timeout=DEADLINE_S, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = follower.told(place)
-    for pod in ("local-node-0-0", "local-node-0-1"):
-        mine = [(what, number) for what, whose, number in found if whose == pod and what != "phase"]
-        kinds = [(what, number) for what, number in mine if what not in ("step", "fault")]
-        assert kinds == [
-            ("pod started", 1),
-            ("container started", 1),
-            ("generation", 1),
-            ("generation", 2),
-            ("container ended", 0),
-            ("pod ended", 1),
-        ]
-        steps = [number for what, number in mine if what == "step"]
-        assert (steps[0], steps[-1]) == (1, 100)
-        meetings = [place for place, (what, _) in enumerate(mine) if what == "generation"]
-        assert all(what == "step" for what, _ in (mine[meetings[0] + 1], mine[meetings[1] + 1]))
-    fault = found.index(("fault", "local-node-0-1", None))
-    assert 5 in [number for what, _, number in found[:fault] if what == "step"]
-    assert found[-1] == ("condition", None, 0)
 
 
 GROWS_AND_SHRINKS = """

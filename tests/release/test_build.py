@@ -64,11 +64,6 @@ def dist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return built(tmp_path_factory.mktemp("dist"), source)
 
 
-def test_two_builds_give_the_same_bytes(source: Path, dist: tuple[Path, Path], tmp_path: Path) -> None:
-    for one, other in zip(dist, built(tmp_path, source), strict=True):
-        assert one.read_bytes() == other.read_bytes(), one.name
-
-
 def test_a_release_is_the_same_each_time_and_has_checksums(source: Path, tmp_path: Path) -> None:
     """In a clone of its own: what is released is the last commit."""
     tree, folders = tmp_path / "a clone", (tmp_path / "one", tmp_path / "other")

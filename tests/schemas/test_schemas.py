@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from msgspec import to_builtins
 
-from tests.cli.launching import launch
 from tests.contracts.pods import CASES
-from tests.membership.test_table import joined, running
-from tests.membership.world import World
-from tests.preflight.test_outputs import made as preflight_report
+from tests.membership.world import World, running
 from tests.schemas.validator import NAMES, SCHEMAS, schema, violations
 from trainer_launch.cli import run_command
 from trainer_launch.membership import state
@@ -24,11 +20,6 @@ from trainer_launch.observability import event_log
 
 ROOT = Path(__file__).parents[2]
 GOOD = [name for name, case in CASES.items() if "error" not in case]
-RICH = [
-    next(name for name in GOOD if name.startswith(f"{contract}/"))
-    for contract in ("pytorchjob-v1-elastic", "mpijob-v2beta1")
-]
-OTHERS: dict[str, Any] = {"null": None, "boolean": True, "integer": 3, "string": "x", "array": [], "object": {}}
 EVENTS = [one["properties"]["event"]["const"] for one in schema("event")["oneOf"]]
 
 
@@ -60,7 +51,7 @@ def test_without_a_plan_it_is_so_too(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_job_as_status_shows_it_is_so_too() -> None:
     worlds = [World(3), running()[0], World(2)]
-    joined(worlds[-1], 0)
+    worlds[-1].come(0)
     for world in worlds:
         for progress in (None, (0.5, 3.0), (None, 1.0)):
             made = json.loads(json.dumps(to_builtins(state.status(world.state, world.now_s, progress))))
@@ -92,69 +83,6 @@ def test_a_line_that_is_otherwise_is_none(line: dict[str, Any]) -> None:
 def test_each_is_itself_a_schema_of_its_draft(name: str) -> None:
     assert schema(name)["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
     Draft202012Validator.check_schema(schema(name))
-
-
-def documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[str, Any]]:
-    """Of each schema, what is really written."""
-    pod, saved = tmp_path / "pod.json", tmp_path / "saved.json"
-    for name in RICH:
-        pod.write_text(json.dumps(CASES[name]["pod"]))
-        yield "explain", explained(pod, capsys, "--save-pod", str(saved), "--", "train.py")
-        yield "pod", json.loads(saved.read_text())
-    yield "preflight", preflight_report()
-    job = to_builtins(state.status(running()[0].state, 0.0, (0.5, 3.0)))
-    del job["kind"]  # of the message
-    yield "status", {"launchers": [], "job": json.loads(json.dumps(job)), "job_problem": None}
-    events = tmp_path / "events"
-    run = ("run", "--engine=plain", "--prefix", "--events", str(events), "--", "sh", "-c", "echo said >&2; exit 3")
-    assert launch(*run, cwd=tmp_path).returncode == 3
-    yield from (("event", json.loads(line)) for line in events.read_text().splitlines())
-
-
-@pytest.mark.process
-def test_a_document_that_lacks_a_key_or_has_another_kind_of_value_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seen = set()
-    for name, document in documents(tmp_path, capsys):
-        assert violations(name, document) == []
-        wrong = list(mutated(document, _meant(name, document)))
-        assert len(wrong) > 5, name
-        for what, other in wrong:
-            assert violations(name, other), f"{name} with {what}"
-        seen.add(name)
-    assert sorted(seen) == NAMES
-
-
-def _meant(name: str, document: Any) -> Any:
-    """The schema, of alternatives the one that is for this document."""
-    said = schema(name)
-    return next(
-        (one for one in said.get("oneOf", ()) if one["properties"]["event"]["const"] == document["event"]), said
-    )
-
-
-def mutated(document: Any, said: Any) -> Iterator[tuple[str, Any]]:
-    """The document with one thing wrong each: what, and all of it."""
-    if kinds := said.get("type"):
-        for kind, value in OTHERS.items():
-            if kind not in kinds and not (kind == "integer" and "number" in kinds):
-                yield f"{value!r}", value
-    if "const" in said or "enum" in said:
-        yield "another word", "no such word"
-    if isinstance(document, dict):
-        for key in set(said.get("required", ())):
-            yield f"no {key}", {name: value for name, value in document.items() if name != key}
-        for key, inner in said.get("properties", {}).items():
-            if key in document:
-                yield from (
-                    (f"{key}: {what}", {**document, key: other}) for what, other in mutated(document[key], inner)
-                )
-        if "properties" in said and "additionalProperties" not in said:
-            yield "a key more", {**document, "no such key": 1}
-    elif isinstance(document, list) and document:
-        inner = said["prefixItems"][0] if "prefixItems" in said else said.get("items", {})
-        yield from ((f"[0]: {what}", [other, *document[1:]]) for what, other in mutated(document[0], inner))
 
 
 def test_readers_may_not_count_on_there_being_no_more_keys() -> None:

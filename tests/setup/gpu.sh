@@ -4,7 +4,7 @@
 #   gpu.sh test [ARGUMENT...] run the tests, with further arguments for pytest; prints where the result is
 #   PYTHON          the Python to use (default: .venv's or python3, the first one whose torch sees a GPU)
 #   GPU_REHEARSAL   cpu: run the same tests on the CPU with gloo, which proves nothing of GPUs
-#   GPU_RESULT      the file for the result (default: build/gpu.md)
+#   GPU_RESULT      the file for the result, as JUnit writes it (default: build/gpu.xml)
 #   PIP_ARGS        further options for pip
 # Wheels in .gpu-wheels are used if a module is missing. They are unpacked into a temporary folder.
 set -euo pipefail
@@ -60,7 +60,7 @@ PYTHON
 }
 
 test_gpus() { # ARGUMENT...
-    local absent python result=${GPU_RESULT:-build/gpu.md} status=0
+    local absent python result=${GPU_RESULT:-build/gpu.xml} status=0
     find_python
     export PYTHONPATH=$root
     absent=$(missing)
@@ -78,8 +78,8 @@ test_gpus() { # ARGUMENT...
     mkdir -p "$(dirname "$result")"
     rm -f "$result"
     # What else is installed for pytest there is not ours.
-    GPU_RESULT=$(realpath "$result") PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
-        "$python" -m pytest -p pytest_timeout -v -m gpu tests/gpu "$@" || status=$?
+    PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
+        "$python" -m pytest -p pytest_timeout -v -o junit_family=xunit1 --junitxml "$result" -m gpu tests/gpu "$@" || status=$?
     [ ! -f "$result" ] || echo "gpu: the result is in $result"
     return $status
 }

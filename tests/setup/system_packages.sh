@@ -20,6 +20,7 @@ else
         lacking ip iproute2
         lacking /lib/ld-musl-x86_64.so.1 musl
         ls /usr/lib/*/libnss_wrapper.so >/dev/null 2>&1 || echo libnss-wrapper
+        lacking fusermount3 fuse3
         lacking unshare util-linux
         lacking ps procps
         lacking openssl openssl

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 NODES = 6
+CHECKPOINT_STEPS = 5
 KILLED, STOPPED = 137, 143
 CRASH_LOOP_S = 10.0  # five failures in a row, each so soon after the workers' start, end a job as a crash loop
 _SHORT, _LONG = (1.5, 8.0), (CRASH_LOOP_S + 3.0, CRASH_LOOP_S + 12.0)

@@ -17,8 +17,7 @@ import psutil
 
 from tests.cli.launching import LAUNCHER
 from tests.pods import Job, Pod, pods_of, wait_until
-from tests.soak.faults import KILLED, NODES, Fault, Trouble
-from tests.soak.steps import CHECKPOINT_STEPS
+from tests.soak.faults import CHECKPOINT_STEPS, KILLED, NODES, Fault, Trouble
 from tests.survival import jobs
 from tests.survival.jobs import kill_fork_server, kill_store
 

@@ -10,10 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.soak.growth import fit
-from tests.soak.judging import histories
-from tests.soak.looking import Look, Process
-
 Line = Mapping[str, Any]
 
 
@@ -39,14 +35,8 @@ def summary(lines: Sequence[Line]) -> str:
         f"{sum(len(codes) for line in troubles for codes in line['codes'])} pods started again, "
         f"{sum(line['starts'] for line in troubles)} starts of workers, {len(wrong)} violations",
     ]
-    if troubles:
-        waits = [line["stalled_s"] for line in troubles]
-        told.append(
-            f"a thread of the soak itself waited up to {max(waits):.1f} s for a processor, in the median trouble "
-            f"{statistics.median(waits):.1f} s"
-        )
     told += [f"  {line['utc']}  {line['text'][:300]}" for line in wrong]
-    told += ["", *_costs(troubles), "", *_memory(lines)]
+    told += ["", *_costs(troubles)]
     if "cores" in last:
         told.append(f"\n{last['cores']} cores used on average")
     return "\n".join(told) + "\n"
@@ -62,33 +52,6 @@ def _costs(troubles: Sequence[Line]) -> list[str]:
         longest = [line["longest_s"] for line in group]
         table.append(f"{name:28} {len(group):5} {statistics.median(longest):9.1f} {max(longest):8.1f}")
     return table
-
-
-def _memory(lines: Sequence[Line]) -> list[str]:
-    """Lines through the memory of the processes that lived long, a job's at a time: pids may come again."""
-    table = [
-        f"{'':28} {'looks':>5} {'min':>5} {'MiB at first':>12} {'KiB/h':>8}   memory of those that lived longest"
-    ]
-    number, looks = -1, defaultdict[int, list[Look]](list)
-    for line in lines:
-        if line["what"] == "episode begins":
-            number = line["number"]
-        elif line["what"] == "look":
-            looks[number] += [_look(values) for values in line["pods"]]
-    for number, some in looks.items():
-        best: dict[str, tuple[float, str]] = {}
-        for (node, role, _), history in histories(some).items():
-            straight = fit([(at_s, process.memory_kb) for at_s, process in history])
-            if straight is not None and straight.seconds > best.get(role, (0.0, ""))[0]:
-                first, minutes = straight.first / 1024, straight.seconds / 60
-                row = f"{straight.samples:5} {minutes:5.1f} {first:12.1f} {straight.per_hour:8.0f}"
-                best[role] = straight.seconds, f"{f'job {number}, pod {node}, {role}':28} {row}"
-        table += [row for _, row in best.values()]
-    return table
-
-
-def _look(values: Line) -> Look:
-    return Look(**{**values, "long_lived": tuple(Process(**process) for process in values["long_lived"])})
 
 
 def counts(lines: Sequence[Line]) -> Counter[str]:

@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -25,16 +24,15 @@ from pathlib import Path
 
 from tests.pods import wait_until
 from tests.process.world import survivors
-from tests.soak import faults, judging, steps
+from tests.soak import faults, judging
 from tests.soak.faults import NODES, Seen, Trouble
 from tests.soak.looking import Events, Look, asked, look
 from tests.soak.pods import CONTRACTS, Pods, pods
-from tests.soak.steps import Step
+from tests.survival.jobs import Step, steps
 
 BEGIN_S, RECOVER_S, END_S = 120.0, 120.0, 60.0
 _STEADY = 5  # steps after which workers train, and do not just start
 _PACE_S = 0.2
-_STALL_PACE_S = 0.25
 _ASK_EACH = 4  # looks, one pod is asked for its status and metrics
 
 
@@ -67,41 +65,15 @@ class Ledger:
             self.note("violation", text=text)
 
 
-class Stalls:
-    """How long this machine has kept us waiting for a processor: leases and deadlines pass meanwhile."""
-
-    def __init__(self) -> None:
-        self._worst_s = 0.0
-        self._over = threading.Event()
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def close(self) -> None:
-        """Watch no more."""
-        self._over.set()
-
-    def take(self) -> float:
-        """The longest since the last time that it was asked."""
-        worst_s, self._worst_s = self._worst_s, 0.0
-        return round(worst_s, 2)
-
-    def _watch(self) -> None:
-        begun_s = time.monotonic()
-        while not self._over.wait(_STALL_PACE_S):
-            self._worst_s = max(self._worst_s, time.monotonic() - begun_s - _STALL_PACE_S)
-            begun_s = time.monotonic()
-
-
 class Episode:
     """One job from its start to its good end; what it shows is compared with what its faults explain."""
 
-    def __init__(self, ledger: Ledger, job: Pods, stalls: Stalls) -> None:
+    def __init__(self, ledger: Ledger, job: Pods) -> None:
         self._ledger, self._job, self._folder = ledger, job, job.job.folder
         self._steps: list[Step] = []
-        self._offset = 0
         self._events = [Events(self._folder / f"events-{node}.jsonl") for node in range(NODES)]
         self._looks: list[Look] = []
         self._told: set[str] = set()  # what a look shows is told once
-        self._stalls = stalls
         self._asked = 0
 
     def begin(self) -> None:
@@ -114,16 +86,13 @@ class Episode:
         names = [(fault.kind, fault.nodes, fault.seconds) for fault in trouble.faults]
         self._ledger.note("trouble", faults=names, delay_s=round(trouble.delay_s, 2))
         self._read()
-        self._stalls.take()
         first, charges, begun_s = len(self._steps), self._charges(), time.monotonic()
         known = {step.start for step in self._steps}
         ended = [len(pod.codes) for pod in self._job.pods]
         self._job.inflict(trouble)
         cost, over_s = faults.expected(trouble.faults, faults.TORCH), time.monotonic()
-        if cost.starts[0]:
-            self._wait(lambda: self._is_steady(over_s, known), f"all to train after {names}", RECOVER_S)
-        else:
-            self._wait(lambda: self._is_steady(over_s), f"all to train after {names}", RECOVER_S)
+        old = known if cost.starts[0] else set[str]()
+        self._wait(lambda: self._is_steady(over_s, old), f"all to train after {names}", RECOVER_S)
         recovered_s = time.monotonic()
         time.sleep(trouble.quiet_s)
         self._wait(lambda: self._is_steady(time.monotonic() - 3.0), "all to train still", RECOVER_S)
@@ -132,13 +101,12 @@ class Episode:
             last_words=tuple(tuple(pod.last_words[n:]) for pod, n in zip(self._job.pods, ended, strict=True)),
             charges=self._charges() - charges,
             starts=len({step.start for step in self._steps} - known),
-            longest_s=round(steps.longest_s(self._steps, begun_s, self._steps[-1].at_s), 2),
+            longest_s=round(judging.longest_s(self._steps, begun_s, self._steps[-1].at_s), 2),
         )
-        stalled_s = self._stalls.take()
         told = asdict(seen) | {"recovered_s": round(recovered_s - begun_s, 2), "faults": names}
-        self._ledger.note("recovered", **told, stalled_s=stalled_s, load=os.getloadavg()[0])
-        after = f"{names}; a thread of ours waited {stalled_s} s for a processor"
-        self._judge([*faults.wrong(cost, seen), *steps.broken(self._steps[max(0, first - 1) :])], after)
+        self._ledger.note("recovered", **told, load=os.getloadavg()[0])
+        found = [*faults.wrong(cost, seen), *judging.broken(self._steps[max(0, first - 1) :])]
+        self._judge(found, f"{names}, at a load of {os.getloadavg()[0]:.1f}")
         self._look()
 
     def end(self) -> None:
@@ -155,7 +123,7 @@ class Episode:
             orderly = [code for code in pod.codes if code != faults.KILLED]
             if self._events[node].ends != orderly:
                 found.append(f"pod {node} ended with {orderly}, and told {self._events[node].ends} as events")
-        found += [*steps.broken(self._steps), *judging.growing(judging.histories(self._looks))]
+        found += [*judging.broken(self._steps), *judging.growing(judging.histories(self._looks))]
         self._judge(found, "the end")
         said = {"starts": [pod.starts for pod in self._job.pods], "charges": self._charges()}
         self._ledger.note("episode ends", steps=len(self._steps), **said, events=[e.count for e in self._events])
@@ -189,14 +157,7 @@ class Episode:
     # -- what is known ------------------------------------------------------------------------
 
     def _read(self) -> None:
-        path = self._folder / "steps"
-        if path.exists():
-            with path.open() as file:
-                file.seek(self._offset)
-                text = file.read()
-            whole = text[: text.rfind("\n") + 1]
-            self._offset += len(whole)
-            self._steps += steps.parse(whole)
+        self._steps = steps(self._folder)
         for events in self._events:
             events.read()
 
@@ -246,8 +207,8 @@ def _soak(ledger: Ledger, folder: Path, minutes: float, seed: int, episodes: int
 def _episode(
     ledger: Ledger, contract: str, home: Path, token: str, troubles: Iterator[Trouble], until_s: float
 ) -> None:
-    with contextlib.closing(Stalls()) as stalls, pods(contract, home, token) as job:
-        episode = Episode(ledger, job, stalls)
+    with pods(contract, home, token) as job:
+        episode = Episode(ledger, job)
         try:
             episode.begin()
             for trouble in troubles:

@@ -20,7 +20,6 @@ import pytest
 from tests.cli.launching import LAUNCHER, clean_env
 from tests.conftest import require
 from tests.pods import RESTART_S, Job, job, missing, wait_until
-from tests.soak.steps import Step, parse
 from trainer_launch.membership.timeouts import UNSEEN_S
 
 Fault = Callable[[Job], None]
@@ -46,6 +45,16 @@ held = open(left + str(rank), "a")
 fcntl.flock(held, fcntl.LOCK_EX)
 os.rename(held.name, left)
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of what `train.py` writes."""
+
+    at_s: float
+    number: int
+    workers: int
+    start: str  # differs for each start of the workers
 
 
 @dataclass(frozen=True)
@@ -198,6 +207,12 @@ def steps(folder: Path) -> list[Step]:
     """All steps so far; a last line that is being written is left out."""
     path = folder / "steps"
     return parse(path.read_text().rpartition("\n")[0]) if path.exists() else []
+
+
+def parse(text: str) -> list[Step]:
+    """Whole lines of the file of steps."""
+    words = [line.split() for line in text.split("\n") if line]
+    return [Step(float(at_s), int(number), int(workers), start) for at_s, number, workers, start in words]
 
 
 def is_steady(folder: Path, workers: int, but: Sequence[str] = ()) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fuzz import hostile
 from tests.pods import job, wait_until
 from tests.survival.jobs import (
     DEADLINE_S,
     FIXED,
     LONG,
     MARKS,
+    Fault,
     Recovery,
     Standing,
     completed,
@@ -27,7 +30,6 @@ from tests.survival.jobs import (
 )
 
 pytestmark = [*MARKS, LONG]
-STRANGERS = str(Path(__file__).with_name("strangers.py"))
 
 
 @pytest.fixture(scope="module")
@@ -50,20 +52,12 @@ def test_two_pods_killed_at_once(standing: Standing, nodes) -> None:
         assert recovery.failures == 0
 
 
-def test_the_store_and_another_nodes_worker_killed_in_the_same_instant(standing: Standing) -> None:
+@pytest.mark.parametrize("fault", [kill_store(), kill_fork_server(1)], ids=["the store", "its fork server"])
+def test_a_worker_killed_in_the_same_instant_as(standing: Standing, fault: Fault) -> None:
     with standing.job() as running:
         recovery = Recovery(running)
-        for fault in (kill_store(), kill_worker(1)):
-            fault(running)
-        recovery.wait()
-        assert recovery.starts == [0, 0, 0]
-
-
-def test_a_fork_server_and_its_nodes_worker_killed_in_the_same_instant(standing: Standing) -> None:
-    with standing.job() as running:
-        recovery = Recovery(running)
-        for fault in (kill_fork_server(1), kill_worker(1)):
-            fault(running)
+        fault(running)
+        kill_worker(1)(running)
         recovery.wait()
         assert recovery.starts == [0, 0, 0]
 
@@ -91,7 +85,7 @@ def test_strangers_at_the_coordinators_port_disturb_no_running_job(standing: Sta
     with standing.job() as running:
         before = steps(running.folder)[-1]
         host = running.hosts[2]
-        flood = host.start((sys.executable, STRANGERS, FIXED.names[0], "29500"), {})
+        flood = host.start((sys.executable, hostile.__file__, FIXED.names[0], "29500"), {"PYTHONPATH": os.getcwd()})
         said, _ = flood.communicate(timeout=DEADLINE_S)
         assert flood.returncode == 0, said
         wait_until(

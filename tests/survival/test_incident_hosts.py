@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import LAUNCHER
-from tests.incidents.catalogue import TO_TELL, pattern
 from tests.incidents.running import JOB
 from tests.pods import Job, pods_of, wait_until
 from tests.survival.jobs import DEADLINE_S, ELASTIC, FIXED, MARKS, Contract, pytorchjob_elastic
@@ -122,29 +121,6 @@ def hang_of(job: Job) -> str:
     wait_until(lambda: HANG.search(said(job, 0)), "a suspected hang", job.pods, DEADLINE_S)
     (sentence,) = HANG.findall(said(job, 0))
     return str(sentence)
-
-
-def test_a_worker_of_another_host_that_never_enters_is_named(tmp_path: Path) -> None:
-    with situation("never_entered", tmp_path, *REPORT) as (job, gate):
-        expected = next(one.sentence for one in TO_TELL if one.text == "3 nodes: never enters")
-        assert re.fullmatch(pattern(expected), hang_of(job))
-        gate.open()
-        assert all(words.startswith("reason=Succeeded") for words in over(job))
-
-
-def test_a_killed_worker_of_another_host_is_the_cause_on_every_node(tmp_path: Path) -> None:
-    with situation("killed", tmp_path, "--max-restarts", "0") as (job, _):
-        words = over(job)
-    cause = f"rank 1 failed on node 1 ({FIXED.names[1]}) by signal 9, and --max-restarts 0 allows no restart"
-    assert [pod.codes for pod in job.pods] == [[138], [137], [138]]
-    assert words[1].startswith(f"reason=Killed rank=1 node=1 host={FIXED.names[1]} signal=SIGKILL exit=137 ")
-    entered = "; last entered: ranks 0,2 all_reduce #6 of default_pg"
-    assert f" | rank 1 ended with signal SIGKILL{entered}\n" in words[1]
-    assert re.search(rf"^Evidence: (.*; )?{re.escape(cause)}$", words[1], re.MULTILINE)
-    for node in (0, 2):
-        assert words[node].startswith(f"reason=PeerLost node={node} host={FIXED.names[node]} exit=138 ")
-        assert f" | {cause}{entered}\n" in words[node]
-    assert all(" retryable=true " in one for one in words)
 
 
 @LONG

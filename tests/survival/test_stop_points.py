@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import signal
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import Started, script, start
-from tests.conftest import require
 from tests.ports import free_port
 from tests.process.world import end_all, survivors
 from tests.waiting import eventually
@@ -53,11 +51,6 @@ def seen(pattern: str) -> Point:
 def worker_gone(launcher: Started) -> None:
     (pid,) = launcher.read_until(r"worker (\d+) rank 0")
     eventually(lambda: not Path(f"/proc/{pid}").exists(), "the worker is collected")
-
-
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 def environment(nodes: int, node: int, port: int, token: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from trainer_launch.commands import run
 from trainer_launch.contracts import read_job
 from trainer_launch.host import files, logs, process_attributes, runtime_directory
+from trainer_launch.host.slow_files import within
 from trainer_launch.model import Outcome, Plan, Workers, codec, exit_codes
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.settings import JOB_FLAGS, Settings, flag_of, load
@@ -38,7 +39,7 @@ def main(folder: str, told: str) -> None:
     if os.getppid() == spec.parent:
         files.replace(f"{folder}/{function_launch.REPORT}", codec.encode(report))
     else:  # it was killed: nobody is left to read, and to remove the directory
-        shutil.rmtree(folder, ignore_errors=True)
+        within(folder, None, shutil.rmtree, folder, True)
 
 
 def _carry_out(spec: FunctionLaunchSpec) -> Outcome:

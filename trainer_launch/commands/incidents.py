@@ -9,25 +9,24 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 
 from trainer_launch.commands.options import Parsed
-from trainer_launch.model.collectives import Life, RankState
+from trainer_launch.model import removed
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.units import aligned, in_units
-from trainer_launch.observability import incident_watch
+from trainer_launch.observability import incident_page, incident_watch
 from trainer_launch.supervisor import incident_bundle
 from trainer_launch.supervisor.incident_bundle import OUTPUT, STACKS, Stored
 
 HELP = "show what was collected about failures and hangs"
 ABOUT = "Use it with kubectl exec, or on a copied directory."
-USAGE = "[list | {show,page,bundle} [ID]] [options]"
+USAGE = "[list | {show,page} [ID]] [options]"
 EXAMPLES = """examples:
   kubectl exec POD -- trainer-launch incidents
   kubectl exec POD -- trainer-launch incidents show          # the newest
   kubectl exec POD -- trainer-launch incidents page >incident.html
-  kubectl exec POD -- trainer-launch incidents bundle >incident.tar.gz
+  kubectl cp POD:/tmp/trainer-launch-incidents ./copied      # the folders of all
   trainer-launch incidents show --incident-dir ./copied
 """
-_FILES = {"page": "incident.html", "bundle": "incident.tar.gz"}
-_ACTIONS = ("list", "show", *_FILES)
+_ACTIONS = ("list", "show", "page")
 _WIDTH = 100
 _LINES = 20
 
@@ -35,10 +34,21 @@ _LINES = 20
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """What only `incidents` knows."""
     parser.add_argument(
-        "action", nargs="?", default="list", choices=_ACTIONS, metavar="ACTION", help=argparse.SUPPRESS
+        "action",
+        nargs="?",
+        default="list",
+        type=_action,
+        choices=_ACTIONS,
+        metavar="ACTION",
+        help=argparse.SUPPRESS,
     )
     parser.add_argument("id", nargs="?", metavar="ID", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _action(word: str) -> str:
+    removed.refuse(f"incidents {word}")
+    return word
 
 
 def main(parsed: Parsed) -> int:
@@ -52,26 +62,22 @@ def main(parsed: Parsed) -> int:
         raise UsageError("--incident-dir is none, or there is no temporary directory: nothing is collected")
     action, wanted, as_json = (parsed.flags[name] for name in ("action", "id", "json"))
     if action == "list":
-        found = incident_bundle.stored(place)
+        entries = incident_bundle.stored(place)
         sys.stdout.write(
-            _json([incident_bundle.as_json(one) for one in found]) if as_json else _table(found, place)
+            _json([incident_bundle.as_json(entry) for entry in entries]) if as_json else _table(entries, place)
         )
         return 0
-    if action in _FILES and sys.stdout.isatty():
-        raise UsageError(f"a {action} is a file; redirect it: trainer-launch incidents {action} >{_FILES[action]}")
-    one = incident_bundle.chosen(place, wanted)
-    found = incident_bundle.moment(place, one)
-    if action == "bundle":
-        incident_bundle.pack(found, sys.stdout.buffer)
-    elif action == "page":
-        from trainer_launch.observability import incident_page
-
-        sys.stdout.buffer.write(incident_page.page(found).encode(errors="replace"))
+    if action == "page" and sys.stdout.isatty():
+        raise UsageError("a page is a file; redirect it: trainer-launch incidents page >incident.html")
+    entry = incident_bundle.chosen(place, wanted)
+    entries = incident_bundle.moment(place, entry)
+    if action == "page":
+        sys.stdout.buffer.write(incident_page.page(entries).encode(errors="replace"))
     elif as_json:
-        others = [each.id for each in found if each is not one]
-        sys.stdout.write(_json({**incident_bundle.as_json(one), "same_moment": others}))
+        others = [each.id for each in entries if each is not entry]
+        sys.stdout.write(_json({**incident_bundle.as_json(entry), "same_moment": others}))
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in _shown(found)))
+        sys.stdout.write("".join(f"{line}\n" for line in _shown(entries)))
     return 0
 
 
@@ -79,52 +85,44 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
-def _table(found: list[Stored], place: str) -> str:
-    if not found:
+def _table(entries: list[Stored], place: str) -> str:
+    if not entries:
         return f"no incidents in {place}\n"
     rows = [("ID", "KIND", "SENTENCE")]
-    for one in found:
-        sentence = one.incident.sentence
+    for entry in entries:
+        sentence = entry.incident.sentence
         rows.append(
-            (one.id, one.incident.kind, sentence if len(sentence) <= _WIDTH else f"{sentence[: _WIDTH - 1]}…")
+            (entry.id, entry.incident.kind, sentence if len(sentence) <= _WIDTH else f"{sentence[: _WIDTH - 1]}…")
         )
     return "".join(f"{line}\n" for line in aligned(rows))
 
 
-def _shown(found: list[Stored]) -> Iterator[str]:
+def _shown(entries: list[Stored]) -> Iterator[str]:
     """One moment's incidents: the sentence, the ranks of all nodes, then what each node has."""
-    incident = found[0].incident
+    incident = entries[0].incident
     yield incident.sentence
     helps = {True: "a restart may help", False: "a restart will not help", None: ""}[incident.restart_helps]
     if words := "; ".join(filter(None, (incident.reason and f"reason={incident.reason}", helps))):
         yield words
-    states = [state for one in found for state in one.incident.states]
-    if states:
+    if any(entry.incident.states for entry in entries):
         yield ""
-        rows = [_row(state) for state in sorted(states, key=lambda state: state.rank)]
+        rows = [(str(state.rank), *incident_page.cells_of(state)) for state in incident_page.states_of(entries)]
         yield from aligned([("RANK", "STATE", "COLLECTIVES", "PLACE"), *rows])
-    for one in found:
+    for entry in entries:
         yield ""
-        yield from _node(one)
+        yield from _node(entry)
 
 
-def _node(one: Stored) -> Iterator[str]:
-    incident = one.incident
+def _node(entry: Stored) -> Iterator[str]:
+    incident = entry.incident
     at = datetime.fromtimestamp(incident.time_s, timezone.utc).isoformat(sep=" ", timespec="seconds")
     node = "" if incident.node_rank is None else f", node {incident.node_rank}"
     yield f"{incident.kind} at {at} on {incident.host}{node}, generation {incident.generation}"
     if incident.missing:
         yield "not collected:"
         yield from (f"  {words}" for words in incident.missing)
-    for name in one.files_in(OUTPUT):
+    for name in entry.files_in(OUTPUT):
         yield f"last output of {name.partition('/')[2].removesuffix('.txt')}:"
-        yield from (f"  {line}" for line in incident_bundle.text_of(one, name).splitlines()[-_LINES:])
-    stacks = f"; stacks in {STACKS}/" if one.files_in(STACKS) else ""
-    size = in_units(incident_bundle.size_of(one.folder))
-    yield f"{len(one.files)} files, {size}, in {one.folder}{stacks}"
-
-
-def _row(state: RankState) -> tuple[str, str, str, str]:
-    far = [f"{group.title or name} #{group.done}/{group.entered}" for name, group in state.groups.items()]
-    life = state.life.value if state.life is not Life.DEAD else f"dead ({state.how})"
-    return str(state.rank), life, ", ".join(far) or "-", state.place or "-"
+        yield from (f"  {line}" for line in incident_bundle.text_of(entry, name).splitlines()[-_LINES:])
+    stacks = f"; stacks in {STACKS}/" if entry.files_in(STACKS) else ""
+    yield f"{len(entry.files)} files, {in_units(entry.size_bytes)}, in {entry.folder}{stacks}"

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.membership.quarantine import FAILING_NODES
@@ -115,12 +114,9 @@ def _hand_out(told: Told, here: Place, code: int, parsed: Parsed) -> None:
     )
     made = json.dumps(document, indent=2) + "\n"
     message = outcome.fitted(report_formats.termination_message(report, here, code))
-    is_again = _is_again(message, settings.termination_log)
     termination_message.write_termination_message(message, settings.termination_log)
     if parsed.flags["json"]:
         sys.stdout.write(made)
-    elif is_again:
-        sys.stdout.write(report_formats.again(report, here, code))
     elif elsewhere and not report_formats.is_involved(report, here):
         sys.stdout.write(report_formats.line(report, here, code, elsewhere))
     else:
@@ -132,16 +128,6 @@ def _hand_out(told: Told, here: Place, code: int, parsed: Parsed) -> None:
         if settings.report.lower().endswith(report_formats.PAGE):
             made = report_page.page(report, here, code, at_s, told.names, told.seen)
         report_formats.write_file("--report", settings.report, made)
-
-
-def _is_again(message: str, path: str) -> bool:
-    """Whether this container, restarted with its files as in a rehearsal, found the same before."""
-    try:
-        before = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    found = message.partition("\n")[2]  # the first line has the time that it took
-    return bool(found) and found == before.partition("\n")[2]
 
 
 def _files(settings: Settings) -> dict[str, str | None]:

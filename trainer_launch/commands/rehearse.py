@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 
+from trainer_launch.commands import options
 from trainer_launch.commands.options import Parsed
+from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
+from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import NodeRange
-from trainer_launch.model.errors import UsageError
-from trainer_launch.model.settings import Settings
+from trainer_launch.model.errors import ContractError, NodeError, UsageError
+from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import parse_node_range, parse_nproc, shown
 from trainer_launch.observability import incident_watch
 from trainer_launch.observability.termination_message import use_color
-from trainer_launch.planning import programs
+from trainer_launch.planning import engines, programs
 from trainer_launch.planning.command import Kind, grace_of
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
+from trainer_launch.planning.reading import read
+from trainer_launch.planning.task import Trial
 from trainer_launch.rehearsal import controllers
 from trainer_launch.rehearsal.controllers import overridden, scaled, workload_of
 from trainer_launch.rehearsal.controllers.documents import Field
-from trainer_launch.rehearsal.controllers.local_jobs import elastic_job, mpi_job, own_environment, torch_job
+from trainer_launch.rehearsal.controllers.local_jobs import (
+    OURS,
+    RUN,
+    elastic_job,
+    mpi_job,
+    own_environment,
+    torch_job,
+)
 from trainer_launch.rehearsal.controllers.pod_values import Workload
-from trainer_launch.rehearsal.driver import Job, rehearse
-from trainer_launch.rehearsal.faults import requests
-from trainer_launch.rehearsal.faults.grammar import Fault
-from trainer_launch.rehearsal.kubelet.pods import Setting, image_path
+from trainer_launch.rehearsal.driver import RehearsalJob, rehearse
+from trainer_launch.rehearsal.faults import grammar, requests
+from trainer_launch.rehearsal.faults.kinds import InjectedFault
+from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting, image_path
 from trainer_launch.rehearsal.report.reporting import Reporting, add_report_flags
 from trainer_launch.supervisor.incident_bundle import NOWHERE
 
@@ -48,8 +61,8 @@ faults:
   add node                           scale workers=4
 A fault hits the last node, or the one of node=N or pod=NAME. It is injected at
 step 1, or at=12s, at=1m, at=step:40, at=line:REGEX of what a pod prints.
-A FILE.yaml lists faults under "faults:", as such texts or with the same keys.
 """
+_PASSED = ("signals", "max_restarts", "spares", "hang_timeout", "hang_report_after", "events", "preload")
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
 # Checks of what only a real pod has of its own: network interfaces, a name, a range of ports.
 _NOT_HERE = "own-name,gloo-socket-ifname,ephemeral-ports"
@@ -73,7 +86,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod; run nothing"
     )
-    requests.add_flags(parser)
+    parser.add_argument(
+        "--fault",
+        action="append",
+        metavar="TEXT",
+        help="inject this fault, such as 'kill worker node=1 at=step:40'; may be repeated; see above",
+    )
     add_report_flags(parser)
 
 
@@ -84,7 +102,7 @@ def main(parsed: Parsed) -> int:
         LaunchError: the flags, the command or the manifest do not fit, or a fault cannot be done here.
     """
     reporting = Reporting.of(parsed.flags)
-    faults = requests.asked(parsed.flags)
+    faults = tuple(map(grammar.parse, parsed.flags["fault"] or ()))
     own_network = requests.isolate(faults)
     if parsed.flags["file"]:
         return _from_manifests(parsed, faults, reporting, own_network=own_network)
@@ -100,29 +118,25 @@ def main(parsed: Parsed) -> int:
     is_given = "grace" in settings.model_fields_set
     launchers_s, _ = grace_of(settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given)
     settings = Settings({**vars(settings), "grace": launchers_s / _POD_GRACE})
-    torchs = command.is_worker or command.kind in (Kind.TORCHRUN, Kind.FRONT_END)
-    if settings.engine in ("torch", "torchrun") or (settings.engine == "auto" and torchs):
-        programs.check_torch("torchrun")  # said once, and not by each pod
-    setting = Setting(
-        launchers=_for_our_pods(settings, is_mpi=is_mpi),
-        path=path,
-        labels=False,
-        own_network=own_network,
-    )
+    launchers = _for_our_pods(settings, is_mpi=is_mpi)
+    setting = Setting(launchers=launchers, path=path, labels=False, own_network=own_network)
     make = _maker(parsed, faults, is_mpi=is_mpi)
     grown = make if _nodes(settings).fixed is None else None
     workload = make(0)
     requests.check_targets(faults, workload.drafts, grown)
-    return rehearse(Job(workload=workload, grown=grown, faults=faults, reporting=reporting), settings, setting)
+    job = RehearsalJob(workload=workload, grown=grown, faults=faults, reporting=reporting, check=_check_plans)
+    return rehearse(job, settings, setting)
 
 
-def _from_manifests(parsed: Parsed, faults: tuple[Fault, ...], reporting: Reporting, *, own_network: bool) -> int:
+def _from_manifests(
+    parsed: Parsed, faults: tuple[InjectedFault, ...], reporting: Reporting, *, own_network: bool
+) -> int:
     if parsed.argv:
         raise UsageError(
             "with -f the command comes from the manifest; use --command 'PROGRAM ARG ...' to run another one"
         )
     documents = _overridden(controllers.read(parsed.flags["file"]), parsed.settings)
-    workload = workload_of(documents)
+    workload = workload_of(documents, shows_secrets=not parsed.flags["render"])
     if parsed.flags["command_line"] is None:
         for name, option in (("nodes", "--nnodes"), ("nproc_per_node", "--nproc-per-node")):
             if getattr(parsed.settings, name) is not None:
@@ -144,8 +158,31 @@ def _from_manifests(parsed: Parsed, faults: tuple[Fault, ...], reporting: Report
         return workload_of(scaled(documents, more))
 
     requests.check_targets(faults, workload.drafts, grown)
-    job = Job(workload=workload, grown=grown, faults=faults, reporting=reporting)
+    job = RehearsalJob(workload=workload, grown=grown, faults=faults, reporting=reporting, check=_check_plans)
     return rehearse(job, parsed.settings, setting)
+
+
+def _check_plans(kubelet: Kubelet) -> None:
+    """Plan what the launchers in the pods will run: what each would refuse is refused once, before any pod starts.
+
+    Raises:
+        UsageError: a launcher's options or command do not fit, or there is no torch.
+    """
+    starts_ours, planned = (sys.executable, "-c", RUN), set[tuple[str, ...]]()
+    for pod in kubelet.pods:
+        process = kubelet.process(pod, pod.draft.main, 1)
+        words = process.argv[len(starts_ours) :]
+        if process.argv[: len(starts_ours)] != starts_ours or words[:1] != ("run",) or words in planned:
+            continue
+        planned.add(words)
+        kubelet.prepare(pod, pod.draft.main, 1)  # its files, such as a hostfile
+        given, argv = options.typed(OURS, words)
+        settings, files = load(given, process.env), LiveFiles(MAX_FILE_BYTES + 1)
+        with contextlib.suppress(ContractError, NodeError):  # these depend on the pod, whose launcher says so
+            reading = read(Pod(env=process.env, files=files, hostname=pod.name, command=argv), settings)
+            task = engines.task_of(reading, settings, Trial(scratch=""))
+            plan = engines.plan(task)
+            programs.check_torch("torch" if task.command.kind is Kind.FRONT_END else plan.engine)
 
 
 def _overridden(documents: tuple[Field, ...], settings: Settings) -> tuple[Field, ...]:
@@ -158,7 +195,7 @@ def _is_mpi(engine: str, argv: Sequence[str]) -> bool:
     return engine in ("mpi", "horovodrun") or (engine == "auto" and (is_mpirun(argv[0]) or is_horovodrun(argv)))
 
 
-def _maker(parsed: Parsed, faults: Sequence[Fault], *, is_mpi: bool) -> Callable[[int], Workload]:
+def _maker(parsed: Parsed, faults: Sequence[InjectedFault], *, is_mpi: bool) -> Callable[[int], Workload]:
     """The job of the flags, with that many nodes more than it begins with."""
     settings, argv, grace_s = parsed.settings, parsed.argv, parsed.settings.grace
     nodes, nproc, says = _nodes(settings), _nproc(settings), settings.nproc_per_node is not None
@@ -167,8 +204,6 @@ def _maker(parsed: Parsed, faults: Sequence[Fault], *, is_mpi: bool) -> Callable
             raise UsageError(f"invalid value {shown(str(nodes))} for --nodes: expected N for an MPI job")
         if not nproc.isdigit():
             raise UsageError(f"invalid value {shown(nproc)} for --nproc-per-node: expected a number for an MPI job")
-        if settings.spares:
-            raise UsageError("--spares needs torch workers, not an MPI job; remove it")
         return lambda _: mpi_job(nodes.max, int(nproc), argv, grace_s)
     spares = settings.spares or 0  # pods of the platform's, of which the launchers know by the option how many wait
     if nodes.fixed is not None:
@@ -177,7 +212,7 @@ def _maker(parsed: Parsed, faults: Sequence[Fault], *, is_mpi: bool) -> Callable
     return lambda more: elastic_job(allowed, first + more, nproc, argv, grace_s, asked=says)
 
 
-def _first(nodes: NodeRange, faults: Sequence[Fault]) -> int:
+def _first(nodes: NodeRange, faults: Sequence[InjectedFault]) -> int:
     """How many nodes an elastic job begins with: as many as it may have, without those that a fault adds later."""
     added = sum(fault.kind == "add node" for fault in faults)
     if nodes.max - added < nodes.min:
@@ -186,50 +221,38 @@ def _first(nodes: NodeRange, faults: Sequence[Fault]) -> int:
             f"--nodes {nodes.min}:{nodes.max} leaves room for {room}, but --fault 'add node' asks for {added}; "
             f"use --nodes {nodes.min}:{nodes.min + added}"
         )
-    odd = [one for one in faults if one.workers is not None and not nodes.min <= one.workers <= nodes.max]
-    if odd:
-        raise UsageError(f"--fault {shown(odd[0].text)} is outside of --nodes {nodes.min}:{nodes.max}")
+    for fault in faults:
+        if fault.workers is not None and not nodes.min <= fault.workers <= nodes.max:
+            raise UsageError(f"--fault {shown(fault.text)} is outside of --nodes {nodes.min}:{nodes.max}")
     return nodes.max - added
 
 
 def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
     """What of our own options the launchers get as variables: each marks its workers' lines itself."""
     prefix = settings.prefix if is_mpi or "prefix" in settings.model_fields_set else True  # mpirun has --tag-output
-    flags = {
+    return {
+        **_for_all_pods(settings, ("start_method",)),
         "PREFIX": str(int(prefix)),
         "GRACE": f"{settings.grace * _POD_GRACE:g}",
         "ENGINE": "auto" if settings.engine == "mpi" else settings.engine,
-        "START_METHOD": settings.start_method,
+        **({"IN_COLOR": "1"} if prefix and use_color() else {}),
     }
-    names = ("signals", "max_restarts", "spares", "hang_timeout", "hang_report_after", "events", "preload")
-    in_color = {"IN_COLOR": "1"} if prefix and use_color() else {}
-    return {**_for_all_pods(settings), **flags, **in_color, **_given(settings, names)}
 
 
 def _for_their_pods(settings: Settings) -> dict[str, str]:
     """Likewise in a manifest's pods, which may say all this themselves."""
-    names = (
-        *("max_restarts", "spares", "hang_timeout", "hang_report_after", "events", "preload", "signals"),
-        *("engine", "grace", "start_method"),
-    )
-    chosen = tuple(name for name in names if name in settings.model_fields_set)
-    return {**_for_all_pods(settings), "SKIP": _NOT_HERE, **_given(settings, chosen)}
+    return {**_for_all_pods(settings, ("engine", "grace", "start_method")), "SKIP": _NOT_HERE}
 
 
-def _for_all_pods(settings: Settings) -> dict[str, str]:
-    level = settings.log_level if "log_level" in settings.model_fields_set else "warning"
+def _for_all_pods(settings: Settings, names: Sequence[str]) -> dict[str, str]:
+    chosen = {name: getattr(settings, name) for name in (*_PASSED, *names) if name in settings.model_fields_set}
     place = incident_watch.place_of(settings)  # not in a pod's own temporary directory, which goes with it
-    # /dev/shm is this machine's, which all pods share.
     return {
-        "SHM_SIZE": "keep",
-        "LOG_LEVEL": level,
+        "SHM_SIZE": "keep",  # /dev/shm is this machine's, which all pods share
+        "LOG_LEVEL": settings.log_level if "log_level" in settings.model_fields_set else "warning",
         "INCIDENT_DIR": NOWHERE if place is None else os.path.abspath(place),
+        **{name.upper(): str(value) for name, value in chosen.items() if value is not None},
     }
-
-
-def _given(settings: Settings, names: Sequence[str]) -> dict[str, str]:
-    values = {name: getattr(settings, name) for name in names}
-    return {name.upper(): str(value) for name, value in values.items() if value is not None}
 
 
 def _nodes(settings: Settings) -> NodeRange:

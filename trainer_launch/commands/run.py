@@ -21,6 +21,7 @@ from trainer_launch.contracts import UNKNOWN
 from trainer_launch.host import logs, runtime_directory
 from trainer_launch.host.files import LiveFiles, read_secret
 from trainer_launch.host.runtime_directory import private_folder
+from trainer_launch.host.slow_files import within
 from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import LaunchError, NotRunnableError
 from trainer_launch.model.settings import Settings
@@ -117,7 +118,7 @@ def to_the_end(
             server = _fork_server(plan)
             return _carried_out(task, plan, scratch, sweep, server)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        within(scratch, None, shutil.rmtree, scratch, True)
 
 
 def _fork_server(plan: Plan) -> ForkServer | None:

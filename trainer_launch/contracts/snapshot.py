@@ -66,7 +66,7 @@ def pod_from_snapshot(data: object) -> Pod:
     """The pod that a snapshot describes; a snapshot of another shape is a `UsageError`."""
     try:
         snapshot = msgspec.convert(data, _Snapshot)
-    except msgspec.ValidationError as problem:
+    except (msgspec.ValidationError, UnicodeEncodeError) as problem:  # the latter of a lone surrogate
         keys = ", ".join(_Snapshot.__struct_fields__)
         raise UsageError(
             f"the snapshot cannot be read: {shown(str(problem))}; expected a JSON object of {keys}"

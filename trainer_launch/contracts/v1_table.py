@@ -121,7 +121,6 @@ PADDLE = V1Kind(
         "PADDLE_SERVER_NUM": "{server_num}",
         "PADDLE_TRAINER_NUM": "{trainer_num}",
     },
-    fields=("elasticPolicy",),
 )
 JAX = V1Kind(
     name="JAXJob",

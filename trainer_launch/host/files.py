@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Collection, Mapping
 
+from trainer_launch.host.slow_files import within
 from trainer_launch.model.errors import UsageError
 
 JOB_SECRET = "/etc/trainer-launch/job-secret"  # the job's secret, without an option
@@ -28,7 +29,10 @@ class LiveFiles:
         self._limit = limit
 
     def read(self, path: str) -> bytes | None:
-        """A regular file, cut at the limit; None when it cannot be read."""
+        """A regular file, cut at the limit; None when it cannot be read, or its server does not answer."""
+        return within(path, None, self._read, path)
+
+    def _read(self, path: str) -> bytes | None:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):
@@ -43,7 +47,7 @@ class LiveFiles:
 
     def exists(self, path: str) -> bool:
         """Whether the path is there."""
-        return os.path.exists(path)
+        return within(path, False, os.path.exists, path)
 
 
 def text(path: str | os.PathLike[str]) -> str:
@@ -61,6 +65,10 @@ def replace(path: str, data: bytes, mode: int = 0o600) -> None:
     Raises:
         OSError: the folder is not there, not writable or full; what was at `path` is still there.
     """
+    within(path, None, _replace, path, data, mode)
+
+
+def _replace(path: str, data: bytes, mode: int) -> None:
     folder, name = os.path.split(path)
     beside = os.path.join(folder, f".{name[:200]}.{os.urandom(6).hex()}")  # a name has at most 255 bytes
     descriptor = os.open(beside, _FLAGS, mode)

@@ -8,6 +8,8 @@ import os
 import select
 from collections.abc import Callable
 
+from trainer_launch.host.slow_files import file_behind, within
+
 NAME = "trainer_launch"
 PATIENCE_S = 1.0  # with a reader of our messages that hangs; then they are dropped
 _STDERR = 2
@@ -57,6 +59,9 @@ class _LineHandler(logging.Handler):
 
 def _to_stderr(line: bytes) -> None:
     """Write, but not to a reader that hangs: a stop must not wait for it. A pipe with room takes 4 KiB at once."""
+    if path := file_behind(_STDERR):
+        within(path, 0, os.write, _STDERR, line[:_LINE_BYTES], wait_s=PATIENCE_S)
+        return
     _, writable, _ = select.select([], [_STDERR], [], PATIENCE_S)
     if writable:
         os.write(_STDERR, line[:_LINE_BYTES])

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 
 from trainer_launch.host import files
+from trainer_launch.host.slow_files import within
 from trainer_launch.model.errors import UsageError
 
 START = "trainer-launch-"  # how the directory's name begins
@@ -65,11 +66,15 @@ def tell(folder: str, event: str, **values: str | float | None) -> None:
         return
     line = json.dumps({"time_s": time.time(), "event": event, **values})
     with contextlib.suppress(OSError):
-        fd = os.open(f"{folder}/{NEWS}", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, line.encode() + b"\n")
-        finally:
-            os.close(fd)
+        within(folder, None, _append, f"{folder}/{NEWS}", line.encode() + b"\n")
+
+
+def _append(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
 
 
 # -- the folder of a run, and those that killed runs have left ---------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import random
 import selectors
 import socket
@@ -21,6 +22,7 @@ from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
 
+_log = logging.getLogger(__name__)
 _AT_ONCE = 256  # candidates, so that a look at many needs few descriptors
 
 
@@ -62,7 +64,12 @@ class CandidateWatch:
             self._change.clear()
             wanted = self._wanted
             if wanted and not self._over and self._seats is not None:
-                self._found.put(self._look(self._seats, sorted(wanted)))
+                try:
+                    looked = self._look(self._seats, sorted(wanted))
+                except Exception as problem:  # noqa: BLE001 - no descriptor, or a defect: the next look may succeed
+                    _log.warning("cannot look for other coordinators: %s: %s", type(problem).__name__, problem)
+                    continue
+                self._found.put(looked)
                 self._wake()
 
     def _look(self, seats: Seats, ranks: Sequence[int]) -> Looked:

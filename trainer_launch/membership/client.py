@@ -362,7 +362,9 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._say = say
         self._said = ""
         self._run_dir = run_dir
-        self._wish: msg.Join | None = None  # said again on a new connection until it is granted
+        # Both are said again on a new connection, until the next generation: a reset may have lost them.
+        self._wish: msg.Join | None = None
+        self._end: msg.Failed | msg.Done | msg.Leave | None = None  # how this generation ended here
         self._joined_after = -1  # the generation of the last Join
         self._lease_s = timeouts.LEASE_S
         self._was_let_in = False
@@ -392,6 +394,9 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
                     return  # it has been granted meanwhile
                 self._wish = message
                 self._joined_after = message.generation
+        if isinstance(message, msg.Failed | msg.Done | msg.Leave):
+            with self._lock:
+                self._end = message
         super().send(message)
 
     def receive(self, timeout_s: float | None = None) -> News | None:
@@ -532,8 +537,9 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         sock.settimeout(max(1.0, self._lease_s))
         tune(sock, self._lease_s)
         with self._lock:
-            if self._wish is not None and self._wish not in self._unsent:
-                self._unsent.appendleft(self._wish)
+            for message in (self._wish, self._end):
+                if message is not None and message not in self._unsent:
+                    self._unsent.appendleft(message)
 
     def _answer(self, lines: Lines[msg.Message], until_s: float, endpoint: Endpoint) -> msg.Message:
         """To our Hello. Until a coordinator has let this node in, a refusal counts also if nobody has signed it."""
@@ -558,7 +564,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         with self._lock:
             if isinstance(message, msg.Formed):
                 self._hello = replace(self._hello, generation=message.generation, restarts=message.restarts)
-                self._wish = None
+                self._wish = self._end = None
                 self._remember(message.claim)
             elif isinstance(message, msg.Go) and self._hello.claims[-1:]:
                 last = self._hello.claims[-1]

@@ -15,6 +15,7 @@ from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.retry_policy import why_not_again, why_spent
 from trainer_launch.membership.state import (
     Key,
+    Loss,
     Members,
     Node,
     Phase,
@@ -358,6 +359,34 @@ def stumble(state: State, reason: str, now_s: float) -> Step:
     return state, ()
 
 
+def note_loss(state: State, node: Node, now_s: float) -> Step:
+    """Charge a pod that dies at one stage again and again: with memory.oom.group, memory ends the launcher, too."""
+    run = state.run
+    if run is None or node.key not in run.members or not node.returning or state.end is not None:
+        return state, ()
+    losses = tuple(loss for loss in state.losses if loss.key == node.key)
+    if losses and losses[-1].generation == run.number:
+        return state, ()
+    losses = (*losses, Loss(node.key, run.number, _lasted_s(state, now_s)))
+    state = replace(state, losses=losses)
+    if not _is_one_stage(losses):
+        return state, ()
+    lasted_s = losses[-1].lasted_s
+    stage = f"{lasted_s:.0f} s after the workers started" if lasted_s else "before its workers started"
+    reason = f"the pod of {node.name} died {len(losses)} times in a row, now {stage}; see whether it was OOMKilled"
+    spent = why_spent(state.restarts, state.settings.max_restarts)
+    if spent is not None:
+        return give_up(state, f"{reason}; {spent}")
+    return replace(state, restarts=state.restarts + 1), (Say(f"{reason}; this costs a restart"),)
+
+
+def _is_one_stage(losses: tuple[Loss, ...]) -> bool:
+    """Whether the latest losses came at one stage: at the start, or after nearly the same time."""
+    latest = [loss.lasted_s for loss in losses[-timeouts.LOSSES :]]
+    is_early = max(latest) < timeouts.START_S
+    return len(latest) == timeouts.LOSSES and (is_early or max(latest) <= timeouts.SAME_STAGE * min(latest))
+
+
 def _seen(failure: msg.GiveUp, entered: Mapping[str, tuple[int, ...]]) -> str:
     """Who is killed cannot say why; what it and the others were in says more."""
     return "" if failure.signal is None else entered_in_words(entered)
@@ -372,7 +401,10 @@ def end(state: State, word: msg.GiveUp | msg.Finished) -> Step:
     """The job is over; whoever calls later hears the same."""
     failed = isinstance(word, msg.GiveUp)
     text = f"the job has failed: {word.reason}" if isinstance(word, msg.GiveUp) else "all nodes are done"
-    over = replace(state, phase=Phase.OVER, end=word, form_at_s=None, admit_at_s=None, say_at_s=None)
+    # A failure that was only suspected is none any more.
+    over = replace(
+        state, phase=Phase.OVER, end=word, suspicion=None, form_at_s=None, admit_at_s=None, say_at_s=None
+    )
     return over, (Say(text, warns=failed), *(Send(peer, word) for peer in state.peers))
 
 

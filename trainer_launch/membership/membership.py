@@ -35,6 +35,7 @@ from trainer_launch.membership.generation import (
     forgive,
     give_up,
     note_ends,
+    note_loss,
     peers_of,
     settle,
     stumble,
@@ -86,9 +87,12 @@ def step(state: State, event: Event, now_s: float) -> Step:
             return _hear(heard, heard.nodes[heard.peers[peer]], message, now_s)
         case Said(peer, _):
             return state, (Disconnect(peer),)
-        case Gone(peer, ended):
-            known = peer in state.peers
-            return _lose(state, state.peers[peer], "is gone", now_s, ended=ended) if known else (state, ())
+        case Gone(peer, ended) if peer in state.peers:
+            key = state.peers[peer]
+            may_return = not ended and _is_training(state, key)
+            return _await(state, key) if may_return else _lose(state, key, "is gone", now_s, ended=ended)
+        case Gone():
+            return state, ()
         case Looked():
             return _give_way(state, event, now_s)
         case Tick():
@@ -212,6 +216,8 @@ def _greet(state: State, peer: int, hello: msg.Hello, now_s: float) -> Step:
         machine=hello.machine,
         label=hello.label,
     )
+    if _has_same_workers(state, node, hello):
+        return _resume(state, node, now_s)
     state, replies = _replace_old(state, node, now_s)
     finished = has_finished(state, node.key)
     state = replace(
@@ -282,13 +288,56 @@ def _give_way(state: State, looked: Looked, now_s: float) -> Step:
 def _replace_old(state: State, node: Node, now_s: float) -> Step:
     """A node's new connection ends its old one; another process of it also ends the old process."""
     old = state.nodes.get(node.key)
-    if old is None or old.peer is None:
+    if old is None or (old.peer is None and old.away_from_s is None):
         return state, ()
-    told: tuple[Reply, ...] = ()
-    if old.incarnation != node.incarnation:
-        told = (Send(old.peer, msg.Refused(f"a newer process has come for {old.name}", retry=False)),)
+    told: tuple[Reply, ...] = () if old.peer is None else (Disconnect(old.peer),)
+    if old.peer is not None and old.incarnation != node.incarnation:
+        told = (Send(old.peer, msg.Refused(f"a newer process has come for {old.name}", retry=False)), *told)
     state, replies = _lose(state, old.key, "came back", now_s)
-    return state, (*told, Disconnect(old.peer), *replies)
+    state, charged = note_loss(state, old, now_s) if old.incarnation != node.incarnation else (state, ())
+    return state, (*told, *replies, *charged)
+
+
+def _is_training(state: State, key: Key) -> bool:
+    return state.phase is Phase.RUNNING and is_working(state, key)
+
+
+def _await(state: State, key: Key) -> Step:
+    """A reset connection says nothing of its node: a firewall may have ended it. The node keeps its lease."""
+    node = state.nodes[key]
+    from_s = state.heard[node.peer] if node.peer is not None else 0.0
+    state = replace(
+        _with_node(state, replace(node, peer=None, away_from_s=from_s)),
+        peers=_without_key(state.peers, node.peer),
+        heard=_without_key(state.heard, node.peer),
+        lease_check_s=_earlier(state.lease_check_s, from_s + state.settings.told_lease_s),
+    )
+    return state, ()
+
+
+def _has_same_workers(state: State, node: Node, hello: msg.Hello) -> bool:
+    """Whether the process that calls again still runs the workers of the present generation."""
+    old, run = state.nodes.get(node.key), state.run
+    is_same = old is not None and old.incarnation == node.incarnation
+    return is_same and _is_training(state, node.key) and run is not None and hello.generation == run.number
+
+
+def _resume(state: State, node: Node, now_s: float) -> Step:
+    """The node's new connection takes the place of its old one; nothing restarts."""
+    old, run, peer = state.nodes[node.key], state.run, node.peer
+    if run is None or run.store is None or peer is None:
+        return state, ()
+    peers, heard = _without_key(state.peers, old.peer), _without_key(state.heard, old.peer)
+    state = replace(
+        _with_node(state, replace(old, peer=peer, away_from_s=None, claims=node.claims)),
+        peers=_with_key(peers, peer, node.key),
+        heard=_with_key(heard, peer, now_s),
+        lease_check_s=_earlier(state.lease_check_s, now_s + state.settings.told_lease_s),
+    )
+    go = msg.Go(run.number, run.store.host, run.store.port)  # the first may have been lost with the connection
+    told: tuple[Reply, ...] = () if old.peer is None else (Disconnect(old.peer),)
+    say = Say(f"{node.name} is connected again within its lease; nothing restarts", warns=False)
+    return state, (*told, say, Send(peer, msg.Welcome(state.settings.told_lease_s)), Send(peer, go))
 
 
 def _lose(
@@ -298,13 +347,15 @@ def _lose(
     node = state.nodes[key]
     working = is_working(state, key)
     state = replace(
-        _with_node(state, replace(node, peer=None, joined=False, lost_s=now_s)),
+        _with_node(state, replace(node, peer=None, joined=False, lost_s=now_s, away_from_s=None)),
         peers=_without_key(state.peers, node.peer),
         heard=_without_key(state.heard, node.peer),
     )
     if ended and state.run is not None and key in state.run.members:
         state = replace(state, ended=_with_key(state.ended, key, state.run.number))
-    return _go_on_without(state, node, how, now_s, working=working, since_s=since_s)
+    state, replies = _go_on_without(state, node, how, now_s, working=working, since_s=since_s)
+    state, charged = note_loss(state, node, now_s) if ended else (state, ())
+    return state, (*replies, *charged)
 
 
 def _go_on_without(
@@ -332,13 +383,24 @@ def _expire(state: State, now_s: float) -> Step:
     replies: tuple[Reply, ...] = ()
     if now_s > state.lease_check_s + lease_s / 2:  # this process was stopped: their lines may not be read yet
         state = replace(state, heard=dict.fromkeys(state.heard, now_s))
+        for node in _away(state):
+            state = _with_node(state, replace(node, away_from_s=now_s))
     for peer, at_s in [(peer, at_s) for peer, at_s in state.heard.items() if now_s >= at_s + lease_s]:
         if peer in state.peers:
             how = f"was silent for {lease_s:g} s"
             state, more = _lose(state, state.peers[peer], how, now_s, since_s=at_s)
             replies = (*replies, Disconnect(peer), *more)
-    first_s = min(state.heard.values(), default=None)
+    for node in _away(state):
+        if node.away_from_s is not None and now_s >= node.away_from_s + lease_s:
+            state, more = _lose(state, node.key, "is gone", now_s, since_s=node.away_from_s)
+            replies = (*replies, *more)
+    away_s = [node.away_from_s for node in _away(state) if node.away_from_s is not None]
+    first_s = min([*state.heard.values(), *away_s], default=None)
     return replace(state, lease_check_s=None if first_s is None else first_s + lease_s), replies
+
+
+def _away(state: State) -> list[Node]:
+    return [node for node in state.nodes.values() if node.away_from_s is not None]
 
 
 def _printable(text: str) -> str:

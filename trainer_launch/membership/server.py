@@ -433,8 +433,13 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
             if self._close_reason is not None:
                 self._events.append(Close(self._close_reason))
                 self._work_off()
-            hang_up([c for c in self._connections.values() if c.is_greeted], time.monotonic() + timeouts.HANG_UP_S)
+        except Exception as problem:  # noqa: BLE001 - a defect of ours: no node may wait for an answer for ever
+            _log.critical("internal error in the coordinator", exc_info=True)
+            self._events.clear()
+            self._events.append(Close(f"internal error in the coordinator: {type(problem).__name__}: {problem}"))
+            self._work_off()
         finally:
+            hang_up([c for c in self._connections.values() if c.is_greeted], time.monotonic() + timeouts.HANG_UP_S)
             self._candidates.close()
             self._close()
 

@@ -73,6 +73,7 @@ class Node(Struct, frozen=True, kw_only=True):
     prepared: bool = True  # could start workers at once
     returning: bool = False  # has been in a generation; if it is alive it will join again
     lost_s: float | None = None  # when its connection ended
+    away_from_s: float | None = None  # its connection was reset after a line at this time; its lease is not over
     claims: tuple[Claim, ...] = ()  # the generations that it has taken
     workers: int = 0  # 0: it has not said
     goodput: Told | None = None  # its ledger when it joined,
@@ -150,6 +151,14 @@ class Suspicion(Struct, frozen=True, kw_only=True):
     before: Death | None = None  # how the attempt before this one failed, if it did so soon after its start
 
 
+class Loss(Struct, frozen=True):
+    """A process of a node that ended without a word."""
+
+    key: Key
+    generation: int
+    lasted_s: float  # since its workers started
+
+
 class Stall(Struct, frozen=True, kw_only=True):
     """A member sees no progress, and all are asked what their ranks show."""
 
@@ -219,6 +228,7 @@ class State(Struct, frozen=True, kw_only=True):
     generation: int = 0  # the highest that anyone has seen
     restarts: int = 0  # failures, likewise
     crashes: int = 0  # generations in a row that failed early
+    losses: tuple[Loss, ...] = ()  # of one node, in a row
     suspicion: Suspicion | None = None
     quarantined: tuple[msg.Quarantine, ...] = ()
     stall: Stall | None = None
@@ -251,7 +261,7 @@ class Gone(Struct, frozen=True):
     """A peer's connection has ended."""
 
     peer: int
-    ended: bool = False  # by its own kernel, so that its process has ended
+    ended: bool = True  # by its own kernel, so that its process has ended; False: it was reset
 
 
 class Looked(Struct, frozen=True):
@@ -458,7 +468,7 @@ def _row(state: State, node: Node, now_s: float) -> msg.Row:
 def _state_of(state: State, node: Node) -> str:
     if _is_done(state, node.key):
         return "done"
-    if node.peer is None:
+    if node.peer is None and node.away_from_s is None:
         return _LOST
     if is_working(state, node.key):
         return "running" if state.phase is Phase.RUNNING else "starting"

@@ -61,6 +61,8 @@ LOOK_GAP_S = 20.0  # looks further apart tell nothing of the time between them: 
 
 START_S = 30.0  # from Go; what fails within it fails at its start
 CRASH_LOOP_S = 10.0  # a generation that lasts less counts towards a crash loop
+LOSSES = 5  # of a pod in a row at one stage, from which on they are no chance: each costs a restart
+SAME_STAGE = 1.2  # such losses come after times that differ by this factor at most
 STRAGGLERS_S = 60.0  # between two looks for stragglers
 SHOW_RANKS_S = 6.0  # for all members to tell what their ranks show: each asks its workers for 3
 EXPLAIN_AGAIN_S = 3.0  # between two explanations: what nodes say meanwhile was said before they heard it

@@ -18,27 +18,31 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from trainer_launch.host import runtime_directory
+from trainer_launch.host.slow_files import within
 from trainer_launch.model import Outcome, goodput
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.exit_codes import retryable
 from trainer_launch.model.goodput import Kind
 from trainer_launch.model.redaction import redact_text
+from trainer_launch.observability import progress
 from trainer_launch.observability.progress import Progress
 from trainer_launch.supervisor import outcome as ends
 
 LOOK_S = 1.0  # between two looks at what training processes and the worker group have left
+PROGRESS_S = 10.0  # between two lines of progress
 _log = logging.getLogger(__name__)
 
 
 class EventLog:
-    """Lines as things happened; `look` brings what PID 1 is not told by itself, the last look all of it."""
+    """Lines as things happened, also of what others leave in the run's directory; the last look has all of it."""
 
-    def __init__(
-        self, write: Callable[[bytes], None], node: int | None, look: Callable[[bool], Sequence[News]]
-    ) -> None:
+    def __init__(self, write: Callable[[bytes], None], node: int | None, run_dir: str) -> None:
         self._write = write
         self._node = node
-        self._look = look
+        self._run_dir = run_dir
+        self._tail = Tail(run_dir)
+        self._reported: Progress | None = None
+        self._reported_at_s = -PROGRESS_S
         self._queue: Queue[News | None] = Queue()
         self._last: News | None = None
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
@@ -63,11 +67,21 @@ class EventLog:
                     self._put(news)
                     continue
                 is_over = True
-            for one in self._look(is_over):
-                self._put(one)
+            for news in self._look(is_over):
+                self._put(news)
             look_s = time.monotonic() + LOOK_S
         if self._last is not None:
             self._put(self._last)
+
+    def _look(self, is_last: bool) -> list[News]:
+        """What training processes and the worker group have left in the run's directory since the last look."""
+        left = [news for news in self._tail.read() if news.event[0] != PHASE]
+        latest = progress.first(progress.read(self._run_dir))
+        is_due = is_last or time.monotonic() >= self._reported_at_s + PROGRESS_S
+        if latest is not None and latest != self._reported and is_due:
+            self._reported, self._reported_at_s = latest, time.monotonic()
+            left.append(News(latest.time_s, of_progress(latest)))
+        return left
 
     def _put(self, news: News) -> None:
         self._write(events_line(news.time_s, self._node, news.event))
@@ -284,7 +298,7 @@ def standing(folder: str) -> Standing:
     """What the last lines add up to."""
     path = f"{folder}/{runtime_directory.NEWS}"
     try:
-        start = max(0, os.stat(path).st_size - _LAST_BYTES)
+        start = max(0, within(path, 0, os.path.getsize, path) - _LAST_BYTES)
     except OSError:
         return Standing()
     return stand(_parse_all(_read(path, start)))
@@ -318,6 +332,10 @@ def _place(values: Mapping[str, Value]) -> tuple[str, int] | None:
 
 
 def _read(path: str, offset: int) -> bytes:
+    return within(path, b"", _read_now, path, offset)
+
+
+def _read_now(path: str, offset: int) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

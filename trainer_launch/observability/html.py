@@ -15,7 +15,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _TEXT_CHARS = 200
 _TICKS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200)
 _MOST_TICKS = 6
-_NUMBERS = ("#", "at", "time", "share", "downtime", "repeated steps", "created", "attempts", "exit", "spread")
+_NUMBERS = ("#", "at", "time", "share", "downtime", "repeated steps", "created", "attempts", "exit")
 _WORDS = ("fault", "pod", "message", "place")
 
 
@@ -39,8 +39,8 @@ def document(title: str, sheet: str, body: Sequence[str], footer: str) -> str:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A section with a table of texts."""
-    classes = ["n" if one in _NUMBERS else "t" if one in _WORDS else "" for one in columns]
-    heads = "".join(f'<th class="{kind}">{escape(one)}</th>' for one, kind in zip(columns, classes, strict=True))
+    classes = ["n" if name in _NUMBERS else "t" if name in _WORDS else "" for name in columns]
+    heads = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in zip(columns, classes, strict=True))
     body = "".join(
         "<tr>"
         + "".join(
@@ -72,7 +72,7 @@ def seconds(value: float) -> str:
 
 def ticks(end_s: float) -> Sequence[float]:
     """Round times for an axis, from 0."""
-    step = next((one for one in _TICKS_S if end_s / one <= _MOST_TICKS), end_s / _MOST_TICKS)
+    step = next((tick_s for tick_s in _TICKS_S if end_s / tick_s <= _MOST_TICKS), end_s / _MOST_TICKS)
     return [number * step for number in range(int(end_s / step + 1e-9) + 1)]
 
 

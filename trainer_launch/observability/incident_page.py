@@ -16,16 +16,14 @@ from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted
 from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
 from trainer_launch.supervisor import incident_bundle
-from trainer_launch.supervisor.incident_bundle import HOST, NATIVE, OUTPUT, RECORDER, STACKS, Stored
+from trainer_launch.supervisor.incident_bundle import HOST, OUTPUT, RECORDER, STACKS, Stored
 
 _EACH_MOST = 32  # ranks that have a row each; beyond, alike ones share it
-_ROWS_MOST = 64
+_ROWS_MOST = 64  # ranks, nodes and other processes that are shown
 _SPAN_S = 86_400.0  # of the chart
-_NUMBERS_MOST = 12  # of each group in the table of collectives
 _LABEL_CHARS = 24  # beside the chart
 _LEAD = 0.25  # of the longest wait, shown before it
-_TEXT_BYTES = 64 << 10  # of one file
-_PAGE_BYTES = 12 << 20
+_TEXT_CHARS = 32 << 10  # of one file
 _NS = 1e9
 _SHEET = """
 h1{font-size:21px}header.incident{border-color:var(--bad)}.axis span:first-child{transform:translateX(-100%)}
@@ -59,47 +57,57 @@ class _Row(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        one = self.states[0]
+        first = self.states[0]
         if len(self.states) > 1:
             return f"ranks {spans(self.ranks)}"
-        return f"rank {one.rank}" + ("" if one.node is None else f" (node {one.node})")
+        return f"rank {first.rank}" + ("" if first.node is None else f" (node {first.node})")
 
     @property
     def short_label(self) -> str:
         return self.label if len(self.label) <= _LABEL_CHARS else counted(len(self.states), "rank")
 
     @property
-    def told(self) -> str:
-        one = self.states[0]
-        life = one.life.value + (f" ({one.how})" if one.how else "")
-        return ", ".join(filter(None, (life, one.place or one.why)))
+    def description(self) -> str:
+        first = self.states[0]
+        return ", ".join(filter(None, (life_of(first), first.place or first.why)))
 
 
-def page(found: Sequence[Stored]) -> str:
+def page(entries: Sequence[Stored]) -> str:
     """The page of one moment's incidents, one of each node."""
-    first = found[0].incident
-    states = states_of(found)
+    first = entries[0].incident
+    states = states_of(entries)
     rows = _rows(states, first.ranks)
-    now_ns = max(one.incident.time_s for one in found) * _NS
-    texts = _Texts()
+    now_ns = max(entry.incident.time_s for entry in entries) * _NS
+    cells = [(row.label, *map(clean, cells_of(row.states[0]))) for row in rows]
     body = [
-        _header(found),
+        _header(entries),
         *_chart(rows, states, now_ns),
-        table("Ranks", ("rank", "state", "collectives ended/entered", "place"), [*map(_cells, rows)]),
-        *_ranks(found, rows, texts),
-        *_facts(found, texts),
-        _missing(found),
+        table("Ranks", ("rank", "state", "collectives ended/entered", "place"), cells),
+        *_ranks(entries[:_ROWS_MOST], rows),
+        *_facts(entries[:_ROWS_MOST]),
+        _missing(entries),
     ]
     return document(f"{first.kind}: {first.sentence}", _SHEET, body, "Written by trainer-launch incidents page.")
 
 
-def states_of(found: Sequence[Stored]) -> list[RankState]:
+def states_of(entries: Sequence[Stored]) -> list[RankState]:
     """The ranks of all nodes."""
-    known: dict[int, RankState] = {}
-    for state in (state for one in found for state in one.incident.states):
-        if state.rank not in known or len(state.groups) > len(known[state.rank].groups):
-            known[state.rank] = state
-    return [known[rank] for rank in sorted(known)]
+    states: dict[int, RankState] = {}
+    for state in (state for entry in entries for state in entry.incident.states):
+        if state.rank not in states or len(state.groups) > len(states[state.rank].groups):
+            states[state.rank] = state
+    return [states[rank] for rank in sorted(states)]
+
+
+def life_of(state: RankState) -> str:
+    """Whether it lives, and how it ended."""
+    return state.life.value + (f" ({state.how})" if state.how else "")
+
+
+def cells_of(state: RankState) -> tuple[str, str, str]:
+    """A rank in a table: its life, how far it is in the collectives of each group, and where it is."""
+    far = [f"{group.title or name} #{group.done}/{group.entered}" for name, group in state.groups.items()]
+    return life_of(state), ", ".join(far) or "-", state.place or state.why or "-"
 
 
 def _rows(states: Sequence[RankState], accused: Iterable[int]) -> list[_Row]:
@@ -115,16 +123,16 @@ def _rows(states: Sequence[RankState], accused: Iterable[int]) -> list[_Row]:
     return rows
 
 
-def _header(found: Sequence[Stored]) -> str:
-    first = found[0].incident
+def _header(entries: Sequence[Stored]) -> str:
+    first = entries[0].incident
     at = datetime.fromtimestamp(first.time_s, timezone.utc).isoformat(sep=" ", timespec="seconds")
-    hosts = ", ".join(dict.fromkeys(clean(one.incident.host) for one in found[:8]))
+    hosts = ", ".join(dict.fromkeys(clean(entry.incident.host) for entry in entries[:8]))
     about = [
         f"{first.kind} at {at}",
         f"job {clean(first.job)}" if first.job else "",
         f"generation {first.generation}",
     ]
-    about += [f"{counted(len(found), 'node')} ({hosts}{', …' if len(found) > 8 else ''})"]
+    about += [f"{counted(len(entries), 'node')} ({hosts}{', …' if len(entries) > 8 else ''})"]
     about += [f"reason {clean(first.reason)}" if first.reason else ""]
     helps = {True: "A restart may help.", False: "A restart will not help.", None: ""}[first.restart_helps]
     sentence = " ".join(redact_text(first.sentence).split())
@@ -134,28 +142,19 @@ def _header(found: Sequence[Stored]) -> str:
     )
 
 
-def _cells(row: _Row) -> tuple[str, ...]:
-    one = row.states[0]
-    far = [f"{group.title or name} {group.done}/{group.entered}" for name, group in one.groups.items()]
-    state = one.life.value + (f" ({one.how})" if one.how else "")
-    return row.label, *map(clean, (state, ", ".join(far) or "-", one.place or one.why or "-"))
-
-
-# -- ranks against collectives -------------------------------------------------------------------
-
-
 def _chart(rows: Sequence[_Row], states: Sequence[RankState], now_ns: float) -> Iterator[str]:
     """Who entered which collective when, and who waits in which; positions are percentages of the time shown."""
     names = sorted({name for state in states for name in state.groups})
-    entries = [one.at_ns for state in states for group in state.groups.values() for one in group.last]
-    if not entries:
+    groups = [group for state in states for group in state.groups.values()]
+    times_ns = [collective.at_ns for group in groups for collective in group.last]
+    if not times_ns:
         yield '<p class="note">No collectives are known: the flight recorder was off, or nobody answered.</p>'
         return
     colours = {name: f"g{number % 5}" for number, name in enumerate(names)}
     titles = {n: next((s.groups[n].title for s in states if n in s.groups and s.groups[n].title), n) for n in names}
     stuck = _stuck(states)
     waits_s = [max(0.0, (now_ns - since) / _NS) for _, since in stuck.values()]
-    span_s = max(waits_s) * (1 + _LEAD) if waits_s else (now_ns - min(entries)) / _NS
+    span_s = max(waits_s) * (1 + _LEAD) if waits_s else (now_ns - min(times_ns)) / _NS
     drawing = _Drawing(Scale(min(max(span_s, 0.001), _SPAN_S)), now_ns, colours, titles, stuck)
     chars = max(5, *(len(row.short_label) for row in rows))
     yield '<section><h2>Ranks and collectives</h2><ul class="legend">'
@@ -167,19 +166,17 @@ def _chart(rows: Sequence[_Row], states: Sequence[RankState], now_ns: float) -> 
     if len(rows) > _ROWS_MOST:
         yield f'<p class="note">… and {counted(len(rows) - _ROWS_MOST, "row")} more.</p>'
     yield '<p class="note">Seconds before the incident. The clocks of nodes may differ.</p></section>'
-    columns = ("collective", "sizes", "first entered", "last entered", "spread", "not entered by")
-    yield table("Collectives, the latest first", columns, [*_collectives(states, titles, now_ns)])
 
 
 def _stuck(states: Sequence[RankState]) -> dict[str, tuple[int, int]]:
     """Of each group that waits: the number of the collective, and when the first rank entered it."""
-    found: dict[str, tuple[int, int]] = {}
+    stuck: dict[str, tuple[int, int]] = {}
     for state in states:
         for name, group in state.groups.items():
-            one = group.at(group.done + 1) if group.entered > group.done else None
-            if one is not None:
-                found[name] = min(found.get(name, (one.number, one.at_ns)), (one.number, one.at_ns))
-    return found
+            waiting = group.at(group.done + 1) if group.entered > group.done else None
+            if waiting is not None:
+                stuck[name] = min(stuck.get(name, (waiting.number, waiting.at_ns)), (waiting.number, waiting.at_ns))
+    return stuck
 
 
 class _Drawing(Struct, frozen=True):
@@ -190,7 +187,7 @@ class _Drawing(Struct, frozen=True):
     stuck: Mapping[str, tuple[int, int]]
 
     def lane(self, row: _Row) -> str:
-        name = f'<div class="name{" hit-rank" * row.is_accused}" title="{escape(clean(row.told))}">'
+        name = f'<div class="name{" hit-rank" * row.is_accused}" title="{escape(clean(row.description))}">'
         marks = "".join(mark for group in self.colours for mark in self._marks(row, group))
         return f'<div class="row lane">{name}{escape(row.short_label)}</div><div class="track">{marks}</div></div>'
 
@@ -200,110 +197,76 @@ class _Drawing(Struct, frozen=True):
     def _marks(self, row: _Row, name: str) -> Iterator[str]:
         groups = [state.groups[name] for state in row.states if name in state.groups]
         entered: dict[int, list[int]] = {}
-        for one in (one for group in groups for one in group.last):
-            entered.setdefault(one.number, []).append(one.at_ns)
+        for collective in (each for group in groups for each in group.last):
+            entered.setdefault(collective.number, []).append(collective.at_ns)
         done = min((group.done for group in groups), default=0)
         title, number_of_stuck = clean(self.titles[name]), self.stuck.get(name, (0, 0))[0]
         for number, times in sorted(entered.items()):
             begin_s, end_s = self._at(min(times)), self._at(max(times))
             if end_s >= 0 and number <= done:
-                told = f"#{number} of {title}, {seconds(self.scale.end_s - begin_s)} before"
+                words = f"#{number} of {title}, {seconds(self.scale.end_s - begin_s)} before"
                 place = self.scale.span(begin_s, end_s)
-                yield f'<i class="tick {self.colours[name]}" style="{place}" title="{escape(told)}"></i>'
-        waiting = [number for number in entered if number > done]
-        if waiting:
-            begin_s, first = self._at(min(entered[min(waiting)])), min(waiting)
-            operation = next(known.operation for group in groups if (known := group.at(first)) is not None)
-            text = f"waits in {clean(operation)} #{first} of {title} for {seconds(self.scale.end_s - begin_s)}"
+                yield f'<i class="tick {self.colours[name]}" style="{place}" title="{escape(words)}"></i>'
+        waiting = min((number for number in entered if number > done), default=None)
+        if waiting is not None:
+            begin_s = self._at(min(entered[waiting]))
+            operation = next(at.operation for group in groups if (at := group.at(waiting)) is not None)
+            text = f"waits in {clean(operation)} #{waiting} of {title} for {seconds(self.scale.end_s - begin_s)}"
             yield self._bar("wait", name, begin_s, text)
         elif number_of_stuck > max([done, *(group.entered for group in groups)], default=0) and groups:
-            text = f"never entered #{number_of_stuck}: {clean(row.told)}"
+            text = f"never entered #{number_of_stuck}: {clean(row.description)}"
             yield self._bar("never", name, self._at(self.stuck[name][1]), text)
 
     def _bar(self, kind: str, name: str, begin_s: float, text: str) -> str:
-        place, told = self.scale.span(begin_s, self.scale.end_s), escape(text)
-        return f'<span class="s {kind} {self.colours[name]}" style="{place}" title="{told}">{told}</span>'
+        place, words = self.scale.span(begin_s, self.scale.end_s), escape(text)
+        return f'<span class="s {kind} {self.colours[name]}" style="{place}" title="{words}">{words}</span>'
 
 
-def _collectives(
-    states: Sequence[RankState], titles: Mapping[str, str], now_ns: float
-) -> Iterator[tuple[str, ...]]:
-    """Each one that somebody entered of late: when, and who did not."""
-    for name, title in titles.items():
-        groups = {state.rank: state.groups[name] for state in states if name in state.groups}
-        numbers = sorted({one.number for group in groups.values() for one in group.last}, reverse=True)
-        for number in numbers[:_NUMBERS_MOST]:
-            inside = {rank: one for rank, group in groups.items() if (one := group.at(number)) is not None}
-            missing = [rank for rank, group in groups.items() if group.entered < number]
-            first, last = (chosen(inside, key=lambda rank: inside[rank].at_ns) for chosen in (min, max))
-            known = inside[first]
-            spread_s = (inside[last].at_ns - known.at_ns) / _NS
-            when = [f"{seconds((now_ns - inside[rank].at_ns) / _NS)} before, rank {rank}" for rank in (first, last)]
-            who = f"rank{'s' * (len(missing) > 1)} {spans(missing)}" if missing else "-"
-            spread = f"{1000 * spread_s:.1f} ms" if spread_s < 1 else seconds(spread_s)
-            yield clean(f"{known.operation} #{number} of {title}"), clean(known.sizes), *when, spread, who
-
-
-# -- texts -------------------------------------------------------------------------------------
-
-
-class _Texts:
-    """Files of bundles as HTML, as long as the page has a reasonable size."""
-
-    def __init__(self) -> None:
-        self._left = _PAGE_BYTES
-
-    def shown(self, one: Stored, name: str, title: str) -> str:
-        """The end of a file below its title; "" when it is not there."""
-        if name not in one.files:
-            return ""
-        text = escape(redact_text(incident_bundle.text_of(one, name)[-_TEXT_BYTES:].strip("\n")))
-        self._left -= len(text)
-        if self._left < 0:
-            text = f"left out for the size of this page; see {escape(name)} of {escape(one.id)}"
-        return f"<h4>{escape(clean(title))}</h4><pre>{text}</pre>" if text else ""
-
-
-def _ranks(found: Sequence[Stored], rows: Sequence[_Row], texts: _Texts) -> Iterator[str]:
+def _ranks(entries: Sequence[Stored], rows: Sequence[_Row]) -> Iterator[str]:
     """Stacks and last output: of each rank, or of one of those that are alike; then of what has no rank."""
     yield "<section><h2>Stacks and last output</h2>"
-    seen = set[str]()
+    ranked = {f"rank-{rank}.txt" for row in rows for rank in row.ranks}
     for row in rows[:_ROWS_MOST]:
-        file = f"rank-{row.ranks[0]}.txt"
-        seen |= {f"rank-{rank}.txt" for rank in row.ranks}
-        parts = "".join(_of_process(one, file, texts) for one in found)
+        parts = "".join(_of_process(entry, f"rank-{row.ranks[0]}.txt") for entry in entries)
         more = f"; shown: rank {row.ranks[0]}" if len(row.states) > 1 else ""
-        summary = f"<b>{escape(row.label)}</b> {escape(clean(row.told))}{more}"
+        summary = f"<b>{escape(row.label)}</b> {escape(clean(row.description))}{more}"
         yield f"<details{' open' * row.is_accused}><summary>{summary}</summary>{parts or 'nothing'}</details>"
-    for one in found:
-        names = {name.partition("/")[2] for part in (OUTPUT, STACKS, NATIVE) for name in one.files_in(part)}
-        for file in sorted(names - seen)[:_ROWS_MOST]:
-            summary = f"<b>{escape(file.removesuffix('.txt'))}</b> {escape(clean(one.incident.host))}"
+    for entry in entries:
+        names = {name.partition("/")[2] for part in (OUTPUT, STACKS) for name in entry.files_in(part)}
+        for file in sorted(names - ranked)[:_ROWS_MOST]:
+            summary = f"<b>{escape(file.removesuffix('.txt'))}</b> {escape(clean(entry.incident.host))}"
             is_open = " open" * (not rows)
-            yield f"<details{is_open}><summary>{summary}</summary>{_of_process(one, file, texts)}</details>"
+            yield f"<details{is_open}><summary>{summary}</summary>{_of_process(entry, file)}</details>"
     yield "</section>"
 
 
-def _of_process(one: Stored, file: str, texts: _Texts) -> str:
-    titles = {OUTPUT: "last output", STACKS: "stacks", NATIVE: "native stacks (py-spy)"}
-    return "".join(texts.shown(one, f"{part}/{file}", title) for part, title in titles.items())
+def _of_process(entry: Stored, file: str) -> str:
+    return _text(entry, f"{OUTPUT}/{file}", "last output") + _text(entry, f"{STACKS}/{file}", "stacks")
 
 
-def _facts(found: Sequence[Stored], texts: _Texts) -> Iterator[str]:
+def _facts(entries: Sequence[Stored]) -> Iterator[str]:
     yield "<section><h2>Facts of each node</h2>"
-    for one in found:
-        who = clean(one.incident.host) + (
-            "" if one.incident.node_rank is None else f" (node {one.incident.node_rank})"
+    for entry in entries:
+        who = clean(entry.incident.host) + (
+            "" if entry.incident.node_rank is None else f" (node {entry.incident.node_rank})"
         )
-        names = [*one.files_in(HOST), *(name for name in ("report.txt", "environment.txt") if name in one.files)]
-        parts = "".join(texts.shown(one, name, name.rpartition("/")[2].removesuffix(".txt")) for name in names)
-        dumps = len(one.files_in(RECORDER))
+        names = [*entry.files_in(HOST), "report.txt", "environment.txt"]
+        parts = "".join(_text(entry, name, name.rpartition("/")[2].removesuffix(".txt")) for name in names)
+        dumps = len(entry.files_in(RECORDER))
         more = f"; {counted(dumps, 'dump')} of the flight recorder" if dumps else ""
-        yield f"<details><summary><b>{escape(who)}</b> {escape(one.id)}{more}</summary>{parts}</details>"
+        yield f"<details><summary><b>{escape(who)}</b> {escape(entry.id)}{more}</summary>{parts}</details>"
     yield "</section>"
 
 
-def _missing(found: Sequence[Stored]) -> str:
-    words = dict.fromkeys(clean(text) for one in found for text in one.incident.missing)
+def _text(entry: Stored, name: str, title: str) -> str:
+    """The end of a file below its title; "" when it is not there."""
+    if name not in entry.files:
+        return ""
+    text = redact_text(incident_bundle.text_of(entry, name)[-_TEXT_CHARS:].strip("\n"))
+    return f"<h4>{escape(clean(title))}</h4><pre>{escape(text)}</pre>"
+
+
+def _missing(entries: Sequence[Stored]) -> str:
+    words = dict.fromkeys(clean(text) for entry in entries for text in entry.incident.missing)
     items = "".join(f"<li>{escape(text)}</li>" for text in [*words][:200])
     return f'<section><h2>Not collected</h2><ul class="note">{items}</ul></section>' if items else ""

@@ -58,16 +58,13 @@ class Incidents:
     def _sources(self) -> Sources:
         from trainer_launch.supervisor.worker_samples import Sources
 
-        group, system = self._group, self._system
-        found = Sources(
+        group, system, run_dir = self._group, self._system, self._task.trial.scratch
+        if group is None:
+            return Sources(pids=self._processes.pids, heard=system.heard, run_dir=run_dir)
+        return Sources(
             pids=self._processes.pids,
             heard=system.heard,
-            run_dir=self._task.trial.scratch,
-        )
-        if group is None:
-            return found
-        return replace(
-            found,
+            run_dir=run_dir,
             place_of=lambda name: group.places.get(name),
             how_far=group.recorders.how_far,
             answered=group.recorders.answered,
@@ -111,16 +108,14 @@ class Incidents:
         `tell_ranks` tells a coordinator what was collected, which asks all nodes.
         """
         settings, group = self._settings, self._group
-        is_asked = group is not None or "hang_report_after" in settings.model_fields_set
-        asks = settings.hang_report_after != OFF and is_asked
-        if settings.hang_timeout is None and not asks:
+        is_ended = settings.hang_timeout is not None
+        is_default = "hang_report_after" not in settings.model_fields_set
+        if is_ended and not process_tree.readable():
+            _log.warning("--hang-timeout has no effect: /proc does not show this container's processes")
             return None
-        if not process_tree.readable():
-            if settings.hang_timeout is not None:
-                _log.warning("--hang-timeout has no effect: /proc does not show this container's processes")
-            return None
+        asks = settings.hang_report_after != OFF and not (group is None and is_default)
         reports = asks and self.collector is not None
-        if settings.hang_timeout is None and not reports:
+        if not is_ended and not reports:
             return None
         from trainer_launch.supervisor.hang_detection import UNLEARNED_S, Rules
         from trainer_launch.supervisor.hang_watch import Watch, Watched
@@ -130,16 +125,14 @@ class Incidents:
         # What an MPI launcher starts and an MPI worker waits for is not below us.
         works_here = not ("mpi" in job.contract and job.role in ("launcher", "worker"))
 
-        def rules(limit: float | str | None, unlearned_s: float | None = None) -> Rules | None:
-            if limit is None or limit == OFF:
-                return None
+        def rules(limit: float | str | None, unlearned_s: float | None = None) -> Rules:
             timeout_s = limit if isinstance(limit, float) else None
             return Rules(timeout_s=timeout_s, unlearned_s=unlearned_s, weak_signs=works_here)
 
         # The coordinator does not accuse who is still before its first collective.
         late_s = None if group is None else UNLEARNED_S
         watched = Watched(
-            rules=rules(settings.hang_timeout),
+            rules=rules(settings.hang_timeout) if is_ended else None,
             report=rules(settings.hang_report_after, late_s) if reports else None,
             alone=nodes is not None and nodes.max == 1,
             explained=group is not None and self.collector is not None,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeAlias
 
-from msgspec import Meta, Struct, to_builtins
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
 from trainer_launch.model.codec import MAX_TEXT, Count, Port, Text, Whole
 from trainer_launch.model.goodput import Ledger
@@ -63,8 +64,6 @@ def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
         view = codec.decode(View, text or b"", _MAX_BYTES)
     except codec.MessageError:
         return None
-    if not all(map(str.isprintable, _texts(to_builtins(view)))):
-        return None
     if pids is not None:
         processes = tuple((name, pids[pid]) for name, pid in view.processes if pid in pids)
         view = replace(view, pid=pids.get(view.pid, 0), processes=processes)
@@ -73,24 +72,16 @@ def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
     return view if alive else None
 
 
-def _texts(value: object) -> Iterator[str]:
-    """Every text in a value made of dictionaries, lists and tuples."""
-    if isinstance(value, str):
-        yield value
-    for part in (
-        (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    ):
-        yield from _texts(part)
-
-
 def find(folders: Sequence[str] | None = None, pids: Mapping[int, int] | None = None) -> tuple[View, ...]:
     """Every launcher that runs in this container, as far as we may read, by node and pid.
 
     With `pids` the launchers are in another PID namespace: it has our numbers of their processes by those there.
     """
-    views = [read(path, pids) for folder in folders or _folders() for path in _runs(folder)]
-    found = {view.pid: view for view in views if view is not None}
-    return tuple(sorted(found.values(), key=lambda v: (v.node_rank is None, v.node_rank or 0, v.pid)))
+    none: list[str] = []
+    paths = [path for folder in folders or _folders() for path in within(folder, none, _runs, folder)]
+    views = [read(path, pids) for path in paths]
+    alive = {view.pid: view for view in views if view is not None}
+    return tuple(sorted(alive.values(), key=lambda v: (v.node_rank is None, v.node_rank or 0, v.pid)))
 
 
 def _folders() -> tuple[str, ...]:
@@ -102,12 +93,13 @@ def _folders() -> tuple[str, ...]:
     return tuple(dict.fromkeys((own, "/tmp", "/var/tmp", runtime_directory.SHM)))
 
 
-def _runs(folder: str) -> Iterator[str]:
+def _runs(folder: str) -> list[str]:
     """Folders of runs; another user's might say anything, so only root looks at those."""
-    me = os.geteuid()
+    me, paths = os.geteuid(), []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 is_run = entry.name.startswith(runtime_directory.START) and entry.is_dir(follow_symlinks=False)
                 if is_run and me in (0, entry.stat(follow_symlinks=False).st_uid):
-                    yield entry.path
+                    paths.append(entry.path)
+    return paths

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -23,25 +22,23 @@ from trainer_launch.host import process_tree
 from trainer_launch.model import Outcome, Plan, StatusEndpoint, Verdict
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.goodput import Kind, Told
-from trainer_launch.model.goodput import ratio as goodput_ratio
 from trainer_launch.model.redaction import redact_command
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.stragglers import Lateness
 from trainer_launch.observability import event_log, node_view, progress
-from trainer_launch.observability.event_log import EventLog, Standing
+from trainer_launch.observability.event_log import EventLog
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
-from trainer_launch.observability.node_view import View
-from trainer_launch.observability.progress import Progress
 from trainer_launch.planning.task import Task
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
-    from trainer_launch.observability.metrics_server import Server
+    from trainer_launch.observability.metrics import Server
     from trainer_launch.observability.trainjob_status import Poster
 
 _PATIENCE_S = 2.0  # at the end, with whoever reads or listens; kubelet's own SIGKILL must not come first
 _LAST_EXITS = 20
+STDOUT = "-"  # where events may go, in place of a file
 
 
 class Observer(RunObserver):
@@ -73,13 +70,13 @@ class Observer(RunObserver):
 
     def write_events(self, write: Callable[[bytes], None], started: Mapping[str, event_log.Value]) -> None:
         """Tell everything to an event log, from now on."""
-        self._events = EventLog(write, self.view.node_rank, _Look(self.view.run_dir).news)
+        self._events = EventLog(write, self.view.node_rank, self.view.run_dir)
         self.tell_all("started", started)
         logging.getLogger(our_log.NAME).addHandler(self._warnings)
 
     def serve_metrics(self, port: int) -> None:
         """Answer Prometheus."""
-        from trainer_launch.observability.metrics_server import Server
+        from trainer_launch.observability.metrics import Server
 
         self._server = Server(port, self.metrics)
         self._note(metrics_port=self._server.start())
@@ -93,10 +90,12 @@ class Observer(RunObserver):
 
     def metrics(self) -> str:
         """This node in Prometheus' words; called by the server's threads."""
+        from trainer_launch.observability.metrics import metrics_text
+
         folder = self.view.run_dir
         clocks = {"now_s": time.time(), "at_s": time.monotonic()}
-        text = metrics_text(self.view, event_log.standing(folder), progress.read(folder), **clocks)
-        return text if self.goodput is None else text + _of_goodput(self.goodput)
+        spent = None if self.goodput is None else self.goodput.certain()
+        return metrics_text(self.view, event_log.standing(folder), progress.read(folder), spent, **clocks)
 
     # -- what happens -------------------------------------------------------------------------
 
@@ -195,32 +194,6 @@ class Observer(RunObserver):
             node_view.write(view)
 
 
-# -- event log ---------------------------------------------------------------------------------
-
-
-PROGRESS_S = 10.0  # between two lines of progress
-
-
-class _Look:
-    """What training processes and the worker group have left in the run's folder since the last look."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._tail = event_log.Tail(folder)
-        self._told_at_s = -PROGRESS_S
-        self._told: progress.Progress | None = None
-
-    def news(self, is_last: bool) -> list[event_log.News]:
-        told = [one for one in self._tail.read() if one.event[0] != event_log.PHASE]
-        latest = progress.first(progress.read(self._folder))
-        if latest is None or latest == self._told:
-            return told
-        if is_last or time.monotonic() >= self._told_at_s + PROGRESS_S:
-            self._told, self._told_at_s = latest, time.monotonic()
-            told.append(event_log.News(latest.time_s, event_log.of_progress(latest)))
-        return told
-
-
 class _Warnings(logging.Handler):
     """What the launcher itself warns of."""
 
@@ -230,123 +203,6 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._tell("warning", {"text": record.getMessage()})
-
-
-# -- metrics -----------------------------------------------------------------------------------
-
-
-_PREFIX = "trainer_launch_"
-_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
-Sample = tuple[Mapping[str, str], float]
-
-
-def metrics_text(view: View, standing: Standing, reports: Sequence[Progress], *, now_s: float, at_s: float) -> str:
-    """All metrics; `now_s` is the time since the epoch, `at_s` the monotonic clock's."""
-    return "".join((*_of_node(view, now_s), *_of_job(standing, view), *_of_reports(reports, at_s)))
-
-
-def _of_node(view: View, now_s: float) -> Iterable[str]:
-    about = {
-        "version": view.version,
-        "contract": view.contract,
-        "engine": view.engine,
-        "host": view.host,
-        "node": _number(view.node_rank),
-    }
-    yield _gauge("info", "What this launcher runs; always 1.", [(about, 1)])
-    phases = [({"phase": phase.value}, float(view.phase == phase.value)) for phase in RunPhase]
-    yield _gauge("phase", "1 for the current phase of this node's launcher.", phases)
-    yield _gauge("start_time_seconds", "When the launcher started, since the epoch.", [({}, view.started_s)])
-    yield _gauge("uptime_seconds", "Seconds since the launcher started.", [({}, max(0.0, now_s - view.started_s))])
-    yield _counter("attempts", "Starts of this node's processes by the launcher.", view.attempt)
-    yield _gauge("processes", "Running processes of the launcher.", [({}, len(view.processes))])
-    yield _counter("exits", "Processes of the launcher that have ended.", view.ended)
-    last = view.exits[-1:]
-    yield _gauge("exit_code", "Exit code of the last process that ended.", [({"process": n}, c) for n, c in last])
-
-
-def _of_job(standing: Standing, view: View) -> Iterable[str]:
-    workers = standing.workers if standing.workers is not None else len(view.processes)
-    yield _gauge("workers", "Workers of this node in the current generation.", [({}, workers)])
-    yield _gauge("generation", "The job's generation: how many times it was formed.", _one(standing.generation))
-    yield _gauge("nodes", "Nodes in the job's generation.", _one(standing.nodes))
-    yield _counter("restarts", "Worker failures after which the job restarted.", standing.restarts)
-    late = [({"rank": str(one.rank), "node": _number(one.node)}, one) for one in view.stragglers]
-    yield _gauge("straggler", "1 for each rank of this node that is a straggler.", [(who, 1) for who, _ in late])
-    times = [
-        ({**who, "quantile": part}, seconds)
-        for who, one in late
-        for part, seconds in (("0.5", one.median_s), ("0.95", one.p95_s))
-    ]
-    yield _gauge("straggler_lateness_seconds", "How late a straggler enters collectives, by step.", times)
-
-
-def _of_reports(reports: Sequence[Progress], at_s: float) -> Iterable[str]:
-    each = [(one, {"rank": str(one.local_rank if one.rank is None else one.rank)}) for one in reports]
-    steps = [(labels, float(one.step)) for one, labels in each if one.step is not None]
-    yield _gauge("step", "Finished training steps, as reported.", steps)
-    parts = [(labels, one.progress) for one, labels in each if one.progress is not None]
-    yield _gauge("progress_ratio", "Finished share of the training, 0 to 1, as reported.", parts)
-    ages = [(labels, max(0.0, at_s - one.at_s)) for one, labels in each]
-    yield _gauge("progress_age_seconds", "Seconds since the last report.", ages)
-    etas = [(labels, one.eta_s) for one, labels in each if one.eta_s is not None]
-    yield _gauge("eta_seconds", "Seconds left, as reported.", etas)
-    values = [({**labels, "name": name}, value) for one, labels in each for name, value in one.metrics.items()]
-    yield _gauge("metric", "A metric of the training, as reported.", values)
-
-
-def _of_goodput(keeper: GoodputKeeper) -> str:
-    seconds = keeper.certain()
-    ratio = _gauge(
-        "goodput_ratio", "Share of the wall time spent on steps that were kept.", [({}, goodput_ratio(seconds))]
-    )
-    samples = [({"phase": kind.value}, round(seconds.get(kind, 0.0), 3)) for kind in Kind]
-    words = "Wall time of the job, up to the workers' last progress, by what it was spent on."
-    return ratio + _family(f"{_PREFIX}goodput_seconds_total", words, "counter", samples)
-
-
-def _number(value: int | None) -> str:
-    return "" if value is None else str(value)
-
-
-def _one(value: int | None) -> list[Sample]:
-    return [] if value is None else [({}, value)]
-
-
-def _gauge(name: str, words: str, samples: Sequence[Sample]) -> str:
-    return _family(_PREFIX + name, words, "gauge", samples)
-
-
-def _counter(name: str, words: str, value: int | None) -> str:
-    return _family(f"{_PREFIX}{name}_total", words, "counter", _one(value))
-
-
-def _family(name: str, words: str, kind: str, samples: Sequence[Sample]) -> str:
-    if not samples:
-        return ""
-    lines = [f"{name}{_labels(labels)} {_value(value)}\n" for labels, value in samples]
-    return f"# HELP {name} {words}\n# TYPE {name} {kind}\n{''.join(lines)}"
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    pairs = (f'{name}="{"".join(_ESCAPES.get(c, c) for c in value)}"' for name, value in labels.items())
-    return "{" + ",".join(pairs) + "}"
-
-
-def _value(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
-
-
-# -- set-up ------------------------------------------------------------------------------------
-
-
-STDOUT = "-"
 
 
 @contextlib.contextmanager
@@ -399,13 +255,6 @@ def first_view(task: Task, plan: Plan) -> node_view.View:
     )
 
 
-def _started(about: node_view.View, task: Task) -> dict[str, str | int | tuple[str, ...]]:
-    return {
-        "version": about.version,
-        "pid": about.pid,
-        "host": about.host,
-        "contract": about.contract,
-        "engine": about.engine,
-        "nodes": str(task.topology.nodes or ""),
-        "command": redact_command(task.command.argv),
-    }
+def _started(view: node_view.View, task: Task) -> dict[str, event_log.Value]:
+    about = {name: getattr(view, name) for name in ("version", "pid", "host", "contract", "engine")}
+    return {**about, "nodes": str(task.topology.nodes or ""), "command": redact_command(task.command.argv)}

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.runtime_directory import PROGRESS, PROGRESS_END
+from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
 from trainer_launch.model.codec import Count
 from trainer_launch.observability.report import MAX_METRICS, MAX_NAME
@@ -44,14 +45,18 @@ class Progress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def read(folder: str) -> tuple[Progress, ...]:
     """The latest reports of all processes of a run, lowest rank first; invalid files are skipped."""
+    return within(folder, (), _read, folder)
+
+
+def _read(folder: str) -> tuple[Progress, ...]:
     try:
         names = sorted(os.listdir(folder))
     except OSError:
         return ()
     files = LiveFiles(_MAX_BYTES)
     chosen = [name for name in names if name.startswith(PROGRESS) and name.endswith(PROGRESS_END)][:_MAX_FILES]
-    found = [parse(files.read(f"{folder}/{name}") or b"") for name in chosen]
-    return tuple(sorted((one for one in found if one is not None), key=_order))
+    reports = [parse(files.read(f"{folder}/{name}") or b"") for name in chosen]
+    return tuple(sorted((report for report in reports if report is not None), key=_order))
 
 
 def first(reports: Sequence[Progress]) -> Progress | None:
@@ -62,14 +67,14 @@ def first(reports: Sequence[Progress]) -> Progress | None:
 def parse(text: bytes) -> Progress | None:
     """A report file's content; None when it is not one."""
     try:
-        found: Progress = codec.decode(Progress, text, _MAX_BYTES)
+        report: Progress = codec.decode(Progress, text, _MAX_BYTES)
     except codec.MessageError:
         return None
     # Prometheus takes no lone surrogates.
-    told = {**found.metrics, **{name: float(word) for name, word in found.not_finite.items()}}
-    metrics = {name.encode(errors="replace").decode(): value for name, value in told.items()}
-    return replace(found, metrics=metrics, not_finite={})
+    values = {**report.metrics, **{name: float(word) for name, word in report.not_finite.items()}}
+    metrics = {name.encode(errors="replace").decode(): value for name, value in values.items()}
+    return replace(report, metrics=metrics, not_finite={})
 
 
-def _order(one: Progress) -> tuple[bool, int, int]:
-    return one.rank is None, one.rank or 0, one.local_rank
+def _order(report: Progress) -> tuple[bool, int, int]:
+    return report.rank is None, report.rank or 0, report.local_rank

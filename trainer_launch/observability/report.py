@@ -57,7 +57,7 @@ def report(
     if progress is not None:
         progress = _number(progress, "progress")
         if not 0 <= progress < _PERCENT:
-            raise ValueError(f"progress is {progress}; expected a fraction from 0.0 to 1.0")
+            raise ValueError(f"progress is {progress:g}; expected a fraction from 0.0 to 1.0")
         progress = min(progress, 1.0)
     if eta_s is not None:
         eta_s = _number(eta_s, "eta_s")
@@ -88,8 +88,7 @@ def _checked(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _whole(value: object) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        advice = "; for a tensor, pass .item()" if hasattr(value, "item") else ""
-        raise TypeError(f"step is a {type(value).__name__}; expected a whole number{advice}")
+        raise TypeError(f"step is a {type(value).__name__}; expected a whole number{_advice(value)}")
     whole = int(value)
     if not 0 <= whole < MAX_STEP:
         text = whole if abs(whole) < _LARGEST else "far too large"
@@ -98,16 +97,17 @@ def _whole(value: object) -> int:
 
 
 def _number(value: object, name: str) -> float:
-    kind = type(value)
-    if isinstance(value, float):
+    """What Python, or numpy, calls a number, as a float."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is a {type(value).__name__}; expected a number{_advice(value)}")
+    try:
         return float(value)
-    if isinstance(value, numbers.Integral):
-        whole = int(value)
-        return whole if abs(whole) < _LARGEST else math.inf if whole > 0 else -math.inf
-    if isinstance(value, numbers.Real):  # numpy's
-        return float(value)
-    advice = "; for a tensor, pass .item()" if hasattr(value, "item") else ""
-    raise TypeError(f"{name} is a {kind.__name__}; expected a number{advice}")
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+
+
+def _advice(value: object) -> str:
+    return "; for a tensor, pass .item()" if hasattr(value, "item") else ""
 
 
 class _Reporter:
@@ -121,14 +121,14 @@ class _Reporter:
         self._is_writing = False
         self._due_s = 0.0
         self._at_s = 0.0
-        self._said: dict[str, Any] = {"step": None, "progress": None, "eta_s": None, "metrics": {}}
+        self._values: dict[str, Any] = {"step": None, "progress": None, "eta_s": None, "metrics": {}}
         self._first_at_s: float | None = None
         self._first_step: int | None = None
         self._checkpoint_s = 0.0
         self._saves_since_s: float | None = None
 
-    def note(self, said: Mapping[str, Any], checkpointing: bool | None) -> None:
-        """Take in what was said; write it when it is time, and at once when all is done."""
+    def note(self, values: Mapping[str, Any], checkpointing: bool | None) -> None:
+        """Take in what the script reports; write it when it is time, and at once when all is done."""
         with self._lock:
             if not self._is_set_up:
                 self._set_up()
@@ -137,12 +137,12 @@ class _Reporter:
             self._at_s = time.monotonic()
             if self._first_at_s is None:
                 self._first_at_s = self._at_s
-            ends = said["progress"] == 1.0 and self._said["progress"] != 1.0
+            ends = values["progress"] == 1.0 and self._values["progress"] != 1.0
             turns = checkpointing is not None and self._save(checkpointing)
-            for name, value in said.items():
+            for name, value in values.items():
                 if value is not None:
-                    self._said[name] = value
-            self._first_step = self._said["step"] if self._first_step is None else self._first_step
+                    self._values[name] = value
+            self._first_step = self._values["step"] if self._first_step is None else self._first_step
             self._is_held_back = True
             if self._at_s >= self._due_s or ends or turns:
                 self._write()
@@ -176,7 +176,7 @@ class _Reporter:
             return
         self._is_writing = True
         try:
-            runtime_directory.replace(self._path, self._values())
+            runtime_directory.replace(self._path, self._content())
             self._is_held_back = False
         except OSError:
             pass  # the folder is gone or full; training is not concerned
@@ -184,15 +184,15 @@ class _Reporter:
             self._due_s = self._at_s + EVERY_S
             self._is_writing = False
 
-    def _values(self) -> dict[str, object]:
-        metrics = self._said["metrics"]
+    def _content(self) -> dict[str, object]:
+        metrics = self._values["metrics"]
         return {
             "rank": self._rank,
             "local_rank": self._local_rank,
             "pid": os.getpid(),
             "at_s": self._at_s,
             "time_s": time.time() - (time.monotonic() - self._at_s),
-            **self._said,
+            **self._values,
             "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
             "not_finite": {name: str(value) for name, value in metrics.items() if not math.isfinite(value)},
             "first_at_s": self._first_at_s,

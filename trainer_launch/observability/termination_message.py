@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.host.slow_files import within
 from trainer_launch.model import Outcome, Verdict, goodput
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.settings import Settings
@@ -49,10 +50,10 @@ def conclude(ended: Outcome, task: Task, settings: Settings, observer: Observer)
 def _is_told_below(observer: Observer, path: str) -> bool:
     """Whether a launcher that a shim started below this one has told its end: it knows the ranks."""
     begin = b"reason="
-    if observer.view.engine != "plain" or LiveFiles(len(begin)).read(path) != begin:
+    if observer.view.engine != "plain" or within(path, None, LiveFiles(len(begin)).read, path) != begin:
         return False
     with contextlib.suppress(OSError):
-        return os.stat(path).st_mtime >= observer.view.started_s
+        return within(path, 0.0, lambda: os.stat(path).st_mtime) >= observer.view.started_s
     return False
 
 
@@ -64,6 +65,12 @@ def refuse(problem: LaunchError, path: str) -> None:
 def write_termination_message(text: str, path: str) -> None:
     """Write the pod's termination message; the default file exists only in Kubernetes."""
     default = Settings.model_fields["termination_log"].default
-    if path == default and not Path(path).exists():
+    if path == default and not within(path, False, Path(path).exists):
         return  # not in a Kubernetes container
-    outcome.write_termination_message(text, path, create=path != default)
+    if not within(path, False, _write, text, path, path != default):
+        _log.warning("cannot write the termination message: the file server of %s does not answer", path)
+
+
+def _write(text: str, path: str, create: bool) -> bool:
+    outcome.write_termination_message(text, path, create=create)
+    return True

@@ -86,6 +86,8 @@ def parse_command(argv: Sequence[str]) -> Command:
             "missing command; write it after --, as in: -- python train.py --lr 1e-3 "
             "(in a manifest: the container's args)"
         )
+    if words[0].startswith("-m") and words[0] != "-m":  # python takes -mpkg.mod for -m pkg.mod
+        words = ("-m", words[0][2:], *words[1:])
     name = _base(words[0])
     if words[0] == "-m" and len(words) > 1:
         return _module(words, (), words[1:])

@@ -7,6 +7,7 @@ hang in the kernel they leave to children.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from trainer_launch.host import cgroup, deadline_subprocess, dns, network, shm
 from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.cgroup import process_limits as read_limits
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
+from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import Host, Job, Topology
 from trainer_launch.model.findings import Fault, Finding, Report, Status, raised
@@ -31,7 +33,7 @@ from trainer_launch.planning import engines
 from trainer_launch.planning.command import Command
 from trainer_launch.planning.job import place
 from trainer_launch.planning.reading import Reading
-from trainer_launch.preflight.gpu.devices import Cards, cards
+from trainer_launch.preflight.gpu.collect import Cards, collect
 
 LIMIT_S = 5.0  # for a check that does not say otherwise
 STATE_FILE = "preflight.json"  # the report, in --state-dir
@@ -40,6 +42,8 @@ _THREAD = "check "  # and the check's name
 _HOSTS_FILE = "etc/hosts"
 _HOSTS_BYTES = 1 << 20
 _NO_LIMITS = Limits(nofile_soft=None, nofile_hard=None, memlock_bytes=None, ephemeral_ports=None)
+_ORDER = (Status.SKIPPED, Status.PASS, Status.UNKNOWN, Status.WARN, Status.FAIL)
+_states: dict[str, Status | None] = {}
 Context = TypeVar("Context")
 _About = TypeVar("_About")
 _Found = TypeVar("_Found")
@@ -160,6 +164,12 @@ class Subject(Struct, frozen=True, kw_only=True):
         return self.workers * (self.topology.nodes.max if self.topology.nodes else 1)
 
     @property
+    def way_out(self) -> str | None:
+        """The first interface that leads to other nodes."""
+        names = (interface.name for interface in self.interfaces if interface.is_up and not interface.is_local_only)
+        return next(names, None)
+
+    @property
     def may_use_gpus(self) -> bool:
         """Whether the job's workers may have GPUs, also where this container, an init container, was given none."""
         promised = self.env.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none")
@@ -219,7 +229,8 @@ def with_gpus(subject: Subject, level: str) -> Subject:
     if not gpus.count or not gpus.is_nvidia:
         return subject
     python = command.python[0] if command is not None and command.python else sys.executable
-    return replace(subject, cards=cards(subject.env, python, level, gpus.count, subject.left_s))
+    made = functools.partial(collect, subject.env, python, level, gpus.count, subject.left_s)
+    return replace(subject, cards=Cards(made, level))
 
 
 def with_network(subject: Subject, root: Path = Path("/")) -> Subject:
@@ -228,19 +239,8 @@ def with_network(subject: Subject, root: Path = Path("/")) -> Subject:
         subject,
         interfaces=network.interfaces(),
         adapters=network.adapter_ports(root),
-        hosts_file=_hosts(root / _HOSTS_FILE),
+        hosts_file=(LiveFiles(_HOSTS_BYTES).read(str(root / _HOSTS_FILE)) or b"").decode(errors="replace"),
     )
-
-
-def _hosts(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read(_HOSTS_BYTES)
-    except OSError:
-        return ""
-
-
-# -- running them ------------------------------------------------------------------------------
 
 
 def at_once(about: Sequence[_About], work: Callable[[_About], _Found], most: int) -> dict[_About, _Found]:
@@ -268,34 +268,16 @@ def run(
     )
 
 
-_states: dict[str, Status | None] = {}
-
-
 def states() -> dict[str, Status | None]:
     """The worst status of each check that has begun; None: it has not ended yet."""
     return dict(_states)
 
 
-def still_running() -> list[str]:
-    """The checks that have not ended yet."""
-    return [name for name, status in states().items() if status is None]
-
-
-def _worst(findings: Iterable[Finding]) -> Status:
-    return max((finding.status for finding in findings), key=_ORDER.index, default=Status.SKIPPED)
-
-
-_ORDER = (Status.SKIPPED, Status.PASS, Status.UNKNOWN, Status.WARN, Status.FAIL)
-
-
 class _Running:
     def __init__(self, check: Check[Subject], subject: Subject, limit_s: float | None) -> None:
-        self._check = check
-        self._subject = subject
+        self._check, self._subject = check, subject
         self._limit_s = check.limit_s(subject) if limit_s is None else limit_s
-        self._found: tuple[Finding, ...] = ()
-        self._problem = ""
-        self._took_s = 0.0
+        self._findings: tuple[Finding, ...] | None = None
         self._began_s = time.monotonic()
         self._thread = self._start()
 
@@ -306,24 +288,19 @@ class _Running:
         began_s = time.monotonic()
         _states[self._check.id] = None
         try:
-            self._found = tuple(self._check.run(self._subject))
+            findings = tuple(self._check.run(self._subject))
         except Exception as problem:  # noqa: BLE001  a check that is wrong must not stop the job
-            self._problem = f"internal error in this check: {type(problem).__name__}: {problem}"
-        self._took_s = time.monotonic() - began_s
-        _states[self._check.id] = Status.UNKNOWN if self._problem else _worst(self._found)
+            why = f"internal error in this check: {type(problem).__name__}: {problem}"
+            findings = (self._check.unknown(why),)
+        self._findings = tuple(replace(finding, took_s=time.monotonic() - began_s) for finding in findings)
+        _states[self._check.id] = max((one.status for one in findings), key=_ORDER.index, default=Status.SKIPPED)
 
     def findings(self) -> tuple[Finding, ...]:
         """What it found, at the latest when its time is up."""
         thread = self._thread or self._start()  # where none was allowed before, one may have ended
-        if thread is None:
-            return (self._unknown(NO_THREAD),)
-        thread.join(max(0.0, self._began_s + self._limit_s - time.monotonic()))
-        if thread.is_alive():
-            return (self._unknown(f"it did not finish within {self._limit_s:g} s"),)
-        if self._problem:
-            return (self._unknown(self._problem),)
-        return tuple(replace(finding, took_s=self._took_s) for finding in self._found)
-
-    def _unknown(self, text: str) -> Finding:
-        took_s = self._took_s or time.monotonic() - self._began_s
-        return self._check.unknown(text, took_s=took_s)
+        if thread is not None:
+            thread.join(max(0.0, self._began_s + self._limit_s - time.monotonic()))
+        if self._findings is not None:
+            return self._findings
+        why = NO_THREAD if thread is None else f"it did not finish within {self._limit_s:g} s"
+        return (self._check.unknown(why, took_s=time.monotonic() - self._began_s),)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from trainer_launch.model.findings import Basis, Checksum, Fault, Finding, Measure, Scope, Status
 from trainer_launch.model.units import all_of, counted, grouped, listed
@@ -57,10 +57,10 @@ def findings(
     names: Sequence[str], measures: Sequence[Sequence[Measure]], table: Table, shares: Shares | None = None
 ) -> list[Finding]:
     """What all nodes' measures come to; `names` say whose they are."""
-    found: list[Finding] = []
+    judged: list[Finding] = []
     for kind, model, cards in _groups(measures, table, shares or Shares()):
-        found += _judged(kind, model, cards, names, table)
-    return found
+        judged += _judged(kind, model, cards, names, table)
+    return judged
 
 
 def of_pairs(rates: Sequence[float], model: str, table: Table) -> list[Finding]:
@@ -74,15 +74,16 @@ def of_pairs(rates: Sequence[float], model: str, table: Table) -> list[Finding]:
     action = (
         "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, save it with"
     )
-    return [_of_job(_PAIR, text, measures, reference, f"{action} --report FILE.json and pass that as --reference")]
+    action += " --report FILE.json and pass that as --reference"
+    return [_of_job(_PAIR, text, measures, reference, action=action)]
 
 
 def _groups(
     measures: Sequence[Sequence[Measure]], table: Table, shares: Shares
 ) -> Iterator[tuple[Kind, str, list[_Card]]]:
     """Cards that can be compared: of one model, by one measure in one unit."""
-    pairs = ((node, one) for node, its in enumerate(measures) for one in its)
-    groups = grouped(((one.name, one.model, one.unit), (node, one)) for node, one in pairs)
+    pairs = ((node, measure) for node, its in enumerate(measures) for measure in its)
+    groups = grouped(((measure.name, measure.model, measure.unit), (node, measure)) for node, measure in pairs)
     for (name, model, _), members in groups.items():
         kind = kind_of(name)
         if kind is not None:
@@ -92,43 +93,33 @@ def _groups(
 def _cards(
     kind: Kind, members: Sequence[tuple[int, Measure]], reference: Reference | None, shares: Shares
 ) -> list[_Card]:
+    """Each card beside the reference, and beside its peers: the others that are no shorter than it allows."""
     floor = 0.0 if reference is None else shares.share(kind) * reference.value
-    good = sorted(one.value for _, one in members if one.value >= floor)
-    ordered = good if reference is not None and good else sorted(one.value for _, one in members)
-    cards = []
+    values = [measure.value for _, measure in members]
+    good = [value for value in values if value >= floor] or values
+    of_all = _middle(good)
 
     @functools.cache
-    def others(value: float | None) -> tuple[float | None, float]:
-        """The median without one of these values, and how far the rest lie from it."""
-        rest = list(ordered)
-        if value is not None:
-            rest.remove(value)
-        return _spread(rest)
+    def of_others(value: float) -> tuple[float | None, float]:
+        """Their median, and how far they lie from it; one among many moves neither."""
+        if len(good) > _MANY or value not in good:
+            return of_all
+        at = good.index(value)
+        return _middle([*good[:at], *good[at + 1 :]])
 
-    for node, one in members:
-        is_among = one.value >= floor or len(ordered) == len(members)
-        # One among many moves no median.
-        middle, spread = others(one.value if is_among and len(ordered) <= _MANY else None)
-        share = shares.peers(kind)
-        is_behind = middle is not None and one.value < min(share * middle, middle - SIGMAS * spread)
-        cards.append(
-            _Card(
-                node=node,
-                measure=one,
-                of_reference=None if reference is None else one.value / reference.value,
-                of_peers=one.value / middle if middle else None,
-                is_short=reference is not None and one.value < floor,
-                is_behind=is_behind,
-            )
-        )
+    cards = []
+    for node, measure in members:
+        middle, spread = of_others(measure.value)
+        enough = 0.0 if middle is None else min(shares.peers(kind) * middle, middle - SIGMAS * spread)
+        of_reference = None if reference is None else measure.value / reference.value
+        of_peers = measure.value / middle if middle else None
+        cards.append(_Card(node, measure, of_reference, of_peers, measure.value < floor, measure.value < enough))
     return cards
 
 
-def _spread(values: Sequence[float]) -> tuple[float | None, float]:
-    if not values:
-        return None, 0.0
-    middle = statistics.median(values)
-    return middle, deviation(values, middle)
+def _middle(values: Sequence[float]) -> tuple[float | None, float]:
+    middle = statistics.median(values) if values else None
+    return middle, 0.0 if middle is None else deviation(values, middle)
 
 
 def deviation(values: Iterable[float], middle: float) -> float:
@@ -158,22 +149,19 @@ def _of_node(
     kind: Kind, status: Status, name: str, cards: Sequence[_Card], *, is_whole: bool, reference: Reference | None
 ) -> Finding:
     worst = min(cards, key=lambda card: card.measure.value)
-    one = worst.measure
+    measure = worst.measure
     where = name if is_whole else f"{name}, GPU {', '.join(str(card.measure.gpu) for card in cards)}"
     parts = [f"{worst.of_peers:.0%} of what the others of its model do"] if worst.of_peers is not None else []
     if worst.of_reference is not None and reference is not None:
         parts.insert(0, f"{worst.of_reference:.0%} of the reference {reference.value:g}")
-    return Finding(
-        check=kind.name,
-        status=status,
-        fault=Fault.NODE if status is Status.FAIL else None,
+    return _finding(
+        kind,
+        status,
+        f"{where} delivers {measure.value:.4g} {measure.unit} "
+        f"({measure.name}, {measure.model or 'unknown model'}): {' and '.join(parts)}",
+        (measure.value, measure.unit, reference),
         scope=Scope.NODE if is_whole else Scope.GPU,
         subject=where,
-        text=f"{where} delivers {one.value:.4g} {one.unit} ({one.name}, {one.model or 'unknown model'}): "
-        f"{' and '.join(parts)}",
-        measured=round(one.value, 2),
-        expected=None if reference is None else round(reference.value, 2),
-        unit=one.unit,
         basis=Basis.BOTH if status is Status.FAIL else Basis.PEER,
         evidence=tuple(_evidence(card, name) for card in cards[:_SHOWN]) if len(cards) > 1 else (),
         action=kind.action,
@@ -188,49 +176,45 @@ def _short(
     text = f"{model}: less {measures[0].name} than expected on {which}, {_median(measures):.4g} "
     text += f"{reference.unit} in the median, {_median(measures) / reference.value:.0%} of the reference "
     text += f"{reference.value:g}, while they hardly differ from the others"
-    found = _of_job(kind, text, measures, reference, _JOB_ACTION)
-    if n_cards > _SHOWN:
-        return found
-    shown = tuple(_evidence(card, names[card.node]) for card in short)
-    return replace(found, evidence=shown)
+    shown = tuple(_evidence(card, names[card.node]) for card in short) if n_cards <= _SHOWN else ()
+    return _of_job(kind, text, measures, reference, action=_JOB_ACTION, evidence=shown)
 
 
-def _of_job(kind: Kind, text: str, measures: Sequence[Measure], reference: Reference, action: str) -> Finding:
-    return Finding(
-        check=kind.name,
-        status=Status.WARN,
-        scope=Scope.JOB,
-        text=text,
-        measured=round(_median(measures), 2),
-        expected=round(reference.value, 2),
-        unit=reference.unit,
-        basis=Basis.ABSOLUTE,
-        action=action,
-    )
+def _of_job(kind: Kind, text: str, measures: Sequence[Measure], reference: Reference, **more: Any) -> Finding:
+    figures = (_median(measures), reference.unit, reference)
+    return _finding(kind, Status.WARN, text, figures, scope=Scope.JOB, basis=Basis.ABSOLUTE, **more)
 
 
 def _well(
     kind: Kind, model: str, cards: Sequence[_Card], reference: Reference | None, *, is_known: bool
 ) -> Finding:
     values = [card.measure.value for card in cards]
-    one = cards[0].measure
+    measure = cards[0].measure
     text = f"{counted(len(cards), 'GPU')} ({model or 'unknown model'}): "
-    text += f"{min(values):.4g} to {max(values):.4g} {one.unit} "
-    text += f"of {one.name}"
+    text += f"{min(values):.4g} to {max(values):.4g} {measure.unit} "
+    text += f"of {measure.name}"
     has_peers = len(cards) > 1
     if reference is None:
         text += f"; no reference tells {'this of it' if is_known else 'of this model'}"
         text += ", so they were only compared with each other" if has_peers else ""
-    return Finding(
-        check=kind.name,
-        status=Status.PASS if reference is not None or (is_known and has_peers) else Status.UNKNOWN,
+    return _finding(
+        kind,
+        Status.PASS if reference is not None or (is_known and has_peers) else Status.UNKNOWN,
+        text,
+        (min(values), measure.unit, reference),
         scope=Scope.JOB,
-        text=text,
-        measured=round(min(values), 2),
-        expected=None if reference is None else round(reference.value, 2),
-        unit=one.unit,
         basis=Basis.PEER if reference is None else Basis.BOTH if has_peers else Basis.ABSOLUTE,
     )
+
+
+def _finding(
+    kind: Kind, status: Status, text: str, figures: tuple[float, str, Reference | None], **more: Any
+) -> Finding:
+    """`figures` are what was measured, its unit, and what it should be."""
+    measured, unit, reference = figures
+    more |= {"measured": round(measured, 2), "expected": None if reference is None else round(reference.value, 2)}
+    fault = Fault.NODE if status is Status.FAIL else None
+    return Finding(check=kind.name, status=status, fault=fault, text=text, unit=unit, **more)
 
 
 def _evidence(card: _Card, name: str) -> str:
@@ -238,7 +222,7 @@ def _evidence(card: _Card, name: str) -> str:
 
 
 def _median(measures: Iterable[Measure]) -> float:
-    return statistics.median(one.value for one in measures)
+    return statistics.median(measure.value for measure in measures)
 
 
 # -- the same numbers through the same kernels must come to the same bits ----------------------
@@ -249,12 +233,12 @@ _ACTION = "do not train on it: have the card tested (dcgmi diag -r 3) or replace
 
 
 def differing(nodes: Mapping[str, Sequence[Checksum]]) -> Iterator[Finding]:
-    """A finding for each GPU that the majority of its kind contradicts; `nodes` by name, "" for this one."""
-    kinds = grouped((one.kind, (node, one)) for node, its in nodes.items() for one in its)
-    found = [finding for kind, members in kinds.items() for finding in _of_kind(kind, members)]
-    yield from found
+    """A finding for each GPU that the majority of its kind contradicts; `nodes` by name, "" for this checksum."""
+    kinds = grouped((checksum.kind, (node, checksum)) for node, its in nodes.items() for checksum in its)
+    differing = [finding for kind, members in kinds.items() for finding in _of_kind(kind, members)]
+    yield from differing
     count = sum(map(len, kinds.values()))
-    if count and not found:
+    if count and not differing:
         text = "one GPU: there is nothing to compare it with"
         text = f"{count} GPUs compute identical results" if count > 1 else text
         text += f", in {len(kinds)} kinds of card and libraries" if len(kinds) > 1 else ""
@@ -262,7 +246,7 @@ def differing(nodes: Mapping[str, Sequence[Checksum]]) -> Iterator[Finding]:
 
 
 def _of_kind(kind: str, members: Sequence[tuple[str, Checksum]]) -> Iterator[Finding]:
-    groups = grouped((one.value, (node, one)) for node, one in members)
+    groups = grouped((checksum.value, (node, checksum)) for node, checksum in members)
     if len(groups) < 2:
         return
     ordered = sorted(groups.values(), key=len, reverse=True)
@@ -274,8 +258,11 @@ def _of_kind(kind: str, members: Sequence[tuple[str, Checksum]]) -> Iterator[Fin
 
 
 def _odd(kind: str, node: str, its: Sequence[Checksum], most: int) -> Finding:
-    where, gpus = f" of {node}" if node else "", ", ".join(f"GPU {one.gpu}" for one in its)
-    cards = ", ".join(f"GPU {one.gpu}{where} ({one.uuid})" if one.uuid else f"GPU {one.gpu}{where}" for one in its)
+    where, gpus = f" of {node}" if node else "", ", ".join(f"GPU {checksum.gpu}" for checksum in its)
+    cards = ", ".join(
+        f"GPU {checksum.gpu}{where} ({checksum.uuid})" if checksum.uuid else f"GPU {checksum.gpu}{where}"
+        for checksum in its
+    )
     return gpu_checksum.failed(
         Fault.NODE,
         f"{cards} computes wrong results: {most} others of its kind ({kind}) agree on another result",
@@ -288,11 +275,13 @@ def _odd(kind: str, node: str, its: Sequence[Checksum], most: int) -> Finding:
 
 
 def _undecided(kind: str, members: Sequence[tuple[str, Checksum]]) -> Finding:
-    told = [f"GPU {one.gpu}{f' of {node}' if node else ''} ({one.value[:8]})" for node, one in members]
+    cards = [
+        f"GPU {checksum.gpu}{f' of {node}' if node else ''} ({checksum.value[:8]})" for node, checksum in members
+    ]
     return gpu_checksum.failed(
         Fault.NODE,
         f"the same product differs between GPUs of one kind ({kind}), and no value has a majority: one of "
-        f"{listed(told, _GPUS_SHOWN)} computes wrong results",
+        f"{listed(cards, _GPUS_SHOWN)} computes wrong results",
         scope=Scope.JOB,
         basis=Basis.PEER,
         action=_ACTION,

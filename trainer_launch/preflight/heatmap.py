@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from html import escape
 
+from trainer_launch.model.units import grouped
 from trainer_launch.observability.html import clean
 from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.fault_isolation import Pair
@@ -42,12 +43,7 @@ def drawn(seen: PairTests) -> str:
 def legend(seen: PairTests) -> str:
     """What the picture shows, in a sentence."""
     colors = "dark: slow; black: failed; outlined in red: faulty; empty: not tested"
-    return f"Slowest test of each pair in {_unit(seen)[0]}; {colors}."
-
-
-def _unit(seen: PairTests) -> tuple[str, float]:
-    fastest = max((rate for rate in _slowest(seen).values() if rate is not None), default=0.0)
-    return ("GB/s", 1000.0) if fastest >= _GBYTES else ("MB/s", 1.0)
+    return f"Slowest test of each pair in {_unit(_slowest(seen))[0]}; {colors}."
 
 
 def _short(name: str) -> str:
@@ -55,14 +51,14 @@ def _short(name: str) -> str:
     return name.partition(" (")[0]
 
 
-def _slowest(seen: PairTests) -> Mapping[Pair, float | None]:
-    """Each pair once, with the slowest of its tests in MB/s, or None where one failed."""
-    worst: dict[Pair, float | None] = {}
-    for test in seen.tests:
-        rate = test.rate / MBYTE if test.is_whole else None
-        before = worst.get(test.ends, rate)
-        worst[test.ends] = None if rate is None or before is None else min(rate, before)
-    return worst
+def _slowest(seen: PairTests) -> Mapping[Pair, float]:
+    """Each pair once, with the slowest of its tests in MB/s, 0 where one failed."""
+    rates = grouped((test.ends, test.rate / MBYTE if test.is_whole else 0.0) for test in seen.tests)
+    return {ends: min(its) for ends, its in rates.items()}
+
+
+def _unit(rates: Mapping[Pair, float]) -> tuple[str, float]:
+    return ("GB/s", 1000.0) if max(rates.values(), default=0.0) >= _GBYTES else ("MB/s", 1.0)
 
 
 def _faulty_nodes(seen: PairTests) -> list[int]:
@@ -72,7 +68,6 @@ def _faulty_nodes(seen: PairTests) -> list[int]:
 def _nodes(seen: PairTests, names: list[str], side: int) -> Iterator[str]:
     """A row for each node: its name, where its tests may be, and its number on the diagonal."""
     faulty = set(_faulty_nodes(seen))
-    size = min(12, side // 2)
     for node, name in enumerate(names):
         look = f'fill="{_FAULTY}" font-weight="bold"' if node in faulty else ""
         middle = side * node + side // 2
@@ -80,23 +75,21 @@ def _nodes(seen: PairTests, names: list[str], side: int) -> Iterator[str]:
         if side >= _LEAST_LETTER_PX or node in faulty:
             yield _text(-4, middle, _short(name), f'text-anchor="end" dominant-baseline="central" {look}')
         if side >= _LEAST_LETTER_PX:
-            yield _text(middle, middle, str(node), f'{_CENTERED} font-size="{size}" {look}')
+            yield _text(middle, middle, str(node), f'{_CENTERED} font-size="{min(12, side // 2)}" {look}')
 
 
 def _squares(seen: PairTests, names: list[str], side: int) -> Iterator[str]:
     rates = _slowest(seen)
-    fastest = max((rate for rate in rates.values() if rate is not None), default=0.0) or 1.0
-    unit, size = _unit(seen)
+    unit, size = _unit(rates)
+    fastest = max(rates.values(), default=0.0) or 1.0
     for ends, rate in rates.items():
         column, row = min(ends), max(ends)
-        color = _FAILED if rate is None else _shade(rate / fastest)
-        figure = "failed" if rate is None else _figure(rate / size)
-        words = figure if rate is None else f"{figure} {unit}"
-        title = f"{names[column]} - {names[row]}: {words}"
-        yield _rect((column, row, 1, 1), side, f'fill="{color}" stroke="white"', title)
+        figure = f"{rate / size:.4g}" if rate else "failed"
+        title = f"{names[column]} - {names[row]}: {figure}{f' {unit}' if rate else ''}"
+        yield _rect((column, row, 1, 1), side, f'fill="{_shade(rate / fastest)}" stroke="white"', title)
         if len(names) <= _MOST_FIGURES:
-            is_dark = rate is None or rate < 0.5 * fastest
-            look = f'{_CENTERED} font-size="11" fill="{"white" if is_dark else "black"}" pointer-events="none"'
+            color = "white" if rate < 0.5 * fastest else "black"
+            look = f'{_CENTERED} font-size="11" fill="{color}" pointer-events="none"'
             yield _text(side * column + side // 2, side * row + side // 2, figure, look)
 
 
@@ -112,13 +105,10 @@ def _outlines(seen: PairTests, n_nodes: int, side: int) -> Iterator[str]:
 
 def _shade(share: float) -> str:
     """The color of a rate, as a share of the fastest."""
+    if not share:
+        return _FAILED
     red, green, blue = (round(slow + share * (fast - slow)) for slow, fast in zip(_SLOW, _FAST, strict=True))
     return f"#{red:02x}{green:02x}{blue:02x}"
-
-
-def _figure(rate: float) -> str:
-    """A rate in three digits, or four before the point."""
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _rect(place: tuple[int, int, int, int], side: int, look: str, title: str = "") -> str:

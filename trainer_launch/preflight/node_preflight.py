@@ -24,16 +24,19 @@ from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.observability import live
 from trainer_launch.preflight import gpu_judgement, registry, report_formats, thresholds
-from trainer_launch.preflight.check import Check, Needs, Subject, Where, run, still_running, with_gpus
+from trainer_launch.preflight.check import Check, Needs, Subject, Where, run, with_gpus
 from trainer_launch.preflight.check import states as check_states
 from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
 from trainer_launch.preflight.cluster.nodes import Stage
 from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.container import dns_checks
-from trainer_launch.preflight.gpu import load_checks
-from trainer_launch.preflight.gpu.devices import Cards
+from trainer_launch.preflight.gpu import checks as gpu_checks
 from trainer_launch.preflight.mpi import launcher_checks
 from trainer_launch.preflight.report_formats import Place
+
+LOUD = (Status.FAIL, Status.WARN)
+_UNDO_S = 5.0
+_NOWHERE = Place(host=os.uname().nodename, node_rank=None, nodes=None, contract="")
 
 
 class Selection(Struct, frozen=True):
@@ -67,7 +70,7 @@ class Selection(Struct, frozen=True):
     def level(self, settings: Settings) -> str:
         """How far to look at GPUs: no load for checks that do not need it, or where gpu-load is not to be run."""
         needing = {check.id for check in registry.CHECKS if check.needs is Needs.LOAD}
-        is_idle = load_checks.gpu_load.id in self.skipped or (self.chosen and not needing & set(self.chosen))
+        is_idle = gpu_checks.gpu_load.id in self.skipped or (self.chosen and not needing & set(self.chosen))
         return "quick" if is_idle else settings.level
 
 
@@ -104,30 +107,20 @@ def _with(told: Told, more: Sequence[Finding]) -> Told:
 
 
 def _without_others(subject: Subject, settings: Settings, selection: Selection, doing: Doing) -> Told:
-    """This container, and an MPI launcher's hosts."""
-    _, shares = thresholds.parse_flag(settings.threshold)
+    """This container with its GPUs, and an MPI launcher's hosts."""
     report = selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))
-    table = thresholds.load_table(settings.reference)
-    judged, measured = judged_alone(subject.cards, table, shares, subject.host.hostname)
-    told = _with(Told(report, measured), selection.loud(judged))
+    figures, sums = node_facts.measured(subject.cards)
+    told = Told(report, figures)
+    if figures or sums:
+        table, (_, shares) = thresholds.load_table(settings.reference), thresholds.parse_flag(settings.threshold)
+        slow = gpu_judgement.findings([subject.host.hostname], [figures], table, shares)
+        told = _with(told, selection.loud([*gpu_judgement.differing({"": sums}), *slow]))
     if not launcher_checks.concerns(subject):
         return told
     wanted = [check for check in selection.at(Where.MPI) if check.id not in selection.skipped]
     doing.waiting = lambda: f"waiting for the hosts {launcher_checks.named(subject)}"
     left_s = settings.wait_timeout - report.took_s
-    found = launcher_checks.findings(subject, settings, wanted, left_s)
-    return _with(told, [raised(one, selection.fatal) for one in found])
-
-
-def judged_alone(
-    cards: Cards | None, table: thresholds.Table, shares: thresholds.Shares, name: str
-) -> tuple[list[Finding], Sequence[Measure]]:
-    """The judgement of GPUs where no other node takes part in it; `name` is this node's."""
-    figures, sums = node_facts.measured(cards)
-    if not figures and not sums:
-        return [], ()
-    found = [*gpu_judgement.differing({"": sums}), *gpu_judgement.findings([name], [figures], table, shares)]
-    return found, figures
+    return _with(told, selection.loud(launcher_checks.findings(subject, settings, wanted, left_s)))
 
 
 def _together(subject: Subject, settings: Settings, selection: Selection, doing: Doing) -> Told:
@@ -177,12 +170,6 @@ def place_of(subject: Subject) -> Place:
     )
 
 
-# -- merged findings ----------------------------------------------------------------------------
-
-
-LOUD = (Status.FAIL, Status.WARN)
-
-
 def merged(
     own: Sequence[Finding], decided: Sequence[Finding], name: str, checks: Collection[str]
 ) -> tuple[Finding, ...]:
@@ -220,13 +207,6 @@ def explained(own: Sequence[Finding], decided: Sequence[Finding], *, is_shared: 
             yield replace(finding, status=Status.WARN, fault=None)
         else:
             yield finding
-
-
-# -- when stopped -------------------------------------------------------------------------------
-
-
-_UNDO_S = 5.0
-_NOWHERE = Place(host=os.uname().nodename, node_rank=None, nodes=None, contract="")
 
 
 class Doing:
@@ -273,7 +253,11 @@ class Doing:
         self.is_over = True
         _in_time(self.view.close)
         code = exit_codes.of_signal(number) if number == signal.SIGINT else exit_codes.STOPPED
-        text = stopped(number, time.monotonic() - self._began_s, self.waiting(), still_running())
+        parts = [self.waiting()] if self.waiting() else []
+        running = [name for name, status in check_states().items() if status is None]
+        parts += [f"running checks: {', '.join(running)}"] if running else []
+        after_s, what = time.monotonic() - self._began_s, "; ".join(parts) or "starting"
+        text = f"stopped by {signal_name(number)} after {after_s:.0f} s, while {what}"
         logs.warn(f"Preflight {text} (exit code {code})")
         self._write_message(report_formats.stopped(self.place, code, text))
         _in_time(self.undo)
@@ -285,10 +269,3 @@ def _in_time(act: Callable[[], None]) -> None:
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(_UNDO_S)
-
-
-def stopped(number: int, after_s: float, waiting: str, checks: list[str]) -> str:
-    """`stopped by SIGTERM after 12 s while …`."""
-    doing = [waiting] if waiting else []
-    doing += [f"running checks: {', '.join(checks)}"] if checks else []
-    return f"stopped by {signal_name(number)} after {after_s:.0f} s, while {'; '.join(doing) or 'starting'}"

@@ -10,7 +10,7 @@ from trainer_launch.preflight import gpu_judgement
 from trainer_launch.preflight.check import Check, Where
 from trainer_launch.preflight.cluster import node_facts, pair_results, present_nodes, shared_storage
 from trainer_launch.preflight.container import dns_checks, network_checks, resource_limits
-from trainer_launch.preflight.gpu import fact_checks, load_checks
+from trainer_launch.preflight.gpu import checks as gpu_checks
 from trainer_launch.preflight.mpi import launcher_checks
 
 CHECKS: tuple[Check[Any], ...] = (
@@ -29,20 +29,7 @@ CHECKS: tuple[Check[Any], ...] = (
     network_checks.nccl_ib_hca,
     network_checks.ports,
     network_checks.ephemeral_ports,
-    fact_checks.gpu_count,
-    fact_checks.gpu_recovery,
-    fact_checks.gpu_ecc,
-    fact_checks.gpu_remap,
-    fact_checks.gpu_mig,
-    fact_checks.gpu_memory,
-    load_checks.gpu_load,
-    load_checks.gpu_peers,
-    load_checks.gpu_network,
-    load_checks.gpu_clocks,
-    fact_checks.gpu_temperature,
-    fact_checks.gpu_pcie,
-    load_checks.gpu_nvlink,
-    load_checks.gpu_xid,
+    *gpu_checks.CHECKS,
     present_nodes.all_present,
     node_facts.facts,
     node_facts.clock,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import errno
 import functools
-import json
 import os
 import tempfile
 import textwrap
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct, ValidationError, convert, to_builtins
+import msgspec
+from msgspec import Meta, Struct, to_builtins
 from msgspec.structs import asdict, replace
 
 from trainer_launch.host import files, logs
+from trainer_launch.host.deadline_subprocess import begin_thread
 from trainer_launch.model import Json
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Finding, Report, Scope, Severity, Status, Verdict
@@ -24,8 +24,33 @@ from trainer_launch.model.units import listed, printable
 from trainer_launch.preflight.thresholds import REPORT, REPORT_VERSION, Reference
 
 MAX_BYTES = 1 << 20  # of a document that is read back
-_MAX_FINDINGS = 1000
 _MAX_COMPLAINT = 200
+_WIDTH = 80
+_WORDS = {
+    Verdict.PASS: "PASSED",
+    Verdict.UNKNOWN: "PASSED: nothing failed, but some results are unknown",
+    Verdict.WARN: "PASSED with warnings",
+    Verdict.RETRYABLE: "FAILED: a node or its environment is faulty; retry on other nodes",
+    Verdict.FATAL: "FAILED: fix the job; a retry will not help",
+}
+_MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
+_QUIET = (Status.PASS, Status.SKIPPED)
+_REASONS = {
+    Verdict.PASS: "PreflightPassed",
+    Verdict.UNKNOWN: "PreflightIncomplete",
+    Verdict.WARN: "PreflightWarned",
+    Verdict.RETRYABLE: "PreflightRetryable",
+    Verdict.FATAL: "PreflightFatal",
+}
+_RETRYABLE = {Verdict.RETRYABLE: "retryable=true ", Verdict.FATAL: "retryable=false "}
+_SHOWN_ALIKE = 3
+_MANY_ALIKE = 20
+_BLAMED = 6
+_FIRST_LINE = 900  # what stays readable where only the beginning is shown
+_FILE_LIMIT_S = 5.0  # a file server that is gone lets each of its callers wait for ever
+# The setting is at fault; what else may happen there is the volume's, of which a check speaks.
+_OF_THE_SETTING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS))
+PAGE, DATA = ".html", ".json"  # endings of --report
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -72,56 +97,41 @@ def finding_as_json(finding: Finding) -> dict[str, Json]:
     return {**told, "severity": finding.severity.value, "took_s": round(finding.took_s, 4)}
 
 
+class _Document(Struct, frozen=True):
+    format: str
+    version: int
+    findings: Annotated[tuple[Finding, ...], Meta(max_length=1000)]
+
+
 def parse(data: bytes) -> tuple[Finding, ...]:
     """The findings of a document. Raises ValueError: it is none, or one of another version."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES} bytes")
     try:
-        told = json.loads(data)
-    except (ValueError, RecursionError):
-        raise ValueError("it is no JSON") from None
-    if not isinstance(told, dict) or told.get("format") != REPORT or told.get("version") != REPORT_VERSION:
+        told = msgspec.json.decode(data, type=_Document)
+    except (ValueError, RecursionError) as problem:
+        raise ValueError(_complaint(problem)) from None
+    if (told.format, told.version) != (REPORT, REPORT_VERSION):
         raise ValueError(f"it is no {REPORT} document of version {REPORT_VERSION}")
-    findings = told.get("findings")
-    if not isinstance(findings, list) or len(findings) > _MAX_FINDINGS:
-        raise ValueError("it has no list of findings")
-    return tuple(map(finding_of, findings))
+    return tuple(map(in_one_line, told.findings))
 
 
 def finding_of(told: Any) -> Finding:
     """A finding made of such an object, each of its texts in one line. Raises ValueError: it is none."""
     try:
-        finding = convert(told, Finding)
-    except ValidationError as problem:
-        raise ValueError(f"no finding: {ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}") from None
+        return in_one_line(msgspec.convert(told, Finding))
+    except msgspec.ValidationError as problem:
+        raise ValueError(_complaint(problem)) from None
+
+
+def _complaint(problem: Exception) -> str:
+    return f"no finding: {ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}"
+
+
+def in_one_line(finding: Finding) -> Finding:
+    """A finding with each of its texts in one line."""
     texts = {name: printable(text, " ") for name, text in asdict(finding).items() if type(text) is str}
     return replace(finding, **texts, evidence=tuple(printable(text, " ") for text in finding.evidence))
-
-
-# -- A report for people -----------------------------------------------------------------------
-
-
-_WIDTH = 80
-_WORDS = {
-    Verdict.PASS: "PASSED",
-    Verdict.UNKNOWN: "PASSED: nothing failed, but some results are unknown",
-    Verdict.WARN: "PASSED with warnings",
-    Verdict.RETRYABLE: "FAILED: a node or its environment is faulty; retry on other nodes",
-    Verdict.FATAL: "FAILED: fix the job; a retry will not help",
-}
-MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
-_QUIET = (Status.PASS, Status.SKIPPED)
-_REASONS = {
-    Verdict.PASS: "PreflightPassed",
-    Verdict.UNKNOWN: "PreflightIncomplete",
-    Verdict.WARN: "PreflightWarned",
-    Verdict.RETRYABLE: "PreflightRetryable",
-    Verdict.FATAL: "PreflightFatal",
-}
-_SHOWN_ALIKE = 3
-_MANY_ALIKE = 20
-_BLAMED = 6
-_FIRST_LINE = 900  # what stays readable where only the beginning is shown
 
 
 def summary(verdict: Verdict) -> str:
@@ -145,11 +155,13 @@ def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
             lines += ["", *_paragraph(finding, place)]
         likewise = [finding.subject for finding in alike[_SHOWN_ALIKE:]]
         lines += _wrapped(f"likewise: {listed(likewise, _MANY_ALIKE)}", "    ", "      ") if likewise else []
-    quiet = [("passed", _names(report, Status.PASS)), ("skipped", _names(report, Status.SKIPPED))]
-    quiet.append(("silenced", report.silenced))
+    quiet = {
+        status: dict.fromkeys(one.check for one in report.findings if one.status is status) for status in _QUIET
+    }
+    names = {"passed": quiet[Status.PASS], "skipped": quiet[Status.SKIPPED], "silenced": report.silenced}
     lines += [""]
-    for word, names in quiet:
-        lines += _wrapped(f"{word}: {', '.join(names)}", "", "  ") if names else []
+    for word, its in names.items():
+        lines += _wrapped(f"{word}: {', '.join(its)}", "", "  ") if its else []
     lines += [f"report of all nodes: the log of {elsewhere}"] if elsewhere else []
     return "\n".join(lines) + "\n"
 
@@ -163,13 +175,6 @@ def line(report: Report, place: Place, code: int, elsewhere: str) -> str:
     parts = [f"Preflight {_WORDS[report.verdict]} (exit code {code})"]
     parts += [f"faulty: {blamed}"] if blamed else []
     return "; ".join((*parts, f"{here}; full report: the log of {elsewhere}")) + "\n"
-
-
-def again(report: Report, place: Place, code: int) -> str:
-    """The report in one line, where the same one was printed before."""
-    first = loud(report.findings)[0]
-    verdict = f"Preflight {_WORDS[report.verdict]} (exit code {code})"
-    return f"{verdict}; {place}: the same findings as before, {first.check}: {first.text}\n"
 
 
 def is_involved(report: Report, place: Place) -> bool:
@@ -225,13 +230,13 @@ def _alike(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
 def termination_message(report: Report, place: Place, code: int) -> str:
     """The pod's termination message, before it is cut: the first line can be read alone."""
     found = loud(report.findings)
-    first = f"reason={_REASONS[report.verdict]} exit={code} {_again(report.verdict)}{_whose(place)}"
+    first = f"reason={_REASONS[report.verdict]} exit={code} {_RETRYABLE.get(report.verdict, '')}{_whose(place)}"
     first += f" | {tally(report)}"
     if found:
         first += f": {found[0].check}: {found[0].text}"
     lines = [first if len(first) <= _FIRST_LINE else first[:_FIRST_LINE] + " ..."]
     for finding in found:
-        lines.append(f"{MARKS[finding.severity]} {finding.check}: {finding.text}")
+        lines.append(f"{_MARKS[finding.severity]} {finding.check}: {finding.text}")
         lines += [f"  What to do: {finding.action}"] if finding.action else []
     return "\n".join(lines) + "\n"
 
@@ -245,11 +250,16 @@ def _whose(place: Place) -> str:
     return f"node={'?' if place.node_rank is None else place.node_rank} host={place.host}"
 
 
+def heading(finding: Finding) -> str:
+    """What a finding begins with: `FAIL dns (node 3)`, without a subject that its text names."""
+    about = f" ({finding.subject})" if finding.subject and finding.subject not in finding.text else ""
+    return f"{_MARKS[finding.severity]} {finding.check}{about}"
+
+
 def _paragraph(finding: Finding, place: Place) -> list[str]:
-    mark = "UNKNOWN" if finding.status is Status.UNKNOWN else MARKS[finding.severity]
-    subject = "this node" if finding.subject == place.name else finding.subject
-    about = f" ({subject})" if subject and finding.subject not in finding.text else ""
-    lines = _wrapped(f"{mark} {finding.check}{about}: {finding.text}", "", "    ")
+    if finding.subject == place.name and finding.subject not in finding.text:
+        finding = replace(finding, subject="this node")
+    lines = _wrapped(f"{heading(finding)}: {finding.text}", "", "    ")
     for line in finding.evidence:
         lines += _wrapped(f"- {line}", "    ", "      ")
     return lines + (_wrapped(f"-> {finding.action}", "    ", "       ") if finding.action else [])
@@ -260,27 +270,6 @@ def _wrapped(text: str, first: str, rest: str) -> list[str]:
     return textwrap.wrap(
         text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _names(report: Report, status: Status) -> tuple[str, ...]:
-    names = dict.fromkeys(finding.check for finding in report.findings if finding.status is status)
-    return tuple(names)
-
-
-def _again(verdict: Verdict) -> str:
-    words = {Verdict.RETRYABLE: "retryable=true ", Verdict.FATAL: "retryable=false "}
-    return words.get(verdict, "")
-
-
-# -- files, tried before a preflight starts and written after its verdict, which they never change ---
-
-
-_FILE_LIMIT_S = 5.0  # a file server that is gone lets each of its callers wait for ever
-# The setting is at fault; what else may happen there is the volume's, of which a check speaks.
-_OF_THE_SETTING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS))
-
-
-PAGE, DATA = ".html", ".json"  # endings of --report
 
 
 def check_ending(path: str | None) -> None:
@@ -341,7 +330,7 @@ def _within_limit(act: Callable[[], None]) -> OSError | None:
         except OSError as problem:
             problems.append(problem)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_FILE_LIMIT_S)
+    thread = begin_thread("file", run)
+    if thread is not None:
+        thread.join(_FILE_LIMIT_S)
     return problems[0] if problems else OSError(errno.ETIMEDOUT, f"no answer in {_FILE_LIMIT_S:g} s")

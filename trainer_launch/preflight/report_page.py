@@ -13,7 +13,7 @@ from trainer_launch.observability.html import document, table
 from trainer_launch.preflight import heatmap
 from trainer_launch.preflight.cluster.node_facts import listed
 from trainer_launch.preflight.cluster.pair_results import PairTests
-from trainer_launch.preflight.report_formats import MARKS, Place, at_fault, loud, summary, tally
+from trainer_launch.preflight.report_formats import Place, at_fault, heading, loud, summary, tally
 
 _MOST_NODES = 64  # rows; what is wrong with a node comes first
 _SHEET = """
@@ -62,13 +62,10 @@ def _wrong(report: Report) -> Sequence[str]:
 
 
 def _item(finding: Finding) -> str:
-    mark = "UNKNOWN" if finding.status is Status.UNKNOWN else MARKS[finding.severity]
-    about = f" ({finding.subject})" if finding.subject and finding.subject not in finding.text else ""
     evidence = "".join(f"<li>{escape(_plain(line))}</li>" for line in finding.evidence)
     action = f'<span class="mend">What to do: {escape(_plain(finding.action))}</span>' if finding.action else ""
     return (
-        f'<li class="{_LOOKS.get(finding.severity, "")}"><b>{mark} {escape(finding.check)}</b>'
-        f"{escape(_plain(about))}: "
+        f'<li class="{_LOOKS.get(finding.severity, "")}"><b>{escape(_plain(heading(finding)))}</b>: '
         f"{escape(_plain(finding.text))}{f'<ul>{evidence}</ul>' if evidence else ''}{action}</li>"
     )
 

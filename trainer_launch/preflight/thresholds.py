@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import Meta, Struct, field
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Measure
@@ -17,22 +16,35 @@ from trainer_launch.model.units import grouped
 
 FORMAT, VERSION = "trainer-launch-references", 1  # the package's own table
 REPORT, REPORT_VERSION = "trainer-launch-preflight", 2  # that of a job; the version rises with each new key
-_FORMS = ((FORMAT, VERSION, "references"), (REPORT, REPORT_VERSION, "measured"))  # and the key of the rows
 _FAILED = ("retryable", "fatal")  # verdicts
 BUILT_IN = Path(__file__).parent / "references.json"
 MAX_BYTES = 1 << 20
-_FIELDS = ("model", "measure", "value", "unit", "source")
-_MAX_TEXT = 500
+_MAX_COMPLAINT = 200
+PAIR, PAIR_MBPS, PEERS = "pair", "pair-mbps", "peers"
+MBYTE = 1_000_000
+SHARE_OF_PLAIN_SOCKETS = 0.3
+_MAX = 1e9
 
 
-class Reference(Struct, frozen=True):
+_Text = Annotated[str, Meta(min_length=1, max_length=500)]
+
+
+class Reference(Struct, frozen=True, forbid_unknown_fields=True):
     """What one measure should come to on one model of GPU, and who says so."""
 
-    model: str
-    measure: str
-    value: float
-    unit: str
-    source: str
+    model: _Text
+    measure: _Text
+    value: Annotated[float, Meta(gt=0)]
+    unit: _Text
+    source: _Text
+
+
+class _Document(Struct, frozen=True):
+    format: str
+    version: int
+    verdict: str = ""
+    references: tuple[Reference, ...] = ()  # of a table
+    measured: tuple[Reference, ...] = ()  # of a report
 
 
 class Table(Struct, frozen=True):
@@ -81,34 +93,20 @@ def parse_table(data: bytes, name: str) -> Table:
     if len(data) > MAX_BYTES:
         raise UsageError(f"{name} is larger than {MAX_BYTES} bytes, which no reference is; {advice}")
     try:
-        document = json.loads(data)
+        document = msgspec.json.decode(data, type=_Document)
     except (ValueError, RecursionError) as problem:
-        why = problem.msg if isinstance(problem, json.JSONDecodeError) else "not readable"
-        raise UsageError(f"{name} is no JSON ({why}); {advice}") from None
-    if not isinstance(document, dict):
-        document = {}
-    form = [document.get("format"), document.get("version")]
-    key = next((key for *known, key in _FORMS if known == form), None)
-    if key is None:
+        what = f"{name} is neither a report of preflight nor a table of references"
+        raise UsageError(f"{what} ({ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}); {advice}") from None
+    rows = {(FORMAT, VERSION): document.references, (REPORT, REPORT_VERSION): document.measured}.get(
+        (document.format, document.version)
+    )
+    if rows is None:
         raise UsageError(f"{name} is neither a report of preflight nor a table of references; {advice}")
-    if document.get("verdict") in _FAILED:
+    if document.verdict in _FAILED:
         raise UsageError(f"{name} is the report of a job whose preflight failed; {advice}")
-    rows = document.get(key)
-    if not isinstance(rows, list) or not rows:
+    if not rows:
         raise UsageError(f"{name} has no measurements of GPUs; {advice}, with GPUs, on node 0")
-    return table(_row(row, f"{name}, reference {number}") for number, row in enumerate(rows, 1))
-
-
-def _row(row: Any, where: str) -> Reference:
-    if not isinstance(row, dict) or set(row) != set(_FIELDS):
-        raise UsageError(f"{where} has other fields than {', '.join(_FIELDS)}")
-    value = row["value"]
-    for name in _FIELDS:
-        if name != "value" and not (isinstance(row[name], str) and 0 < len(row[name]) <= _MAX_TEXT):
-            raise UsageError(f"{where} has a {name} that is no text of 1 to {_MAX_TEXT} characters")
-    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
-        raise UsageError(f"{where} has the value {json.dumps(value)[:40]}; expected a number above 0")
-    return Reference(**{**row, "value": float(value)})
+    return table(rows)
 
 
 def measured(measures: Sequence[Measure], day: str) -> tuple[Reference, ...]:
@@ -125,15 +123,6 @@ def measured(measures: Sequence[Measure], day: str) -> tuple[Reference, ...]:
         )
         for (model, name, unit), values in sorted(groups.items())
     )
-
-
-# -- what is enough ----------------------------------------------------------------------------
-
-
-PAIR, PAIR_MBPS, PEERS = "pair", "pair-mbps", "peers"
-MBYTE = 1_000_000
-SHARE_OF_PLAIN_SOCKETS = 0.3
-_MAX = 1e9
 
 
 class Kind(Struct, frozen=True):

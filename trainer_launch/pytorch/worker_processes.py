@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from string import Template
 
 from trainer_launch.host import runtime_directory
+from trainer_launch.host.slow_files import within
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Membership, Process, Workers
 from trainer_launch.model.errors import NodeError, UsageError
@@ -149,8 +150,15 @@ class LogFolders:
 
         Raises:
             UsageError: a folder cannot be made.
-            NodeError: the disk is full or fails.
+            NodeError: the disk is full or fails, or its server does not answer.
         """
+        place = os.path.abspath(self._workers.logs.get("log_dir") or self._workers.errors)
+        folder = within(place, None, self._begin, restarts)
+        if folder is None:
+            raise NodeError(f"the file server of {place} does not answer; run on another node")
+        return folder
+
+    def _begin(self, restarts: int) -> str:
         logs = self._workers.logs
         if logs.get("log_dir") == torchrun_options.NOWHERE:
             return ""

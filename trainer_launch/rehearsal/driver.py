@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -26,43 +27,49 @@ from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS
+from trainer_launch.model.units import counted
 from trainer_launch.observability.termination_message import use_color
 from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.job_lifecycle import Event, Exited, PodDeleted, StopAsked
-from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState, Start, Stop, own_init
+from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, Stop
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
-from trainer_launch.rehearsal.controllers.restart_decisions import State
-from trainer_launch.rehearsal.faults.grammar import Fault
 from trainer_launch.rehearsal.faults.injection import Faults
+from trainer_launch.rehearsal.faults.kinds import InjectedFault
 from trainer_launch.rehearsal.faults.requests import workers_of
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
-from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
-from trainer_launch.rehearsal.report import summary
-from trainer_launch.rehearsal.report.history import INIT, Entry, History, Recorder, What
+from trainer_launch.rehearsal.pod_processes import PodProcesses
+from trainer_launch.rehearsal.pod_watch import PodWatch
+from trainer_launch.rehearsal.report import pod_rows
+from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.report.reporting import Reporting
+from trainer_launch.supervisor import incident_bundle
 from trainer_launch.supervisor.system import Happened, System
 
 DRAIN_S = 1.0
 _SWEEPS, _SWEEP_S = 20, 0.2  # looks for what a container left behind, and how long each waits for the end
+_WATCHDOG = Path(__file__).with_name("kubelet") / "watchdog_process.py"
+_WATCHDOG_START_S = 20.0
 _log = logging.getLogger(__name__)
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class RehearsalJob(Struct, frozen=True, kw_only=True):
     """What is rehearsed, and how it is scaled: the same job with so many more nodes, or fewer, where it can."""
 
     workload: Workload
     grown: Callable[[int], Workload] | None
-    faults: tuple[Fault, ...]
+    faults: tuple[InjectedFault, ...]
     reporting: Reporting
+    check: Callable[[Kubelet], None]  # raises LaunchError for what each pod's launcher would refuse
 
 
-def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
+def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
     """Run the job to its end; return the exit code. Raises LaunchError: it cannot be run here."""
     scratch, began_s = Path(tempfile.mkdtemp(prefix="trainer-launch-rehearsal-")), time.time()
     try:
         kubelet = Kubelet(job.workload, scratch, setting)
-        with held(scratch):
+        with _watchdog(scratch):
             kubelet.check()
+            job.check(kubelet)
             watch = PodWatch() if job.faults or job.reporting.needs_steps else None
             system = System(color=use_color(), listener=watch.scan if watch else None)
             logs.send_through(system.say)
@@ -71,16 +78,46 @@ def rehearse(job: Job, settings: Settings, setting: Setting) -> int:
                 with job.reporting.table(rehearsal.live_rows):
                     rehearsal.to_the_end()
         sys.stdout.flush()
-        sys.stderr.write(summary.incidents(setting.launchers.get("INCIDENT_DIR", ""), began_s) + rehearsal.report())
-        return job.reporting.conclude(rehearsal.history(), rehearsal.exit_code())
+        sys.stderr.write(_incidents(setting.launchers.get("INCIDENT_DIR", ""), began_s))
+        return job.reporting.conclude(rehearsal.history())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _watchdog(folder: Path) -> Iterator[None]:
+    """A process ends the pods if this one is killed; `folder` stands in the environment of each pod's processes."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        argv = (sys.executable, "-I", "-S", str(_WATCHDOG), str(folder))
+        null = subprocess.DEVNULL
+        streams = deadline_subprocess.Streams(stdin=read, stdout=null, stderr=null)
+        done = deadline_subprocess.run(argv, None, _WATCHDOG_START_S, streams)
+        os.close(read)
+        if done.code != 0:
+            why = done.failure or f"exit code {done.code}"
+            _log.warning("if this rehearsal is killed by SIGKILL, its pods keep running: %s", why)
+        yield
+        with contextlib.suppress(OSError):
+            os.write(write, b".")
+    finally:
+        os.close(write)
+
+
+def _incidents(place: str, began_s: float) -> str:
+    """One line about what was collected since `began_s`, in seconds since the epoch, and where it is kept."""
+    stored = incident_bundle.stored(place) if os.path.isdir(place) else []
+    new = sum(bundle.incident.time_s >= began_s for bundle in stored)
+    where = f"in {place}; see trainer-launch incidents show --incident-dir {shlex.quote(place)}"
+    return f"{counted(new, 'incident')} {where}\n" if new else ""
 
 
 class Rehearsal:
     """The state of the job, and who carries out what it asks for."""
 
-    def __init__(self, job: Job, kubelet: Kubelet, system: System, watch: PodWatch | None, grace_s: float) -> None:
+    def __init__(
+        self, job: RehearsalJob, kubelet: Kubelet, system: System, watch: PodWatch | None, grace_s: float
+    ) -> None:
         self._job, self.kubelet, self._system, self._watch, self._grace_s = job, kubelet, system, watch, grace_s
         self._failed: list[Exited] = []  # what could not be started
         self._stop_signal: int | None = None
@@ -88,17 +125,17 @@ class Rehearsal:
         self._pids: dict[str, int] = {}  # the first process of each container, the last one of that name
         self._running: dict[int, str] = {}  # the same by pid, of those that run
         self.processes = PodProcesses(kubelet)
-        self._recorder = Recorder(job.workload.kind, job.workload.name, (pod.name for pod in kubelet.pods))
+        self._recorder = Recorder()
+        self._statuses: dict[str, str] = {}  # by pod: what the history has
         self._steps: dict[str, int] = {}  # by pod: the last one that it reached
         self._began_s = system.now()
-        self.state, actions, said = job_lifecycle.begin(job.workload, kubelet.pods, self._began_s)
-        for entry in happened(None, self.state, None, actions):
-            self.tell(entry)
+        self.state, actions, sentences = job_lifecycle.begin(job.workload, kubelet.pods, self._began_s)
+        self._record(None, actions)
         self._faults = Faults(job.faults, self)
         if watch is not None:  # a pod's first line may be the one
             watch.wake, watch.patterns = system.poke, self._faults.patterns
         self._faults.precede()
-        self._first = actions, said
+        self._first = actions, sentences
 
     def to_the_end(self) -> None:
         """Start the job; wait, step, apply, until nothing of it runs."""
@@ -106,73 +143,62 @@ class Rehearsal:
         while not self.state.is_done:
             for event in self._events():
                 self.take(event)
-            self._sense()
+            self._observe()
             if self.state.condition is None and not self.state.asked:
                 self._faults.pass_time()
         self._system.signal_all(signal.SIGKILL, again=True)  # what left its container's session
         self._system.drain(DRAIN_S)
         self._faults.finish()
-        self._seconds = self._system.now() - self._began_s
-        condition = self.state.condition
-        self._recorder.finish(self._seconds, succeeded=None if condition is None else condition.succeeded)
 
-    def exit_code(self) -> int:
+    def history(self) -> History:
+        """All that has happened."""
+        messages = {pod.name: self._message(pod) for pod in self.state.pods.values()}
+        return History(
+            kind=self._job.workload.kind,
+            name=self._job.workload.name,
+            entries=self._recorder.entries(),
+            took_s=self.now_s(),
+            exit_code=self._exit_code(),
+            pods=pod_rows.results(self.state, messages, self._last_line),
+            remarks=pod_rows.remarks(self.state, messages),
+        )
+
+    def _exit_code(self) -> int:
         """0 for success, else the code of the pod that failed, or of the signal that asked to stop."""
         condition = self.state.condition
         if condition is None:
             return exit_codes.of_signal(self._stop_signal or signal.SIGTERM)
-        if not condition.succeeded:
-            return condition.exit_code or exit_codes.FAILED
-        return exit_codes.FAILED if self._faults.missed else exit_codes.SUCCEEDED
-
-    def history(self) -> History:
-        """All that has happened so far."""
-        lines = {pod.name: self._last_line(pod) for pod in self.kubelet.pods}
-        return self._recorder.history({name: line for name, line in lines.items() if line}, self._words())
-
-    def report(self) -> str:
-        """A row for each pod, and the job's condition."""
-        shown = summary.table(self.state, self._words()) + summary.condition(self._title, self.state, self._seconds)
-        shown += summary.cause(self.state, self._words()) + summary.advice(self.state, self._messages())
-        return shown + summary.missed(self._faults.missed)
-
-    @property
-    def _title(self) -> str:
-        return f"{self._job.workload.kind} {self._job.workload.name}"
-
-    def _last_line(self, pod: Pod) -> str:
-        """What the container that counts wrote last; from any thread."""
-        return self._system.last_line(f"{pod.name}/{pod.draft.main}")
+        return exit_codes.SUCCEEDED if condition.succeeded else condition.exit_code or exit_codes.FAILED
 
     def live_rows(self, most: int) -> tuple[str, Sequence[Sequence[str]]]:
         """The live table's title and rows; called in its thread, so all that changes is read once."""
-        state, steps, faults = self.state, dict(self._steps), self._faults
-        over = (*faults.came, *(fault for fault, _ in faults.missed))
-        to_come = [fault.text for fault in self._job.faults if fault not in over]
+        state, steps, came = self.state, dict(self._steps), self._faults.came
+        to_come = [fault.text for fault in self._faults.to_come]
+        title = f"{self._job.workload.kind} {self._job.workload.name}"
         top = max(steps.values(), default=None)
-        title = summary.live_title(self._title, state, self.now_s(), top, len(faults.came), to_come)
-        return title, summary.live_rows(state, steps, self._last_line, most)
+        title = pod_rows.live_title(title, state, self.now_s(), top, came, to_come)
+        return title, pod_rows.live_rows(state, steps, self._last_line, most)
 
-    def _messages(self) -> dict[str, str]:
-        pods, states = self.state.pods.values(), self.state.states
-        containers = {pod.name: summary.deciding_container(pod, states[pod.name]) for pod in pods}
-        return {pod.name: files.text(self.kubelet.termination_message(pod, containers[pod.name])) for pod in pods}
+    def _last_line(self, pod: Pod) -> str:
+        """What the main container wrote last; from any thread."""
+        return self._system.last_line(f"{pod.name}/{pod.draft.main}")
 
-    def _words(self) -> dict[str, str]:
-        return {name: text.partition("\n")[0] for name, text in self._messages().items()}
+    def _message(self, pod: Pod) -> str:
+        container = pod_rows.deciding_container(self.state, pod.name)
+        return files.text(self.kubelet.termination_message(pod, container))
 
-    # -- faults -------------------------------------------------------------------------------
+    # -- for faults ---------------------------------------------------------------------------
 
     def now_s(self) -> float:
         """Seconds since the rehearsal began."""
         return self._system.now() - self._began_s
 
-    def tell(self, entry: Entry) -> None:
+    def tell(self, entry: HistoryEntry) -> None:
         """Take it into the history."""
         self._recorder.add(entry)
 
     def leader(self, pod: str) -> int | None:
-        """The first process of the container that counts, while it runs."""
+        """The first process of the main container, while it runs."""
         pid = self._pids.get(f"{pod}/{self.state.pods[pod].draft.main}")
         return pid if pid in self._running else None
 
@@ -183,17 +209,21 @@ class Rehearsal:
         workload = self._job.grown(self._grown)
         self.take(job_lifecycle.Scaled(self._system.now(), self.kubelet.of(workload), workload.rules))
 
-    def _sense(self) -> None:
+    def delete(self, pod: str, grace_s: float, back_s: float | None) -> None:
+        """Somebody deletes a pod, which is created again after `back_s`; None: never."""
+        self.take(PodDeleted(self._system.now(), pod, grace_s, back_s))
+
+    def _observe(self) -> None:
         if self._watch is None:
             return
-        for one in self._watch.observations(self.processes, self.kubelet, self.state.pods):
-            if isinstance(one, str):
-                self._faults.said(one)
+        for observed in self._watch.observations(self.processes, self.kubelet, self.state.pods):
+            if isinstance(observed, str):
+                self._faults.said(observed)
                 continue
-            self.tell(replace(one, at_s=max(0.0, one.at_s - self._began_s)))
-            if one.step is not None and one.pod is not None:
-                self._steps[one.pod] = one.step
-                self._faults.reached(one.step)
+            self.tell(replace(observed, at_s=max(0.0, observed.at_s - self._began_s)))
+            if observed.step is not None and observed.pod is not None:
+                self._steps[observed.pod] = observed.step
+                self._faults.reached(observed.step)
         self._watch.patterns = self._faults.patterns
 
     # -- events -------------------------------------------------------------------------------
@@ -203,10 +233,10 @@ class Rehearsal:
         if failed:
             return list(failed)
         due_s = min((at_s for at_s in self._times() if at_s is not None), default=None)
-        made: list[Event] = list(self._of(self._system.wait(due_s)))
+        events: list[Event] = list(self._of(self._system.wait(due_s)))
         if due_s is not None and self._system.now() >= due_s:
-            made.append(job_lifecycle.Due(self._system.now()))
-        return made
+            events.append(job_lifecycle.Due(self._system.now()))
+        return events
 
     def _times(self) -> Iterator[float | None]:
         yield self.state.due_s()
@@ -242,22 +272,43 @@ class Rehearsal:
             psutil.wait_procs(left, timeout=_SWEEP_S)
 
     def take(self, event: Event) -> None:
-        """Let the machine decide what comes of it, and do that."""
+        """Let the controllers decide what comes of it, and do that."""
         before = self.state
-        self.state, actions, said = job_lifecycle.step(before, event)
+        self.state, actions, sentences = job_lifecycle.step(before, event)
         if isinstance(event, Exited):
             path = self.kubelet.termination_message(self.state.pods[event.pod], event.container)
-            sentence = told(before, self.state, event, files.text(path).partition("\n")[0])
-            said = [sentence, *said] if sentence else said
-        for entry in happened(before, self.state, event, actions):
-            self.tell(entry)
-        self._do(actions, said)
+            sentence = pod_rows.ending(before, self.state, event, files.text(path).partition("\n")[0])
+            sentences = [sentence, *sentences] if sentence else sentences
+        self._record(event, actions, was_over=before.condition is not None)
+        self._do(actions, sentences)
+
+    def _record(self, event: Event | None, actions: Sequence[Action], *, was_over: bool = False) -> None:
+        """Take what came of an event into the history; None: of the beginning."""
+        state = self.state
+        at_s = 0.0 if event is None else event.at_s - self._began_s
+        if isinstance(event, Exited) and event.container == state.pods[event.pod].draft.main:
+            self.tell(HistoryEntry(at_s=at_s, what=What.ENDED, pod=event.pod, code=event.code))
+        for name in state.states:
+            status = pod_rows.status(state, name)
+            if self._statuses.get(name) != status:
+                self._statuses[name] = status
+                self.tell(HistoryEntry(at_s=at_s, what=What.STATUS, pod=name, text=status))
+        for action in actions:
+            if action.container != state.pods[action.pod].draft.main:
+                continue
+            if isinstance(action, Start):
+                self.tell(HistoryEntry(at_s=at_s, what=What.STARTED, pod=action.pod))
+            elif isinstance(event, PodDeleted) and not action.kill:
+                self.tell(HistoryEntry(at_s=at_s, what=What.STOP_ASKED, pod=action.pod))
+        if state.condition is not None and not was_over:
+            code = exit_codes.SUCCEEDED if state.condition.succeeded else exit_codes.FAILED
+            self.tell(HistoryEntry(at_s=at_s, what=What.CONDITION, code=code, text=state.condition.text))
 
     # -- actions ------------------------------------------------------------------------------
 
-    def _do(self, actions: list[Action], said: list[str]) -> None:
+    def _do(self, actions: Sequence[Action], sentences: Sequence[str]) -> None:
         self.kubelet.follow(self.state.running)
-        for sentence in said:
+        for sentence in sentences:
             _log.warning("%s", sentence)
         for action in actions:
             if isinstance(action, Stop):
@@ -283,117 +334,3 @@ class Rehearsal:
             _log.error("%s", problem)
             code = problem.exit_code if isinstance(problem, NotRunnableError) else exit_codes.NOT_FOUND
             self._failed.append(Exited(time.monotonic(), action.pod, action.container, code))
-
-
-# -- watchdog ----------------------------------------------------------------------------------
-
-
-_WAITS = Path(__file__).with_name("kubelet") / "watchdog_process.py"
-_START_S = 20.0
-
-
-@contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """While it is held, a process watches this one; `folder` stands in the environment of each pod's processes."""
-    read, write = os.pipe2(os.O_CLOEXEC)
-    try:
-        argv = (sys.executable, "-I", "-S", str(_WAITS), str(folder))
-        null = subprocess.DEVNULL
-        streams = deadline_subprocess.Streams(stdin=read, stdout=null, stderr=null)
-        done = deadline_subprocess.run(argv, None, _START_S, streams)
-        os.close(read)
-        if done.code != 0:
-            why = done.failure or f"exit code {done.code}"
-            _log.warning("if this rehearsal is killed by SIGKILL, its pods keep running: %s", why)
-        yield
-        with contextlib.suppress(OSError):
-            os.write(write, b".")
-    finally:
-        os.close(write)
-
-
-# -- history -----------------------------------------------------------------------------------
-
-
-_ASKERS: tuple[tuple[type, str], ...] = ((PodDeleted, "fault"), (StopAsked, "user"))
-
-
-def happened(before: State | None, after: State, event: Event | None, actions: Iterable[Action]) -> list[Entry]:
-    """All that came of one event, in its order; without an event, of the beginning."""
-    at_s = (after.began_s if event is None else event.at_s) - after.began_s
-    asker = next((word for kind, word in _ASKERS if isinstance(event, kind)), "controller")
-    return [
-        *_ends(before, after, event, at_s),
-        *_begins(before, after, at_s),
-        *_done(after, actions, at_s, asker),
-        *_condition(before, after, at_s),
-    ]
-
-
-def _ends(before: State | None, after: State, event: Event | None, at_s: float) -> Iterator[Entry]:
-    if isinstance(event, Exited):
-        yield Entry(at_s=at_s, what=What.CONTAINER_ENDED, pod=event.pod, container=event.container, code=event.code)
-    for name, old in ({} if before is None else before.states).items():
-        new = after.states[name]
-        if _lives(old) and not new.in_place and (new.starts > old.starts or not _lives(new)):
-            phase = Phase.FAILED if new.starts > old.starts else new.phase  # made anew at once, for it has failed
-            yield Entry(at_s=at_s, what=What.POD_ENDED, pod=name, attempt=old.starts, text=phase.value)
-
-
-def _begins(before: State | None, after: State, at_s: float) -> Iterator[Entry]:
-    for name, new in after.states.items():
-        old = PodState() if before is None else before.states.get(name, PodState())
-        if new.starts > old.starts:
-            yield Entry(at_s=at_s, what=What.POD_STARTED, pod=name, attempt=new.starts)
-
-
-def _done(after: State, actions: Iterable[Action], at_s: float, asker: str) -> Iterator[Entry]:
-    for action in actions:
-        pod, container = action.pod, action.container
-        if isinstance(action, Start):
-            first = any(one.name == container and not one.sidecar for one in own_init(after.pods[pod]))
-            attempt = after.states[pod].restarts.get(container, 0) + 1
-            what, text = What.CONTAINER_STARTED, INIT if first else ""
-            yield Entry(at_s=at_s, what=what, pod=pod, container=container, attempt=attempt, text=text)
-        elif isinstance(action, Stop) and not action.kill:
-            yield Entry(at_s=at_s, what=What.STOP_ASKED, pod=pod, container=container, text=asker)
-
-
-def _condition(before: State | None, after: State, at_s: float) -> Iterator[Entry]:
-    end = after.condition
-    if end is not None and (before is None or before.condition is None):
-        yield Entry(at_s=at_s, what=What.CONDITION, code=end.exit_code, text=end.text)
-
-
-def _lives(state: PodState) -> bool:
-    return state.phase in (Phase.INIT, Phase.RUNNING)
-
-
-# -- restarts ----------------------------------------------------------------------------------
-
-
-def told(before: State, after: State, event: Exited, message: str) -> str:
-    """One sentence, empty where there is nothing to explain; `message` is the first line it left at its end."""
-    old, new = before.states[event.pod], after.states[event.pod]
-    if before.condition is not None or before.asked:
-        return ""  # everything ends
-    followed = _followed(old, new, event) if after.condition is None else ""
-    if event.code == exit_codes.SUCCEEDED and not followed:
-        return ""
-    is_main = event.container == after.pods[event.pod].draft.main
-    who = event.pod if is_main else f"{event.pod}/{event.container}"
-    why = message.partition(" | ")[2] or exit_codes.describe(event.code)
-    return f"{who} ended with exit code {event.code} ({why})" + (f"; {followed}" if followed else "")
-
-
-def _followed(old: PodState, new: PodState, event: Exited) -> str:
-    if old.stopping:
-        if new.running or not old.disrupted:
-            return ""
-        return "it is not created again" if new.phase is Phase.GONE else f"a new pod follows in {old.back_s:g} s"
-    count = new.restarts.get(event.container, 0)
-    if new.starts == old.starts and count > old.restarts.get(event.container, 0):
-        at_s = event.at_s + new.back_s if new.in_place else new.due_s.get(event.container, event.at_s)
-        of = " of all containers" if new.in_place else ""
-        return f"restart {count}{of} " + (f"in {wait_s:g} s" if (wait_s := at_s - event.at_s) else "now")
-    return ""

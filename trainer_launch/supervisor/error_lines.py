@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainer_launch.host.slow_files import within
 from trainer_launch.model import exit_codes, suggestions
 
 _ERROR_LINES = 8  # an error's own text; what follows are frames
@@ -291,7 +292,8 @@ _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
 def read_error_file(path: str | None) -> dict[str, Any]:
     """What a worker under torch's @record wrote before it died; nothing, when it wrote nothing."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+        text = within(path, "{}", Path(path).read_text, "utf-8") if path else "{}"
+        data = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
@@ -326,7 +328,7 @@ def hand_up(path: str | None, exit_code: int, own: str | None) -> None:
     if exit_code and isinstance(message, dict):
         message["errorCode"] = exit_code
     try:
-        Path(own).write_text(json.dumps(data), encoding="utf-8")
+        within(own, 0, Path(own).write_text, json.dumps(data), "utf-8")
     except OSError as problem:
         log.warning("TORCHELASTIC_ERROR_FILE=%s was not written: %s", own, problem.strerror)
 

@@ -1,8 +1,8 @@
-"""Incident bundles on disk: one folder for each failure or hang that this node has seen, and how they are read.
+"""Incidents on disk: one folder for each failure or hang that this node has seen, how it is written and read.
 
-An incident's folder has `incident.json` (what happened, in one sentence first), `output/`, `stacks/`, `native/`,
+An incident's folder has `incident.json` (what happened, in one sentence first), `output/`, `stacks/`,
 `flight_recorder/` (torch's own dumps: `torchfrtrace` reads the folder), `host/` and `environment.txt`. Each may be
-missing; what could not be collected is told in `incident.json`.
+missing; what could not be collected is listed in `incident.json`.
 """
 
 from __future__ import annotations
@@ -15,34 +15,29 @@ import os
 import re
 import shutil
 import stat
-import tarfile
-from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
-from typing import BinaryIO
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import files
+from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.codec import MAX_TEXT, Count, MessageError, Name, Real, Text, decode, encode
 from trainer_launch.model.collectives import RankState
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import redact_text
 
-MAX_BYTES = 32 << 20  # of one node's bundle
+MAX_BYTES = 32 << 20  # of one folder, beside incident.json
 KEPT = 10  # incidents of one node of a job
-KEPT_OF_ALL = 50  # of the same node of all jobs that share the directory
-_RECENT = timedelta(hours=1)  # other jobs may still write what is not older
-_STAMP = "%Y%m%dT%H%M%SZ"
 FAILURE, HANG = "failure", "hang"  # kinds of incidents
 DEFAULT = "trainer-launch-incidents"
 NOWHERE = "none"
-ABOUT = "incident.json"
-OUTPUT, STACKS, NATIVE, RECORDER, HOST = "output", "stacks", "native", "flight_recorder", "host"
-_FILE_BYTES = 4 << 20
+ABOUT, SENTENCE = "incident.json", "sentence.txt"
+OUTPUT, STACKS, RECORDER, HOST = "output", "stacks", "flight_recorder", "host"
+_READ_BYTES = 4 << 20  # of one file, which others may have written
 _MOMENT_S = 30.0  # incidents of several nodes are one: a node may be asked late, and clocks differ
 _TOLD = "generation "  # begins the sentence of who has only been told of a failure
-_ABOUT_BYTES = 1 << 20  # of the bundle, for incident.json
 _ID = re.compile(r"\d{8}T\d{6}Z-[\w.-]{1,128}")
 log = logging.getLogger(__name__)
 
@@ -71,20 +66,16 @@ class Stored(Struct, frozen=True, kw_only=True):
     id: str
     folder: str
     incident: Incident
-    files: tuple[str, ...] = field(default_factory=tuple)  # relative to the folder
+    files: tuple[str, ...]  # relative to the folder
+    size_bytes: int
 
     def files_in(self, part: str) -> Sequence[str]:
         """The files of one part."""
         return [name for name in self.files if name.startswith(f"{part}/")]
 
 
-# -- writing -----------------------------------------------------------------------------------
-
-
-def new_folder(
-    place: str, name: str, at_s: float, *, must_be_ours: bool = False, used: Collection[str] = ()
-) -> str:
-    """Make the folder of a new incident, which is none of those that were used before.
+def new_folder(place: str, name: str, at_s: float, *, first: int = 0, must_be_ours: bool = False) -> str:
+    """Make the folder of a new incident, numbered from `first` on.
 
     Raises:
         OSError: it cannot be made, or the place must be ours and is not.
@@ -92,118 +83,90 @@ def new_folder(
     os.makedirs(place, mode=0o700, exist_ok=True)
     if must_be_ours:
         _check_owner(place)
-    stamp = datetime.fromtimestamp(at_s, timezone.utc).strftime(_STAMP)
+    stamp = datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     clean = re.sub(r"[^\w.-]", "_", name)[-100:]
-    for number in range(1000):
+    for number in range(first, first + 1000):
         folder = f"{place}/{stamp}-{clean}-{number}"
-        if folder in used:
-            continue
         with contextlib.suppress(FileExistsError):
-            os.makedirs(f"{folder}/{RECORDER}", mode=0o700)
-            break
-    else:
-        raise FileExistsError(f"{place} has a thousand incidents of this second")
-    return folder
-
-
-def remove_old(folder: str) -> None:
-    """Remove the oldest incidents of this node beyond those that are kept; newer ones may not be any yet."""
-    place, last = os.path.split(folder)
-    for old in _beyond([one for one in _ids(place) if one <= last], last):
-        shutil.rmtree(f"{place}/{old}", ignore_errors=True)
-
-
-def _beyond(ids: Sequence[str], last: str) -> set[str]:
-    """The oldest of this job's node, and of the same node of all jobs, of which others may be at work right now."""
-    name, (stamp, _, _) = _name_of(last), last.partition("-")
-    own = [one for one in ids if _name_of(one) == name]
-    of_all = [one for one in ids if _node_of(_name_of(one)) == _node_of(name)]
-    # Not by strptime, which would import for 25 ms what it needs, while the job waits.
-    begun = datetime.fromisoformat(f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:11]}:{stamp[11:13]}:{stamp[13:15]}")
-    recent = (begun - _RECENT).strftime(_STAMP)
-    return {*own[:-KEPT], *(one for one in of_all[:-KEPT_OF_ALL] if one < recent)}
+            os.mkdir(folder, mode=0o700)
+            for part in (OUTPUT, STACKS, RECORDER, HOST):
+                os.mkdir(f"{folder}/{part}", mode=0o700)
+            return folder
+    raise FileExistsError(errno.EEXIST, "it has a thousand incidents of this second", place)
 
 
 def _check_owner(place: str) -> None:
     """Anybody can make a directory of a known name in /tmp, and read or replace what is written there."""
-    found = os.lstat(place)
-    if found.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, f"it belongs to another user (uid {found.st_uid})", place)
-    if not stat.S_ISDIR(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = os.lstat(place)
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"it belongs to another user (uid {status.st_uid})", place)
+    if not stat.S_ISDIR(status.st_mode) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(errno.EPERM, "it is a symbolic link, or other users may write there", place)
 
 
-def add(folder: str, part: str, name: str, text: str, *, anew: bool = False) -> str | None:
-    """Write a text without secrets into a part of the bundle, as far as there is room; why not, if that fails."""
+def add(folder: str, name: str, text: str) -> str | None:
+    """Write a text without secrets into the folder; why not, if that fails."""
     if not text:
         return None
-    most_bytes = max(0, min(_FILE_BYTES, MAX_BYTES - _ABOUT_BYTES - size_of(folder)))
-    data = redact_text(text[:_FILE_BYTES]).encode(errors="replace")[:most_bytes]
-    path = os.path.join(folder, part, name)
     try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(path, "wb" if anew else "xb") as file:
-            file.write(data)
+        files.replace(f"{folder}/{name}", redact_text(text).encode(errors="replace"))
     except OSError as problem:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        return f"{os.path.join(part, name)}: {problem.strerror}"
-    return None if data else f"{os.path.join(part, name)}: the bundle has its {MAX_BYTES >> 20} MiB"
+        return f"{name}: {problem.strerror}"
+    return None
 
 
 def finish(folder: str, incident: Incident) -> Incident:
     """Write `incident.json`, which matters more than all the rest; return what it says in the end.
 
-    A bundle that is too large, and a full disk, cost the largest files.
+    The largest files go where the disk is full, or the folder is too large: workers write their dumps themselves.
     """
     incident = replace(incident, sentence=redact_text(incident.sentence))
-    most_bytes = MAX_BYTES - _ABOUT_BYTES
+    others = sorted((size, name) for name, size in _sizes(folder).items() if name not in (ABOUT, SENTENCE))
+    size_bytes = sum(size for size, _ in others)
     while True:
-        lost = _cut(folder, most_bytes)
-        words = (f"{os.path.relpath(path, folder)}: removed, there was no room" for path in lost)
-        incident = replace(incident, missing=tuple(dict.fromkeys([*incident.missing, *words])))
-        try:
-            files.replace(f"{folder}/{ABOUT}", encode(incident, MAX_TEXT))
-        except OSError as problem:
-            most_bytes = size_of(folder) - 1
-            if problem.errno == errno.ENOSPC and any(size for path, size in _sizes(folder) if _is_spare(path)):
-                continue
-            log.warning("cannot save %s/%s: %s: %s", folder, ABOUT, problem.strerror, incident.sentence)
-        return incident
+        problem = None if size_bytes > MAX_BYTES else _save(folder, incident)
+        is_full = size_bytes > MAX_BYTES or (problem is not None and problem.errno == errno.ENOSPC)
+        if not is_full or not others:
+            if problem is not None:
+                log.warning("cannot save %s/%s: %s: %s", folder, ABOUT, problem.strerror, incident.sentence)
+            return incident
+        size, name = others.pop()
+        with contextlib.suppress(OSError):
+            os.unlink(f"{folder}/{name}")
+        size_bytes -= size
+        incident = replace(incident, missing=(*incident.missing, f"{name}: removed, there was no room"))
 
 
-def size_of(folder: str) -> int:
-    """Bytes of all files in it."""
-    return sum(size for _, size in _sizes(folder))
+def _save(folder: str, incident: Incident) -> OSError | None:
+    try:
+        files.replace(f"{folder}/{ABOUT}", encode(incident, MAX_TEXT))
+        files.replace(f"{folder}/{SENTENCE}", f"{incident.sentence}\n".encode(errors="replace"))
+    except OSError as problem:
+        return problem
+    return None
 
 
-def _cut(folder: str, most_bytes: int) -> list[str]:
-    """Remove the largest files until the bundle has this size: workers have written their dumps themselves."""
-    sizes = sorted(_sizes(folder), key=lambda one: -one[1])
-    total, lost = sum(size for _, size in sizes), list[str]()
-    for path, size in sizes:
-        if total > most_bytes and _is_spare(path):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            total -= size
-            lost.append(path)
-    return lost
+def drop(folder: str) -> None:
+    """Remove the folder of what was no incident; who still writes to it finds nothing at its path."""
+    with contextlib.suppress(OSError):
+        os.rename(folder, f"{folder}~")
+    shutil.rmtree(f"{folder}~", ignore_errors=True)
 
 
-def _is_spare(path: str) -> bool:
-    return os.path.basename(path) != ABOUT
+def remove_old(folder: str) -> None:
+    """Keep the last incidents of this node of this job, up to this one: newer ones may not be any yet."""
+    place, last = os.path.split(folder)
+    own = [name for name in _ids(place) if name <= last and _name_of(name) == _name_of(last)]
+    for old in own[:-KEPT]:
+        shutil.rmtree(f"{place}/{old}", ignore_errors=True)
 
 
-def _sizes(folder: str) -> list[tuple[str, int]]:
-    found = []
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                found.append((os.path.join(place, name), os.lstat(os.path.join(place, name)).st_size))
-    return found
-
-
-# -- reading -----------------------------------------------------------------------------------
+def read(folder: str) -> Incident | None:
+    """What a folder's `incident.json` says; None: it is being written, or is somebody else's."""
+    try:
+        return decode(Incident, LiveFiles(_READ_BYTES).read(f"{folder}/{ABOUT}") or b"", _READ_BYTES)
+    except MessageError:
+        return None
 
 
 def stored(place: str) -> list[Stored]:
@@ -213,11 +176,22 @@ def stored(place: str) -> list[Stored]:
         UsageError: there is no such folder.
     """
     if os.path.isfile(f"{place}/{ABOUT}"):
-        folder = os.path.abspath(place)
-        return [one for one in [_read(os.path.dirname(folder), os.path.basename(folder))] if one is not None]
-    if not os.path.isdir(place):
+        place, name = os.path.split(os.path.abspath(place))
+        names = [name]
+    elif os.path.isdir(place):
+        names = _ids(place)
+    else:
         raise UsageError(f"no directory {place}; set --incident-dir to where the incidents are")
-    return [one for one in (_read(place, name) for name in _ids(place)) if one is not None]
+    read_all = ((name, read(f"{place}/{name}")) for name in names)
+    return [_stored(place, name, incident) for name, incident in read_all if incident is not None]
+
+
+def _stored(place: str, name: str, incident: Incident) -> Stored:
+    folder = f"{place}/{name}"
+    sizes = _sizes(folder)
+    return Stored(
+        id=name, folder=folder, incident=incident, files=tuple(sorted(sizes)), size_bytes=sum(sizes.values())
+    )
 
 
 def chosen(place: str, wanted: str | None) -> Stored:
@@ -226,56 +200,46 @@ def chosen(place: str, wanted: str | None) -> Stored:
     Raises:
         UsageError: there is none, or there are several.
     """
-    found = stored(place)
-    if not found:
+    entries = stored(place)
+    if not entries:
         raise UsageError(f"no incidents in {place}")
     if wanted is None:
-        return found[-1]
-    fitting = [one for one in found if one.id.startswith(wanted)]
-    exact = [one for one in found if one.id == wanted]
-    if len(exact or fitting) != 1:
-        how = "no incident" if not fitting else f"{len(fitting)} incidents"
+        return entries[-1]
+    exact = [entry for entry in entries if entry.id == wanted]
+    fitting = exact or [entry for entry in entries if entry.id.startswith(wanted)]
+    if len(fitting) != 1:
+        how = f"{len(fitting)} incidents" if fitting else "no incident"
         raise UsageError(f"{how} {wanted!r} in {place}; see trainer-launch incidents list")
-    return (exact or fitting)[0]
+    return fitting[0]
 
 
-def moment(place: str, one: Stored) -> list[Stored]:
+def moment(place: str, entry: Stored) -> list[Stored]:
     """This incident and, on a shared volume, other nodes' of the same moment; the one that tells most first.
 
     All nodes tell a suspected hang alike. Of a failure, those who have seen it say more than those who were told: a
     node may have only the hang that led to it.
     """
-    about, nodes = one.incident, {one.incident.node_rank: one}
+    about, nodes = entry.incident, {entry.incident.node_rank: entry}
     others = stored(place) if about.node_rank is not None and about.job else ()
     for other in sorted(others, key=lambda each: each.incident.kind != about.kind):
-        said = other.incident
-        is_same = (said.job, said.generation) == (about.job, about.generation)
-        if is_same and said.node_rank is not None and abs(said.time_s - about.time_s) <= _MOMENT_S:
-            nodes.setdefault(said.node_rank, other)
-    found = sorted(nodes.values(), key=lambda each: each.incident.node_rank or 0)
-    return sorted(found, key=lambda each: (not each.incident.ranks, each.incident.sentence.startswith(_TOLD)))
+        incident = other.incident
+        is_same = (incident.job, incident.generation) == (about.job, about.generation)
+        if is_same and incident.node_rank is not None and abs(incident.time_s - about.time_s) <= _MOMENT_S:
+            nodes.setdefault(incident.node_rank, other)
+    entries = sorted(nodes.values(), key=lambda each: each.incident.node_rank or 0)
+    return sorted(entries, key=lambda each: (not each.incident.ranks, each.incident.sentence.startswith(_TOLD)))
 
 
-def text_of(one: Stored, name: str) -> str:
+def text_of(entry: Stored, name: str) -> str:
     """A file of it as text."""
-    try:
-        with open(os.path.join(one.folder, name), encoding="utf-8", errors="replace") as file:
-            return file.read(_FILE_BYTES)
-    except OSError as problem:
-        return f"cannot be read: {problem.strerror}\n"
+    data = LiveFiles(_READ_BYTES).read(f"{entry.folder}/{name}")
+    return "cannot be read\n" if data is None else data.decode(errors="replace")
 
 
-def pack(found: Sequence[Stored], file: BinaryIO) -> None:
-    """Write them as a .tar.gz."""
-    with tarfile.open(fileobj=file, mode="w:gz") as archive:
-        for one in found:
-            archive.add(one.folder, arcname=one.id)
-
-
-def as_json(one: Stored) -> Mapping[str, object]:
+def as_json(entry: Stored) -> Mapping[str, object]:
     """For machines: what incident.json says, with the ID and the files."""
-    told: dict[str, object] = json.loads(encode(one.incident))
-    return {"id": one.id, "folder": one.folder, **told, "files": list(one.files)}
+    values: dict[str, object] = json.loads(encode(entry.incident))
+    return {"id": entry.id, "folder": entry.folder, **values, "files": list(entry.files)}
 
 
 def _ids(place: str) -> list[str]:
@@ -284,21 +248,16 @@ def _ids(place: str) -> list[str]:
     return []
 
 
-def _name_of(one: str) -> str:
-    return re.sub(r"-[0-9]{1,3}$", "", one.partition("-")[2])
+def _name_of(entry_id: str) -> str:
+    """The job and the node, of an ID: between the time and the number."""
+    return re.sub(r"-[0-9]{1,4}$", "", entry_id.partition("-")[2])
 
 
-def _node_of(name: str) -> str:
-    found = re.search(r"-node[0-9]+$", name)
-    return found[0] if found else ""
-
-
-def _read(place: str, name: str) -> Stored | None:
-    folder = f"{place}/{name}"
-    try:
-        with open(f"{folder}/{ABOUT}", "rb") as file:
-            incident = decode(Incident, file.read(_FILE_BYTES), _FILE_BYTES)
-    except (OSError, MessageError):  # it is being written, or is somebody else's
-        return None
-    files = tuple(sorted(os.path.relpath(path, folder) for path, _ in _sizes(folder)))
-    return Stored(id=name, folder=folder, incident=incident, files=files)
+def _sizes(folder: str) -> dict[str, int]:
+    """All files below, relative to the folder, and how many bytes each has."""
+    sizes = {}
+    for place, _, names in os.walk(folder):
+        for path in (os.path.join(place, name) for name in names):
+            with contextlib.suppress(OSError):
+                sizes[os.path.relpath(path, folder)] = os.lstat(path).st_size
+    return sizes

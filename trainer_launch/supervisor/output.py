@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from trainer_launch.host.logs import PATIENCE_S
+from trainer_launch.host.slow_files import file_behind, within
 from trainer_launch.model import Destination
 from trainer_launch.planning.torchrun_options import PLAIN
 from trainer_launch.supervisor.rate_limit import Flood, Source, Stream, Untouched
@@ -33,6 +34,8 @@ _PAUSE_S = 0.2  # after which a partial line, such as a prompt, is shown
 _LAST_LINES = 60  # the error that ended a program may stand before many C++ frames
 _COLORS = (36, 33, 32, 35, 34, 31)  # ANSI foregrounds, told apart best in this order
 _STDOUT, _STDERR = 1, 2
+
+_log = logging.getLogger(__name__)
 
 Listener = Callable[[str, int, bytes], None]  # process, its stream (1, 2), what it has written; never waits
 Sieve = Callable[[bytes], bytes]  # what was written, b"" at its end, becomes what is shown; in the pump's thread
@@ -136,7 +139,7 @@ class Output:
         self._pipes |= {(process, stream): pipe for stream in streams}
         self._arrivals.append(pipe)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._pump, name="output", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="output", daemon=True)
             self._thread.start()
         self._wake()
         return write_end
@@ -190,6 +193,27 @@ class Output:
             os.write(self._wake_write, b".")
 
     # -- in the thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._pump()
+        except Exception:  # noqa: BLE001 - a defect of ours: unread pipes would fill up, and block the workers
+            _log.critical("internal error in the output's thread; from now on lines have no labels", exc_info=True)
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Copy what comes to our own stderr, and nothing else."""
+        while self._goes_on():
+            for key, _ in self._selector.select(1.0):
+                if key.data is None:
+                    self._admit()
+                    continue
+                with contextlib.suppress(BlockingIOError):
+                    if data := os.read(key.fd, _READ_BYTES):
+                        self._sinks[_STDERR].put(partial(bytes, data))
+                    else:
+                        self._selector.unregister(key.fd)
+                        os.close(key.fd)
 
     def _pump(self) -> None:
         while self._goes_on():
@@ -268,12 +292,23 @@ class _Pipe:
         if data:  # its end is no word
             self.heard_at_s = now_s
         self.bytes += len(data)
-        shown = data if self.sieve is None else self.sieve(data)
+        shown = self._without_steps(data)
         self.show(lambda: self.source.feed(shown))
         if self._copies is not None:
             self._copies.feed(data)
         if self.listener is not None:
             self.listener(data)
+
+    def _without_steps(self, data: bytes) -> bytes:
+        """What is shown; a defect in reading it costs the reading, not the output."""
+        if self.sieve is None:
+            return data
+        try:
+            return self.sieve(data)
+        except Exception:  # noqa: BLE001
+            _log.critical("internal error while steps were read from the output; it is shown whole", exc_info=True)
+            self.sieve = None
+            return data
 
     def show(self, text: Callable[[], bytes]) -> None:
         """Write what `text` makes of the stream as it stands now, where this pipe is shown."""
@@ -294,6 +329,7 @@ class _Sink:
 
     def __init__(self, fd: int, stream: Stream, lock: threading.Lock) -> None:
         self.fd, self.stream = fd, stream
+        self._path = file_behind(fd)
         self._lock = lock  # one per stream: who is mid-line and what is written must agree
         self._broken = False
         self._said = False
@@ -303,7 +339,11 @@ class _Sink:
         if not self._lock.acquire(timeout=patience_s):
             return
         try:
-            if patience_s < 0 or select.select([], [self.fd], [], patience_s)[1]:
+            if patience_s < 0:
+                self._write(text())
+            elif self._path:
+                within(self._path, None, self._write, text(), wait_s=patience_s)
+            elif select.select([], [self.fd], [], patience_s)[1]:
                 self._write(text())
         finally:
             self._lock.release()

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from trainer_launch.host import process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.host.slow_files import within
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.supervisor.hang_detection import Sample, Worker
 
@@ -178,33 +179,42 @@ def _written(pids: Iterable[int]) -> tuple[int, ...]:
     for pid in pids:
         for stream in (1, 2):
             with contextlib.suppress(OSError):
-                found = os.stat(f"/proc/{pid}/fd/{stream}")
-                if stat.S_ISREG(found.st_mode):
+                link = f"/proc/{pid}/fd/{stream}"
+                path = os.readlink(link)
+                found = within(path, None, os.stat, link) if path.startswith("/") else None
+                if found is not None and stat.S_ISREG(found.st_mode):
                     times.add(found.st_mtime_ns)
     return (max(times, default=0),)
 
 
 def _changed(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
+    found = _stat(path)
+    return 0 if found is None else found.st_mtime_ns
 
 
 def _size(path: str) -> int:
+    found = _stat(path)
+    return 0 if found is None else found.st_size
+
+
+def _stat(path: str) -> os.stat_result | None:
     try:
-        return os.stat(path).st_size
+        return within(path, None, os.stat, path)
     except OSError:
-        return 0
+        return None
 
 
 def _tail(path: str, start: int) -> str:
     try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read(_MAX_BYTES).decode(errors="replace")
+        return within(path, b"", _read_from, path, start).decode(errors="replace")
     except OSError:
         return ""
+
+
+def _read_from(path: str, start: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(start)
+        return file.read(_MAX_BYTES)
 
 
 # -- what a process has done -------------------------------------------------------------------

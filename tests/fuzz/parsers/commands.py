@@ -6,11 +6,9 @@ import contextlib
 import io
 import os
 import shlex
-import tempfile
-from pathlib import Path
 from unittest import mock
 
-from tests.fuzz.oracle import Refused, attempt, text_of
+from tests.fuzz.oracle import FOLDER, Refused, attempt, text_of
 from tests.fuzz.registry import target
 from trainer_launch.commands import options, rehearse
 from trainer_launch.commands import options as fields
@@ -23,15 +21,14 @@ from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import overlay, with_minimum
 from trainer_launch.planning.ssh_environment import named
 from trainer_launch.preflight import registry, thresholds
-from trainer_launch.rehearsal.faults import requests
+from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.kubelet import pods
 from trainer_launch.rehearsal.report import reporting
 
-_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
-_LAST_WORDS = f"{_FOLDER.name}/termination-log"
+_LAST_WORDS = f"{FOLDER}/termination-log"
 
 
-@target("words")
+@target()
 def command(data: bytes) -> None:
     """A command line after `--`, words with NUL between them."""
     words = text_of(data).split("\0")
@@ -66,7 +63,7 @@ def _horovodrun(words: list[str]) -> None:
         attempt(hostfile.parse_horovod, mpirun_command.filtered((), hosts), "--hosts")
 
 
-@target("words")
+@target()
 def setting(data: bytes) -> None:
     """Our variables, NAME=VALUE with NUL between them, without their prefix."""
     pairs = [word.partition("=")[::2] for word in text_of(data).split("\0")]
@@ -84,7 +81,7 @@ def setting(data: bytes) -> None:
     attempt(torch._modules, found.preload, names="--preload")
 
 
-@target("text", 1000)
+@target(1000)
 def option(data: bytes) -> None:
     """Values of options that have a grammar of their own."""
     text = text_of(data)
@@ -96,19 +93,19 @@ def option(data: bytes) -> None:
     attempt(named, text, kinds=(UsageError,), names="--forward-env")
     seconds = value_parsers.parse_duration(text)
     assert seconds is None or seconds >= 0
-    attempt(reporting._steps, text, kinds=(UsageError,), names="--max-lost-steps")
+    attempt(reporting.parse_steps, text, kinds=(UsageError,), names="--max-lost-steps")
     words = attempt(pods.words_of, text, kinds=(LaunchError,), names="--command")
     assert isinstance(words, Refused) or words
 
 
-@target("json", 8000)
+@target(8000)
 def reference(data: bytes) -> None:
     """The report of a healthy job, or a table of what GPUs should deliver."""
     found = attempt(thresholds.parse_table, data, "--reference it", kinds=(UsageError,), names="--reference it")
     assert isinstance(found, Refused) or all(row.value > 0 for row in found.rows.values())
 
 
-@target("words")
+@target()
 def argv(data: bytes) -> None:
     """Our own command line: the first byte chooses the command, NUL stands between the words."""
     if not data:
@@ -133,11 +130,11 @@ def argv(data: bytes) -> None:
     if name == "rehearse":
         attempt(rehearse._nodes, found.settings, names="--nodes")
         attempt(rehearse._nproc, found.settings, names="--nproc-per-node")
-        if not any(map(requests.names_file, found.flags["fault"] or ())):
-            attempt(requests.asked, found.flags, kinds=(UsageError,), names="--")
+        for text in found.flags["fault"] or ():
+            attempt(grammar.parse, text, kinds=(UsageError,), names="--")
 
 
-@target("words")
+@target()
 def stand_ins(data: bytes) -> None:
     """What horovodrun writes after `ssh`, which is ours there."""
     words = text_of(data).split("\0")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
-from tests.fuzz.oracle import text_of
+from tests.fuzz.oracle import FOLDER, text_of
 from tests.fuzz.registry import target
 from trainer_launch.host import cgroup, machine, network, process_tree, shm
 from trainer_launch.model import Gpus
@@ -14,10 +13,9 @@ from trainer_launch.mpi import ssh_client, ssh_server
 from trainer_launch.planning import ssh_environment
 from trainer_launch.preflight.children import gpu_facts
 from trainer_launch.preflight.cluster import node_facts
-from trainer_launch.rehearsal import pod_watch
+from trainer_launch.rehearsal import pod_processes
 from trainer_launch.supervisor import worker_samples
 
-_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 _V2, _V1 = "sys/fs/cgroup/", "sys/fs/cgroup/memory/"
 _FILES = (
     *(f"{_V2}{name}" for name in ("cpu.max", "memory.max", "memory.peak", "memory.current", "memory.stat")),
@@ -29,10 +27,10 @@ _FILES = (
 )
 
 
-@target("text")
+@target()
 def kernel_file(data: bytes) -> None:
     """The first byte chooses which file has this content; all others are as they were."""
-    root = Path(_FOLDER.name)
+    root = Path(FOLDER)
     if not (root / _V2 / "cgroup.controllers").exists():
         (root / _V2).mkdir(parents=True)
         (root / _V2 / "cgroup.controllers").touch()
@@ -65,7 +63,7 @@ def _processes(proc: str) -> None:
         worker_samples.read(7, proc)
 
 
-@target("words")
+@target()
 def variables(data: bytes) -> None:
     """An environment, NUL between its entries: what of it reaches sshd's configuration as one line each."""
     entries = (entry.partition("=")[::2] for entry in text_of(data).split("\0"))
@@ -77,7 +75,7 @@ def variables(data: bytes) -> None:
     assert text.count("\n") <= bare.count("\n")
     if handed.env:
         assert _arguments(text.split("\n")[-2]) == [f"{name}={value}" for name, value in handed.env.items()]
-    root = Path(_FOLDER.name, "gpus")
+    root = Path(FOLDER, "gpus")
     (root / "dev").mkdir(parents=True, exist_ok=True)
     for number in range(3):
         (root / f"dev/nvidia{number}").touch()
@@ -106,12 +104,12 @@ def _arguments(line: str) -> list[str]:
     return (found if word is None else [*found, word])[1:]
 
 
-@target("text")
+@target()
 def proc_file(data: bytes) -> None:
     """Sockets of the kernel's table, children of a process, and its environment."""
     text = data.decode("utf-8", "replace")
     assert all(" " not in inode for inode in network.listening(text, 29500))
-    folder = Path(_FOLDER.name, "proc2/9/task/9")
+    folder = Path(FOLDER, "proc2/9/task/9")
     folder.mkdir(parents=True, exist_ok=True)
     proc = str(folder.parents[2])
     (folder / "children").write_bytes(data)
@@ -120,5 +118,5 @@ def proc_file(data: bytes) -> None:
     assert found is None or all("\0" not in name for name in found)
     assert all(pid > 0 for pid in process_tree.children(9, proc) or ())
     for name in ("RANK", "LOCAL_RANK"):
-        rank = pod_watch.chosen({9: {name: text}, 10: dict(found or {})}, {10: 9}, 0)
+        rank = pod_processes.chosen({9: {name: text}, 10: dict(found or {})}, {10: 9}, 0)
         assert rank in (None, 9, 10)

@@ -1,4 +1,4 @@
-"""Manifests of all kinds, and files of faults: YAML."""
+"""Manifests of all kinds, and faults."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trainer_launch.model.value_parsers import parse_host
 from trainer_launch.rehearsal import controllers
 from trainer_launch.rehearsal.controllers import documents, job_lifecycle, local_jobs, pod_values, workload_of
 from trainer_launch.rehearsal.controllers.pod_values import Workload
-from trainer_launch.rehearsal.faults import grammar, requests
+from trainer_launch.rehearsal.faults import grammar
 
 
-@target("yaml", 8000)
+@target(8000)
 def manifest(data: bytes) -> None:
     """A job, its pods with addresses, their snapshots, and what of them would lie where on this machine."""
     text = data.decode("utf-8", "replace")
@@ -52,7 +52,7 @@ def _check(job: Workload) -> None:
                 assert ".." not in f"/scratch/{mount.volume}/{mount.part}".split("/"), mount
 
 
-@target("text", 2100)
+@target(2100)
 def fault(data: bytes) -> None:
     """A fault in words: what people are shown of it means the same."""
     text = data.decode("utf-8", "replace")
@@ -61,17 +61,7 @@ def fault(data: bytes) -> None:
         assert grammar.parse(found.text) == found
 
 
-@target("yaml")
-def fault_file(data: bytes) -> None:
-    """Faults as a list in a file."""
-    found = attempt(
-        requests.read, data.decode("utf-8", "replace"), "faults.yaml", kinds=(UsageError,), names="faults.yaml"
-    )
-    if not isinstance(found, Refused):
-        assert all(grammar.parse(one.text) == one for one in found)
-
-
-@target("text", 200)
+@target(200)
 def line_pattern(data: bytes) -> None:
     """A regular expression of --fault: what is not refused is looked for in any line within seconds."""
     text = data.decode("utf-8", "replace")

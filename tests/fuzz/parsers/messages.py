@@ -12,6 +12,7 @@ from msgspec import to_builtins
 
 from tests.fuzz.oracle import Refused, assert_encodable, assert_sentence, assert_terminal, attempt
 from tests.fuzz.registry import target
+from trainer_launch.commands import status
 from trainer_launch.membership import membership
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership import state as states
@@ -21,7 +22,6 @@ from trainer_launch.membership.election import ranks_of, wanted_candidates
 from trainer_launch.model import Endpoint
 from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
 from trainer_launch.mpi.host_readiness import Probes, _Target
-from trainer_launch.observability import tables
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.cluster import cluster_preflight as hall
 from trainer_launch.preflight.cluster import nodes
@@ -35,7 +35,7 @@ _SETTINGS = (
 )
 
 
-@target("lines")
+@target()
 def coordinator_lines(data: bytes) -> None:
     """A line is a message, or a MessageError says why not; a message is read as it was written."""
     for line in data.split(b"\n"):
@@ -46,13 +46,13 @@ def coordinator_lines(data: bytes) -> None:
         assert len(written) <= MAX_LINE_BYTES
         assert coordination.parse(written) == found
         if isinstance(found, coordination.Status):
-            assert_terminal(tables.job(to_builtins(found), None))
+            assert_terminal(status.shown_lines(status.job_lines("Job", to_builtins(found), None)))
         if isinstance(found, coordination.Hello):
             assert all(len(ranks_of(claim)) <= 65536 for claim in found.claims)
             assert not Channel(b"secret").admits(found)
 
 
-@target("lines")
+@target()
 def coordinator_talk(data: bytes) -> None:
     """Whatever any nodes say in any order, the coordinator goes on, and all that it says can be written.
 
@@ -103,7 +103,7 @@ def _event(peer: int, line: bytes, greeted: set[int]) -> states.Event | None:
     return states.Said(peer, message)
 
 
-@target("lines")
+@target()
 def cluster_preflight_lines(data: bytes) -> None:
     """As the coordinator's."""
     for line in data.split(b"\n"):
@@ -114,7 +114,7 @@ def cluster_preflight_lines(data: bytes) -> None:
         assert isinstance(found, coordination.Hello) or calling.parse(written) == found
 
 
-@target("lines")
+@target()
 def cluster_preflight_talk(data: bytes) -> None:
     """Whatever any nodes say in any order, the cluster preflight comes to its end."""
     if not data:
@@ -163,7 +163,7 @@ def _said(room: hall.ClusterPreflight, event: nodes.Event, now_s: float) -> None
             _said(room, nodes.Looked(()), now_s)
 
 
-@target("json", 8000)
+@target(8000)
 def findings(data: bytes) -> None:
     """Findings of other nodes, and a report that another container has left."""
     found = attempt(calling.load_findings, data.decode("utf-8", "replace"), kinds=(ValueError,))
@@ -172,7 +172,7 @@ def findings(data: bytes) -> None:
     attempt(report_formats.parse, data, kinds=(ValueError,))
 
 
-@target("bytes", 20_000)
+@target(20_000)
 def other_end(data: bytes) -> None:
     """Whatever answers in a coordinator's place, in node 0's, or in a host's sshd's: it is over, at once."""
     for parse in (coordination.parse, calling.parse):

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec import to_builtins
 
-from tests.fuzz.oracle import assert_encodable, assert_terminal, attempt
+from tests.fuzz.oracle import FOLDER, assert_encodable, assert_terminal, attempt
 from tests.fuzz.registry import target
+from trainer_launch.commands import status
 from trainer_launch.host import deadline_subprocess, process_tree, runtime_directory, shm
 from trainer_launch.model import codec, findings
-from trainer_launch.observability import event_log, node_view, observer, progress, tables, trainjob_status
+from trainer_launch.observability import event_log, metrics, node_view, progress, trainjob_status
 from trainer_launch.preflight.cluster import pair_tests
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.gpu import facts as bench_results
+from trainer_launch.preflight.gpu import collect
+from trainer_launch.preflight.gpu import facts as gpu_facts
 from trainer_launch.supervisor import failure
 
 _VIEW = node_view.View(
@@ -25,10 +26,9 @@ _VIEW = node_view.View(
     phase="running", since_s=0.0, started_s=0.0,
 )  # fmt: skip
 _TEST = msg.Test(1, 0, 2, "h", 1, "t", 1.0)
-_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 
 
-@target("json")
+@target()
 def agents_note(data: bytes) -> None:
     """What the agent of torch writes of the first death, and its news, which PID 1 reads while the job runs."""
     found = failure.parse_agent_failure(data.decode("utf-8", "replace"))
@@ -39,37 +39,37 @@ def agents_note(data: bytes) -> None:
     standing = event_log.stand(told)
     for one in told:
         json.dumps(one.event, allow_nan=True)
-    assert_encodable(observer.metrics_text(_VIEW, standing, (), now_s=1.0, at_s=1.0))
+    assert_encodable(metrics.metrics_text(_VIEW, standing, (), None, now_s=1.0, at_s=1.0))
 
 
-@target("json")
+@target()
 def report(data: bytes) -> None:
     """What a training process reports: for Prometheus, and for the TrainJob."""
     found = progress.parse(data)
     if found is None:
         return
-    text = observer.metrics_text(_VIEW, event_log.Standing(), (found,), now_s=1.0, at_s=1.0)
+    text = metrics.metrics_text(_VIEW, event_log.Standing(), (found,), None, now_s=1.0, at_s=1.0)
     assert_encodable(text)
     assert all(line.startswith(("#", "trainer_launch_")) for line in text.split("\n")[:-1]), text
-    assert_terminal(tables._report({**to_builtins(found), "age_s": 1.0}))
+    assert_terminal(status.shown_lines([status.report_line({**to_builtins(found), "age_s": 1.0})]))
     told = json.loads(trainjob_status.body(found, finished=False))["trainerStatus"]
     assert 0 <= told.get("progressPercentage", 0) <= 100
     assert all(len(one["value"]) <= 64 for one in told["metrics"])
 
 
-@target("json")
+@target()
 def launchers_view(data: bytes) -> None:
     """What another launcher in this container says of itself; anybody may write such a file to /tmp."""
-    path = Path(_FOLDER.name, runtime_directory.LAUNCHER)
+    path = Path(FOLDER, runtime_directory.LAUNCHER)
     path.write_bytes(
         data.replace(b"@PID", str(_self().pid).encode()).replace(b"@TICKS", str(_self().started).encode())
     )
-    view = node_view.read(_FOLDER.name)
+    view = node_view.read(FOLDER)
     if view is not None:
-        assert_encodable(observer.metrics_text(view, event_log.Standing(), (), now_s=1.0, at_s=1.0))
+        assert_encodable(metrics.metrics_text(view, event_log.Standing(), (), None, now_s=1.0, at_s=1.0))
         known = {**to_builtins(view), "standing": to_builtins(event_log.Standing()), "reports": []}
         json.dumps(known, allow_nan=False)
-        assert_terminal(tables.launchers([known], 1.8e9))
+        assert_terminal(status.shown_lines(status.launcher_lines([known], 1.8e9)))
         sorted([(view.node_rank is None, view.node_rank or 0, view.pid), (False, 0, 1)])
 
 
@@ -79,7 +79,7 @@ def _self() -> process_tree.Entry:
     return found
 
 
-@target("json")
+@target()
 def childs_answer(data: bytes) -> None:
     """What our own children print, should a library of theirs print into it, or somebody stand in their place."""
     shm._parsed(data, "h")
@@ -95,19 +95,16 @@ def childs_answer(data: bytes) -> None:
     attempt(codec.decode, msg.Record, data, kinds=(codec.MessageError,))
 
 
-@target("json", 8000)
+@target(8000)
 def gpu_answer(data: bytes) -> None:
     """What the children that look at GPUs print."""
-    facts = bench_results.facts_of(data)
+    facts = gpu_facts.parse_facts(data)
     for gpu in facts.gpus:
         assert isinstance(gpu.uuid + gpu.model, str)
-    bench_results.visible(facts.gpus, "0,GPU-1")
-    _, watched = bench_results.watched_of(data)
-    for one in watched.values():
-        assert isinstance(one.index, int)
-    made = bench_results.benched(0, "", deadline_subprocess.Ended(status=1, stdout=data), 1.0)
-    assert all(math.isfinite(one.value) for one in findings.fitted(bench_results.measures([made])))
-    bench_results.network(made.lines)
-    bench_results.measures([made])
-    for check in bench_results.checksums([made], facts.driver):
+    collect.visible(facts.gpus, "0,GPU-1")
+    test = gpu_facts.parse_test(0, "", deadline_subprocess.Ended(status=1, stdout=data), 1.0)
+    assert isinstance(test.network, str)
+    tested = gpu_facts.GpuFacts(trouble="", driver=facts.driver, tests=(test,))
+    assert all(math.isfinite(one.value) for one in findings.fitted(tested.measures))
+    for check in tested.checksums:
         assert isinstance(check.value, str)

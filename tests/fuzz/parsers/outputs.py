@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from tests.fuzz.oracle import assert_encodable, assert_sentence, attempt
+from tests.fuzz.oracle import FOLDER, assert_encodable, assert_sentence, attempt
 from tests.fuzz.registry import target
 from trainer_launch.model import Death, Outcome, Verdict
 from trainer_launch.model.errors import UsageError
@@ -23,19 +22,16 @@ from trainer_launch.mpi import (
     ssh_server,
 )
 from trainer_launch.mpi.job_state import Exited
-from trainer_launch.observability import metrics_server
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_queries
-from trainer_launch.rehearsal import script_checks
 from trainer_launch.supervisor import error_lines, failure, outcome, step_lines
 from trainer_launch.supervisor import stacks as of_faulthandler
 from trainer_launch.supervisor.rate_limit import LINE_BYTES, Source, Stream
 
 _PATTERN = re.compile("loss")
-_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 
 
-@target("text")
+@target()
 def symptom(data: bytes) -> None:
     """The error that ended a program, and its cause; a text of 60 KB is understood as fast as it was written."""
     text = data.decode("utf-8", "replace")
@@ -51,7 +47,7 @@ def symptom(data: bytes) -> None:
             error_lines.error_name(line)
 
 
-@target("text")
+@target()
 def stacks(data: bytes) -> None:
     """What faulthandler has written, cut anywhere."""
     text = data.decode("utf-8", "replace")
@@ -61,7 +57,7 @@ def stacks(data: bytes) -> None:
     of_faulthandler.main_thread((text * 20)[:60_000])
 
 
-@target("text")
+@target()
 def mpi_output(data: bytes) -> None:
     """Lines of mpirun, horovodrun and ssh, and versions of mpirun."""
     text = data.decode("utf-8", "replace")
@@ -80,7 +76,7 @@ def mpi_output(data: bytes) -> None:
         host_queries.refusal(code, text, answer)
 
 
-@target("text")
+@target()
 def heard(data: bytes) -> None:
     """Output as it passes by: cut anywhere it is the same lines, and no line is lost."""
     whole, parts = step_lines.OutputScanner(), step_lines.OutputScanner()
@@ -96,21 +92,12 @@ def heard(data: bytes) -> None:
     kept = written.replace(b"[x] ", b"")
     assert re.sub(rb"[\r\n]", b"", kept) == re.sub(rb"[\r\n]", b"", data.replace(b"[x] ", b"")) or b"[x] " in data
     source.last_lines(60)
-    script_checks._LAST_STEP.search(data.decode("utf-8", "replace"))
 
 
-@target("bytes")
-def request(data: bytes) -> None:
-    """What somebody says to the port of Prometheus' metrics."""
-    answer = metrics_server.answer(data, lambda: "trainer_launch_info 1\n")
-    assert answer.startswith(b"HTTP/1.1 ")
-    assert b"\r\n\r\n" in answer
-
-
-@target("bytes")
+@target()
 def key_file(data: bytes) -> None:
     """The mounted ssh key, and the list of keys beside it; of neither is anything shown."""
-    folder = Path(_FOLDER.name)
+    folder = Path(FOLDER)
     (folder / "id_rsa").write_bytes(data)
     found = attempt(ssh_client._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
     assert not isinstance(found, bytes) or found.endswith(b"\n")
@@ -124,7 +111,7 @@ def key_file(data: bytes) -> None:
     fault_isolation.pair(0, 1)
 
 
-@target("text")
+@target()
 def ssh_said(data: bytes) -> None:
     """What ssh and sshd print of their configuration, and why a host does not let us in, as the log says it."""
     text = data.decode("utf-8", "replace")
@@ -144,7 +131,7 @@ def ssh_said(data: bytes) -> None:
     assert_sentence(host_readiness.summary(seen))
 
 
-@target("lines")
+@target()
 def ending(data: bytes) -> None:
     """The agent's note in the first line, then what the program and mpirun said: the pod's end, in bounds."""
     note, _, rest = data.partition(b"\n")

@@ -26,7 +26,7 @@ _HOST = Host(
 )
 
 
-@target("json", 6000)
+@target(6000)
 def pod(data: bytes) -> None:
     """A snapshot, as `explain --pod` reads it: contract, job, place among the nodes, and a snapshot of it again."""
     try:
@@ -64,7 +64,7 @@ def _job(found: Pod) -> Job | Refused:
     return job
 
 
-@target("json")
+@target()
 def json_config(data: bytes) -> None:
     """TF_CONFIG and MX_CONFIG, whose keys may stand in any order."""
     text = text_of(data)
@@ -107,7 +107,7 @@ _DIALECTS = (
 )
 
 
-@target("text")
+@target()
 def hosts(data: bytes) -> None:
     """Lists of hosts of all dialects, Flux's short form among them; each is written as it was read."""
     if not data:

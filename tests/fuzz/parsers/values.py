@@ -72,14 +72,13 @@ def _shown(text: str) -> None:
 def _quantity(text: str) -> None:
     found = attempt(documents.whole, text)
     assert isinstance(found, Refused) or abs(found) < 10**200
-    attempt(documents.whole, "1", text)
     size = attempt(shared_memory.parse_size, text, names="--shm-size")
     assert isinstance(size, Refused) or 0 < size < 1 << 62
 
 
 def _duration(text: str) -> None:
-    seconds = grammar.parse_duration(text)
-    assert seconds is None or grammar.parse_duration(f"{seconds}s") == seconds
+    seconds = value_parsers.parse_duration(text)
+    assert seconds is None or value_parsers.parse_duration(f"{seconds}s") == seconds
     found = attempt(grammar.split, text, "--fault", names="--fault")
     if not isinstance(found, Refused):
         assert grammar.split(" ".join(map(shlex.quote, found)), "--fault") == found
@@ -104,14 +103,14 @@ _KINDS: tuple[Callable[[str], None], ...] = (
 )
 
 
-@target("text", 600)
+@target(600)
 def value(data: bytes) -> None:
     """The first byte chooses which."""
     if data:
         _KINDS[data[0] % len(_KINDS)](text_of(data[1:]))
 
 
-@target("text", 3000)
+@target(3000)
 def secrets(data: bytes) -> None:
     """What looks like a secret does not leave; what is left once is left again; long texts take no longer."""
     text = text_of(data)

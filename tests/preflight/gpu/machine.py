@@ -17,7 +17,7 @@ from trainer_launch.model import Gpus
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.preflight import check, registry
 from trainer_launch.preflight.check import Subject, Where
-from trainer_launch.preflight.gpu import devices
+from trainer_launch.preflight.gpu.collect import Cards, collect
 
 FAKES = Path(__file__).parent / "fakes"
 BENCH = str(FAKES / "bench.py")
@@ -71,8 +71,8 @@ def subject(
     """A container with these GPUs."""
     host = replace(HEALTHY.host, gpus=Gpus(count=gpus, reason=f"{gpus} in /dev"))
     topology = replace(HEALTHY.topology, local_world_size=gpus if workers is None else workers)
-    made = devices.cards(env, sys.executable, level, gpus)
-    return replace(HEALTHY, host=host, topology=topology, env=env, cards=made, **changes)
+    cards = Cards(lambda: collect(env, sys.executable, level, gpus), level)
+    return replace(HEALTHY, host=host, topology=topology, env=env, cards=cards, **changes)
 
 
 CHECKS = registry.at(Where.GPU)

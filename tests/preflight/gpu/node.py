@@ -8,14 +8,14 @@ from tests.preflight.gpu.machine import BENCH
 from trainer_launch import cli
 from trainer_launch.host import machine
 from trainer_launch.model import Gpus
-from trainer_launch.preflight.gpu import devices
+from trainer_launch.preflight.gpu import collect
 
 
 def main() -> None:
     """FAKE_GPUS says how many there are."""
     count = int(os.environ["FAKE_GPUS"])
     machine.count = lambda env, root=None: Gpus(count=count, reason=f"{count} in /dev")
-    devices.BENCH = BENCH
+    collect.BENCH = BENCH
     cli.main()
 
 

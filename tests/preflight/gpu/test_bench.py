@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from trainer_launch.host.deadline_subprocess import Ended
-from trainer_launch.preflight.gpu import devices, facts
-from trainer_launch.preflight.gpu.facts import Benched, Ending, Facts
+from trainer_launch.preflight.gpu import collect
+from trainer_launch.preflight.gpu.facts import Ending, GpuFacts, GpuTest, parse_test
 
 LIMIT_S = 60.0
 FLIP = """
@@ -45,18 +45,18 @@ torch.Tensor.fill_ = fill_
 """
 
 
-def bench(sabotage: str = "", *words: str) -> Benched:
+def bench(sabotage: str = "", *words: str) -> GpuTest:
     """Run the real child, after a sabotage of torch."""
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    argv = (sys.executable, devices.BENCH, "--device", "cpu", *words)
+    argv = (sys.executable, collect.BENCH, "--device", "cpu", *words)
     if sabotage:
-        run = f"sys.argv = {list(argv[1:])!r}\nrunpy.run_path({devices.BENCH!r}, run_name='__main__')"
+        run = f"sys.argv = {list(argv[1:])!r}\nrunpy.run_path({collect.BENCH!r}, run_name='__main__')"
         code = f"import runpy, sys\n{sabotage}\n{run}"
         argv = (sys.executable, "-c", code)
     ended = subprocess.run(
         argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=100, check=False
     )
-    return facts.benched(0, "", Ended(status=ended.returncode, stdout=ended.stdout), LIMIT_S)
+    return parse_test(0, "", Ended(status=ended.returncode, stdout=ended.stdout), LIMIT_S)
 
 
 @pytest.mark.torch
@@ -92,13 +92,13 @@ def test_memory_that_forgets_is_seen() -> None:
 def test_all_gpus_of_a_node_add_right_together() -> None:
     """Two, on the CPU with gloo; a third one that does not come is not waited for for ever."""
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    argv = (sys.executable, devices.BENCH, "--device", "cpu")
-    load = devices.loaded(Facts(trouble="no GPU"), ((0, "0"), (1, "1")), env, argv, 100.0)
-    assert [(one.ending, one.why) for one in load.tested] == [(Ending.DONE, "")] * 2
-    assert [(one.peers.size, one.peers.good, one.peers.why) for one in load.tested if one.peers] == [
+    argv = (sys.executable, collect.BENCH, "--device", "cpu")
+    load = collect.loaded(GpuFacts(trouble="no GPU"), ((0, "0"), (1, "1")), env, argv, 100.0)
+    assert [(one.ending, one.why) for one in load.tests] == [(Ending.DONE, "")] * 2
+    assert [(one.peers.size, one.peers.good, one.peers.why) for one in load.tests if one.peers] == [
         (2, True, "")
     ] * 2
-    assert all(one.peers is not None and one.peers.rate > 0 for one in load.tested)
+    assert all(one.peers is not None and one.peers.rate > 0 for one in load.tests)
 
 
 @pytest.mark.torch
@@ -111,17 +111,17 @@ def test_who_waits_for_a_gpu_that_does_not_come_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_a_torch_that_sees_no_gpu_says_so() -> None:
-    argv = (sys.executable, devices.BENCH)
+    argv = (sys.executable, collect.BENCH)
     said = subprocess.run(argv, capture_output=True, timeout=100, check=False).stdout
-    found = facts.benched(0, "", Ended(status=0, stdout=said), LIMIT_S)
+    found = parse_test(0, "", Ended(status=0, stdout=said), LIMIT_S)
     assert found.ending is Ending.FAILED
     assert "sees no GPU" in found.why
 
 
 def test_a_python_without_torch_says_so() -> None:
-    argv = (sys.executable, "-I", "-S", devices.BENCH)
+    argv = (sys.executable, "-I", "-S", collect.BENCH)
     said = subprocess.run(argv, capture_output=True, timeout=100, check=False).stdout
-    assert facts.benched(0, "", Ended(status=0, stdout=said), LIMIT_S).ending is Ending.NO_TORCH
+    assert parse_test(0, "", Ended(status=0, stdout=said), LIMIT_S).ending is Ending.NO_TORCH
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_python_without_torch_says_so() -> None:
     ],
 )
 def test_the_network_is_read_from_nccls_log(lines: list[str], network: str) -> None:
-    assert facts.network(lines) == network
+    assert GpuTest(lines=tuple(lines)).network == network
 
 
 def lines(*told: dict[str, Any]) -> bytes:
@@ -156,7 +156,7 @@ def lines(*told: dict[str, Any]) -> bytes:
     ],
 )
 def test_how_a_child_ended_is_told_with_the_stage_it_was_at(seen: Ended, ending: Ending, text: str) -> None:
-    found = facts.benched(3, "GPU-3", replace(seen, stdout=lines({"stage": "device"}, {"stage": "gemm"})), LIMIT_S)
+    found = parse_test(3, "GPU-3", replace(seen, stdout=lines({"stage": "device"}, {"stage": "gemm"})), LIMIT_S)
     assert found.ending is ending
     assert text in found.why
 
@@ -165,7 +165,7 @@ def test_a_line_that_was_cut_leaves_what_was_found_before() -> None:
     said = lines(
         {"stage": "device", "facts": {"torch": "2"}}, {"stage": "gemm", "figures": [["gemm", 1.5, "TFLOP/s"]]}
     )
-    found = facts.benched(0, "", Ended(status=-9, timed_out=True, stdout=said + b'\n{"stage": "mem'), LIMIT_S)
+    found = parse_test(0, "", Ended(status=-9, timed_out=True, stdout=said + b'\n{"stage": "mem'), LIMIT_S)
     assert (found.stage, found.figures) == ("gemm", (("gemm", 1.5, "TFLOP/s"),))
 
 
@@ -205,7 +205,7 @@ def test_what_is_only_done_with_cuda_runs_too() -> None:
     ended = subprocess.run(
         argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=100, check=False
     )
-    found = facts.benched(0, "", Ended(status=0, stdout=ended.stdout), LIMIT_S)
+    found = parse_test(0, "", Ended(status=0, stdout=ended.stdout), LIMIT_S)
     assert (found.ending, found.why) == (Ending.DONE, "")
     assert found.facts["model"] == "NVIDIA H200"
     assert found.uuid == "1234"

@@ -16,7 +16,7 @@ from trainer_launch.host import deadline_subprocess, process_tree
 from trainer_launch.model import Gpus
 from trainer_launch.model.findings import Status
 from trainer_launch.preflight.check import with_gpus
-from trainer_launch.preflight.gpu import devices
+from trainer_launch.preflight.gpu import collect
 
 pytestmark = pytest.mark.process
 
@@ -25,8 +25,8 @@ NODE, JOB, WARN, UNKNOWN = "fail node", "fail job", "warn", "unknown"
 
 @pytest.fixture(autouse=True)
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "BENCH", machine.BENCH)
-    monkeypatch.setattr(devices, "SETTLE_S", 3.0)
+    monkeypatch.setattr(collect, "BENCH", machine.BENCH)
+    monkeypatch.setattr(collect, "SETTLE_S", 3.0)
 
 
 def card(number: int, **values: Any) -> Change:
@@ -127,7 +127,7 @@ def test_a_fault_is_found_and_nothing_else(fault: str, tmp_path: Path) -> None:
     assert [one.check for one in found if one.status is Status.FAIL and not one.action] == []
 
 
-@pytest.mark.parametrize("level", ["quick", "standard", "deep"])
+@pytest.mark.parametrize("level", ["quick", "deep"])
 def test_healthy_cards_at_their_power_limit_give_no_warning(level: str, tmp_path: Path) -> None:
     found = findings(subject(machine.environment(tmp_path), level))
     assert loud(found) == []
@@ -170,30 +170,29 @@ def test_errors_of_links_count_where_they_grow_under_load(tmp_path: Path) -> Non
 
 def test_who_holds_memory_is_not_loaded_and_the_others_are(tmp_path: Path) -> None:
     made = subject(machine.environment(tmp_path, card(1, memory_used=40 << 30)))
-    load = made.cards.load() if made.cards is not None else None
-    assert load is not None
-    assert [one.gpu for one in load.tested] == [0, 2, 3]
+    assert made.cards is not None
+    assert [test.gpu for test in made.cards.facts().tests] == [0, 2, 3]
 
 
 def test_a_driver_that_hangs_is_a_fault_of_the_node_and_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "FACTS_S", 1.0)
+    monkeypatch.setattr(collect, "FACTS_S", 1.0)
     found = findings(subject(machine.environment(tmp_path, lambda told: told.update(hangs="init"))))
     assert loud(found) == [("gpu-count", NODE, "")]
     assert "the driver hangs: no answer within 1 s" in found[0].text
 
 
 def test_a_driver_that_hangs_is_given_up_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "LEAST_S", 1.0)
+    monkeypatch.setattr(collect, "LEAST_S", 1.0)
     made = machine.environment(tmp_path, lambda told: told.update(hangs="init"))
     near = replace(subject(made), ends_at_s=time.monotonic())
-    asked = devices.cards(made, "python3", "standard", 4, near.left_s)
-    assert asked.facts().trouble == "the driver hangs: no answer within 1 s"
+    facts = collect.collect(made, "python3", "quick", 4, near.left_s)
+    assert facts.trouble == "the driver hangs: no answer within 1 s"
 
 
 def test_a_card_that_hangs_under_load_is_killed_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "LOAD_S", {"standard": 6.0})
+    monkeypatch.setattr(collect, "LOAD_S", {"standard": 6.0})
     found = findings(subject(machine.environment(tmp_path, benching(2, hangs="gemm"))))
     assert loud(found) == [("gpu-load", NODE, "GPU 2")]
     text = next(one.text for one in found if one.check == "gpu-load")
@@ -203,7 +202,7 @@ def test_a_card_that_hangs_under_load_is_killed_and_named(tmp_path: Path, monkey
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # so it is meant
 def test_a_child_that_not_even_sigkill_ends_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: the signal is not sent."""
-    monkeypatch.setattr(devices, "LOAD_S", {"standard": 6.0})
+    monkeypatch.setattr(collect, "LOAD_S", {"standard": 6.0})
     monkeypatch.setattr(deadline_subprocess, "REAP_S", 0.2)
     spared: list[int] = []
     kill = process_tree.kill

@@ -19,10 +19,9 @@ from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight.children import gpu_facts
 from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.preflight.cluster.node_facts import NCCL, differences
-from trainer_launch.preflight.gpu import facts as bench_results
-from trainer_launch.preflight.gpu import load_checks
-from trainer_launch.preflight.gpu.devices import Cards, Load
-from trainer_launch.preflight.gpu.facts import Fact, State, visible
+from trainer_launch.preflight.gpu import checks
+from trainer_launch.preflight.gpu.collect import Cards, visible
+from trainer_launch.preflight.gpu.facts import Fact, FactState, parse_facts, parse_test
 
 JSON = some.recursive(
     some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=5),
@@ -43,15 +42,13 @@ JSON = some.recursive(
 @given(JSON)
 def test_whatever_a_child_says_is_read_or_refused(told: object) -> None:
     said = json.dumps(told).encode()
-    bench_results.facts_of(said)
-    bench_results.watched_of(said)
-    bench_results.benched(0, "", Ended(status=0, stdout=said), 1.0)
+    parse_facts(said)
+    parse_test(0, "", Ended(status=0, stdout=said), 1.0)
 
 
 @given(some.binary(max_size=50))
 def test_what_is_no_json_is_a_trouble(said: bytes) -> None:
-    assert bench_results.facts_of(said).trouble
-    assert bench_results.watched_of(said)[0]
+    assert parse_facts(said).trouble
 
 
 @pytest.mark.parametrize(
@@ -63,8 +60,8 @@ def test_the_job_sees_what_the_variable_shows(shown: str | None, indices: list[i
 
 
 def test_models_driver_and_the_nccl_that_is_loaded_are_told() -> None:
-    tested = [bench_results.benched(0, "", Ended(status=0, stdout=b'{"facts": {"nccl": "2.28.9"}}'), 1.0)]
-    cards = Cards(facts=lambda: FACTS, settled=lambda: FACTS, load=lambda: Load(tested=tuple(tested)))
+    test = parse_test(0, "", Ended(status=0, stdout=b'{"facts": {"nccl": "2.28.9"}}'), 1.0)
+    cards = Cards(lambda: replace(FACTS, tests=(test,)))
     assert node_facts.of_gpus(cards) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
     assert node_facts.of_gpus(None) == {}
 
@@ -105,15 +102,24 @@ def test_errors_of_the_last_hours_are_read_from_the_kernels_log(
 def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:
     def told(*xids: int) -> list[Finding]:
         cards = [replace(one, facts={**one.facts, **known(pci=f"0000:0{one.index}:00.0")}) for one in FACTS.gpus]
-        log = Fact(State.KNOWN, [["0000:01:00", xid, 600] for xid in xids])
+        log = Fact(FactState.KNOWN, [["0000:01:00", xid, 600] for xid in xids])
         facts = replace(FACTS, gpus=tuple(cards), log=log)
-        made = Cards(facts=lambda: facts, settled=lambda: facts, load=lambda: None, level="quick")
-        return list(load_checks.gpu_xid.run(replace(HEALTHY, cards=made)))
+        found = checks.gpu_xid.run(replace(HEALTHY, cards=Cards(lambda: facts, "quick")))
+        return [one for one in found if one.status is not Status.PASS]
 
     (found,) = told(79, 13)
     assert (found.status, found.subject) == (Status.WARN, "GPU 1")
     assert found.text == "GPU 1 had XID 79 (it has fallen off its bus) 10 min ago, by the kernel's log"
     assert told(13, 31) == []
+
+
+def test_what_nobody_knows_of_a_card_is_unknown_and_fails_nothing() -> None:
+    unknown = Fact(FactState.UNKNOWN, "no answer")
+    gpus = tuple(replace(gpu, facts=dict.fromkeys(gpu.facts, unknown)) for gpu in FACTS.gpus)
+    blind = replace(HEALTHY, cards=Cards(lambda: replace(FACTS, gpus=gpus)))
+    found = {check.id: [finding.status for finding in check.run(blind)] for check in checks.CHECKS}
+    of_tests = ("gpu-count", "gpu-load", "gpu-peers", "gpu-network")
+    assert found == {name: [Status.PASS if name in of_tests else Status.UNKNOWN] for name in found}
 
 
 def test_rates_of_adapters_are_compared_between_nodes(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ class Job:
         self._manifests = manifests
         self._added = 0
         workload = job_of(*manifests)
+        self.ignored = workload.ignored
         self.now_s = 100.0
         self.said: list[str] = []
         self.state, actions, said = job_lifecycle.begin(workload, pods(workload), self.now_s)
@@ -30,6 +31,18 @@ class Job:
         """Time passes."""
         self.now_s += seconds
         return self._step(job_lifecycle.Due(self.now_s))
+
+    def go(self, steps: str) -> Job:
+        """Several ends and waits: `worker-0=1 +60 worker-0/side=0`, pods by their names without the job's."""
+        name = next(iter(self.state.pods.values())).draft.hostname.partition("-")[0]
+        for step in steps.split():
+            if step.startswith("+"):
+                self.wait(float(step))
+                continue
+            place, _, code = step.partition("=")
+            pod, _, container = place.partition("/")
+            self.end(f"{name}-{pod}", int(code), container or None)
+        return self
 
     def stop(self, grace_s: float = 5.0) -> list[str]:
         """Somebody presses Ctrl-C."""
@@ -56,6 +69,18 @@ class Job:
         """Whether it has succeeded, and the reason; None while it has not ended."""
         condition = self.state.condition
         return None if condition is None else (condition.succeeded, condition.reason)
+
+    @property
+    def code(self) -> int:
+        """The exit code of a job that has ended."""
+        assert self.state.condition is not None
+        return self.state.condition.exit_code
+
+    @property
+    def message(self) -> str:
+        """Why it has ended."""
+        assert self.state.condition is not None
+        return self.state.condition.message
 
     def phase(self, pod: str) -> str:
         return self.state.states[pod].phase.value

@@ -5,10 +5,7 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-import hypothesis
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
 
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica, runtime, trainjob
 from trainer_launch.model.errors import UsageError
@@ -31,8 +28,8 @@ def given(spec: str) -> str:
 RULE = "{action: Restart, exitCodes: {operator: In, values: [%s]}}"
 
 
-def ruled(rules: str, policy: str = "restartPolicy: Never, ") -> str:
-    return workers("pytorch", f"{policy}restartPolicyRules: {rules.replace('%s', '1')}")
+def ruled(rules: str) -> str:
+    return workers("pytorch", f"restartPolicy: Never, restartPolicyRules: {rules.replace('%s', '1')}")
 
 
 def elastic(policy: str) -> str:
@@ -71,9 +68,7 @@ def elastic(policy: str) -> str:
         (workers('pytorch', 'volumeMounts: [{name: v, mountPath: /v}]'), ["the volume v"]),
         (given("runPolicy: {cleanPodPolicy: Some}"), ["'Some'", "Running"]),
         (trainjob(), ["runtimeRef.name is 'rt'", "another -f"]),
-        (ruled(f"[{RULE}]", policy=""), ["containers[0].restartPolicy is missing", "has restartPolicyRules"]),
-        (ruled("[]", policy=""), ["containers[0].restartPolicy is missing"]),
-        (ruled("[{action: Restart}]"), ["restartPolicyRules[0].exitCodes is missing"]),
+        (ruled("[{action: Restart}]"), ["restartPolicyRules[0].exitCodes is missing", "an operator and values"]),
         (ruled(f"[{RULE}]".replace("Restart,", "Stop,")), ["action is 'Stop'", "Restart, RestartAllContainers"]),
         (ruled(f"[{RULE}]".replace("In,", "Among,")), ["operator is 'Among'", "one of In, NotIn"]),
         (ruled(f"[{RULE % 'SIGKILL'}]"), ["values[0] is 'SIGKILL'", "whole number"]),
@@ -103,7 +98,7 @@ def test_one_sentence_says_what_is_wrong(text: str, parts: list[str]) -> None:
             ["'x'", "node"],
         ),
         (trainjob(), runtime("torch: {envInjection: {targets: [{jobName: node, containerNames: [a]}]}}"), ["'a'"]),
-        (trainjob(), runtime("mpi: {mpiImplementation: LAM}"), ["'LAM'", "OpenMPI", "Intel", "MPICH"]),
+        (trainjob(), runtime("mpi: {mpiImplementation: LAM}"), ["'LAM'", "one of OpenMPI"]),
         (trainjob("{numNodes: 2}"), runtime("mpi: {runLauncherAsNode: true}"), ["2", "launcher and node"]),
         (trainjob(), runtime().replace("trainer.kubeflow.org/v1", "kubeflow.org/v2"), ["kubeflow.org/v2alpha1"]),
         (trainjob(), runtime("flux: {}"), ["a Flux job is not rehearsed", "--nodes N -- PROGRAM"]),
@@ -126,14 +121,14 @@ def test_a_trainjob_that_does_not_fit_its_runtime(job: str, given_runtime: str, 
     ],
 )
 def test_an_unknown_field_is_ignored_and_named_with_the_one_that_may_be_meant(text: str, told: str) -> None:
-    (sentence,) = job_of(text).unknown
+    (sentence,) = job_of(text).odd
     assert sentence.startswith("0.yaml, document 1 (PyTorchJob job): unknown fields are ignored: ")
     assert sentence.endswith(told)
 
 
 def test_unknown_fields_of_one_document_are_one_line() -> None:
     job = job_of(trainjob("{numNode: 2, gpus: 1}"), runtime("torch: {}, torhc: {}"))
-    of_job, of_runtime = job.unknown
+    of_job, of_runtime = job.odd
     assert of_job.endswith("ignored: spec.trainer.numNode (did you mean numNodes?), spec.trainer.gpus")
     assert of_runtime.endswith("ignored: spec.mlPolicy.torhc (did you mean torch?)")
 
@@ -174,36 +169,3 @@ def test_without_pyyaml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(UsageError, match=r"trainer-launch\[local\]"):
         read_documents("kind: X", "f")
-
-
-JSONISH = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-PLACES = [
-    "spec", "spec.pytorchReplicaSpecs", "spec.pytorchReplicaSpecs.Worker", "spec.elasticPolicy", "metadata",
-    "spec.pytorchReplicaSpecs.Worker.template", "spec.pytorchReplicaSpecs.Worker.template.spec",
-    "spec.pytorchReplicaSpecs.Worker.template.spec.containers", "spec.runPolicy", "kind",
-]  # fmt: skip
-
-
-@settings(max_examples=150, deadline=None)
-@hypothesis.given(place=st.sampled_from(PLACES), value=JSONISH)
-def test_whatever_stands_anywhere_is_read_or_refused_in_a_sentence(place: str, value: Any) -> None:
-    import json
-
-    import yaml
-
-    body = yaml.safe_load(elastic("{minReplicas: 1}"))
-    *way, last = place.split(".")
-    at = body
-    for key in way:
-        at = at[key]
-    at[last] = value
-    said = ""
-    try:
-        job_of(json.dumps(body))
-    except UsageError as problem:
-        said = str(problem)
-    assert "\n" not in said

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import launch
-from tests.rehearsal.controllers.manifests import job_of, pytorch
+from tests.rehearsal.controllers.manifests import documents_of, job_of, pytorch
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers import rendered
+from trainer_launch.rehearsal.controllers import rendered, workload_of
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
@@ -99,21 +99,6 @@ def test_a_reference_to_nothing_is_one_sentence_that_says_where(container: str, 
     assert "pass" not in text
 
 
-def test_resources_of_the_container_become_variables() -> None:
-    def of(resource: str, more: str = "") -> str:
-        return f"valueFrom: {{resourceFieldRef: {{resource: {resource}{more}}}}}"
-
-    env = (
-        f"env: [{{name: CPUS, {of('limits.cpu')}}}, {{name: MIB, {of('limits.memory', ', divisor: 1Mi')}}}, "
-        f"{{name: ASKED, {of('requests.cpu', ', divisor: 1m')}}}, "
-        f"{{name: NONE, {of('limits.ephemeral-storage')}}}], "
-        "resources: {limits: {cpu: 2500m, memory: 2Gi}, requests: {cpu: 1500m}}"
-    )
-    made = job_of(job(env))
-    assert own(pods(made)[0]) == {"CPUS": "3", "MIB": "2048", "ASKED": "1500"}
-    assert "variable NONE (from resourceFieldRef)" in made.ignored
-
-
 # -- volumes ----------------------------------------------------------------------------------
 
 
@@ -189,7 +174,7 @@ def test_what_kubernetes_would_not_take_is_refused_without_its_values(given: str
 
 def test_an_unknown_field_of_a_secret_is_named_without_its_value() -> None:
     given = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringdata: {pin: '123456'}\n"
-    (sentence,) = job_of(job("tty: false"), given).unknown
+    (sentence,) = job_of(job("tty: false"), given).odd
     assert sentence.endswith("(Secret s): unknown fields are ignored: stringdata (did you mean stringData?)")
 
 
@@ -207,20 +192,19 @@ def test_a_snapshot_shows_nothing_of_a_secret_wherever_it_went() -> None:
         "{name: A2, valueFrom: {configMapKeyRef: {name: c, key: LR}}}], "
         "volumeMounts: [{name: v, mountPath: /in}]"
     )
-    made = job_of(
-        job(env, "volumes: [{name: v, secret: {secretName: s}}]", "command: [run, '--with=$(C)', plain]"),
-        CONFIG,
-        SECRET,
-    )
+    container = job(env, "volumes: [{name: v, secret: {secretName: s}}]", "command: [run, '--with=$(C)', plain]")
+    made = workload_of(documents_of(container, CONFIG, SECRET), shows_secrets=False)
     text = json.dumps(rendered(pods(made)))
     assert "pass" not in text
     shown = json.loads(text)["job-worker-0.json"]
     assert {name: shown["env"][name] for name in ("A", "B", "C", "D", "A2")} == {
-        **dict.fromkeys(("A", "B", "C"), "[redacted]"),
+        "A": "[redacted]",
+        "B": "x[redacted]",
+        "C": "yx[redacted]",
         "D": "d",
         "A2": "0.1",
     }
-    assert shown["command"] == ["run", "[redacted]", "plain"]
+    assert shown["command"] == ["run", "--with=yx[redacted]", "plain"]
     assert shown["files"] == {"/in/TOKEN": "[redacted]", "/in/USER": "[redacted]"}
 
 

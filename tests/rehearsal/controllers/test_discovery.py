@@ -8,23 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import launch
-from tests.rehearsal.controllers.manifests import job_of, replica
+from tests.rehearsal.controllers.manifests import replica
 
 HEAD = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: j}\n"
-
-
-@pytest.mark.parametrize("works", [False, True])
-def test_of_mpi_operator_it_names_the_hosts_that_run(works: bool) -> None:
-    body = f"Launcher: {replica('l')}, Worker: {replica('w', spec='replicas: 12')}"
-    job = job_of(HEAD + f"spec: {{runLauncherAsWorker: {str(works).lower()}, mpiReplicaSpecs: {{{body}}}}}")
-    file = job.drafts[0].template.containers[0].files["/etc/mpi/discover_hosts.sh"]
-    names = {draft.hostname: draft.names[-1] for draft in job.drafts}
-    launcher = names["j-launcher"]
-    first = [launcher] if works else []
-    for running in (set(), {"j-worker-2", "j-worker-10"}, set(names)):
-        hosts = [*first, *sorted(names[pod] for pod in running if pod != "j-launcher")]  # worker-10 before worker-2
-        assert file.while_running(running) == "".join(["#!/bin/sh\n", *(f"echo {host}\n" for host in hosts)])
-    assert file.while_running(names) == file.text
 
 
 WATCH = (

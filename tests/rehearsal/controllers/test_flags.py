@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.contracts import read_job
-from trainer_launch.contracts.snapshot import SnapshotFiles
-from trainer_launch.contracts.source import Pod
-from trainer_launch.model import Member
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers import local_jobs, pod_values
 from trainer_launch.rehearsal.controllers.local_jobs import (
@@ -69,33 +65,15 @@ def test_more_pods_than_a_laptop_has_room_for_are_refused(nodes: int) -> None:
 
 def mpi_pods(nodes: int, slots: int) -> tuple[pod_values.Pod, ...]:
     made = pods(mpi_job(nodes, slots, ("train",), 25.0), address_of)
-    return tuple(local_jobs.on_loopback(pod, 4022, f"/s/{pod.name}") for pod in made)
+    return tuple(local_jobs.with_ssh(pod, 4022, f"/s/{pod.name}") for pod in made)
 
 
 def test_an_mpi_job_has_a_pod_with_sshd_for_each_node_and_a_launcher() -> None:
     zero, one, launcher = mpi_pods(2, 4)
     assert [pod.name for pod in (zero, one, launcher)] == ["local-node-0-0", "local-node-0-1", "local-launcher-0-0"]
-    assert (*one.main.command, *one.main.args)[1:] == ("sshd",)
+    assert (*one.main.command, *one.main.args)[1:] == ("sshd", "--ssh-port", "4022")
     assert (*launcher.main.command, *launcher.main.args)[1:] == ("run", "--", "train")
     envs = [pod.main.env for pod in (zero, one, launcher)]
     assert {env["TRAINER_LAUNCH_SSH_PORT"] for env in envs} == {"4022"}
     assert len({env["TRAINER_LAUNCH_SSH_DIR"] for env in envs}) == 1
     assert len({env["TMPDIR"] for env in envs}) == 3
-
-
-def test_they_are_read_as_what_trainer_v2_makes() -> None:
-    zero, launcher = mpi_pods(1, 4)
-    node, leader = (
-        read_job(
-            Pod(
-                env={**pod.main.env, "HOSTNAME": pod.name},
-                files=SnapshotFiles({path: file.text or "key" for path, file in pod.main.files.items()}),
-                hostname=pod.name,
-            )
-        )
-        for pod in (zero, launcher)
-    )
-    assert (node.contract, node.role, node.engine) == ("trainer-v2-mpi", "node", "sshd")
-    assert (leader.contract, leader.role, leader.engine) == ("trainer-v2-mpi", "launcher", "mpirun")
-    assert leader.members == (Member(zero.draft.names[0], 4),)
-    assert leader.ssh_dir == node.ssh_dir

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.rehearsal.controllers import local_jobs
 from trainer_launch.rehearsal.controllers.local_jobs import FILES, LocalNetwork
-from trainer_launch.rehearsal.controllers.pod_values import Container, File, Mount, Pod
+from trainer_launch.rehearsal.controllers.pod_values import Container, Mount, Pod, PodFile
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 TF = (
@@ -89,7 +89,7 @@ def test_an_elastic_endpoint_is_mapped_with_its_port() -> None:
 def test_a_name_is_found_as_a_whole_only(text: str, want: str) -> None:
     worker = replica("pytorch", spec="replicas: 2")
     local, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
-    changed = here(replace(made[0].main, args=(text,), files={"/f": File(text)}), local)
+    changed = here(replace(made[0].main, args=(text,), files={"/f": PodFile(text)}), local)
     assert changed.args == (want,)
     assert changed.files["/s/files/f"].text == want
 
@@ -110,14 +110,14 @@ def test_a_name_is_found_as_a_whole_only(text: str, want: str) -> None:
 )
 def test_paths_of_volumes_and_files_are_folders_of_this_machine(text: str, want: str) -> None:
     mounts = (Mount("/data", "data", "part"), Mount("/dev/shm", "data"))
-    container = Container(name="c", args=(text,), mounts=mounts, files={"/etc/mpi/hostfile": File()})
+    container = Container(name="c", args=(text,), mounts=mounts, files={"/etc/mpi/hostfile": PodFile()})
     assert here(container, LocalNetwork(pods={}, addresses={})).args == (want,)
 
 
 @pytest.mark.parametrize("home", ["/s/files/home/mpiuser", None])
 def test_the_home_of_the_images_user_is_where_it_is_here(home: str | None) -> None:
     """Kubeflow's SDK lets each MPI rank write the function to /home/mpiuser."""
-    files = {"/home/mpiuser/.ssh/id_rsa": File(key="private")}
+    files = {"/home/mpiuser/.ssh/id_rsa": PodFile(key="private")}
     container = Container(name="c", args=('printf >"/home/mpiuser/f.py"', "/home/mpiuser/.ssh/id_rsa"), files=files)
     folders = {FILES: "/s/files", "/home/mpiuser": home}
     here_ = local_jobs.localised(container, LocalNetwork(pods={}, addresses={}), folders.get)
@@ -140,7 +140,7 @@ def test_a_file_below_a_path_with_any_signs_is_written_to_its_volume_and_nowhere
         made[0].main,
         workdir=f"{path}/work",
         mounts=(Mount(path, "data"),),
-        files={f"{path}/key": File("x", is_mounted=True), f"{path} too": File("y")},
+        files={f"{path}/key": PodFile("x", is_mounted=True), f"{path} too": PodFile("y")},
     )
     changed = here(container, local)
     assert set(changed.files) == {"/s/claim/key", f"/s/files{path} too"}

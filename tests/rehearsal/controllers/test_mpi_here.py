@@ -6,7 +6,6 @@ import os
 import subprocess
 
 import pytest
-from msgspec.structs import replace
 
 from tests.rehearsal.controllers.manifests import job_of, replica
 from trainer_launch.rehearsal.controllers import local_jobs
@@ -21,40 +20,17 @@ def mpi(spec: str = "", launcher: str = MPIRUN, worker: str = "") -> list[Pod]:
     body = f"Launcher: {launcher}, Worker: {replica('w', worker, 'replicas: 2')}"
     head = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: j}\n"
     text = f"{head}spec: {{{spec}mpiReplicaSpecs: {{{body}}}}}"
-    return [local_jobs.on_loopback(pod, 2200, "/s/tmp") for pod in pods(job_of(text), local_jobs.address_of)]
-
-
-def test_workers_run_our_sshd_at_their_own_address_with_the_jobs_key() -> None:
-    _, *workers = mpi()
-    for number, pod in enumerate(workers, 3):
-        words = (*pod.main.command, *pod.main.args)
-        assert words == ("trainer-launch", "sshd")
-        assert pod.main.env["TRAINER_LAUNCH_LISTEN_AT"] == f"127.0.0.{number}"
-        assert pod.main.env["TRAINER_LAUNCH_SSH_PORT"] == "2200"
-        assert pod.main.env["TRAINER_LAUNCH_SSH_DIR"] == "/root/.ssh"
+    return [local_jobs.with_ssh(pod, 2200, "/s/tmp") for pod in pods(job_of(text), local_jobs.address_of)]
 
 
 @pytest.mark.parametrize("program", ["trainer-launch", "/usr/local/bin/trainer-launch"])
-def test_options_of_our_own_sshd_stay_but_its_port(program: str) -> None:
+def test_options_of_our_own_sshd_stay_and_the_last_port_is_the_rehearsals(program: str) -> None:
     typed = "sshd, --ssh-port, '2222', --forward-env, HF_TOKEN, --grace, '60'"
     _, worker, _ = mpi(worker=f"command: [{program}], args: [{typed}]")
     assert (*worker.main.command, *worker.main.args) == (
-        *("trainer-launch", "sshd", "--forward-env", "HF_TOKEN", "--grace", "60"),
+        *("trainer-launch", "sshd", "--ssh-port", "2222", "--forward-env", "HF_TOKEN", "--grace", "60"),
+        *("--ssh-port", "2200"),
     )
-
-
-def test_the_launcher_runs_mpirun_under_ours_and_its_hosts_are_addresses() -> None:
-    launcher, *_ = mpi()
-    assert (*launcher.main.command, *launcher.main.args)[:4] == ("trainer-launch", "run", "--", "/usr/bin/mpirun")
-    assert launcher.init == (), "it is no node: nobody comes to it"
-    local = local_jobs.LocalNetwork(
-        pods={name: pod.name for pod in mpi() for name in pod.draft.names},
-        addresses={pod.name: pod.address for pod in mpi()},
-    )
-    here = local_jobs.localised(launcher.main, local, {FILES: "/s/files"}.get)
-    assert here.files["/s/files/etc/mpi/hostfile"].text == "127.0.0.3 slots=1\n127.0.0.4 slots=1\n"
-    assert here.env["OMPI_MCA_orte_default_hostfile"] == "/s/files/etc/mpi/hostfile"
-    assert here.env["TRAINER_LAUNCH_SSH_DIR"] == "/s/files/root/.ssh"
 
 
 def words_of(command: str) -> tuple[str, ...]:
@@ -121,9 +97,3 @@ def test_other_programs_are_left_as_they_are() -> None:
     launcher, worker, _ = mpi("", replica("l", "command: [python, launch.py]"), "command: [/entrypoint.sh]")
     assert launcher.main.command == ("python",)
     assert worker.main.command == ("/entrypoint.sh",)
-
-
-def test_pods_without_a_key_are_not_touched() -> None:
-    launcher, *_ = mpi()
-    plain = replace(launcher, containers=(replace(launcher.main, files={}),))
-    assert local_jobs.on_loopback(plain, 2200, "/s/tmp") is plain

@@ -142,21 +142,10 @@ def test_a_script_beside_the_manifest_is_found_from_anywhere(tmp_path: Path) -> 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("command", "code", "part"),
-    [
-        (["trainer-launch", "run", "--", "absent-script.py"], 127, "the script 'absent-script.py' does not exist"),
-        (["plain.py"], 126, "'plain.py' is not an executable in PATH; start it with 'python plain.py'"),
-    ],
-)
-def test_what_a_container_cannot_run_is_one_error_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], code: int, part: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain.py").write_text("print('never')\n")
-    ended = launch("rehearse", "-f", write(tmp_path, command))
-    assert (ended.returncode, ended.stdout) == (code, "")
-    assert ended.stderr.count(part) == 1
+def test_what_a_container_cannot_run_is_one_error_before_anything_starts(tmp_path: Path) -> None:
+    ended = launch("rehearse", "-f", write(tmp_path, ["trainer-launch", "run", "--", "absent-script.py"]))
+    assert (ended.returncode, ended.stdout) == (127, "")
+    assert ended.stderr.count("the script 'absent-script.py' does not exist") == 1
 
 
 @pytest.mark.process

@@ -19,7 +19,7 @@ from tests.rehearsal.controllers.manifests import trainjob
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import pod_from_snapshot
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers import rendered, trainer_runtime, workload_of
+from trainer_launch.rehearsal.controllers import rendered, trainer_v2, workload_of
 from trainer_launch.rehearsal.controllers.documents import Field, read_documents
 from trainer_launch.rehearsal.controllers.pod_values import Workload, pods
 
@@ -108,7 +108,7 @@ def check_trainjob(name: str, workload: Workload) -> None:
     job = next(one for one in documents if one["kind"] == "TrainJob")
     runtime = next((one for one in documents if one["kind"].endswith("TrainingRuntime")), None)
     reference = job["spec"]["runtimeRef"]["name"]
-    policies = (runtime["spec"] if runtime else trainer_runtime.published()[reference])["mlPolicy"]
+    policies = (runtime["spec"] if runtime else trainer_v2.published()[reference])["mlPolicy"]
     (policy,) = [key for key in policies if key != "numNodes"] or [""]
     nodes = number(job["spec"]["trainer"].get("numNodes"), number(policies.get("numNodes")))
     trainers = [pod for pod in pods(workload) if pod.draft.role in ("node", "launcher")]
@@ -154,7 +154,7 @@ RUNTIMES = {
 
 
 def test_the_runtimes_of_the_package_are_the_published_ones() -> None:
-    assert dict(trainer_runtime.published()) == RUNTIMES
+    assert dict(trainer_v2.published()) == RUNTIMES
 
 
 @pytest.mark.parametrize("name", sorted(RUNTIMES))

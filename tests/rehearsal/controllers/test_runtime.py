@@ -9,7 +9,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers.documents import whole
 from trainer_launch.rehearsal.controllers.pod_values import Pod, expanded
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
-from trainer_launch.rehearsal.controllers.trainer_runtime import merged
+from trainer_launch.rehearsal.controllers.trainer_v2 import merged
 
 LABEL = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: %s}}, "
 
@@ -49,7 +49,7 @@ def test_only_the_trainers_container_called_node_is_changed() -> None:
 @pytest.mark.parametrize(
     "patch",
     [
-        "podTemplateOverrides: [{targetJobs: [{name: node}], spec: %s}]",
+        "podTemplateOverrides: [{targetJobs: [{name: other}], spec: {}}, {targetJobs: [{name: node}], spec: %s}]",
         "podSpecOverrides: [{targetJobs: [{name: node}], %s}]",
         "runtimePatches: [{manager: m, trainingRuntimeSpec: {template: {spec: {replicatedJobs: [{name: node, "
         "template: {spec: {template: {spec: %s}}}}]}}}}]",
@@ -62,11 +62,6 @@ def test_patches_of_every_version_are_merged_by_the_names_of_containers(patch: s
     assert pod.main.command == ("old",)
     assert (pod.main.env["A"], pod.main.env["B"]) == ("5", "52")
     assert pod.draft.template.grace_s == 7
-
-
-def test_a_patch_for_another_job_changes_nothing() -> None:
-    more = "podTemplateOverrides: [{targetJobs: [{name: other}], spec: {terminationGracePeriodSeconds: 7}}]"
-    assert made(more=more)["job-node-0-0"].draft.template.grace_s == 30
 
 
 def at(volume: str) -> dict[str, str]:
@@ -93,14 +88,6 @@ def test_an_injected_container_of_another_job_has_that_jobs_own_index_as_rank() 
     assert [found[f"job-worker-0-{index}"].init[0].env["PET_NODE_RANK"] for index in (0, 1)] == ["0", "1"]
     assert found["job-worker-0-1"].init[0].env["PET_NNODES"] == "3"
     assert "PET_NNODES" not in found["job-worker-0-1"].main.env
-
-
-def test_initializers_get_their_storage_and_run_first_where_the_runtime_says_so() -> None:
-    first = rjob("dataset-initializer", "{name: dataset-initializer, image: i}", "dataset-initializer")
-    initializer = "initializer: {dataset: {storageUri: 'hf://x/y', env: [{name: D, value: d}]}}"
-    found = made("{}", jobs=f"{first}, {rjob('node', step='trainer')}", more=initializer)
-    env = found["job-dataset-initializer-0-0"].main.env
-    assert (env["STORAGE_URI"], env["D"]) == ("hf://x/y", "d")
 
 
 def test_the_number_of_nodes_is_the_trainjobs_else_the_runtimes() -> None:
@@ -147,8 +134,13 @@ def test_a_trainjobs_resources_are_merged_with_the_runtimes_and_count_alone() ->
 def test_the_first_of_launcher_and_node_tells_how_many_gpus_an_mpi_node_has() -> None:
     gpus = "{name: node, image: i, resources: {limits: {nvidia.com/gpu: 4}}}"
     first, second = rjob("node", gpus), rjob("launcher", step="trainer")
-    for jobs, slots in ((f"{first}, {second}", "4"), (f"{second}, {first}", "1")):
-        launcher = made(policy="mpi: {numProcPerNode: 1}", jobs=jobs)["job-launcher-0-0"].main
+    own = "{resourcesPerNode: {limits: {nvidia.com/gpu: 3}}}"
+    for trainer, jobs, slots in (
+        ("{}", f"{first}, {second}", "4"),
+        ("{}", f"{second}, {first}", "1"),
+        (own, f"{second}, {first}", "3"),
+    ):
+        launcher = made(trainer, policy="mpi: {numProcPerNode: 1}", jobs=jobs)["job-launcher-0-0"].main
         assert launcher.env["OMPI_MCA_orte_set_default_slots"] == slots
 
 
@@ -166,38 +158,21 @@ def test_nodes_of_mpi_get_the_users_variables_only_where_the_launcher_is_a_node_
         assert node.command == ("sshd",)
 
 
-def test_gpus_make_the_slots_of_an_mpi_runtime_that_says_one() -> None:
-    trainer = "{resourcesPerNode: {limits: {nvidia.com/gpu: 4}}}"
-    found = made(trainer, "mpi: {numProcPerNode: 1}", f"{rjob('launcher', step='trainer')}, {rjob('node')}")
-    assert found["job-launcher-0-0"].main.env["OMPI_MCA_orte_set_default_slots"] == "4"
-
-
-HYDRAS = [("Intel", "I_MPI_HYDRA_HOST_FILE"), ("MPICH", "HYDRA_HOST_FILE")]
-
-
-@pytest.mark.parametrize(("implementation", "variable"), HYDRAS)
-def test_only_the_variables_of_the_chosen_mpi_are_reserved(implementation: str, variable: str) -> None:
-    """kubeflow/trainer pull request 3717, commit 9e87e772: reservedEnvNamesForImplementation."""
-    trainer = "{env: [{name: %s, value: /mine}]}"
-    policy = f"mpi: {{mpiImplementation: {implementation}}}"
+def test_a_variable_of_the_controllers_own_is_refused_in_the_trainjob() -> None:
     jobs = f"{rjob('launcher', step='trainer')}, {rjob('node')}"
-    launcher = made(trainer % "OMPI_MCA_orte_default_hostfile", policy, jobs)["job-launcher-0-0"].main
-    assert launcher.env["OMPI_MCA_orte_default_hostfile"] == "/mine"
-    assert launcher.env[variable] == "/etc/mpi/hostfile"
-    with pytest.raises(UsageError, match=variable):
-        made(trainer % variable, policy, jobs)
-    (told,) = job_of(trainjob(), runtime(policy, jobs)).odd
-    assert told.startswith(f"Trainer up to v2.3 refuses mpiImplementation {implementation}")
+    with pytest.raises(UsageError, match="a variable that the mpi runtime does not set itself"):
+        made("{env: [{name: OMPI_MCA_orte_default_hostfile, value: /mine}]}", "mpi: {}", jobs)
 
 
-def test_an_initializer_has_one_pod_and_reads_its_secret() -> None:
+def test_an_initializer_has_one_pod_with_its_storage_and_secret() -> None:
     first = rjob("model-initializer", "{name: model-initializer, image: i}", "model-initializer")
     jobs = f"{first.replace('template:', 'replicas: 3, template:', 1)}, {rjob('node', step='trainer')}"
-    more = "initializer: {model: {storageUri: 'hf://x/y', secretRef: {name: token}}}"
+    wish = "{storageUri: 'hf://x/y', secretRef: {name: token}, env: [{name: D, value: d}]}"
+    more = f"initializer: {{model: {wish}}}"
     secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: token}\nstringData: {ACCESS_TOKEN: abc}\n"
     job = job_of(trainjob(more=more), runtime(jobs=jobs), secret)
     initializer, node = pods(job)
-    assert (initializer.main.env["STORAGE_URI"], initializer.main.env["ACCESS_TOKEN"]) == ("hf://x/y", "abc")
+    assert [initializer.main.env[name] for name in ("STORAGE_URI", "ACCESS_TOKEN", "D")] == ["hf://x/y", "abc", "d"]
     assert "ACCESS_TOKEN" not in node.main.env
     assert "model-initializer: its program is in its image" in job.ignored
 
@@ -269,11 +244,3 @@ def test_quantities_are_rounded_up(text: str, want: int) -> None:
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="quantity"):
         whole(text)
-
-
-def test_a_secret_that_the_trainjob_replaces_by_a_value_need_not_be_there() -> None:
-    token = "{name: TOKEN, valueFrom: {secretKeyRef: {name: nil, key: k}}}"
-    jobs = rjob("node", f"{{name: node, image: i, env: [{token}]}}", "trainer")
-    assert made("{env: [{name: TOKEN, value: mine}]}", jobs=jobs)["job-node-0-0"].main.env["TOKEN"] == "mine"
-    with pytest.raises(UsageError, match="refers to the Secret 'nil'"):
-        made(jobs=jobs)

@@ -67,33 +67,26 @@ class Bench:
     def run(self, aside: int) -> None:
         """Say how each went."""
         try:
-            self._begin("import torch")
+            self._say(stage="import torch")
             import torch
 
             self._torch = torch
-            self._begin("device")
-            self._open()
-            self._begin("gemm")
-            self._gemm()
-            self._begin("memory")
-            self._copies()
-            if self._level == "deep":
-                self._begin("patterns")
-                self._patterns()
-            self._begin(self._backend)
-            self._collective(aside)
-            if self._size > 1:
-                self._begin("peers")
-                self._peers()
-            self._begin("end")
-            self._say(ending="done")
+            tests: dict[str, Callable[[], None]] = {
+                "device": self._open,
+                "gemm": self._gemm,
+                "memory": self._copies,
+                **({"patterns": self._patterns} if self._level == "deep" else {}),
+                self._backend: lambda: self._collective(aside),
+                **({"peers": self._peers} if self._size > 1 else {}),
+            }
+            for stage, test in tests.items():
+                self._say(stage=stage)
+                test()
+            self._say(stage="end", ending="done")
         except ModuleNotFoundError as problem:
             self._say(ending="import" if problem.name == "torch" else "failed", why=f"{problem}"[:300])
         except Exception as problem:  # noqa: BLE001  whatever a driver does to torch is what we are here for
             self._say(ending="failed", why=f"{type(problem).__name__}: {problem}"[:600])
-
-    def _begin(self, stage: str) -> None:
-        self._say(stage=stage)
 
     def _say(self, **values: Any) -> None:
         self._found |= values
@@ -145,7 +138,7 @@ class Bench:
             self._sync()
         count, took_s = self._timed(lambda: torch.mm(left, right, out=made), measure_s)
         self._measured("gemm", 2 * n**3 * count / took_s / 1e12, "TFLOP/s")
-        self._begin("repeats")
+        self._say(stage="repeats")
         torch.mm(left, right, out=made)
         first, different = made.clone(), 0
         for _ in range(REPEATS[self._level]):
@@ -159,7 +152,7 @@ class Bench:
         target = torch.empty_like(source)
         count, took_s = self._timed(lambda: target.copy_(source), _COPY_S[self._device])
         self._measured("hbm-copy", 2 * self._block * count / took_s / 1e9, "GB/s")
-        self._begin("pcie")
+        self._say(stage="pcie")
         there = torch.empty(self._sent // 4, device=self._device)
         here = torch.ones(self._sent // 4, pin_memory=pinned)
         for name, work in (
@@ -210,7 +203,8 @@ class Bench:
         try:
             store.wait([f"here/{rank}" for rank in range(size)], _MEET_S)
         except RuntimeError:
-            return self._say(peers={"size": size, "good": True, "rate": 0.0, "why": "not all GPUs came so far"})
+            self._say(peers={"size": size, "good": True, "rate": 0.0, "why": "not all GPUs came so far"})
+            return
         dist.destroy_process_group()
         among = dist.PrefixStore("peers", store)
         dist.init_process_group(self._backend, store=among, rank=self._rank, world_size=size)
@@ -231,7 +225,6 @@ class Bench:
         with contextlib.suppress(RuntimeError):  # nobody leaves while another one still reads
             store.set(f"gone/{self._rank}", "")
             store.wait([f"gone/{rank}" for rank in range(size)], _PART_S)
-        return None
 
 
 def checksum(torch: Any, made: Any) -> str:

@@ -20,8 +20,14 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
+
+try:
+    nvml: Any = importlib.import_module("pynvml")
+except ImportError:
+    nvml = None
 
 # By what they are called in nvml.h; a library that is older than a name does not have it.
 _UNSUPPORTED, _FUNCTION_NOT_FOUND, _LOST, _RESET_REQUIRED = 3, 13, 15, 16
@@ -30,20 +36,19 @@ _NVLINK_SPEED, _NVLINK_SPEED_COMMON = 164, 90
 _NVLINK_ERRORS = (161, 162, 163)  # replay, recovery, CRC
 _OLD_NVLINK_ERRORS = (0, 1, 2, 3)  # replay, recovery, CRC of flits and of data
 _MAX_LINKS = 18
+_FABRIC_DONE = 3
 _UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
 _SLOWDOWN = 1  # a temperature
 _VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a field, by its type
-_LIMIT_S = 60
+_LIMIT_S, _WATCH_LIMIT_S = 60, 600
 _XID = re.compile(r"^[^;]*?,[^;]*?,(\d+)[^;]*;NVRM: Xid \(PCI:([0-9A-Fa-f:]+)[^)]*\): (\d+)")
+_RECENT_S, _RECORD_BYTES = 7200, 8192
 INTERVAL_S = 0.05
 _XID_EVENT = 8  # the type of event
 _TIMED_OUT = 10
 _IDLE = 1  # the bit of the reasons
 _MAX_EVENTS = 100
 _LAST_MS = 100  # an event may come a moment after what it tells of
-_COUNTERS = ("pcie_replays", "nvlink_errors")  # many calls, and only their growth matters
-_WATCH_LIMIT_S = 600
-_RECENT_S, _MAX_RECORDS, _RECORD_BYTES = 7200, 50_000, 8192
 
 Fact = list[Any]
 
@@ -52,60 +57,43 @@ def main() -> None:
     """Print all facts."""
     is_watch = sys.argv[1:] == ["watch"]
     signal.setitimer(signal.ITIMER_REAL, _WATCH_LIMIT_S if is_watch else _LIMIT_S)  # should our parent die first
-    os.write(1, json.dumps(asked(watched if is_watch else told)).encode())
+    os.write(1, json.dumps(answer(watched if is_watch else at_rest)).encode())
 
 
-def asked(question: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """Open the library, ask, close it; or the trouble in the way of that."""
-    nvml, trouble = opened()
+def answer(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Open the library and ask, or say what is in the way of that."""
     if nvml is None:
-        return {"trouble": trouble}
+        return {"trouble": "nvidia-ml-py is not installed"}
     try:
-        return question(nvml)
-    finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
-
-
-def told(nvml: Any) -> dict[str, Any]:
-    """All facts."""
+        nvml.nvmlInit()
+    except nvml.NVMLError as problem:
+        return {"trouble": f"NVIDIA's library cannot be opened: {problem}"}
     try:
-        gpus = [of_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-        return {
-            "trouble": "",
-            "driver": fact(nvml, lambda: text(nvml.nvmlSystemGetDriverVersion())),
-            "gpus": gpus,
-            "log": earlier_xids(),
-        }
+        return question()
     except nvml.NVMLError as problem:
         return {"trouble": f"the GPUs cannot be counted: {problem}"}
 
 
-def opened() -> tuple[Any, str]:
-    """The library, ready for use; or None, and why."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return None, "nvidia-ml-py is not installed"
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as problem:
-        return None, f"NVIDIA's library cannot be opened: {problem}"
-    return nvml, ""
+def at_rest() -> dict[str, Any]:
+    """All facts."""
+    gpus = [of_gpu(index) for index in range(nvml.nvmlDeviceGetCount())]
+    state, *version = fact(lambda: text(nvml.nvmlSystemGetDriverVersion()))
+    driver = version[0] if state == "known" else ""
+    return {"trouble": "", "driver": driver, "gpus": gpus, "log": earlier_xids()}
 
 
-def of_gpu(nvml: Any, index: int) -> dict[str, Any]:
+def of_gpu(index: int) -> dict[str, Any]:
     """All facts of one GPU; `lost`: the driver says that it is gone, or must be reset."""
     lost: list[str] = []
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as problem:
-        return {"index": index, "lost": str(problem), "facts": {}}
-    facts = {name: fact(nvml, read, lost) for name, read in readings(nvml, handle).items()}
+        return {"index": index, "lost": str(problem)}
+    facts = {name: fact(partial(read, gpu), lost) for name, read in {**AT_REST, **TEMPERATURES}.items()}
     return {"index": index, "lost": lost[0] if lost else "", "facts": facts}
 
 
-def fact(nvml: Any, read: Callable[[], Any], lost: list[str] | None = None) -> Fact:
+def fact(read: Callable[[], Any], lost: list[str] | None = None) -> Fact:
     """What a call gives, or why it gives nothing."""
     try:
         return ["known", read()]
@@ -122,232 +110,216 @@ def fact(nvml: Any, read: Callable[[], Any], lost: list[str] | None = None) -> F
         return ["unknown", f"{type(problem).__name__}: {problem}"[:200]]
 
 
-def readings(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
-    """How each fact is asked for."""
-    return {
-        "name": lambda: text(nvml.nvmlDeviceGetName(handle)),
-        "uuid": lambda: text(nvml.nvmlDeviceGetUUID(handle)),
-        "pci": lambda: pci(nvml, handle),
-        "recovery": lambda: field(nvml, handle, _RECOVERY_ACTION),
-        "ecc_uncorrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _VOLATILE),
-        "ecc_uncorrected_ever": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _AGGREGATE),
-        "remapped": lambda: list(nvml.nvmlDeviceGetRemappedRows(handle)),
-        "retired_pending": lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle),
-        "mig": lambda: nvml.nvmlDeviceGetMigMode(handle)[0],
-        "memory_total": lambda: memory(nvml, handle).total,
-        "memory_used": lambda: memory(nvml, handle).used,
-        "slowdown_c": lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, _SLOWDOWN),
-        "nvlinks": lambda: nvlinks(nvml, handle),
-        "nvlink_mbps": lambda: nvlink_mbps(nvml, handle),
-        "fabric": lambda: fabric(nvml, handle),
-        **moving(nvml, handle),
-    }
-
-
-def moving(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
-    """What changes under load."""
-    return {
-        "clock_reasons": lambda: clock_reasons(nvml, handle),
-        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, 0),
-        "margin_c": lambda: nvml.nvmlDeviceGetMarginTemperature(handle),
-        "pcie_gen": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
-        "pcie_gen_max": lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
-        "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
-        "pcie_width_max": lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
-        "pcie_replays": lambda: nvml.nvmlDeviceGetPcieReplayCounter(handle),
-        "nvlink_errors": lambda: nvlink_errors(nvml, handle),
-    }
-
-
 def text(value: Any) -> str:
     """Old bindings give bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def pci(nvml: Any, handle: Any) -> str:
+def pci(gpu: Any) -> str:
     """The address on the bus, as the kernel writes it."""
-    domain, _, rest = text(nvml.nvmlDeviceGetPciInfo(handle).busId).lower().partition(":")
+    domain, _, rest = text(nvml.nvmlDeviceGetPciInfo(gpu).busId).lower().partition(":")
     return f"{domain[-4:]}:{rest}"
 
 
-def field(nvml: Any, handle: Any, number: int, link: int | None = None) -> Any:
+def field(gpu: Any, number: int, link: int | None = None) -> Any:
     """The value of a field."""
-    (found,) = nvml.nvmlDeviceGetFieldValues(handle, [number if link is None else (number, link)])
-    if found.nvmlReturn:
-        raise nvml.NVMLError(found.nvmlReturn)
-    return getattr(found.value, _VALUES[found.valueType])
+    (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [number if link is None else (number, link)])
+    if answer.nvmlReturn:
+        raise nvml.NVMLError(answer.nvmlReturn)
+    return getattr(answer.value, _VALUES[answer.valueType])
 
 
-def clock_reasons(nvml: Any, handle: Any) -> int:
+def clock_reasons(gpu: Any) -> int:
     """Bits that say why clocks are below their maximum; the call had another name once."""
     try:
-        return nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        return nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
     except AttributeError:
-        return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
     except nvml.NVMLError as problem:
         if getattr(problem, "value", None) != _FUNCTION_NOT_FOUND:
             raise
-        return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
 
 
-def memory(nvml: Any, handle: Any) -> Any:
+def memory(gpu: Any) -> Any:
     """In bytes. The second version of the call does not count as used what the driver keeps for itself."""
     try:
-        return nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+        return nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2)
     except (nvml.NVMLError, AttributeError):
-        return nvml.nvmlDeviceGetMemoryInfo(handle)
+        return nvml.nvmlDeviceGetMemoryInfo(gpu)
 
 
-def nvlinks(nvml: Any, handle: Any) -> list[int]:
+def nvlinks(gpu: Any) -> list[int]:
     """1 for each link that is up, 0 for each that is down."""
-    found = [int(nvml.nvmlDeviceGetNvLinkState(handle, 0))]
+    links = [int(nvml.nvmlDeviceGetNvLinkState(gpu, 0))]
     with contextlib.suppress(nvml.NVMLError):  # it has no more
         for link in range(1, _MAX_LINKS):
-            found.append(int(nvml.nvmlDeviceGetNvLinkState(handle, link)))  # noqa: PERF401  up to the first refusal
-    return found
+            links.append(int(nvml.nvmlDeviceGetNvLinkState(gpu, link)))  # noqa: PERF401  up to the first refusal
+    return links
 
 
-def nvlink_mbps(nvml: Any, handle: Any) -> int:
+def nvlink_mbps(gpu: Any) -> int:
     """Of the slowest link that is up."""
-    up = [link for link, is_up in enumerate(nvlinks(nvml, handle)) if is_up]
+    up = [link for link, is_up in enumerate(nvlinks(gpu)) if is_up]
     if not up:
         raise nvml.NVMLError(_UNSUPPORTED)
     try:
-        return min(field(nvml, handle, _NVLINK_SPEED, link) for link in up)
+        return min(field(gpu, _NVLINK_SPEED, link) for link in up)
     except nvml.NVMLError:
-        return field(nvml, handle, _NVLINK_SPEED_COMMON)
+        return field(gpu, _NVLINK_SPEED_COMMON)
 
 
-def nvlink_errors(nvml: Any, handle: Any) -> int:
+def nvlink_errors(gpu: Any) -> int:
     """All errors of all links since the driver was loaded."""
-    links = range(len(nvlinks(nvml, handle)))
+    links = range(len(nvlinks(gpu)))
     try:
-        return sum(field(nvml, handle, number, link) for link in links for number in _NVLINK_ERRORS)
+        return sum(field(gpu, number, link) for link in links for number in _NVLINK_ERRORS)
     except nvml.NVMLError:
         return sum(
-            nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, number)
+            nvml.nvmlDeviceGetNvLinkErrorCounter(gpu, link, number)
             for link in links
             for number in _OLD_NVLINK_ERRORS
         )
 
 
-def fabric(nvml: Any, handle: Any) -> list[int]:
-    """How far this GPU is with joining its fabric (0: it has none, 3: done), and the error of that."""
+def pcie_generation(gpu: Any) -> list[int]:
+    """What it is at, and what it could be at."""
+    return [nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu), nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu)]
+
+
+def pcie_lanes(gpu: Any) -> list[int]:
+    """What it has, and what it could have."""
+    return [nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu), nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)]
+
+
+def fabric_error(gpu: Any) -> int:
+    """The error with which this GPU ended joining its fabric; 0 where it joined, has none, or is not ready."""
     info = nvml.c_nvmlGpuFabricInfo_v2_t()
     info.version = nvml.nvmlGpuFabricInfo_v2
-    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    return [int(info.state), int(info.status)]
+    nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
+    return int(info.status) if info.state == _FABRIC_DONE else 0
 
 
 def earlier_xids(path: str = "/dev/kmsg") -> Fact:
     """Errors of the last hours by the kernel's log, where a container may read it: place, number, seconds ago."""
-    found: list[list[Any]] = []
+    xids: list[list[Any]] = []
     try:
         log = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as problem:
         return ["unknown", f"{path}: {problem.strerror}"]
-    try:
-        for _ in range(_MAX_RECORDS):
-            record = os.read(log, _RECORD_BYTES)
-            match = _XID.match(record.decode(errors="replace"))
-            ago_s = time.clock_gettime(time.CLOCK_MONOTONIC) - int(match[1]) / 1e6 if match else 0.0
-            if match and ago_s < _RECENT_S:
-                found.append([match[2].lower(), int(match[3]), round(ago_s)])
-            if not record:
-                break
-    except OSError:  # there is no more of it now
-        pass
-    finally:
-        os.close(log)
-    return ["known", found[-100:]]
+    with open(log, "rb", buffering=0) as file, contextlib.suppress(OSError):  # there is no more of it now
+        while (record := file.read(_RECORD_BYTES)) and len(xids) < _MAX_EVENTS:
+            if match := _XID.match(record.decode(errors="replace")):
+                ago_s = time.clock_gettime(time.CLOCK_MONOTONIC) - int(match[1]) / 1e6
+                xids += [[match[2].lower(), int(match[3]), round(ago_s)]] if ago_s < _RECENT_S else []
+    return ["known", xids]
 
 
-# -- watching under load ----------------------------------------------------------------------
+# How each fact of a GPU is asked for.
+AT_REST: dict[str, Callable[[Any], Any]] = {
+    "name": lambda gpu: text(nvml.nvmlDeviceGetName(gpu)),
+    "uuid": lambda gpu: text(nvml.nvmlDeviceGetUUID(gpu)),
+    "pci": pci,
+    "recovery": lambda gpu: field(gpu, _RECOVERY_ACTION),
+    "ecc_uncorrected": lambda gpu: nvml.nvmlDeviceGetTotalEccErrors(gpu, _UNCORRECTED, _VOLATILE),
+    "ecc_uncorrected_ever": lambda gpu: nvml.nvmlDeviceGetTotalEccErrors(gpu, _UNCORRECTED, _AGGREGATE),
+    "remapped": lambda gpu: list(nvml.nvmlDeviceGetRemappedRows(gpu)),
+    "retired_pending": lambda gpu: nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu),
+    "mig": lambda gpu: nvml.nvmlDeviceGetMigMode(gpu)[0],
+    "memory_total": lambda gpu: memory(gpu).total,
+    "memory_used": lambda gpu: memory(gpu).used,
+    "slowdown_c": lambda gpu: nvml.nvmlDeviceGetTemperatureThreshold(gpu, _SLOWDOWN),
+    "nvlinks": nvlinks,
+    "nvlink_mbps": nvlink_mbps,
+    "fabric_error": fabric_error,
+}
+TEMPERATURES: dict[str, Callable[[Any], Any]] = {
+    "temperature_c": lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, 0),
+    "margin_c": lambda gpu: nvml.nvmlDeviceGetMarginTemperature(gpu),
+}
+COUNTERS: dict[str, Callable[[Any], Any]] = {  # many calls, and only their growth matters
+    "pcie_replays": lambda gpu: nvml.nvmlDeviceGetPcieReplayCounter(gpu),
+    "nvlink_errors": nvlink_errors,
+}
+MOVING: dict[str, Callable[[Any], Any]] = {
+    **TEMPERATURES,
+    **COUNTERS,
+    "clock_reasons": clock_reasons,
+    "pcie_generation": pcie_generation,
+    "pcie_lanes": pcie_lanes,
+}
 
 
-def watched(nvml: Any) -> dict[str, Any]:
+def watched() -> dict[str, Any]:
     """All that was seen until the input ended."""
-    try:
-        gpus = [WatchedGpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError as problem:
-        return {"trouble": f"the GPUs cannot be watched: {problem}"}
+    gpus = [WatchedGpu(index) for index in range(nvml.nvmlDeviceGetCount())]
     while True:
         for gpu in gpus:
             gpu.look()
         if select.select([0], [], [], INTERVAL_S)[0] and not os.read(0, 4096):
-            return {"trouble": "", "gpus": [gpu.seen() for gpu in gpus]}
+            return {"trouble": "", "gpus": [gpu.summary() for gpu in gpus]}
 
 
 class WatchedGpu:
-    """One GPU under watch."""
+    """One GPU under load."""
 
-    def __init__(self, nvml: Any, index: int) -> None:
-        self._nvml, self._index = nvml, index
-        self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        self._reads = moving(nvml, self._handle)
-        self._reasons: Counter[int] = Counter()
-        self._busy = 0
+    def __init__(self, index: int) -> None:
+        self._index, self._gpu = index, nvml.nvmlDeviceGetHandleByIndex(index)
         self._last: dict[str, Fact] = {}
-        self._first: dict[str, Fact] = {}
-        self._most: dict[str, float] = {}
-        self._least: dict[str, float] = {}
-        self._events: list[int] = []
-        self._event_set = fact(nvml, self._register)
+        self._values: dict[str, list[Any]] = {name: [] for name in MOVING}
+        self._xids: list[int] = []
+        self._event_set = fact(self._register)
+        self._see(COUNTERS)
 
     def _register(self) -> Any:
-        made = self._nvml.nvmlEventSetCreate()
-        self._nvml.nvmlDeviceRegisterEvents(self._handle, _XID_EVENT, made)
+        made = nvml.nvmlEventSetCreate()
+        nvml.nvmlDeviceRegisterEvents(self._gpu, _XID_EVENT, made)
         return made
 
     def look(self) -> None:
         """Once."""
-        for name, read in self._reads.items():
-            if name not in _COUNTERS or name not in self._last:
-                self._see(name, read)
-        state, *rest = self._last["clock_reasons"]
-        if state == "known" and not rest[0] & _IDLE:
-            self._busy += 1
-            self._reasons.update(1 << bit for bit in range(int(rest[0]).bit_length()) if rest[0] >> bit & 1)
+        self._see([name for name in MOVING if name not in COUNTERS])
         self._hear(0)
 
-    def _see(self, name: str, read: Callable[[], Any]) -> None:
-        if self._last.get(name) == ["unsupported"]:
-            return
-        found = self._last[name] = fact(self._nvml, read)
-        if found[0] == "known":
-            self._first.setdefault(name, found)
-            self._most[name] = max(found[1], self._most.get(name, found[1]))
-            self._least[name] = min(found[1], self._least.get(name, found[1]))
+    def _see(self, names: Iterable[str]) -> None:
+        for name in names:
+            if self._last.get(name) != ["unsupported"]:
+                self._last[name] = fact(partial(MOVING[name], self._gpu))
+                self._values[name] += self._last[name][1:] if self._last[name][0] == "known" else []
 
     def _hear(self, wait_ms: int) -> None:
-        while self._event_set[0] == "known" and len(self._events) < _MAX_EVENTS:
+        while self._event_set[0] == "known" and len(self._xids) < _MAX_EVENTS:
             try:
-                heard = self._nvml.nvmlEventSetWait_v2(self._event_set[1], wait_ms)
-            except self._nvml.NVMLError as problem:
+                heard = nvml.nvmlEventSetWait_v2(self._event_set[1], wait_ms)
+            except nvml.NVMLError as problem:
                 if getattr(problem, "value", None) != _TIMED_OUT:
                     self._event_set = ["unknown", str(problem)]
                 return
             if heard.eventType == _XID_EVENT:
-                self._events.append(int(heard.eventData))
+                self._xids.append(int(heard.eventData))
 
-    def seen(self) -> dict[str, Any]:
-        """What was seen."""
+    def summary(self) -> dict[str, Any]:
+        """The worst of each fact, and the errors that the driver told."""
         self._hear(_LAST_MS)
-        for name in _COUNTERS:
-            self._see(name, self._reads[name])
-        return {
-            "index": self._index,
-            "busy": self._busy,
-            "xids": ["known", self._events] if self._event_set[0] == "known" else self._event_set,
-            "reasons": {str(bit): count for bit, count in self._reasons.items()},
-            "facts": {name: self._summary(name, found) for name, found in self._last.items()},
-        }
+        self._see(COUNTERS)
+        facts = {name: worst(name, self._values[name]) or last for name, last in self._last.items()}
+        facts["xids"] = ["known", self._xids] if self._event_set[0] == "known" else self._event_set
+        return {"index": self._index, "facts": facts}
 
-    def _summary(self, name: str, found: Fact) -> Fact:
-        """Least, most, and how much it grew."""
-        if name not in self._most:
-            return found
-        return ["known", [self._least[name], self._most[name], self._most[name] - self._first[name][1]]]
+
+def worst(name: str, values: list[Any]) -> Fact:
+    """The worst of what was seen; how much a counter grew; how often what slowed the clocks down."""
+    if not values:
+        return []
+    if name in COUNTERS:
+        return ["known", values[-1] - values[0]]
+    if name != "clock_reasons":
+        return ["known", min(values) if name == "margin_c" else max(values)]
+    busy = [bits for bits in values if not bits & _IDLE]
+    times = Counter(1 << bit for bits in busy for bit in range(int(bits).bit_length()) if bits >> bit & 1)
+    return (
+        ["known", {"looks": len(busy), "times": times}] if busy else ["unknown", "it was idle whenever we looked"]
+    )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from trainer_launch.preflight.check import Subject, Where, check
 from trainer_launch.preflight.cluster.nodes import TOLD, Cluster
 from trainer_launch.preflight.cluster.preflight_messages import MAX_VALUE
 from trainer_launch.preflight.container import resource_limits
-from trainer_launch.preflight.gpu.devices import Cards
+from trainer_launch.preflight.gpu.collect import Cards
 
 FACTS = "facts"
 CLOCK = "clock"
@@ -392,20 +392,20 @@ _RECORD_S = 60.0  # for all nodes to say what they have found
 
 def record_s(subject: Subject) -> float:
     """What node 0 waits for all nodes' records: a GPU or a folder that hangs takes its time to tell."""
-    load_s = subject.cards.load_limit_s if subject.cards is not None and subject.cards.has_load else 0.0
-    return _RECORD_S + max(load_s, resource_limits.storage.limit_s(subject) if subject.storage else 0.0)
+    gpus_s = 0.0 if subject.cards is None else subject.cards.limit_s
+    return _RECORD_S + max(gpus_s, resource_limits.storage.limit_s(subject) if subject.storage else 0.0)
 
 
 def of_gpus(cards: Cards | None) -> dict[str, str]:
     """What all nodes should have alike, better known than by files: models, driver, and the NCCL that is loaded."""
     if cards is None or cards.facts().trouble:
         return {}
-    models = Counter(gpu.model for gpu in cards.gpus if gpu.model)
-    told = {"gpus": f"{len(cards.gpus)} of {', '.join(sorted(models)) or 'unknown model'}"}
-    if cards.facts().driver:
-        told["driver"] = cards.facts().driver
-    found = cards.load() if cards.has_load else None
-    loaded = {one.facts["nccl"] for one in found.tested if "nccl" in one.facts} if found is not None else set()
+    found = cards.facts()
+    models = Counter(gpu.model for gpu in found.gpus if gpu.model)
+    told = {"gpus": f"{len(found.gpus)} of {', '.join(sorted(models)) or 'unknown model'}"}
+    if found.driver:
+        told["driver"] = found.driver
+    loaded = {test.facts["nccl"] for test in found.tests if "nccl" in test.facts}
     return told | ({NCCL: ", ".join(sorted(loaded))} if loaded else {})
 
 
@@ -418,5 +418,5 @@ def of_adapters(ports: Sequence[AdapterPort]) -> dict[str, str]:
 
 def measured(cards: Cards | None) -> tuple[tuple[Measure, ...], tuple[Checksum, ...]]:
     """For node 0."""
-    found = cards.load() if cards is not None and cards.has_load else None
+    found = cards.facts() if cards is not None and cards.has_load else None
     return ((), ()) if found is None else (fitted(found.measures), fitted_checksums(found.checksums))

@@ -1,4 +1,4 @@
-"""The DNS checks: all nodes' names resolve and are stable, and where not, what DNS says; this pod's own name.
+"""The DNS checks: all nodes' names resolve, and where not, what DNS says; this pod's own name.
 
 In an init container names resolve only if the Service publishes addresses of pods that are not ready. Kubeflow
 Trainer v2 sees to that; the older operators do not, so there an init container cannot know.
@@ -9,17 +9,16 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from trainer_launch.host import dns as resolver
-from trainer_launch.host.dns import Answer
+from trainer_launch.host.dns import Addresses, Answer
 from trainer_launch.host.network import named
 from trainer_launch.model import value_parsers
 from trainer_launch.model.findings import Fault, Finding
 from trainer_launch.model.units import grouped, listed
 from trainer_launch.preflight.check import Needs, Subject, check
 
-ALIKE = 3  # equal answers in a row, before a name counts as stable
 SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _POLL_S = 12.0  # glibc's own patience with two servers that do not answer is 10 s
@@ -34,8 +33,6 @@ HIDING = frozenset(("pytorchjob-v1", "pytorchjob-v1-elastic", "tfjob-v1", "xgboo
 HIDING |= {"jaxjob-v1", "mxjob-v1", "mpijob-v1", "mpijob-v2beta1", "flyte-elastic", "flyte-kfmpi"}
 HIDDEN_S = 10.0  # how long to hope there
 
-Waiting = dict[str, list[resolver.Addresses]]
-
 
 def _limit_s(subject: Subject) -> float:
     return max(subject.deadline_s, subject.left_s(_LAST_LOOK_S, _POLL_S)) + 1.0
@@ -43,16 +40,15 @@ def _limit_s(subject: Subject) -> float:
 
 @check("dns", needs=Needs.NAMES, limit_s=_limit_s)
 def dns(subject: Subject) -> Iterable[Finding]:
-    """All nodes' names resolve before the deadline, and to the same addresses each time."""
+    """All nodes' names resolve before the deadline."""
     peers = _peers(subject)
     if not peers:
         return [dns.skipped("there are no names of other nodes to look up")]
     began_s = time.monotonic()
-    seen, absent = _wait(subject, peers)
-    if absent and not _is_enough(subject, peers, seen):
+    addresses, absent = _wait(subject, peers)
+    if absent and not _is_enough(subject, peers, addresses):
         return [_absent(subject, peers, absent, time.monotonic() - began_s)]
-    restless = [name for name in peers if seen[name] and not _is_stable(seen[name])]
-    return [_restless(restless, seen)] if restless else [_found(subject, peers, seen)]
+    return [_found(subject, peers, addresses)]
 
 
 def _peers(subject: Subject) -> list[str]:
@@ -67,46 +63,34 @@ def _peers(subject: Subject) -> list[str]:
     return list(dict.fromkeys(names)) if subject.has_peers else []
 
 
-def _is_stable(answers: Sequence[resolver.Addresses]) -> bool:
-    return len(answers) >= ALIKE and len(set(answers[-ALIKE:])) == 1
-
-
-def _is_enough(subject: Subject, peers: Sequence[str], seen: Waiting) -> bool:
+def _is_enough(subject: Subject, peers: Sequence[str], found: Collection[str]) -> bool:
     """Whether the job may start with the names that there are: an elastic one may, if node 0 is among them."""
     nodes, coordinator = subject.topology.nodes, subject.topology.coordinator
     lead = coordinator.host if coordinator is not None and coordinator.host in peers else peers[0]
     if nodes is None or (nodes.fixed is not None and not subject.topology.spares):
-        return all(_is_stable(seen[name]) for name in peers)
+        return len(found) == len(peers)
     least = nodes.min if len(peers) == subject.topology.pods else 1  # of some of the names, nobody can say how many
-    return _is_stable(seen[lead]) and sum(_is_stable(seen[name]) for name in peers) >= least
+    return lead in found and len(found) >= least
 
 
-def _wait(subject: Subject, peers: Sequence[str]) -> tuple[Waiting, Mapping[str, Answer]]:
-    """The addresses of each name, in order, until all are stable or the time is up; why others have none."""
-    seen: Waiting = {name: [] for name in peers}
+def _wait(subject: Subject, peers: Sequence[str]) -> tuple[Mapping[str, Addresses], Mapping[str, Answer]]:
+    """The addresses of each name, in order, when there are enough or the time is up; why others have none."""
     hope_s = HIDDEN_S if subject.job.contract in HIDING else subject.deadline_s
     began_s = time.monotonic()
     until_s = began_s + min(hope_s, subject.deadline_s)
     end_s = max(until_s, began_s + subject.left_s(_LAST_LOOK_S, _POLL_S))
     pause_s = _FIRST_PAUSE_S
-    absent: dict[str, Answer] = {}
-    for looks in range(1, 1_000_000):
-        pending = [name for name in peers if not _is_stable(seen[name])]
+    addresses: dict[str, Addresses] = {}
+    while True:
+        pending = [name for name in peers if name not in addresses]
         patience_s = min(_POLL_S, max(_LAST_LOOK_S, end_s - time.monotonic()))
-        absent = {}
-        for name, found in resolver.lookup_all(pending, patience_s, subject.lookup).items():
-            if isinstance(found, Answer):
-                seen[name], absent[name] = [], found
-            else:
-                seen[name].append(found)
-        if _is_enough(subject, peers, seen) or time.monotonic() >= (until_s if looks >= ALIKE else end_s):
-            break
+        answers = resolver.lookup_all(pending, patience_s, subject.lookup)
+        absent = {name: answer for name, answer in answers.items() if isinstance(answer, Answer)}
+        addresses |= {name: answer for name, answer in answers.items() if not isinstance(answer, Answer)}
+        if _is_enough(subject, peers, addresses) or time.monotonic() >= until_s:
+            return {name: addresses[name] for name in peers if name in addresses}, absent
         time.sleep(min(pause_s, _LONGEST_PAUSE_S))
-        pause_s *= 2 if absent else 1
-    return seen, absent
-
-
-# -- what is said -----------------------------------------------------------------------------
+        pause_s *= 2
 
 
 def _leads_on(address: str) -> bool:
@@ -115,41 +99,28 @@ def _leads_on(address: str) -> bool:
     return not (parsed.is_loopback or parsed.is_link_local)
 
 
-def _found(subject: Subject, peers: Sequence[str], seen: Waiting) -> Finding:
-    there = [name for name in peers if seen[name]]
-    kinds = {name: {":" in address for address in seen[name][-1]} for name in there}
-    here = {
-        ":" in address
-        for one in subject.interfaces
-        for address in one.addresses
-        if one.is_up and _leads_on(address)
-    }
-    apart = [name for name in there if here and not kinds[name] & here]
+def _found(subject: Subject, peers: Sequence[str], found: Mapping[str, Addresses]) -> Finding:
+    kinds = {name: {":" in address for address in addresses} for name, addresses in found.items()}
+    up = (address for one in subject.interfaces if one.is_up for address in one.addresses)
+    here = {":" in address for address in up if _leads_on(address)}
+    apart = [name for name in found if here and not kinds[name] & here]
     if apart:
         theirs, ours = ("IPv6", "IPv4") if False in here else ("IPv4", "IPv6")
         return dns.failed(
             Fault.NODE,
             f"{listed(apart)}: only {theirs} addresses, and this node has only {ours}",
-            evidence=tuple(_addresses(name, seen) for name in apart[:_SHOWN]),
+            evidence=_evidence(apart, found),
             action="give all pods of the job the same IP family (ipFamilyPolicy of the Service, the CNI)",
         )
-    families = Counter("+".join(sorted("AAAA" if is_v6 else "A" for is_v6 in kinds[name])) for name in there)
-    count = str(len(there)) if len(there) == len(peers) else f"{len(there)} of {len(peers)}, enough to start,"
+    families = Counter("+".join(sorted("AAAA" if is_v6 else "A" for is_v6 in kinds[name])) for name in found)
+    count = str(len(found)) if len(found) == len(peers) else f"{len(found)} of {len(peers)}, enough to start,"
     told = ", ".join(f"{number} with {kind}" for kind, number in families.items())
     return dns.passed(
         f"names that resolve: {count}: {told}",
-        measured=len(there),
+        measured=len(found),
         expected=len(peers),
         unit="names",
-        evidence=tuple(_addresses(name, seen) for name in there[:_SHOWN]),
-    )
-
-
-def _restless(restless: Sequence[str], seen: Waiting) -> Finding:
-    return dns.warned(
-        f"{listed(restless)}: the addresses differ between lookups",
-        evidence=tuple(_addresses(name, seen) for name in restless[:_SHOWN]),
-        action="see whether two pods of this name exist, or an old record stays in a DNS cache",
+        evidence=_evidence([*found], found),
     )
 
 
@@ -203,12 +174,8 @@ def _advice(*, is_denied: bool, is_all: bool) -> str:
     return "DNS does not work here: check the cluster's DNS pods, and network policies for port 53"
 
 
-def _addresses(name: str, seen: Waiting) -> str:
-    answers = list(dict.fromkeys(", ".join(sorted(found)) for found in seen[name]))
-    return f"{name}: {' / '.join(answers)}"
-
-
-# -- this host's own name -----------------------------------------------------------------------
+def _evidence(names: Sequence[str], found: Mapping[str, Addresses]) -> tuple[str, ...]:
+    return tuple(f"{name}: {', '.join(sorted(found[name]))}" for name in names[:_SHOWN])
 
 
 @check("own-name")
@@ -243,17 +210,13 @@ def _bad_name(subject: Subject, text: str, measured: str) -> Finding:
     """A failure where gloo will be used and was not told better."""
     told = bool(subject.env.get("GLOO_SOCKET_IFNAME"))
     certain = subject.has_remote_peers and subject.is_torch and not told and not subject.may_use_gpus
-    usable = [found.name for found in subject.interfaces if found.is_up and not found.is_local_only]
     return own_name.bad(
         Fault.JOB if certain else None,
         text,
         measured=measured,
         expected="an address of an interface here, not loopback",
-        action=f"set GLOO_SOCKET_IFNAME={usable[0] if usable else 'INTERFACE'} (an exact name), or fix /etc/hosts",
+        action=f"set GLOO_SOCKET_IFNAME={subject.way_out or 'INTERFACE'} (an exact name), or fix /etc/hosts",
     )
-
-
-# -- node 0's domain ----------------------------------------------------------------------------
 
 
 @check("subdomain")

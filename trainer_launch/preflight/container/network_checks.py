@@ -19,6 +19,7 @@ from trainer_launch.preflight.check import Subject, check
 # Ports of a node: for services of all kinds; for each worker, as NCCL listens once for each channel and peer; for
 # the connections to each rank.
 BASE_PORTS, PORTS_OF_EACH_WORKER, PORTS_OF_EACH_RANK = 1024, 256, 1
+_WIDEN = "widen sysctl net.ipv4.ip_local_port_range in the pod's securityContext.sysctls (it is a safe one)"
 _FAMILIES = {"AF_INET": ".", "AF_INET6": ":"}  # what an address of it has in it
 
 
@@ -96,7 +97,7 @@ def gloo_socket_ifname(subject: Subject) -> Iterator[Finding]:
 def _bad_for_gloo(subject: Subject, text: str) -> Finding:
     """A failure where gloo will be used; beside NCCL it may not be."""
     fails = subject.is_torch and not subject.may_use_gpus
-    usable = _usable(subject)
+    usable = subject.way_out
     action = f"set GLOO_SOCKET_IFNAME={usable}" if usable else "unset it"
     return gloo_socket_ifname.bad(Fault.JOB if fails else None, text, evidence=_here(subject), action=action)
 
@@ -129,14 +130,9 @@ def nccl_socket_ifname(subject: Subject) -> Iterator[Finding]:
 def _bad_for_nccl(subject: Subject, text: str, *, is_certain: bool = True) -> Finding:
     """A failure where there are GPUs; elsewhere NCCL is not used, unless this container only does not see them."""
     fails = is_certain and subject.host.gpus.cuda > 0
-    usable = _usable(subject)
+    usable = subject.way_out
     action = f"set NCCL_SOCKET_IFNAME=={usable} (= for an exact name)" if usable else "give the pod a network"
     return nccl_socket_ifname.bad(Fault.JOB if fails else None, text, evidence=_here(subject), action=action)
-
-
-def _usable(subject: Subject) -> str | None:
-    """The first interface that leads to other nodes."""
-    return next((found.name for found in subject.interfaces if found.is_up and not found.is_local_only), None)
 
 
 def _here(subject: Subject) -> tuple[str]:
@@ -215,7 +211,14 @@ def ephemeral_ports(subject: Subject) -> Iterator[Finding]:
     reserved = subject.limits.reserved_ports
     count = high - low + 1 - sum(max(0, min(high, last) - max(low, first) + 1) for first, last in reserved)
     need = BASE_PORTS + PORTS_OF_EACH_WORKER * subject.workers + PORTS_OF_EACH_RANK * subject.ranks
-    yield from _too_few(low, high, count, need) if count < need else ()
+    if count < need:
+        yield ephemeral_ports.warned(
+            f"the kernel has {count} ports for connections ({low} to {high}); this job may need {need}",
+            measured=count,
+            expected=need,
+            unit="ports",
+            action=_WIDEN,
+        )
     coordinator = subject.topology.coordinator
     port = coordinator.port if coordinator is not None and subject.has_peers else None
     exposed = port is not None and low <= port <= high and not any(a <= port <= b for a, b in reserved)
@@ -227,13 +230,3 @@ def ephemeral_ports(subject: Subject) -> Iterator[Finding]:
         )
     elif count >= need:
         yield ephemeral_ports.passed(f"{count} ports, {low} to {high}", measured=count, unit="ports")
-
-
-def _too_few(low: int, high: int, count: int, need: int) -> Iterator[Finding]:
-    yield ephemeral_ports.warned(
-        f"the kernel has {count} ports for connections ({low} to {high}); this job may need {need}",
-        measured=count,
-        expected=need,
-        unit="ports",
-        action="widen sysctl net.ipv4.ip_local_port_range in the pod's securityContext.sysctls (it is a safe one)",
-    )

@@ -1,7 +1,7 @@
 """What each container has of its own: memory, CPUs, processes, files, locked memory, room in /dev/shm.
 
-An init container cannot vouch for these, so `run` looks at them again where it has a preflight's report.
-The folders of --storage are in a section of their own.
+An init container cannot vouch for these, so `run` looks at them again where it has a preflight's report. The
+folders of --storage are tried in children, as a checkpoint would use them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -36,6 +37,20 @@ FILES_OF_EACH_RANK = 2  # gloo connects each rank with each, NCCL its root with 
 LOCKED_BYTES = 32 * MIB  # the usual limits of containers, 64 KiB and 8 MiB, are below
 _LOCK_S = 8.0
 _WRITTEN_BYTES = 16 * MIB
+_STORAGE_CHILD_S = 20.0
+_LEAST_S = 5.0  # whatever the deadline
+_SLOW_S = 5.0  # for one file of 1 MiB
+_LOW_BYTES, _LOW_INODES = 1 << 30, 1000
+_LET_WRITE = "let this user write there: securityContext.fsGroup or runAsUser"
+_ADVICE = {
+    errno.ENOENT: "mount the volume there, or make the folder",
+    errno.EROFS: "the mount is read-only: see readOnly in volumeMounts, and the volume's access mode",
+    errno.EACCES: _LET_WRITE,
+    errno.EPERM: _LET_WRITE,
+    errno.ENOSPC: "make room on the volume",
+    errno.EDQUOT: "make room, or have the quota raised",
+}
+_JOBS = frozenset((*_ADVICE, errno.ENOTDIR))  # whatever node it is, these stay the same
 _HEADROOM = 8  # of the memory limit's rest, this part at most is locked or written
 
 
@@ -121,9 +136,8 @@ def nofile(subject: Subject) -> Iterator[Finding]:
 @check("memlock", limit_s=lambda subject: _LOCK_S + 1)
 def memlock(subject: Subject) -> Iterator[Finding]:
     """Memory can be locked, as RDMA needs it. The limit is not believed: with CAP_IPC_LOCK it means nothing."""
-    limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes or 0
-    size = LOCKED_BYTES if limit is None else min(LOCKED_BYTES, max(1, limit - used) // _HEADROOM)
-    tried = subject.try_out("memlock", str(max(4096, size)), _LOCK_S)
+    size = _bearable(subject, LOCKED_BYTES)
+    tried = subject.try_out("memlock", str(size), _LOCK_S)
     if tried.is_good:
         yield memlock.passed(f"{in_mib(size)} can be locked", measured=size // MIB, unit="MiB")
         return
@@ -143,9 +157,6 @@ def memlock(subject: Subject) -> Iterator[Finding]:
     yield memlock.failed(Fault.JOB, text, measured=0, expected=size // MIB, unit="MiB", action=action)
 
 
-# -- /dev/shm ---------------------------------------------------------------------------------
-
-
 @check("shm")
 def shm(subject: Subject) -> Iterator[Finding]:
     """/dev/shm is large enough for this node's workers, as `run` estimates it, and can be written."""
@@ -160,7 +171,7 @@ def shm(subject: Subject) -> Iterator[Finding]:
         on_gpus=host.gpus.cuda > 0,
         is_mpi=subject.job.engine in ("mpirun", "sshd"),
     )
-    number = subject.write_problem(min(_WRITTEN_BYTES, _bearable(subject)))
+    number = subject.write_problem(_bearable(subject, _WRITTEN_BYTES))
     if subject.shm_size == "keep":  # it stays as it is; whether it is enough is a question all the same
         host = replace(host, may_enlarge_shm=False)
     decision = shared_memory.decide(host, need, "auto" if subject.shm_size == "keep" else subject.shm_size)
@@ -178,13 +189,61 @@ def shm(subject: Subject) -> Iterator[Finding]:
         yield shm.passed(f"{in_mib(size)}; {decision.text}", measured=size // MIB, unit="MiB")
 
 
-def _bearable(subject: Subject) -> int:
-    """What may be written without the kernel killing somebody for it: its pages count as memory."""
-    limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes
-    return _WRITTEN_BYTES if limit is None else max(4096, (limit - (used or 0)) // _HEADROOM)
+def _bearable(subject: Subject, most: int) -> int:
+    """Bytes that may be written or locked without the kernel killing somebody for it: they count as memory."""
+    limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes or 0
+    return most if limit is None else min(most, max(4096, (limit - used) // _HEADROOM))
 
 
-# -- once more in the main container ----------------------------------------------------------
+@check("storage", limit_s=lambda subject: _STORAGE_CHILD_S + 2)
+def storage(subject: Subject) -> Iterator[Finding]:
+    """The folders of --storage take a checkpoint: made, synced, renamed, read back, removed, all in time."""
+    if not subject.storage:
+        yield storage.skipped("no directory was given with --storage")
+        return
+    limit_s = subject.left_s(_LEAST_S, _STORAGE_CHILD_S)
+    folders = subject.storage
+    tried = at_once(folders, lambda folder: subject.try_out("storage", folder, limit_s), len(folders))
+    for folder in folders:
+        fault, text, action = _wrong(folder, tried[folder], limit_s)
+        if fault is not None:
+            yield storage.failed(fault, text, subject=folder, action=action)
+        elif text:
+            yield storage.unknown(text, subject=folder)
+        else:
+            yield _room(folder, tried[folder].values)
+
+
+def _wrong(folder: str, tried: Tried, limit_s: float) -> tuple[Fault | None, str, str]:
+    """Whose fault it is, what is wrong, and what to do; no fault where nothing could be found out."""
+    if tried.timed_out:
+        text = f"{folder} hangs at {tried.stage or 'the start'}, after {limit_s:.0f} s"
+        text += "; the process that waits for it cannot be killed" if tried.stuck else ""
+        return Fault.NODE, text, "check the file server and this node's connection to it (mount, CSI driver)"
+    if tried.errno is not None:
+        fault = Fault.JOB if tried.errno in _JOBS else Fault.NODE
+        action = _ADVICE.get(tried.errno, "see the volume and its server")
+        return fault, f"{folder}: {os.strerror(tried.errno)} at {tried.stage}", action
+    if tried.problem:
+        return None, f"{folder} could not be tested: {tried.problem}", ""
+    if not tried.values["same"]:
+        text = f"{folder}: the data read back differs from the data written"
+        return Fault.NODE, text, "do not train on this volume; see its server and this node"
+    return None, "", ""
+
+
+def _room(folder: str, values: Mapping[str, float]) -> Finding:
+    seconds, free, inodes = values["seconds"], int(values["free_bytes"]), int(values["free_inodes"])
+    text = f"{folder}: {in_units(free)} free, 1 MiB written, synced and read back in {seconds:.3f} s"
+    problems = ["it is nearly full"] * (free < _LOW_BYTES)
+    problems += [f"room for only {counted(inodes, 'more file')}"] * (0 <= inodes < _LOW_INODES)
+    problems += ["it is slow"] * (seconds > _SLOW_S)
+    more: dict[str, Any] = {"subject": folder, "measured": round(seconds, 3), "expected": _SLOW_S, "unit": "s"}
+    if not problems:
+        return storage.passed(text, **more)
+    return storage.warned(
+        "; ".join((text, *problems)), action="make room on the volume, or see why it is slow", **more
+    )
 
 
 RECHECKED = (memory, cpu, pids, nofile, memlock, shm)
@@ -196,8 +255,7 @@ _log = logging.getLogger(__name__)
 
 def compare(folder: str, reading: Reading, settings: Settings) -> None:
     """Say what differs here from what the init container's preflight found; without its report, do nothing."""
-    path = os.path.join(folder, STATE_FILE)
-    data = LiveFiles(report_formats.MAX_BYTES + 1).read(path)
+    path, data = os.path.join(folder, STATE_FILE), _left_in(folder)
     if data is None:
         if os.path.exists(path):
             _log.warning("cannot read %s; run both containers as the same user", path)
@@ -213,12 +271,14 @@ def compare(folder: str, reading: Reading, settings: Settings) -> None:
         _log.log(level, "%s", sentence)
 
 
+def _left_in(folder: str) -> bytes | None:
+    return LiveFiles(report_formats.MAX_BYTES + 1).read(os.path.join(folder, STATE_FILE))
+
+
 def fault_of(folder: str, host: str) -> str:
     """What the init container's preflight found faulty on this node itself; "": nothing, or not known."""
     try:
-        found = report_formats.parse(
-            LiveFiles(report_formats.MAX_BYTES + 1).read(os.path.join(folder, STATE_FILE)) or b""
-        )
+        found = report_formats.parse(_left_in(folder) or b"")
     except ValueError:
         return ""
     scopes = (Scope.NODE, Scope.GPU, Scope.RAIL)
@@ -252,81 +312,3 @@ def _shown(value: Value, unit: str) -> str:
     if value is None:
         return "no limit"
     return f"{printable(str(value)[:40])} {unit}".strip()
-
-
-# -- the folders of --storage, tried in children as a checkpoint would use them ----------------
-
-
-_STORAGE_CHILD_S = 20.0
-_LEAST_S = 5.0  # whatever the deadline
-_SLOW_S = 5.0  # for one file of 1 MiB
-_LOW_BYTES, _LOW_INODES = 1 << 30, 1000
-# Whatever node it is, these stay the same.
-_JOBS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT))
-
-
-@check("storage", limit_s=lambda subject: _STORAGE_CHILD_S + 2)
-def storage(subject: Subject) -> Iterator[Finding]:
-    """The folders of --storage take a checkpoint: made, synced, renamed, read back, removed, all in time."""
-    if not subject.storage:
-        yield storage.skipped("no directory was given with --storage")
-    else:
-        limit_s = subject.left_s(_LEAST_S, _STORAGE_CHILD_S)
-        folders = subject.storage
-        tried = at_once(folders, lambda folder: subject.try_out("storage", folder, limit_s), len(folders))
-        for folder in folders:
-            yield _judged(folder, tried[folder], limit_s)
-
-
-def _judged(folder: str, tried: Tried, limit_s: float) -> Finding:
-    if tried.timed_out:
-        text = f"{folder} hangs at {tried.stage or 'the start'}, after {limit_s:.0f} s"
-        text += "; the process that waits for it cannot be killed" if tried.stuck else ""
-        return _failed(
-            folder, text, Fault.NODE, "check the file server and this node's connection to it (mount, CSI driver)"
-        )
-    if tried.errno is not None:
-        fault = Fault.JOB if tried.errno in _JOBS else Fault.NODE
-        return _failed(
-            folder, f"{folder}: {os.strerror(tried.errno)} at {tried.stage}", fault, _advice(tried.errno)
-        )
-    if tried.problem:
-        text = f"{folder} could not be tested: {tried.problem}"
-        return storage.unknown(text, subject=folder)
-    values = tried.values
-    if not values["same"]:
-        text = f"{folder}: the data read back differs from the data written"
-        return _failed(folder, text, Fault.NODE, "do not train on this volume; see its server and this node")
-    return _room(folder, values["seconds"], int(values["free_bytes"]), int(values["free_inodes"]))
-
-
-def _room(folder: str, seconds: float, free: int, inodes: int) -> Finding:
-    text = f"{folder}: {in_units(free)} free, 1 MiB written, synced and read back in {seconds:.3f} s"
-    problems = ["it is nearly full"] * (free < _LOW_BYTES)
-    problems += [f"room for only {counted(inodes, 'more file')}"] * (0 <= inodes < _LOW_INODES)
-    problems += ["it is slow"] * (seconds > _SLOW_S)
-    told = storage.warned if problems else storage.passed
-    return told(
-        "; ".join((text, *problems)),
-        subject=folder,
-        measured=round(seconds, 3),
-        expected=_SLOW_S,
-        unit="s",
-        action="make room on the volume, or see why it is slow" if problems else "",
-    )
-
-
-def _failed(folder: str, text: str, fault: Fault, action: str) -> Finding:
-    return storage.failed(fault, text, subject=folder, action=action)
-
-
-def _advice(number: int) -> str:
-    words = {
-        errno.ENOENT: "mount the volume there, or make the folder",
-        errno.EROFS: "the mount is read-only: see readOnly in volumeMounts, and the volume's access mode",
-        errno.EACCES: "let this user write there: securityContext.fsGroup or runAsUser",
-        errno.EPERM: "let this user write there: securityContext.fsGroup or runAsUser",
-        errno.ENOSPC: "make room on the volume",
-        errno.EDQUOT: "make room, or have the quota raised",
-    }
-    return words.get(number, "see the volume and its server")

@@ -1,6 +1,6 @@
 """A job's manifest to the pods that its controller would make: variables, files, containers, rules.
 
-Each kind is a module with `read(request) -> Workload`; KINDS lists them by kind and version.
+KINDS lists the function that reads each kind.
 """
 
 from __future__ import annotations
@@ -8,81 +8,138 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from trainer_launch.model import Json, NodeRange
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.redaction import REDACTED
 from trainer_launch.model.units import counted, grouped
+from trainer_launch.rehearsal.controllers import jobset, mpi_operator, trainer_v2, v1
 from trainer_launch.rehearsal.controllers.documents import (
     CONFIG_KINDS,
     MAX_BYTES,
     Field,
-    Request,
     read_configs,
     read_documents,
 )
 from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, Workload, pods
-from trainer_launch.rehearsal.controllers.v1 import namespace
 
-# kind and API group with version -> module; of a kind that is in one group only, the version does not matter
-KINDS = {
-    ("TrainJob", "trainer.kubeflow.org"): "trainer_v2",
-    ("PyTorchJob", "kubeflow.org"): "v1_pytorch",
-    ("TFJob", "kubeflow.org"): "v1",
-    ("XGBoostJob", "kubeflow.org"): "v1",
-    ("PaddleJob", "kubeflow.org"): "v1",
-    ("JAXJob", "kubeflow.org"): "v1",
-    ("MXJob", "kubeflow.org"): "v1",
-    ("MPIJob", "kubeflow.org/v2beta1"): "mpi_operator",
-    ("JobSet", "jobset.x-k8s.io"): "plain_jobs",
-    ("Job", "batch"): "plain_jobs",
+# Kind and API group with version; of a kind that is in one group only, the version does not matter.
+KINDS: Mapping[tuple[str, str], Callable[[Field], Workload]] = {
+    ("TrainJob", "trainer.kubeflow.org"): trainer_v2.read,
+    ("PyTorchJob", "kubeflow.org"): v1.read,
+    ("TFJob", "kubeflow.org"): v1.read,
+    ("XGBoostJob", "kubeflow.org"): v1.read,
+    ("PaddleJob", "kubeflow.org"): v1.read,
+    ("JAXJob", "kubeflow.org"): v1.read,
+    ("MXJob", "kubeflow.org"): v1.read,
+    ("MPIJob", "kubeflow.org/v2beta1"): mpi_operator.read,
+    ("JobSet", "jobset.x-k8s.io"): jobset.read,
+    ("Job", "batch"): jobset.read,
 }
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
+MAX_FILES = 16
+_WORKER, _LAUNCHER = "worker", "launcher"
+_NODES = ("master", "chief", _WORKER)  # replica types each of whose pods is a node
+_NPROC = {
+    "TrainJob": ("spec", "trainer", "numProcPerNode"),
+    "PyTorchJob": ("spec", "nprocPerNode"),
+    "MPIJob": ("spec", "slotsPerWorker"),
+}
+_log = logging.getLogger(__name__)
 
 
-def workload_of(documents: tuple[Field, ...]) -> Workload:
-    """The one job among these documents, with the runtimes beside it.
+# -- manifests ---------------------------------------------------------------------------------
+
+
+def read(paths: Sequence[str]) -> tuple[Field, ...]:
+    """What these files hold: a job, with all that it refers to.
+
+    Raises:
+        UsageError: a file cannot be read, or what is in it does not fit.
+    """
+    if len(paths) > MAX_FILES:
+        raise UsageError(f"-f is given {len(paths)} times; expected at most {MAX_FILES} files")
+    return tuple(document for path in paths for document in read_documents(text_of(path, "-f"), path))
+
+
+def text_of(path: str, flag: str) -> str:
+    """A file that a flag names, up to a little more than it may have.
+
+    Raises:
+        UsageError: it cannot be read, or is no text.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MAX_BYTES + 1).decode("utf-8-sig")
+    except OSError as problem:
+        raise UsageError(f"{flag} {path} cannot be read: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{flag} {path} is not a UTF-8 text file") from None
+
+
+def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> Workload:
+    """The one job among these documents, with the runtimes, ConfigMaps and Secrets beside it.
 
     Raises:
         UsageError: there is no job, or more than one, or something in it does not fit.
     """
-    jobs = [found for found in documents if _module(found) is not None]
-    jobs = [
-        found for found in jobs if _kind(found) != "Job"
-    ] or jobs  # beside another job it has to do something else
-    runtimes = {found.get("metadata", "name").text(): found for found in documents if _kind(found) in RUNTIMES}
-    known = (*RUNTIMES, *CONFIG_KINDS)
-    others = [found for found in documents if found not in jobs and _kind(found) not in known]
-    if any(_kind(found) == "MPIJob" for found in others):
+    jobs = [document for document in documents if _reader(document)]
+    jobs = [job for job in jobs if _kind(job) != "Job"] or jobs  # beside another job it has to do something else
+    others = [document for document in documents if document not in jobs]
+    others = [document for document in others if _kind(document) not in (*RUNTIMES, *CONFIG_KINDS)]
+    if any(_kind(document) == "MPIJob" for document in others):
         raise UsageError(
             "an MPIJob of kubeflow.org/v1 is not rehearsed, because its launcher starts ranks by kubectl exec; "
             "write it as kubeflow.org/v2beta1, which mpi-operator runs, or rehearse the command with --engine mpi"
         )
     if len(jobs) != 1:
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in KINDS))
-        seen = ", ".join(dict.fromkeys(map(_kind, jobs or documents)))
+        given = ", ".join(dict.fromkeys(map(_kind, jobs or documents)))
         count = "no job" if not jobs else f"{len(jobs)} jobs"
-        raise UsageError(f"the manifests hold {count} ({seen}); expected one of: {kinds}")
-    given = (found for found in documents if _kind(found) in CONFIG_KINDS)
-    configs = read_configs(given, namespace(jobs[0]))
-    job = replace(jobs[0], configs=configs)
-    runtimes = {name: replace(found, configs=configs) for name, found in runtimes.items()}
-    module = import_module(f"trainer_launch.rehearsal.controllers.{_module(job)}")
-    made: Workload = module.read(Request(job=job, runtimes=runtimes))
-    _check_variables(made)
-    ignored = dict.fromkeys((*made.ignored, *configs.absent, *_counted(others)))
-    return replace(made, ignored=tuple(ignored), unknown=tuple(_unknown(configs.unknown)))
+        raise UsageError(f"the manifests hold {count} ({given}); expected one of: {kinds}")
+    (job,) = jobs
+    given_configs = (document for document in documents if _kind(document) in CONFIG_KINDS)
+    configs = read_configs(given_configs, v1.namespace(job), shows_secrets=shows_secrets)
+    runtimes = {each.get("metadata", "name").text(): each for each in documents if _kind(each) in RUNTIMES}
+    configs = replace(configs, runtimes=runtimes)
+    reader = _reader(job)
+    assert reader is not None
+    made = reader(replace(job, configs=configs))
+    unknown = grouped((where, text) for (where, _), text in configs.unknown.items())
+    counts = Counter(map(_kind, others))
+    objects = (kind if count == 1 else f"{count} {kind} objects" for kind, count in counts.items())
+    return replace(
+        made,
+        ignored=tuple(dict.fromkeys((*configs.ignored, *objects))),
+        odd=(
+            *made.odd,
+            *(f"{where}: unknown fields are ignored: {', '.join(texts)}" for where, texts in unknown.items()),
+        ),
+    )
 
 
-def _unknown(fields: Mapping[tuple[str, str], str]) -> Iterator[str]:
-    for where, told in grouped((where, text) for (where, _), text in fields.items()).items():
-        yield f"{where}: unknown fields are ignored: {', '.join(told)}"
+def _kind(document: Field) -> str:
+    return document.get("kind").text()
+
+
+def _reader(document: Field) -> Callable[[Field], Workload] | None:
+    """What reads this document, None when it is no job."""
+    kind, version = _kind(document), document.get("apiVersion").text()
+    return KINDS.get((kind, version)) or KINDS.get((kind, version.partition("/")[0]))
+
+
+def tell_ignored(workload: Workload) -> None:
+    """Say once what of the job this machine leaves out, and what is odd about it."""
+    for sentence in workload.odd:
+        _log.warning("%s", sentence)
+    if workload.ignored:
+        _log.warning("ignored here: %s", ", ".join(workload.ignored))
+
+
+# -- another size: --nodes, --nproc-per-node, and a job that is scaled while it runs -----------
 
 
 def overridden(
@@ -93,52 +150,85 @@ def overridden(
     Raises:
         UsageError: a number does not apply to this job.
     """
-    if nproc is not None and workload_of(_with_nproc(documents, "1")) == workload_of(_with_nproc(documents, "2")):
-        kind = next((_kind(found) for found in documents if _module(found) is not None), "job")
-        raise UsageError(f"--nproc-per-node does not apply to this {kind}: its pods get no number of workers")
-    if nodes is not None:
-        documents = tuple(with_nodes(one, nodes) if _module(one) else one for one in documents)
-    return documents if nproc is None else _with_nproc(documents, nproc)
+    if nproc is not None:
+        if workload_of(_with_nproc(documents, "1")) == workload_of(_with_nproc(documents, "2")):
+            kind = next((_kind(document) for document in documents if _reader(document)), "job")
+            raise UsageError(f"--nproc-per-node does not apply to this {kind}: its pods get no number of workers")
+        documents = _with_nproc(documents, nproc)
+    if nodes is None:
+        return documents
+    return tuple(_with_nodes(document, nodes) if _reader(document) else document for document in documents)
 
 
 def _with_nproc(documents: tuple[Field, ...], nproc: str) -> tuple[Field, ...]:
-    return tuple(with_nproc(one, nproc) if _module(one) else one for one in documents)
+    return tuple(_of_nproc(document, nproc) if _reader(document) else document for document in documents)
 
 
-def _check_variables(made: Workload) -> None:
-    for draft in made.drafts:
-        for container in (*draft.template.init, *draft.template.containers):
-            for item in container.items:
-                if item.problem:
-                    raise UsageError(item.problem)
+def _of_nproc(job: Field, nproc: str) -> Field:
+    """The job with that many workers per node. Raises UsageError: its kind has no such number."""
+    kind = _kind(job)
+    if kind not in _NPROC:
+        raise UsageError(f"--nproc-per-node does not apply to a {kind}: it has no number of workers per node")
+    number = int(nproc) if nproc.isdigit() else nproc
+    old = ("spec", "elasticPolicy", "nProcPerNode")
+    if job.get(*old).given:
+        return job.changed(old, number)
+    return job.changed(_NPROC[kind], nproc if kind == "PyTorchJob" else number)
 
 
-def _counted(others: list[Field]) -> Iterator[str]:
-    counts = Counter(map(_kind, others))
-    return (kind if count == 1 else f"{count} {kind} objects" for kind, count in counts.items())
+def _with_nodes(job: Field, nodes: NodeRange) -> Field:
+    """The job with that many nodes; of an elastic job a single number only widens the range.
+
+    Raises:
+        UsageError: its kind has other pods too, or it is not elastic and a range is given.
+    """
+    kind, policy = _kind(job), job.get("spec", "elasticPolicy")
+    if policy.given:
+        low, high = nodes.min, nodes.max
+        if nodes.fixed is not None:
+            low = min(low, policy.get("minReplicas").number(low))
+            high = max(high, policy.get("maxReplicas").number(high))
+        job = job.changed(("spec", "elasticPolicy", "minReplicas"), low)
+        job = job.changed(("spec", "elasticPolicy", "maxReplicas"), high)
+    elif nodes.fixed is None:
+        raise UsageError(f"--nodes {nodes} needs an elastic job; this {kind} has no elasticPolicy")
+    if kind in ("JobSet", "Job"):
+        raise UsageError(
+            f"--nodes does not apply to a {kind}, whose pods are not told how many they are; "
+            "change parallelism and completions in the manifest, and the number that its command or variables have"
+        )
+    if kind == "TrainJob":
+        return job.changed(("spec", "trainer", "numNodes"), nodes.max)
+    replicas = _replicas(job)
+    is_node = (*_NODES, *((_LAUNCHER,) if job.get("spec", "runLauncherAsWorker").flag() else ()))
+    others = [place[2] for place in replicas if place[2].lower() not in (*is_node, _LAUNCHER)]
+    if others:
+        raise UsageError(
+            f"--nodes does not apply to a job with {' and '.join(others)}; change replicas in the manifest"
+        )
+    rest = sum(n for place, n in replicas.items() if place[2].lower() in is_node and place[2].lower() != _WORKER)
+    place = _workers(job)
+    if place is None and nodes.max != rest:
+        raise UsageError(f"--nodes {nodes} needs Worker replicas, which the job does not have")
+    if nodes.max < rest:
+        raise UsageError(f"--nodes {nodes} is less than the job's pods without its Worker replicas")
+    return job if place is None else job.changed(place, nodes.max - rest)
 
 
-def _kind(found: Field) -> str:
-    return found.get("kind").text()
+def _replicas(job: Field) -> dict[tuple[str, ...], int]:
+    """Where each number of replicas stands, and how many they are; none in kinds without replica specs."""
+    spec = job.get("spec") if isinstance(job.get("spec").value, dict) else Field(None, "", job.where)
+    return {
+        ("spec", name, role, "replicas"): inner.get("replicas").number(1)
+        for name, specs in spec.fields()
+        if name.endswith("ReplicaSpecs")
+        for role, inner in specs.fields()
+        if inner.given
+    }
 
 
-def _module(found: Field) -> str | None:
-    """The module that reads this document, None when it is no job."""
-    kind, version = _kind(found), found.get("apiVersion").text()
-    group = version.partition("/")[0]
-    return KINDS.get((kind, version)) or KINDS.get((kind, group))
-
-
-# -- another size: --nodes, --nproc-per-node, and a node that is added while the job runs ------
-
-
-_WORKER, _LAUNCHER = "worker", "launcher"
-_NODES = ("master", "chief", _WORKER)  # replica types each of whose pods is a node
-_NPROC = {
-    "TrainJob": ("spec", "trainer", "numProcPerNode"),
-    "PyTorchJob": ("spec", "nprocPerNode"),
-    "MPIJob": ("spec", "slotsPerWorker"),
-}
+def _workers(job: Field) -> tuple[str, ...] | None:
+    return next((place for place in _replicas(job) if place[2].lower() == _WORKER), None)
 
 
 def check_typed(workload: Workload, option: str) -> None:
@@ -154,141 +244,23 @@ def check_typed(workload: Workload, option: str) -> None:
             )
 
 
-def with_nproc(found: Field, nproc: str) -> Field:
-    """The job with that many workers per node. Raises UsageError: its kind has no such number."""
-    kind = found.get("kind").text()
-    if kind not in _NPROC:
-        raise UsageError(f"--nproc-per-node does not apply to a {kind}: it has no number of workers per node")
-    value: Any = int(nproc) if nproc.isdigit() and kind != "PyTorchJob" else nproc
-    if found.get("spec", "elasticPolicy", "nProcPerNode").given:
-        return with_value(
-            found, ("spec", "elasticPolicy", "nProcPerNode"), int(nproc) if nproc.isdigit() else nproc
-        )
-    return with_value(found, _NPROC[kind], value)
-
-
-def with_nodes(found: Field, nodes: NodeRange) -> Field:
-    """The job with that many nodes.
-
-    Raises:
-        UsageError: its kind has other pods too, or it is not elastic and a range is given.
-    """
-    if found.get("spec", "elasticPolicy").given:
-        found = _in_range(found, nodes)
-    elif nodes.fixed is None:
-        raise UsageError(
-            f"--nodes {nodes} needs an elastic job; this {found.get('kind').text()} has no elasticPolicy"
-        )
-    kind = found.get("kind").text()
-    if kind in ("JobSet", "Job"):
-        raise UsageError(
-            f"--nodes does not apply to a {kind}, whose pods are not told how many they are; "
-            "change parallelism and completions in the manifest, and the number that its command or variables have"
-        )
-    if kind == "TrainJob":
-        return with_value(found, ("spec", "trainer", "numNodes"), nodes.max)
-    return _with_workers(found, nodes.max)
-
-
-def _in_range(found: Field, nodes: NodeRange) -> Field:
-    """An elastic job whose range holds these numbers; a single number only widens it."""
-    policy = found.get("spec", "elasticPolicy")
-    low, high = nodes.min, nodes.max
-    if nodes.fixed is not None:
-        low = min(low, policy.get("minReplicas").number(low))
-        high = max(high, policy.get("maxReplicas").number(high))
-    found = with_value(found, ("spec", "elasticPolicy", "minReplicas"), low)
-    return with_value(found, ("spec", "elasticPolicy", "maxReplicas"), high)
-
-
-def _with_workers(found: Field, nodes: int) -> Field:
-    name = next((name for name, _ in found.get("spec").fields() if name.endswith("ReplicaSpecs")), "")
-    given = {role: spec for role, spec in found.get("spec", name).fields() if spec.given}
-    nodes_too = (*_NODES, *((_LAUNCHER,) if found.get("spec", "runLauncherAsWorker").flag() else ()))
-    others = [role for role in given if role.lower() not in (*nodes_too, _LAUNCHER)]
-    if others:
-        raise UsageError(
-            f"--nodes does not apply to a job with {' and '.join(others)}; change replicas in the manifest"
-        )
-    counts = {role: spec.get("replicas").number(1) for role, spec in given.items() if role.lower() in nodes_too}
-    worker = next((role for role in counts if role.lower() == _WORKER), None)
-    workers = nodes - sum(count for role, count in counts.items() if role != worker)
-    if worker is None:
-        if workers:
-            raise UsageError(f"--nodes {nodes} needs Worker replicas, which the job does not have")
-        return found
-    if workers < 0:
-        raise UsageError(f"--nodes {nodes} is less than the job's pods without its Worker replicas")
-    return with_value(found, ("spec", name, worker, "replicas"), workers)
-
-
-# -- scaled up while it runs -------------------------------------------------------------------
-
-
 def scaled(documents: tuple[Field, ...], more: int) -> tuple[Field, ...]:
     """The same documents, the job among them with that many more workers.
 
     Raises:
         UsageError: it is of a kind whose number of pods is fixed once it runs, or has no workers.
     """
-    changed = tuple(_scaled(found, more) for found in documents)
-    if not any(new is not old for new, old in zip(changed, documents, strict=True)):
+    job = next((document for document in documents if _reader(document) and _workers(document)), None)
+    if job is None or (place := _workers(job)) is None:
         raise UsageError(
             "this job cannot grow: adding a node needs Worker replicas (an elastic PyTorchJob, an MPIJob, ...); "
             "the number of nodes of a running TrainJob is fixed"
         )
-    return changed
+    changed = job.changed(place, _replicas(job)[place] + more)
+    return tuple(changed if document is job else document for document in documents)
 
 
-def _scaled(found: Field, more: int) -> Field:
-    for name, specs in found.get("spec").fields() if isinstance(found.get("spec").value, dict) else []:
-        if not name.endswith("ReplicaSpecs"):
-            continue
-        for role, spec in specs.fields():
-            if role.lower() == _WORKER and spec.given:
-                count = spec.get("replicas").number(1) + more
-                return with_value(found, ("spec", name, role, "replicas"), count)
-    return found
-
-
-def with_value(found: Field, keys: tuple[str, ...], value: Any) -> Field:
-    """The document with another value at this place; nothing of the first one changes."""
-    whole: dict[str, Any] = dict(found.mapping())
-    inner = whole
-    for number, key in enumerate(keys[:-1]):
-        inner[key] = dict(found.get(*keys[: number + 1]).mapping())
-        inner = inner[key]
-    inner[keys[-1]] = value
-    return replace(found, value=whole)
-
-
-# -- manifests from files, and --render --------------------------------------------------------
-
-
-MAX_FILES = 16
-_log = logging.getLogger(__name__)
-
-
-def read(paths: Sequence[str]) -> tuple[Field, ...]:
-    """What these files hold: a job, with all that it refers to.
-
-    Raises:
-        UsageError: a file cannot be read, or what is in it does not fit.
-    """
-    if len(paths) > MAX_FILES:
-        raise UsageError(f"-f is given {len(paths)} times; expected at most {MAX_FILES} files")
-    documents: list[Field] = []
-    for path in paths:
-        documents += read_documents(text_of(path, "-f"), path)
-    return tuple(documents)
-
-
-def tell_ignored(workload: Workload) -> None:
-    """Say once what of the job this machine leaves out, and what is odd about it."""
-    for sentence in (*workload.odd, *workload.unknown):
-        _log.warning("%s", sentence)
-    if workload.ignored:
-        _log.warning("ignored here: %s", ", ".join(workload.ignored))
+# -- --render ----------------------------------------------------------------------------------
 
 
 def render(workload: Workload, folder: str) -> str:
@@ -315,60 +287,32 @@ def render(workload: Workload, folder: str) -> str:
     )
 
 
-def text_of(path: str, flag: str) -> str:
-    """A file that a flag names, up to a little more than it may have.
-
-    Raises:
-        UsageError: it cannot be read, or is no text.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(MAX_BYTES + 1).decode("utf-8-sig")
-    except OSError as problem:
-        raise UsageError(f"{flag} {path} cannot be read: {problem.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{flag} {path} is not a UTF-8 text file") from None
-
-
-# -- snapshots ---------------------------------------------------------------------------------
-
-
 def rendered(pods: tuple[Pod, ...]) -> dict[str, Json]:
     """File name -> content: `<pod>.json` for the container that counts, `<pod>.<container>.json` for others."""
-    made: dict[str, Json] = {}
-    for pod in pods:
-        for container in (*pod.init, *pod.containers):
-            is_main = container is pod.main
-            made[f"{pod.name}.json" if is_main else f"{pod.name}.{container.name}.json"] = snapshot_of(
-                pod, container
-            )
-    return made
-
-
-def snapshot_of(pod: Pod, container: Container) -> dict[str, Json]:
-    """What one container sees; without keys, Secrets, and what the platform writes itself."""
-
-    def shown(text: str) -> str:
-        return REDACTED if text in container.hidden else text
-
     return {
-        "env": {name: shown(value) for name, value in container.env.items()},
-        "files": {path: REDACTED if file.is_secret else file.text for path, file in container.files.items()},
-        "hostname": pod.name,
-        "namespace": pod.namespace,
-        "command": [shown(word) for word in container.command],
-        "args": [shown(word) for word in container.args],
-        "pod": _about(pod, container),
+        f"{pod.name}.json" if container is pod.main else f"{pod.name}.{container.name}.json": snapshot_of(
+            pod, container
+        )
+        for pod in pods
+        for container in (*pod.init, *pod.containers)
     }
 
 
-def _about(pod: Pod, container: Container) -> Mapping[str, Json]:
-    draft = pod.draft
+def snapshot_of(pod: Pod, container: Container) -> dict[str, Json]:
+    """What one container sees; without keys, and what the platform writes itself."""
     return {
-        "role": draft.role,
-        "container": container.name,
-        "init": container in pod.init,
-        "restart_policy": draft.restart,
-        "labels": {**draft.template.labels, **draft.labels},
-        "modes": {path: f"{file.mode:04o}" for path, file in container.files.items()},
+        "env": dict(container.env),
+        "files": {path: file.text for path, file in container.files.items()},
+        "hostname": pod.name,
+        "namespace": pod.namespace,
+        "command": list(container.command),
+        "args": list(container.args),
+        "pod": {
+            "role": pod.draft.role,
+            "container": container.name,
+            "init": container in pod.init,
+            "restart_policy": pod.draft.restart,
+            "labels": {**pod.draft.template.labels, **pod.draft.labels},
+            "modes": {path: f"{file.mode:04o}" for path, file in container.files.items()},
+        },
     }

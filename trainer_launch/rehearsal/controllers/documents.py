@@ -10,31 +10,23 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.model.errors import MALFORMED, UsageError
+from trainer_launch.model.redaction import REDACTED
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import MAX_COUNT, shown
 
 # -- one place in a manifest -------------------------------------------------------------------
 
 
-T = TypeVar("T")
-
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 _OF_PODS = ("containers", "initContainers", "volumes", "restartPolicy", "terminationGracePeriodSeconds")
-
-
-class Mark(Enum):
-    """What stands in place of a value."""
-
-    REQUIRED = "required"  # of a default: the field has to be there
-    HIDDEN = "hidden"  # of a field's value: it is nobody's business
 
 
 class Field(Struct, frozen=True):
@@ -45,11 +37,10 @@ class Field(Struct, frozen=True):
     where: str  # file, document, kind and name
     configs: Configs = field(default_factory=lambda: Configs())  # given with the job
 
-    def bad(self, expected: str, found: object | None = None) -> UsageError:
-        """The one sentence about this field."""
-        value = self.value if found is None else found
-        text = "missing" if value is None else _said(value)
-        near = "" if value is not None else self._near_miss()
+    def bad(self, expected: str, text: str = "") -> UsageError:
+        """The one sentence about this field; `text` is told in place of its value."""
+        near = self._near_miss() if self.value is None else ""
+        text = text or ("missing" if self.value is None else _in_words(self.value))
         return UsageError(f"{self.where}: {self.path or 'the document'} is {text}; expected {expected}{near}")
 
     def _near_miss(self) -> str:
@@ -96,18 +87,30 @@ class Field(Struct, frozen=True):
             raise self.bad("an object")
         for key in self.value:
             if not isinstance(key, str):
-                raise self.bad("keys that are strings", key)
+                raise self.bad("keys that are strings", _in_words(key))
         return self.value
 
     def fields(self) -> list[tuple[str, Field]]:
         """The members of an object by name."""
         return [(key, self.get(key)) for key in self.mapping()]
 
-    def only(self, known: Iterable[str]) -> None:
-        """Note the other fields, which nobody reads, and what a misspelled one may have meant."""
-        words = tuple(known)
+    def changed(self, keys: tuple[str, ...], value: Any) -> Field:
+        """The same with another value at a place below; nothing of this one changes."""
+        key, *inner = keys
+        below = value if not inner else self.get(key).changed(tuple(inner), value).value
+        return replace(self, value={**self.mapping(), key: below})
+
+    def ignore(self, phrase: str) -> None:
+        """Note what means something to a cluster and nothing here."""
+        self.configs.ignored[phrase] = None
+
+    def only(self, known: Iterable[str], ignored: Iterable[str] = (), whose: str = "") -> None:
+        """Note the fields that are ignored, those that nobody reads, and what a misspelled one may have meant."""
+        words = (*known, *ignored)
         for key in self.mapping():
-            if key not in words:
+            if key in ignored and self.get(key).given:
+                self.ignore(f"{key} {whose}".rstrip())
+            elif key not in words:
                 hint = did_you_mean(key, words)
                 if key in _OF_PODS and "replicatedJobs" in words:
                     hint = "a pod's fields belong to replicatedJobs[].template.spec.template.spec"
@@ -116,30 +119,29 @@ class Field(Struct, frozen=True):
 
     # -- leaves ---------------------------------------------------------------------------------
 
-    def text(self, default: str | Mark = Mark.REQUIRED) -> str:
-        """A text."""
-        if self.value is None:
-            return self._default(default, "a string")
+    def text(self, default: str | None = None) -> str:
+        """A text; without a default the field has to be there."""
+        if self.value is None and default is not None:
+            return default
         if not isinstance(self.value, str):
             raise self.bad("a string; quote it" if isinstance(self.value, bool | int | float) else "a string")
         if "\0" in self.value:
             raise self.bad("a string without NUL")
         return self.value
 
-    def name(self, default: str | Mark = Mark.REQUIRED) -> str:
+    def name(self, default: str | None = None) -> str:
         """What an object, container or volume may be called; it becomes a part of paths and host names."""
         found = self.text(default)
         if self.value is not None and _NAME.fullmatch(found) is None:
             raise self.bad("a name of letters, digits, '-' and '.', as in my-job, '-' and '.' only inside")
         return found
 
-    def number(self, default: int | Mark = Mark.REQUIRED, *, least: int = 0, most: int = MAX_COUNT) -> int:
+    def number(self, default: int | None = None, *, least: int = 0, most: int = MAX_COUNT) -> int:
         """A whole number from `least` to `most`."""
-        expected = f"a whole number from {least} to {most}"
-        if self.value is None:
-            return self._default(default, expected)
+        if self.value is None and default is not None:
+            return default
         if isinstance(self.value, bool) or not isinstance(self.value, int) or not least <= self.value <= most:
-            raise self.bad(expected)
+            raise self.bad(f"a whole number from {least} to {most}")
         return self.value
 
     def flag(self, default: bool = False) -> bool:
@@ -150,7 +152,7 @@ class Field(Struct, frozen=True):
             raise self.bad("true or false")
         return self.value
 
-    def choice(self, words: tuple[str, ...], default: str | Mark = Mark.REQUIRED) -> str:
+    def choice(self, words: tuple[str, ...], default: str | None = None) -> str:
         """One of these words."""
         found = self.text(default)
         if found not in words and self.value is not None:
@@ -161,15 +163,8 @@ class Field(Struct, frozen=True):
         """A list of texts."""
         return tuple(item.text() for item in self.items())
 
-    def _default(self, default: T | Mark, expected: str) -> T:
-        if isinstance(default, Mark):
-            raise self.bad(expected)
-        return default
 
-
-def _said(value: object) -> str:
-    if value is Mark.HIDDEN:
-        return "there"
+def _in_words(value: object) -> str:
     if isinstance(value, str):
         return shown(value)
     if isinstance(value, bool):
@@ -177,16 +172,6 @@ def _said(value: object) -> str:
     if isinstance(value, int | float):
         return f"the number {str(value)[:40]}"
     return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
-
-
-# -- a job and what it was given with ----------------------------------------------------------
-
-
-class Request(Struct, frozen=True, kw_only=True):
-    """A job's document, and the runtimes by name."""
-
-    job: Field
-    runtimes: Mapping[str, Field] = field(default_factory=dict)
 
 
 # -- ConfigMaps and Secrets that are given with a job ------------------------------------------
@@ -208,8 +193,9 @@ class Configs(Struct, frozen=True):
     """By kind and name, what is given; and what was noted while the job's documents were read."""
 
     given: Mapping[tuple[str, str], Values] = field(default_factory=dict)
-    absent: dict[str, None] = field(default_factory=dict)  # what was asked for, is optional and not given
+    ignored: dict[str, None] = field(default_factory=dict)  # phrases, each once
     unknown: dict[tuple[str, str], str] = field(default_factory=dict)  # (document, path) -> the field in words
+    runtimes: Mapping[str, Field] = field(default_factory=dict)  # of TrainJobs, by name
 
     def __repr__(self) -> str:
         return f"Configs({len(self.given)})"  # Secrets are not shown
@@ -226,7 +212,7 @@ class Configs(Struct, frozen=True):
         if values is not None and key in values:
             return {key: values[key]}
         if found.get("optional").flag():
-            self.absent[f"{kind} {name} (optional, and not given)"] = None
+            found.ignore(f"{kind} {name} (optional, and not given)")
             return {}
         if values is None:
             names = ", ".join(name for known, name in self.given if known == kind) or "none"
@@ -240,8 +226,8 @@ class Configs(Struct, frozen=True):
         )
 
 
-def read_configs(documents: Iterable[Field], namespace: str) -> Configs:
-    """Those of a job's namespace.
+def read_configs(documents: Iterable[Field], namespace: str, *, shows_secrets: bool) -> Configs:
+    """Those of a job's namespace; values of Secrets that are not to be shown are redacted.
 
     Raises:
         UsageError: one is no ConfigMap or Secret as Kubernetes takes it, or is there twice.
@@ -254,21 +240,22 @@ def read_configs(documents: Iterable[Field], namespace: str) -> Configs:
             continue
         if (kind, name.text()) in given:
             raise name.bad(f"a name that no other {kind} of these files has")
-        given[kind, name.text()] = dict(_values(found, kind))
+        values = dict(_values(found, kind))
+        is_hidden = kind == "Secret" and not shows_secrets
+        given[kind, name.text()] = dict.fromkeys(values, REDACTED) if is_hidden else values
         unknown |= found.configs.unknown
     return Configs(given, unknown=unknown)
 
 
 def _values(found: Field, kind: str) -> Iterator[tuple[str, str]]:
     found.only(_KNOWN[kind])
-    is_secret = kind == "Secret"
-    plain, coded = ("stringData", "data") if is_secret else ("data", "binaryData")
+    plain, coded, hidden = ("stringData", "data", "there") if kind == "Secret" else ("data", "binaryData", "")
     for part in (coded, plain):  # of one key in both the plain text counts
         for key, one in found.get(part).fields():
             if _KEY.fullmatch(key) is None:
-                raise one.bad("a key of letters, digits, '-', '_' and '.'", found=Mark.HIDDEN if is_secret else key)
+                raise one.bad("a key of letters, digits, '-', '_' and '.'", hidden or shown(key))
             if not isinstance(one.value, str):
-                raise one.bad("a string; quote it", found=Mark.HIDDEN if is_secret else None)
+                raise one.bad("a string; quote it", hidden)
             yield key, _decoded(one) if part == coded else one.value
 
 
@@ -276,9 +263,8 @@ def _decoded(one: Field) -> str:
     try:
         data = base64.b64decode("".join(one.value.split()), validate=True)
     except (binascii.Error, ValueError):
-        raise one.bad(
-            "text in base64 (stringData of a Secret, data of a ConfigMap, take it plain)", Mark.HIDDEN
-        ) from None
+        expected = "text in base64 (stringData of a Secret, data of a ConfigMap, take it plain)"
+        raise one.bad(expected, "there") from None
     return data.decode("utf-8", "surrogateescape")
 
 
@@ -292,13 +278,8 @@ _SMALL = {"n": 9, "u": 6, "m": 3}
 _SUFFIXES = "kMGTPE"
 
 
-def whole(text: str, divisor: str = "1") -> int:
-    """A quantity as a whole number of `divisor`, rounded up. Raises UsageError: it is none."""
-    value, unit = _exact(text), _exact(divisor)
-    return -int(-value // (unit or 1))
-
-
-def _exact(text: str) -> Fraction:
+def whole(text: str) -> int:
+    """A quantity as a whole number, rounded up. Raises UsageError: it is none."""
     found = _QUANTITY.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"invalid quantity {text[:60]!r}: expected a number such as 4, 500m or 16Gi")
@@ -310,21 +291,7 @@ def _exact(text: str) -> Fraction:
     elif suffix:
         power = ("K" + _SUFFIXES[1:] if suffix.endswith("i") else _SUFFIXES).index(suffix[0]) + 1
         value *= (1024 if suffix.endswith("i") else 1000) ** power
-    return value
-
-
-def gpus(limits: Mapping[str, str], requests: Mapping[str, str]) -> int:
-    """GPUs as Trainer v2 counts them: any resource with gpu in its name, requests first."""
-    return _gpus(requests) or _gpus(limits)
-
-
-def cpus(limits: Mapping[str, str], requests: Mapping[str, str]) -> int:
-    """CPUs as Trainer v2 counts them: requests, else limits, rounded up, at least 1."""
-    return max(1, whole(requests.get("cpu", "0")) or whole(limits.get("cpu", "0")))
-
-
-def _gpus(resources: Mapping[str, str]) -> int:
-    return next((whole(amount) for name, amount in resources.items() if "gpu" in name.lower()), 0)
+    return -int(-value // 1)
 
 
 # -- text to documents -------------------------------------------------------------------------

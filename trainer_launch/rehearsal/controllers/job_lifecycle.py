@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,14 +10,12 @@ from msgspec.structs import replace
 from trainer_launch.model import exit_codes
 from trainer_launch.rehearsal.controllers import pod_lifecycle
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState
-from trainer_launch.rehearsal.controllers.pod_values import Pod, Rules, Workload
+from trainer_launch.rehearsal.controllers.pod_values import JobRules, Pod, Workload
 from trainer_launch.rehearsal.controllers.restart_decisions import (
-    Again,
-    AllAgain,
+    CANNOT_RUN,
     Condition,
     Decision,
     State,
-    code_of,
     decide,
 )
 
@@ -64,7 +62,7 @@ class Scaled(Struct, frozen=True):
 
     at_s: float
     pods: tuple[Pod, ...]  # all that it has from now on
-    rules: Rules
+    rules: JobRules
 
 
 Event = Exited | Due | StopAsked | PodDeleted | Scaled
@@ -171,47 +169,22 @@ def _held(state: State, decisions: list[Decision], now_s: float) -> tuple[State,
 def _apply(state: State, decision: Decision, now_s: float) -> Step:
     if isinstance(decision, Condition):
         state = replace(state, condition=decision)
-        if state.rules.clean == "None" and not decision.is_given_up:
+        if state.rules.clean == "None" and decision.reason != CANNOT_RUN:
             return replace(state, stop_at_s=now_s + LINGER_S), [], []
         return (*_stop_all(state, now_s), [])
-    if isinstance(decision, AllAgain):
-        return _again(state, decision, now_s)
-    assert isinstance(decision, Again)
-    before = state.states[decision.pod]
-    code = code_of(state.pods[decision.pod], before)
-    anew = replace(before, phase=Phase.PENDING, not_before_s=now_s + decision.wait_s)
-    state = _with(state, decision.pod, anew)
+    actions: list[Action] = []
+    for name in decision.pods:
+        before = state.states[name]
+        if not before.stopping:  # what still runs of it has its next life when it has ended
+            before = replace(before, back_s=decision.wait_s)
+        pod, more = pod_lifecycle.stopped(state.pods[name], before, now_s, _grace_s(state, name), Phase.PENDING)
+        if not pod.running and pod.phase is not Phase.GONE:
+            pod = replace(pod, phase=Phase.PENDING, not_before_s=now_s + decision.wait_s)
+        state, actions = _with(state, name, pod), actions + more
+    failed = {} if decision.is_whole else dict(state.failed)
     if decision.of is not None:
-        state = replace(state, failed={**state.failed, decision.of: state.failed.get(decision.of, 0) + 1})
-    return state, [], [f"{decision.pod} failed (exit code {code}): the controller recreates it"]
-
-
-def _again(state: State, decision: AllAgain, now_s: float) -> Step:
-    """All pods of the JobSet, or of one Job of it, end and have another life."""
-    child = decision.child
-    counted = state.counted + decision.counts
-    limit = f"{counted} of {state.rules.max_restarts}" if decision.counts else "does not count"
-    state = replace(state, counted=counted)
-    chosen = [name for name, pod in state.pods.items() if child in (None, pod.draft.child)]
-    state, actions = _stop_all(state, now_s, stop_as=Phase.PENDING, among=chosen)
-    fresh = {name: _pending(state.states[name], now_s) for name in chosen}
-    state = replace(
-        state,
-        states={**state.states, **fresh},
-        failed={name: n for name, n in state.failed.items() if child and name != child},
-        begun={name: at_s for name, at_s in state.begun.items() if child and name != child},
-    )
-    who = "all pods" if child is None else f"all pods of Job {child}"
-    return state, actions, [f"{decision.because.message}: the controller restarts {who} ({limit})"]
-
-
-def _pending(state: PodState, now_s: float) -> PodState:
-    """What has stopped waits for its next life; what still runs becomes that when it has ended."""
-    return (
-        state
-        if state.running or state.phase is Phase.GONE
-        else replace(state, phase=Phase.PENDING, not_before_s=now_s)
-    )
+        failed[decision.of] = failed.get(decision.of, 0) + 1
+    return replace(state, failed=failed, counted=state.counted + decision.counts), actions, [decision.text]
 
 
 def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
@@ -223,34 +196,27 @@ def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
             one.phase is Phase.PENDING
             and not one.running
             and now_s >= one.not_before_s
-            and may_start(pod, state.pods, state.states, state.rules)
+            and may_start(pod, state.pods, state.states)
         ):
             born, more = pod_lifecycle.born(pod, one)
-            begun = {pod.draft.child: now_s, **state.begun}
-            state, actions = replace(_with(state, name, born), begun=begun), actions + more
+            state, actions = _with(state, name, born), actions + more
     return state, actions
 
 
-def _stop_all(
-    state: State,
-    now_s: float,
-    *,
-    kill: bool = False,
-    stop_as: Phase = Phase.GONE,
-    among: Collection[str] | None = None,
-) -> tuple[State, list[Action]]:
+def _stop_all(state: State, now_s: float, *, kill: bool = False) -> tuple[State, list[Action]]:
     actions: list[Action] = []
     for name, pod in state.pods.items():
-        if among is not None and name not in among:
-            continue
-        grace_s = pod.draft.template.grace_s if state.grace_s is None else state.grace_s
-        one = state.states[name]
+        old = state.states[name]
         if kill:
-            actions += [pod_lifecycle.Stop(name, container, kill=True) for container in sorted(one.running)]
+            actions += [pod_lifecycle.Stop(name, container, kill=True) for container in sorted(old.running)]
             continue
-        changed, more = pod_lifecycle.stopped(pod, one, now_s, grace_s, stop_as)
+        changed, more = pod_lifecycle.stopped(pod, old, now_s, _grace_s(state, name))
         state, actions = _with(state, name, changed), actions + more
     return state, actions
+
+
+def _grace_s(state: State, name: str) -> float:
+    return state.pods[name].draft.template.grace_s if state.grace_s is None else state.grace_s
 
 
 def _with(state: State, name: str, pod: PodState) -> State:
@@ -263,9 +229,10 @@ def _with(state: State, name: str, pod: PodState) -> State:
 States = Mapping[str, PodState]
 
 
-def may_start(pod: Pod, pods: Mapping[str, Pod], states: States, rules: Rules) -> bool:
+def may_start(pod: Pod, pods: Mapping[str, Pod], states: States) -> bool:
     """Whether its Job's predecessors are ready, or complete, and nothing of its Job's last life runs any more."""
-    if _old_ones_run(pod, pods, states, rules):
+    own = (states[name] for name, other in pods.items() if other.draft.child == pod.draft.child)
+    if any(old.stopping and old.running and old.stop_as is Phase.PENDING and not old.disrupted for old in own):
         return False
     for condition in pod.draft.after:
         child, _, status = condition.partition("=")
@@ -274,15 +241,6 @@ def may_start(pod: Pod, pods: Mapping[str, Pod], states: States, rules: Rules) -
         if not all(phase in wanted for phase in phases):
             return False
     return True
-
-
-def _old_ones_run(pod: Pod, pods: Mapping[str, Pod], states: States, rules: Rules) -> bool:
-    """Pods that have to start again and still run: of the same Job, or any where the JobSet waits for all."""
-    return any(
-        one.stopping and one.running and one.stop_as is Phase.PENDING and not one.disrupted
-        for name, one in states.items()
-        if rules.strategy == "BlockingRecreate" or (pod.draft.child and pods[name].draft.child == pod.draft.child)
-    )
 
 
 def is_stuck(states: States, now_s: float) -> bool:

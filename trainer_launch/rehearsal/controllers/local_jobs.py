@@ -15,27 +15,26 @@ from trainer_launch.model import NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_number
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun, parse
-from trainer_launch.rehearsal.controllers import pod_values, v1, v1_pytorch
-from trainer_launch.rehearsal.controllers.documents import Field, Request
+from trainer_launch.rehearsal.controllers import pod_values, trainer_v2, v1
+from trainer_launch.rehearsal.controllers.documents import Configs, Field
+from trainer_launch.rehearsal.controllers.jobset import NODE
 from trainer_launch.rehearsal.controllers.pod_values import (
+    COMPLETION_INDEX,
     Container,
     Draft,
-    File,
+    JobRules,
     Pod,
-    Rules,
     Success,
-    Template,
     Workload,
-    env_items,
+    escaped,
     expanded,
-    key_files,
-    open_mpi,
 )
+from trainer_launch.rehearsal.controllers.trainer_v2 import ANCESTOR, LAUNCHER, TRAINER
 
-KIND, JOB, NODE, LAUNCHER = "TrainJob", "local", "node", "launcher"
+JOB = "local"
+_OPTIONS = "the options"  # what messages call the manifest that flags become
 # Our own command line. Not -m: it would look for our modules, and for Python's own, in the user's folder first.
 RUN = "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.cli import main; main()"
-_PORT = 29500
 MAX_PODS = 200
 OURS = "trainer-launch"
 _HOSTFILE, _KEYS = "/etc/mpi/hostfile", "/etc/mpi/ssh"
@@ -57,12 +56,10 @@ _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "FTP
 
 # More ranks than CPUs are fine here, which let each other run, none is bound to one, and the network may be down:
 # Open MPI 5 takes loopback by itself where there is nothing else, and refuses to be told that.
-ON_A_LAPTOP = {
+_ON_A_LAPTOP = {
     "OMPI_MCA_rmaps_base_oversubscribe": "true",
     "OMPI_MCA_mpi_yield_when_idle": "true",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
-    "OMPI_MCA_oob_tcp_if_include": "lo",
-    "OMPI_MCA_btl_tcp_if_include": "lo",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
@@ -74,26 +71,24 @@ def torch_job(
     """A torch job, or one of any program on every node: all but spares have to succeed, the first failure ends it.
 
     With `asked` the user has given the number of workers, which then starts workers of any program.
-    The five PET_* values are those of kubeflow/trainer pkg/runtime/framework/plugins/torch/torch.go.
 
     Raises:
         UsageError: more nodes than a laptop has room for.
     """
-    told = {
-        "PET_NNODES": str(_checked(nodes + spares)),
-        "PET_NPROC_PER_NODE": nproc_per_node,
-        "PET_MASTER_ADDR": _full(_name(NODE, 0)),
-        "PET_MASTER_PORT": str(_PORT),
-    }
     words = _run(command, nproc_per_node if asked else None)
+    trainer = {"numNodes": _checked(nodes + spares), "numProcPerNode": _number(nproc_per_node), "command": words}
+    return _trainjob({"torch": {}}, [_replicated_job(NODE, TRAINER)], trainer, grace_s, spares)
 
-    def draft(node: int) -> Draft:
-        container = Container(name=NODE, command=words, items=env_items({**told, "PET_NODE_RANK": str(node)}))
-        return _draft(NODE, node, container, grace_s, label=str(node))
 
-    drafts = tuple(map(draft, range(nodes + spares)))
-    ports = {"PET_MASTER_PORT": drafts[0].hostname}
-    return _job(drafts, tuple(one.hostname for one in drafts), ports, spares)
+def mpi_job(nodes: int, nproc_per_node: int, command: Sequence[str], grace_s: float) -> Workload:
+    """A job of MPI: every node runs sshd, and the launcher, which comes last, decides how it ends.
+
+    Raises:
+        UsageError: more nodes than a laptop has room for.
+    """
+    trainer = {"numNodes": _checked(nodes), "numProcPerNode": nproc_per_node, "command": _run(command)}
+    jobs = [_replicated_job(NODE, command=[OURS, "sshd"]), _replicated_job(LAUNCHER, TRAINER)]
+    return _trainjob({"mpi": {"sshAuthMountPath": _KEYS}}, jobs, trainer, grace_s)
 
 
 def elastic_job(
@@ -110,84 +105,63 @@ def elastic_job(
     Raises:
         UsageError: more nodes than a laptop has room for.
     """
-    container = {"name": "pytorch", "command": list(_run(command, nproc_per_node if asked else None))}
+    words, index = _run(command, nproc_per_node if asked else None), "training.kubeflow.org/replica-index"
+    container = {"name": "pytorch", "command": words, "env": [_label(f"metadata.labels['{index}']")]}
     workers = {"replicas": started, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
     spec = {
         "nprocPerNode": nproc_per_node,
         "elasticPolicy": {"minReplicas": nodes.min, "maxReplicas": _checked(nodes.max), "rdzvBackend": "c10d"},
         "pytorchReplicaSpecs": {"Worker": workers},
     }
-    document = Field({"metadata": {"name": JOB}, "spec": spec}, "", "the options")
-    made = v1_pytorch.read(Request(job=document))
-    drafts = tuple(_labelled(replace(one, template=replace(one.template, grace_s=grace_s))) for one in made.drafts)
-    return replace(made, drafts=drafts)
+    made = v1.read(Field({"kind": "PyTorchJob", "metadata": {"name": JOB}, "spec": spec}, "", _OPTIONS))
+    return replace(made, drafts=_with_grace(made, grace_s))
 
 
-def _run(command: Sequence[str], nproc_per_node: str | None = None) -> tuple[str, ...]:
-    flags = () if nproc_per_node is None else ("--nproc-per-node", nproc_per_node)
-    return (OURS, "run", *flags, "--", *map(_as_typed, command))
-
-
-def _labelled(draft: Draft) -> Draft:
-    """Its workers' lines begin with its index."""
-    label = env_items({runtime_directory.NODE_LABEL: str(draft.index)})
-    return replace(draft, template=v1.with_env(draft.template, label))
-
-
-def mpi_job(nodes: int, nproc_per_node: int, command: Sequence[str], grace_s: float) -> Workload:
-    """A job of MPI: every node runs sshd, and the launcher, which comes last, decides how it ends.
-
-    Raises:
-        UsageError: more nodes than a laptop has room for.
-    """
-    keys = key_files(_KEYS, 0o600, 0o644)
-    served = Container(name=NODE, command=(OURS, "sshd"), files=keys)
-    workers = tuple(_draft(NODE, node, served, grace_s, label=str(node)) for node in range(_checked(nodes)))
-    hosts = "".join(f"{_full(one.hostname)} slots={nproc_per_node}\n" for one in workers)
-    runs = Container(
-        name=NODE,
-        command=_run(command),
-        items=open_mpi(_HOSTFILE, nproc_per_node),
-        files={**keys, _HOSTFILE: File(hosts, 0o444)},
-    )
-    launcher = _draft(LAUNCHER, 0, runs, grace_s, label=LAUNCHER)
-    return _job((*workers, launcher), (launcher.hostname,), {})
-
-
-def _job(
-    drafts: tuple[Draft, ...], deciders: tuple[str, ...], ports: Mapping[str, str], spares: int = 0
+def _trainjob(
+    policy: Mapping[str, object],
+    jobs: list[dict[str, object]],
+    trainer: Mapping[str, object],
+    grace_s: float,
+    spares: int = 0,
 ) -> Workload:
-    rules = Rules(family="v1", success=Success(groups=(deciders,), spares=spares), clean="Running")
-    return Workload(kind=KIND, name=JOB, namespace="default", drafts=drafts, rules=rules, ports=ports)
+    """A TrainJob whose last replicatedJob decides how it ends, and whose controller restarts nothing."""
+    runtime = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "spec": {"mlPolicy": policy, "template": {"spec": {"replicatedJobs": jobs}}},
+    }
+    spec = {"runtimeRef": {"name": JOB}, "trainer": trainer}
+    configs = Configs(runtimes={JOB: Field(runtime, "", _OPTIONS)})
+    made = trainer_v2.read(Field({"metadata": {"name": JOB}, "spec": spec}, "", _OPTIONS, configs))
+    deciders = tuple(draft.hostname for draft in made.drafts if draft.role == made.drafts[-1].role)
+    rules = JobRules(family="v1", success=Success(groups=(deciders,), spares=spares), clean="Running")
+    return replace(made, drafts=_with_grace(made, grace_s), rules=rules)
 
 
-def _draft(role: str, index: int, container: Container, grace_s: float, label: str) -> Draft:
-    container = replace(container, items=(*container.items, *env_items({runtime_directory.NODE_LABEL: label})))
-    name = _name(role, index)
-    return Draft(
-        template=Template(containers=(container,), grace_s=grace_s),
-        hostname=name,
-        role=role,
-        index=index,
-        main=NODE,
-        restart="Never",
-        names=(_full(name),),
-        completion_index=index,
-    )
+def _replicated_job(name: str, step: str = "", command: Sequence[str] = ()) -> dict[str, object]:
+    label = _label(COMPLETION_INDEX) if name == NODE else {"name": runtime_directory.NODE_LABEL, "value": name}
+    container = {"name": NODE, "command": [*command], "env": [label]}
+    pod = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    return {"name": name, "template": {"metadata": {"labels": {ANCESTOR: step}}, "spec": {"template": pod}}}
 
 
-def _name(role: str, index: int) -> str:
-    return f"{JOB}-{role}-0-{index}"
+def _label(path: str) -> dict[str, object]:
+    """What the lines of a pod's workers begin with: a field of the pod."""
+    return {"name": runtime_directory.NODE_LABEL, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _full(name: str) -> str:
-    """As it stands in what the controller writes: <pod>.<subdomain>."""
-    return f"{name}.{JOB}"
+def _with_grace(made: Workload, grace_s: float) -> tuple[Draft, ...]:
+    """Kubernetes has whole seconds in a manifest, --grace has not."""
+    return tuple(replace(draft, template=replace(draft.template, grace_s=grace_s)) for draft in made.drafts)
 
 
-def _as_typed(word: str) -> str:
-    """A word of the user's, in which $(NAME) is the shell's business and no reference of Kubernetes."""
-    return word.replace("$", "$$")
+def _run(command: Sequence[str], nproc_per_node: str | None = None) -> list[str]:
+    """In the user's words $(NAME) is the shell's business and no reference of Kubernetes."""
+    flags = () if nproc_per_node is None else ("--nproc-per-node", nproc_per_node)
+    return [OURS, "run", *flags, "--", *map(escaped, command)]
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
 
 
 def _checked(nodes: int) -> int:
@@ -208,7 +182,7 @@ def _is_passed(name: str) -> bool:
 # -- MPI on one machine ------------------------------------------------------------------------
 
 
-_SSH_PORT = "--ssh-port"  # told by a variable
+_DEVICES = ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
 _LAUNCHERS = ("OMPI_MCA_", "I_MPI_", "HYDRA_")  # variables that only who runs mpirun gets
 
 
@@ -222,32 +196,36 @@ def is_worker(pod: Pod) -> bool:
     return uses_ssh(pod) and not any(_HOSTFILE in container.files for container in pod.containers)
 
 
-def on_loopback(pod: Pod, port: int, scratch: str) -> Pod:
-    """The pod with our sshd and launcher in it; `scratch` is a folder of its own for temporary files."""
+def with_ssh(pod: Pod, port: int, scratch: str, device: str = "lo") -> Pod:
+    """The pod with our sshd and launcher in it; `scratch` is a folder of its own for temporary files.
+
+    Its launcher reaches the others by the network device `device`.
+    """
     if not uses_ssh(pod):
         return pod
-    containers = tuple(_changed(container, pod, port, scratch) for container in pod.containers)
+    containers = tuple(_changed(container, pod, port, scratch, device) for container in pod.containers)
     works = any(_names_itself(container, pod) for container in pod.containers)
     init = (*pod.init, _own_sshd(pod, port, scratch)) if works else pod.init
     return replace(pod, containers=containers, init=init)
 
 
-def _changed(container: Container, pod: Pod, port: int, scratch: str) -> Container:
+def _changed(container: Container, pod: Pod, port: int, scratch: str, device: str) -> Container:
     if _key_folder(container) is None:
         return container
     is_launcher = _HOSTFILE in container.files
     words = _with_own_homes((*container.command, *container.args), _home(container), scratch)
     name = words[0].rpartition("/")[2] if words else ""
     if name == "sshd":
-        words = _sshd()
+        words = (OURS, "sshd")
     elif name == OURS and words[1:2] == ("sshd",):
-        words = _sshd(words[2:])
+        words = (OURS, *words[1:], "--ssh-port", str(port))  # of an option given twice the last one counts
     elif name and (is_mpirun(name) or is_horovodrun(words)):
         words = (OURS, "run", "--", *words)
+    devices = dict.fromkeys(_DEVICES, device)
     env = {
         **container.env,
         **_env(pod, container, port, scratch),
-        **(ON_A_LAPTOP if is_launcher else _apart(scratch)),
+        **({**_ON_A_LAPTOP, **devices} if is_launcher else _apart(scratch)),
     }
     return replace(container, env=env, command=words[:1], args=words[1:])
 
@@ -275,22 +253,8 @@ def _own_sshd(pod: Pod, port: int, scratch: str) -> Container:
     if "K_MPI_JOB_ROLE" in told:
         told["K_MPI_JOB_ROLE"] = "worker"
     env = {**told, **_env(pod, container, port, scratch), **_apart(scratch)}
-    words = _sshd()
     keys = {path: file for path, file in container.files.items() if file.key}
-    return replace(container, name="sshd", env=env, command=words[:1], args=words[1:], files=keys, sidecar=True)
-
-
-def _sshd(typed: Sequence[str] = ()) -> tuple[str, ...]:
-    """Our sshd; of what was `typed` all stays but its port."""
-    kept: list[str] = []
-    is_value = False
-    for word in typed:
-        option, joined, _ = word.partition("=")
-        if is_value or option == _SSH_PORT:
-            is_value = not is_value and not joined
-        else:
-            kept.append(word)
-    return (OURS, "sshd", *kept)
+    return replace(container, name="sshd", env=env, command=(OURS,), args=("sshd",), files=keys, sidecar=True)
 
 
 def _env(pod: Pod, container: Container, port: int, scratch: str) -> Mapping[str, str]:
@@ -306,10 +270,7 @@ def _apart(scratch: str) -> Mapping[str, str]:
 
 def _names_itself(container: Container, pod: Pod) -> bool:
     hosts = container.files[_HOSTFILE].text if _HOSTFILE in container.files else ""
-    return any(
-        line.startswith(tuple(f"{name}{end}" for name in pod.draft.names for end in " :"))
-        for line in hosts.splitlines()
-    )
+    return not set(pod.draft.names).isdisjoint(re.split(r"[\s:]", hosts))
 
 
 def _key_folder(container: Container) -> str | None:
@@ -323,6 +284,21 @@ def _home(container: Container) -> str:
 
 
 # -- names, ports and paths on one machine -----------------------------------------------------
+
+
+_MEETING = ("PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "TRAINER_LAUNCH_MASTER_ADDR")
+_PORT = "29500"  # any: a free one comes in its place
+
+
+def with_meeting(pod: Pod, first: str) -> Pod:
+    """The pod whose launchers meet at `first`, a pod's name, where neither the operator nor the job says where."""
+    told = {"TRAINER_LAUNCH_MASTER_ADDR": first, v1.MEETING_PORT: _PORT}
+
+    def changed(container: Container) -> Container:
+        is_told = "PET_NNODES" not in container.env or any(name in container.env for name in _MEETING)
+        return container if is_told else replace(container, env={**container.env, **told})
+
+    return replace(pod, containers=tuple(map(changed, pod.containers)))
 
 
 _HOST = re.compile(  # NAME:PORT, or as MX_CONFIG has it: "url":"NAME","port":PORT

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.model import exit_codes
-from trainer_launch.rehearsal.controllers.pod_values import RESTART_ALL, Container, Pod
+from trainer_launch.rehearsal.controllers.pod_values import Container, Pod
 
 BACK_OFF_S = 1.0  # before the second restart, doubled before each further one; the first is at once
 MAX_BACK_OFF_S = 30.0
@@ -62,7 +62,6 @@ class PodState(Struct, frozen=True, kw_only=True):
     deleted: int = 0  # how many of them somebody has ended by deleting the pod
     disrupted: bool = False  # this one, too
     removed: bool = False  # the job was scaled down
-    in_place: bool = False  # all its containers start again in the same pod
     stopping: bool = False
     stop_as: Phase = Phase.GONE  # what it is when it has stopped
     kill_at_s: float | None = None
@@ -94,11 +93,8 @@ class PodState(Struct, frozen=True, kw_only=True):
 
 
 def born(pod: Pod, state: PodState) -> tuple[PodState, list[Action]]:
-    """A new life begins, or in place all containers of this one begin again."""
-    fresh = PodState(phase=Phase.INIT, starts=state.starts + 1, deleted=state.deleted)
-    if state.in_place:
-        fresh = replace(fresh, starts=state.starts, restarts=state.restarts)
-    return _next_step(pod, fresh, 0)
+    """A new life begins."""
+    return _next_step(pod, PodState(phase=Phase.INIT, starts=state.starts + 1, deleted=state.deleted), 0)
 
 
 def exited(pod: Pod, state: PodState, name: str, code: int, now_s: float) -> tuple[PodState, list[Action]]:
@@ -109,33 +105,23 @@ def exited(pod: Pod, state: PodState, name: str, code: int, now_s: float) -> tup
         return (state if state.running else gone), []
     if state.is_over:
         return state, []
-    if pod.container(name).rule(code) == RESTART_ALL:
-        return restarted(pod, state, now_s, _wait_s(state, name))
     if _restarts(pod, name, code):
         return _waiting(state, name, now_s), []
     if state.phase is Phase.INIT:
         if code != 0:
-            return _over(state, Phase.FAILED)
+            return _over(pod, state, Phase.FAILED)
         return _next_step(pod, state, state.step + 1)
-    return _settled(pod, state)
-
-
-def restarted(pod: Pod, state: PodState, now_s: float, wait_s: float = 0.0) -> tuple[PodState, list[Action]]:
-    """All its containers start again in the same pod, init containers first; what runs is killed without grace."""
-    names = [container.name for container in (*own_init(pod), *pod.containers)]
-    restarts = {name: state.restarts.get(name, 0) + (name not in state.due_s) for name in names}
-    state = replace(state, restarts=restarts, due_s={}, in_place=True, back_s=wait_s, not_before_s=now_s + wait_s)
-    if not state.running:
-        return replace(state, phase=Phase.PENDING), []
-    kills: list[Action] = [Stop(pod.name, name, kill=True) for name in sorted(state.running)]
-    return replace(state, stopping=True, stop_as=Phase.PENDING), kills
+    names = {container.name for container in pod.containers}
+    if names & (state.running | state.due_s.keys()):
+        return state, []
+    has_failed = any(state.codes.get(name, exit_codes.FAILED) != exit_codes.SUCCEEDED for name in names)
+    return _over(pod, state, Phase.FAILED if has_failed else Phase.SUCCEEDED)
 
 
 def due(pod: Pod, state: PodState, now_s: float) -> tuple[PodState, list[Action]]:
     """Start what has waited long enough; kill what did not end in time."""
     if state.kill_at_s is not None and now_s >= state.kill_at_s:
-        kills: list[Action] = [Stop(pod.name, name, kill=True) for name in sorted(state.running)]
-        return replace(state, kill_at_s=None), kills
+        return replace(state, kill_at_s=None), _stops(pod, state, kill=True)
     ready = [name for name, at_s in state.due_s.items() if now_s >= at_s]
     if not ready or state.stopping or state.is_over:
         return state, []
@@ -150,7 +136,6 @@ def stopped(
     """Ask the whole pod to end; what has ended by itself stays as it is."""
     if state.is_over and not state.running:
         return state, []
-    state = replace(state, in_place=False)
     if not state.running:
         return replace(state, phase=stop_as, due_s={}, stopping=True), []
     if state.stopping:  # deleted before: the end of the job leaves it no more time, and no further life
@@ -159,8 +144,7 @@ def stopped(
         return replace(state, kill_at_s=kill_at_s, stop_as=last), []
     if state.is_over and stop_as is Phase.GONE:  # only its sidecars still run
         stop_as = state.phase
-    asked: list[Action] = [Stop(pod.name, name) for name in sorted(state.running)]
-    return replace(state, stopping=True, stop_as=stop_as, due_s={}, kill_at_s=now_s + grace_s), asked
+    return replace(state, stopping=True, stop_as=stop_as, due_s={}, kill_at_s=now_s + grace_s), _stops(pod, state)
 
 
 def deleted(
@@ -169,27 +153,21 @@ def deleted(
     """Somebody deletes the pod; `back_s` after it is gone it is made anew, never with None. No failure."""
     if state.is_over:
         return state, []
+    asked: list[Action] = []
     if not state.stopping:
-        stop_as = Phase.GONE if back_s is None else Phase.PENDING
-        state = replace(
-            state,
-            deleted=state.deleted + 1,
-            disrupted=True,
-            back_s=back_s or 0.0,
-            not_before_s=now_s + (back_s or 0.0),
-        )
-        state, asked = stopped(pod, state, now_s, grace_s, stop_as)
-    else:
-        asked = []
+        wait_s = back_s or 0.0
+        deletions = state.deleted + 1
+        state = replace(state, deleted=deletions, disrupted=True, back_s=wait_s, not_before_s=now_s + wait_s)
+        state, asked = stopped(pod, state, now_s, grace_s, Phase.GONE if back_s is None else Phase.PENDING)
     if grace_s > 0:
         return state, asked
-    return replace(state, kill_at_s=None), [Stop(pod.name, name, kill=True) for name in sorted(state.running)]
+    return replace(state, kill_at_s=None), _stops(pod, state, kill=True)
 
 
 def next_due_s(state: PodState) -> float | None:
     """When this pod wants to be looked at."""
-    times = [*state.due_s.values(), *([state.kill_at_s] if state.kill_at_s is not None else [])]
-    return min(times, default=None)
+    times = (*state.due_s.values(), state.kill_at_s)
+    return min((at_s for at_s in times if at_s is not None), default=None)
 
 
 def back_off_s(times: int) -> float:
@@ -227,31 +205,22 @@ def _restarts(pod: Pod, name: str, code: int) -> bool:
     if code == 0 and not container.sidecar and container in pod.init:
         return False
     policy = container.restart or pod.draft.restart
-    always = container.sidecar or policy == "Always" or container.rule(code) is not None
+    always = container.sidecar or policy == "Always" or any(rule.means(code) for rule in container.restart_rules)
     return always or (policy == "OnFailure" and code != 0)
 
 
 def _waiting(state: PodState, name: str, now_s: float) -> PodState:
-    restarts = {**state.restarts, name: state.restarts.get(name, 0) + 1}
-    return replace(state, restarts=restarts, due_s={**state.due_s, name: now_s + _wait_s(state, name)})
-
-
-def _wait_s(state: PodState, name: str) -> float:
     """The first restart is at once, unless the program cannot be run."""
     before = state.restarts.get(name, 0)
-    at_once = before == 0 and not exit_codes.cannot_run(state.codes.get(name))
-    return 0.0 if at_once else back_off_s(before)
+    is_at_once = before == 0 and not exit_codes.cannot_run(state.codes.get(name))
+    at_s = now_s if is_at_once else now_s + back_off_s(before)
+    return replace(state, restarts={**state.restarts, name: before + 1}, due_s={**state.due_s, name: at_s})
 
 
-def _settled(pod: Pod, state: PodState) -> tuple[PodState, list[Action]]:
-    """The pod is over when all its main containers are; its sidecars then end too."""
-    names = {container.name for container in pod.containers}
-    if names & (state.running | state.due_s.keys()):
-        return state, []
-    failed = any(state.codes.get(name, 1) != 0 for name in names)
-    return _over(state, Phase.FAILED if failed else Phase.SUCCEEDED, pod)
+def _over(pod: Pod, state: PodState, phase: Phase) -> tuple[PodState, list[Action]]:
+    """The pod has ended: what still runs of it, as its sidecars do, ends too."""
+    return replace(state, phase=phase, due_s={}), _stops(pod, state, kill=True)
 
 
-def _over(state: PodState, phase: Phase, pod: Pod | None = None) -> tuple[PodState, list[Action]]:
-    ends: list[Action] = [Stop(pod.name, name, kill=True) for name in sorted(state.running)] if pod else []
-    return replace(state, phase=phase, due_s={}), ends
+def _stops(pod: Pod, state: PodState, *, kill: bool = False) -> list[Action]:
+    return [Stop(pod.name, name, kill=kill) for name in sorted(state.running)]

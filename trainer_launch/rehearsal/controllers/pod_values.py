@@ -14,10 +14,9 @@ from msgspec.structs import replace
 from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import shown
-from trainer_launch.rehearsal.controllers import documents
 
 
-class File(Struct, frozen=True):
+class PodFile(Struct, frozen=True):
     """A file that the platform puts into a container; `key` names what is made when the job is (see `keys`)."""
 
     text: str = ""
@@ -26,7 +25,6 @@ class File(Struct, frozen=True):
     # What `text` is made of, where its controller rewrites it: (pod, part), a part is there while that pod runs.
     parts: tuple[tuple[str, str], ...] = ()
     is_mounted: bool = False  # it lies in a volume, where the container has that
-    is_secret: bool = False
 
     def while_running(self, pods: Collection[str]) -> str:
         """The text while just these pods run."""
@@ -35,11 +33,11 @@ class File(Struct, frozen=True):
         return "".join(part for pod, part in self.parts if not pod or pod in pods)
 
 
-def key_files(folder: str, private: int, public: int) -> dict[str, File]:
+def key_files(folder: str, private: int, public: int) -> dict[str, PodFile]:
     """The job's own pair of keys, as ssh wants it, with these modes."""
     return {
-        f"{folder}/id_rsa": File(mode=private, key="private"),
-        **{f"{folder}/{name}": File(mode=public, key="public") for name in ("id_rsa.pub", "authorized_keys")},
+        f"{folder}/id_rsa": PodFile(mode=private, key="private"),
+        **{f"{folder}/{name}": PodFile(mode=public, key="public") for name in ("id_rsa.pub", "authorized_keys")},
     }
 
 
@@ -48,8 +46,7 @@ class Mount(Struct, frozen=True):
 
     path: str
     volume: str
-    part: str = ""  # subPath
-    expands: bool = False  # subPathExpr: $(NAME) in `part` stands for a variable
+    part: str = ""  # subPath, or subPathExpr with $(NAME) for a variable
 
 
 class EnvItem(Struct, frozen=True, kw_only=True):
@@ -58,24 +55,15 @@ class EnvItem(Struct, frozen=True, kw_only=True):
     name: str
     value: str = ""
     field: str | None = None
-    resource: str | None = None  # such as limits.cpu, of its own container, in units of `divisor`
-    divisor: str = "1"
-    problem: str = ""  # why it has no value: the job cannot run unless another replaces it
-    is_literal: bool = False  # $(NAME) in it stands for itself
-    is_secret: bool = False
-
-
-RESTART_ALL = "RestartAllContainers"
 
 
 class ExitRule(Struct, frozen=True, kw_only=True):
-    """A rule by exit codes, of a Job's podFailurePolicy or a container; with `conditions` by those of the pod."""
+    """A rule by exit codes, of a Job's podFailurePolicy or a container."""
 
-    action: str  # FailJob, Ignore, Count; of a container Restart, RestartAllContainers
+    action: str  # FailJob, Ignore, Count; of a container Restart
     container: str | None = None
     among: bool  # In, else NotIn
     codes: tuple[int, ...]
-    conditions: tuple[str, ...] = ()
 
     def means(self, code: int) -> bool:
         """Whether an exit code is one that the rule means."""
@@ -92,8 +80,7 @@ class Container(Struct, frozen=True, kw_only=True):
     items: tuple[EnvItem, ...] = ()  # in order; of one name the last counts
     sources: tuple[EnvItem, ...] = ()  # of envFrom; `items` are stronger, and never replace one in its place
     env: Mapping[str, str] = field(default_factory=dict)  # all variables, resolved
-    hidden: frozenset[str] = frozenset()  # values and words that hold a secret
-    files: Mapping[str, File] = field(default_factory=dict)
+    files: Mapping[str, PodFile] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     workdir: str | None = None
     ports: Mapping[str, int] = field(default_factory=dict)  # by name
@@ -102,11 +89,7 @@ class Container(Struct, frozen=True, kw_only=True):
     restart: str | None = None  # its own restartPolicy, in place of the pod's
     restart_rules: tuple[ExitRule, ...] = ()  # restartPolicyRules
     sidecar: bool = False  # an init container with restartPolicy Always: goes on beside the others
-    platforms: bool = False  # a helper that the controller adds; a rehearsal has nothing for it to do
-
-    def rule(self, code: int) -> str | None:
-        """The action of the first rule that means this exit code."""
-        return next((rule.action for rule in self.restart_rules if rule.means(code)), None)
+    platforms: bool = False  # its program is in an image that is not here; a rehearsal has nothing for it to do
 
 
 class Template(Struct, frozen=True, kw_only=True):
@@ -120,7 +103,6 @@ class Template(Struct, frozen=True, kw_only=True):
     memory: Mapping[str, int] = field(default_factory=dict)  # volumes in memory -> bytes at most, 0: no limit
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
 
     def container(self, name: str) -> Container | None:
         """The main container of this name."""
@@ -186,7 +168,7 @@ class Success(Struct, frozen=True, kw_only=True):
 class SetRule(Struct, frozen=True, kw_only=True):
     """A rule of a JobSet's failurePolicy; an empty tuple fits all."""
 
-    action: str  # FailJobSet, RestartJobSet, RestartJob, …AndIgnoreMaxRestarts
+    action: str  # FailJobSet, RestartJobSet, RestartJobSetAndIgnoreMaxRestarts
     reasons: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()  # replicatedJobs
 
@@ -196,11 +178,10 @@ class ChildRules(Struct, frozen=True, kw_only=True):
 
     backoff_limit: int = 6
     exit_rules: tuple[ExitRule, ...] = ()
-    deadline_s: float | None = None  # its own activeDeadlineSeconds
     replicated: str = ""  # the replicatedJob that it is of
 
 
-class Rules(Struct, frozen=True, kw_only=True):
+class JobRules(Struct, frozen=True, kw_only=True):
     """How the controller lets the pods of a job live and die."""
 
     family: str  # "v1": bare pods; "jobset": Jobs of a JobSet; "mpi": bare workers, and a Job for the launcher
@@ -212,7 +193,6 @@ class Rules(Struct, frozen=True, kw_only=True):
     children: Mapping[str, ChildRules] = field(default_factory=dict)
     max_restarts: int = 0  # of the whole JobSet
     set_rules: tuple[SetRule, ...] = ()
-    strategy: str = "Recreate"  # how a JobSet restarts: Recreate, BlockingRecreate
 
 
 class Workload(Struct, frozen=True, kw_only=True):
@@ -222,11 +202,10 @@ class Workload(Struct, frozen=True, kw_only=True):
     name: str
     namespace: str
     drafts: tuple[Draft, ...]
-    rules: Rules
+    rules: JobRules
     ports: Mapping[str, str] = field(default_factory=dict)  # variable -> host name of the pod that listens there
     ignored: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()  # sentences: fields that nobody reads
-    odd: tuple[str, ...] = ()  # sentences: what its author can hardly have meant
+    odd: tuple[str, ...] = ()  # sentences: what its author can hardly have meant, and fields that nobody reads
 
 
 # -- from drafts to pods -----------------------------------------------------------------------
@@ -289,49 +268,34 @@ def _fields(draft: Draft, namespace: str, address: str) -> Mapping[str, str]:
 
 def _resolved(container: Container, fields: Mapping[str, str]) -> Container:
     env: dict[str, str] = {}
-    secret: set[str] = set()  # variables that hold one, or one that another holds
     for item in (*container.sources, *container.items):
-        if item.resource is not None:
-            env |= _amount(container, item)
-            continue
-        shown = item.is_literal or item.field is not None
-        is_secret = item.is_secret or (not shown and _names(item.value, secret))
-        if item.field is not None:
-            env[item.name] = fields.get(_plain(item.field), "")
-        else:
-            env[item.name] = item.value if item.is_literal else expanded(item.value, env)
-        (secret.add if is_secret else secret.discard)(item.name)
-    told = {word: expanded(word, env) for word in (*container.command, *container.args)}
-    words = {text for word, text in told.items() if _names(word, secret)}
+        env[item.name] = expanded(item.value, env) if item.field is None else fields.get(_plain(item.field), "")
+    words = {word: expanded(word, env) for word in (*container.command, *container.args)}
     return replace(
         container,
         env=env,
-        command=tuple(told[word] for word in container.command),
-        args=tuple(told[word] for word in container.args),
-        typed={text: word for word, text in told.items() if text not in told},
-        mounts=tuple(
-            replace(one, part=expanded(one.part, env), expands=False) if one.expands else one
-            for one in container.mounts
-        ),
-        hidden=frozenset({*words, *(env[name] for name in secret)}) - {""},
+        command=tuple(words[word] for word in container.command),
+        args=tuple(words[word] for word in container.args),
+        typed={text: word for word, text in words.items() if text not in words},
+        mounts=tuple(replace(mount, part=_part(mount, env)) for mount in container.mounts),
     )
 
 
-def _amount(container: Container, item: EnvItem) -> dict[str, str]:
-    """A variable from the container's resources; without a limit it would tell of the whole node: there is none."""
-    kind, _, name = (item.resource or "").partition(".")
-    asked = container.limits if kind == "limits" else {**container.limits, **container.requests}
-    return {item.name: str(documents.whole(asked[name], item.divisor))} if name in asked else {}
-
-
-def _names(text: str, names: Collection[str]) -> bool:
-    """Whether $(NAME) of one of these stands in a text."""
-    return any(found[1] in names for found in _REFERENCE.finditer(text))
+def _part(mount: Mount, env: Mapping[str, str]) -> str:
+    part = expanded(mount.part, env)
+    if ".." in part.split("/"):
+        raise UsageError(f"the subPath of {mount.path} is {shown(part)}; expected a path inside its volume")
+    return part
 
 
 def _plain(path: str) -> str:
     found = _SUBSCRIPT.fullmatch(path)
     return f"metadata.{found[1]}['{found[2]}']" if found else path
+
+
+def escaped(text: str) -> str:
+    """A text in which $(NAME) stands for itself, as `expanded` gives it back."""
+    return text.replace("$", "$$")
 
 
 def expanded(text: str, env: Mapping[str, str]) -> str:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
 from trainer_launch.model.errors import UsageError
+from trainer_launch.model.value_parsers import shown
 from trainer_launch.rehearsal.controllers.documents import Field, whole
 from trainer_launch.rehearsal.controllers.pod_values import (
-    RESTART_ALL,
     Container,
     EnvItem,
     ExitRule,
-    File,
     Mount,
+    PodFile,
     Template,
+    escaped,
 )
 
 RESTARTS = ("Always", "OnFailure", "Never")
-_AGENTS = {"JOBSET_NAME", "POD_NAME"}  # variables of JobSet's agent for restarts in place, whose image is not here
 # What a pod may hold that changes nothing for a rehearsal, and what it would change but a laptop cannot do.
 _POD_SILENT = (
     "imagePullSecrets", "enableServiceLinks", "automountServiceAccountToken", "dnsPolicy", "dnsConfig",
@@ -47,15 +46,15 @@ _CONTAINER_READ = (
     "name", "command", "args", "workingDir", "env", "resources", "volumeMounts", "restartPolicy", "ports",
     "envFrom", "restartPolicyRules",
 )  # fmt: skip
-_OWN_VOLUMES = (
-    "emptyDir", "ephemeral", "downwardAPI", "projected", "configMap", "secret", "hostPath", "image", "csi",
-)  # fmt: skip
-_ELSEWHERE = (
-    "persistentVolumeClaim", "nfs", "cephfs", "glusterfs", "iscsi", "fc", "rbd", "flexVolume", "azureFile",
-    "azureDisk", "awsElasticBlockStore", "gcePersistentDisk", "cinder", "portworxVolume", "scaleIO", "storageos",
-    "vsphereVolume", "photonPersistentDisk", "quobyte", "flocker", "gitRepo",
-)  # fmt: skip
+# Volumes of which each pod has its own; all others are outside, and the job's pods share them.
+_OWN_VOLUMES = ("emptyDir", "ephemeral", "downwardAPI", "projected", "configMap", "secret", "image", "csi")
+_RESTART_ALL = "RestartAllContainers"
 _MOUNT = ("name", "mountPath", "subPath", "subPathExpr", "readOnly", "recursiveReadOnly", "mountPropagation")
+_ENV = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
+_ENV_FROM = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
+_CONTENT = ("configMap", "secret", "projected")  # volumes with files
+_FILE_MODE = 0o644
+_MAX_MODE = 0o777
 _FIELDS = ("metadata.name", "metadata.namespace", "status.podIP", "status.podIPs")
 
 
@@ -63,7 +62,7 @@ def read_template(template: Field) -> Template:
     """A PodTemplateSpec."""
     template.only(("metadata", "spec"))
     spec = template.get("spec")
-    spec.only((*_POD_READ, *_POD_SILENT, *_POD_IGNORED))
+    spec.only((*_POD_READ, *_POD_SILENT), _POD_IGNORED)
     containers = tuple(map(read_container, spec.get("containers").items()))
     if not containers:
         raise spec.get("containers").bad("at least one container")
@@ -74,147 +73,130 @@ def read_template(template: Field) -> Template:
     restart = spec.get("restartPolicy")
     contents = {volume.get("name").text(): dict(_content(volume)) for volume in spec.get("volumes").items()}
     return Template(
-        containers=tuple(_with_files(one, contents) for one in containers),
-        init=tuple(_with_files(one, contents) for one in init),
+        containers=tuple(_with_files(container, contents) for container in containers),
+        init=tuple(_with_files(container, contents) for container in init),
         restart=restart.choice(RESTARTS, "") or None,
         grace_s=float(spec.get("terminationGracePeriodSeconds").number(30)),
-        volumes=MappingProxyType(volumes),
+        volumes=volumes,
         memory=dict(_in_memory(spec.get("volumes"))),
         labels=_labels(template.get("metadata", "labels")),
         annotations=_labels(template.get("metadata", "annotations")),
-        ignored=tuple(dict.fromkeys(_ignored(spec, (*init, *containers)))),
     )
 
 
-def read_container(found: Field) -> Container:
+def read_container(field: Field) -> Container:
     """One container, main or init."""
-    found.only((*_CONTAINER_READ, *_CONTAINER_SILENT, *_CONTAINER_IGNORED))
-    resources = found.get("resources")
+    field.only((*_CONTAINER_READ, *_CONTAINER_SILENT), _CONTAINER_IGNORED)
+    resources = field.get("resources")
     resources.only(("limits", "requests", "claims"))
+    limits, requests = quantities(resources.get("limits")), quantities(resources.get("requests"))
+    ignore_resources(field, limits, requests)
     return Container(
-        name=found.get("name").name(),
-        command=found.get("command").texts(),
-        args=found.get("args").texts(),
-        sources=tuple(of_env_from(found.get("envFrom"))),
-        items=read_env(found.get("env")),
-        mounts=tuple(_mount(mount) for mount in found.get("volumeMounts").items()),
-        workdir=found.get("workingDir").text("") or None,
-        ports=MappingProxyType(dict(map(_port, found.get("ports").items()))),
-        limits=quantities(resources.get("limits")),
-        requests=quantities(resources.get("requests")),
-        restart=found.get("restartPolicy").choice(RESTARTS, "") or None,
-        restart_rules=_restart_rules(found),
+        name=field.get("name").name(),
+        command=field.get("command").texts(),
+        args=field.get("args").texts(),
+        sources=tuple(of_env_from(field.get("envFrom"))),
+        items=read_env(field.get("env")),
+        mounts=tuple(_mount(mount) for mount in field.get("volumeMounts").items()),
+        workdir=field.get("workingDir").text("") or None,
+        ports=dict(map(_port, field.get("ports").items())),
+        limits=limits,
+        requests=requests,
+        restart=field.get("restartPolicy").choice(RESTARTS, "") or None,
+        restart_rules=tuple(map(_restart_rule, field.get("restartPolicyRules").items())),
     )
 
 
-def _init(found: Field) -> Container:
-    made = read_container(found)
-    is_sidecar = made.restart == "Always"
-    is_agent = is_sidecar and not made.command and {item.name for item in made.items} >= _AGENTS
-    return replace(made, sidecar=is_sidecar, platforms=is_agent)
-
-
-def _restart_rules(found: Field) -> tuple[ExitRule, ...]:
-    """As the API server takes them (KEP-5307, KEP-5532)."""
-    rules = found.get("restartPolicyRules")
-    if rules.given and not found.get("restartPolicy").given:
-        raise found.get("restartPolicy").bad("Always, OnFailure or Never, as the container has restartPolicyRules")
-    return tuple(map(_restart_rule, rules.items()))
+def _init(field: Field) -> Container:
+    made = read_container(field)
+    if not made.command and not made.args:
+        field.ignore(f"container {made.name}: its program is in its image")
+    return replace(made, sidecar=made.restart == "Always", platforms=not (made.command or made.args))
 
 
 def _restart_rule(rule: Field) -> ExitRule:
+    """A member of restartPolicyRules (KEP-5307)."""
     rule.only(("action", "exitCodes"))
-    codes = rule.get("exitCodes")
-    codes.only(("operator", "values"))
+    if rule.get("action").choice(("Restart", _RESTART_ALL)) == _RESTART_ALL:
+        rule.ignore(f"{_RESTART_ALL}: only the container itself restarts")
+    return exit_rule(rule.get("exitCodes"), "Restart")
+
+
+def exit_rule(codes: Field, action: str) -> ExitRule:
+    """A rule by exit codes, as containers and Jobs have it."""
     if not codes.given:
-        raise codes.bad("exitCodes with an operator and values")
+        raise codes.bad("an operator and values")
+    codes.only(("containerName", "operator", "values"))
     return ExitRule(
-        action=rule.get("action").choice(("Restart", RESTART_ALL)),
+        action=action,
+        container=codes.get("containerName").text("") or None,
         among=codes.get("operator").choice(("In", "NotIn")) == "In",
-        codes=tuple(value.number() for value in codes.get("values").items()),
+        codes=tuple(value.number(most=255) for value in codes.get("values").items()),
     )
 
 
-def read_env(found: Field) -> tuple[EnvItem, ...]:
+def read_env(field: Field) -> tuple[EnvItem, ...]:
     """A list of variables; those that only a cluster can give, or that are optional and not there, are left out."""
-    return tuple(item for one in found.items() if (item := _env_item(one)) is not None)
+    return tuple(item for each in field.items() if (item := _env_item(each)) is not None)
 
 
-def _env_item(found: Field) -> EnvItem | None:
-    found.only(("name", "value", "valueFrom"))
-    name = found.get("name").text()
+def _env_item(field: Field) -> EnvItem | None:
+    field.only(("name", "value", "valueFrom"))
+    name = field.get("name").text()
     if not name or "=" in name:
-        raise found.get("name").bad("the name of a variable")
-    source = found.get("valueFrom")
+        raise field.get("name").bad("the name of a variable")
+    source = field.get("valueFrom")
     if not source.given:
-        return EnvItem(name=name, value=found.get("value").text(""))
+        return EnvItem(name=name, value=field.get("value").text(""))
     source.only(("fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef", "fileKeyRef"))
     for key, kind in _ENV.items():
         if source.get(key).given:
             return _of_key(name, source.get(key), kind)
-    resource = source.get("resourceFieldRef")
-    if resource.given:
-        return _resource_item(name, resource)
     path = source.get("fieldRef", "fieldPath").text("")
-    known = path in _FIELDS or path.startswith(("metadata.labels[", "metadata.annotations["))
-    return EnvItem(name=name, field=path) if known else None
+    if path in _FIELDS or path.startswith(("metadata.labels[", "metadata.annotations[")):
+        return EnvItem(name=name, field=path)
+    field.ignore(f"variable {name} (from {next(iter(source.mapping()), 'nothing')})")
+    return None
 
 
-def _resource_item(name: str, found: Field) -> EnvItem | None:
-    """A variable from the resources of its own container; those of another one are not looked up."""
-    found.only(("containerName", "resource", "divisor"))
-    divisor = found.get("divisor")
-    unit = _quantity(divisor) if divisor.given else "1"
-    wanted = found.get("resource").text()
-    return None if found.get("containerName").given else EnvItem(name=name, resource=wanted, divisor=unit)
+def _port(field: Field) -> tuple[str, int]:
+    return field.get("name").text(""), field.get("containerPort").number(least=1, most=65535)
 
 
-def _port(found: Field) -> tuple[str, int]:
-    return found.get("name").text(""), found.get("containerPort").number(least=1, most=65535)
+def ignore_resources(field: Field, limits: Mapping[str, str], requests: Mapping[str, str]) -> None:
+    """Note that these resources mean nothing here."""
+    if limits or requests:
+        field.ignore(f"resources ({', '.join(dict.fromkeys((*requests, *limits)))})")
 
 
-def left_out(found: Field, keys: Iterable[str], whose: str = "") -> Iterator[str]:
-    """Which of these fields are there, which mean something to controllers and nothing here."""
-    for key in keys:
-        if found.get(key).given and key == "suspend":
-            yield "suspend: the rehearsal runs anyway" if found.get(key).flag() else key
-        elif found.get(key).given:
-            yield f"{key} {whose}".rstrip()
-
-
-def quantities(found: Field) -> Mapping[str, str]:
+def quantities(field: Field) -> Mapping[str, str]:
     """Resources and how much of each, as written."""
-    return MappingProxyType({name: _quantity(one) for name, one in found.fields()})
+    return {name: _quantity(amount) for name, amount in field.fields()}
 
 
-def _quantity(found: Field) -> str:
-    if isinstance(found.value, int | float) and not isinstance(found.value, bool):
-        return str(found.value)
-    return found.text()
+def _quantity(field: Field) -> str:
+    if isinstance(field.value, int | float) and not isinstance(field.value, bool):
+        return str(field.value)
+    return field.text()
 
 
-def _mount(found: Field) -> Mount:
-    found.only(_MOUNT)
-    path = found.get("mountPath").text()
+def _mount(field: Field) -> Mount:
+    field.only(_MOUNT)
+    path = field.get("mountPath").text()
     if not path.startswith("/") or ".." in path.split("/"):
-        raise found.get("mountPath").bad("an absolute path without ..")
-    part, expression = found.get("subPath"), found.get("subPathExpr")
-    if part.given and expression.given:
-        raise expression.bad("subPath or subPathExpr, not both")
-    text = (expression if expression.given else part).text("").strip("/")
-    if ".." in text.split("/"):
-        raise part.bad("a path inside the volume", found=text)
-    return Mount(path.rstrip("/") or "/", found.get("name").text(), text, expands=expression.given)
+        raise field.get("mountPath").bad("an absolute path without ..")
+    part = field.get("subPathExpr" if field.get("subPathExpr").given else "subPath").text("")
+    return Mount(path.rstrip("/") or "/", field.get("name").text(), part.strip("/"))
 
 
-def _volume(found: Field) -> str:
+def _volume(field: Field) -> str:
     """Whose a volume is: one pod's, or all pods' of the job."""
-    found.only(("name", *_OWN_VOLUMES, *_ELSEWHERE))
-    known = [key for key in found.mapping() if key in (*_OWN_VOLUMES, *_ELSEWHERE)]
-    if known and known[0] in _ELSEWHERE:
-        claim = found.get("persistentVolumeClaim", "claimName").name("") if known[0] == _ELSEWHERE[0] else ""
-        return f"claim:{claim or found.get('name').text()}"
-    return f"claim:{found.get('name').text()}" if known and known[0] == "hostPath" else "pod"
+    name, kind = field.get("name").text(), next((key for key in field.mapping() if key != "name"), "emptyDir")
+    if kind not in ("emptyDir", *_CONTENT):
+        field.ignore(f"volume {name} ({kind}): an empty directory instead")
+    if kind in _OWN_VOLUMES:
+        return "pod"
+    return f"claim:{field.get('persistentVolumeClaim', 'claimName').name('') or name}"
 
 
 def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
@@ -224,26 +206,26 @@ def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
             yield volume.get("name").text(), _size(folder.get("sizeLimit"))
 
 
-def _size(found: Field) -> int:
+def _size(field: Field) -> int:
     """In bytes; 0 when there is no limit."""
     try:
-        size = whole(_quantity(found)) if found.given else 0
+        size = whole(_quantity(field)) if field.given else 0
     except UsageError:
         size = -1
     if size < 0:
-        raise found.bad("a size such as 512Mi or 8Gi")
+        raise field.bad("a size such as 512Mi or 8Gi")
     return size
 
 
-def _labels(found: Field) -> Mapping[str, str]:
-    return MappingProxyType({name: one.text("") for name, one in found.fields()})
+def _labels(field: Field) -> Mapping[str, str]:
+    return {name: label.text("") for name, label in field.fields()}
 
 
 def _unique(spec: Field, containers: tuple[Container, ...], init: tuple[Container, ...]) -> None:
-    names = [one.name for one in (*init, *containers)]
+    names = [container.name for container in (*init, *containers)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise spec.get("containers").bad("unique container names", found=twice)
+        raise spec.get("containers").bad("unique container names", shown(twice))
 
 
 def _mounted(spec: Field, containers: tuple[Container, ...], volumes: Mapping[str, str]) -> None:
@@ -253,118 +235,63 @@ def _mounted(spec: Field, containers: tuple[Container, ...], volumes: Mapping[st
                 raise spec.get("volumes").bad(f"the volume {mount.volume} that {container.name} mounts")
 
 
-def _ignored(spec: Field, made: Sequence[Container]) -> Iterator[str]:
-    """What of this pod means something to a cluster and nothing here, in the order of the file."""
-    for key in spec.mapping():
-        if key in _POD_IGNORED:
-            yield key
-    for volume in spec.get("volumes").items():
-        kind = next((key for key in volume.mapping() if key != "name"), "")
-        left = ", ".join(dict.fromkeys(left_empty(volume)))
-        if kind == "projected" and left:
-            yield f"volume {volume.get('name').text()} (projected): without {left}"
-        elif kind not in ("", "emptyDir", "configMap", "secret", "projected"):
-            yield f"volume {volume.get('name').text()} ({kind}): an empty directory instead"
-    fields = (*spec.get("initContainers").items(), *spec.get("containers").items())
-    for container, one in zip(fields, made, strict=True):
-        if one.platforms:
-            yield f"container {one.name} (JobSet's agent)"
-        yield from _ignored_of_container(container)
-
-
-def _ignored_of_container(container: Field) -> Iterator[str]:
-    for key in container.mapping():
-        if key == "lifecycle":
-            yield from (f"lifecycle.{hook}" for hook in container.get(key).mapping())
-        elif key in _CONTAINER_IGNORED:
-            yield key
-    resources = container.get("resources")
-    named = dict.fromkeys((*resources.get("requests").mapping(), *resources.get("limits").mapping()))
-    if named:
-        yield f"resources ({', '.join(named)})"
-    for item in container.get("env").items():
-        source = item.get("valueFrom")
-        kind = next(iter(source.mapping()), "nothing")
-        wanted = source.get("resourceFieldRef", "resource").text("").rpartition(".")[2]
-        if source.given and kind not in _ENV and (_env_item(item) is None or (wanted and wanted not in named)):
-            yield f"variable {item.get('name').text()} (from {kind})"
-
-
 # -- what of ConfigMaps and Secrets becomes variables and files --------------------------------
 
 
-_ENV = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
-_ENV_FROM = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
-_VOLUMES = {"configMap": ("ConfigMap", "name"), "secret": ("Secret", "secretName")}
-_PROJECTED = {"configMap": ("ConfigMap", "name"), "secret": ("Secret", "name")}
-_FILE_MODE = 0o644
-_MAX_MODE = 0o777
-
-
-def _of_key(name: str, found: Field, kind: str) -> EnvItem | None:
-    """A variable of one key, None when that is optional and not there.
-
-    What is wrong with the reference stays in the variable: a controller may yet put another in its place.
-    """
-    found.only(("name", "key", "optional"))
-    config, key = found.get("name").text(), found.get("key").text()
+def _of_key(name: str, field: Field, kind: str) -> EnvItem | None:
+    """A variable of one key, None when that is optional and not there."""
+    field.only(("name", "key", "optional"))
+    config, key = field.get("name").text(), field.get("key").text()
     if not key:
-        raise found.get("key").bad("the name of a key")
-    try:
-        values = found.configs.find(found, kind, config, key)
-        return _variable(name, values[key], found, kind) if key in values else None
-    except UsageError as problem:
-        return EnvItem(name=name, problem=str(problem))
+        raise field.get("key").bad("the name of a key")
+    values = field.configs.find(field, kind, config, key)
+    return _variable(name, values[key], field) if key in values else None
 
 
-def of_env_from(found: Field) -> Iterator[EnvItem]:
+def of_env_from(field: Field) -> Iterator[EnvItem]:
     """The variables of each member of `envFrom`."""
-    for one in found.items():
-        one.only(("prefix", *_ENV_FROM))
-        given = [(key, kind) for key, kind in _ENV_FROM.items() if one.get(key).given]
+    for source in field.items():
+        source.only(("prefix", *_ENV_FROM))
+        given = [(source.get(key), kind) for key, kind in _ENV_FROM.items() if source.get(key).given]
         if len(given) != 1:
-            raise one.bad("a configMapRef or a secretRef")
-        ref, kind = one.get(given[0][0]), given[0][1]
+            raise source.bad("a configMapRef or a secretRef")
+        ((ref, kind),) = given
         ref.only(("name", "optional"))
         for key, value in ref.configs.find(ref, kind, ref.get("name").text()).items():
-            yield _variable(f"{one.get('prefix').text('')}{key}", value, ref, kind)
+            yield _variable(f"{source.get('prefix').text('')}{key}", value, ref)
 
 
-def _variable(name: str, value: str, found: Field, kind: str) -> EnvItem:
+def _variable(name: str, value: str, field: Field) -> EnvItem:
     if "\0" in value:
-        raise UsageError(f"{found.place} makes a variable of a value with NUL in it; mount it as a file")
-    return EnvItem(name=name, value=value, is_literal=True, is_secret=kind == "Secret")
+        raise UsageError(f"{field.place} makes a variable of a value with NUL in it; mount it as a file")
+    return EnvItem(name=name, value=escaped(value))
 
 
-def _content(volume: Field) -> Iterator[tuple[str, File]]:
+def _content(volume: Field) -> Iterator[tuple[str, PodFile]]:
     """What a volume of the kinds configMap, secret and projected holds: path in it -> file."""
-    for key, (kind, name) in _VOLUMES.items():
-        if volume.get(key).given:
-            yield from _files(volume.get(key), kind, name)
     projected = volume.get("projected")
     mode = _mode(projected.get("defaultMode"), _FILE_MODE)
     for source in projected.get("sources").items():
-        for key, (kind, name) in _PROJECTED.items():
-            if source.get(key).given:
-                yield from _files(source.get(key), kind, name, mode)
+        for key in source.mapping():
+            if key not in _CONTENT:
+                source.ignore(f"volume {volume.get('name').text()} (projected): without {key}")
+    for source in (volume, *projected.get("sources").items()):
+        if source.get("configMap").given:
+            yield from _files(source.get("configMap"), "ConfigMap", "name", mode)
+        if source.get("secret").given:
+            yield from _files(source.get("secret"), "Secret", "secretName" if source is volume else "name", mode)
 
 
-def left_empty(volume: Field) -> list[str]:
-    """Sources of a projected volume that nothing here can give."""
-    sources = volume.get("projected", "sources").items()
-    return [key for source in sources for key in source.mapping() if key not in _PROJECTED]
-
-
-def _files(found: Field, kind: str, name: str, mode: int = _FILE_MODE) -> Iterator[tuple[str, File]]:
-    found.only((name, "items", "optional", "defaultMode"))
-    config, mode = found.get(name).text(), _mode(found.get("defaultMode"), mode)
-    chosen = [_chosen(item, mode) for item in found.get("items").items()]
-    values = found.configs.find(found, kind, config)
+def _files(field: Field, kind: str, name: str, mode: int) -> Iterator[tuple[str, PodFile]]:
+    field.only((name, "items", "optional", "defaultMode"))
+    config, mode = field.get(name).text(), _mode(field.get("defaultMode"), mode)
+    chosen = [_chosen(item, mode) for item in field.get("items").items()]
+    values = field.configs.find(field, kind, config)
     for key, path, own_mode in chosen or [(key, key, mode) for key in values]:
         if key in values:
-            yield path, File(values[key], own_mode, is_mounted=True, is_secret=kind == "Secret")
-        elif not found.get("optional").flag():
-            found.configs.find(found, kind, config, key)  # says that it is not there
+            yield path, PodFile(values[key], own_mode, is_mounted=True)
+        elif not field.get("optional").flag():
+            field.configs.find(field, kind, config, key)  # says that it is not there
 
 
 def _chosen(item: Field, mode: int) -> tuple[str, str, int]:
@@ -376,15 +303,17 @@ def _chosen(item: Field, mode: int) -> tuple[str, str, int]:
     return item.get("key").text(), path, _mode(item.get("mode"), mode)
 
 
-def _mode(found: Field, default: int) -> int:
-    return found.number(default, most=_MAX_MODE)
+def _mode(field: Field, default: int) -> int:
+    return field.number(default, most=_MAX_MODE)
 
 
-def _with_files(container: Container, contents: Mapping[str, Mapping[str, File]]) -> Container:
+def _with_files(container: Container, contents: Mapping[str, Mapping[str, PodFile]]) -> Container:
     return replace(container, files=dict(_mounted_files(container, contents)))
 
 
-def _mounted_files(container: Container, contents: Mapping[str, Mapping[str, File]]) -> Iterator[tuple[str, File]]:
+def _mounted_files(
+    container: Container, contents: Mapping[str, Mapping[str, PodFile]]
+) -> Iterator[tuple[str, PodFile]]:
     """The same by paths in the container."""
     for mount in container.mounts:
         for path, file in contents.get(mount.volume, {}).items():

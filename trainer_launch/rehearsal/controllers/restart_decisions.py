@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from trainer_launch.model import exit_codes
 from trainer_launch.model.units import counted
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState, back_off_s, next_due_s
-from trainer_launch.rehearsal.controllers.pod_values import ChildRules, ExitRule, Pod, Rules, SetRule
+from trainer_launch.rehearsal.controllers.pod_values import ChildRules, ExitRule, JobRules, Pod, SetRule
 
 # -- what a controller can decide, and what it goes by -----------------------------------------
 
@@ -22,7 +22,7 @@ CANNOT_RUN = "ContainerCannotRun"
 
 
 class Condition(Struct, frozen=True):
-    """How the job ended."""
+    """How the job ended, or a Job of it."""
 
     succeeded: bool
     reason: str  # CamelCase
@@ -40,29 +40,19 @@ class Condition(Struct, frozen=True):
         """Whether it is told by one that ended because its peers did, or the network."""
         return not self.succeeded and self.exit_code == exit_codes.INFRASTRUCTURE
 
-    @property
-    def is_given_up(self) -> bool:
-        """Whether the rehearsal ends it, because no restart makes a program that can be run of one that cannot."""
-        return not self.succeeded and self.reason == CANNOT_RUN
 
+class Recreate(Struct, frozen=True, kw_only=True):
+    """Delete these pods and make them anew, not before a time has passed."""
 
-class Again(Struct, frozen=True):
-    """Delete this pod and make it anew, not before a time has passed; it counts as a failed pod of the Job `of`."""
-
-    pod: str
+    pods: tuple[str, ...]
+    text: str  # what to tell
     wait_s: float = 0.0
-    of: str | None = None
+    of: str | None = None  # it counts as a failed pod of this Job
+    is_whole: bool = False  # the JobSet restarts
+    counts: bool = False  # towards the limit of its failurePolicy
 
 
-class AllAgain(Struct, frozen=True):
-    """Make all pods anew: JobSet restarts, or one of its Jobs; `counts` towards its failurePolicy's limit."""
-
-    because: Condition
-    counts: bool = True
-    child: str | None = None  # only this Job
-
-
-Decision = Condition | Again | AllAgain
+Decision = Condition | Recreate
 
 
 class State(Struct, frozen=True, kw_only=True):
@@ -70,12 +60,11 @@ class State(Struct, frozen=True, kw_only=True):
 
     kind: str
     pods: Mapping[str, Pod]
-    rules: Rules
+    rules: JobRules
     states: Mapping[str, PodState]
     began_s: float
     failed: Mapping[str, int] = field(default_factory=dict)  # pods of a Job that were made anew
-    counted: int = 0  # restarts of the JobSet, or of its Jobs, that the limit is for
-    begun: Mapping[str, float] = field(default_factory=dict)  # when each Job has begun
+    counted: int = 0  # restarts of the JobSet that the limit is for
     condition: Condition | None = None
     held_until_s: float | None = None  # when a failure that may not be the first is taken for it
     stop_at_s: float | None = None  # when pods that linger after the end are stopped
@@ -111,10 +100,6 @@ class State(Struct, frozen=True, kw_only=True):
             times += [one.not_before_s for one in self.states.values() if one.phase is Phase.PENDING and one.starts]
             times += [self.held_until_s] if self.held_until_s is not None else []
             times += [self.began_s + self.rules.deadline_s] if self.rules.deadline_s is not None else []
-            limits = ((at_s, self.rules.children.get(child)) for child, at_s in self.begun.items())
-            times += [
-                at_s + one.deadline_s for at_s, one in limits if one is not None and one.deadline_s is not None
-            ]
         if self.stop_at_s is not None:
             times.append(self.stop_at_s)
         return min(times, default=None)
@@ -154,11 +139,13 @@ def decide(job: State) -> list[Decision]:
     if deadline_s is not None and job.age_s >= deadline_s:
         text = f"the job ran longer than activeDeadlineSeconds ({deadline_s:g} s)"
         return [Condition(False, "DeadlineExceeded", text, exit_codes.FAILED)]
-    decisions = list(_v1(job) if job.rules.family == "v1" else decide_jobs(job))
-    decisions = [_without_hope(job, one) for one in decisions] + [*_cannot_run(job), *_crash_loops(job)]
-    fatal = [one for one in decisions if isinstance(one, Condition | AllAgain)]
-    fatal.sort(key=lambda one: isinstance(one, Condition) and one.is_victims)
-    return list(fatal[:1]) or decisions
+    decisions = list(_v1(job)) if job.rules.family == "v1" else _jobs(job)
+    decisions += _crash_loops(job)
+    if not any(isinstance(decision, Condition) for decision in decisions):
+        decisions = list(_cannot_run(job, is_retried=bool(decisions))) or decisions
+    fatal = [decision for decision in decisions if isinstance(decision, Condition) or decision.is_whole]
+    fatal.sort(key=lambda decision: isinstance(decision, Condition) and decision.is_victims)
+    return fatal[:1] or decisions
 
 
 def _has_succeeded(job: State) -> bool:
@@ -173,30 +160,14 @@ def _has_succeeded(job: State) -> bool:
     return bool(groups) and (any(groups) if job.rules.success.any_of else all(groups))
 
 
-def _cannot_run(job: State) -> Iterator[Decision]:
-    """What the kubelet would restart in place for ever, though its program cannot be run."""
+def _cannot_run(job: State, *, is_retried: bool) -> Iterator[Condition]:
+    """A program that cannot be run, which its kubelet would restart, or its controller in a new pod."""
     for name, state in job.states.items():
-        for container in (*state.due_s, *(state.codes if state.in_place else ())):
-            if exit_codes.cannot_run(state.codes.get(container)):
-                yield _hopeless(job, name, container)
-
-
-def _without_hope(job: State, decision: Decision) -> Decision:
-    """Nor does a new pod help, or a new JobSet."""
-    if isinstance(decision, AllAgain) and exit_codes.cannot_run(decision.because.exit_code):
-        text = f"{decision.because.message}; {_NO_RETRY}"
-        return replace(decision.because, reason=CANNOT_RUN, message=text)
-    if not isinstance(decision, Again):
-        return decision
-    codes = job.states[decision.pod].codes
-    failed = next((name for name, code in codes.items() if exit_codes.cannot_run(code)), None)
-    return decision if failed is None else _hopeless(job, decision.pod, failed)
-
-
-def _hopeless(job: State, pod: str, container: str) -> Condition:
-    code = job.states[pod].codes[container]
-    text = f"container {container} of {pod} ended with {code} ({exit_codes.describe(code)}); {_NO_RETRY}"
-    return Condition(False, CANNOT_RUN, text, code)
+        for container, code in state.codes.items():
+            restarts = container in state.due_s or (is_retried and state.phase is Phase.FAILED)
+            if restarts and exit_codes.cannot_run(code):
+                why = f"ended with {code} ({exit_codes.describe(code)})"
+                yield Condition(False, CANNOT_RUN, f"container {container} of {name} {why}; {_NO_RETRY}", code)
 
 
 def _crash_loops(job: State) -> Iterator[Decision]:
@@ -221,7 +192,7 @@ def _v1(job: State) -> Iterator[Decision]:
         code = state.codes.get(pod.draft.main, UNKNOWN_CODE)
         by_code = pod.draft.restart == "ExitCode" and exit_codes.retryable(code)
         if by_code or pod.draft.restart in ("OnFailure", "Always"):
-            yield Again(name)
+            yield _again(job, name)
         else:
             why = " (1 to 127: permanent)" if pod.draft.restart == "ExitCode" else ""
             yield failure_of(job, name, f"{_word(job)}Failed", f"its {pod.draft.role} {name} failed{why}")
@@ -237,6 +208,12 @@ def _v1(job: State) -> Iterator[Decision]:
         yield failure_of(job, name, "BackoffLimitExceeded", text)
 
 
+def _again(job: State, name: str, wait_s: float = 0.0, of: str | None = None) -> Recreate:
+    code = code_of(job.pods[name], job.states[name])
+    text = f"{name} failed (exit code {code}): the controller recreates it"
+    return Recreate(pods=(name,), text=text, wait_s=wait_s, of=of)
+
+
 def _word(job: State) -> str:
     """The kind as reasons begin with it."""
     return job.kind.partition(" ")[0]
@@ -246,69 +223,38 @@ def _word(job: State) -> str:
 
 
 RESTART = "RestartJobSet"  # what a failurePolicy does where none of its rules fits
-DISRUPTED = "DisruptionTarget"  # the condition of a pod that was evicted, or whose node went
 
 
-class _Failed(Struct, frozen=True):
-    """A Job that has failed."""
-
-    child: str
-    condition: Condition
-
-
-def decide_jobs(job: State) -> Iterator[Decision]:
+def _jobs(job: State) -> list[Decision]:
     """What all Jobs ask for, and what the JobSet makes of those that have failed."""
-    failed: list[_Failed] = []
-    for child, rules in job.rules.children.items():
-        for decision in _job(job, child, rules):
-            if isinstance(decision, _Failed):
-                failed.append(decision)
-            else:
-                yield decision
-    if failed:
-        yield _of_set(job, failed)
+    decisions = [decision for child, rules in job.rules.children.items() for decision in _job(job, child, rules)]
+    failed = [decision for decision in decisions if isinstance(decision, Condition)]
+    return [_of_set(job, failed)] if failed else decisions
 
 
-# -- a JobSet ---------------------------------------------------------------------------------
-
-
-def _of_set(job: State, failed: Sequence[_Failed]) -> Decision:
+def _of_set(job: State, failed: Sequence[Condition]) -> Decision:
     """The first rule that fits any Job, else a restart, as long as the limit allows one."""
-    rule, end = next(
-        ((rule, end) for rule in job.rules.set_rules for end in failed if _fits(job, rule, end)), (None, failed[0])
-    )
-    action = rule.action if rule is not None else RESTART
-    limit = job.rules.max_restarts
-    because = end.condition
+    fitting = ((rule.action, end) for rule in job.rules.set_rules for end in failed if _fits(job, rule, end))
+    action, end = next(fitting, (RESTART, failed[0]))
+    limit, counts = job.rules.max_restarts, action == RESTART
     if action == "FailJobSet":
-        return replace(because, message=f"{because.message}; its failurePolicy fails the JobSet")
-    if action.endswith("IgnoreMaxRestarts"):
-        counts = False
-    elif job.counted < limit:
-        counts = True
-    elif limit:
-        return replace(because, message=f"{because.message}; its maxRestarts allow {counted(limit, 'restart')}")
-    else:
-        return because
-    return AllAgain(because, counts=counts, child=None if action.startswith(RESTART) else end.child)
+        return replace(end, message=f"{end.message}; its failurePolicy fails the JobSet")
+    if counts and job.counted >= limit:
+        allowed = f"; its maxRestarts allow {counted(limit, 'restart')}" if limit else ""
+        return replace(end, message=end.message + allowed)
+    which = f"{job.counted + 1} of {limit}" if counts else "does not count"
+    text = f"{end.message}: the controller restarts all pods ({which})"
+    return Recreate(pods=tuple(job.pods), text=text, is_whole=True, counts=counts)
 
 
-def _fits(job: State, rule: SetRule, end: _Failed) -> bool:
-    whose = job.rules.children[end.child].replicated
-    return (not rule.reasons or end.condition.reason in rule.reasons) and (not rule.jobs or whose in rule.jobs)
+def _fits(job: State, rule: SetRule, end: Condition) -> bool:
+    whose = job.rules.children[job.pods[end.pod].draft.child].replicated
+    return (not rule.reasons or end.reason in rule.reasons) and (not rule.jobs or whose in rule.jobs)
 
 
-# -- a Job ------------------------------------------------------------------------------------
-
-
-def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision | _Failed]:
+def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision]:
+    """What one Job asks for; a condition is its failure."""
     own = {name: state for name, state in job.states.items() if job.pods[name].draft.child == child}
-    age_s = job.now_s - job.begun.get(child, job.now_s)
-    unfinished = next((name for name, state in own.items() if state.phase is not Phase.SUCCEEDED), None)
-    if rules.deadline_s is not None and age_s >= rules.deadline_s and unfinished is not None:
-        text = f"Job {child} ran longer than activeDeadlineSeconds, {rules.deadline_s:g} s"
-        yield _failed(job, child, unfinished, "DeadlineExceeded", text)
-        return
     restarts = sum(
         state.restart_count
         for name, state in own.items()
@@ -316,42 +262,27 @@ def _job(job: State, child: str, rules: ChildRules) -> Iterator[Decision | _Fail
     )
     if restarts and restarts >= max(rules.backoff_limit, 1):
         worst = max(own, key=lambda name: own[name].restart_count)
-        text = counted(restarts, "container restart")
-        text = f"Job {child}: {text}; backoffLimit is {rules.backoff_limit}"
-        yield _failed(job, child, worst, "BackoffLimitExceeded", text)
+        text = f"Job {child}: {counted(restarts, 'container restart')}; backoffLimit is {rules.backoff_limit}"
+        yield failure_of(job, worst, "BackoffLimitExceeded", text)
         return
-    yield from _disrupted(job, child, rules, own)
     failed = {name: state for name, state in own.items() if state.phase is Phase.FAILED}
+    before = job.failed.get(child, 0)
     for name, state in failed.items():
-        rule = next((rule for rule in rules.exit_rules if _matches(rule, state)), None)
-        action = rule.action if rule is not None else "Count"
+        action = next((rule.action for rule in rules.exit_rules if _matches(rule, state)), "Count")
         if action == "FailJob":
             text = f"Job {child}: {name} ended with a code that fails the Job"
-            yield _failed(job, child, name, "PodFailurePolicy", text)
+            yield failure_of(job, name, "PodFailurePolicy", text)
         elif action == "Ignore":
-            yield Again(name, back_off_s(state.failures + 1))
+            yield _again(job, name, back_off_s(state.failures + 1))
         else:
-            yield Again(name, back_off_s(job.failed.get(child, 0) + 1), of=child)
-    count = job.failed.get(child, 0) + len(failed)
+            yield _again(job, name, back_off_s(before + 1), of=child)
+    count = before + len(failed)
     if failed and count > rules.backoff_limit:
         text = f"Job {child}: {counted(count, 'failed pod')}; backoffLimit is {rules.backoff_limit}"
-        yield _failed(job, child, next(iter(failed)), "BackoffLimitExceeded", text)
-
-
-def _disrupted(job: State, child: str, rules: ChildRules, own: Mapping[str, PodState]) -> Iterator[_Failed]:
-    """A pod that somebody deletes is made anew, unless the podFailurePolicy fails the Job for that."""
-    for name, state in own.items():
-        rule = next((rule for rule in rules.exit_rules if DISRUPTED in rule.conditions), None)
-        if state.disrupted and rule is not None and rule.action == "FailJob":
-            text = f"Job {child}: {name} was deleted, for which its podFailurePolicy fails the Job"
-            yield _failed(job, child, name, "PodFailurePolicy", text)
+        yield failure_of(job, next(iter(failed)), "BackoffLimitExceeded", text)
 
 
 def _matches(rule: ExitRule, state: PodState) -> bool:
     """Whether some container's exit code, never 0, is one that the rule means."""
     codes = [code for name, code in state.codes.items() if code != 0 and rule.container in (None, name)]
-    return not rule.conditions and any(map(rule.means, codes))
-
-
-def _failed(job: State, child: str, name: str, reason: str, text: str) -> _Failed:
-    return _Failed(child, failure_of(job, name, reason, text))
+    return any(map(rule.means, codes))

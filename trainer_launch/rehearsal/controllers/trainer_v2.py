@@ -1,96 +1,337 @@
-"""TrainJob of Kubeflow Trainer v2: its JobSet's pods, with what each runtime's policy injects into them. Pure.
+"""TrainJob of Kubeflow Trainer v2: its JobSet, with what the TrainJob and its runtime's policy change in it.
 
-kubeflow/trainer pkg/runtime/framework/plugins/{torch,jax,xgboost,mpi}; PlainML injects nothing.
+kubeflow/trainer pkg/runtime/core/trainingruntime.go and pkg/runtime/framework/plugins; PlainML injects nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers import documents, trainer_runtime
-from trainer_launch.rehearsal.controllers.documents import Request
+from trainer_launch.rehearsal.controllers import jobset
+from trainer_launch.rehearsal.controllers.documents import Field, whole
+from trainer_launch.rehearsal.controllers.jobset import NODE, JobSet, ReplicatedJob
 from trainer_launch.rehearsal.controllers.pod_values import (
     COMPLETION_INDEX,
-    JOBSET_LABEL,
-    SSH_ARGS,
     Container,
-    Draft,
     EnvItem,
-    File,
-    Rules,
+    PodFile,
     Workload,
     env_items,
     key_files,
     open_mpi,
     upserted,
 )
-from trainer_launch.rehearsal.controllers.podspec import left_out
-from trainer_launch.rehearsal.controllers.trainer_runtime import (
-    ANCESTOR,
-    LAUNCHER,
-    NODE,
-    TRAINER,
-    ReplicatedJob,
-    TrainJob,
-    on_containers,
-    read_trainjob,
-    resources_of,
+from trainer_launch.rehearsal.controllers.podspec import (
+    ignore_resources,
+    of_env_from,
+    quantities,
+    read_env,
+    read_template,
 )
-from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS
+from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, job_name, namespace
 
-# -- policies of a runtime ---------------------------------------------------------------------
-
-
+ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
+LAUNCHER = "launcher"
+TRAINER = "trainer"
+INITIALIZERS = ("dataset-initializer", "model-initializer")
+POLICIES = ("torch", "mpi", "jax", "xgboost", "flux")
 PORT = 29500
+PUBLISHED = Path(__file__).with_name("runtimes.json")  # the manifests that Trainer is released with, by name
+_TRAINJOB = (
+    "runtimeRef", "initializer", "trainer", "labels", "annotations", "podTemplateOverrides", "podSpecOverrides",
+    "runtimePatches", "activeDeadlineSeconds",
+)  # fmt: skip
+_IGNORED = ("suspend", "managedBy", "ttlSecondsAfterFinished")
+_TRAINER = ("image", "command", "args", "env", "numNodes", "resourcesPerNode", "numProcPerNode")
 _TORCH = ("numProcPerNode", "envInjection")
-_RESERVED = {
-    "torch": ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
-    "xgboost": ("DMLC_TRACKER_URI", "DMLC_TRACKER_PORT", "DMLC_TASK_ID", "DMLC_NUM_WORKER"),
+_MPI = ("numProcPerNode", "mpiImplementation", "sshAuthMountPath", "runLauncherAsNode")
+_TUNE = ("tune", "run")
+_PORTS = {"torch": ("PET_MASTER_PORT",), "xgboost": ("DMLC_TRACKER_PORT",)}
+_HOSTFILE = "/etc/mpi/hostfile"
+
+
+class TrainJob(JobSet, frozen=True, kw_only=True):
+    """A TrainJob and its runtime, read: its JobSet, and what the policy goes by."""
+
+    policy: str  # torch, mpi, jax, xgboost, flux, or "" for PlainML
+    policy_field: Field
+    job: Field
+
+    @property
+    def trainer(self) -> Field:
+        """What the TrainJob wishes for its nodes."""
+        return self.job.get("spec", "trainer")
+
+    @property
+    def main(self) -> ReplicatedJob | None:
+        """The replicatedJob whose pods are the TrainJob's nodes."""
+        return next((job for job in self.jobs if _ancestor(job) == TRAINER), None)
+
+    @property
+    def node_0(self) -> str:
+        """The address that controllers write for the first node, whatever the subdomain is."""
+        return f"{self.name}-{NODE}-0-0.{self.name}"
+
+
+def read(document: Field) -> Workload:
+    """The pods of a TrainJob."""
+    job = _trainjob(document)
+    if job.policy == "flux":
+        raise UsageError(
+            f"{document.where}: a Flux job is not rehearsed, because flux run and its controller's scripts "
+            "are not on this machine; rehearse its program with --nodes N -- PROGRAM"
+        )
+    job = _mpi(job) if job.policy == "mpi" else _with_variables(job)
+    made = jobset.workload(job, "TrainJob", document.get("spec", "activeDeadlineSeconds"))
+    return replace(
+        made,
+        ports=dict.fromkeys(_PORTS.get(job.policy, ()), f"{job.name}-{NODE}-0-0"),
+        odd=tuple(_odd(job)),
+    )
+
+
+# -- the TrainJob over its runtime -------------------------------------------------------------
+
+
+def _trainjob(document: Field) -> TrainJob:
+    spec, name = document.get("spec"), job_name(document)
+    spec.only(_TRAINJOB, _IGNORED)
+    spec.get("trainer").only(_TRAINER)
+    runtime = _runtime(document)
+    runtime.get("spec").only(("mlPolicy", "template"), ("podGroupPolicy",))
+    policies = runtime.get("spec", "mlPolicy")
+    policies.only(("numNodes", *POLICIES))
+    policy = next((each for each in POLICIES if policies.get(each).given), "")
+    template = runtime.get("spec", "template", "spec")
+    nodes = policies.get("numNodes").number(1, least=1, most=MAX_REPLICAS)
+    # The MPI plugin gives the TrainJob's own number to the replicatedJob called node, and to no other.
+    if policy != "mpi":
+        nodes = spec.get("trainer", "numNodes").number(nodes, least=1, most=MAX_REPLICAS)
+    jobs = jobset.replicated_jobs(template, name)
+    made = TrainJob(
+        name=name,
+        space=namespace(document),
+        subdomain=jobset.subdomain_of(template, name),
+        spec=template,
+        jobs=tuple(_replicated(_patched(job, spec), nodes) for job in jobs),
+        policy=policy,
+        policy_field=policies.get(policy) if policy else Field(None, policies.path, policies.where),
+        job=document,
+    )
+    return replace(made, jobs=tuple(_wished(job, made) for job in made.jobs))
+
+
+def _runtime(document: Field) -> Field:
+    """A runtime that was given with the job, else one that Trainer is released with."""
+    reference, given = document.get("spec", "runtimeRef", "name"), document.configs.runtimes
+    name = reference.text()
+    if name in given:
+        version = given[name].get("apiVersion")
+        if not version.text().startswith("trainer.kubeflow.org/"):
+            raise version.bad("trainer.kubeflow.org/v1alpha1, as the TrainJob has it")
+        return replace(given[name], configs=document.configs)
+    if name in published():
+        return Field({"spec": published()[name]}, "", f"the published runtime {name}", document.configs)
+    raise reference.bad(
+        f"a runtime from one of the files (found: {', '.join(given) or 'none'}), or one that Trainer is released "
+        f"with ({', '.join(published())}); add its file with another -f"
+    )
+
+
+@cache
+def published() -> Mapping[str, Any]:
+    """The specs of the runtimes that Trainer is released with, by name."""
+    specs: Mapping[str, Any] = json.loads(PUBLISHED.read_text(encoding="utf-8"))["specs"]
+    return specs
+
+
+def _ancestor(job: ReplicatedJob) -> str:
+    """The step of a TrainJob that a replicatedJob stands for: trainer, an initializer, or none."""
+    return job.field.get("template", "metadata", "labels", ANCESTOR).text("")
+
+
+def _replicated(field: Field, nodes: int) -> ReplicatedJob:
+    batch = field.get("template", "spec")
+    job = ReplicatedJob(
+        name=field.get("name").name(),
+        count=batch.get("parallelism").number(1, least=1, most=MAX_REPLICAS),
+        replicas=field.get("replicas").number(1, least=1, most=MAX_REPLICAS),
+        template=read_template(batch.get("template")),
+        field=field,
+    )
+    if _ancestor(job) == TRAINER:
+        return replace(job, count=nodes, replicas=1)
+    return replace(job, replicas=1) if _ancestor(job) in INITIALIZERS else job
+
+
+def _patched(job: Field, spec: Field) -> Field:
+    """A replicatedJob with the TrainJob's patches, of all versions, over its template."""
+    name, value = job.get("name").text(), job.value
+    for patch in spec.get("runtimePatches").items():
+        for over in patch.get("trainingRuntimeSpec", "template", "spec", "replicatedJobs").items():
+            if over.get("name").text() == name and over.get("template").given:
+                value = {**value, "template": merged(value.get("template"), over.get("template").value)}
+    for key in ("podTemplateOverrides", "podSpecOverrides"):
+        for over in spec.get(key).items():
+            if name in [target.get("name").text() for target in over.get("targetJobs").items()]:
+                patched = {key: inner for key, inner in over.mapping().items() if key != "targetJobs"}
+                if "spec" not in patched:  # v2.0 has the fields of the pod beside targetJobs, v2.1 below spec
+                    patched = {"spec": patched}
+                value = merged(value, {"template": {"spec": {"template": patched}}})
+    return replace(job, value=value)
+
+
+def _wished(job: ReplicatedJob, made: TrainJob) -> ReplicatedJob:
+    """The trainer's container gets the TrainJob's command, arguments, resources and variables."""
+    if _ancestor(job) in INITIALIZERS:
+        return _initializer(job, made.job.get("spec", "initializer", _ancestor(job).partition("-")[0]))
+    wish, is_trainer = made.trainer, _ancestor(job) == TRAINER
+    works = made.policy == "mpi" and made.policy_field.get("runLauncherAsNode").flag() and job.name == NODE
+    if not wish.given or not (is_trainer or works):
+        return job
+    limits, requests = _resources(wish)
+    ignore_resources(wish, limits, requests)
+
+    def given(container: Container) -> Container:
+        changed = upserted(container, read_env(wish.get("env")))
+        if is_trainer and wish.get("command").given:
+            changed = replace(changed, command=wish.get("command").texts())
+        if is_trainer and wish.get("args").given:
+            changed = replace(changed, args=wish.get("args").texts())
+        # Since v2.3 these are merged with the runtime's resources by name; earlier versions replace them.
+        return replace(changed, limits={**container.limits, **limits}, requests={**container.requests, **requests})
+
+    return _on_containers(job, given)
+
+
+def _initializer(job: ReplicatedJob, wish: Field) -> ReplicatedJob:
+    uri = wish.get("storageUri").text("")
+    items: tuple[EnvItem, ...] = (*(env_items({"STORAGE_URI": uri}) if uri else ()), *read_env(wish.get("env")))
+    secret = [{"secretRef": wish.get("secretRef").value}] if wish.get("secretRef").given else []
+    sources = tuple(of_env_from(replace(wish, value=secret)))
+
+    def given(container: Container) -> Container:
+        if container.name == _ancestor(job):
+            container = replace(upserted(container, items), sources=(*container.sources, *sources))
+        if not container.command and not container.args:
+            wish.ignore(f"{job.name}: its program is in its image")
+        return replace(container, platforms=not (container.command or container.args))
+
+    return replace(job, template=replace(job.template, containers=tuple(map(given, job.template.containers))))
+
+
+def _on_containers(job: ReplicatedJob, change: Callable[[Container], Container]) -> ReplicatedJob:
+    """The job with its container called node changed."""
+    containers = (change(each) if each.name == NODE else each for each in job.template.containers)
+    return replace(job, template=replace(job.template, containers=tuple(containers)))
+
+
+def _resources(wish: Field) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    resources = wish.get("resourcesPerNode")
+    return quantities(resources.get("limits")), quantities(resources.get("requests"))
+
+
+# The field by which members of a list of this name are the same thing; every other list is replaced as a whole.
+_NAMED = ("containers", "initContainers", "ephemeralContainers", "env", "volumes", "imagePullSecrets")
+_KEYS = {
+    **dict.fromkeys(_NAMED, "name"),
+    "volumeMounts": "mountPath",
+    "ports": "containerPort",
+    "topologySpreadConstraints": "topologyKey",
+    "hostAliases": "ip",
 }
 
 
-def torch(job: TrainJob) -> TrainJob:
-    """PET_* for the trainer's container, and for the targets of envInjection."""
-    job.policy_field.only(_TORCH)
-    _refuse_reserved(job, _RESERVED["torch"])
-    main = job.main
-    items = (
-        *env_items({"PET_NNODES": str(main.count if main else 1), "PET_NPROC_PER_NODE": _nproc(job)}),
-        _index("PET_NODE_RANK"),
-        *env_items({"PET_MASTER_ADDR": job.node_0, "PET_MASTER_PORT": str(PORT)}),
-    )
-    if job.trainer.given:
-        job = _on_trainer(job, lambda one: upserted(one, items))
-    return _injected(job, items)
+def merged(base: Any, patch: Any, name: str = "") -> Any:
+    """`base` with `patch` over it, as Kubernetes' strategic merge has it; null removes."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        kept = {key: value for key, value in base.items() if key not in patch or patch[key] is not None}
+        over = {key: merged(base.get(key), value, key) for key, value in patch.items() if value is not None}
+        return {**kept, **over}
+    if not (isinstance(base, list) and isinstance(patch, list) and name in _KEYS):
+        return patch
+    made, fresh = list(base), []
+    for item in patch:
+        key = item.get(_KEYS[name]) if isinstance(item, dict) else None
+        keys = [old.get(_KEYS[name]) if isinstance(old, dict) else None for old in made]
+        if key is None or key not in keys:
+            fresh.append(item)
+        else:
+            made[keys.index(key)] = merged(made[keys.index(key)], item)
+    return [*fresh, *made]  # as Kubernetes has it: what is new comes first
 
 
-def _injected(job: TrainJob, items: tuple[EnvItem, ...]) -> TrainJob:
-    """All five variables for each target, in any replicatedJob, init containers too."""
+# -- variables of torch, JAX and XGBoost -------------------------------------------------------
+
+
+def _with_variables(job: TrainJob) -> TrainJob:
+    """The policy's variables for the trainer's container, and for the targets of torch's envInjection."""
+    items = _variables(job)
+    if job.policy == "torch":
+        job.policy_field.only(_TORCH)
+        if job.trainer.get("command").texts() == _TUNE:
+            job.trainer.ignore("the recipe and configuration that Trainer adds to tune run")
+    if job.policy != "jax":
+        _refuse_reserved(job, [item.name for item in items])
+    if job.trainer.given and job.main is not None:
+        job = _with(job, _on_containers(job.main, lambda container: upserted(container, items)))
     for target in job.policy_field.get("envInjection", "targets").items():
-        target.only(("jobName", "containerNames"))
-        name, chosen = target.get("jobName").text(), target.get("containerNames").texts()
-        found = next((one for one in job.jobs if one.name == name), None)
-        if found is None:
-            raise target.get("jobName").bad(f"one of the replicatedJobs: {', '.join(one.name for one in job.jobs)}")
-        there = [one.name for one in (*found.template.init, *found.template.containers)]
-        missing = next((one for one in chosen if one not in there), None)
-        if missing is not None:
-            raise target.get("containerNames").bad(f"containers of {name}: {', '.join(there)}", found=missing)
-
-        def given(one: Container, chosen: tuple[str, ...] = chosen) -> Container:
-            return upserted(one, items) if one.name in chosen else one
-
-        changed = on_containers(found, given, init=True)
-        job = replace(job, jobs=tuple(changed if one is found else one for one in job.jobs))
+        job = _injected(job, target, items)
     return job
+
+
+def _variables(job: TrainJob) -> tuple[EnvItem, ...]:
+    """In the order of the controller; the first one tells whether a container has got them."""
+    nodes, port = job.main.count if job.main else 1, str(PORT)
+    if job.policy == "torch":
+        return (
+            *env_items({"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": _nproc(job)}),
+            _index("PET_NODE_RANK"),
+            *env_items({"PET_MASTER_ADDR": job.node_0, "PET_MASTER_PORT": port}),
+        )
+    if job.policy == "jax":  # one process per node, whatever its devices are
+        address = {"JAX_COORDINATOR_ADDRESS": f"{job.node_0}:{port}"}
+        return (*env_items({"JAX_NUM_PROCESSES": str(nodes)}), _index("JAX_PROCESS_ID"), *env_items(address))
+    if job.policy == "xgboost":  # a tracker on node 0, and one worker per GPU
+        workers = {"DMLC_NUM_WORKER": str(nodes * max(1, _gpus(job)))}
+        tracker = env_items({"DMLC_TRACKER_URI": job.node_0, "DMLC_TRACKER_PORT": port})
+        return (*tracker, _index("DMLC_TASK_ID"), *env_items(workers))
+    return ()
+
+
+def _index(name: str) -> EnvItem:
+    return EnvItem(name=name, field=COMPLETION_INDEX)
+
+
+def _injected(job: TrainJob, target: Field, items: tuple[EnvItem, ...]) -> TrainJob:
+    """All five variables for a target, in any replicatedJob, init containers too."""
+    target.only(("jobName", "containerNames"))
+    name, chosen = target.get("jobName").choice(tuple(each.name for each in job.jobs)), target.get("containerNames")
+    template = next(each.template for each in job.jobs if each.name == name)
+    names = tuple(container.name for container in (*template.init, *template.containers))
+    wanted = [container.choice(names) for container in chosen.items()]
+
+    def given(container: Container) -> Container:
+        return upserted(container, items) if container.name in wanted else container
+
+    init, containers = tuple(map(given, template.init)), tuple(map(given, template.containers))
+    changed = next(each for each in job.jobs if each.name == name)
+    return _with(job, replace(changed, template=replace(template, init=init, containers=containers)))
+
+
+def _with(job: TrainJob, changed: ReplicatedJob) -> TrainJob:
+    return replace(job, jobs=tuple(changed if each.name == changed.name else each for each in job.jobs))
 
 
 def _nproc(job: TrainJob) -> str:
     """An integer as given; auto becomes the number of CPUs where no GPU is asked for."""
-    limits, requests = resources_of(job)
     given = job.trainer.get("numProcPerNode")
     if not given.given:
         given = job.policy_field.get("numProcPerNode")
@@ -98,53 +339,30 @@ def _nproc(job: TrainJob) -> str:
         word = given.choice(("auto", "cpu", "gpu"))
     else:
         word = str(given.number(least=1)) if given.given else "auto"
-    if word == "cpu":
-        return str(documents.cpus(limits, requests))
-    if word == "auto" and not documents.gpus(limits, requests):
-        return str(documents.cpus(limits, requests))
+    if word == "cpu" or (word == "auto" and not _gpus(job)):
+        limits, requests = _counted_resources(job)
+        return str(max(1, whole(requests.get("cpu", "0")) or whole(limits.get("cpu", "0"))))
     return word
 
 
-def jax(job: TrainJob) -> TrainJob:
-    """One process per node, whatever its devices are."""
-    if not job.trainer.given:
-        return job
-    nodes = job.main.count if job.main else 1
-    items = (
-        EnvItem(name="JAX_NUM_PROCESSES", value=str(nodes)),
-        _index("JAX_PROCESS_ID"),
-        EnvItem(name="JAX_COORDINATOR_ADDRESS", value=f"{job.node_0}:{PORT}"),
-    )
-    return _on_trainer(job, lambda one: upserted(one, items))
+def _gpus(job: TrainJob) -> int:
+    """GPUs as Trainer v2 counts them: any resource with gpu in its name, requests first."""
+    limits, requests = _counted_resources(job)
+    first = (next((whole(each[name]) for name in each if "gpu" in name.lower()), 0) for each in (requests, limits))
+    return next(filter(None, first), 0)
 
 
-def xgboost(job: TrainJob) -> TrainJob:
-    """A tracker on node 0, and one worker per GPU."""
-    _refuse_reserved(job, _RESERVED["xgboost"])
-    if not job.trainer.given:
-        return job
-    nodes = job.main.count if job.main else 1
-    workers = nodes * max(1, documents.gpus(*resources_of(job)))
-    items = (
-        *env_items({"DMLC_TRACKER_URI": job.node_0, "DMLC_TRACKER_PORT": str(PORT)}),
-        _index("DMLC_TASK_ID"),
-        EnvItem(name="DMLC_NUM_WORKER", value=str(workers)),
-    )
-    return _on_trainer(job, lambda one: upserted(one, items))
+def _counted_resources(job: TrainJob) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Limits and requests by which the controller counts processes.
 
-
-def _index(name: str) -> EnvItem:
-    return EnvItem(name=name, field=COMPLETION_INDEX)
-
-
-def _on_trainer(job: TrainJob, change: Callable[[Container], Container]) -> TrainJob:
-    """The trainer's container, which is called node, changed."""
-
-    def chosen(one: Container) -> Container:
-        return change(one) if one.name == NODE else one
-
-    jobs: Iterable[ReplicatedJob] = (on_containers(one, chosen) if one.is_trainer else one for one in job.jobs)
-    return replace(job, jobs=tuple(jobs))
+    These are the TrainJob's own resourcesPerNode, not merged with the runtime's; without them, those of the first
+    replicatedJob that is called node or is the trainer.
+    """
+    if job.trainer.get("resourcesPerNode").given:
+        return _resources(job.trainer)
+    nodes = (each.template.container(NODE) for each in job.jobs if each.name == NODE or _ancestor(each) == TRAINER)
+    first = next((container for container in nodes if container is not None), None)
+    return (first.limits, first.requests) if first else ({}, {})
 
 
 def _refuse_reserved(job: TrainJob, names: Collection[str]) -> None:
@@ -157,238 +375,73 @@ def _refuse_reserved(job: TrainJob, names: Collection[str]) -> None:
 # -- MPI ---------------------------------------------------------------------------------------
 
 
-_POLICY = ("numProcPerNode", "mpiImplementation", "sshAuthMountPath", "runLauncherAsNode")
-_HOSTFILE = "/etc/mpi/hostfile"
-# Variables with the host file and with arguments for ssh: kubeflow/trainer pull request 3717, commit 9e87e772.
-_HYDRA = {
-    "Intel": ("I_MPI_HYDRA_HOST_FILE", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"),
-    "MPICH": ("HYDRA_HOST_FILE", "HYDRA_LAUNCHER_EXTRA_ARGS"),
-}
-
-
-def mpi(job: TrainJob) -> TrainJob:
+def _mpi(job: TrainJob) -> TrainJob:
     """Keys for the launcher and the nodes; variables and hostfile for the launcher."""
     policy = job.policy_field
-    policy.only(_POLICY)
-    hydra = _hydra(job)
+    policy.only(_MPI)
+    policy.get("mpiImplementation").choice(("OpenMPI",), "OpenMPI")  # Trainer up to v2.3 knows no other
     works = policy.get("runLauncherAsNode").flag()
     wish = job.trainer.get("numNodes")
-    if works and wish.number(1) > 1 and not {LAUNCHER, NODE} <= {one.name for one in job.jobs}:
+    if works and wish.number(1) > 1 and not {LAUNCHER, NODE} <= {each.name for each in job.jobs}:
         raise wish.bad(f"1, or a runtime with the replicatedJobs {LAUNCHER} and {NODE}")
-    job = replace(job, jobs=tuple(_counted(one, job, works=works) for one in job.jobs))
+    if wish.given:  # it counts the launcher too where that is a node; the launcher keeps mlPolicy.numNodes
+        nodes = wish.number(least=1, most=MAX_REPLICAS)
+        count = max(nodes - 1, 1) if works else nodes
+        for each in job.jobs:
+            job = _with(job, replace(each, count=count)) if each.name == NODE else job
     slots = _slots(job)
-    env = env_items({hydra[0]: _HOSTFILE, hydra[1]: SSH_ARGS}) if hydra else open_mpi(_HOSTFILE, slots)
+    env = open_mpi(_HOSTFILE, slots)
     _refuse_reserved(job, [item.name for item in env])
     hosts = [
-        f"{job.name}-{one.name}-{number}-{index}.{job.subdomain}"
-        for one in job.jobs
-        if one.name == NODE or (one.name == LAUNCHER and works)
-        for number in range(one.replicas)
-        for index in range(one.count)
+        f"{child}-{index}.{job.subdomain}"
+        for each in job.jobs
+        if each.name == NODE or (each.name == LAUNCHER and works)
+        for child in job.children(each)
+        for index in range(each.count)
     ]
-    ssh = policy.get("sshAuthMountPath").text("/root/.ssh").rstrip("/")
-    keys = key_files(ssh, 0o640, 0o644)
-    before = ":" if hydra else " slots="
-    hostfile = {_HOSTFILE: File("".join(f"{host}{before}{slots}\n" for host in hosts), 0o444)}
+    hostfile = {_HOSTFILE: PodFile("".join(f"{host} slots={slots}\n" for host in hosts), 0o444)}
+    keys = key_files(policy.get("sshAuthMountPath").text("/root/.ssh").rstrip("/"), 0o640, 0o644)
 
-    def launcher(one: Container) -> Container:
-        return upserted(replace(one, files={**one.files, **keys, **hostfile}), env) if one.name == NODE else one
+    def launcher(container: Container) -> Container:
+        return upserted(replace(container, files={**container.files, **keys, **hostfile}), env)
 
-    def node(one: Container) -> Container:
-        return replace(one, files={**one.files, **keys}) if one.name == NODE else one
+    def node(container: Container) -> Container:
+        return replace(container, files={**container.files, **keys})
 
     changes = {LAUNCHER: launcher, NODE: node}
-    jobs = (on_containers(one, changes[one.name]) if one.name in changes else one for one in job.jobs)
+    jobs = (_on_containers(each, changes[each.name]) if each.name in changes else each for each in job.jobs)
     return replace(job, jobs=tuple(jobs))
-
-
-def _hydra(job: TrainJob) -> tuple[str, str] | None:
-    """Variables of an implementation whose mpirun is a Hydra; None: Open MPI."""
-    chosen = job.policy_field.get("mpiImplementation").choice(("OpenMPI", *_HYDRA), "OpenMPI")
-    return _HYDRA.get(chosen)
-
-
-def _counted(one: ReplicatedJob, job: TrainJob, *, works: bool) -> ReplicatedJob:
-    """trainer.numNodes counts the nodes, the launcher too where it is one; the launcher keeps mlPolicy.numNodes."""
-    wish = job.trainer.get("numNodes")
-    if one.name != NODE or not wish.given:
-        return one
-    nodes = wish.number(least=1, most=MAX_REPLICAS)
-    return replace(one, count=max(nodes - 1, 1) if works else nodes)
 
 
 def _slots(job: TrainJob) -> int:
     given = job.trainer.get("numProcPerNode")
     if given.given:
         return given.number(least=1)
-    slots = job.policy_field.get("numProcPerNode").number(1, least=1)
-    devices = documents.gpus(*resources_of(job))
+    slots, devices = job.policy_field.get("numProcPerNode").number(1, least=1), _gpus(job)
     return devices if slots == 1 and devices > 1 else slots
 
 
-# -- a TrainJob's pods --------------------------------------------------------------------------
-
-
-_POLICIES = {"torch": torch, "jax": jax, "xgboost": xgboost, "mpi": mpi}
-_PORTS = {"torch": ("PET_MASTER_PORT",), "xgboost": ("DMLC_TRACKER_PORT",)}
-INDEX = "batch.kubernetes.io/job-completion-index"
-_TUNE = ("tune", "run")
-_MARKS = {"torch": "PET_NNODES", "xgboost": "DMLC_TRACKER_URI", "jax": "JAX_NUM_PROCESSES"}
-
-
-def read(request: Request) -> Workload:
-    """The pods of a TrainJob."""
-    job = read_trainjob(request)
-    if job.policy == "flux":
-        raise UsageError(
-            f"{request.job.where}: a Flux job is not rehearsed, because flux run and its controller's scripts "
-            "are not on this machine; rehearse its program with --nodes N -- PROGRAM"
-        )
-    return made(_POLICIES[job.policy](job) if job.policy else job)
-
-
-def made(job: TrainJob, kind: str = "TrainJob") -> Workload:
-    """The pods of its JobSet."""
-    drafts = tuple(draft for one in job.jobs for draft in _drafts(job, one))
-    first = f"{job.name}-{NODE}-0-0"
-    return Workload(
-        kind=kind,
-        name=job.name,
-        namespace=job.space,
-        drafts=drafts,
-        rules=_rules(job, drafts),
-        ports=dict.fromkeys(_PORTS.get(job.policy, ()), first),
-        ignored=tuple(
-            dict.fromkeys((*_ignored_of_job(job), *(text for one in job.jobs for text in _ignored(job, one))))
-        ),
-        odd=tuple(_odd(job)),
-    )
+# -- what a user is told -----------------------------------------------------------------------
 
 
 def _odd(job: TrainJob) -> Iterator[str]:
     """What the author of the job can hardly have meant."""
-    launchers = next((one.count for one in job.jobs if one.name == LAUNCHER), 1)
-    if job.policy == "mpi" and _hydra(job):
-        yield (
-            f"Trainer up to v2.3 refuses mpiImplementation {job.policy_field.get('mpiImplementation').value}; "
-            "the pods are those of its pull request 3717"
-        )
+    launchers = next((each.count for each in job.jobs if each.name == LAUNCHER), 1)
     if job.policy == "mpi" and launchers > 1:
         yield (
             f"the controller makes {launchers} launchers, each of which runs the command, because "
             f"mlPolicy.numNodes is {launchers}; set that to 1, and trainer.numNodes to the number of nodes"
         )
-    mark = _MARKS.get(job.policy)
-    if mark is None:
+    first = next((item.name for item in _variables(job)), None)
+    if first is None:
         return
     if job.main is None:
         yield (
-            f"no container gets {mark} and the like, because no replicatedJob has the label {ANCESTOR}: {TRAINER}; "
-            f"add the label to the template of the replicatedJob that trains"
+            f"no container gets {first} and the like, because no replicatedJob has the label {ANCESTOR}: "
+            f"{TRAINER}; add the label to the template of the replicatedJob that trains"
         )
-    elif not any(item.name == mark for one in job.main.template.containers for item in one.items):
+    elif not any(item.name == first for each in job.main.template.containers for item in each.items):
         yield (
-            f"the container {NODE} gets no {mark} and the like, because the TrainJob has no spec.trainer; "
+            f"the container {NODE} gets no {first} and the like, because the TrainJob has no spec.trainer; "
             f"add at least trainer: {{}}"
         )
-
-
-def _ignored_of_job(job: TrainJob) -> Iterator[str]:
-    """What the TrainJob and its runtime wish for beside their pods."""
-    yield from left_out(job.job.get("spec"), ("suspend", "managedBy", "ttlSecondsAfterFinished"))
-    if job.has_pod_group:
-        yield "podGroupPolicy"
-    if job.policy == "torch" and job.trainer.get("command").texts() == _TUNE:
-        yield "the recipe and configuration that Trainer adds to tune run"
-    yield from trainer_runtime.ignored(job.jobset, job.jobs)
-
-
-def _ignored(job: TrainJob, one: ReplicatedJob) -> list[str]:
-    phrases = list(one.template.ignored)
-    if any(container.platforms for container in one.template.containers):
-        phrases.append(f"{one.name}: its program is in its image")
-    named = job.trainer.get("resourcesPerNode")
-    if one.is_trainer and named.given:
-        words = dict.fromkeys((*named.get("requests").mapping(), *named.get("limits").mapping()))
-        phrases.append(f"resources ({', '.join(words)})")
-    return phrases
-
-
-def _drafts(job: TrainJob, one: ReplicatedJob) -> list[Draft]:
-    """Every pod of a replicatedJob: `<job>-<replicatedJob>-<jobIndex>-<podIndex>`."""
-    containers = one.template.containers
-    main = next((each.name for each in containers if each.name == NODE), containers[0].name)
-    pods = []
-    for number in range(one.replicas):
-        for index in range(one.count):
-            host = f"{job.name}-{one.name}-{number}-{index}"
-            full = f"{host}.{job.subdomain}"
-            pods.append(
-                Draft(
-                    template=one.template,
-                    hostname=host,
-                    role=one.name,
-                    index=index,
-                    main=main,
-                    restart=one.template.restart or "OnFailure",
-                    names=(full, f"{full}.{job.space}", f"{full}.{job.space}.svc"),
-                    labels=_labels(job, one, number, index),
-                    completion_index=index,
-                    child=f"{job.name}-{one.name}-{number}",
-                    after=_after(job, one),
-                )
-            )
-    return pods
-
-
-def _labels(job: TrainJob, one: ReplicatedJob, number: int, index: int) -> Mapping[str, str]:
-    before = job.jobs[: [each.name for each in job.jobs].index(one.name)]
-    labels = {
-        "jobset-name": job.name,
-        "replicatedjob-name": one.name,
-        "replicatedjob-replicas": str(one.replicas),
-        "global-replicas": str(sum(each.replicas for each in job.jobs)),
-        "job-index": str(number),
-        "job-global-index": str(sum(each.replicas for each in before) + number),
-        "restart-attempt": "0",
-        **_coordinator(job),
-    }
-    return {**{f"{JOBSET_LABEL}{name}": value for name, value in labels.items()}, INDEX: str(index)}
-
-
-def _coordinator(job: TrainJob) -> Mapping[str, str]:
-    """The label with the name of the pod that the JobSet has as its coordinator."""
-    found = job.jobset.get("coordinator")
-    if not found.given:
-        return {}
-    found.only(("replicatedJob", "jobIndex", "podIndex"))
-    chosen = found.get("replicatedJob").choice(tuple(one.name for one in job.jobs))
-    place = f"{found.get('jobIndex').number(0)}-{found.get('podIndex').number(0)}"
-    return {"coordinator": f"{job.name}-{chosen}-{place}.{job.subdomain}"}
-
-
-def _after(job: TrainJob, one: ReplicatedJob) -> tuple[str, ...]:
-    names = {each.name: each for each in job.jobs}
-    waits = []
-    if (
-        job.jobset.get("startupPolicy", "startupPolicyOrder").choice(("AnyOrder", "InOrder"), "AnyOrder")
-        == "InOrder"
-    ):
-        earlier = job.jobs[: [each.name for each in job.jobs].index(one.name)][-1:]
-        waits += [f"{job.name}-{each.name}-{number}=Ready" for each in earlier for number in range(each.replicas)]
-    for dependency in one.field.get("dependsOn").items():
-        name = dependency.get("name").choice(tuple(names))
-        status = dependency.get("status").choice(("Ready", "Complete"), "Complete")
-        waits += [f"{job.name}-{name}-{number}={status}" for number in range(names[name].replicas)]
-    return tuple(waits)
-
-
-def _rules(job: TrainJob, drafts: tuple[Draft, ...]) -> Rules:
-    children = {
-        f"{job.name}-{one.name}-{number}": trainer_runtime.read_job(
-            one.field.get("template", "spec"), one.name, one.template.restart or "OnFailure"
-        )
-        for one in job.jobs
-        for number in range(one.replicas)
-    }
-    return trainer_runtime.read(job.jobset, drafts, children, job.job.get("spec", "activeDeadlineSeconds"))

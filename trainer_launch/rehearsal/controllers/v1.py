@@ -1,13 +1,13 @@
 """Jobs of the v1 operator, each kind by its row in `contracts/v1_table.py`. Pure.
 
 kubeflow/trainer release-1.9: pkg/controller.v1/common, pkg/core, pkg/apis/kubeflow.org/v1/common_types.go, and
-pkg/controller.v1/{jax,paddlepaddle,tensorflow,xgboost}. PyTorchJob adds to it in `v1_pytorch`.
+pkg/controller.v1/{jax,paddlepaddle,pytorch,tensorflow,xgboost}.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,15 +15,30 @@ from msgspec.structs import replace
 from trainer_launch.contracts import v1_table
 from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.contracts.v1_table import V1Kind
-from trainer_launch.rehearsal.controllers.documents import Field, Request
-from trainer_launch.rehearsal.controllers.pod_values import Draft, EnvItem, Rules, Success, Template, Workload
-from trainer_launch.rehearsal.controllers.podspec import left_out, read_template
+from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
+from trainer_launch.rehearsal.controllers.documents import Field
+from trainer_launch.rehearsal.controllers.pod_values import (
+    Draft,
+    EnvItem,
+    JobRules,
+    Success,
+    Template,
+    Workload,
+)
+from trainer_launch.rehearsal.controllers.podspec import read_template
 
 RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
-CLEAN = ("None", "Running", "All")
 MAX_REPLICAS = 4096
+# Where launchers of a PyTorchJob of Workers alone meet on loopback.
+MEETING_PORT = "TRAINER_LAUNCH_MASTER_PORT"
+_CLEAN = ("None", "Running", "All")
 _RUN_POLICY = ("cleanPodPolicy", "activeDeadlineSeconds", "backoffLimit")
 _RUN_POLICY_IGNORED = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
+_BACKENDS = ("c10d", "etcd", "etcd-v2")
+_ELASTIC = (
+    "minReplicas", "maxReplicas", "rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf", "standalone",
+    "nProcPerNode", "maxRestarts",
+)  # fmt: skip
 
 
 class Replicas(Struct, frozen=True, kw_only=True):
@@ -46,6 +61,11 @@ class V1Job(Struct, frozen=True, kw_only=True):
     name: str
     namespace: str
     specs: Mapping[str, Replicas]  # by role, in the order of the kind's roles
+
+    @property
+    def spec(self) -> Field:
+        """The job's spec."""
+        return self.document.get("spec")
 
     @property
     def leader(self) -> Replicas | None:
@@ -83,6 +103,15 @@ class V1Job(Struct, frozen=True, kw_only=True):
 Values = Callable[[Replicas, int], Mapping[str, object]]
 
 
+def read(document: Field) -> Workload:
+    """The pods of a job of one of these kinds."""
+    job = _job(document, v1_table.KINDS[document.get("kind").text()])
+    values = _VALUES[job.kind.name](job) if job.kind.name in _VALUES else (lambda spec, index: {})
+    leaders = job.pod_names(job.leader.role) if job.leader else ()
+    made = _workload(job, values, Success(groups=(leaders,)))
+    return _FINISHED[job.kind.name](job, made) if job.kind.name in _FINISHED else made
+
+
 def job_name(document: Field) -> str:
     """The job's name; without one, as with generateName, what comes before the random part."""
     metadata = document.get("metadata")
@@ -97,7 +126,7 @@ def namespace(document: Field) -> str:
     return document.get("metadata", "namespace").name("") or "default"
 
 
-def job_of(document: Field, kind: V1Kind) -> V1Job:
+def _job(document: Field, kind: V1Kind) -> V1Job:
     """The job's replica specs, checked. Raises UsageError: something does not fit."""
     document.get("spec").only(("runPolicy", kind.specs, *kind.fields))
     specs = document.get("spec", kind.specs)
@@ -149,7 +178,7 @@ def with_env(template: Template, items: Iterable[EnvItem], only: str | None = No
     return replace(template, containers=tuple(containers))
 
 
-def workload(job: V1Job, values: Values, success: Success) -> Workload:
+def _workload(job: V1Job, values: Values, success: Success) -> Workload:
     """The job with all pods of its replica specs, and its run policy."""
 
     def all_of(spec: Replicas, index: int) -> Mapping[str, object]:
@@ -167,7 +196,6 @@ def workload(job: V1Job, values: Values, success: Success) -> Workload:
         ),
         rules=rules(job.document, success),
         ports={} if host is None else dict.fromkeys(job.kind.variables("port"), str(host)),
-        ignored=ignored(job.document, [spec.template for spec in job.specs.values()]),
     )
 
 
@@ -178,7 +206,7 @@ def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Dr
         if len(text) > MAX_VALUE_BYTES:  # before it is made for all pods
             raise job.document.get("spec", job.kind.specs).bad(
                 f"fewer replicas: Linux takes {MAX_VALUE_BYTES} bytes in a variable, and {key} would be longer",
-                found=len(text),
+                f"the number {len(text)}",
             )
         is_field = job.kind.env[key] == v1_table.POD_IP
         items.append(EnvItem(name=key, field=text) if is_field else EnvItem(name=key, value=text))
@@ -196,28 +224,87 @@ def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Dr
     )
 
 
-def rules(document: Field, success: Success) -> Rules:
+def rules(document: Field, success: Success) -> JobRules:
     """The run policy."""
     run = document.get("spec", "runPolicy")
-    run.only((*_RUN_POLICY, *_RUN_POLICY_IGNORED))
+    run.only(_RUN_POLICY, _RUN_POLICY_IGNORED)
     deadline = run.get("activeDeadlineSeconds")
     backoff = run.get("backoffLimit")
-    return Rules(
+    return JobRules(
         family="v1",
         success=success,
         backoff_limit=backoff.number() if backoff.given else None,
-        clean=run.get("cleanPodPolicy").choice(CLEAN, "None") or "None",
+        clean=run.get("cleanPodPolicy").choice(_CLEAN, "None") or "None",
         deadline_s=float(deadline.number()) if deadline.given else None,
     )
 
 
-def ignored(document: Field, templates: Iterable[Template]) -> tuple[str, ...]:
-    """What this machine leaves out of the run policy and the pods, each once."""
-    of_pods = (phrase for template in templates for phrase in template.ignored)
-    return tuple(dict.fromkeys((*left_out(document.get("spec", "runPolicy"), _RUN_POLICY_IGNORED), *of_pods)))
+# -- PyTorchJob --------------------------------------------------------------------------------
 
 
-# -- what only one kind has --------------------------------------------------------------------
+def _pytorch(job: V1Job) -> Values:
+    master = job.specs.get("master")
+    if master is not None and master.count != 1:
+        raise master.where.get("replicas").bad("1: a PyTorchJob has one Master")
+    nproc = _nproc(job.spec)
+    shared: dict[str, object] = {"nproc": nproc, **_elastic(job)}
+    if master is not None:
+        shared["world_size"] = job.pods * (int(nproc) if nproc and nproc.isdigit() else 1)
+    else:  # nothing says where the pods meet, nor which is which
+        shared |= dict.fromkeys(("host", "port", "rank"))
+    return lambda spec, index: shared
+
+
+def _nproc(spec: Field) -> str | None:
+    """The default is only left out when the elasticPolicy says it in the old place."""
+    given, old = spec.get("nprocPerNode"), spec.get("elasticPolicy", "nProcPerNode")
+    if given.given and old.given:
+        raise old.bad("nprocPerNode in one place only: spec.nprocPerNode")
+    text = given.text("")
+    if text and parse_number(text, 0, MAX_COUNT) is None and text not in ("auto", "cpu", "gpu"):
+        raise given.bad("a number as a string, or auto, cpu or gpu")
+    return text or (None if old.given else "auto")
+
+
+def _elastic(job: V1Job) -> dict[str, object]:
+    """The values of an elasticPolicy, none without one."""
+    policy, worker = job.spec.get("elasticPolicy"), job.specs.get("worker")
+    if not policy.given:
+        return {}
+    policy.only(_ELASTIC, ("metrics",), "of elasticPolicy")
+    if worker is None:
+        raise job.spec.get(job.kind.specs, "Worker").bad("Worker replicas, because the job has an elasticPolicy")
+    low, high = policy.get("minReplicas"), policy.get("maxReplicas")
+    least = low.number(high.number(worker.count, least=1), least=1)
+    most = high.number(least if low.given else worker.count, least=1)
+    if most < least:
+        raise high.bad(f"at least minReplicas, {least}")
+    host = policy.get("rdzvHost").text("") or job.pod_name("worker")
+    conf = (f"{item.get('key').text()}={item.get('value').text()}" for item in policy.get("rdzvConf").items())
+    restarts, old_nproc = policy.get("maxRestarts"), policy.get("nProcPerNode")
+    values: dict[str, object] = {
+        "nodes": f"{least}:{most}",
+        "rdzv_endpoint": f"{host}:{policy.get('rdzvPort').number(worker.port)}",
+        "rdzv_backend": policy.get("rdzvBackend").choice(_BACKENDS, "c10d"),
+        "rdzv_id": policy.get("rdzvId").text("") or None,
+        "rdzv_conf": ",".join(conf) or None,
+        "max_restarts": restarts.number() if restarts.given else None,
+        "standalone": "" if policy.get("standalone").flag() else None,
+    }
+    return {**values, **({"nproc": old_nproc.number(least=1)} if old_nproc.given else {})}
+
+
+def _finished_pytorch(job: V1Job, made: Workload) -> Workload:
+    """Without a master all workers have to be done, or in an elastic job the first one."""
+    if "master" in job.specs:
+        return made
+    is_elastic, workers = job.spec.get("elasticPolicy").given, job.pod_names("worker")
+    groups = tuple((worker,) for worker in workers) if is_elastic else (workers,)
+    rules = replace(made.rules, success=Success(groups=groups, any_of=is_elastic))
+    return replace(made, rules=rules, ports={} if is_elastic else {MEETING_PORT: job.pod_name("worker")})
+
+
+# -- what only one of the other kinds has ------------------------------------------------------
 
 
 def _xgboost(job: V1Job) -> Values:
@@ -240,7 +327,7 @@ def _paddle(job: V1Job) -> Values:
 
 
 def _mxnet(job: V1Job) -> Values:
-    mode = job.document.get("spec", "jobMode")
+    mode = job.spec.get("jobMode")
     if mode.text("MXTrain") != "MXTrain":
         raise mode.bad("MXTrain: jobs of TVM's tuner are not rehearsed")
     cluster = _cluster(job, lambda name, port: {"url": name, "port": port})
@@ -255,13 +342,13 @@ def _mxnet(job: V1Job) -> Values:
 
 def _tensorflow(job: V1Job) -> Values:
     cluster = _cluster(job, lambda name, port: f"{name}.{job.namespace}.svc:{port}")
-    is_sparse = _is_dynamic(job)
+    is_dynamic = _is_dynamic(job)
 
     def values(spec: Replicas, index: int) -> Mapping[str, object]:
         if job.pods == 1:
             return {}
         task = {"type": spec.role, "index": index}
-        if is_sparse:
+        if is_dynamic:
             return {"config": _config({"cluster": _own_part(cluster, spec.role, index), "task": task})}
         return {"config": _config({"cluster": cluster, "task": task, "environment": "cloud"})}
 
@@ -276,7 +363,7 @@ def _cluster(job: V1Job, address: Callable[[str, int], object]) -> dict[str, lis
 
 
 def _is_dynamic(job: V1Job) -> bool:
-    return job.document.get("spec", "enableDynamicWorker").flag()
+    return job.spec.get("enableDynamicWorker").flag()
 
 
 def _own_part(cluster: Mapping[str, list[object]], role: str, index: int) -> dict[str, object]:
@@ -290,30 +377,23 @@ def _config(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def _chiefs(job: V1Job) -> tuple[str, ...]:
-    """The pods with whose end a TFJob succeeds."""
-    policy = job.document.get("spec", "successPolicy").choice(("", "AllWorkers"), "")
+def _finished_tensorflow(job: V1Job, made: Workload) -> Workload:
+    """Succeeded with its chiefs, else with its first worker or all of them."""
+    policy = job.spec.get("successPolicy").choice(("", "AllWorkers"), "")
     chiefs, workers = (*job.pod_names("chief"), *job.pod_names("master")), job.pod_names("worker")
-    return chiefs or (workers if policy == "AllWorkers" else workers[:1])
+    last = chiefs or (workers if policy == "AllWorkers" else workers[:1])
+    may_fail = workers if _is_dynamic(job) else ()
+    return replace(made, rules=replace(made.rules, success=Success(groups=(last,)), may_fail=may_fail))
 
 
 _VALUES: Mapping[str, Callable[[V1Job], Values]] = {
+    "PyTorchJob": _pytorch,
     "TFJob": _tensorflow,
     "XGBoostJob": _xgboost,
     "PaddleJob": _paddle,
     "MXJob": _mxnet,
 }
-
-
-def read(request: Request) -> Workload:
-    """The pods of a job of one of these kinds."""
-    job = job_of(request.job, v1_table.KINDS[request.job.get("kind").text()])
-    values = _VALUES[job.kind.name](job) if job.kind.name in _VALUES else (lambda spec, index: {})
-    is_tensorflow = job.kind is v1_table.TENSORFLOW
-    last: Sequence[str] = _chiefs(job) if is_tensorflow else job.pod_names(job.leader.role) if job.leader else ()
-    made = workload(job, values, Success(groups=(tuple(last),)))
-    if is_tensorflow and _is_dynamic(job):
-        made = replace(made, rules=replace(made.rules, may_fail=job.pod_names("worker")))
-    if job.kind is v1_table.PADDLE and request.job.get("spec", "elasticPolicy").given:
-        made = replace(made, ignored=(*made.ignored, "elasticPolicy (as in the operator)"))
-    return made
+_FINISHED: Mapping[str, Callable[[V1Job, Workload], Workload]] = {
+    "PyTorchJob": _finished_pytorch,
+    "TFJob": _finished_tensorflow,
+}

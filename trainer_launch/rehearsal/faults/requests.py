@@ -2,220 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
 from trainer_launch.host import deadline_subprocess, runtime_directory
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
+from trainer_launch.model.units import listed
 from trainer_launch.model.value_parsers import shown
-from trainer_launch.rehearsal.controllers import text_of
-from trainer_launch.rehearsal.controllers.documents import Field, read_values
 from trainer_launch.rehearsal.controllers.local_jobs import RUN, check_size
 from trainer_launch.rehearsal.controllers.pod_values import Draft, Workload
-from trainer_launch.rehearsal.faults import grammar
-from trainer_launch.rehearsal.faults.grammar import Fault
+from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault
 from trainer_launch.rehearsal.kubelet import pod_isolation
 
-# -- faults as values, held against a job ------------------------------------------------------
-
-
-_APART = ("launcher",)  # roles that are no node of the job: they only start ranks elsewhere
-_TRAINER = "node"  # the role of a TrainJob's nodes, beside which there may be initializers
-
-
-def nodes_of(drafts: Iterable[Draft]) -> tuple[str, ...]:
-    """The pods that are nodes of the job, node 0 first; all of them where every pod only starts others."""
-    found = [draft for draft in drafts if draft.role not in _APART]
-    trainers = [draft for draft in found if draft.role == _TRAINER]
-    return tuple(draft.hostname for draft in trainers or found or drafts)
-
-
-def workers_of(drafts: Iterable[Draft]) -> int:
-    """How many Worker replicas a job has."""
-    return sum(draft.role == "worker" for draft in drafts)
-
-
-# -- whom a fault is for -----------------------------------------------------------------------
-
-
-OF_ALL = ("delay dns", "add node", "scale")  # these are for the whole job
-
-
-def target(fault: Fault, nodes: Sequence[str], pods: Sequence[str]) -> str | None:
-    """The name of the pod; None for a fault of the whole job.
-
-    `nodes` are those with an index, in its order; `pods` all, a launcher too. Of a name its end suffices: worker-0.
-
-    Raises:
-        UsageError: the job has no such pod.
-    """
-    if fault.kind in OF_ALL:
-        return None
-    if fault.pod is not None:
-        return _named(fault, fault.pod, pods)
-    if fault.node is None:
-        return nodes[-1]
-    if fault.node >= len(nodes):
-        there = grammar.counted_nodes(len(nodes))
-        raise UsageError(f"--fault {shown(fault.text)}: there is no node {fault.node}; the job has {there}")
-    return nodes[fault.node]
-
-
-def _named(fault: Fault, name: str, pods: Sequence[str]) -> str:
-    found = [pod for pod in pods if pod == name] or [pod for pod in pods if pod.endswith(f"-{name}")]
-    if len(found) == 1:
-        return found[0]
-    said = f"--fault {shown(fault.text)}"
-    if found:
-        raise UsageError(f"{said}: {name} is ambiguous: {' or '.join(found[:5])}; give the full name")
-    hint = did_you_mean(name, pods) or f"the job has {', '.join(pods[:5])}{'…' if len(pods) > 5 else ''}"
-    raise UsageError(f"{said}: the job has no pod {name}; {hint}")
-
-
-# -- flags, held against the job and this machine ----------------------------------------------
-
-
-_log = logging.getLogger(__name__)
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `rehearse` about faults."""
-    parser.add_argument(
-        "--fault",
-        action="append",
-        metavar="TEXT|FILE.yaml",
-        help="inject this fault, such as 'kill worker node=1 at=step:40'; may be repeated; see above",
-    )
-
-
-def asked(flags: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Read the flags, and the files that they name. Raises UsageError: one does not fit."""
-    faults: list[Fault] = []
-    for text in flags["fault"] or ():
-        faults += read(text_of(text, "--fault"), text) if names_file(text) else [grammar.parse(text)]
-    if len(faults) > MAX_FAULTS:
-        raise UsageError(f"--fault has {len(faults)} faults; the maximum is {MAX_FAULTS}")
-    return tuple(faults)
-
-
-def isolate(faults: Sequence[Fault]) -> bool:
-    """Whether the pods have a network of their own; for that the same command begins once more, in namespaces.
-
-    Raises:
-        UsageError: a fault cannot be carried out on this machine.
-    """
-    if is_inside():
-        return True
-    on_network = next((fault for fault in faults if fault.kind in OWN_NETWORK), None)
-    if on_network is None and not wants_names(faults):
-        return False
-    machine = look()
-    if not machine.why_not:
-        enter(machine)  # does not return
-    if on_network is not None:
-        raise UsageError(f"--fault {shown(on_network.text)} is not possible on this machine: {machine.why_not}")
-    _log.warning(
-        "the loss of node 0 cannot be survived here, because pods have no names of their own: %s", machine.why_not
-    )
-    return False
-
-
-def check_targets(
-    faults: Sequence[Fault], drafts: Sequence[Draft], grown: Callable[[int], Workload] | None
-) -> None:
-    """Hold them against this job; `grown` makes it with so many more nodes, None where it cannot. Logs hints.
-
-    Raises:
-        UsageError: a fault is for a pod that the job has not, or scales a job of a fixed size.
-    """
-    scales = [fault for fault in faults if fault.kind in ("add node", "scale")]
-    if scales and grown is None:
-        raise UsageError(
-            f"--fault {shown(scales[0].text)} needs a job that can grow, and this one has a fixed number of nodes; "
-            "use a range such as --nodes 1:2, or with -f a job with Worker replicas"
-        )
-    if scales and grown is not None:
-        largest = grown(_most(scales, workers_of(drafts)))
-        check_size(largest)
-        drafts = largest.drafts
-    for fault in faults:
-        if fault.hint:
-            _log.warning("%s", fault.hint)
-        target(fault, nodes_of(drafts), tuple(draft.hostname for draft in drafts))
-
-
-def _most(scales: Sequence[Fault], workers: int) -> int:
-    """By how many nodes the job grows at most."""
-    added = sum(fault.kind == "add node" for fault in scales)
-    return max(workers, *(fault.workers or 0 for fault in scales)) + added - workers
-
-
-# -- YAML files --------------------------------------------------------------------------------
-
-
-MAX_FAULTS = 1_000
-ENDS = (".yaml", ".yml")
-
-
-def names_file(text: str) -> bool:
-    """Whether `--fault` is given a file rather than a fault."""
-    return text.endswith(ENDS) and "=" not in text
-
-
-def read(text: str, source: str) -> tuple[Fault, ...]:
-    """All faults of a file, in its order; `source` is what messages call it.
-
-    Raises:
-        UsageError: it is no YAML, or a fault in it does not fit; the sentence names file and entry.
-    """
-    values = [value for value in read_values(text, source) if value is not None]
-    if len(values) != 1:
-        raise UsageError(f"{source} holds {len(values)} documents; expected one with faults: and a list")
-    document = Field(values[0], "", source)
-    for key, other in document.fields():
-        if key != "faults":
-            raise other.bad("only faults:")
-    entries = document.get("faults").items()
-    if not entries:
-        raise document.get("faults").bad("a list of faults")
-    if len(entries) > MAX_FAULTS:
-        raise UsageError(f"{source} holds {len(entries)} faults; the maximum is {MAX_FAULTS}")
-    return tuple(map(_fault, entries))
-
-
-def _fault(entry: Field) -> Fault:
-    where = f"{entry.where}: {entry.path}"
-    if isinstance(entry.value, str):
-        return grammar.parse(entry.value, where)
-    if not isinstance(entry.value, dict):
-        raise entry.bad("a text such as 'kill worker node=1', or an object with fault:")
-    kind = " ".join(entry.get("fault").text().split()[:5])
-    words = [f"{key}={_word(field)}" for key, field in entry.fields() if key != "fault" and field.given]
-    return grammar.build(kind, words, f"{where} ({shown(kind)[1:-1]})")
-
-
-def _word(field: Field) -> str:
-    """YAML makes numbers of some values."""
-    value: Any = field.value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)[:40]
-    return field.text()
-
-
-# -- what this machine can do, found out by trying ---------------------------------------------
-
-
-OWN_NETWORK = ("partition", "delay dns")
 PROGRAMS = ("unshare", "nsenter", "ip", "mount", "umount", "hostname", "sh")
 AS_USER = ("--user", "--map-root-user")
+_LAUNCHER = "launcher"  # a role that is no node of the job: it only starts ranks elsewhere
+_TRAINER = "node"  # the role of a TrainJob's nodes, beside which there may be initializers
 _PACKAGES = {"ip": "iproute2", "hostname": "hostname"}  # Debian's; all else is of util-linux
 _TRY_S = 20.0
 _CAPABILITY_TEST = """set -e
@@ -227,6 +35,75 @@ ip rule add from 10.77.0.2 blackhole
 mount --bind /etc/hosts /etc/hosts
 mount -t tmpfs -o mode=1777,size=1m shm /dev/shm
 """
+_log = logging.getLogger(__name__)
+
+
+# -- pods --------------------------------------------------------------------------------------
+
+
+def nodes_of(drafts: Iterable[Draft]) -> tuple[str, ...]:
+    """The pods that are nodes of the job, node 0 first; all of them where every pod only starts others."""
+    drafts = tuple(drafts)
+    nodes = [draft for draft in drafts if draft.role != _LAUNCHER]
+    trainers = [draft for draft in nodes if draft.role == _TRAINER]
+    return tuple(draft.hostname for draft in trainers or nodes or drafts)
+
+
+def workers_of(drafts: Iterable[Draft]) -> int:
+    """How many Worker replicas a job has."""
+    return sum(draft.role == "worker" for draft in drafts)
+
+
+def target(fault: InjectedFault, nodes: Sequence[str], pods: Sequence[str]) -> str | None:
+    """The name of the pod; None for a fault of the whole job.
+
+    `nodes` are those with an index, in its order; `pods` all, a launcher too. Of a name its end suffices: worker-0.
+
+    Raises:
+        UsageError: the job has no such pod.
+    """
+    if KINDS[fault.kind].is_of_job:
+        return None
+    where = f"--fault {shown(fault.text)}"
+    if fault.pod is None:
+        place = -1 if fault.node is None else fault.node
+        if place < len(nodes):
+            return nodes[place]
+        there = f"nodes 0 to {len(nodes) - 1}" if len(nodes) > 1 else "one node, 0"
+        raise UsageError(f"{where}: there is no node {place}; the job has {there}")
+    fitting = [pod for pod in pods if pod == fault.pod] or [pod for pod in pods if pod.endswith(f"-{fault.pod}")]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise UsageError(f"{where}: {fault.pod} is ambiguous: {' or '.join(fitting[:5])}; give the full name")
+    hint = did_you_mean(fault.pod, pods) or f"the job has {listed(pods)}"
+    raise UsageError(f"{where}: the job has no pod {fault.pod}; {hint}")
+
+
+def check_targets(
+    faults: Sequence[InjectedFault], drafts: Sequence[Draft], grown: Callable[[int], Workload] | None
+) -> None:
+    """Hold them against this job; `grown` makes it with so many more nodes, None where it cannot.
+
+    Raises:
+        UsageError: a fault is for a pod that the job has not, or scales a job of a fixed size.
+    """
+    scales = [fault for fault in faults if KINDS[fault.kind].scales]
+    if scales and grown is None:
+        raise UsageError(
+            f"--fault {shown(scales[0].text)} needs a job that can grow, and this one has a fixed number of nodes; "
+            "use a range such as --nodes 1:2, or with -f a job with Worker replicas"
+        )
+    if scales and grown is not None:
+        workers, added = workers_of(drafts), sum(fault.workers is None for fault in scales)
+        largest = grown(max(workers, *(fault.workers or 0 for fault in scales)) + added - workers)
+        check_size(largest)
+        drafts = largest.drafts
+    for fault in faults:
+        target(fault, nodes_of(drafts), tuple(draft.hostname for draft in drafts))
+
+
+# -- namespaces, where this machine permits them -----------------------------------------------
 
 
 class Machine(Struct, frozen=True, kw_only=True):
@@ -236,12 +113,36 @@ class Machine(Struct, frozen=True, kw_only=True):
     as_user: bool = False  # they can only with a namespace of users around them
 
 
-def is_inside() -> bool:
-    """Whether this process has namespaces of its own already."""
-    return os.environ.get(runtime_directory.INSIDE) == str(os.getpid())
+def isolate(faults: Sequence[InjectedFault]) -> bool:
+    """Whether the pods have a network of their own; for that the same command begins once more, in namespaces.
+
+    Raises:
+        UsageError: a fault cannot be carried out on this machine.
+    """
+    if os.environ.get(runtime_directory.INSIDE) == str(os.getpid()):
+        return True
+    on_network = next((fault for fault in faults if KINDS[fault.kind].needs_network), None)
+    if on_network is None and not wants_names(faults):
+        return False
+    machine = look()
+    if not machine.why_not:
+        _enter(machine)  # does not return
+    if on_network is not None:
+        raise UsageError(f"--fault {shown(on_network.text)} is not possible on this machine: {machine.why_not}")
+    _log.warning(
+        "the loss of node 0 cannot be survived here, because pods have no names of their own: %s", machine.why_not
+    )
+    return False
 
 
-def enter(machine: Machine) -> None:
+def wants_names(faults: Iterable[InjectedFault]) -> bool:
+    """Whether node 0 is lost for good: the survivors look for each other by their pods' names."""
+    return any(
+        fault.kind in ("kill pod", "term pod") and fault.back_s is None and fault.node == 0 for fault in faults
+    )
+
+
+def _enter(machine: Machine) -> None:
     """Become the same command in namespaces of its own; does not return. Signals and terminal stay as they are."""
     flags = (*(AS_USER if machine.as_user else ()), "--net", "--mount")
     argv = ("unshare", *flags, "--", sys.executable, "-c", RUN, *sys.argv[1:])
@@ -271,10 +172,3 @@ def _try(flags: Sequence[str]) -> str:
         return ""
     first = next(iter(done.err.strip().splitlines()), done.failure or f"exit code {done.code}")
     return f"network namespaces are not permitted here ({first[:120]})"
-
-
-def wants_names(faults: Iterable[Fault]) -> bool:
-    """Whether node 0 is lost for good: the survivors look for each other by their pods' names."""
-    return any(
-        fault.kind in ("kill pod", "term pod") and fault.back_s is None and fault.node == 0 for fault in faults
-    )

@@ -23,10 +23,10 @@ from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.mpi import ssh_client
 from trainer_launch.planning import programs
 from trainer_launch.planning.command import Kind, parse_command
-from trainer_launch.rehearsal.controllers import local_jobs, v1_pytorch
+from trainer_launch.rehearsal.controllers import local_jobs, v1
 from trainer_launch.rehearsal.controllers.local_jobs import FILES, OURS, RUN, LocalNetwork, own_environment
 from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
-from trainer_launch.rehearsal.controllers.pod_values import Container, File, Pod, Workload
+from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, PodFile, Workload
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods_of
 from trainer_launch.rehearsal.kubelet import pod_isolation
 from trainer_launch.rehearsal.kubelet.pod_isolation import OwnNetwork
@@ -54,15 +54,14 @@ class Kubelet:
         self._setting = setting
         self.network = OwnNetwork(scratch) if setting.own_network else None
         self._ssh_port: int | None = None
+        self._device = "lo" if self.network is None else pod_isolation.DEVICE
         self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
         self._lives: dict[str, int] = {}  # by pod with a place of its own
-        self._local = LocalNetwork(
-            pods={}, addresses={}
-        )  # with networks of their own, names and ports are the job's
+        # With networks of their own, names and ports are the job's.
+        self._local = LocalNetwork(pods={}, addresses={})
         self.pods: tuple[Pod, ...] = ()
         self._take_in(workload)
-        device = "lo" if self.network is None else pod_isolation.DEVICE
-        machine = {"OMP_NUM_THREADS": str(threads(self.pods)), "GLOO_SOCKET_IFNAME": device}
+        machine = {"OMP_NUM_THREADS": str(threads(self.pods)), "GLOO_SOCKET_IFNAME": self._device}
         self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
         # Paddle's launcher asks for the address of this machine's name, unless it is told.
         self._tells_address = workload.kind == "PaddleJob"
@@ -86,9 +85,9 @@ class Kubelet:
         fresh = tuple(pod for pod in made if pod.name not in {old.name for old in self.pods})
         self.pods = tuple(sorted(made, key=lambda pod: numbers[pod.name]))
         if self.network is None:
-            if v1_pytorch.PORT in workload.ports:
-                first = workload.ports[v1_pytorch.PORT]
-                self.pods = tuple(v1_pytorch.on_loopback(pod, first) for pod in self.pods)
+            if v1.MEETING_PORT in workload.ports:
+                first = workload.ports[v1.MEETING_PORT]
+                self.pods = tuple(local_jobs.with_meeting(pod, first) for pod in self.pods)
             local = replace(local_jobs.local_network_of(workload, self.pods), ports=self._local.ports)
             self._local = _with_ports(local, self.pods)
         else:
@@ -115,8 +114,9 @@ class Kubelet:
             if self._ssh_port is None:
                 ssh_client.make(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
                 self._ssh_port = network.free_port()
-            port = self._ssh_port
-            made = tuple(local_jobs.on_loopback(pod, port, str(self._scratch / pod.name / "tmp")) for pod in made)
+            port, device = self._ssh_port, self._device
+            scratch = {pod.name: str(self._scratch / pod.name / "tmp") for pod in made}
+            made = tuple(local_jobs.with_ssh(pod, port, scratch[pod.name], device) for pod in made)
         return made
 
     def check(self) -> None:
@@ -140,7 +140,7 @@ class Kubelet:
             "HOSTNAME": pod.name,
             **({"POD_IP": pod.address} if self._tells_address else {}),
             **({} if self.network is None else {"TMPDIR": str(self._scratch / pod.name / "tmp")}),
-            **(here.env if self.network is None else pod_isolation.off_loopback(here.env)),
+            **here.env,
             MARK: str(self.termination_message(pod, name)),
             runtime_directory.VARIABLE: self.runtime_directory_of(pod),
         }
@@ -187,8 +187,9 @@ class Kubelet:
         self._running = running
         for pod in self.pods:
             for container in pod.containers:
-                files = self._localised(pod, container, 1).files if _changes(container) else {}
-                for path, file in files.items():
+                if not any(file.parts for file in container.files.values()):
+                    continue
+                for path, file in self._localised(pod, container, 1).files.items():
                     if file.parts and Path(path).exists():
                         _write(Path(path), file, running)
 
@@ -252,11 +253,7 @@ def _mark_above(process: psutil.Process) -> str | None:
     return None if env is None else env.get(MARK)
 
 
-def _changes(container: Container) -> bool:
-    return any(file.parts for file in container.files.values())
-
-
-def _write(place: Path, file: File, running: frozenset[str]) -> None:
+def _write(place: Path, file: PodFile, running: frozenset[str]) -> None:
     """Whole or not at all, as a reader may come at any time."""
     data = file.while_running(running).encode(errors="surrogateescape")
     replace_file(str(place), data, 0o600 if file.key == "private" else file.mode)
@@ -281,24 +278,24 @@ def _with_ports(local: LocalNetwork, pods: tuple[Pod, ...]) -> LocalNetwork:
 _log = logging.getLogger(__name__)
 
 
-def argv_of(container: Container) -> tuple[str, ...]:
+def words_in(container: Container) -> tuple[str, ...]:
     """As the kubelet has it; without a command the image's ENTRYPOINT is taken to be the launcher."""
     words = (*container.command, *container.args)
+    return words if container.command or words[:1] == (OURS,) else (OURS, "run", "--", *words)
+
+
+def argv_of(container: Container) -> tuple[str, ...]:
+    """The container's words on this machine, where our launcher is this one."""
+    words = words_in(container)
     if container.platforms:
         return ("true",)
-    if not container.command:
-        words = words if words[:1] == (OURS,) else (OURS, "run", "--", *words)
-    if Path(words[0]).name == OURS:
-        return (sys.executable, "-c", RUN, *words[1:])
-    return words
+    return (sys.executable, "-c", RUN, *words[1:]) if Path(words[0]).name == OURS else words
 
 
 def program_of(container: Container) -> tuple[str, ...]:
     """What runs in the container, behind our launcher if it starts with that; () where only the launcher knows."""
-    words = (*container.command, *container.args)
-    if container.command and Path(words[0]).name != OURS:
-        return words
-    if not container.command and words[:1] != (OURS,):
+    words = words_in(container)
+    if Path(words[0]).name != OURS:
         return words
     return words[words.index("--") + 1 :] if words[1:2] == ("run",) and "--" in words else ()
 
@@ -379,22 +376,19 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
     if any(word.startswith(f"{scratch}/") for word in (words[0], *command.program[:1])):
         return  # of a volume, which is filled when the pod begins
     try:
-        if command.kind is Kind.SCRIPT and not command.python and not is_ours:
-            _check_itself(words[0], path)
         programs.check(command, path)
+        if (
+            command.kind is Kind.SCRIPT
+            and not is_ours
+            and not command.python
+            and not shutil.which(words[0], path=path)
+        ):
+            text = f"{words[0]!r} is not an executable in PATH; start it with 'python {words[0]}'"
+            raise NotRunnableError(text, found=os.path.exists(words[0]))
     except NotRunnableError as problem:
         found = problem.exit_code == 126
         text = f"container {container.name} of {pod.name}: {problem} (--command runs another program here)"
         raise NotRunnableError(text, found=found) from None
-
-
-def _check_itself(script: str, path: str | None) -> None:
-    if shutil.which(script, path=path) is None:
-        raise NotRunnableError(
-            f"{script!r} is not an executable in PATH; start it with 'python {script}' "
-            f"or 'trainer-launch run -- {script}'",
-            found=os.path.exists(script),
-        )
 
 
 def _check_gpus(process: Process) -> None:

@@ -5,25 +5,16 @@ The timeline has a lane for each pod, the faults above and the steps below, on o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
 
+from trainer_launch.model.units import counted, listed
 from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
-from trainer_launch.rehearsal.report.fault_costs import Analysis, Cost, Stretch
-from trainer_launch.rehearsal.report.history import Doing, Lane, Segment
-from trainer_launch.rehearsal.report.summary import (
-    FAULT_COLUMNS,
-    MOST_ROWS,
-    POD_COLUMNS,
-    Headline,
-    fault_rows,
-    headline,
-    pod_rows,
-    short_name,
-)
-from trainer_launch.rehearsal.report.wall_time import spent
-from trainer_launch.rehearsal.script_checks import Verdict, names
+from trainer_launch.rehearsal.report.fault_costs import FaultReport
+from trainer_launch.rehearsal.report.pod_rows import COLUMNS, UNKNOWN
+from trainer_launch.rehearsal.report.rehearsal_report import PodReport, RehearsalReport, StepLine, TimelineSegment
+from trainer_launch.rehearsal.report.text import MOST_FAULTS, condition, downtime, effect, pod_cells
 
 # Okabe and Ito's colours, told apart with any kind of colour vision, and the ink that is read on each.
 ATTEMPTS = (
@@ -35,119 +26,141 @@ ATTEMPTS = (
     ("#f0e442", "#000000"),
 )
 _SHEET = "".join(f".a{number}{{--c:{colour};--i:{ink}}}" for number, (colour, ink) in enumerate(ATTEMPTS))
+# By a pod's state: the class of page.css, and what the legend calls it.
+_RUNNING = "Running"
+_LOOKS = {
+    "Pending": ("waiting", "pending"),
+    "Init": ("init", "init containers"),
+    _RUNNING: ("running", ""),
+    "Terminating": ("stopping", "terminating"),
+    "Restarting": ("down", "restarting"),
+}
+_FAULT_COLUMNS = ("#", "at", "fault", "pod", "downtime", "repeated steps", "effect")
+_MANY_PODS = 16  # beyond, lanes are thinner
+_SPOKEN = 6  # faults: up to here each is written out on a line of its own
+_MARK_ROWS = 6
+_ROW_PX = 24
+_NUMBERED = 4.5  # percent: shorter segments have no number
+_MOST_POINTS = 1200  # of the steps' lines
+_SHOWN_PODS = 3
+_NO_STEPS = "Steps are unknown: print lines such as &quot;step 40&quot;, or call trainer_launch.report(step=40)."
 
 
-def page(analysis: Analysis, verdict: Verdict) -> str:
+def page(report: RehearsalReport) -> str:
     """The whole file."""
-    head = headline(analysis, verdict)
-    title = f"{head.text}; {analysis.history.kind} {analysis.history.name}"
     body = [
-        _header(head),
-        _failed_checks(verdict),
+        _header(report),
+        _failed_checks(report),
         "<section><h2>Pods over time</h2>",
-        _legend(analysis),
-        _chart(analysis),
+        _legend(report),
+        _chart(report),
         "</section>",
-        _wall_time(analysis),
-        _faults(analysis),
-        table("Pods and their messages", POD_COLUMNS, pod_rows(analysis)),
+        _faults(report),
+        table("Pods and their messages", [name.lower() for name in COLUMNS], _pods(report)),
     ]
-    return document(title, _SHEET, body, "Written by trainer-launch rehearse.")
-
-
-def _header(head: Headline) -> str:
-    sums = "".join(f"<li><b>{escape(figure)}</b><span>{escape(what)}</span></li>" for figure, what in head.sums)
-    return (
-        f'<header class="{head.tone}"><h1>{escape(head.text)}</h1><p>{escape(head.about)}</p>'
-        f'<ul class="sums">{sums}</ul></header>'
+    return document(
+        f"{report.summary}; {report.job.kind} {report.job.name}",
+        _SHEET,
+        body,
+        "Written by trainer-launch rehearse.",
     )
 
 
-def _failed_checks(verdict: Verdict) -> str:
-    if not verdict.failed and not verdict.remarks:
-        return ""
+def _header(report: RehearsalReport) -> str:
+    has_failed = report.failed_checks or report.succeeded is False or len(report.happened) < len(report.faults)
+    tone = "bad" if has_failed else "plain" if report.succeeded is None else "good"
+    counts = ((len(report.pods), "pod"), (len(report.happened), "fault"), (report.attempts, "attempt"))
+    sums = (
+        *(counted(number, noun).split(" ") for number, noun in counts),
+        (UNKNOWN if report.downtime_s is None else seconds(report.downtime_s), "without a new step"),
+        (UNKNOWN if report.repeated_steps is None else f"{report.repeated_steps:,}", "repeated steps"),
+        (UNKNOWN if report.highest_step is None else f"{report.highest_step:,}", "highest step"),
+    )
+    items = "".join(f"<li><b>{escape(figure)}</b><span>{what}</span></li>" for figure, what in sums)
+    return (
+        f'<header class="{tone}"><h1>{escape(report.summary)}</h1><p>{escape(clean(condition(report)))}</p>'
+        f'<ul class="sums">{items}</ul></header>'
+    )
+
+
+def _failed_checks(report: RehearsalReport) -> str:
     items = "".join(
-        f"<li><b>{escape(one.check.value)}</b>, {escape(clean(names(one.pods)))} at {one.at_s:.1f} s: "
-        f'{escape(clean(one.evidence))}.<span class="mend">→ {escape(one.advice)}.</span></li>'
-        for one in verdict.failed
+        f"<li><b>{escape(failure.check.value)}</b>, {escape(clean(listed(failure.pods, _SHOWN_PODS)))} "
+        f"at {failure.at_s:.1f} s: {escape(clean(failure.evidence))}."
+        f'<span class="mend">→ {escape(failure.advice)}.</span></li>'
+        for failure in report.failed_checks
     )
     title = "<h2>Failed checks, and what to do</h2>" if items else ""
-    remarks = "".join(f'<p class="note">Not checked: {escape(clean(one))}.</p>' for one in verdict.remarks)
-    return f'<section>{title}<ul class="broken">{items}</ul>{remarks}</section>'
+    remarks = "".join(f'<p class="note">Not checked: {escape(clean(text))}.</p>' for text in report.not_checked)
+    return f'<section>{title}<ul class="broken">{items}</ul>{remarks}</section>' if items or remarks else ""
 
 
-def _wall_time(analysis: Analysis) -> str:
-    known = sorted(((one_s, kind) for kind, one_s in spent(analysis.spans).items()), reverse=True)
-    whole_s = sum(one_s for one_s, _ in known)
-    rows = [(kind.words, seconds(one_s), f"{100 * one_s / whole_s:.1f} %") for one_s, kind in known]
-    return table("Where the time went", ("phase", "time", "share"), rows) if rows else ""
-
-
-def _faults(analysis: Analysis) -> str:
-    if not analysis.costs:
+def _faults(report: RehearsalReport) -> str:
+    if not report.faults:
         return ""
-    left = len(analysis.costs) - MOST_ROWS
+    rows = [
+        (
+            UNKNOWN if fault.number is None else str(fault.number),
+            seconds(fault.at_s),
+            clean(fault.fault),
+            report.short_name(fault.pod),
+            downtime(fault),
+            UNKNOWN if fault.repeated_steps is None else f"{fault.repeated_steps:,}",
+            effect(fault),
+        )
+        for fault in report.faults[:MOST_FAULTS]
+    ]
+    left = len(report.faults) - MOST_FAULTS
     more = f'<p class="note">… and {left} more.</p>' if left > 0 else ""
-    return table("Cost of each fault", FAULT_COLUMNS, fault_rows(analysis)) + more
+    return table("Cost of each fault", _FAULT_COLUMNS, rows) + more
+
+
+def _pods(report: RehearsalReport) -> list[tuple[str, ...]]:
+    """As in the table on the terminal; a pod without a message shows its last line."""
+    return [
+        tuple(map(clean, (*cells[:-1], cells[-1] or pod.last_line or UNKNOWN)))
+        for cells, pod in zip(pod_cells(report), report.pods, strict=True)
+    ]
 
 
 # -- the timeline ------------------------------------------------------------------------------
 
 
-_MANY_PODS = 16  # beyond, lanes are thinner
-_SPOKEN = 6  # faults: up to here each is written out on a line of its own
-_MARK = 8.5  # percent of a narrow page that one mark takes
-_MARK_ROWS = 6
-_ROW_PX = 24
-_NUMBERED = 4.5  # percent: shorter segments have no number
-_MOST_SEGMENTS = 300  # of a lane
-_MOST_POINTS = 1200  # of the curve
-_NO_STEPS = "Steps are unknown: print lines such as &quot;step 40&quot;, or call trainer_launch.report(step=40)."
-
-
-def _legend(analysis: Analysis) -> str:
-    attempts = max((lane.attempts for lane in analysis.lanes), default=0)
+def _legend(report: RehearsalReport) -> str:
     shown = [
         (f"running a{_colour(number)}", f"attempt {number}")
-        for number in range(1, min(attempts, len(ATTEMPTS)) + 1)
+        for number in range(1, min(report.attempts, len(ATTEMPTS)) + 1)
     ]
-    if attempts > len(ATTEMPTS):
+    if report.attempts > len(ATTEMPTS):
         shown[-1] = (shown[-1][0], f"attempt {len(ATTEMPTS)}; later attempts start again with blue")
-    seen = {one.doing for lane in analysis.lanes for one in lane.segments}
-    for doing, text in (
-        (Doing.WAITING, "pending"),
-        (Doing.INIT, "init containers"),
-        (Doing.STOPPING, "terminating"),
-        (Doing.DOWN, "restarting"),
-    ):
-        if doing in seen:
-            shown.append((f"{doing.value} a0", text))
-    items = [f'<li><i class="{kind}"></i>{text}</li>' for kind, text in shown]
-    if analysis.costs:
+    states = {segment.state for pod in report.pods for segment in pod.timeline}
+    shown += [(f"{look} a0", words) for state, (look, words) in _LOOKS.items() if state in states and words]
+    items = [f'<li><i class="{kind}"></i>{words}</li>' for kind, words in shown]
+    if report.happened:
         items.append('<li><i class="fault">1</i>a fault; a bar on the pod it hit</li>')
-    if analysis.curve and analysis.costs:
+    if report.steps and report.happened:
         items.append('<li><i class="band"></i>no new step</li>')
-    if len(analysis.curve) > 1:
+    if len(report.steps) > 1:
         items.append('<li><i class="dashes"></i>back to the step from which training resumed</li>')
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _chart(analysis: Analysis) -> str:
+def _chart(report: RehearsalReport) -> str:
     """All of it; positions are percentages of the time that the rehearsal took."""
-    scale = Scale(max(analysis.totals.took_s, 0.001))
-    labels = [short_name(analysis, lane.pod) for lane in analysis.lanes]
+    scale = Scale(max(report.took_s, 0.001))
+    labels = [report.short_name(pod.name) for pod in report.pods]
     chars = max([5, *map(len, labels)])
-    many = " many" if len(analysis.lanes) > _MANY_PODS else ""
-    hits = [one for one in analysis.costs if not one.is_missed]
+    many = " many" if len(report.pods) > _MANY_PODS else ""
+    hits = report.happened
     lanes = "".join(
-        _lane(lane, label, scale, [one for one in hits if one.fault.pod in (None, lane.pod)])
-        for lane, label in zip(analysis.lanes, labels, strict=True)
+        _lane(pod, label, scale, [fault for fault in hits if fault.pod in (None, pod.name)])
+        for pod, label in zip(report.pods, labels, strict=True)
     )
-    lines = "".join(f'<span style="left:{scale.at(one.fault.at_s)}"></span>' for one in hits)
+    lines = "".join(f'<span style="left:{scale.at(fault.at_s)}"></span>' for fault in hits)
     return (
         f'<div class="chart{many}" style="--chars:{chars}">{_marks(hits, scale)}'
         f'<div class="plot"><div class="row lines"><i></i><div class="track all">{lines}</div></div>'
-        f"{lanes}{_steps(analysis, scale)}</div>{axis(scale)}</div>"
+        f"{lanes}{_steps(report, scale)}</div>{axis(scale)}</div>"
     )
 
 
@@ -155,137 +168,101 @@ def _colour(attempt: int) -> int:
     return (max(1, attempt) - 1) % len(ATTEMPTS)
 
 
-# -- faults and lanes -----------------------------------------------------------------------------
-
-
-def _marks(hits: Sequence[Cost], scale: Scale) -> str:
+def _marks(hits: Sequence[FaultReport], scale: Scale) -> str:
+    """The faults' numbers; of few faults their words, too."""
     if not hits:
         return ""
-    if len(hits) <= _SPOKEN:
-        rows = list(range(len(hits)))
-        made = "".join(_spoken(one, row, scale) for one, row in zip(hits, rows, strict=True))
-    else:
-        rows = _packed([scale.percent(one.fault.at_s) for one in hits])
-        made = "".join(_mark(one, row, scale) for one, row in zip(hits, rows, strict=True))
-    height = (max(rows) + 1) * _ROW_PX
-    return f'<div class="row"><i></i><div class="marks" style="height:{height}px">{made}</div></div>'
-
-
-def _mark(cost: Cost, row: int, scale: Scale) -> str:
-    wide = " wide" if cost.number > 99 else ""
-    place = f"left:{scale.at(cost.fault.at_s)};top:{row * _ROW_PX}px"
-    return f'<b class="fault{wide}" style="{place}" title="{_told(cost)}">{cost.number}</b>'
-
-
-def _spoken(cost: Cost, row: int, scale: Scale) -> str:
-    """A mark with its words beside it, on the side where there is room."""
-    at, text = scale.percent(cost.fault.at_s), escape(clean(cost.fault.text))
-    top = row * _ROW_PX
-    side = (
-        f"left:calc({at:.3f}% + 14px);max-width:calc({100 - at:.3f}% - 14px)"
-        if at < 55
-        else f"right:calc({100 - at:.3f}% + 14px);max-width:calc({at:.3f}% - 14px)"
+    is_spoken = len(hits) <= _SPOKEN
+    marks = "".join(
+        _mark(fault, row % _MARK_ROWS * _ROW_PX, scale, is_spoken=is_spoken) for row, fault in enumerate(hits)
     )
-    return f'{_mark(cost, row, scale)}<span class="said" style="{side};top:{top}px">{text}</span>'
+    height = min(len(hits), _MARK_ROWS) * _ROW_PX
+    return f'<div class="row"><i></i><div class="marks" style="height:{height}px">{marks}</div></div>'
 
 
-def _packed(places: Sequence[float]) -> list[int]:
-    """A row for each mark, so that those of a row do not touch even on a narrow page; crowds share the last."""
-    ends = [-_MARK] * _MARK_ROWS
-    rows = []
-    for place in places:
-        row = next((row for row, end in enumerate(ends) if place >= end + _MARK), None)
-        if row is None:
-            row = min(range(_MARK_ROWS), key=ends.__getitem__)
-        ends[row] = place
-        rows.append(row)
-    return rows
+def _mark(fault: FaultReport, top_px: int, scale: Scale, *, is_spoken: bool) -> str:
+    """A number, and words on the side where there is room."""
+    at = scale.percent(fault.at_s)
+    wide = " wide" if (fault.number or 0) > 99 else ""
+    place = f"left:{at:.3f}%;top:{top_px}px"
+    mark = f'<b class="fault{wide}" style="{place}" title="{_title(fault)}">{fault.number}</b>'
+    if not is_spoken:
+        return mark
+    side, room = ("left", 100 - at) if at < 55 else ("right", at)
+    place = f"{side}:calc({100 - room:.3f}% + 14px);max-width:calc({room:.3f}% - 14px);top:{top_px}px"
+    return f'{mark}<span class="said" style="{place}">{escape(clean(fault.fault))}</span>'
 
 
-def _told(cost: Cost) -> str:
-    return escape(f"{cost.number}: {clean(cost.fault.text)}, at {seconds(cost.fault.at_s)}")
+def _title(fault: FaultReport) -> str:
+    return escape(f"{fault.number}: {clean(fault.fault)}, at {seconds(fault.at_s)}")
 
 
-def _lane(lane: Lane, label: str, scale: Scale, hits: Iterable[Cost]) -> str:
-    segments = "".join(_segment(one, scale) for one in _fewer(lane.segments))
-    marks = "".join(_hit(one, scale) for one in hits)
-    name = f'<div class="name" title="{escape(clean(lane.pod))}">{escape(label)}</div>'
+def _lane(pod: PodReport, label: str, scale: Scale, hits: Sequence[FaultReport]) -> str:
+    segments = "".join(_segment(segment, scale) for segment in pod.timeline)
+    marks = "".join(_hit(fault, scale) for fault in hits)
+    name = f'<div class="name" title="{escape(clean(pod.name))}">{escape(label)}</div>'
     return f'<div class="row lane">{name}<div class="track">{segments}{marks}</div></div>'
 
 
-def _hit(cost: Cost, scale: Scale) -> str:
-    made = f'<span class="hit" style="left:{scale.at(cost.fault.at_s)}" title="{_told(cost)}"></span>'
-    if cost.over_s is not None:
-        made += f'<span class="lasts" style="{scale.span(cost.fault.at_s, cost.over_s)}"></span>'
-    return made
+def _hit(fault: FaultReport, scale: Scale) -> str:
+    mark = f'<span class="hit" style="left:{scale.at(fault.at_s)}" title="{_title(fault)}"></span>'
+    if fault.over_s is not None:
+        mark += f'<span class="lasts" style="{scale.span(fault.at_s, fault.over_s)}"></span>'
+    return mark
 
 
-def _segment(one: Segment, scale: Scale) -> str:
-    place = scale.span(one.begin_s, one.end_s)
-    is_long = scale.percent(one.end_s) - scale.percent(one.begin_s) >= _NUMBERED + 2.5 * (one.attempt > 9)
-    number = str(one.attempt) if one.doing is Doing.RUNNING and is_long else ""
-    told = f"{one.doing.value}, attempt {one.attempt}, {seconds(one.begin_s)} to {seconds(one.end_s)}"
+def _segment(segment: TimelineSegment, scale: Scale) -> str:
+    look, _ = _LOOKS.get(segment.state, _LOOKS["Pending"])
+    width = scale.percent(segment.end_s) - scale.percent(segment.begin_s)
+    has_room = width >= _NUMBERED + 2.5 * (segment.attempt > 9)
+    number = str(segment.attempt) if segment.state == _RUNNING and has_room else ""
+    times = f"{seconds(segment.begin_s)} to {seconds(segment.end_s)}"
     return (
-        f'<span class="s {one.doing.value} a{_colour(one.attempt)}" style="{place}" title="{told}">{number}</span>'
+        f'<span class="s {look} a{_colour(segment.attempt)}" style="{scale.span(segment.begin_s, segment.end_s)}" '
+        f'title="{escape(segment.state)}, attempt {segment.attempt}, {times}">{number}</span>'
     )
 
 
-def _fewer(segments: Sequence[Segment]) -> Sequence[Segment]:
-    if len(segments) <= _MOST_SEGMENTS:
-        return segments
-    longest = sorted(segments, key=lambda one: one.begin_s - one.end_s)[:_MOST_SEGMENTS]
-    return sorted(longest, key=lambda one: one.begin_s)
+# -- steps -------------------------------------------------------------------------------------
 
 
-# -- steps and the axis ---------------------------------------------------------------------------
-
-
-def _steps(analysis: Analysis, scale: Scale) -> str:
-    points = [point for stretch in analysis.curve for point in stretch.points]
-    if not points:
+def _steps(report: RehearsalReport, scale: Scale) -> str:
+    if report.highest_step is None:
         return f'<p class="note">{_NO_STEPS}</p>'
-    top = max(1, *(step for _, step in points))
+    top = max(1, report.highest_step)
     still = "".join(
-        f'<span class="still" style="{scale.span(one.stands_s, one.goes_on_s)}"></span>'
-        for one in analysis.costs
-        if one.stands_s is not None and one.goes_on_s is not None and one.goes_on_s > one.stands_s
+        f'<span class="still" style="{scale.span(*fault.stood_still_s)}"></span>'
+        for fault in report.faults
+        if fault.downtime_s and fault.stood_still_s is not None
     )
     middle = top // 2
     sides = "".join(
-        f'<span style="top:{100 - 100 * step / top:.2f}%">{step:,}</span>'
-        for step in dict.fromkeys((top, middle, 0))
+        f'<span style="top:{_height(step, top)}%">{step:,}</span>' for step in dict.fromkeys((top, middle, 0))
     )
-    at = f"{100 - 100 * middle / top:.2f}"
-    grid = f'<line class="grid" x1="0" x2="100" y1="{at}" y2="{at}"/>'
-    lines = "".join(_line(one, analysis.curve, scale, top) for one in analysis.curve)
+    grid = f'<line class="grid" x1="0" x2="100" y1="{_height(middle, top)}" y2="{_height(middle, top)}"/>'
+    lines = "".join(_line(line, len(report.steps), scale, top) for line in report.steps)
+    backs = "".join(_back(line, after, scale, top) for line, after in pairwise(report.steps))
     return (
         f'<div class="row steps"><div class="scale">{sides}</div><div class="track">{still}'
-        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-label="steps over time">{grid}'
-        f"{_backs(analysis.curve, scale, top)}{lines}</svg>"
-        f"{''.join(_dot(one, scale, top) for one in analysis.curve if len(one.points) == 1)}"
-        '<b class="of">step</b></div></div>'
+        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-label="steps over time">{grid}{backs}{lines}'
+        '</svg><b class="of">step</b></div></div>'
     )
 
 
-def _line(stretch: Stretch, curve: Sequence[Stretch], scale: Scale, top: int) -> str:
-    most = max(2, _MOST_POINTS // len(curve))
-    each = max(1, -(-len(stretch.points) // most))
-    kept = [*stretch.points[::each], stretch.points[-1]]
-    text = " ".join(f"{scale.percent(at_s):.3f},{100 - 100 * step / top:.3f}" for at_s, step in kept)
-    return f'<polyline class="a{_colour(stretch.attempt)}" points="{text}"/>'
+def _height(step: int, top: int) -> str:
+    return f"{100 - 100 * step / top:.3f}"
 
 
-def _dot(stretch: Stretch, scale: Scale, top: int) -> str:
-    at_s, step = stretch.points[0]
-    place = f"left:{scale.at(at_s)};top:{100 - 100 * step / top:.3f}%"
-    return f'<span class="one a{_colour(stretch.attempt)}" style="{place}"></span>'
+def _line(line: StepLine, lines: int, scale: Scale, top: int) -> str:
+    """At most its share of the points; a single one is drawn as a dot."""
+    each = -(-len(line.points) // max(2, _MOST_POINTS // lines))
+    kept = [*line.points[::each], line.points[-1]]
+    text = " ".join(f"{scale.percent(at_s):.3f},{_height(step, top)}" for at_s, step in kept)
+    return f'<polyline class="a{_colour(line.attempt)}" stroke-linecap="round" points="{text}"/>'
 
 
-def _backs(curve: Sequence[Stretch], scale: Scale, top: int) -> str:
-    """From the last step of an attempt to the first of the next: what is lost goes down."""
-    made = []
-    for one, after in pairwise(curve):
-        (from_s, high), (to_s, low) = one.points[-1], after.points[0]
-        ends = f'x1="{scale.percent(from_s):.3f}" y1="{100 - 100 * high / top:.3f}"'
-        made.append(f'<line class="back" {ends} x2="{scale.percent(to_s):.3f}" y2="{100 - 100 * low / top:.3f}"/>')
-    return "".join(made)
+def _back(line: StepLine, after: StepLine, scale: Scale, top: int) -> str:
+    """From the last step of an attempt to the first of the next: what is repeated goes down."""
+    (from_s, high), (to_s, low) = line.points[-1], after.points[0]
+    ends = f'x1="{scale.percent(from_s):.3f}" y1="{_height(high, top)}"'
+    return f'<line class="back" {ends} x2="{scale.percent(to_s):.3f}" y2="{_height(low, top)}"/>'

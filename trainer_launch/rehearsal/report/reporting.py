@@ -1,4 +1,4 @@
-"""What people see of a rehearsal: a live table while it runs, the verdict and the reports at its end."""
+"""The options of `rehearse` about reports: a live table while it runs, files at its end."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from typing import Any
 from trainer_launch.host import files, logs
 from trainer_launch.model import removed
 from trainer_launch.model.errors import NodeError, UsageError
+from trainer_launch.model.value_parsers import parse_number, shown
 from trainer_launch.observability import live
 from trainer_launch.preflight.report_formats import check_ending
-from trainer_launch.rehearsal.report.data import data
-from trainer_launch.rehearsal.report.fault_costs import analyse
 from trainer_launch.rehearsal.report.history import History
 from trainer_launch.rehearsal.report.html_page import page
-from trainer_launch.rehearsal.report.summary import cost_lines
-from trainer_launch.rehearsal.script_checks import MAX_LOST_STEPS, judge
+from trainer_launch.rehearsal.report.rehearsal_report import as_json, report_of
+from trainer_launch.rehearsal.report.text import text
+from trainer_launch.rehearsal.script_checks import MAX_LOST_STEPS
 
 _MODE = 0o644
 _MOST_PODS = 12  # in the live table
+_MOST_STEPS = 10**12
 Rows = Callable[[int], tuple[str, Sequence[Sequence[str]]]]  # title, heading and rows, with at most so many pods
 
 
@@ -48,82 +49,73 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
 class Reporting:
     """What is shown and written of one rehearsal."""
 
-    def __init__(self, reports: Sequence[str], max_lost_steps: int) -> None:
-        self._reports, self._max_lost_steps = reports, max_lost_steps
+    def __init__(self, paths: Sequence[str], max_lost_steps: int) -> None:
+        self._paths, self._max_lost_steps = paths, max_lost_steps
         self._has_table = live.is_wanted()
 
     @classmethod
     def of(cls, flags: Mapping[str, Any]) -> Reporting:
         """As the command line has it. Raises UsageError: a report that cannot be written, or no number of steps."""
-        reports = tuple(flags["reports"] or ())
-        if reports and flags["render"]:
+        paths = tuple(flags["reports"] or ())
+        if paths and flags["render"]:
             raise UsageError("--report and --render exclude each other: --render runs nothing; remove one of them")
-        check(reports)
-        return cls(reports, _steps(flags["max_lost_steps"]))
+        for path in paths:
+            check(path)
+        return cls(paths, parse_steps(flags["max_lost_steps"]))
 
     @property
     def needs_steps(self) -> bool:
         """Whether steps and generations are shown, which cost a little to find out."""
-        return bool(self._reports) or self._has_table
+        return bool(self._paths) or self._has_table
 
     def table(self, rows: Rows) -> contextlib.AbstractContextManager[None]:
         """The live table until the block ends, if somebody looks; `rows` is called in another thread."""
         return live.table(lambda most: rows(min(most, _MOST_PODS))) if self._has_table else contextlib.nullcontext()
 
-    def conclude(self, history: History, code: int) -> int:
-        """Print which checks failed, write the reports; return the rehearsal's exit code."""
-        return conclude(history, code, self._reports, self._max_lost_steps)
+    def conclude(self, history: History) -> int:
+        """Print and write the report; return the rehearsal's exit code."""
+        report = report_of(history, self._max_lost_steps)
+        sys.stderr.write(text(report))
+        for path in self._paths:
+            is_page = Path(path).suffix.lower() == ".html"
+            _write(path, page(report) if is_page else json.dumps(as_json(report), indent=2) + "\n")
+        return report.exit_code
 
 
-def _steps(text: str | None) -> int:
-    if text is None:
-        return MAX_LOST_STEPS
-    if not text.isascii() or not text.isdigit() or len(text) > 12:
-        raise UsageError(f"invalid value {text[:40]!r} for --max-lost-steps: expected a whole number, 0 or more")
-    return int(text)
+def parse_steps(typed: str | None) -> int:
+    """The value of --max-lost-steps. Raises UsageError: it is no number of steps."""
+    steps = MAX_LOST_STEPS if typed is None else parse_number(typed, 0, _MOST_STEPS)
+    if steps is None:
+        raise UsageError(
+            f"invalid value {shown(typed or '')} for --max-lost-steps: expected a whole number, 0 or more"
+        )
+    return steps
 
 
-# -- reports -----------------------------------------------------------------------------------
-
-
-def check(paths: Sequence[str]) -> None:
-    """Find out before the job starts whether its reports can be written.
+def check(path: str) -> None:
+    """Find out before the job starts whether a report can be written.
 
     Raises:
         UsageError: another ending, or a folder that is not there or not ours.
     """
-    for path in paths:
-        if Path(path).suffix.lower() == ".png":
-            removed.refuse("--report FILE.png", f"--report {path}")
-        check_ending(path)
-        if os.path.isdir(path):
-            raise UsageError(f"--report {path!r} is a directory; name a file in it")
-        try:
-            with tempfile.NamedTemporaryFile(dir=os.path.dirname(os.path.realpath(path)), prefix=".report-"):
-                pass
-        except OSError as problem:
-            raise UsageError(
-                f"--report {path!r} cannot be written: {problem.strerror}; name a file in a writable directory"
-            ) from None
+    if Path(path).suffix.lower() == ".png":
+        removed.refuse("--report FILE.png", f"--report {path}")
+    check_ending(path)
+    if os.path.isdir(path):
+        raise UsageError(f"--report {path!r} is a directory; name a file in it")
+    try:
+        with tempfile.NamedTemporaryFile(dir=os.path.dirname(os.path.realpath(path)), prefix=".report-"):
+            pass
+    except OSError as problem:
+        raise UsageError(
+            f"--report {path!r} cannot be written: {problem.strerror}; name a file in a writable directory"
+        ) from None
 
 
-def conclude(history: History, code: int, paths: Sequence[str], max_lost_steps: int) -> int:
-    """Print what the faults cost and which checks failed, write the reports; return the rehearsal's exit code."""
-    analysis = analyse(history)
-    verdict = judge(analysis, max_lost_steps)
-    code = verdict.exit_code(code)
-    sys.stderr.write(cost_lines(analysis) + verdict.text())
-    for path in paths:
-        is_page = Path(path).suffix.lower() == ".html"
-        made = page(analysis, verdict) if is_page else json.dumps(data(analysis, verdict, code), indent=2) + "\n"
-        _write(path, made)
-    return code
-
-
-def _write(path: str, text: str) -> None:
+def _write(path: str, content: str) -> None:
     """One report; no rehearsal ends otherwise for want of it."""
     try:
-        files.replace(os.path.realpath(path), text.encode(errors="replace"), _MODE)
+        files.replace(os.path.realpath(path), content.encode(errors="replace"), _MODE)
     except (NodeError, OSError) as problem:
         why = problem.strerror if isinstance(problem, OSError) and problem.strerror else problem
         logs.warn(f"--report: {path} was not written: {why}")

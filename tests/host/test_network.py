@@ -1,0 +1,76 @@
+"""Who holds a port that we cannot have; what the resolver says of a name, and does not say in time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from trainer_launch.host import dns, network
+from trainer_launch.host.dns import Answer
+from trainer_launch.host.network import listen
+from trainer_launch.model import Endpoint
+from trainer_launch.model.errors import NodeError
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", ""])
+def test_whoever_listens_is_named(address: str) -> None:
+    with listen(Endpoint(address, 0)) as taken:  # without an address on IPv6 too, where there is one
+        port = taken.getsockname()[1]
+        assert network.listener(port).startswith(f"pid {os.getpid()} (")
+    assert network.listener(port) == ""
+
+
+def test_a_coordinator_that_cannot_listen_says_who_has_the_port() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(NodeError, match=rf"already in use by pid {os.getpid()} \("),
+    ):
+        listen(Endpoint("127.0.0.1", taken.getsockname()[1]))
+
+
+FOUND = frozenset({"10.0.0.6"})
+
+
+@pytest.mark.parametrize(
+    ("number", "answer"),
+    [
+        (socket.EAI_NONAME, Answer.NXDOMAIN),
+        (socket.EAI_NODATA, Answer.NO_DATA),
+        (socket.EAI_AGAIN, Answer.TEMPORARY),
+        (socket.EAI_FAIL, Answer.FAILED),
+        (socket.EAI_MEMORY, Answer.FAILED),
+        (None, Answer.FAILED),
+    ],
+)
+def test_what_the_resolver_says_is_told_apart(number: int | None, answer: Answer) -> None:
+    def lookup(name: str) -> frozenset[str]:
+        if name == "there":
+            return FOUND
+        raise OSError(number, "as the resolver says") if number else OSError("no number")
+
+    assert dns.lookup_all(["absent", "there"], 10.0, lookup) == {"absent": answer, "there": FOUND}
+
+
+def test_a_name_that_is_not_answered_in_time_may_be_there() -> None:
+    release = threading.Event()
+
+    def lookup(name: str) -> frozenset[str]:
+        assert name == "there" or release.wait(60)
+        return FOUND
+
+    began_s = time.monotonic()
+    try:
+        found = dns.lookup_all(["silent", "there"], 0.5, lookup)
+    finally:
+        release.set()
+    assert found == {"silent": Answer.TEMPORARY, "there": FOUND}
+    assert time.monotonic() - began_s < 20
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 64, "." * 3, ""])
+def test_a_name_that_cannot_exist_is_denied(name: str) -> None:
+    assert dns.lookup_all([name], 10.0) == {name: Answer.NXDOMAIN}

@@ -1,0 +1,179 @@
+"""A connection between a launcher and its coordinator that is reset, as firewalls and proxies do."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+
+import pytest
+
+from tests.membership.test_server import await_, cluster  # noqa: F401 - a fixture
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.client import Client, Connected, Disconnected
+from trainer_launch.membership.membership import begin, step
+from trainer_launch.membership.state import Gone, Phase, Said, Settings, Tick, status
+from trainer_launch.model import Endpoint
+
+SOON_S = 0.3
+
+
+class Proxy:
+    """Passes connections on to a port of loopback, and resets them."""
+
+    def __init__(self, port):
+        self._port, self._pairs = port, []
+        self.is_passing = True
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                if not self.is_passing:
+                    near.close()
+                    continue
+                far = socket.create_connection(("127.0.0.1", self._port))
+                self._pairs += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source, sink):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+
+    def reset(self):
+        """Let both ends read ECONNRESET."""
+        pairs, self._pairs = self._pairs, []
+        for sock in pairs:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RD)
+            sock.close()
+
+    def close(self):
+        self._listener.close()
+        self.reset()
+
+
+@pytest.fixture
+def behind_a_proxy(cluster):  # noqa: F811
+    """A coordinator with a lease of 2 s, node 0, and node 1 behind a proxy; both train."""
+    cluster.serve(2, lease_s=2.0)
+    proxy = Proxy(cluster.port)
+    cluster.open.callback(proxy.close)
+    zero = cluster.node(0)
+    one = Client(Endpoint("127.0.0.1", proxy.port), msg.Hello(msg.VERSION, "job", 1, "pod-1", "1-a"))
+    cluster.open.callback(one.close)
+    cluster.form([zero, one])
+    return cluster, proxy, zero, one
+
+
+def test_a_reset_connection_restarts_nothing(behind_a_proxy):
+    coordinator, proxy, zero, one = behind_a_proxy
+    for _ in range(3):
+        proxy.reset()
+        await_(one, Disconnected)
+        await_(one, Connected)
+    one.send(msg.Done(1))
+    zero.send(msg.Done(1))
+    await_(zero, msg.Finished)
+    await_(one, msg.Finished)
+    assert sum("connected again within its lease; nothing restarts" in text for text in coordinator.said) == 3
+    assert not any("is over" in text for text in coordinator.said)
+
+
+def test_a_failure_that_was_lost_with_the_connection_is_reported_on_the_next(behind_a_proxy):
+    _, proxy, zero, one = behind_a_proxy
+    proxy.is_passing = False
+    proxy.reset()
+    await_(one, Disconnected)
+    one.send(msg.Failed(1, 1, 7, None))
+    proxy.is_passing = True
+    assert await_(zero, msg.Restart).reason.startswith("rank 1 failed on node 1 (pod-1) with exit code 7")
+
+
+def test_a_node_that_does_not_come_back_is_lost_with_its_lease(behind_a_proxy):
+    _, proxy, zero, _ = behind_a_proxy
+    proxy.is_passing = False
+    proxy.reset()
+    restart = await_(zero, msg.Restart)
+    assert restart.reason == "node 1 (pod-1) is gone"
+    assert 1.0 < restart.unnoticed_s < 5.0
+
+
+class Table:
+    """The coordinator's state with two nodes that train, and a clock."""
+
+    def __init__(self):
+        self.state, self.now_s = begin(Settings(job="job", min_nodes=2, max_nodes=2, max_restarts=3)), 0.0
+        for rank in (0, 1):
+            self.hello(peer=rank, rank=rank)
+            self.step(Said(rank, msg.Join(f"i{rank}")))
+        self.step(Tick())
+        self.step(Said(0, msg.Store(1, "h0", 1)))
+        assert self.phase is Phase.RUNNING
+        self.now_s = 100.0
+        for rank in (0, 1):
+            self.step(Said(rank, msg.Renew()))
+
+    @property
+    def phase(self):
+        return self.state.phase
+
+    def step(self, event):
+        self.state, replies = step(self.state, event, self.now_s)
+        return replies
+
+    def hello(self, *, peer, rank, incarnation=None, generation=0):
+        name = incarnation or f"i{rank}"
+        return self.step(Said(peer, msg.Hello(msg.VERSION, "job", rank, f"h{rank}", name, generation=generation)))
+
+
+def test_a_new_connection_may_come_before_the_old_ones_end():
+    table = Table()
+    table.hello(peer=7, rank=1, generation=1)
+    table.step(Gone(1, ended=False))
+    assert table.phase == Phase.RUNNING
+
+
+def test_a_new_process_of_a_node_ends_the_generation_at_once():
+    table = Table()
+    table.step(Gone(1, ended=False))
+    table.now_s += SOON_S
+    table.hello(peer=7, rank=1, incarnation="other")
+    assert table.phase == Phase.GATHERING
+
+
+def test_a_process_that_ended_is_lost_at_once():
+    table = Table()
+    table.step(Gone(1))
+    assert table.phase == Phase.GATHERING
+
+
+def test_a_node_that_missed_the_present_generation_cannot_resume_it():
+    table = Table()
+    table.step(Gone(1, ended=False))
+    table.hello(peer=7, rank=1, generation=0)
+    assert table.phase == Phase.GATHERING
+
+
+def test_a_coordinator_that_was_stopped_itself_gives_an_absent_node_its_lease_anew():
+    table = Table()
+    table.step(Gone(1, ended=False))
+    table.now_s += 60.0
+    table.step(Tick())
+    assert table.phase == Phase.RUNNING
+    table.now_s += 4.0
+    table.step(Tick())
+    assert table.phase == Phase.GATHERING
+
+
+def test_the_status_of_a_node_whose_connection_was_reset_is_running():
+    table = Table()
+    table.step(Gone(1, ended=False))
+    assert [row[2] for row in status(table.state, table.now_s).nodes] == ["running", "running"]

@@ -1,0 +1,98 @@
+"""A file server that is gone: whatever lies on it, a request to stop is heard."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.process.world import ROOT
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.process
+SERVER = Path(__file__).with_name("folder_server.py")
+JOB = """
+import time
+for step in range(600):
+    print("step", step, flush=True)
+    time.sleep(0.05)
+"""
+GRACE_S = 3.0
+HEARD_S = GRACE_S + 7.0  # a file that does not answer is waited for, but not for long
+# What lies on the dead server, by options, variables and streams; {} is its folder.
+PLACES = {
+    "its stderr": {"stderr": "err"},
+    "TMPDIR": {"env": {"TMPDIR": "{}"}},
+    "the workers' log files": {"env": {"PET_LOG_DIR": "{}/logs", "PET_REDIRECTS": "3"}},
+    "copies of the workers' output": {"env": {"PET_LOG_DIR": "{}/logs", "PET_TEE": "3"}},
+    "the event log": {"words": ["--events", "{}/events"]},
+    "its stdout": {"stdout": "out"},
+    "the incidents": {"words": ["--incident-dir", "{}/incidents"]},
+    "the termination message": {"words": ["--termination-log", "{}/message"]},
+    "the state of preflight": {"words": ["--state-dir", "{}/state"]},
+}
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A file server's process and its mount point."""
+    mount = tmp_path / "mount"
+    for folder in (mount, tmp_path / "served"):
+        folder.mkdir()
+    require(os.path.exists("/dev/fuse") and os.geteuid() == 0, "a FUSE server needs root and /dev/fuse")
+    with subprocess.Popen([sys.executable, str(SERVER), str(tmp_path / "served"), str(mount)]) as process:
+        try:
+            eventually(lambda: os.path.ismount(mount), "the folder is mounted")
+            # A close that nobody answers holds even a killed process: this server asks to hear of none.
+            (mount / "first").touch()
+            yield process, mount
+        finally:
+            process.send_signal(signal.SIGCONT)
+            subprocess.run(["fusermount3", "-uz", str(mount)], check=False)
+            process.terminate()
+
+
+def started(mount, job, words=(), env=(), stdout=None, stderr=None):
+    """A launcher with two workers, as a process group."""
+    argv = [sys.executable, "-m", "trainer_launch", "run", "--nproc-per-node", "2", "--grace", f"{GRACE_S:g}"]
+    argv += [*(word.format(mount) for word in words), "--", str(job)]
+    more = {name: value.format(mount) for name, value in dict(env).items()}
+    with contextlib.ExitStack() as open_files:
+        streams = [
+            open_files.enter_context(open(job.with_name("own") if name is None else mount / name, "ab"))
+            for name in (stdout, stderr)
+        ]
+        return subprocess.Popen(
+            argv,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **more},
+            stdout=streams[0],
+            stderr=streams[1],
+            start_new_session=True,
+        )
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=list(PLACES))
+def test_a_request_to_stop_is_heard_where_the_server_is_gone_of(place, server, tmp_path):
+    process, mount = server
+    job = tmp_path / "job.py"
+    job.write_text(JOB.replace("for step", f"open({str(tmp_path / 'begun')!r}, 'a').close()\nfor step"))
+    launcher = started(mount, job, **place)
+    try:
+        eventually(lambda: (tmp_path / "begun").exists(), "the workers train")
+        process.send_signal(signal.SIGSTOP)
+        begun_s = time.monotonic()
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(60.0) == 128 + signal.SIGTERM
+        assert time.monotonic() - begun_s < HEARD_S
+    finally:
+        process.send_signal(signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait(30.0)

@@ -1,0 +1,74 @@
+"""PID 1's hold on its processes: leftovers are found by one look for all that have ended; a poke is never lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.process.world import DEADLINE_S, ROOT
+
+pytestmark = pytest.mark.process
+
+# In a process of its own, whose children are all of this test's, and which is made a sub-reaper.
+BEGIN = """
+import json, os, signal, sys
+from tests.waiting import eventually
+from trainer_launch.host import process_tree
+from trainer_launch.model import Process
+from trainer_launch.supervisor.system import System
+
+looks, genuine = [], process_tree.descendants
+def noted(of):
+    looks.append(of)
+    return genuine(of)
+process_tree.descendants = noted
+
+system = System()
+LEAVES = ("sh", "-c", "sleep 60 >/dev/null & exit 0")
+
+def end_together(*argvs):
+    pids = [system.spawn(Process(name="rank", argv=argv, env=dict(os.environ))) for argv in argvs]
+    for pid in pids:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    ended = {pid for pid, status in system.wait(0).ended}
+    assert ended == set(pids)
+    looks.clear()
+    return [system.signal_group(pid, signal.SIGTERM) for pid in pids]
+"""
+
+
+def told(code: str) -> object:
+    ended = subprocess.run(
+        [sys.executable, "-c", BEGIN + code], cwd=ROOT, stdout=subprocess.PIPE, timeout=DEADLINE_S, check=True
+    )
+    return json.loads(ended.stdout)
+
+
+def test_workers_that_end_together_cost_one_look() -> None:
+    code = """
+reached = end_together(*[("true",)] * 4)
+print(json.dumps([reached, system.signal_all(signal.SIGTERM, again=True), len(looks)]))
+"""
+    assert told(code) == [[0, 0, 0, 0], 0, 1]
+
+
+def test_what_one_of_them_has_left_behind_is_signalled() -> None:
+    code = """
+reached = end_together(("true",), LEAVES, ("true",), LEAVES)
+eventually(lambda: (system.wait(0), not system.left())[1], "the end of what was left")
+print(json.dumps(reached))
+"""
+    assert told(code) == [0, 1, 0, 1]
+
+
+def test_a_poke_that_comes_before_a_wait_ends_it() -> None:
+    code = """
+system.poke()
+began_s = system.now()
+system.wait(began_s + 20)
+print(json.dumps(system.now() - began_s < 10))
+"""
+    assert told(code) is True

@@ -1,0 +1,87 @@
+"""Every fault comes once, at its time, its step or its line, or is said to have never come."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from trainer_launch.model.value_parsers import MAX_LINE
+from trainer_launch.rehearsal.faults import grammar
+from trainer_launch.rehearsal.faults.injection import Faults
+from trainer_launch.rehearsal.report.history import HistoryEntry, What
+
+
+class Driver:
+    """A job that is only ever scaled."""
+
+    def __init__(self) -> None:
+        self.state = SimpleNamespace(condition=None, asked=0, there={})
+        self.at_s = 0.0
+        self.entries: list[HistoryEntry] = []
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def tell(self, entry: HistoryEntry) -> None:
+        self.entries.append(entry)
+
+    def scale(self, workers: int | None) -> None:
+        """Nothing is there to scale."""
+
+    def came(self) -> list[str]:
+        return [entry.text for entry in self.entries if entry.what is What.FAULT]
+
+
+def begin(*texts: str) -> tuple[Faults, Driver]:
+    driver: Any = Driver()
+    return Faults(map(grammar.parse, texts), driver), driver
+
+
+def pass_time(faults: Faults, driver: Driver, at_s: float) -> list[str]:
+    driver.at_s = at_s
+    faults.pass_time()
+    return driver.came()
+
+
+def test_a_fault_comes_at_its_time_once() -> None:
+    faults, driver = begin("add node at=2s", "scale workers=3 at=1s")
+    assert (faults.due_s(), pass_time(faults, driver, 0.9)) == (1.0, [])
+    assert (pass_time(faults, driver, 1.0), faults.due_s()) == (["scale workers=3 at=1s"], 2.0)
+    assert pass_time(faults, driver, 60.0) == ["scale workers=3 at=1s", "add node at=2s"]
+    assert (len(pass_time(faults, driver, 90.0)), faults.due_s()) == (2, None)
+
+
+def test_a_step_that_was_jumped_over_counts_as_reached_once() -> None:
+    faults, driver = begin("add node at=step:40", "add node at=step:60")
+    for step in (39, 50, 40):
+        faults.reached(step)
+    assert driver.came() == ["add node at=step:40"]
+    faults.finish()
+    assert driver.entries[-1].why == "step 60 was not reached; the last one was 50"
+
+
+def test_a_line_is_looked_through_for_the_pattern_up_to_a_length() -> None:
+    faults, driver = begin(r"add node at=line:loss\s+nan")
+    assert len(faults.patterns) == 1
+    faults.said("x" * MAX_LINE + "loss nan")
+    assert driver.came() == []
+    faults.said("12:00 loss   nan!")
+    faults.said("loss nan")
+    assert len(driver.came()) == 1
+    assert not faults.patterns
+
+
+def test_a_fault_whose_pod_is_not_there_yet_waits_for_it() -> None:
+    faults, driver = begin("kill pod node=1 at=step:3")
+    driver.state.there = {"job-0": SimpleNamespace(draft=SimpleNamespace(role="node", hostname="job-0"))}
+    faults.reached(3)
+    assert (driver.came(), faults.due_s()) == ([], 0.3)
+    faults.finish()
+    assert "there is no node 1" in driver.entries[-1].why
+
+
+def test_a_fault_that_comes_after_the_jobs_end_never_comes() -> None:
+    faults, driver = begin("add node at=1s")
+    driver.state.asked = 1
+    assert pass_time(faults, driver, 2.0) == []
+    assert driver.entries[-1].why == "the job has ended"

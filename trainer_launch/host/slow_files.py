@@ -1,0 +1,100 @@
+"""Access to files that may never return: a file server that is gone holds each of its callers for ever.
+
+PID 1 has to hear signals meanwhile. So its loop touches the files that a user or TMPDIR names by `within` only.
+Little is imported: training scripts load this with `report()`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+WAIT_S = 2.0  # for an answer; a healthy file server needs milliseconds
+LOCAL = (
+    *("btrfs", "devtmpfs", "ext2", "ext3", "ext4", "f2fs"),
+    *("overlay", "proc", "ramfs", "sysfs", "tmpfs", "xfs", "zfs"),
+)
+_KNOWN_S = 60.0  # how long a path's mount is taken to be the same
+_MOST = 1000  # paths
+T = TypeVar("T")
+_mounts: dict[str, tuple[float, str, bool]] = {}  # by path: when it was looked up, its mount, whether that is local
+_waiting: dict[threading.Thread, str] = {}  # calls that have not returned in time, and on which mount
+
+
+def within(path: str, default: T, call: Callable[..., T], *args: object, wait_s: float = WAIT_S) -> T:
+    """What `call(*args)` returns, or `default` if that takes too long.
+
+    `path` is what the call touches; on a local file system it is an ordinary call. While a call still hangs, others
+    on the same mount are not tried.
+
+    Raises:
+        Exception: what the call raises.
+    """
+    mount, is_local = _mount_of(path)
+    if is_local:
+        return call(*args)
+    if _hangs(mount):
+        return default
+    answer: list[Any] = []  # (value, None) or (None, problem)
+
+    def work() -> None:
+        try:
+            answer.append((call(*args), None))
+        except Exception as problem:  # noqa: BLE001 - the caller's
+            answer.append((None, problem))
+
+    thread = threading.Thread(target=work, name="files", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads are allowed
+        return call(*args)
+    thread.join(wait_s)
+    if not answer:
+        _waiting[thread] = mount
+        return default
+    value, problem = answer[0]
+    if problem is not None:
+        raise problem
+    return value  # type: ignore[no-any-return]
+
+
+def file_behind(fd: int) -> str:
+    """The path of the regular file that a descriptor writes to, "" for all else."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}") if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+    except OSError:
+        return ""
+
+
+def _hangs(mount: str) -> bool:
+    for thread in [thread for thread in _waiting if not thread.is_alive()]:
+        del _waiting[thread]
+    return mount in _waiting.values()
+
+
+def _mount_of(path: str) -> tuple[str, bool]:
+    looked_s, mount, is_local = _mounts.get(path, (-_KNOWN_S, "", False))
+    if time.monotonic() - looked_s < _KNOWN_S:
+        return mount, is_local
+    mount, kind = mount_of(os.path.abspath(path))
+    if len(_mounts) > _MOST:
+        _mounts.clear()
+    _mounts[path] = time.monotonic(), mount, kind in LOCAL
+    return mount, kind in LOCAL
+
+
+def mount_of(path: str) -> tuple[str, str]:
+    """Where the file system of an absolute path is mounted, and its kind: by the path, no file server is asked."""
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
+            lines = [line.split(" ") for line in file]
+    except OSError:
+        lines = []
+    places = [(line[1].replace("\\040", " "), line[2]) for line in lines]
+    fitting = [place for place in places if f"{path}/".startswith(f"{place[0].rstrip('/')}/")]
+    deepest = max((len(place) for place, _ in fitting), default=0)
+    return next((place for place in reversed(fitting) if len(place[0]) == deepest), ("/", ""))

@@ -1,0 +1,179 @@
+"""What people are told of each pod: its row in the live table and at the end, its restarts, why the job failed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from trainer_launch.model import exit_codes
+from trainer_launch.model.redaction import redact_text
+from trainer_launch.model.units import counted
+from trainer_launch.observability.html import clean, seconds
+from trainer_launch.rehearsal.controllers.job_lifecycle import Exited
+from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
+from trainer_launch.rehearsal.controllers.pod_values import Pod
+from trainer_launch.rehearsal.controllers.restart_decisions import State
+from trainer_launch.rehearsal.report.history import PodResult
+from trainer_launch.supervisor.outcome import WHAT_TO_DO
+
+UNKNOWN = "-"
+COLUMNS = ("POD", "STATUS", "CREATED", "RESTARTS", "EXIT", "MESSAGE")
+_STOPPED = "reason=Stopped"
+_OF_OTHERS = (_STOPPED, "reason=PeerLost", "reason=Succeeded")  # other pods tell why
+_MOST_ADVICE = 3
+_GOODPUT = "Goodput: "
+_LIVE_COLUMNS = ("POD", "STATUS", "STEP", *COLUMNS[2:5], "LAST LINE")
+_WORST_FIRST = ("Failed", "Restarting", "Terminating", "Terminated", "Pending", "Init", "Running")
+
+
+def status(state: State, name: str) -> str:
+    """What a pod does now, as kubectl shows it; a pod that is removed after the job succeeded did its part."""
+    pod = state.states[name]
+    if _is_completed(state, pod):
+        return "Completed"
+    if (pod.phase is Phase.PENDING and pod.starts > 0) or state.pods[name].draft.main in pod.due_s:
+        return "Restarting"
+    return "Terminating" if pod.stopping and not pod.is_over else pod.phase.value
+
+
+def results(state: State, messages: Mapping[str, str], last_line: Callable[[Pod], str]) -> tuple[PodResult, ...]:
+    """How each pod stands at the end; `messages` are the termination messages, empty where there is none."""
+    return tuple(_result(state, name, messages[name], last_line(pod)) for name, pod in state.pods.items())
+
+
+def _result(state: State, name: str, message: str, last_line: str) -> PodResult:
+    pod = state.states[name]
+    is_completed = _is_completed(state, pod)
+    return PodResult(
+        name=name,
+        status="Completed" if is_completed else pod.phase.value,
+        created=pod.starts,
+        restarts=pod.restart_count,
+        exit_code=pod.codes.get(deciding_container(state, name)),
+        message=redact_text(_message(state, name, message.partition("\n")[0])),
+        last_line=redact_text(last_line),
+    )
+
+
+def remarks(state: State, messages: Mapping[str, str]) -> tuple[str, ...]:
+    """Lines below the table: why the job failed and what to do about it, and what its time was spent on."""
+    spent = [line for text in messages.values() for line in text.splitlines() if line.startswith(_GOODPUT)]
+    if state.condition is None or state.condition.succeeded:
+        return tuple(spent[:1])
+    return (*_cause(state, messages), *_advice(messages), *spent[:1])
+
+
+def _cause(state: State, messages: Mapping[str, str]) -> list[str]:
+    """One line about the pod for which the job failed, unless that pod only lost another one."""
+    end = state.condition
+    failed = [name for name, pod in state.states.items() if pod.phase is Phase.FAILED]
+    for name in (end.pod, *failed) if end is not None and end.pod in state.states else ():
+        container, message = deciding_container(state, name), messages[name].partition("\n")[0]
+        code = state.states[name].codes.get(container)
+        is_told = bool(message) or container != state.pods[name].draft.main
+        if code and is_told and not message.startswith(_OF_OTHERS):
+            why = _message(state, name, message.partition(" | ")[2] or message)
+            return [f"Cause: {name} ended with exit code {code}: {why}"]
+    return []
+
+
+def _advice(messages: Mapping[str, str]) -> list[str]:
+    """What to do about the pods that failed by themselves, as their messages have it; each thing once."""
+    pods: dict[str, str] = {}
+    for name, text in messages.items():
+        if not text.startswith(_OF_OTHERS):
+            for line in map(str.strip, text.splitlines()[1:]):
+                if line.startswith(WHAT_TO_DO):
+                    pods.setdefault(line[len(WHAT_TO_DO) :].strip(), name)
+    return [f"What to do ({name}): {text}" for text, name in list(pods.items())[:_MOST_ADVICE]]
+
+
+def deciding_container(state: State, name: str) -> str:
+    """The container whose end is told: the main one, or an init container that kept it from starting."""
+    pod, codes = state.pods[name], state.states[name].codes
+    failed = [container.name for container in pod.init if codes.get(container.name, 0) != exit_codes.SUCCEEDED]
+    return failed[-1] if failed and pod.draft.main not in codes else pod.draft.main
+
+
+def _is_completed(state: State, pod: PodState) -> bool:
+    has_succeeded = state.condition is not None and state.condition.succeeded
+    return has_succeeded and pod.phase is Phase.GONE and not pod.disrupted
+
+
+def _message(state: State, name: str, message: str) -> str:
+    container = deciding_container(state, name)
+    if _is_completed(state, state.states[name]) and (not message or message.startswith(_STOPPED)):
+        return "stopped after the job succeeded"
+    code = state.states[name].codes.get(container)
+    text = message or ("" if code is None else exit_codes.describe(code))
+    return text if container == state.pods[name].draft.main or not text else f"init container {container}: {text}"
+
+
+# -- the live table ----------------------------------------------------------------------------
+
+
+def live_title(title: str, state: State, took_s: float, top: int | None, came: int, to_come: Sequence[str]) -> str:
+    """The line above the live table: the job, its highest step, how many faults came, and which come next."""
+    parts = [title, seconds(took_s)]
+    if top is not None:
+        parts.append(f"step {top:,}")
+    if came:
+        parts.append(f"{counted(came, 'fault')} injected")
+    if to_come:
+        more = f" (and {len(to_come) - 1} more)" if len(to_come) > 1 else ""
+        parts.append(f"next: {to_come[0]}{more}")
+    if state.condition is not None:
+        parts.append(state.condition.text)
+    return clean(" · ".join(parts))
+
+
+def live_rows(
+    state: State, steps: Mapping[str, int], last_line: Callable[[Pod], str], most: int
+) -> list[Sequence[str]]:
+    """A heading and at most `most` rows; where there are more pods, those in trouble, and a count of the others."""
+    statuses = {name: status(state, name) for name in state.states}
+    shown, others = list(statuses), []
+    if len(statuses) > most:
+        shown.sort(key=lambda name: (*_WORST_FIRST, statuses[name]).index(statuses[name]))
+        shown, others = shown[: most - 1], shown[most - 1 :]
+    rows: list[Sequence[str]] = [_LIVE_COLUMNS]
+    for name in shown:
+        pod, code = state.states[name], state.states[name].codes.get(deciding_container(state, name))
+        step = f"{steps[name]:,}" if name in steps else UNKNOWN
+        figures = (str(pod.starts), str(pod.restart_count), UNKNOWN if code is None else str(code))
+        rows.append((name, statuses[name], step, *figures, clean(last_line(state.pods[name]))))
+    counts = Counter(statuses[name] for name in others)
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return rows + [(f"and {len(others)} more: {summary}",)] * bool(others)
+
+
+# -- restarts ----------------------------------------------------------------------------------
+
+
+def ending(before: State, after: State, event: Exited, message: str) -> str:
+    """How a container ended and what follows, in a sentence; empty where there is nothing to explain.
+
+    `message` is the first line that its launcher left at its end.
+    """
+    old, new = before.states[event.pod], after.states[event.pod]
+    if before.condition is not None or before.asked:
+        return ""  # everything ends
+    follows = _follows(old, new, event) if after.condition is None else ""
+    if event.code == exit_codes.SUCCEEDED and not follows:
+        return ""
+    is_main = event.container == after.pods[event.pod].draft.main
+    name = event.pod if is_main else f"{event.pod}/{event.container}"
+    why = message.partition(" | ")[2] or exit_codes.describe(event.code)
+    return f"{name} ended with exit code {event.code} ({why})" + (f"; {follows}" if follows else "")
+
+
+def _follows(old: PodState, new: PodState, event: Exited) -> str:
+    if old.stopping:
+        if new.running or not old.disrupted:
+            return ""
+        return "it is not created again" if new.phase is Phase.GONE else f"a new pod follows in {old.back_s:g} s"
+    count = new.restarts.get(event.container, 0)
+    if new.starts == old.starts and count > old.restarts.get(event.container, 0):
+        wait_s = new.due_s.get(event.container, event.at_s) - event.at_s
+        return f"restart {count} " + (f"in {wait_s:g} s" if wait_s else "now")
+    return ""

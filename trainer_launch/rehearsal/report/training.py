@@ -1,0 +1,186 @@
+"""Training as the steps of all pods tell it: where it began again, and what that repeated. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+
+from msgspec import Struct, field
+
+from trainer_launch.model.goodput import Kind
+from trainer_launch.rehearsal.report.history import HistoryEntry, What
+
+IN_FLIGHT = 3  # lines that may still come after a fault
+_SKEW = 1  # workers of one pod may say their steps in another order
+_MUCH_LATER_S = 30.0  # of training after a fault: what comes then has another cause
+_HARMLESS = "delay dns"  # a fault after which no worker should have to begin again
+_RESUMES = re.compile(r"resum|restor|load|continu|checkpoint", re.IGNORECASE)
+_NO_TRAINING = {kind.value for kind in Kind} - {Kind.TRAINING.value, Kind.ENDING.value}
+
+
+class Resume(Struct, frozen=True, kw_only=True):
+    """The first step of a pod after its workers began again."""
+
+    at_s: float
+    pod: str
+    before: int  # the highest step that had been reached
+    last: int  # the last step that need not be done again
+    is_told: bool  # the line itself says where training resumes
+
+    @property
+    def repeated(self) -> int:
+        """Steps done twice."""
+        return max(0, self.before - self.last)
+
+
+class Attempt(Struct, kw_only=True):
+    """The job's training between two beginnings."""
+
+    fault: HistoryEntry | None = None  # what made it begin again
+    points: list[tuple[float, int]] = field(default_factory=list)  # the job's steps over time, as they were reached
+    tops: dict[str, int] = field(default_factory=dict)  # by pod: its highest step
+    resumes: list[Resume] = field(default_factory=list)
+
+
+class Training(Struct, kw_only=True):
+    """All steps of a rehearsal."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+    stopped_s: list[float] = field(default_factory=list)  # when a launcher left its workers' training
+    is_counted: bool = True  # False: steps restart in the same workers, as each epoch, and prove nothing
+
+    @property
+    def top(self) -> int | None:
+        """The highest step."""
+        return max((step for _, step in self.points), default=None)
+
+    @property
+    def points(self) -> list[tuple[float, int]]:
+        """The steps of all attempts."""
+        return [point for attempt in self.attempts for point in attempt.points]
+
+    @property
+    def restarts(self) -> list[tuple[Attempt, Resume]]:
+        """Where pods began again, each with its attempt."""
+        return [(attempt, resume) for attempt in self.attempts for resume in attempt.resumes]
+
+    @property
+    def repeated(self) -> int:
+        """Steps done twice; those that several pods do twice together count once."""
+        return sum(
+            max(resume.repeated for resume in attempt.resumes) for attempt in self.attempts if attempt.resumes
+        )
+
+    def before(self, attempt: Attempt) -> Attempt:
+        """The attempt that this one follows."""
+        return next(other for other, after in pairwise(self.attempts) if after is attempt)
+
+
+class _PodSteps(Struct):
+    """What the reader has read of a pod."""
+
+    has_begun: bool = False  # its workers have begun since its last step
+    begun_s: float = 0.0
+    top: int = 0  # since then
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=IN_FLIGHT))  # its last steps
+    phase: str = ""
+
+
+def training_of(entries: Sequence[HistoryEntry]) -> Training:
+    """The attempts of a job, by the steps that its pods say and the beginnings of their workers."""
+    reader = _Reader()
+    for entry in entries:
+        reader.take(entry)
+    return reader.training
+
+
+class _Reader:
+    """Reads a history, one entry after the other."""
+
+    def __init__(self) -> None:
+        self.training = Training()
+        self._pods: dict[str, _PodSteps] = {}
+        self._fault: HistoryEntry | None = None  # the newest, until an attempt is put down to it
+
+    def take(self, entry: HistoryEntry) -> None:
+        """One thing that happened."""
+        if entry.what is What.FAULT and not entry.text.startswith(_HARMLESS):
+            self._fault = entry
+        if entry.pod is None:
+            return
+        pod = self._pods.setdefault(entry.pod, _PodSteps())
+        if entry.what in (What.STARTED, What.GENERATION):
+            pod.has_begun, pod.begun_s = True, entry.at_s
+        elif entry.what is What.PHASE:
+            if pod.phase == Kind.TRAINING.value and entry.text in _NO_TRAINING:
+                self.training.stopped_s.append(entry.at_s)
+            pod.phase = entry.text
+        elif entry.what is What.STEP:
+            self._step(entry.pod, pod, entry)
+
+    def _step(self, name: str, pod: _PodSteps, entry: HistoryEntry) -> None:
+        step, attempts = entry.step or 0, self.training.attempts
+        goes_back = not pod.has_begun and step < pod.top - _SKEW
+        if goes_back and self._began_unseen(pod):
+            pod.has_begun, pod.begun_s, goes_back = True, entry.at_s, False
+        if goes_back:
+            self.training.is_counted = False
+        is_of_last = len(attempts) > 1 and name in attempts[-2].tops and name not in attempts[-1].tops
+        if not attempts:
+            attempts.append(Attempt())
+        elif pod.has_begun and self._begins_attempt(name, pod):
+            before = attempts[-1]
+            attempts.append(Attempt(fault=self._cause(before)))
+            attempts[-1].resumes.append(_resume(name, entry, before))
+        elif is_of_last and pod.has_begun:  # it follows the pod that began the attempt
+            attempts[-1].resumes.append(_resume(name, entry, attempts[-2]))
+        elif is_of_last:  # it trains on: the pod that began again has steps of its own, and the job did not
+            apart = attempts.pop()
+            attempts[-1].tops |= apart.tops
+        pod.top = step if pod.has_begun or goes_back else max(step, pod.top)
+        pod.has_begun = False
+        pod.recent_s.append(entry.at_s)
+        _reach(attempts[-1], name, entry.at_s, step, goes_back=goes_back)
+
+    def _began_unseen(self, pod: _PodSteps) -> bool:
+        """Whether steps go back because the workers began again, as a fault right before shows."""
+        is_recent = self._fault is not None and bool(pod.recent_s) and self._fault.at_s >= pod.recent_s[0]
+        return is_recent and self.training.is_counted
+
+    def _begins_attempt(self, name: str, pod: _PodSteps) -> bool:
+        """Whether the job begins again with this pod's first step, as do others after it."""
+        attempt, fault = self.training.attempts[-1], self._fault
+        has_spoken = name in attempt.tops
+        takes_over = fault is not None and pod.begun_s >= fault.at_s  # such as a new rank 0 on another node
+        if not has_spoken and not takes_over:
+            return False
+        since_s = pod.recent_s[-1] if has_spoken or fault is None else fault.at_s
+        others = [other for key, other in self._pods.items() if key != name and key in attempt.tops]
+        return not any(
+            not other.has_begun and len(other.recent_s) == IN_FLIGHT and other.recent_s[0] > since_s
+            for other in others
+        )
+
+    def _cause(self, before: Attempt) -> HistoryEntry | None:
+        fault, self._fault = self._fault, None
+        is_old = fault is not None and before.points[-1][0] >= fault.at_s + _MUCH_LATER_S
+        return None if is_old else fault
+
+
+def _resume(name: str, entry: HistoryEntry, before: Attempt) -> Resume:
+    step, is_told = entry.step or 0, bool(_RESUMES.search(entry.text))
+    return Resume(
+        at_s=entry.at_s,
+        pod=name,
+        before=before.tops.get(name, max(before.tops.values())),
+        last=step if is_told else step - 1,
+        is_told=is_told,
+    )
+
+
+def _reach(attempt: Attempt, name: str, at_s: float, step: int, *, goes_back: bool) -> None:
+    attempt.tops[name] = max(step, attempt.tops.get(name, 0))
+    if goes_back or not attempt.points or step > attempt.points[-1][1]:
+        attempt.points.append((at_s, step))
