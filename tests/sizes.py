@@ -13,11 +13,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trainer_launch"
 # What runs a node's workers; as the files are rewritten, their successors take their places here.
 NODES_SIDE = (
-    "supervisor/events.py",
-    "supervisor/state_machine.py",
-    "supervisor/loop.py",
+    "supervisor/processes.py",
+    "supervisor/program_loop.py",
+    "supervisor/name_wait.py",
+    "supervisor/run_observer.py",
+    "pytorch/node.py",
+    "pytorch/worker_ends.py",
     "pytorch/worker_group.py",
-    "pytorch/group_loop.py",
 )
 
 

@@ -16,7 +16,7 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
 
 def name_of(path: Path) -> str:
-    """The path as CONTRIBUTING.md writes it: `supervisor/state_machine.py`."""
+    """The path as CONTRIBUTING.md writes it: `supervisor/processes.py`."""
     return path.relative_to(PACKAGE).as_posix()
 
 

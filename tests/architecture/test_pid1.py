@@ -96,7 +96,7 @@ def write_if_asked(section: str, modules: set[str]) -> None:
 def test_a_torch_job_loads_nothing_of_what_others_need() -> None:
     code = (
         "import sys, trainer_launch.cli, trainer_launch.commands.run, trainer_launch.commands.options\n"
-        "import trainer_launch.pytorch.group_loop, trainer_launch.membership.server\n"
+        "import trainer_launch.pytorch.node, trainer_launch.membership.server\n"
         "print(*sys.modules)"
     )
     loaded = set(python("-c", code).stdout.split())

@@ -312,7 +312,7 @@ def test_a_worker_saves_in_peace_when_another_has_died_of_the_request(tmp_path: 
     ],
 )
 def test_workers_that_ignore_sigterm_are_killed_at_the_end_of_the_grace(tmp_path: Path, options, env) -> None:
-    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', os.getpid(), flush=True)\n"
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(f'ready {os.getpid()}', flush=True)\n"
     train = script(tmp_path, RANK + deaf + WAIT)
     with start("run", "--nproc-per-node", "1", *options, "--", train, env=env) as launcher:
         (pid,) = launcher.read_until(r"^ready (\d+)")

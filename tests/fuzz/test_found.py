@@ -15,7 +15,7 @@ from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
-from trainer_launch.model import FailureRecord, value_parsers
+from trainer_launch.model import Death, value_parsers
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.findings import Finding, Status
@@ -136,4 +136,4 @@ def test_a_job_whose_rank_prints_an_exit_code_of_0_and_fails_has_failed(line: st
     ],
 )
 def test_a_note_of_the_agent_with_what_no_failure_has_leaves_the_programs_own(note: dict[str, object]) -> None:
-    assert parse_agent_failure(json.dumps({**note, "message": "m"})) == FailureRecord(message="m")
+    assert parse_agent_failure(json.dumps({**note, "message": "m"})) == Death(message="m")

@@ -428,6 +428,14 @@ def test_what_cannot_be_parsed_is_not_started_again(error):
     assert (given_up.rank, given_up.message) == (1, f"{error}: invalid syntax")
 
 
+def test_hours_later_a_syntax_error_may_be_of_data_or_of_a_torn_cache_file_and_costs_the_budget():
+    world, (zero, one, _) = running()
+    world.pass_time(36_000)
+    fails(world, one, rank=1, message="SyntaxError: invalid syntax (<string>, line 1)", error="SyntaxError")
+    assert not world.is_over
+    assert world.last(zero, msg.Restart).reason == "rank 1 failed on node 1 (pod-1) with exit code 1"
+
+
 def test_an_import_that_fails_twice_in_a_row_at_the_start_is_not_tried_a_third_time():
     world, peers = running()
     missing = {"message": "ModuleNotFoundError: No module named 'x'", "error": "ModuleNotFoundError"}

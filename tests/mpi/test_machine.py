@@ -194,6 +194,12 @@ def test_what_fails_the_same_way_each_time_is_not_started_again(code: int, line:
     assert len(job.starts) == starts
 
 
+def test_what_cannot_be_parsed_hours_later_is_started_again() -> None:
+    job = running(A, B)
+    job.fails(1, "SyntaxError: invalid syntax", after_s=36_000)
+    assert len(job.starts) == 2
+
+
 # -- lost hosts -------------------------------------------------------------------------------
 
 

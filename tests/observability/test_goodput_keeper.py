@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
+from tests.supervisor.fakes import TERM, FakeSystem, Program
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Exit, Plan, Process
+from trainer_launch.model import Plan, Process
 from trainer_launch.model.goodput import Kind
-from trainer_launch.observability.goodput_keeper import GoodputKeeper, kind_of
-from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor import state_machine
+from trainer_launch.observability.goodput_keeper import GoodputKeeper
+from trainer_launch.supervisor.program_loop import supervise
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
 from trainer_launch.supervisor.step_lines import PrintedSteps
 
 
@@ -101,33 +101,43 @@ def test_a_preflight_report_that_is_none_or_old_counts_as_nothing(tmp_path: Path
         assert spent.get(Kind.PREFLIGHT, 0.0) == 0.0
 
 
-A = Process(name="a", argv=("a",), env={})
-PLAN = Plan(engine="test", processes=(A,), grace_s=10.0)
-DIED, LEFT = (ev.Exited(2.0, Exit(process="a", code=code, signal=None, at_s=2.0)) for code in (1, 0))
-TERM = ev.Signalled(3.0, 15)
+class Kinds(RunObserver):
+    """Keeps what each second was spent on."""
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+
+    def enter(self, phase: RunPhase, kind: Kind, since_s: float | None = None) -> None:
+        if self.kinds[-1:] != [kind]:
+            self.kinds.append(kind)
+
+
+SLOW = Program(ends_s=2, code=1, leaves=(Program(),))  # what it leaves behind takes a moment
 
 
 @pytest.mark.parametrize(
-    ("changes", "events", "kind"),
+    ("changes", "system", "kinds"),
     [
-        ({"wait_for": ("x",), "wait_s": 5.0}, (), Kind.WAITING),
-        ({}, (), Kind.TRAINING),
-        ({}, (TERM,), Kind.ENDING),
-        ({}, (LEFT,), Kind.ENDING),
-        ({}, (DIED,), Kind.STOPPING),
-        ({}, (DIED, TERM), Kind.STOPPING),  # it had failed before
-        ({}, (ev.Hung(2.0, "it hangs"),), Kind.STOPPING),
-        ({}, (DIED, ev.Childless(4.0)), Kind.ENDING),
-        ({"restarts": 1}, (ev.Exited(2.0, Exit(process="a", code=None, signal=9, at_s=2.0)),), Kind.STOPPING),
+        ({}, FakeSystem({"a": [Program(2)]}), [Kind.TRAINING, Kind.ENDING]),
+        ({}, FakeSystem().signalled(3, TERM), [Kind.TRAINING, Kind.ENDING]),
+        ({}, FakeSystem({"a": [SLOW]}), [Kind.TRAINING, Kind.STOPPING, Kind.ENDING]),
+        ({}, FakeSystem({"a": [SLOW]}).signalled(2.05, TERM), [Kind.TRAINING, Kind.STOPPING, Kind.ENDING]),
+        ({"wait_for": ("x",), "wait_s": 5.0}, FakeSystem(), [Kind.WAITING, Kind.ENDING]),
+        (
+            {"restarts": 1},
+            FakeSystem({"a": [Program(2, number=9, leaves=(Program(),)), Program(2)]}),
+            [Kind.TRAINING, Kind.STOPPING, Kind.TRAINING, Kind.ENDING],
+        ),
     ],
 )
 def test_what_a_node_does_that_runs_any_program(
-    changes: dict[str, Any], events: tuple[ev.Event, ...], kind: Kind
+    changes: dict[str, Any], system: FakeSystem, kinds: list[Kind]
 ) -> None:
-    state, _ = state_machine.begin(replace(PLAN, **changes), 0.0)
-    for event in events:
-        state, _ = state_machine.step(state, event)
-    assert kind_of(state) is kind
+    observer, process = Kinds(), Process(name="a", argv=("a",), env={})
+    supervise(
+        Plan(**{"engine": "test", "processes": (process,), "grace_s": 10.0, **changes}), system, observer=observer
+    )
+    assert observer.kinds == kinds
 
 
 def test_metrics_count_up_to_the_last_progress_and_never_back(tmp_path: Path) -> None:

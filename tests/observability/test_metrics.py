@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.observability.exposition import parse
-from trainer_launch.model import Exit, Plan, Process
 from trainer_launch.model.goodput import Kind
 from trainer_launch.observability import metrics
 from trainer_launch.observability.event_log import Standing
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.observer import Observer
 from trainer_launch.observability.progress import Progress
-from trainer_launch.supervisor.events import Phase, State
 
 VIEW = View(
     version="1", pid=7, started_ticks=1, run_dir="/r", host="pod-1", node_rank=1, contract="c", engine="torchrun",
@@ -81,10 +79,9 @@ def test_what_is_known_has_a_metric() -> None:
 
 
 def test_ends_are_counted_also_beyond_those_that_are_shown(tmp_path: Path) -> None:
-    observer = Observer(replace(VIEW, run_dir=str(tmp_path)))
-    plan = Plan(engine="test", processes=(Process(name="a", argv=("a",), env={}),), grace_s=1.0)
-    end = Exit(process="a", code=None, signal=9, at_s=1.0)
-    observer.begun(State(plan=plan, phase=Phase.RUNNING, started_at_s=0.0, exits=(end,) * 25))
+    observer = Observer(replace(VIEW, run_dir=str(tmp_path), ended=0))
+    for _ in range(25):
+        observer.tell("exited", process="a", exit_code=137, signal=9)
     assert (len(observer.view.exits), observer.view.ended) == (20, 25)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +12,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.supervisor.fakes import FakeSystem
+from tests.supervisor.fakes import KILL, TERM, FakeSystem, Program
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Exit, Failure, Outcome, Plan, Process, Verdict
+from trainer_launch.model import Failure, Outcome, Plan, Process, Verdict
 from trainer_launch.observability import event_log
-from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import outcome
-from trainer_launch.supervisor.loop import supervise
+from trainer_launch.supervisor.program_loop import supervise
+from trainer_launch.supervisor.run_observer import RunObserver
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Listener:
-    """A watcher that keeps the story."""
+class Listener(RunObserver):
+    """Keeps what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[event_log.Event] = []
+        self.told: list[tuple[object, ...]] = []
 
-    def begun(self, state) -> None:
-        self.told.append(("begun", {}))
-
-    def stepped(self, event, before, after) -> None:
-        self.told += event_log.of_step(event, before, after)
-
-    def spawned(self, process, pid) -> None:
-        self.told.append(("spawned", {"process": process}))
+    def tell(self, event, **values) -> None:
+        self.told.append((event, *list(values.values())[:1]))
 
 
-def story_of(*script, restarts=0, wait_for=(), **fields):
+def story_of(system: FakeSystem, restarts: int = 0) -> list[tuple[object, ...]]:
     """The names and first values of what a plan of one process tells."""
-    listener = Listener()
     process = Process(name="main", argv=("train",), env={})
-    plan = Plan(
-        engine="test", processes=(process,), grace_s=10.0, restarts=restarts, wait_for=wait_for, wait_s=60.0
-    )
-    supervise(plan, FakeSystem(*script, **fields), observer=listener)
-    return [(name, *list(values.values())[:1]) for name, values in listener.told]
-
-
-def exited(at_s, code=None, number=None):
-    return ev.Exited(at_s, Exit(process="main", code=code, signal=number, at_s=at_s))
+    plan = Plan(engine="test", processes=(process,), grace_s=10.0, restarts=restarts)
+    listener = Listener()
+    supervise(plan, system, observer=listener)
+    return listener.told
 
 
 def test_a_run_that_is_asked_to_stop_and_does_not() -> None:
-    told = story_of(ev.Signalled(1.0, signal.SIGTERM), exited(11.05, None, signal.SIGKILL))
-    assert told[2:] == [
+    assert story_of(FakeSystem({"main": [Program(term_s=None)]}).signalled(1, TERM)) == [
+        ("spawned", "main"),
         ("signal", 15),
         ("stopping", "leaders"),
         ("stopping", "everyone"),
@@ -67,7 +54,7 @@ def test_a_run_that_is_asked_to_stop_and_does_not() -> None:
 
 
 def test_an_agent_that_is_started_again() -> None:
-    told = story_of(exited(1.0, None, signal.SIGKILL), ev.Childless(2.0), exited(3.0, 0), restarts=3)
+    told = story_of(FakeSystem({"main": [Program(1, number=KILL), Program(1)]}), restarts=3)
     assert ("restarting", 1) in told
     assert told.count(("spawned", "main")) == 2
 

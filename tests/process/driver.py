@@ -14,7 +14,7 @@ import threading
 from trainer_launch.host.dns import lookup
 from trainer_launch.model import Destination, Plan, Process, signal_policy
 from trainer_launch.supervisor import outcome
-from trainer_launch.supervisor.loop import supervise
+from trainer_launch.supervisor.program_loop import supervise
 from trainer_launch.supervisor.system import System
 
 

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.process
 LAUNCHER = """
 import os, signal, sys, threading
 from trainer_launch.model import Forked, Process
-from trainer_launch.supervisor import events
 from trainer_launch.supervisor.system import System
 secret = open("/dev/null")
 os.set_inheritable(secret.fileno(), True)
@@ -25,13 +24,13 @@ system = System()
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 forked = Forked("tests.process.test_fork", {"a": "value"})
 process = Process(name="mpirun", argv=tuple(sys.argv[1:]), env={"OURS": "1"}, forked=forked)
-system.spawn(process, (lambda: os.kill(os.getpid(), signal.SIGTERM)) if sys.argv[1] == "early" else None)
-seen = []
-while not any(isinstance(event, events.Exited) for event in seen):
-    seen += system.wait(system.now() + 60)
+pid = system.spawn(process, (lambda: os.kill(os.getpid(), signal.SIGTERM)) if sys.argv[1] == "early" else None)
+while not (happened := system.wait(system.now() + 60)).ended:
+    assert not happened.signals, happened
 system.drain(60)
-print(seen[-1].exit.code, seen[-1].exit.signal)
-assert len(seen) == 1, seen
+((ended, status),) = happened.ended
+assert ended == pid
+print(*((None, -status) if status < 0 else (status, None)))
 """
 
 

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from trainer_launch.pytorch import group_loop
+from trainer_launch.host import gpu_holders
 
 
 class Nvml(ModuleType):
@@ -57,7 +57,7 @@ def nvml(monkeypatch):
 
 def test_a_holder_is_named_and_we_are_none(nvml):
     library = nvml([[(41, 3 << 30)], [(os.getpid(), 1), (42, None)]])
-    assert group_loop.holders({}) == [
+    assert gpu_holders.holders({}) == [
         "GPU 0: process 41 (as the driver numbers it) holds 3072 MiB while none of our workers runs",
         "GPU 1: process 42 (as the driver numbers it) holds memory while none of our workers runs",
     ]
@@ -67,20 +67,20 @@ def test_a_holder_is_named_and_we_are_none(nvml):
 @pytest.mark.parametrize(("visible", "pids"), [("0", ["41"]), ("GPU-1", ["42"]), ("1, 0", ["41", "42"]), ("", [])])
 def test_only_the_gpus_that_we_see_count(nvml, visible, pids):
     nvml([[(41, 1)], [(42, 1)]])
-    found = group_loop.holders({"CUDA_VISIBLE_DEVICES": visible})
+    found = gpu_holders.holders({"CUDA_VISIBLE_DEVICES": visible})
     assert [text.split()[3] for text in found] == pids
 
 
 def test_without_library_or_driver_nothing_is_said(nvml, monkeypatch):
     nvml([[(41, 1)]], driver=False)
-    assert group_loop.holders({}) == []
+    assert gpu_holders.holders({}) == []
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as if it were not installed
-    assert group_loop.holders({}) == []
+    assert gpu_holders.holders({}) == []
 
 
 def test_it_is_told_before_the_first_start_and_before_later_ones(nvml, caplog):
     library = nvml([[(41, 1 << 20)]])
-    watch = group_loop.Watch({})
+    watch = gpu_holders.GpuHolders({})
     assert watch._thread is not None
     watch._thread.join(10)
     with caplog.at_level(logging.WARNING):
@@ -95,7 +95,7 @@ def test_it_is_told_before_the_first_start_and_before_later_ones(nvml, caplog):
 def test_a_driver_that_hangs_holds_nobody_up(nvml, caplog):
     library = nvml([[(41, 1 << 20)]])
     library.may_answer.clear()
-    watch = group_loop.Watch({})
+    watch = gpu_holders.GpuHolders({})
     watch.tell(is_first=True)
     watch.tell(is_first=False)
     assert caplog.text == ""

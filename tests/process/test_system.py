@@ -18,7 +18,6 @@ import json, os, signal, sys
 from tests.waiting import eventually
 from trainer_launch.host import process_tree
 from trainer_launch.model import Process
-from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.system import System
 
 looks, genuine = [], process_tree.descendants
@@ -31,14 +30,13 @@ system = System()
 LEAVES = ("sh", "-c", "sleep 60 >/dev/null & exit 0")
 
 def end_together(*argvs):
-    names = [f"rank {number}" for number in range(len(argvs))]
-    for name, argv in zip(names, argvs):
-        pid = system.spawn(Process(name=name, argv=argv, env=dict(os.environ)))
+    pids = [system.spawn(Process(name="rank", argv=argv, env=dict(os.environ))) for argv in argvs]
+    for pid in pids:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    ended = {event.exit.process for event in system.wait(0) if isinstance(event, ev.Exited)}
-    assert ended == set(names)
+    ended = {pid for pid, status in system.wait(0).ended}
+    assert ended == set(pids)
     looks.clear()
-    return [system.signal_group(name, signal.SIGTERM) for name in names]
+    return [system.signal_group(pid, signal.SIGTERM) for pid in pids]
 """
 
 
@@ -60,7 +58,7 @@ print(json.dumps([reached, system.signal_all(signal.SIGTERM, again=True), len(lo
 def test_what_one_of_them_has_left_behind_is_signalled() -> None:
     code = """
 reached = end_together(("true",), LEAVES, ("true",), LEAVES)
-eventually(lambda: (system.wait(0), not system.descendants())[1], "the end of what was left")
+eventually(lambda: (system.wait(0), not system.left())[1], "the end of what was left")
 print(json.dumps(reached))
 """
     assert told(code) == [0, 1, 0, 1]

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -414,7 +415,9 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
 
         monkeypatch.setattr("trainer_launch.pytorch.fork_server.subprocess.Popen", start)
         workers = Workers(count=1, argv=(), env={}, forks=True, python="/bin/false")
-        return Starter(workers, create_autospec(System, instance=True), lambda: False)
+        system = create_autospec(System, instance=True)
+        group: Any = SimpleNamespace(workers=workers, system=system, hosts_store=False)
+        return Starter(group)
 
     yield make_one
     for process in started:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from tests.pytorch.nodes import PLAN
+from tests.supervisor.fakes import FakeSystem
 from trainer_launch.membership import protocol as say
-from trainer_launch.model import Exit, FailureRecord
+from trainer_launch.model import Death
 from trainer_launch.model.collectives import Group, Life, RankState, explain
-from trainer_launch.pytorch import group_incidents
+from trainer_launch.pytorch import worker_group
 from trainer_launch.pytorch.group_incidents import GroupIncidents
-from trainer_launch.pytorch.worker_group import WorkerEnded
+from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.incident_bundle import HANG, Incident
 from trainer_launch.supervisor.incident_collection import Collected
+from trainer_launch.supervisor.processes import Processes
+from trainer_launch.supervisor.run_observer import RunObserver
+from trainer_launch.supervisor.worker_samples import Place
 
 NOW_NS = 10**18
-FINISHED = FailureRecord(rank=0, local_rank=0, exit_code=0)
+FINISHED = Death(rank=0, local_rank=0, code=0)
 
 
 def incident(*states: RankState) -> Collected:
@@ -28,19 +32,19 @@ def incident(*states: RankState) -> Collected:
     return Collected(folder="", incident=found, explanation=None, limit_s=2.0)
 
 
+def group_of() -> WorkerGroup:
+    """Of node 0."""
+    system = FakeSystem()
+    return WorkerGroup(PLAN, system, Processes(PLAN, system, RunObserver()))
+
+
 def told_of(*states: RankState) -> tuple[RankState, ...]:
     """What node 0, which has the ranks 0 and 1, tells."""
-    places = {f"rank {rank}": SimpleNamespace(rank=rank) for rank in (0, 1)}
-    group: Any = SimpleNamespace(
-        names=tuple(places),
-        place_of=places.get,
-        node_rank=0,
-        generation=1,
-        state=SimpleNamespace(seen=1, deaths=()),
-    )
+    group = group_of()
+    group.places = {f"rank {rank}": Place(rank, rank) for rank in (0, 1)}
+    group.generation = 1
     told: list[say.FromNode] = []
-    recorders: Any = SimpleNamespace(at_end={})
-    incidents = GroupIncidents(group, recorders, told.append, dict)
+    incidents = GroupIncidents(group, told.append, None)
     incidents.tell_ranks(incident(*states))
     (ranks,) = told
     assert isinstance(ranks, say.Ranks)
@@ -72,20 +76,16 @@ def test_who_has_just_finished_has_left_nobody_waiting_for_its_data(
 ) -> None:
     """What another node tells of a rank that waits may be from before that; once it cannot be, data is uneven."""
     now_s = 1000.0
-    monkeypatch.setattr(group_incidents, "time", SimpleNamespace(time=lambda: now_s))
-    state = SimpleNamespace(seen=1, deaths=(FINISHED,), ending="done")
-    group: Any = SimpleNamespace(node_rank=0, state=state)
-    recorders: Any = SimpleNamespace(at_end={})
-    incidents = GroupIncidents(group, recorders, print, dict)
-    ended: Any = WorkerEnded(Exit(process="rank 0", code=0, signal=None, at_s=1.0), FINISHED)
-    incidents.note(ended, group.state, group.state, None)
+    monkeypatch.setattr(worker_group, "time", SimpleNamespace(time=lambda: now_s))
+    group = group_of()
+    group.note(FINISHED)
     now_s += later_s
-    found = explain((*incidents.ended(), waits(1), waits(2)), NOW_NS, 2.0)
+    found = explain((*group.ended(), waits(1), waits(2)), NOW_NS, 2.0)
     assert found is not None
     assert (found.accuses, found.active) == (accuses, not accuses), found.text
     assert not accuses or "uneven" in found.text
 
 
 def test_when_a_killed_rank_ended_is_no_progress() -> None:
-    killed = FailureRecord(rank=0, local_rank=0, exit_code=137, signal=9)
-    assert group_incidents.rank_state(killed, 0, None, 1.0).quiet_s is None
+    killed = Death(rank=0, local_rank=0, code=137, signal=9)
+    assert worker_group.rank_state(killed, 0, None, 1.0).quiet_s is None

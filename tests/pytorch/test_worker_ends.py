@@ -8,14 +8,14 @@ import time
 import pytest
 
 from trainer_launch.membership import protocol as say
-from trainer_launch.model import FailureRecord
+from trainer_launch.model import Death
 from trainer_launch.pytorch.group_incidents import aborted
-from trainer_launch.pytorch.worker_group import Ends, ends_of, failed_message
+from trainer_launch.pytorch.worker_ends import Ends, ends_of, failed_message
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:23696"
-DONE = FailureRecord(rank=1, exit_code=0)
-WAITED = FailureRecord(rank=0, exit_code=1, message=CLOSED)
-OWN = FailureRecord(rank=2, exit_code=1, message="ValueError: x")
+DONE = Death(rank=1, code=0)
+WAITED = Death(rank=0, code=1, message=CLOSED)
+OWN = Death(rank=2, code=1, message="ValueError: x")
 
 
 @pytest.mark.parametrize(
@@ -25,21 +25,21 @@ OWN = FailureRecord(rank=2, exit_code=1, message="ValueError: x")
         ([WAITED, DONE], Ends()),  # who leaves with 0 after it may have been asked to
         ([DONE, OWN], Ends((1,), failed=True)),
         ([DONE, WAITED, OWN], Ends((1,), failed=True)),
-        ([DONE, WAITED, FailureRecord(rank=2, signal=signal.SIGTERM)], Ends((1,))),  # by torch's agent
-        ([DONE, WAITED, FailureRecord(rank=2, signal=signal.SIGTERM, message="ValueError: x")], Ends((1,), True)),
+        ([DONE, WAITED, Death(rank=2, signal=signal.SIGTERM)], Ends((1,))),  # by torch's agent
+        ([DONE, WAITED, Death(rank=2, signal=signal.SIGTERM, message="ValueError: x")], Ends((1,), True)),
         (
-            [DONE, WAITED, FailureRecord(rank=2, signal=signal.SIGTERM, message=CLOSED)],
+            [DONE, WAITED, Death(rank=2, signal=signal.SIGTERM, message=CLOSED)],
             Ends((1,)),
         ),  # and lost a peer
-        ([DONE, FailureRecord(rank=2, signal=signal.SIGTERM), WAITED], Ends((1,), True)),
-        ([DONE, FailureRecord(rank=2, signal=signal.SIGKILL), WAITED], Ends((1,), True)),
-        ([DONE, WAITED, FailureRecord(rank=2, signal=signal.SIGSEGV)], Ends((1,), True)),
-        ([DONE, FailureRecord(rank=0, signal=signal.SIGABRT, message=CLOSED)], Ends((1,), True)),  # a crash at exit
-        ([DONE, FailureRecord()], Ends((1,), True)),  # nobody knows how it ended
+        ([DONE, Death(rank=2, signal=signal.SIGTERM), WAITED], Ends((1,), True)),
+        ([DONE, Death(rank=2, signal=signal.SIGKILL), WAITED], Ends((1,), True)),
+        ([DONE, WAITED, Death(rank=2, signal=signal.SIGSEGV)], Ends((1,), True)),
+        ([DONE, Death(rank=0, signal=signal.SIGABRT, message=CLOSED)], Ends((1,), True)),  # a crash at exit
+        ([DONE, Death()], Ends((1,), True)),  # nobody knows how it ended
         ([], Ends()),
     ],
 )
-def test_only_who_finished_before_others_were_left_waiting_counts(deaths: list[FailureRecord], ends: Ends) -> None:
+def test_only_who_finished_before_others_were_left_waiting_counts(deaths: list[Death], ends: Ends) -> None:
     assert ends_of(deaths) == ends
 
 
@@ -57,7 +57,7 @@ GLOO = (
 
 
 def test_gloos_abort_of_a_collective_of_another_size_ends_the_job_and_is_no_crash() -> None:
-    death = aborted(FailureRecord(rank=3, signal=signal.SIGABRT), lambda: GLOO, 0.0)
+    death = aborted(Death(rank=3, signal=signal.SIGABRT), lambda: GLOO)
     failed = failed_message(death, 1, Ends())
     assert (failed.cause, failed.rank) == ("ProgramError", 3)
     assert failed.message == (
@@ -70,14 +70,14 @@ def test_gloos_abort_of_a_collective_of_another_size_ends_the_job_and_is_no_cras
     "lines", [(), GLOO[:1], ("terminate called after throwing an instance of 'std::bad_alloc'",)]
 )
 def test_any_other_abort_stays_a_crash(lines: tuple[str, ...]) -> None:
-    death = FailureRecord(rank=3, signal=signal.SIGABRT)
-    assert aborted(death, lambda: lines, 0.0) == death
-    assert failed_message(aborted(death, lambda: lines, 0.0), 1, Ends()).cause is None
+    death = Death(rank=3, signal=signal.SIGABRT)
+    assert aborted(death, lambda: lines) == death
+    assert failed_message(death, 1, Ends()).cause is None
 
 
 def test_the_last_output_of_many_workers_that_abort_together_is_waited_for_once() -> None:
     """glibc's own aborts never say what is waited for."""
     ended_s = time.monotonic()
     for rank in range(8):
-        aborted(FailureRecord(rank=rank, signal=signal.SIGABRT), lambda: ("double free or corruption",), ended_s)
+        aborted(Death(rank=rank, signal=signal.SIGABRT, at_s=ended_s), lambda: ("double free or corruption",))
     assert time.monotonic() - ended_s < 0.5

@@ -45,7 +45,9 @@ else:
     if start:
         print(f"worker {number} resumed at step {start}", flush=True)
     for step in range(start + 1, 21):
-        kept.write_text(str(step))
+        whole = kept.with_suffix(".new")
+        whole.write_text(str(step))
+        whole.replace(kept)
         print(f"step {step}", flush=True)
         time.sleep(0.05)
     reached().sendall(f"worker-{number}".encode())

@@ -9,30 +9,28 @@ import pytest
 from msgspec.structs import replace
 
 from trainer_launch.host import cgroup
-from trainer_launch.model import Exit, FailureRecord
+from trainer_launch.model import Death
 from trainer_launch.supervisor.failure import (
     RULES,
     Evidence,
     classify,
-    death_of,
     parse_agent_failure,
     unresolved,
+    with_agents_word,
     with_device_fault,
+    with_error_file,
 )
 from trainer_launch.supervisor.system import Witness
 
 
 def death(code=None, number=None):
-    return Exit(process="main", code=code, signal=number, at_s=1.0)
+    return Death(process="main", code=code, signal=number)
 
 
 OOM = Evidence(oom_kills_before=2, oom_kills_after=3)
 NO_OOM = Evidence(oom_kills_before=2, oom_kills_after=2)
 FULL = Evidence(shm_free_bytes=4096, shm_size_bytes=64 << 20)
 ROOMY = Evidence(shm_free_bytes=60 << 20, shm_size_bytes=64 << 20)
-LOST = Evidence(agent=FailureRecord(reason="PeerLost", message="nobody came", exit_code=138))
-
-UNEVEN = Evidence(agent=FailureRecord(reason="ProgramError", message="rank 1 finished", exit_code=1))
 
 
 def said(line):
@@ -49,35 +47,14 @@ ROWS = [
     (death(number=7), FULL, "SharedMemoryFull", 135),
     (death(number=7), ROOMY, "Crashed", 135),
     (death(126), Evidence(), "NotRunnable", 126),
-    (death(127), Evidence(text="no such file"), "NotRunnable", 127),
-    (death(138), LOST, "PeerLost", 138),
+    (death(127), Evidence(), "NotRunnable", 127),
+    (Death(reason="PeerLost", message="nobody came", code=138), Evidence(), "PeerLost", 138),
     (death(138), Evidence(), "Failed", 138),
-    (
-        death(138),
-        Evidence(agent=FailureRecord(reason="Hung", message="rank 2 hangs", exit_code=138)),
-        "Hung",
-        138,
-    ),
-    (
-        death(1),
-        Evidence(agent=FailureRecord(reason="ProgramError", message="rank 1 finished", exit_code=1)),
-        "ProgramError",
-        1,
-    ),
-    (
-        death(2),
-        Evidence(agent=FailureRecord(reason="Misconfigured", message="no", exit_code=2)),
-        "Misconfigured",
-        2,
-    ),
-    (death(1), UNEVEN, "ProgramError", 1),
-    (
-        death(138),
-        Evidence(agent=FailureRecord(reason="Quarantined", message="this node", exit_code=138)),
-        "Quarantined",
-        138,
-    ),
-    (death(1), Evidence(agent=FailureRecord(reason="NotStarted", message="no", exit_code=1)), "NotStarted", 1),
+    (Death(reason="Hung", message="rank 2 hangs", code=138), Evidence(), "Hung", 138),
+    (Death(reason="ProgramError", message="rank 1 finished", code=1), Evidence(), "ProgramError", 1),
+    (Death(reason="Misconfigured", message="no", code=2), Evidence(), "Misconfigured", 2),
+    (Death(reason="Quarantined", message="this node", code=138), Evidence(), "Quarantined", 138),
+    (Death(reason="NotStarted", message="no", code=1), Evidence(), "NotStarted", 1),
     (death(number=11), Evidence(), "Crashed", 139),
     (death(number=6), Evidence(), "Crashed", 134),
     (death(number=4), Evidence(), "Crashed", 132),
@@ -98,7 +75,8 @@ def test_no_rule_is_without_a_row():
 
 
 def test_what_exec_said_is_the_message():
-    assert classify(death(127), Evidence(text="cannot run 'x'")).message == "cannot run 'x'"
+    unstarted = replace(death(127), reason="NotRunnable", message="cannot run 'x'")
+    assert classify(unstarted, Evidence()).message == "cannot run 'x'"
 
 
 def test_a_kill_for_memory_shows_count_limit_and_peak():
@@ -143,10 +121,8 @@ def test_the_hint_knows_who_sent_a_signal_as_far_as_it_can_be_known():
 
 
 def test_a_failed_device_is_named_by_its_workers_local_rank():
-    agent = FailureRecord(
-        rank=11, local_rank=3, exit_code=1, message="RuntimeError: CUDA error: uncorrectable ECC error"
-    )
-    failure = classify(death(1), Evidence(agent=agent))
+    agent = Death(rank=11, local_rank=3, code=1, message="RuntimeError: CUDA error: uncorrectable ECC error")
+    failure = classify(with_agents_word(death(1), agent), Evidence())
     assert (failure.reason, failure.exit_code, failure.again) == ("DeviceError", 138, True)
     assert "local rank is 3" in failure.evidence[0]
     assert failure.message.startswith(
@@ -155,20 +131,20 @@ def test_a_failed_device_is_named_by_its_workers_local_rank():
 
 
 def test_why_nothing_was_started_again_is_evidence():
-    agent = FailureRecord(rank=0, exit_code=1, message="SyntaxError: x", why_not_again="not restarted, because")
-    assert classify(death(1), Evidence(agent=agent)).evidence[-1] == "not restarted, because"
+    agent = Death(rank=0, code=1, message="SyntaxError: x", why_not_again="not restarted, because")
+    assert classify(with_agents_word(death(1), agent), Evidence()).evidence[-1] == "not restarted, because"
 
 
 def test_without_a_message_the_last_line_tells_why():
     assert classify(death(1), said("ValueError: bad")).message == "main ended with exit code 1: ValueError: bad"
-    agent = FailureRecord(rank=1, exit_code=1, message="from the agent")
-    told = Evidence(agent=agent, last_lines=("x",))
-    assert classify(death(1), told).message == "rank 1 ended with exit code 1: from the agent"
+    agent = Death(rank=1, code=1, message="from the agent")
+    told = with_agents_word(death(1), agent)
+    assert classify(told, said("x")).message == "rank 1 ended with exit code 1: from the agent"
 
 
 def test_the_agents_worker_is_judged_not_the_agent():
-    agent = FailureRecord(rank=3, exit_code=137, signal=int(signal.SIGKILL), hostname="n1", lines=("why",))
-    failure = classify(death(137), Evidence(agent=agent, oom_kills_before=0, oom_kills_after=1))
+    agent = Death(rank=3, code=137, signal=int(signal.SIGKILL), host="n1", lines=("why",))
+    failure = classify(with_agents_word(death(137), agent), OOM)
     assert (failure.reason, failure.rank, failure.host, failure.last_lines) == ("OutOfMemory", 3, "n1", ("why",))
 
 
@@ -182,14 +158,14 @@ def test_kills_for_memory_count_from_the_last_start(monkeypatch):
 
 
 def test_who_was_killed_because_it_hung_is_told_so_also_after_a_kill_for_memory():
-    agent = FailureRecord(reason="Hung", message="rank 2 hangs", exit_code=137, signal=int(signal.SIGKILL))
-    failure = classify(death(137), replace(OOM, agent=agent))
+    agent = Death(reason="Hung", message="rank 2 hangs", code=137, signal=int(signal.SIGKILL))
+    failure = classify(with_agents_word(death(137), agent), OOM)
     assert (failure.reason, failure.exit_code) == ("Hung", 138)
     assert "for memory" in failure.evidence[0], "it may be why"
 
 
 def test_an_agent_that_was_killed_itself_left_a_note_about_something_else():
-    failure = classify(death(number=9), Evidence(agent=FailureRecord(rank=3, exit_code=1)))
+    failure = classify(with_agents_word(death(number=9), Death(rank=3, code=1)), Evidence())
     assert (failure.rank, failure.exit_code) == (None, 137)
 
 
@@ -207,7 +183,7 @@ def test_a_note_is_read_leniently():
         "timestamp": 1.5,
         "pid": 3,
     }
-    assert parse_agent_failure(json.dumps(note)) == FailureRecord(rank=1, lines=("a", "1"))
+    assert parse_agent_failure(json.dumps(note)) == Death(rank=1, lines=("a", "1"))
     for text in ("", "[]", "{", "null"):
         assert parse_agent_failure(text) is None
 
@@ -215,22 +191,22 @@ def test_a_note_is_read_leniently():
 def test_torchs_own_error_file_tells_what_the_worker_said_and_how_it_ended() -> None:
     extra = {"py_callstack": "Traceback\n  line 1\nValueError: no luck\n", "timestamp": "1700000000"}
     data = {"message": {"message": "ValueError: no luck", "extraInfo": extra, "errorCode": 9}}
-    assert parse_agent_failure(json.dumps(data)) == FailureRecord(
-        message="ValueError: no luck", lines=("Traceback", "  line 1", "ValueError: no luck"), exit_code=9
+    assert parse_agent_failure(json.dumps(data)) == Death(
+        message="ValueError: no luck", lines=("Traceback", "  line 1", "ValueError: no luck"), code=9
     )
 
 
 def test_a_negative_error_code_is_a_signal() -> None:
     data = {"message": {"message": "<NONE>", "errorCode": -9}}
-    assert parse_agent_failure(json.dumps(data)) == FailureRecord(exit_code=137, signal=9)
+    assert parse_agent_failure(json.dumps(data)) == Death(code=137, signal=9)
 
 
 def test_an_error_file_without_a_code_leaves_the_exit_code_alone() -> None:
-    assert parse_agent_failure(json.dumps({"message": {"message": "RuntimeError: x"}})) == FailureRecord(
+    assert parse_agent_failure(json.dumps({"message": {"message": "RuntimeError: x"}})) == Death(
         message="RuntimeError: x"
     )
     for code in (True, "9", None, 10**9, -(10**9)):
-        assert parse_agent_failure(json.dumps({"message": {"errorCode": code}})) == FailureRecord()
+        assert parse_agent_failure(json.dumps({"message": {"errorCode": code}})) == Death()
 
 
 @pytest.mark.parametrize(
@@ -247,23 +223,24 @@ def test_who_was_leaving_when_it_was_asked_to_end_has_its_own_exit_code(
     code: int | None, number: int | None, was_ended: bool, told: tuple[int | None, int | None]
 ) -> None:
     said = {"message": {"message": "<NONE>", "errorCode": 3}}
-    death = death_of(1, 0, code, number, said, was_ended=was_ended)
-    assert (death.exit_code, death.signal) == told
-    assert death_of(1, 0, code, number, {}, was_ended=was_ended) == replace(death, exit_code=code, signal=number)
+    ended = Death(rank=1, code=code, signal=number)
+    death = with_error_file(ended, said, was_ended=was_ended)
+    assert (death.code, death.signal) == told
+    assert with_error_file(ended, {}, was_ended=was_ended) == ended
 
 
 # -- what a death proves about a device -------------------------------------------------------------
 
 
 def shown(evidence=NO_OOM, **record):
-    return with_device_fault(FailureRecord(rank=3, **record), evidence).device_fault
+    return with_device_fault(Death(rank=3, **record), evidence).fault
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        {"exit_code": 1, "message": "RuntimeError: CUDA error: uncorrectable ECC error encountered"},
-        {"exit_code": 1, "message": "RuntimeError: NVML: GPU is lost"},
+        {"code": 1, "message": "RuntimeError: CUDA error: uncorrectable ECC error encountered"},
+        {"code": 1, "message": "RuntimeError: NVML: GPU is lost"},
         {"signal": 9, "message": "RuntimeError: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off"},
     ],
 )
@@ -274,18 +251,18 @@ def test_a_death_may_prove_that_a_device_failed(record) -> None:
 @pytest.mark.parametrize(
     ("record", "evidence"),
     [
-        ({"exit_code": 1, "message": "RuntimeError: CUDA error: unknown error"}, NO_OOM),
-        ({"exit_code": 1, "message": "RuntimeError: NCCL error: unhandled system error"}, NO_OOM),
-        ({"exit_code": 1, "message": "RuntimeError: No CUDA GPUs are available"}, NO_OOM),
+        ({"code": 1, "message": "RuntimeError: CUDA error: unknown error"}, NO_OOM),
+        ({"code": 1, "message": "RuntimeError: NCCL error: unhandled system error"}, NO_OOM),
+        ({"code": 1, "message": "RuntimeError: No CUDA GPUs are available"}, NO_OOM),
         ({"signal": 11}, NO_OOM),
-        ({"exit_code": 1, "message": "ValueError: bad sample"}, NO_OOM),
-        ({"exit_code": 3}, NO_OOM),
-        ({"exit_code": 1, "message": "NameError: name 'x' is not defined"}, NO_OOM),
-        ({"exit_code": 1, "message": "RuntimeError: CUDA out of memory"}, NO_OOM),
-        ({"exit_code": 1, "message": "RuntimeError: CUDA error: device-side assert triggered"}, NO_OOM),
-        ({"exit_code": 1, "message": "RuntimeError: Xid 31 of this process"}, NO_OOM),  # programs' faults
-        ({"exit_code": 1, "message": "RuntimeError: gloo: Connection closed by peer"}, NO_OOM),
-        ({"exit_code": 1, "message": "RuntimeError: ncclRemoteError: remote process exited"}, NO_OOM),
+        ({"code": 1, "message": "ValueError: bad sample"}, NO_OOM),
+        ({"code": 3}, NO_OOM),
+        ({"code": 1, "message": "NameError: name 'x' is not defined"}, NO_OOM),
+        ({"code": 1, "message": "RuntimeError: CUDA out of memory"}, NO_OOM),
+        ({"code": 1, "message": "RuntimeError: CUDA error: device-side assert triggered"}, NO_OOM),
+        ({"code": 1, "message": "RuntimeError: Xid 31 of this process"}, NO_OOM),  # programs' faults
+        ({"code": 1, "message": "RuntimeError: gloo: Connection closed by peer"}, NO_OOM),
+        ({"code": 1, "message": "RuntimeError: ncclRemoteError: remote process exited"}, NO_OOM),
         ({"signal": 6, "message": "RuntimeError: gloo: Connection reset by peer"}, NO_OOM),
         ({"signal": 9}, OOM),
         ({"signal": 7}, replace(NO_OOM, shm_free_bytes=4096, shm_size_bytes=64 << 20)),

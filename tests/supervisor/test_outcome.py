@@ -8,7 +8,7 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from trainer_launch.model import Exit, Failure, Outcome, Verdict
+from trainer_launch.model import Death, Failure, Outcome, Verdict
 from trainer_launch.supervisor import outcome
 
 FAILURE = Failure(
@@ -74,7 +74,7 @@ def test_the_summary_is_one_line_whatever_the_message():
 
 
 def test_a_stop_tells_who_did_not_leave_with_0():
-    ends = tuple(Exit(process=name, code=code, signal=None, at_s=0) for name, code in (("a", 0), ("b", 5)))
+    ends = tuple(Death(process=name, code=code, signal=None, at_s=0) for name, code in (("a", 0), ("b", 5)))
     assert outcome.summary(Outcome(verdict=Verdict.STOPPED, exits=ends)).endswith("| b ended with 5")
 
 

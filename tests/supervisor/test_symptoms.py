@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.model import Exit, FailureRecord
+from trainer_launch.model import Death
 from trainer_launch.supervisor.error_lines import SYMPTOMS, error_name, essence, final_error, headline, recognise
-from trainer_launch.supervisor.failure import Evidence, classify
+from trainer_launch.supervisor.failure import Evidence, classify, with_agents_word
 
 # Each: `=== exits N` or `=== signal N`, `-> REASON EXIT-CODE`, and the last lines of the program.
 _HEAD = re.compile(r"^=== (exits|signal) (\d+) -> (\w+) (\d+)\n", re.MULTILINE)
@@ -24,9 +24,7 @@ WATCHDOG = "  what():  [Rank 5] Watchdog caught collective operation timeout: Wo
 
 
 def death(how, number):
-    return Exit(
-        process="main", code=number if how == "exits" else None, signal=number if how == "signal" else None, at_s=1
-    )
+    return Death(process="main", **{"code" if how == "exits" else "signal": number})
 
 
 @pytest.mark.parametrize(("text", "how", "number", "reason", "code"), ROWS, ids=range(len(ROWS)))
@@ -40,9 +38,9 @@ def test_the_last_error_tells_the_cause(text, how, number, reason, code):
 def test_the_agents_word_tells_the_same(text, how, number, reason, code):
     """torch's error file has the exception and its text."""
     message = "\n".join(final_error(text.splitlines()))
-    dead = {"exit_code": number} if how == "exits" else {"signal": number, "exit_code": 128 + number}
-    agent = FailureRecord(rank=3, message=message, **dead)
-    failure = classify(death("exits", 1), Evidence(agent=agent))
+    dead = {"code": number} if how == "exits" else {"signal": number, "code": 128 + number}
+    agent = Death(rank=3, message=message, **dead)
+    failure = classify(with_agents_word(death("exits", 1), agent), Evidence())
     assert (failure.reason, failure.exit_code) == (reason, code), failure
 
 

@@ -80,13 +80,13 @@ def test_who_is_elsewhere_while_the_others_wait_is_to_blame(watch, tmp_path):
     at_s, hung = struck_at_s(watch(Workers({ZERO: REDUCE, ONE: BATCH})))
     assert at_s == pytest.approx(T, abs=3)
     assert (hung.rank, hung.local_rank) == (ONE.rank, ONE.local_rank)
-    assert "idle" in hung.text
+    assert "idle" in hung.message
     assert hung.lines == (
         "rank 1: waits in all_reduce, called from train.py:31 (step)",
         "rank 2: in data.py:22 (read_batch)",
     )
     (saved,) = (tmp_path / "stacks").iterdir()
-    assert str(saved) in hung.text
+    assert str(saved) in hung.message
     assert "read_batch" in (saved / "report.txt").read_text()
 
 
@@ -243,7 +243,7 @@ def test_a_program_that_is_no_worker_of_torchs_is_named_without_a_rank(watch):
     hung = None
     while hung is None:
         hung = made.look(made.due_s)
-    assert hung.text.startswith("program has been idle")
+    assert hung.message.startswith("program has been idle")
     assert hung.lines == ("program: state S",)
     assert hung.rank is None
 

@@ -179,26 +179,30 @@ def _supervised(
     observer: Observer,
     server: ForkServer | None,
 ) -> Outcome:
-    from trainer_launch.observability import incident_watch
-    from trainer_launch.supervisor.loop import supervise
+    from trainer_launch.observability.incident_watch import Incidents
+    from trainer_launch.supervisor.processes import Processes
+    from trainer_launch.supervisor.program_loop import supervise
 
-    settings = task.settings
+    settings, processes = task.settings, Processes(plan, system, observer)
     if plan.workers is None:
-        incidents = incident_watch.Incidents(settings, task, plan, system)
-        return incidents.concluded(supervise(plan, system, incidents.watch(), observer, incidents.failed))
-    from trainer_launch.pytorch import group_loop  # only a torch job needs it
+        incidents = Incidents(settings, task, plan, system, processes)
+        return incidents.concluded(
+            supervise(plan, system, processes, incidents.watch(), observer, incidents.failed)
+        )
+    from trainer_launch.pytorch import node  # only a torch job needs it
+    from trainer_launch.pytorch.fork_server import Starter
+    from trainer_launch.pytorch.group_incidents import GroupIncidents
+    from trainer_launch.pytorch.group_stragglers import GroupStragglers
+    from trainer_launch.pytorch.worker_group import WorkerGroup
 
-    made: list[incident_watch.Incidents] = []
-
-    def attach(group: group_loop.Group) -> None:
-        made.append(incident_watch.Incidents(settings, task, plan, system, group.incidents))
-        group.incidents.collector = made[0].collector
-        group.goodput = observer.goodput
-        group.stragglers.tell = observer.stragglers
-        group.watch = made[0].watch()
-
-    ended = group_loop.run(plan, system, secret, attach, observer, server)
-    return made[0].concluded(ended)
+    group = WorkerGroup(plan, system, processes)
+    client = node.client_of(group, secret, observer.ledger)
+    incidents = Incidents(settings, task, plan, system, processes, group)
+    reports = GroupIncidents(group, client.send, incidents.collector)
+    stragglers = GroupStragglers(group, client.send, observer.stragglers)
+    diagnosis = node.Diagnosis(reports, stragglers, incidents.watch(reports.tell_ranks))
+    here = node.Node(group, client, Starter(group, server), diagnosis, observer)
+    return incidents.concluded(here.run())
 
 
 def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Task, Plan]:

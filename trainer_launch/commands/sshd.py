@@ -28,7 +28,7 @@ from trainer_launch.planning.mpi import SSHD, forwarded
 from trainer_launch.planning.reading import Reading, live_pod, read
 from trainer_launch.planning.task import Task, Trial, sparing
 from trainer_launch.supervisor import inherited, outcome, shared_memory_care
-from trainer_launch.supervisor.loop import supervise
+from trainer_launch.supervisor.program_loop import supervise
 from trainer_launch.supervisor.system import System
 
 HELP = "run sshd in an MPI worker pod"
@@ -76,7 +76,7 @@ def _main(parsed: Parsed) -> int:
             system.clean = sweep
             logs.send_through(system.say)
             with contextlib.closing(system), observed(task, plan, settings, system) as observer:
-                ended = supervise(plan, system, server.Sessions(os.getpid(), system.now()), observer)
+                ended = supervise(plan, system, watch=server.Sessions(os.getpid(), system.now()), observer=observer)
                 sweep()
                 if probes is not None and probes.count:
                     _log.info("connections that left before an SSH banner and were not logged: %d", probes.count)

@@ -348,7 +348,9 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         seats: Seats | None = None,
         wake: Callable[[], None] = lambda: None,
         run_dir: str = "",
+        goodput: Callable[[], Told | None] = lambda: None,
     ) -> None:
+        """`goodput` is this node's ledger; it is asked when a Join is sent."""
         super().__init__("the coordinator", msg.render, timeouts.FIRST_PAUSE_S, wake)
         self._home = self._endpoint = endpoint
         self._seats = seats
@@ -366,7 +368,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._joined_after = -1  # the generation of the last Join
         self._lease_s = timeouts.LEASE_S
         self._was_let_in = False
-        self.goodput: Callable[[], Told | None] = lambda: None  # this node's ledger; asked when a Join is sent
+        self._goodput = goodput
         self._thread.start()
 
     def send(self, message: msg.FromNode) -> None:
@@ -447,7 +449,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
     def _write(self, lines: Lines[msg.Message], *messages: msg.FromNode) -> None:
         """A Join may have waited for a coordinator for long: its ledger is of now."""
-        now = (replace(one, goodput=self.goodput()) if isinstance(one, msg.Join) else one for one in messages)
+        now = (replace(one, goodput=self._goodput()) if isinstance(one, msg.Join) else one for one in messages)
         super()._write(lines, *now)
 
     def _connect_once(self) -> bool:

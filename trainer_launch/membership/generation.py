@@ -29,7 +29,7 @@ from trainer_launch.membership.state import (
     room,
     runs,
 )
-from trainer_launch.model import FailureRecord
+from trainer_launch.model import Death
 from trainer_launch.model.codec import MAX_TEXT
 from trainer_launch.model.collectives import MAX_ENTERED, entered_in_words
 from trainer_launch.model.goodput import LONGEST_S, Kind, Told
@@ -256,10 +256,10 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
     first = msg.GiveUp("", node.name, failed.rank, failed.exit_code, failed.signal, failed.message)
     reason = _reason(node, failed)
-    record = FailureRecord(
+    record = Death(
         attempt=failed.generation,
         rank=failed.rank,
-        exit_code=failed.exit_code,
+        code=failed.exit_code,
         signal=failed.signal,
         error=failed.error,
         message=failed.message,
@@ -269,7 +269,7 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
         return give_up(replace(state, failure=proven), failed.message)
     first = replace(first, seen=_seen(first, failed.entered))
     is_early = _lasted_s(state, now_s) < timeouts.START_S
-    why_not = why_not_again(record, state.early_failure if is_early else None)
+    why_not = why_not_again(record, state.early_failure, is_early=is_early)
     suspicion = replace(suspicion_of(failed, reason, node.key, now_s), before=state.early_failure)
     state = replace(state, failure=first, early_failure=record if is_early else None)
     if why_not is not None:

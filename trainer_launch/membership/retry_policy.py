@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch.model import FailureRecord, exit_codes, suggestions
+from trainer_launch.model import Death, exit_codes, suggestions
 from trainer_launch.model.units import counted
 
 _UNPARSABLE = frozenset({"SyntaxError", "IndentationError", "TabError"})
@@ -14,12 +14,15 @@ _REFUSALS = {
 }
 
 
-def why_not_again(failed: FailureRecord, before: FailureRecord | None) -> str | None:
+def why_not_again(failed: Death, before: Death | None, *, is_early: bool) -> str | None:
     """Why a restart cannot help; None when it may.
 
-    `before` is how the attempt before ended, if both failed soon after their start. Which rank was the first to
-    tell is chance: at the start all fail alike.
+    Only what fails soon after its start can be the same each time: a later SyntaxError may be of data, or of a torn
+    cache file. `before` is how the attempt before ended, if it failed as early. Which rank was the first to tell is
+    chance: at the start all fail alike.
     """
+    if not is_early:
+        return None
     if failed.error in _UNPARSABLE:
         return f"a {failed.error} is the same each time"
     if before is None or before.attempt + 1 != failed.attempt:

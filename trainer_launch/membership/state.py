@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.model import FailureRecord
+from trainer_launch.model import Death
 from trainer_launch.model.codec import MAX_LINE_BYTES, encode
 from trainer_launch.model.collectives import RankState
 from trainer_launch.model.goodput import Seconds, Told
@@ -148,7 +148,7 @@ class Suspicion(Struct, frozen=True, kw_only=True):
     finished: frozenset[int] = frozenset()  # ranks that had ended with exit code 0 before
     entered: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by collective, whose last one it is
     reported: frozenset[Key] = frozenset()  # the other members that have said how their workers ended
-    before: FailureRecord | None = None  # how the attempt before this one failed, if it did so soon after its start
+    before: Death | None = None  # how the attempt before this one failed, if it did so soon after its start
 
 
 class Loss(Struct, frozen=True):
@@ -236,7 +236,7 @@ class State(Struct, frozen=True, kw_only=True):
     explained_s: float | None = None  # and when
     sampling: Sampling | None = None
     failure: msg.GiveUp | None = None  # the first failure of the last generation, as it would be told
-    early_failure: FailureRecord | None = None  # the latest one at the start of a generation
+    early_failure: Death | None = None  # the latest one at the start of a generation
     end: msg.GiveUp | msg.Finished | None = None
     gather_from_s: float | None = None  # when the wait for a generation began
     joined_s: float = 0.0  # the latest join

@@ -334,35 +334,33 @@ class Plan(Struct, frozen=True, kw_only=True):
 # -- how it ended -----------------------------------------------------------------------------
 
 
-class Exit(Struct, frozen=True, kw_only=True):
-    """One death: either `code` or `signal` is set."""
+class Death(Struct, frozen=True, kw_only=True):
+    """How a process ended, as far as it is known: from PID 1 to the termination message, for torch and MPI alike.
 
-    process: str
-    code: int | None
-    signal: int | None
-    at_s: float  # monotonic seconds
+    Of a program it is the program's own end, of a job the first failed worker's.
+    """
 
-    @property
-    def exit_code(self) -> int:
-        """As the shell has it: the code, or 128 + signal."""
-        return 128 + self.signal if self.signal is not None else self.code or 0
-
-
-class FailureRecord(Struct, frozen=True, kw_only=True):
-    """How an attempt failed, for torch and MPI alike: the first worker's own end, as far as it is known."""
-
-    attempt: int = 0  # a torch job's generation, or the start of mpirun
+    process: str = ""  # its name, for people; "": it was no process of ours
     rank: int | None = None  # in the job
     local_rank: int | None = None
-    hostname: str | None = None
-    exit_code: int | None = None  # as the shell has it
+    host: str | None = None
+    code: int | None = None  # as the shell has it; None: of a signal, or not known
     signal: int | None = None
+    at_s: float = 0.0  # monotonic seconds; of a hang, the last progress
+    attempt: int = 0  # a torch job's generation, or the start of mpirun
     error: str | None = None  # the type of the exception that ended it
     message: str | None = None  # what it said itself, type and all
     lines: tuple[str, ...] = ()  # its traceback, or what it wrote last
     reason: str | None = None  # the exit reason, where more is known than how it ended
     why_not_again: str | None = None  # why the job does not go on from its last checkpoint
-    device_fault: str = ""  # its last error, where that proves that a device failed
+    fault: str = ""  # its last error, where that proves that a device failed
+
+    @property
+    def exit_code(self) -> int:
+        """As the shell has it: the code, or 128 + signal; 1 where neither is known."""
+        if self.signal is not None:
+            return 128 + self.signal
+        return 1 if self.code is None else self.code
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -406,7 +404,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     stop_signal: int | None = None  # what asked us to stop
     failure: Failure | None = None
     given_up: GivenUp | None = None
-    exits: tuple[Exit, ...] = ()
+    exits: tuple[Death, ...] = ()  # of the last attempt
     took_s: float = 0.0
     attempt: int = 1  # how often it was started: its workers, or all of it
     survivors: tuple[str, ...] = ()  # descendants that even SIGKILL did not end

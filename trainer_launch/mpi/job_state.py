@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from trainer_launch.model import FailureRecord, Member
+from trainer_launch.model import Death, Member
 from trainer_launch.mpi.mpirun_messages import Said
 
 
@@ -184,7 +184,7 @@ class State(Struct, frozen=True, kw_only=True):
     lost: str | None = None  # the host for which the job waits, or is being ended
     last: Exited | None = None
     failures: int = 0  # that cost the budget
-    before: FailureRecord | None = None  # the failure before, if it came soon after its start
+    before: Death | None = None  # the failure before, if it came soon after its start
     early: int = 0  # starts in a row that did not last
     asked: bool = False
     draining: bool = False  # nothing is started again; ranks have all the time that they need

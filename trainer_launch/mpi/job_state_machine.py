@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from trainer_launch.membership import retry_policy, timeouts
 from trainer_launch.membership.retry_policy import is_of_code
-from trainer_launch.model import FailureRecord, Member, exit_codes
+from trainer_launch.model import Death, Member, exit_codes
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted, listed
 from trainer_launch.mpi import job_state as st
@@ -242,7 +242,7 @@ def _failed(state: st.State, last: st.Exited, at_s: float) -> Step:
     settings, last = state.settings, _without_who_was_cut_off(last)
     is_early = at_s - state.started_s < timeouts.START_S
     record = _record_of(last, state.starts)
-    why = retry_policy.why_not_again(record, state.before if is_early else None)
+    why = retry_policy.why_not_again(record, state.before, is_early=is_early)
     if settings.by_slot:
         last = _located(last, state.running)
     text = _how_it_ended(last)
@@ -322,13 +322,13 @@ def code_of(last: st.Exited) -> int:
     return exit_codes.of_signal(last.said.signal) if last.said.signal is not None else _code(last)
 
 
-def _record_of(last: st.Exited, attempt: int) -> FailureRecord:
+def _record_of(last: st.Exited, attempt: int) -> Death:
     """This end for the retry policy."""
     said, message = last.said, _error_of(last)
-    return FailureRecord(
+    return Death(
         attempt=attempt,
         rank=said.rank,
-        exit_code=_code(last),
+        code=_code(last),
         signal=said.signal,
         error=error_name(message),
         message=message.strip(),

@@ -26,9 +26,7 @@ from trainer_launch.model.goodput import Kind
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.observability import progress
 from trainer_launch.observability.progress import Progress
-from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import outcome as ends
-from trainer_launch.supervisor.events import Phase, State
 
 LOOK_S = 1.0  # between two looks at what training processes and the worker group have left
 PROGRESS_S = 10.0  # between two lines of progress
@@ -169,30 +167,6 @@ Value: TypeAlias = "str | int | float | bool | tuple[str, ...] | Mapping[str, fl
 Event: TypeAlias = tuple[str, Mapping[str, Value]]
 
 
-def of_step(event: ev.Event, before: State, after: State) -> tuple[Event, ...]:
-    """What a step of the supervisor tells."""
-    told: list[Event] = []
-    match event:
-        case ev.Resolved():
-            told.append(("resolved", {}))
-        case ev.Unresolved(text=text):
-            told.append(("unresolved", {"text": text}))
-        case ev.Exited(exit=end):
-            told.append(("exited", {"process": end.process, "exit_code": end.exit_code, "signal": end.signal}))
-        case ev.SpawnFailed(process=name, code=code, text=text):
-            told.append(("spawn_failed", {"process": name, "exit_code": code, "text": text}))
-        case ev.Hung(text=text):
-            told.append(("hung", {"text": text}))
-        case ev.Signalled(number=number) if before.phase is not Phase.DONE:
-            told.append(("signal", {"signal": number, "asks_to_stop": after.asked > before.asked}))
-    rung = _rung(after)
-    if rung is not None and rung != _rung(before):
-        told.append(("stopping", {"rung": rung}))
-    if after.restarts > before.restarts:
-        told.append(("restarting", {"restart": after.restarts, "restarts_at_most": after.plan.restarts}))
-    return tuple(told)
-
-
 def of_progress(latest: Progress) -> Event:
     """What a training process says of itself."""
     return "progress", {
@@ -273,14 +247,6 @@ def _shown_one(value: Value, chars: int) -> object:
 
 def _render(fields: Mapping[str, object]) -> bytes:
     return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-
-
-def _rung(state: State) -> str | None:
-    if state.phase is Phase.KILLING:
-        return "kill"
-    if state.phase is not Phase.STOPPING:
-        return None
-    return "everyone" if state.everyone_told else "leaders"
 
 
 # -- news of the runtime directory -------------------------------------------------------------

@@ -21,7 +21,6 @@ from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.goodput import Kind, Ledger, Signs, Told
 from trainer_launch.observability import event_log, progress
 from trainer_launch.observability.progress import Progress
-from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor.step_lines import PrintedSteps
 
 _MOST_AGE_S = 60.0  # between the start of this process and here; more is a clock that we misread
@@ -136,17 +135,6 @@ def _reported(reports: Sequence[Progress]) -> Signs | None:
         saved_s=max(one.checkpoint_s for one in reports),
         is_saving=any(one.checkpointing for one in reports),
     )
-
-
-def kind_of(state: ev.State) -> Kind:
-    """What a node does whose processes the supervisor's own machine runs."""
-    if state.phase is ev.Phase.WAITING:
-        return Kind.WAITING if state.plan.wait_for else Kind.STARTING
-    if state.phase is ev.Phase.RUNNING:
-        return Kind.TRAINING
-    is_end = state.phase is ev.Phase.DONE or state.stop_signal is not None or state.draining
-    has_failed = state.cause is not None or state.hung is not None
-    return Kind.STOPPING if has_failed and not is_end else Kind.ENDING
 
 
 def as_json(seconds: Mapping[Kind, float] | None) -> dict[str, Json] | None:

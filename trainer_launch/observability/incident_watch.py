@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,11 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.observability import progress
 from trainer_launch.planning.task import Task
 from trainer_launch.supervisor.incident_bundle import DEFAULT, FAILURE, NOWHERE
+from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
-    from trainer_launch.pytorch.group_incidents import GroupIncidents
+    from trainer_launch.pytorch.worker_group import WorkerGroup
     from trainer_launch.supervisor.hang_watch import Watch
     from trainer_launch.supervisor.incident_collection import Collected, Collector
     from trainer_launch.supervisor.worker_samples import Sources
@@ -41,10 +43,16 @@ class Incidents:
     """What one run collects, and who watches it; each is made when it is first needed."""
 
     def __init__(
-        self, settings: Settings, task: Task, plan: Plan, system: System, group: GroupIncidents | None = None
+        self,
+        settings: Settings,
+        task: Task,
+        plan: Plan,
+        system: System,
+        processes: Processes,
+        group: WorkerGroup | None = None,
     ) -> None:
         self._settings, self._task, self._plan, self._system = settings, task, plan, system
-        self._group = group
+        self._processes, self._group = processes, group
 
     @cached_property
     def _sources(self) -> Sources:
@@ -52,12 +60,12 @@ class Incidents:
 
         group, system, run_dir = self._group, self._system, self._task.trial.scratch
         if group is None:
-            return Sources(pids=system.pids, heard=system.heard, run_dir=run_dir)
+            return Sources(pids=self._processes.pids, heard=system.heard, run_dir=run_dir)
         return Sources(
-            pids=system.pids,
+            pids=self._processes.pids,
             heard=system.heard,
             run_dir=run_dir,
-            place_of=group.group.place_of,
+            place_of=lambda name: group.places.get(name),
             how_far=group.recorders.how_far,
             answered=group.recorders.answered,
         )
@@ -89,13 +97,16 @@ class Incidents:
                 question=group.recorders.question,
                 answers=group.recorders.answers,
                 ended=group.ended,
-                generation=group.generation,
+                generation=lambda: group.generation,
                 saving=lambda: [one.pid for one in progress.read(task.trial.scratch) if one.checkpointing],
             )
         return collection.Collector(about, asked)
 
-    def watch(self) -> Watch | None:
-        """Watch the workers for hangs, where somebody wants that and this machine shows processes."""
+    def watch(self, tell_ranks: Callable[[Collected], None] | None = None) -> Watch | None:
+        """Watch the workers for hangs, where somebody wants that and this machine shows processes.
+
+        `tell_ranks` tells a coordinator what was collected, which asks all nodes.
+        """
         settings, group = self._settings, self._group
         is_ended = settings.hang_timeout is not None
         is_default = "hang_report_after" not in settings.model_fields_set
@@ -126,8 +137,7 @@ class Incidents:
             alone=nodes is not None and nodes.max == 1,
             explained=group is not None and self.collector is not None,
         )
-        tell = self._warn if group is None else group.tell_ranks
-        return Watch(watched, Workers(self._sources), self._system.now, self.collector, tell)
+        return Watch(watched, Workers(self._sources), self._system.now, self.collector, tell_ranks or self._warn)
 
     def failed(self, failure: Failure, process: str) -> None:
         """A program has failed, and what it has started is still there."""

@@ -17,7 +17,7 @@ from trainer_launch.model.goodput import Kind
 from trainer_launch.observability.event_log import Standing
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.progress import Progress
-from trainer_launch.supervisor.events import Phase
+from trainer_launch.supervisor.run_observer import RunPhase
 
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -53,7 +53,7 @@ def _of_node(view: View, now_s: float) -> Iterable[str]:
         "node": _number(view.node_rank),
     }
     yield _gauge("info", "What this launcher runs; always 1.", [(about, 1)])
-    phases = [({"phase": phase.value}, float(view.phase == phase.value)) for phase in Phase]
+    phases = [({"phase": phase.value}, float(view.phase == phase.value)) for phase in RunPhase]
     yield _gauge("phase", "1 for the current phase of this node's launcher.", phases)
     yield _gauge("start_time_seconds", "When the launcher started, since the epoch.", [({}, view.started_s)])
     yield _gauge("uptime_seconds", "Seconds since the launcher started.", [({}, max(0.0, now_s - view.started_s))])

@@ -21,16 +21,15 @@ from trainer_launch.host import logs as our_log
 from trainer_launch.host import process_tree
 from trainer_launch.model import Outcome, Plan, StatusEndpoint, Verdict
 from trainer_launch.model.errors import LaunchError
-from trainer_launch.model.goodput import Kind
+from trainer_launch.model.goodput import Kind, Told
 from trainer_launch.model.redaction import redact_command
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.stragglers import Lateness
 from trainer_launch.observability import event_log, node_view, progress
 from trainer_launch.observability.event_log import EventLog
-from trainer_launch.observability.goodput_keeper import GoodputKeeper, kind_of
+from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.planning.task import Task
-from trainer_launch.supervisor import events as ev
-from trainer_launch.supervisor.events import Phase, State
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
@@ -42,14 +41,14 @@ _LAST_EXITS = 20
 STDOUT = "-"  # where events may go, in place of a file
 
 
-class Observer:
+class Observer(RunObserver):
     """The observer of one run."""
 
     def __init__(self, view: node_view.View, goodput: GoodputKeeper | None = None) -> None:
         self.view = view = view if goodput is None else replace(view, ledger=goodput.ledger)
         self.goodput = goodput  # None: what runs here trains nothing
         self._events: EventLog | None = None
-        self._warnings = _Warnings(self._tell)
+        self._warnings = _Warnings(self.tell_all)
         self._poster: Poster | None = None
         self._server: Server | None = None
         node_view.write(view)
@@ -72,7 +71,7 @@ class Observer:
     def write_events(self, write: Callable[[bytes], None], started: Mapping[str, event_log.Value]) -> None:
         """Tell everything to an event log, from now on."""
         self._events = EventLog(write, self.view.node_rank, self.view.run_dir)
-        self._tell("started", started)
+        self.tell_all("started", started)
         logging.getLogger(our_log.NAME).addHandler(self._warnings)
 
     def serve_metrics(self, port: int) -> None:
@@ -100,25 +99,54 @@ class Observer:
 
     # -- what happens -------------------------------------------------------------------------
 
-    def begun(self, state: State) -> None:
-        """The plan is about to run."""
-        if state.plan.wait_for:
-            self._tell("waiting", {"names": state.plan.wait_for})
-        self._book(state)
-        self._see(state)
+    def tell(self, event: str, **values: str | int | bool | tuple[str, ...] | None) -> None:
+        """Something has happened, in the words of the event log."""
+        self.tell_all(event, values)
+        view, name = self.view, values.get("process")
+        others = tuple(entry for entry in view.processes if entry[0] != name)
+        match event, values:
+            case "spawned", {"pid": int(pid)}:
+                self._note(processes=(*others, (name, pid)))
+            case "exited" | "spawn_failed", {"exit_code": code}:
+                exits = (*view.exits, (name, code))[-_LAST_EXITS:]
+                self._note(processes=others, exits=exits, ended=view.ended + 1)
+            case "restarting", {"restart": int(number)}:
+                self._note(attempt=1 + number)
 
-    def stepped(self, event: ev.Event, before: State, after: State) -> None:
-        """Something happened."""
-        for name, values in event_log.of_step(event, before, after):
-            self._tell(name, values)
-        self._book(after, event)
-        self._see(after)
+    def enter(self, phase: RunPhase, kind: Kind, since_s: float | None = None) -> None:
+        """Where the run is from now on, and what its seconds are spent on."""
+        if self.goodput is not None:
+            self.goodput.enter(kind, time.monotonic(), since_s)
+            before, now = self.view.ledger, self.goodput.ledger
+            trains_again = now.kind is Kind.TRAINING and now.has_trained
+            if trains_again and (before is None or before.kind is not now.kind) and self._events is not None:
+                self.tell_all("goodput", event_log.of_goodput(self.goodput.totals()))
+            self._note(ledger=now)
+        if phase.value != self.view.phase:
+            self._note(phase=phase.value, since_s=time.time())
 
-    def spawned(self, process: str, pid: int) -> None:
-        """A process was started."""
-        self._tell("spawned", {"process": process, "pid": pid})
-        others = tuple(entry for entry in self.view.processes if entry[0] != process)
-        self._note(processes=(*others, (process, pid)))
+    def asked_to_stop(self, number: int) -> None:
+        """This signal asks the run to stop, or says that nothing is to be started again."""
+        self._note(asked_to_stop_by=self.view.asked_to_stop_by or number)
+
+    def look(self, collectives: int) -> None:
+        """The workers have come so far."""
+        if self.goodput is not None:
+            self.goodput.look(collectives)
+
+    def suspect(self) -> None:
+        """A hang is suspected."""
+        if self.goodput is not None:
+            self.goodput.suspect()
+
+    def adopt(self, ledger: Told) -> None:
+        """What other nodes have spent their time on."""
+        if self.goodput is not None:
+            self.goodput.adopt(ledger)
+
+    def ledger(self) -> Told | None:
+        """What this node has spent its time on, for other nodes."""
+        return None if self.goodput is None else self.goodput.told()
 
     def stragglers(self, ranks: Sequence[Lateness]) -> None:
         """These of this node's ranks are stragglers now."""
@@ -126,7 +154,7 @@ class Observer:
 
     def coordinator_said(self, text: str) -> None:
         """The coordinator that this node hosts said something; called by its thread."""
-        self._tell("coordinator", {"text": text})
+        self.tell_all("coordinator", {"text": text})
 
     def finished(self, outcome: Outcome) -> None:
         """The run is over: the termination message to everybody who asked, within a short time for all."""
@@ -138,7 +166,7 @@ class Observer:
 
     def refused(self, message: str, code: int) -> None:
         """Nothing could be started."""
-        self._tell("finished", {"verdict": "NotStarted", "exit_code": code, "message": message})
+        self.tell_all("finished", {"verdict": "NotStarted", "exit_code": code, "message": message})
 
     def close(self) -> None:
         """End the threads and give the port back; nothing after `finished`."""
@@ -153,39 +181,11 @@ class Observer:
             logging.getLogger(our_log.NAME).removeHandler(self._warnings)
             events.close(wait_s, None if outcome is None else event_log.of_outcome(outcome))
 
-    def _tell(self, name: str, values: Mapping[str, event_log.Value]) -> None:
+    def tell_all(self, name: str, values: Mapping[str, event_log.Value]) -> None:
+        """Add an event to the event log."""
         events = self._events
         if events is not None:
             events.add((name, values))
-
-    def _book(self, state: State, event: ev.Event | None = None) -> None:
-        """A worker group keeps the ledger itself: it knows more."""
-        if self.goodput is None:
-            return
-        if state.plan.workers is None:
-            since_s = event.since_s if isinstance(event, ev.Hung) else None
-            self.goodput.enter(kind_of(state), time.monotonic(), since_s)
-        before, now = self.view.ledger, self.goodput.ledger
-        starts_again = (
-            now.kind is Kind.TRAINING and now.has_trained and (before is None or before.kind is not now.kind)
-        )
-        if starts_again and self._events is not None:
-            self._tell("goodput", event_log.of_goodput(self.goodput.totals()))
-
-    def _see(self, state: State) -> None:
-        alive = tuple((name, pid) for name, pid in self.view.processes if name in state.alive)
-        exits = tuple((end.process, end.exit_code) for end in state.exits[-_LAST_EXITS:])
-        changed = state.phase.value != self.view.phase
-        self._note(
-            phase=state.phase.value,
-            since_s=time.time() if changed else self.view.since_s,
-            attempt=1 + state.restarts,
-            processes=alive,
-            exits=exits,
-            ended=len(state.exits),
-            asked_to_stop_by=state.stop_signal,
-            ledger=None if self.goodput is None else self.goodput.ledger,
-        )
 
     def _note(self, **changes: object) -> None:
         view = replace(self.view, **changes)
@@ -246,7 +246,7 @@ def first_view(task: Task, plan: Plan) -> node_view.View:
         node_rank=task.topology.node_rank,
         contract=task.job.contract,
         engine=plan.engine,
-        phase=Phase.WAITING.value,
+        phase=RunPhase.WAITING.value,
         since_s=now_s,
         started_s=now_s,
         job=job,

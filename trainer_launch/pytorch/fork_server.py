@@ -20,16 +20,13 @@ from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import messages
 from trainer_launch.pytorch.messages import Forked, ForkWorkers, OpenStore, Ready, RequestFailed, StoreOpen, Unfit
-from trainer_launch.pytorch.recorder_questions import Recorders
 from trainer_launch.supervisor import inherited
 
 if TYPE_CHECKING:
-    from trainer_launch.model import Exit, PortRange, Process, Workers
-    from trainer_launch.supervisor.system import System
+    from trainer_launch.model import Death, PortRange, Process, Workers
+    from trainer_launch.pytorch.worker_group import WorkerGroup
     from trainer_launch.supervisor.worker_samples import Place
 
-SERVER = "fork server "  # and its pid
-STORE = "store "  # and its generation
 _TRIES = 2  # a server that ends before it is ready is started again once
 _ANSWER_S = 10.0  # for a request, and for the rest of a message that has begun
 _WORKER_S = 1.0  # more for each worker
@@ -179,7 +176,10 @@ class ForkServer:
 
     def _ask(self, request: ForkWorkers | OpenStore, fds: Sequence[int], within_s: float) -> messages.Message:
         """New processes wait for a byte of ours until we know them: none of them runs on without us."""
-        wait, go = os.pipe()
+        try:
+            wait, go = os.pipe()
+        except OSError as problem:  # too few descriptors
+            raise ServerError(f"the fork server cannot be asked ({problem})") from None
         try:
             try:
                 self._connection.settimeout(within_s)
@@ -237,43 +237,34 @@ class CallerFork(ForkServer):
 class Starter:
     """The fork server, the store process, and the ways to start workers.
 
-    `hosts_store` tells whether this node has the store of the present generation. What cannot be started, and never
-    will be, is a LaunchError of any method that tells whether workers and the store can be.
+    What cannot be started, and never will be, is a LaunchError of any method that tells whether it can be now.
     """
 
-    def __init__(
-        self,
-        workers: Workers,
-        system: System,
-        hosts_store: Callable[[], bool],
-        server: ForkServer | None = None,
-    ) -> None:
+    def __init__(self, group: WorkerGroup, server: ForkServer | None = None) -> None:
         """`server` is the first fork server, where it has been started already."""
-        self._workers = workers
+        self._group, self._system = group, group.system
+        self._workers = workers = group.workers
         self._early = server
-        self._system = system
-        self._hosts_store = hosts_store
         self.forks = workers.forks  # whether workers are forked
         self._caller = workers.caller  # until it is in use
         self._server: ForkServer | None = None
         self._is_ready = False
         self._tries = 0
         self._is_awaited = False  # somebody waits for the server to be ready
-        self._store: tuple[str, int] | None = None  # name and pid
-        self.recorders = Recorders()  # of the present generation's forked workers
+        self._store: int | None = None  # its pid
 
     # -- the fork server ----------------------------------------------------------------------
 
     def begin(self) -> bool:
         """Start the fork server, which imports torch while all else goes on; False: `answer` will tell."""
-        if self.forks or self._hosts_store():
+        if self.forks or self._group.hosts_store:
             self._start_server()
         self._is_awaited = self._server is not None
         return not self._is_awaited
 
     def prepare(self) -> bool:
         """Make sure of it; False: `answer` or `server_ended` will tell."""
-        if not (self.forks or self._hosts_store()):
+        if not (self.forks or self._group.hosts_store):
             return True
         why = self._server.changed() if self._server is not None and self._is_ready else None
         if why is not None:
@@ -303,11 +294,13 @@ class Starter:
             return self._only_stores(said.reason)
         return said is not None and self._ready()
 
-    def server_ended(self, end: Exit) -> bool:
+    def is_server(self, pid: int) -> bool:
+        """Whether this process is the present fork server."""
+        return self._server is not None and pid == self._server.pid
+
+    def server_ended(self, status: int) -> bool:
         """Start it again for the next generation; whether all can be started without it, and somebody waits."""
-        how = f"signal {end.signal}" if end.signal is not None else f"exit code {end.code}"
-        if self._server is None or end.process != f"{SERVER}{self._server.pid}":
-            return False  # of one that was ended
+        how = f"signal {-status}" if status < 0 else f"exit code {status}"
         if not self._is_ready:
             return self._lost(f"the fork server ended during its imports ({how})")
         self._end_server()
@@ -334,7 +327,7 @@ class Starter:
     def _only_stores(self, reason: str) -> bool:
         """A server from which no worker can be forked has torch for the store all the same."""
         has_torch = not reason.startswith("importing torch")
-        if not (self.forks and self._hosts_store() and has_torch) or self._workers.must_fork:
+        if not (self.forks and self._group.hosts_store and has_torch) or self._workers.must_fork:
             return self._unfit(reason)
         _log.info("workers start without the fork server: %s", reason)
         self.forks = False
@@ -351,7 +344,7 @@ class Starter:
             raise UsageError(messages.cannot_fork(reason))
         _log.info("workers start without the fork server: %s", reason)
         self.forks = False
-        if self._hosts_store():
+        if self._group.hosts_store:
             self._tries = 0
             self._start_server()
             return False
@@ -383,7 +376,7 @@ class Starter:
 
     def _take_server(self, server: ForkServer) -> None:
         self._server = server
-        self._system.adopt(f"{SERVER}{server.pid}", server.pid, keep=True)
+        self._system.adopt(server.pid, keep=True)
         self._listen(wanted=True)
 
     def _listen(self, *, wanted: bool) -> None:
@@ -399,7 +392,7 @@ class Starter:
 
     # -- the store ----------------------------------------------------------------------------
 
-    def open_store(self, generation: int, ports: PortRange | None) -> int:
+    def open_store(self, ports: PortRange | None) -> int:
         """Start the store process of a generation; its port.
 
         Raises:
@@ -408,30 +401,30 @@ class Starter:
         self.close_store()
         if self._server is None:
             raise ServerError("the fork server has ended")
-        pid, port = self._server.open_store(ports)
-        self._store = f"{STORE}{generation}", pid
-        self._system.adopt(self._store[0], pid, keep=True)
+        self._store, port = self._server.open_store(ports)
+        self._system.adopt(self._store, keep=True)
         return port
 
     def close_store(self) -> None:
         """End it: its generation is over."""
         store, self._store = self._store, None
         if store is not None:
-            end_child(store[1])
+            end_child(store)
 
-    def store_ended(self, name: str) -> bool:
-        """Whether a store process that has ended is the present one, which nobody has closed."""
-        if self._store is None or self._store[0] != name:
-            return False
+    def is_store(self, pid: int) -> bool:
+        """Whether this process is the present store, which nobody has closed."""
+        return pid == self._store
+
+    def store_ended(self) -> None:
+        """The store process has ended, and not by us."""
         self._store = None
-        return True
 
     # -- workers ------------------------------------------------------------------------------
 
-    def start(self, processes: Sequence[Process], places: Mapping[str, Place]) -> list[tuple[str, int, str]]:
-        """Start all workers of a generation; the name of each that could not be, its exit code, and why."""
-        self._system.begin_start()
-        self.recorders.close()
+    def start(self, processes: Sequence[Process], places: Mapping[str, Place]) -> list[Death]:
+        """Start all workers of a generation; the deaths of those that could not be started."""
+        self._group.processes.begin()
+        self._group.recorders.close()
         if not (self.forks and self._server is not None and self._is_ready):
             return self._execute(processes)
         try:
@@ -451,11 +444,9 @@ class Starter:
                 _log.warning("workers start without the fork server this time: %s", problem)
                 self._end_server()
                 return self._execute(processes)
-        return [(process.name, code, text) for process in processes]
+        return [self._group.processes.not_started(process, code, text) for process in processes]
 
-    def _fork(
-        self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, Place]
-    ) -> list[tuple[str, int, str]]:
+    def _fork(self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, Place]) -> list[Death]:
         common, records = self._workers.env, self._workers.records
         bindings = self._workers.bindings or (Binding(()),) * len(processes)
         streams: list[dict[int, int]] = []
@@ -481,27 +472,29 @@ class Starter:
                 ),
                 must_fork=self._workers.must_fork,
             )
-            theirs = self.recorders.open([process.name for process in processes] if records else [])
+            theirs = self._group.recorders.open([process.name for process in processes] if records else [])
             fds = [[ours[stream] for stream in sorted(ours)] + theirs[n : n + 1] for n, ours in enumerate(streams)]
             pids = server.fork(request, [fd for each in fds for fd in each])
         finally:
             for fd in {*theirs, *(fd for ours in streams for fd in ours.values())}:
                 os.close(fd)
         for process, pid in zip(processes, pids, strict=True):
-            self._system.adopt(process.name, pid)
+            self._system.adopt(pid)
+            self._group.processes.add(process, pid)
         _say_started(pids)
         return []
 
-    def _execute(self, processes: Sequence[Process]) -> list[tuple[str, int, str]]:
+    def _execute(self, processes: Sequence[Process]) -> list[Death]:
         prepare = inherited.dying_with_us()
-        failed, pids = [], []
+        deaths, pids = [], []
         for local_rank, process in enumerate(processes):
             try:
                 pids.append(self._system.spawn(process, self._bound(local_rank, prepare)))
+                self._group.processes.add(process, pids[-1])
             except NotRunnableError as error:  # noqa: PERF203  the others are started, and ended again
-                failed.append((process.name, error.exit_code, str(error)))
+                deaths.append(self._group.processes.not_started(process, error.exit_code, str(error)))
         _say_started(pids)
-        return failed
+        return deaths
 
     def _bound(self, local_rank: int, prepare: Callable[[], None] | None) -> Callable[[], None] | None:
         """What a new process does before it becomes the worker."""
@@ -521,7 +514,7 @@ class Starter:
 
     def close(self) -> None:
         """End what is left of ours."""
-        self.recorders.close()
+        self._group.recorders.close()
         self.close_store()
         self._end_server()
 

@@ -13,19 +13,15 @@ from msgspec.structs import replace
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import News
-from trainer_launch.model import FailureRecord
+from trainer_launch.model import Death
 from trainer_launch.model.codec import encode
-from trainer_launch.model.collectives import Life, RankState, Recorded, brief, entered_in_words, last_entered
-from trainer_launch.model.signal_policy import signal_name
-from trainer_launch.pytorch.recorder_questions import Recorders
-from trainer_launch.pytorch.worker_group import Event, Heard, Phase, State, StoreEnded, WorkerEnded
-from trainer_launch.supervisor import events as ev
+from trainer_launch.model.collectives import RankState, brief, entered_in_words, last_entered
+from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.hang_detection import Quiet
 from trainer_launch.supervisor.incident_bundle import FAILURE, HANG
 from trainer_launch.supervisor.incident_collection import Collected, Collector
 
 if TYPE_CHECKING:
-    from trainer_launch.pytorch.group_loop import Group
     from trainer_launch.supervisor.hang_watch import Watch
 
 _MESSAGE_BYTES = 48_000  # leaves room in a line
@@ -39,79 +35,49 @@ class GroupIncidents:
     """The incidents of one group; without a collector nothing is collected, and nothing is known of ranks."""
 
     def __init__(
-        self,
-        group: Group,
-        recorders: Recorders,
-        send: Callable[[say.FromNode], None],
-        pids: Callable[[], Mapping[str, int]],
+        self, group: WorkerGroup, send: Callable[[say.FromNode], None], collector: Collector | None
     ) -> None:
-        self.group, self.recorders, self._send, self._pids = group, recorders, send, pids
-        self.collector: Collector | None = None
+        self._group, self._recorders, self._send, self._collector = group, group.recorders, send, collector
         self._stalled: Collected | None = None  # what was told to the coordinator last
         self._failed: tuple[int, Mapping[str, tuple[int, ...]]] = (0, {})  # who entered what last, of a generation
-        self._ended_s: dict[int | None, float] = {}  # when the last worker of a rank ended
         self._explained: say.Explained | None = None  # why no rank went on when all nodes were asked last
 
     def close(self) -> None:
         """Wait a moment for what is being written."""
-        if self.collector is not None:
-            self.collector.close()
-
-    # -- whom the collector and the hang watch ask ----------------------------------------------
-
-    def ended(self) -> list[RankState]:
-        """This generation's workers that have no process any more."""
-        said, node = self.recorders.at_end, self.group.node_rank
-        seen_s = time.time() - timeouts.SHOW_RANKS_S / 2  # what other nodes tell may be as old
-        return [
-            rank_state(
-                one, node, said.get(f"rank {one.rank}"), max(0.0, seen_s - self._ended_s.get(one.rank, seen_s))
-            )
-            for one in self.group.state.deaths
-        ]
-
-    def generation(self) -> int:
-        """The present one's number."""
-        return self.group.state.seen
+        if self._collector is not None:
+            self._collector.close()
 
     def tell_ranks(self, collected: Collected | None) -> None:
         """Tell the coordinator what our ranks show, which asks all others, too."""
         self._stalled = collected
         states = () if collected is None else fitting((*collected.incident.states, *self._ending(collected)))
         limit_s = 0.0 if collected is None else collected.limit_s
-        self._send(say.Ranks(self.generation(), states, time.time_ns(), limit_s))
+        self._send(say.Ranks(self._group.generation, states, time.time_ns(), limit_s))
 
     def _ending(self, collected: Collected) -> list[RankState]:
         """Ranks whose processes are gone, while the group has not heard of their ends yet: they hang nowhere."""
         known = {state.rank for state in collected.incident.states}
-        ours = [place.rank for name in self.group.names if (place := self.group.place_of(name)) is not None]
-        return [RankState(rank=rank, node=self.group.node_rank, quiet_s=0.0) for rank in ours if rank not in known]
+        ours = [place.rank for place in self._group.places.values()]
+        return [RankState(rank=rank, node=self._group.node_rank, quiet_s=0.0) for rank in ours if rank not in known]
 
     # -- what happens -------------------------------------------------------------------------
 
-    def note(self, event: Event, before: State, after: State, watch: Watch | None) -> None:
-        """The group has made a step, and has stopped nobody for it yet."""
-        if isinstance(event, WorkerEnded):
-            self._ended_s[event.death.rank] = time.time()
-        if isinstance(event, Heard):
-            self._hear(event.news, watch)
-        is_over = before.ending is None and after.ending is not None and after.phase is Phase.RUNNING
-        if not is_over or self.collector is None or isinstance(event, ev.Hung) or after.stop_signal is not None:
+    def failed(self, sentence: str, *, was_killed: bool) -> None:
+        """This generation ends for that; nobody was stopped for it yet. Who was killed cannot say where."""
+        if self._collector is None:
             return
-        sentence = what_failed(event, after)
-        if sentence is not None:
-            alive, killed = self._pids(), after.failure is not None and after.failure.signal is not None
+        alive = self._group.processes.pids()
 
-            def whole(states: Sequence[RankState]) -> str:
-                entered = entered_in_words(self._entered(states))
-                return f"{sentence}; {entered}" if killed and entered else sentence
+        def whole(states: Sequence[RankState]) -> str:
+            entered = entered_in_words(self._entered(states))
+            return f"{sentence}; {entered}" if was_killed and entered else sentence
 
-            self.collector.collect(FAILURE, whole, names=[name for name in self.group.names if name not in alive])
+        self._collector.collect(FAILURE, whole, names=[name for name in self._group.places if name not in alive])
 
     def _entered(self, states: Sequence[RankState]) -> Mapping[str, tuple[int, ...]]:
         """Who entered what last; the coordinator is told when it is told of the end."""
         known = [state for state in states if state.groups]
-        self._failed = self.generation(), last_entered([*self._states_at_end(), *known])
+        self._failed = self._group.generation, last_entered([*self._states_at_end(), *known])
         return self._failed[1]
 
     def completed(self, message: say.FromNode) -> say.FromNode:
@@ -120,31 +86,31 @@ class GroupIncidents:
         if isinstance(message, say.Failed | say.Join) and message.generation == generation:
             return replace(message, entered=entered)
         if isinstance(message, say.Join) and message.generation:  # all had ended before another node failed
-            self.recorders.answers(0, time.monotonic() + _AT_END_S)
+            self._recorders.answers(0, time.monotonic() + _AT_END_S)
             return replace(message, entered=last_entered(self._states_at_end()))
         return message
 
     def _states_at_end(self) -> list[RankState]:
         """What ranks have said at the end of their programs, also those whose processes still end."""
-        said = [(self.group.place_of(name), one) for name, one in self.recorders.at_end.items()]
+        said = [(self._group.places.get(name), one) for name, one in self._recorders.at_end.items()]
         return [RankState(rank=place.rank, groups=one.groups) for place, one in said if place is not None]
 
-    def with_explanation(self, hung: ev.Hung) -> ev.Hung:
+    def with_explanation(self, hang: Death) -> Death:
         """All nodes together know more than this one."""
         known = self._explained
-        if known is None or not known.accuses or known.generation != self.generation():
-            return hung
-        rank = hung.rank if hung.rank in known.ranks or not known.ranks else known.ranks[0]
-        return replace(hung, text=known.text, rank=rank, reason=known.cause or hung.reason)
+        if known is None or not known.accuses or known.generation != self._group.generation:
+            return hang
+        rank = hang.rank if hang.rank in known.ranks or not known.ranks else known.ranks[0]
+        return replace(hang, message=known.text, rank=rank, reason=known.cause or hang.reason)
 
-    def _hear(self, news: News, watch: Watch | None) -> None:
+    def hear(self, news: News, watch: Watch | None) -> None:
         """Another node sees no progress; and what came of it."""
         match news:
-            case say.ShowRanks(generation=asked) if asked == self.generation():
+            case say.ShowRanks(generation=asked) if asked == self._group.generation:
                 self._show_ranks(None if watch is None else watch.quiet())
                 if watch is not None:
                     watch.reported()
-            case say.Explained(generation=asked) if asked == self.generation():
+            case say.Explained(generation=asked) if asked == self._group.generation:
                 self._note_explanation(news)
                 if watch is not None:
                     watch.explained(news)
@@ -152,7 +118,9 @@ class GroupIncidents:
     def _show_ranks(self, quiet: Mapping[int, Quiet] | None) -> None:
         seen = self._stalled  # it may have been seen here, too, at the same time
         if seen is None or time.time() - seen.incident.time_s > timeouts.SHOW_RANKS_S:
-            seen = None if self.collector is None else self.collector.collect(HANG, "another node sees no progress")
+            seen = (
+                None if self._collector is None else self._collector.collect(HANG, "another node sees no progress")
+            )
             seen = seen.with_quiet(quiet) if seen is not None and quiet is not None else seen
         self.tell_ranks(seen)
 
@@ -160,33 +128,22 @@ class GroupIncidents:
         self._explained, seen = told, self._stalled
         if not told.accuses:
             _log.info("no progress: %s", told.text)
-            if self.collector is not None and seen is not None:
+            if self._collector is not None and seen is not None:
                 self._stalled = None
-                self.collector.drop(seen)
+                self._collector.drop(seen)
             return
         where = f"; collected in {seen.folder}" if seen is not None and seen.folder else ""
         _log.warning("suspected hang: %s%s", told.text, where)
-        if self.collector is not None and seen is not None:
-            self.collector.explained(seen, told.text, told.cause, told.ranks, told.helps)
+        if self._collector is not None and seen is not None:
+            self._collector.explained(seen, told.text, told.cause, told.ranks, told.helps)
 
 
-def rank_state(
-    death: FailureRecord, node_rank: int | None, said: Recorded | None = None, quiet_s: float | None = None
-) -> RankState:
-    """An ended worker, as an incident has it, with what it has said at its end, which was so many seconds ago."""
-    life, quiet_s = (Life.FINISHED, quiet_s) if death.exit_code == 0 else (Life.DEAD, None)
-    how = signal_name(death.signal) if death.signal is not None else f"exit code {death.exit_code}"
-    groups = said.groups if said is not None else {}
-    return RankState(rank=death.rank or 0, node=node_rank, life=life, how=how, groups=groups, quiet_s=quiet_s)
-
-
-def aborted(death: FailureRecord, last_lines: Callable[[], Sequence[str]], ended_s: float) -> FailureRecord:
+def aborted(death: Death, last_lines: Callable[[], Sequence[str]]) -> Death:
     """The death of a worker by SIGABRT, with what gloo says of it: it aborts who receives more than it expected.
 
-    The last output may come a moment after the end, which was at `ended_s`, monotonic: workers that end together
-    are waited for together.
+    The last output may come a moment after the end: workers that end together are waited for together.
     """
-    until_s = ended_s + _OUTPUT_S
+    until_s = death.at_s + _OUTPUT_S
     while not (lines := " ".join(last_lines())).count("terminate called") and time.monotonic() < until_s:
         time.sleep(0.005)
     found = _OTHER_SIZE.search(lines)
@@ -204,19 +161,3 @@ def fitting(states: Sequence[RankState]) -> tuple[RankState, ...]:
         if sum(len(encode(state)) for state in told) <= _MESSAGE_BYTES:
             return told
     return tuple(replace(state, groups={}, why="too much to tell") for state in states)[: say.MAX_RANKS]
-
-
-def what_failed(event: Event, state: State) -> str | None:
-    """Why this generation ends, for an incident; None: newcomers may join, so that nothing has failed."""
-    match event:
-        case Heard(news=say.Restart(reason=reason, grows=grows)):
-            return None if grows else f"generation {state.seen} is over: {reason}"
-        case Heard(news=say.GiveUp(reason=reason)):
-            return reason
-        case StoreEnded():
-            return state.failure.message if state.failure is not None else None
-    death = state.failure
-    if death is None:
-        return None
-    how = signal_name(death.signal) if death.signal is not None else f"exit code {death.exit_code}"
-    return f"rank {death.rank} ended with {how}" + (f": {death.message}" if death.message else "")

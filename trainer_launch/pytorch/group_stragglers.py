@@ -14,14 +14,12 @@ from trainer_launch.host import runtime_directory
 from trainer_launch.host.deadline_subprocess import begin_thread
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
-from trainer_launch.model import Workers
 from trainer_launch.model.codec import encode
 from trainer_launch.model.collectives import Entries, Look, Recorded
 from trainer_launch.model.stragglers import Lateness
-from trainer_launch.pytorch.recorder_questions import Recorders
 
 if TYPE_CHECKING:
-    from trainer_launch.pytorch.group_loop import Group
+    from trainer_launch.pytorch.worker_group import WorkerGroup
 
 _FIRST_S = 0.1  # until workers have answered; then twice as long, again and again
 _MESSAGE_BYTES = 56_000  # leaves room in a line
@@ -39,14 +37,13 @@ class GroupStragglers:
 
     def __init__(
         self,
-        group: Group,
-        recorders: Recorders,
+        group: WorkerGroup,
         send: Callable[[say.FromNode], None],
-        workers: Workers,
+        tell: Callable[[Sequence[Lateness]], None] = lambda ranks: None,
     ) -> None:
-        self._group, self._recorders, self._send = group, recorders, send
-        self._workers = workers
-        self.tell: Callable[[Sequence[Lateness]], None] = lambda ranks: None  # observers
+        """`tell` lets observers know."""
+        self._group, self._recorders, self._workers = group, group.recorders, group.workers
+        self._send, self._tell = send, tell
         self._devices: dict[int, str] = {}
         self._asked: say.ShowEntries | None = None
         self._named: tuple[Lateness, ...] = ()
@@ -55,10 +52,10 @@ class GroupStragglers:
 
     def hear(self, news: object, now_s: float) -> None:
         """The coordinator asks, or tells what came of it."""
-        generation = self._group.state.seen
+        generation = self._group.generation
         match news:
             case say.ShowEntries(generation=asked) if asked == generation:
-                suspects = [name for name in self._group.names if self._rank(name) in news.suspects]
+                suspects = [name for name in self._group.places if self._rank(name) in news.suspects]
                 self._recorders.ask_entries(news.most, news.looks_us, suspects)
                 looks_s = news.looks_us / 1e6
                 self._asked, self._pause_s, self._devices = news, _FIRST_S, {}
@@ -85,13 +82,13 @@ class GroupStragglers:
         self._asked, self.due_s = None, None
 
     def _rank(self, name: str) -> int | None:
-        place = self._group.place_of(name)
+        place = self._group.places.get(name)
         return None if place is None else place.rank
 
     def _look_at_devices(self, suspects: Sequence[int]) -> None:
         """What NVML says of the suspects' GPUs, where it is there; a thread asks, for a driver may hang."""
         shown = re.findall(r"[^,\s]+", self._workers.env.get("CUDA_VISIBLE_DEVICES", ""))
-        places = [place for name in self._group.names if (place := self._group.place_of(name)) is not None]
+        places = self._group.places.values()
         suspected = {place.rank: place.local_rank for place in places if place.rank in suspects}
         gpus = {rank: shown[n] if n < len(shown) else str(n) for rank, n in suspected.items()}
         if gpus:
@@ -109,7 +106,7 @@ class GroupStragglers:
                 more = {"place": one.place or None, "device": one.device or None}
                 runtime_directory.tell(self._workers.run_dir, "straggler", **told, **more)
         self._named = tuple(ranks)
-        self.tell(self._named)
+        self._tell(self._named)
 
 
 def _ask_nvml(gpus: Mapping[int, str], told: dict[int, str]) -> None:

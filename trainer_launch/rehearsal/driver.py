@@ -42,9 +42,8 @@ from trainer_launch.rehearsal.pod_watch import PodWatch
 from trainer_launch.rehearsal.report import pod_rows
 from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.report.reporting import Reporting
-from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import incident_bundle
-from trainer_launch.supervisor.system import System
+from trainer_launch.supervisor.system import Happened, System
 
 DRAIN_S = 1.0
 _SWEEPS, _SWEEP_S = 20, 0.2  # looks for what a container left behind, and how long each waits for the end
@@ -123,6 +122,8 @@ class Rehearsal:
         self._failed: list[Exited] = []  # what could not be started
         self._stop_signal: int | None = None
         self._grown = 0
+        self._pids: dict[str, int] = {}  # the first process of each container, the last one of that name
+        self._running: dict[int, str] = {}  # the same by pid, of those that run
         self.processes = PodProcesses(kubelet)
         self._recorder = Recorder()
         self._statuses: dict[str, str] = {}  # by pod: what the history has
@@ -198,7 +199,8 @@ class Rehearsal:
 
     def leader(self, pod: str) -> int | None:
         """The first process of the main container, while it runs."""
-        return self._system.pids().get(f"{pod}/{self.state.pods[pod].draft.main}")
+        pid = self._pids.get(f"{pod}/{self.state.pods[pod].draft.main}")
+        return pid if pid in self._running else None
 
     def scale(self, workers: int | None) -> None:
         """The controller sees another number of Worker replicas; None: one more than now."""
@@ -231,7 +233,7 @@ class Rehearsal:
         if failed:
             return list(failed)
         due_s = min((at_s for at_s in self._times() if at_s is not None), default=None)
-        events = [event for happened in self._system.wait(due_s) if (event := self._event(happened)) is not None]
+        events: list[Event] = list(self._of(self._system.wait(due_s)))
         if due_s is not None and self._system.now() >= due_s:
             events.append(job_lifecycle.Due(self._system.now()))
         return events
@@ -242,22 +244,24 @@ class Rehearsal:
         if self.state.condition is None and (due_s := self._faults.due_s()) is not None:
             yield self._began_s + due_s
 
-    def _event(self, event: ev.Event) -> Event | None:
-        if isinstance(event, ev.Exited):
-            pod, _, container = event.exit.process.partition("/")
-            self._clear(pod, container)
-            return Exited(event.at_s, pod, container, event.exit.exit_code)
-        if isinstance(event, ev.Signalled):
-            if event.number in STOP_SIGNALS:
-                self._stop_signal = self._stop_signal or event.number
-                return StopAsked(event.at_s, self._grace_s)
-            for name in self._system.pids():  # such as USR1: what it is for, each pod's launcher knows
-                self._system.signal_leader(name, event.number)
-        return None
+    def _of(self, happened: Happened) -> Iterator[Event]:
+        now_s = self._system.now()
+        for number in happened.signals:
+            if number in STOP_SIGNALS:
+                self._stop_signal = self._stop_signal or number
+                yield StopAsked(now_s, self._grace_s)
+            else:
+                for pid in self._running:  # such as USR1: what it is for, each pod's launcher knows
+                    self._system.signal_leader(pid, number)
+        for pid, status in happened.ended:
+            if pid in self._running:
+                pod, _, container = self._running.pop(pid).partition("/")
+                self._clear(pid, pod, container)
+                yield Exited(now_s, pod, container, exit_codes.of_signal(-status) if status < 0 else status)
 
-    def _clear(self, pod: str, container: str) -> None:
+    def _clear(self, pid: int, pod: str, container: str) -> None:
         """A container ends with its first process: whatever that left behind is killed."""
-        self._system.signal_group(f"{pod}/{container}", signal.SIGKILL)
+        self._system.signal_group(pid, signal.SIGKILL)
         for _ in range(_SWEEPS):
             left = self.kubelet.processes_of(self.state.pods[pod], container)
             for process in left:
@@ -313,17 +317,19 @@ class Rehearsal:
                 self._start(action)
 
     def _stop(self, action: Stop) -> None:
-        name = f"{action.pod}/{action.container}"
-        if action.kill:
-            self._system.signal_group(name, signal.SIGKILL)
-        else:
-            self._system.signal_leader(name, signal.SIGTERM)  # the kubelet asks a container's first process only
+        pid = self._pids.get(f"{action.pod}/{action.container}")
+        if pid is not None and action.kill:
+            self._system.signal_group(pid, signal.SIGKILL)
+        elif pid is not None:
+            self._system.signal_leader(pid, signal.SIGTERM)  # the kubelet asks a container's first process only
 
     def _start(self, action: Start) -> None:
         pod, life = self.state.pods[action.pod], self.state.states[action.pod].starts
         try:
             self.kubelet.prepare(pod, action.container, life)
-            self._system.spawn(self.kubelet.placed(pod, self.kubelet.process(pod, action.container, life)))
+            process = self.kubelet.process(pod, action.container, life)
+            pid = self._system.spawn(self.kubelet.placed(pod, process))
+            self._pids[process.name], self._running[pid] = pid, process.name
         except (NotRunnableError, NodeError, OSError) as problem:
             _log.error("%s", problem)
             code = problem.exit_code if isinstance(problem, NotRunnableError) else exit_codes.NOT_FOUND

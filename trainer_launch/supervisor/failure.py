@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.model import Exit, Failure, FailureRecord, exit_codes
+from trainer_launch.model import Death, Failure, exit_codes
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted, in_units
 from trainer_launch.supervisor import error_lines
@@ -19,7 +19,7 @@ from trainer_launch.supervisor.error_lines import PEER_HINT, Symptom, final_erro
 
 class _Rule(Struct, frozen=True):
     reason: str
-    applies: Callable[[Exit, Evidence], bool]
+    applies: Callable[[Death, Evidence], bool]
     hint: str
     what: str = ""  # completes "rank 3 ended with signal SIGKILL, …"
     exit_code: int | None = None  # None: the program's own
@@ -27,30 +27,29 @@ class _Rule(Struct, frozen=True):
     shows: Callable[[Evidence], tuple[str, ...]] = lambda _: ()  # the evidence, in words
 
 
-def _signal_is(*numbers: int) -> Callable[[Exit, Evidence], bool]:
+def _signal_is(*numbers: int) -> Callable[[Death, Evidence], bool]:
     return lambda end, _: end.signal in numbers
 
 
-def _agent_says(reason: str) -> Callable[[Exit, Evidence], bool]:
-    return lambda _, evidence: evidence.agent is not None and evidence.agent.reason == reason
+def _is_known_as(reason: str) -> Callable[[Death, Evidence], bool]:
+    return lambda death, _: death.reason == reason
 
 
-def _killed_for_memory(end: Exit, evidence: Evidence) -> bool:
+def _killed_for_memory(death: Death, evidence: Evidence) -> bool:
     """Itself, or the data loader without which it could not go on."""
-    lost_loader = end.signal is None and "killed by signal: Killed" in _error_text(evidence)
-    return evidence.oom_killed and (end.signal == signal.SIGKILL or lost_loader)
+    lost_loader = death.signal is None and "killed by signal: Killed" in _error_text(death, evidence)
+    return evidence.oom_killed and (death.signal == signal.SIGKILL or lost_loader)
 
 
-def _error_text(evidence: Evidence) -> str:
-    """What the program itself said of its end: the agent's word for its worker, else its last error."""
-    message = evidence.agent.message if evidence.agent else None
-    return message or "\n".join(final_error(evidence.last_lines))
+def _error_text(death: Death, evidence: Evidence) -> str:
+    """What the program itself said of its end, else its last error."""
+    return death.message or "\n".join(final_error(evidence.last_lines))
 
 
-def _symptom(end: Exit, evidence: Evidence) -> tuple[Symptom, str] | None:
+def _symptom(death: Death, evidence: Evidence) -> tuple[Symptom, str] | None:
     """What its last error shows; who is killed from outside has not said why."""
-    said_why = end.signal is None or end.signal in _CRASHES
-    return recognise(_error_text(evidence)) if said_why else None
+    said_why = death.signal is None or death.signal in _CRASHES
+    return recognise(_error_text(death, evidence)) if said_why else None
 
 
 def _memory(evidence: Evidence) -> tuple[str, ...]:
@@ -97,7 +96,7 @@ _FIRST = (
     ),
     _Rule(
         "Hung",
-        _agent_says("Hung"),
+        _is_known_as("Hung"),
         "look at the rank and line that the message names; trainer-launch incidents show has those of all ranks; "
         "if all ranks are in the same collective, check the network between the nodes",
         exit_code=exit_codes.INFRASTRUCTURE,
@@ -120,29 +119,29 @@ _FIRST = (
     ),
     _Rule(
         "NotRunnable",
-        lambda end, _: end.code in (exit_codes.NOT_EXECUTABLE, exit_codes.NOT_FOUND),
+        lambda death, _: death.code in (exit_codes.NOT_EXECUTABLE, exit_codes.NOT_FOUND),
         "check the command, the image and the working directory",
         what="as a shell says of a command that it cannot run",
         again=False,
     ),
     _Rule(
         "Quarantined",
-        _agent_says("Quarantined"),
+        _is_known_as("Quarantined"),
         "let the platform start this pod on another machine, and have this one checked (nvidia-smi -q, kernel log)",
         exit_code=exit_codes.INFRASTRUCTURE,
         again=True,
     ),
-    _Rule("NotStarted", _agent_says("NotStarted"), "correct what the message names, in this pod or its image"),
-    _Rule("PeerLost", _agent_says("PeerLost"), PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
+    _Rule("NotStarted", _is_known_as("NotStarted"), "correct what the message names, in this pod or its image"),
+    _Rule("PeerLost", _is_known_as("PeerLost"), PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
     _Rule(
         "ProgramError",
-        _agent_says("ProgramError"),
+        _is_known_as("ProgramError"),
         "let all ranks enter the same collectives, as often as all others; a restart will not help",
         again=False,
     ),
     _Rule(
         "Misconfigured",
-        _agent_says("Misconfigured"),
+        _is_known_as("Misconfigured"),
         "correct torchrun's option or its PET_ variable; a restart will not help",
         exit_code=exit_codes.MISCONFIGURED,
         again=False,
@@ -178,42 +177,37 @@ _LAST = (
 RULES = (*_FIRST, *_LAST)
 
 
-def classify(death: Exit, evidence: Evidence) -> Failure:
+def classify(death: Death, evidence: Evidence) -> Failure:
     """Return the cause of a death, by the first rule that applies."""
-    # The agent's note speaks of its workers; when the agent itself was killed, it is not about this death.
-    agent = evidence.agent if death.signal is None else None
-    evidence = replace(evidence, agent=agent)
-    end = _worker(death, agent)
-    rule, shown = _cause(end, evidence)
+    rule, shown = _cause(death, evidence)
     return Failure(
         reason=rule.reason,
-        message=_message(end, evidence, rule),
-        exit_code=end.exit_code if rule.exit_code is None else rule.exit_code,
-        rank=agent.rank if agent else None,
-        host=agent.hostname if agent else None,
-        signal=end.signal,
-        last_lines=(agent.lines if agent else ()) or evidence.last_lines,
-        evidence=(*shown, *((agent.why_not_again,) if agent and agent.why_not_again else ())),
+        message=_message(death, evidence, rule),
+        exit_code=death.exit_code if rule.exit_code is None else rule.exit_code,
+        rank=death.rank,
+        host=death.host,
+        signal=death.signal,
+        last_lines=death.lines or evidence.last_lines,
+        evidence=(*shown, *((death.why_not_again,) if death.why_not_again else ())),
         hint=rule.hint,
         again=rule.again,
     )
 
 
-def _cause(end: Exit, evidence: Evidence) -> tuple[_Rule | Symptom, tuple[str, ...]]:
+def _cause(death: Death, evidence: Evidence) -> tuple[_Rule | Symptom, tuple[str, ...]]:
     """The first that applies, and what shows it; what the last error shows stands between the other rules."""
-    rule = next((rule for rule in _FIRST if rule.applies(end, evidence)), None)
-    if rule is None and (found := _symptom(end, evidence)) is not None:
-        symptom, line = found
-        return symptom, (*_device(symptom, evidence), line[:_WHY_CHARS])
-    rule = rule or next(rule for rule in _LAST if rule.applies(end, evidence))
+    rule = next((rule for rule in _FIRST if rule.applies(death, evidence)), None)
+    if rule is None and (recognised := _symptom(death, evidence)) is not None:
+        symptom, line = recognised
+        return symptom, (*_device(symptom, death), line[:_WHY_CHARS])
+    rule = rule or next(rule for rule in _LAST if rule.applies(death, evidence))
     return rule, rule.shows(evidence)
 
 
-def _device(symptom: Symptom, evidence: Evidence) -> tuple[str, ...]:
-    local_rank = evidence.agent.local_rank if evidence.agent else None
-    if local_rank is None or not symptom.reason.startswith("Device"):
+def _device(symptom: Symptom, death: Death) -> tuple[str, ...]:
+    if death.local_rank is None or not symptom.reason.startswith("Device"):
         return ()
-    return (f"the worker's local rank is {local_rank}, by which programs choose their device",)
+    return (f"the worker's local rank is {death.local_rank}, by which programs choose their device",)
 
 
 def unresolved(text: str) -> Failure:
@@ -226,68 +220,55 @@ def unresolved(text: str) -> Failure:
     )
 
 
-def _worker(death: Exit, agent: FailureRecord | None) -> Exit:
-    """Return the worker's own death where the agent knows it."""
-    if agent is None:
-        return death
-    if agent.signal is not None:
-        return replace(death, code=None, signal=agent.signal)
-    return death if agent.exit_code is None else replace(death, code=agent.exit_code)
+def _message(death: Death, evidence: Evidence, rule: _Rule | Symptom) -> str:
+    if death.message and (death.reason or (death.rank is None and not death.process)):
+        return death.message  # not a worker's death
+    who = death.process if death.rank is None else f"rank {death.rank}"
+    sentence = f"{who} ended with {how(death, signal_word='signal ')}" + (f", {rule.what}" if rule.what else "")
+    why = death.message
+    if why is None and not evidence.stopped and (death.signal is None or death.signal in _CRASHES):
+        why = headline(evidence.last_lines, only_named=death.signal is not None)  # who is killed cannot say why
+    return f"{sentence}: {' '.join(why.split())[:_WHY_CHARS]}" if why else sentence
 
 
-def _message(end: Exit, evidence: Evidence, rule: _Rule | Symptom) -> str:
-    if evidence.text:
-        return evidence.text
-    agent = evidence.agent
-    if agent and agent.message and (agent.reason or (agent.rank is None and not end.process)):
-        return agent.message  # not a worker's death
-    who = end.process if agent is None or agent.rank is None else f"rank {agent.rank}"
-    how = f"exit code {end.code}" if end.signal is None else f"signal {signal_name(end.signal)}"
-    told = f"{who} ended with {how}" + (f", {rule.what}" if rule.what else "")
-    why = agent.message if agent else None
-    if why is None and not evidence.stopped and (end.signal is None or end.signal in _CRASHES):
-        why = headline(evidence.last_lines, only_named=end.signal is not None)  # who is killed cannot say why
-    return f"{told}: {' '.join(why.split())[:_WHY_CHARS]}" if why else told
+def how(death: Death, signal_word: str = "") -> str:
+    """A death in words."""
+    return f"exit code {death.exit_code}" if death.signal is None else f"{signal_word}{signal_name(death.signal)}"
 
 
 # -- a worker's death, and what it shows about the machine ---------------------------------------
 
 
-def code_of(death: FailureRecord) -> int:
-    """The exit code that says it."""
-    return exit_codes.of_signal(death.signal) if death.signal is not None else death.exit_code or exit_codes.FAILED
-
-
-def death_of(
-    rank: int | None,
-    local_rank: int | None,
-    code: int | None,
-    number: int | None,
-    said: dict[str, Any],
-    *,
-    was_ended: bool = False,
-) -> FailureRecord:
+def with_error_file(death: Death, content: dict[str, Any], *, was_ended: bool) -> Death:
     """The death of a worker with what it has said in its error file.
 
     Who was leaving with an exit code of its own when our request to end came has that code.
     """
-    left = error_lines.ended_in(said) if was_ended and number in (signal.SIGTERM, signal.SIGKILL) else {}
-    return FailureRecord(
-        rank=rank,
-        local_rank=local_rank,
-        exit_code=left.get("exit_code", code),
-        signal=None if left else number,
-        message=error_lines.message_in(said),
-        lines=tuple(error_lines.traceback_in(said)),
-    )
+    is_ours = was_ended and death.signal in (signal.SIGTERM, signal.SIGKILL)
+    left = error_lines.ended_in(content) if is_ours else {}
+    if left:
+        death = replace(death, signal=None, code=left["exit_code"])
+    return replace(death, message=error_lines.message_in(content), lines=tuple(error_lines.traceback_in(content)))
 
 
-def with_device_fault(death: FailureRecord, evidence: Evidence) -> FailureRecord:
+def with_device_fault(death: Death, evidence: Evidence) -> Death:
     """The death with its last error, if that proves that a device of this machine failed."""
     crashed = death.signal in _CRASHES
-    said = death.message or ("" if death.signal and not crashed else "\n".join(final_error(evidence.last_lines)))
-    found = recognise(said)
-    return replace(death, device_fault=found[1][:_WHY_CHARS]) if found and found[0].is_proof else death
+    message = death.message or ("" if death.signal and not crashed else "\n".join(final_error(evidence.last_lines)))
+    recognised = recognise(message)
+    is_proof = recognised is not None and recognised[0].is_proof
+    return replace(death, fault=recognised[1][:_WHY_CHARS]) if recognised and is_proof else death
+
+
+def with_agents_word(death: Death, agent: Death | None) -> Death:
+    """The death of an agent as that of its worker, where the agent has told of it.
+
+    When the agent itself was killed, its note is not about this death.
+    """
+    if agent is None or death.signal is not None:
+        return death
+    code = None if agent.signal is not None else death.code if agent.code is None else agent.code
+    return replace(agent, process=death.process, at_s=death.at_s, code=code)
 
 
 # -- what is known about a death ---------------------------------------------------------------
@@ -307,11 +288,9 @@ class Evidence(Struct, frozen=True, kw_only=True):
     shm_free_bytes: int | None = None
     shm_size_bytes: int | None = None
     shm_largest: tuple[str, ...] = ()  # what fills it, and who has that
-    agent: FailureRecord | None = None
     last_lines: tuple[str, ...] = ()  # what it wrote last
     stopped: bool = False  # we were asked to stop first
     handed_on: frozenset[int] = frozenset()  # signals that we got and handed on unchanged
-    text: str = ""  # what exec said, when it did not even start
 
     @property
     def oom_killed(self) -> bool:
@@ -326,7 +305,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
         return free is not None and size is not None and free < max(1 << 20, size // 50)
 
 
-def parse_agent_failure(text: str) -> FailureRecord | None:
+def parse_agent_failure(text: str) -> Death | None:
     """Parse an agent's note, or torchrun's error file; None when it is neither: it must not hide the failure."""
     try:
         note = json.loads(text)
@@ -338,12 +317,12 @@ def parse_agent_failure(text: str) -> FailureRecord | None:
         words = {"message": error_lines.message_in(note), "lines": error_lines.traceback_in(note)}
         note = {**note, **error_lines.ended_in(note), **words}
     lines = note.get("lines")
-    return FailureRecord(
+    return Death(
         **{key: _of_type(note.get(key), str) for key in ("reason", "message", "why_not_again")},
-        hostname=_name(note.get("hostname")),
+        host=_name(note.get("hostname")),
         rank=_index(note.get("rank")),
         local_rank=_index(note.get("local_rank")),
-        exit_code=exit_codes.failing(_of_type(note.get("exit_code"), int)),
+        code=exit_codes.failing(_of_type(note.get("exit_code"), int)),
         signal=exit_codes.deadly(_of_type(note.get("signal"), int)),
         lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
     )

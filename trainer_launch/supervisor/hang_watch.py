@@ -1,7 +1,7 @@
 """The hang watch: looks at this node's workers at a pace; a hang is collected, reported and, if asked for, ended.
 
 What is a hang is decided in `hang_detection`, who is waited for in `collectives`. Nobody is killed before what the
-workers can tell is on disk. An event tells the worker group, or the supervisor's machine, which ends them.
+workers can tell is on disk. Whoever asks for the look ends them.
 
 Where a coordinator can be asked, idle and busy workers are ended only after it was: who waits in gloo sleeps, in
 NCCL it spins. The node that has the cause ends its own at once; who waits for it, or is where a healthy rank may be
@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import process_tree
-from trainer_launch.supervisor import events as ev
+from trainer_launch.model import Death
 from trainer_launch.supervisor import hang_detection
 from trainer_launch.supervisor.hang_detection import Hang, Kind, Rules, Worker
 from trainer_launch.supervisor.incident_bundle import HANG
@@ -96,7 +96,7 @@ class Watch:
         self._has_reported = False
         self.due_s = self._node.at_s
 
-    def look(self, now_s: float) -> ev.Hung | None:
+    def look(self, now_s: float) -> Death | None:
         """Look once; report a hang, and tell of one that the supervisor has to end."""
         watched = self._watched
         rules = watched.paced_by
@@ -188,7 +188,7 @@ class Watch:
 
     # -- acting -------------------------------------------------------------------------------
 
-    def _strike(self, found: Hang, now_s: float) -> ev.Hung:
+    def _strike(self, found: Hang, now_s: float) -> Death:
         workers = tuple(self._node.tracks)
         is_fresh = self._seen is not None and self._told is not None and self._told[0] == self._quiet
         text, digest, collected = self._seen if is_fresh and self._seen is not None else self._collected(found)
@@ -204,8 +204,14 @@ class Watch:
         named = explanation.ranks if explanation is not None else ()
         cause = min(workers, key=lambda worker: (worker.rank not in named, worker not in found.workers))
         reason = explanation.reason if explanation is not None and explanation.reason else "Hung"
-        since_s = now_s - found.for_s
-        return ev.Hung(now_s, text, digest, cause.rank, cause.local_rank, reason, since_s)
+        return Death(
+            rank=cause.rank,
+            local_rank=cause.local_rank,
+            message=text,
+            lines=digest,
+            reason=reason,
+            at_s=now_s - found.for_s,
+        )
 
     def _report_only(self, found: Hang) -> None:
         """The ranks that ours wait for may be on other nodes: all are asked, and the coordinator explains."""

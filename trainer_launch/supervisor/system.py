@@ -14,18 +14,18 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import cgroup, process_tree, shm
 from trainer_launch.host.dns import Lookup, PendingNames, lookup
-from trainer_launch.model import Exit, Process, exit_codes
+from trainer_launch.model import Process, exit_codes
 from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 from trainer_launch.model.units import in_units
-from trainer_launch.supervisor import events as ev
 from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.output import Listener, Output, Sieve
@@ -34,8 +34,18 @@ from trainer_launch.supervisor.rate_limit import Flood
 log = logging.getLogger(__name__)
 
 
+class Happened(Struct, frozen=True, kw_only=True):
+    """What ended a `wait`, in the order in which it is to be looked at."""
+
+    signals: tuple[int, ...] = ()  # first: a worker that had the same SIGTERM as we has not failed
+    resolved: bool = False  # all names that were awaited resolve
+    unresolved: str = ""  # which of them do not yet, and what the resolver says
+    # Pid and status of each child that was reaped, a negative one of a signal; orphans that became ours, too.
+    ended: tuple[tuple[int, int], ...] = ()
+
+
 class System:
-    """Processes below us, our signals, our clock."""
+    """Processes below us, our signals, our clock. It knows pids; `Processes` knows what belongs together."""
 
     def __init__(
         self,
@@ -64,15 +74,14 @@ class System:
         self.clean: Callable[[], None] = lambda: None  # the caller's: removes shared memory that the dead have left
         self.launchers: Callable[[], Collection[int]] = tuple  # the caller's: others, which stop what is below them
         self._resolving: PendingNames | None = None
-        self._popens: dict[int, tuple[str, subprocess.Popen[bytes] | None]] = {}  # by pid, until they have ended
-        self._pids: dict[str, int] = {}  # of every process that was started
+        self._popens: dict[int, subprocess.Popen[bytes] | None] = {}  # by pid, until they have ended
+        self._sessions: set[int] = set()  # the pids of all that were started, which lead sessions
         self._told: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
-        self._tell_childless = False
         self._is_woken = False  # during the present `wait`
         self.mark: tuple[str, str] | None = None  # the variable that what is ours carries; None: all is ours
         # Sessions and groups below us; None: nobody has looked since the last end.
         self._seen: set[int] | None = None
-        self._kept: dict[int, str] = {}  # children that no signal to all reaches, by pid
+        self._kept: set[int] = set()  # children that no signal to all reaches
         self._descriptors: set[int] = set()  # others', which end a `wait`
 
     def now(self) -> float:
@@ -99,8 +108,8 @@ class System:
         finally:
             for fd in {*ours.values()}:
                 os.close(fd)
-        self._popens[pid] = process.name, popen
-        self._pids[process.name] = pid
+        self._popens[pid] = popen
+        self._sessions.add(pid)
         return pid
 
     def streams(self, process: Process) -> dict[int, int]:
@@ -136,20 +145,19 @@ class System:
     def begin_start(self) -> None:
         """Something is about to start: what was killed for memory before is not what it dies of."""
         self._witness.begin()
-        living = {name for name, _ in self._popens.values()}
-        self._pids = {name: pid for name, pid in self._pids.items() if name in living}
+        self._sessions.intersection_update(self._popens)
 
-    def adopt(self, name: str, pid: int, *, keep: bool = False) -> None:
+    def adopt(self, pid: int, *, keep: bool = False) -> None:
         """Take a child that somebody else has started for us as ours, or keep it from signals to all."""
         if keep:
-            self._kept[pid] = name
+            self._kept.add(pid)
         else:
-            self._popens[pid] = name, None
-            self._pids[name] = pid
+            self._popens[pid] = None
+            self._sessions.add(pid)
 
     def forget(self, pid: int) -> None:
-        """A kept child is ended by its keeper: how is nobody's business."""
-        self._kept.pop(pid, None)
+        """A kept child is ended by its keeper."""
+        self._kept.discard(pid)
 
     def listen(self, fd: int, *, wanted: bool = True) -> None:
         """End a `wait` whenever something can be read there, or no longer."""
@@ -162,30 +170,52 @@ class System:
 
     # -- signalling ---------------------------------------------------------------------------
 
-    def signal_leader(self, name: str, number: int) -> None:
-        """Signal the process we started, unless it has ended."""
-        pid = self._pids.get(name, 0)
+    def signal_leader(self, pid: int, number: int) -> None:
+        """Signal a process that we started, unless it has ended."""
         if pid in self._popens:  # not collected yet: the number cannot have been used anew
             self._send(pid, process_tree.read(pid), number)
 
-    def signal_group(self, name: str, number: int) -> int:
+    def signal_group(self, pid: int, number: int) -> int:
         """Signal who is in the session or the group of a process, also after its end; return how many."""
-        pid = self._pids.get(name)
         if pid not in self._popens and self._seen is not None and pid not in self._seen:
             return 0  # whom it has left behind, the look at another of this moment would have shown
         return self._sweep(lambda entry: pid in (entry.session, entry.group), number, again=True)
 
-    def signal_all(self, number: int, *, again: bool, sparing: frozenset[str] = frozenset()) -> int:
-        """Signal everything below us, also what left its session; return how many."""
-        self._tell_childless = True
-        spared = process_tree.bearing(os.getpid(), sparing) if sparing and process_tree.readable() else frozenset()
+    def signal_all(
+        self,
+        number: int,
+        *,
+        again: bool,
+        sparing: frozenset[str] = frozenset(),
+        besides: Collection[tuple[int, int]] = (),
+    ) -> int:
+        """Signal everything below us, also what left its session, but these; return how many.
+
+        Unless `again`, who had this signal from us before is spared. Programs of the names `sparing` are spared as
+        long as something else runs below them.
+        """
+        spared = frozenset(besides)
+        if sparing and process_tree.readable():
+            spared |= process_tree.bearing(os.getpid(), sparing)
         if not again and process_tree.readable():
             spared |= process_tree.below(os.getpid(), self.launchers())
         return self._sweep(lambda entry: entry.key not in spared, number, again=again)
 
-    def descendants(self) -> tuple[str, ...]:
-        """Name everything alive below us, with its state."""
-        return tuple(str(entry) for entry in process_tree.descendants(os.getpid()))
+    def is_alone(self, besides: Collection[tuple[int, int]] = ()) -> bool:
+        """Whether nothing of ours is left below us but these, what is kept, and what was never ours."""
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True
+        if not {pid for pid, _ in besides}.issuperset(self._popens):
+            return False
+        if not (self._kept or self.mark or besides):
+            return False  # an orphan that became ours: its end will be told
+        return not process_tree.readable() or all(entry.key in besides for entry in self._ours())
+
+    def left(self) -> tuple[process_tree.Entry, ...]:
+        """Everything of ours that is alive below us, but for what is kept."""
+        return tuple(self._ours()) if process_tree.readable() else ()
 
     def _sweep(self, chosen: Callable[[process_tree.Entry], bool], number: int, *, again: bool) -> int:
         if not self._popens and self._seen is not None and not self._seen:
@@ -200,22 +230,22 @@ class System:
 
     def _ours(self) -> list[process_tree.Entry]:
         """What is below us, but for what is kept and what carries no mark of ours."""
-        found = [entry for entry in process_tree.descendants(os.getpid()) if entry.pid not in self._kept]
+        entries = [entry for entry in process_tree.descendants(os.getpid()) if entry.pid not in self._kept]
         if self.mark is not None:
-            found = [entry for entry in found if self._is_marked(entry)]
-        self._seen = {number for entry in found for number in (entry.session, entry.group)}
-        return found
+            entries = [entry for entry in entries if self._is_marked(entry)]
+        self._seen = {number for entry in entries for number in (entry.session, entry.group)}
+        return entries
 
     def _is_marked(self, entry: process_tree.Entry) -> bool:
         name, value = self.mark or ("", "")
-        is_known = entry.pid in self._popens or entry.session in self._pids.values()
+        is_known = entry.pid in self._popens or entry.session in self._sessions
         return is_known or (process_tree.environment(entry.pid) or {}).get(name) == value
 
     def _signal_groups(self, number: int) -> int:
-        for pid in self._pids.values():
+        for pid in self._sessions:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)
-        return len(self._pids)
+        return len(self._sessions)
 
     def _send(self, pid: int, entry: process_tree.Entry | None, number: int) -> None:
         if entry is not None:
@@ -244,80 +274,51 @@ class System:
             self._resolving.close()
             self._resolving = None
 
-    def wait(self, until_s: float | None) -> list[ev.Event]:
+    def wait(self, until_s: float | None) -> Happened:
         """Sleep until something happened or the time has come; without a deadline there is no wake-up at all."""
         self._is_woken = False
         happened = self._happened()
-        if not happened and not self._is_woken:  # a poke that came before is news for the caller
+        if happened == Happened() and not self._is_woken:  # a poke that came before is news for the caller
             self._selector.select(None if until_s is None else max(0.0, until_s - self.now()))
             happened = self._happened()
         return happened
 
-    def _happened(self) -> list[ev.Event]:
-        """Signals first: a worker that had the same SIGTERM as we is no failure."""
-        return [*self._signals(), *self._resolved(), *self._reap()]
+    def _happened(self) -> Happened:
+        signals = self._signals()
+        resolved, unresolved = (False, None) if self._resolving is None else self._resolving.news(self.now())
+        ended = tuple(self._reap())
+        return Happened(signals=signals, resolved=resolved, unresolved=unresolved or "", ended=ended)
 
-    def _signals(self) -> list[ev.Event]:
+    def _signals(self) -> tuple[int, ...]:
         try:
             numbers = os.read(self._wake_read, 65536)
         except BlockingIOError:
-            return []
+            return ()
         self._is_woken = True
-        return [ev.Signalled(self.now(), number) for number in numbers if number != signal.SIGCHLD]
+        return tuple(number for number in numbers if number != signal.SIGCHLD)
 
-    def _resolved(self) -> list[ev.Event]:
-        if self._resolving is None:
-            return []
-        opened, text = self._resolving.news(self.now())
-        said: list[ev.Event] = [ev.Unresolved(self.now(), text)] if text else []
-        return [*said, ev.Resolved(self.now())] if opened else said
-
-    def _reap(self) -> list[ev.Event]:
+    def _reap(self) -> Iterable[tuple[int, int]]:
         """Collect who has ended. Peek first: a child taken from its Popen would look like a success to it."""
-        ended: list[ev.Event] = []
         self._seen = None
         while True:
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
-                return ended + self._childless()
+                yield from self._lost()
+                return
             if info is None:
-                return ended + self._alone()
-            if info.si_pid in self._popens:
-                name, popen = self._popens.pop(info.si_pid)
-                ended.append(self._exited(name, _collect(info.si_pid) if popen is None else popen.wait()))
-            elif info.si_pid in self._kept:
-                ended.append(self._exited(self._kept.pop(info.si_pid), _collect(info.si_pid)))
-            else:
-                os.waitpid(info.si_pid, 0)  # an orphan that became ours
+                return
+            popen = self._popens.pop(info.si_pid, None)
+            self._kept.discard(info.si_pid)
+            yield info.si_pid, _collect(info.si_pid) if popen is None else popen.wait()
 
-    def _alone(self) -> list[ev.Event]:
-        """Whether nothing is left but what is kept, or was never ours."""
-        if not self._tell_childless or self._popens or not (self._kept or self.mark):
-            return []
-        if process_tree.readable() and self._ours():
-            return []
-        self._tell_childless = False
-        return [ev.Childless(self.now())]
-
-    def _exited(self, name: str, status: int) -> ev.Event:
-        code, number = (None, -status) if status < 0 else (status, None)
-        return ev.Exited(self.now(), Exit(process=name, code=code, signal=number, at_s=self.now()))
-
-    def _childless(self) -> list[ev.Event]:
-        lost = [name for name, _ in self._popens.values()]
+    def _lost(self) -> Iterable[tuple[int, int]]:
+        for pid in self._popens:
+            log.error("how pid %d ended is unknown: other code in this process took its exit status", pid)
+            yield pid, exit_codes.FAILED
         self._popens.clear()
-        for name in lost:
-            log.error("how %s ended is unknown: other code in this process took its exit status", name)
-        told, self._tell_childless = self._tell_childless, False
-        ended = [self._exited(name, exit_codes.FAILED) for name in lost]
-        return [*ended, ev.Childless(self.now())] if told else ended
 
     # -- the end ------------------------------------------------------------------------------
-
-    def pids(self) -> dict[str, int]:
-        """The processes that we started and that have not ended, by name."""
-        return {name: pid for pid, (name, _) in self._popens.items()}
 
     def look(self) -> Evidence:
         """Gather what tells why something has just died."""
@@ -330,6 +331,11 @@ class System:
                 return file.read()
         except OSError:
             return None
+
+    def remove(self, path: str) -> None:
+        """Remove a file that may not be there."""
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
     def drain(self, wait_s: float) -> None:
         """Write out what labelled processes have left in their pipes."""

@@ -32,7 +32,7 @@ def agents_note(data: bytes) -> None:
     """What the agent of torch writes of the first death, and its news, which PID 1 reads while the job runs."""
     found = failure.parse_agent_failure(data.decode("utf-8", "replace"))
     if found is not None:
-        for text in (found.reason, found.message, found.hostname, found.why_not_again):
+        for text in (found.reason, found.message, found.host, found.why_not_again):
             assert text is None or isinstance(text, str)
     told = event_log._parse_all(data)
     standing = event_log.stand(told)

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.fuzz.oracle import FOLDER, assert_encodable, assert_sentence, attempt
 from tests.fuzz.registry import target
 from trainer_launch.host import deadline_subprocess
-from trainer_launch.model import Exit, Outcome, Verdict
+from trainer_launch.model import Death, Outcome, Verdict
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.units import printable
 from trainer_launch.mpi import (
@@ -139,8 +139,8 @@ def ending(data: bytes) -> None:
     lines = tuple(rest.decode("utf-8", "replace").split("\n"))[-60:]
     agent = failure.parse_agent_failure(note.decode("utf-8", "replace"))
     for code, number in ((1, None), (255, None), (None, 9), (None, 11)):
-        death = Exit(process="p", code=code, signal=number, at_s=1.0)
-        found = failure.classify(death, failure.Evidence(agent=agent, last_lines=lines))
+        death = failure.with_agents_word(Death(process="p", code=code, signal=number), agent)
+        found = failure.classify(death, failure.Evidence(last_lines=lines))
         ended = outcome.placed(Outcome(verdict=Verdict.FAILED, failure=found), 0, "host")
         assert 0 < outcome.exit_code(ended) < 256
         assert len(outcome.summary(ended).splitlines()) == 1

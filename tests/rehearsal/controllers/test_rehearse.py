@@ -132,8 +132,8 @@ def test_of_two_streams_the_line_that_came_last_is_the_last_line(
         system.spawn(Process(name="one", argv=argv, env={"PATH": os.defpath}, label="one", cwd=str(tmp_path)))
         eventually(lambda: system.last_line("one") == "old", "the first line is seen")
         (tmp_path / "seen").touch()
-        while system.pids():
-            system.wait(None)
+        while not system.wait(None).ended:
+            pass
         system.drain(5.0)
         assert system.last_line("one") == "step 7"
 

@@ -1,0 +1,186 @@
+"""A node whose operating system, coordinator and fork server are not there, for whole jobs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from tests.supervisor.fakes import FakeSystem, Program
+from trainer_launch.membership import protocol as say
+from trainer_launch.membership.client import Client, Connected, Disconnected
+from trainer_launch.model import Death, Endpoint, Membership, Outcome, Plan, Workers
+from trainer_launch.model.errors import NodeError
+from trainer_launch.pytorch.fork_server import Starter
+from trainer_launch.pytorch.group_incidents import GroupIncidents
+from trainer_launch.pytorch.group_stragglers import GroupStragglers
+from trainer_launch.pytorch.node import Diagnosis, Node
+from trainer_launch.pytorch.worker_group import WorkerGroup
+from trainer_launch.supervisor.processes import Processes
+from trainer_launch.supervisor.run_observer import RunObserver
+
+WORKERS = Workers(count=2, argv=("python", "-u", "train.py"), env={}, run_dir="/nowhere")
+MEMBER = Membership(
+    job="job",
+    coordinator=Endpoint("node-0", 29500),
+    node_rank=0,
+    host="node-0",
+    address=None,
+    patience_s=60.0,
+    max_restarts=3,
+)
+PLAN = Plan(engine="torch", processes=(), workers=WORKERS, membership=MEMBER, grace_s=10.0)
+PEER_LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1"
+
+
+class Coordinator:
+    """The client's other side: forms a generation for each Join, and restarts it for each failure."""
+
+    def __init__(self, system: FakeSystem) -> None:
+        self._system = system
+        self._news: deque[Any] = deque()
+        self.said: list[say.FromNode] = []
+        self.generation = 0
+        self._is_away = True
+        self._wish: say.Join | None = None  # that waits for a connection
+        self.forms = True  # a generation when this node joins
+        self.ends = True  # the job, when this node is done
+        self.give_up: say.GiveUp | None = None  # in place of a restart
+
+    def tell(self, news: Any) -> None:
+        """To the node."""
+        self._news.append(news)
+        self._system.poke()
+        if isinstance(news, Connected | Disconnected):
+            self._is_away = isinstance(news, Disconnected)
+            if not self._is_away and self._wish is not None:
+                self._form()
+
+    def send(self, message: say.FromNode) -> None:
+        self.said.append(message)
+        match message:
+            case say.Join(prepared=True) if self.forms:
+                self._wish = message
+                if not self._is_away:
+                    self._form()
+            case say.Store(generation, host, port):
+                self.tell(say.Go(generation, host, port))
+            case say.Failed(rank=rank):
+                self.tell(self.give_up or say.Restart(self.generation, f"rank {rank} failed"))
+            case say.Done() if self.ends:
+                self.tell(say.Finished())
+
+    def _form(self) -> None:
+        self._wish = None
+        self.generation += 1
+        self.tell(say.Formed(self.generation, 0, 1, 0, True, None, 0, 2, 0, 2))
+
+    def receive(self, _timeout_s: float) -> Any:
+        return self._news.popleft() if self._news else None
+
+    def own_address(self, _given: str | None, _name: str) -> str:
+        return "node-0"
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def failures(self) -> list[say.Failed]:
+        return [message for message in self.said if isinstance(message, say.Failed)]
+
+    @property
+    def joins(self) -> list[say.Join]:
+        return [message for message in self.said if isinstance(message, say.Join)]
+
+
+class FakeStarter:
+    """Starts workers as programs of the fake system; what a test puts into these lists is raised."""
+
+    forks = False
+    STORE, SERVER = 7, 8  # their pids
+
+    def __init__(self, group: WorkerGroup, system: FakeSystem) -> None:
+        self._group, self._system = group, system
+        self.problems: list[NodeError] = []  # at once
+        self.refusals: list[NodeError] = []  # when workers are to be started
+
+    def _ready(self) -> bool:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        return True
+
+    begin = prepare = renew = _ready
+
+    def answer(self) -> bool:
+        if self.problems:
+            raise self.problems.pop(0)
+        return False
+
+    def is_server(self, pid: int) -> bool:
+        return pid == self.SERVER
+
+    def is_store(self, pid: int) -> bool:
+        return pid == self.STORE
+
+    def server_ended(self, _status: int) -> bool:
+        return self.answer()
+
+    def open_store(self, _ports: object) -> int:
+        return 1234
+
+    def store_ended(self) -> None:
+        pass
+
+    close_store = close = store_ended
+
+    def start(self, processes: Sequence[Any], _places: object) -> list[Death]:
+        return self._group.processes.start(processes)
+
+
+class Here:
+    """One node, and all around it. `programs` are the lives of its workers, by name."""
+
+    def __init__(
+        self,
+        tmp_path: Path,
+        plan: Plan = PLAN,
+        watch: Any = None,
+        missing: tuple[str, ...] = (),
+        **programs: Sequence[Program],
+    ) -> None:
+        assert plan.workers is not None
+        plan = replace(plan, workers=replace(plan.workers, errors=str(tmp_path)))
+        lives = {name.replace("_", " "): each for name, each in programs.items()}
+        self.system = FakeSystem(lives, missing=missing)
+        self.coordinator = Coordinator(self.system)
+        client = cast(Client, self.coordinator)
+        group = WorkerGroup(plan, self.system, Processes(plan, self.system, RunObserver()))
+        self.starter = FakeStarter(group, self.system)
+        diagnosis = Diagnosis(GroupIncidents(group, client.send, None), GroupStragglers(group, client.send), watch)
+        self.node = Node(group, client, cast(Starter, self.starter), diagnosis, RunObserver())
+        self.coordinator.tell(Connected())
+
+    def hears(self, at_s: float, *news: Any) -> Here:
+        """The coordinator says this then."""
+
+        def tells() -> None:
+            for each in news:
+                self.coordinator.tell(each)
+
+        return self.does(at_s, tells)
+
+    def loses_coordinator(self, at_s: float) -> Here:
+        return self.hears(at_s, Disconnected("reset"))
+
+    def does(self, at_s: float, what: Callable[[], object]) -> Here:
+        def happens() -> None:
+            what()
+
+        self.system.at(at_s, happens)
+        return self
+
+    def run(self) -> Outcome:
+        return self.node.run()

@@ -1,0 +1,414 @@
+"""One node in whole jobs: what it tells the coordinator, what it starts and stops, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.pytorch.nodes import MEMBER, PEER_LOST, PLAN, WORKERS, Here
+from tests.supervisor.fakes import KILL, TERM, Program, failure_of
+from trainer_launch.membership import protocol as say
+from trainer_launch.membership import timeouts
+from trainer_launch.membership.client import Connected
+from trainer_launch.model import Death, Outcome, Verdict
+from trainer_launch.model.errors import NodeError
+from trainer_launch.model.signal_policy import SignalAction
+from trainer_launch.supervisor import outcome
+from trainer_launch.supervisor.system import Happened
+
+USR2 = int(signal.SIGUSR2)
+DRAINS = replace(PLAN, signals={USR2: SignalAction.DRAIN})
+FAILS = Program(ends_s=1, code=7, error="ValueError: no")
+ENDS = Program(ends_s=1)
+LOST = Program(ends_s=1, code=1, error=PEER_LOST)
+IGNORES = Program(term_s=None)
+STUCK = Program(term_s=None, is_stuck=True)
+GIVE_UP = say.GiveUp("the budget is used up", "node 0", 1, 7, None, "ValueError: no")
+
+
+def how(ended: Outcome) -> tuple[Verdict, str | None, int]:
+    return ended.verdict, failure_of(ended).reason if ended.failure else None, outcome.exit_code(ended)
+
+
+# -- failures -----------------------------------------------------------------------------------
+
+
+def test_after_a_failure_the_others_are_stopped_and_the_node_joins_again(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_1=[FAILS, ENDS], rank_0=[Program(), ENDS])
+    assert how(here.run()) == (Verdict.SUCCEEDED, None, 0)
+    (failed,) = here.coordinator.failures
+    assert (failed.rank, failed.exit_code, failed.error) == (1, 7, "ValueError")
+    assert (1, "leader", "rank 0", TERM) in here.system.calls
+    first, second = here.coordinator.joins
+    assert second == say.Join(first.incarnation, 1, failed=True)
+    assert here.system.starts("rank 0") == [0, 1.1]
+
+
+def test_who_lost_a_peer_is_told_only_when_nobody_else_failed_for_a_reason_of_its_own(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[Program(term_code=7, error="ValueError: no"), ENDS])
+    here.run()
+    assert [failed.rank for failed in here.coordinator.failures] == [1]
+
+
+@pytest.mark.parametrize("other", [ENDS, Program()], ids=["finished", "ended by us"])
+def test_a_lost_peer_alone_is_told_once_all_have_ended(tmp_path: Path, other: Program) -> None:
+    late = Program(ends_s=2, code=1, error=PEER_LOST)
+    here = Here(tmp_path, rank_0=[late, ENDS], rank_1=[other, ENDS])
+    here.run()
+    (failed,) = here.coordinator.failures
+    assert (failed.rank, failed.lost_peer, failed.finished) == (0, True, (1,) if other is ENDS else ())
+
+
+def test_a_program_that_cannot_be_executed_fails_with_the_shells_code(tmp_path: Path) -> None:
+    here = Here(tmp_path, missing=("rank 0",))
+    here.coordinator.give_up = say.GiveUp("no restart", "node 0", 0, 127, None, "no rank 0")
+    ended = here.run()
+    (failed,) = here.coordinator.failures
+    assert (failed.rank, failed.exit_code, failed.message) == (0, 127, "no rank 0")
+    assert how(ended) == (Verdict.FAILED, "NotRunnable", 127)
+
+
+# -- the coordinator ends a generation ------------------------------------------------------------
+
+
+def test_a_restart_stops_the_workers_and_joins_again_with_how_they_ended_before(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_1=[ENDS, ENDS], rank_0=[Program(), ENDS])
+    here.hears(5, say.Restart(1, "node 1 is gone")).run()
+    assert (here.coordinator.joins[1].finished, here.coordinator.joins[1].failed) == ((1,), False)
+    assert here.coordinator.failures == []
+    assert here.system.starts("rank 0") == [0, 5.1]
+
+
+def test_a_restart_while_it_stops_after_a_lost_peer_means_that_the_failure_was_elsewhere(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[Program(term_s=1), ENDS])
+    here.hears(1.5, say.Restart(1, "rank 3 failed on node 1")).run()
+    assert here.coordinator.failures == []
+
+
+@pytest.mark.parametrize("code", [1, None], ids=["it left", "of our signal"])
+def test_an_error_that_was_there_before_the_restart_is_told_also_after_it(tmp_path: Path, code: int | None) -> None:
+    """Whom it cut off was faster to end; the worker itself was still ending."""
+    slow = Program(term_s=1, term_code=code, error="ValueError: no")
+    here = Here(tmp_path, rank_0=[Program(ends_s=1)], rank_1=[slow])
+
+    def writes_its_error() -> None:
+        file = next(tmp_path.rglob("1")) / "error.json"
+        file.write_text('{"message": {"message": "ValueError: no"}}')
+
+    here.does(4, writes_its_error).hears(5, say.Restart(1, "rank 3 failed on node 1"))
+    here.does(5.5, lambda: setattr(here.coordinator, "forms", False))
+    here.hears(9, say.GiveUp("rank 1 failed", "node 0", 1, 1, None, "ValueError: no"))
+    ended = here.run()
+    (failed,) = here.coordinator.failures
+    assert (failed.rank, failed.exit_code, failed.signal, failed.error) == (1, 1, None, "ValueError")
+    assert (here.coordinator.joins[1].finished, here.coordinator.joins[1].failed) == ((0,), True)
+    assert (failure_of(ended).rank, failure_of(ended).exit_code) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        Program(term_code=1, error="Preempted: by a handler of SIGTERM"),
+        Program(term_s=0.5, ends_s=5.2, number=signal.SIGABRT),
+        Program(term_code=1, error=PEER_LOST),
+    ],
+)
+def test_what_a_worker_does_after_the_restart_or_because_of_a_peer_is_not_told(
+    tmp_path: Path, after: Program
+) -> None:
+    here = Here(tmp_path, rank_0=[after, ENDS], rank_1=[Program(), ENDS])
+    here.hears(5, say.Restart(1, "rank 3 failed on node 1")).run()
+    assert here.coordinator.failures == []
+    assert not here.coordinator.joins[1].failed
+
+
+def test_after_its_own_success_a_node_starts_again_when_another_nodes_worker_failed(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[ENDS, ENDS], rank_1=[ENDS, ENDS])
+    here.coordinator.ends = False
+    here.hears(5, say.Restart(1, "rank 3 failed on node 1"))
+    here.does(5.5, lambda: setattr(here.coordinator, "ends", True))
+    assert how(here.run()) == (Verdict.SUCCEEDED, None, 0)
+    assert here.system.starts("rank 0") == [0, 5]
+
+
+# -- what outlives its generation -----------------------------------------------------------------
+
+
+def test_a_worker_that_outlives_sigkill_and_dies_in_the_next_generation_harms_nobody(tmp_path: Path) -> None:
+    """As one that was frozen, or hung in a dead NFS: its pending SIGKILL ends it while others bear its name."""
+    here = Here(tmp_path, rank_1=[STUCK, Program(ends_s=100)], rank_0=[FAILS, Program(ends_s=100)])
+    thawed = here.system
+    here.does(0.5, lambda: setattr(here, "old", thawed.pid_of("rank 1")))
+    thawed.at(60, lambda: thawed._end(here.old, -KILL))  # type: ignore[attr-defined]
+    ended = here.run()
+    assert how(ended) == (Verdict.SUCCEEDED, None, 0)
+    assert [failed.rank for failed in here.coordinator.failures] == [0]
+    assert len(here.system.starts("rank 1")) == 2
+    assert ended.survivors == ()
+
+
+def test_what_is_stuck_does_not_keep_later_generations_from_ending(tmp_path: Path, caplog) -> None:
+    here = Here(tmp_path, rank_1=[STUCK, Program(), ENDS], rank_0=[FAILS, FAILS, ENDS])
+    ended = here.run()
+    first, second, third = here.system.starts("rank 0")
+    assert second - first > 10
+    assert third - second == pytest.approx(1.1)
+    assert (ended.verdict, len(ended.survivors)) == (Verdict.SUCCEEDED, 1)
+    assert "still running after SIGKILL: pid" in caplog.text
+
+
+# -- requests to stop -----------------------------------------------------------------------------
+
+
+def test_a_request_to_stop_is_told_at_once_and_a_failure_after_it_is_not(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[Program(term_code=1, error="ValueError: interrupted")])
+    here.system.signalled(5, TERM)
+    assert how(here.run()) == (Verdict.STOPPED, "Stopped", 143)
+    assert here.coordinator.failures == []
+    assert here.coordinator.said[-2:] == [say.Leave("asked to stop")] * 2
+    assert (5, "leader", "rank 0", TERM) in here.system.calls
+
+
+@pytest.mark.parametrize("at_s", [1.05, 1.5, 6])
+def test_a_request_during_a_restart_starts_nothing_again(tmp_path: Path, at_s: float) -> None:
+    """While the others are stopped, and while the node waits for a generation."""
+    here = Here(tmp_path, rank_1=[FAILS], rank_0=[Program(term_s=1)])
+    here.does(1, lambda: setattr(here.coordinator, "forms", False))
+    here.system.signalled(at_s, TERM)
+    ended = here.run()
+    assert (how(ended)[::2], ended.failure is None) == ((Verdict.STOPPED, 143), at_s == 6)
+    assert here.system.starts("rank 0") == [0]
+
+
+@pytest.mark.parametrize("number", [TERM, USR2])
+def test_a_request_or_a_drain_without_workers_ends_the_node(tmp_path: Path, number: int) -> None:
+    here = Here(tmp_path, plan=DRAINS)
+    here.coordinator.forms = False
+    here.system.signalled(5, number)
+    assert how(here.run()) == (Verdict.STOPPED, None, 143)
+    assert here.coordinator.said[-1] == say.Leave("asked to stop")
+
+
+def draining(tmp_path: Path, **more) -> Here:
+    """Both workers note the drain at 5 s and go on; nothing but SIGTERM ends them."""
+    here = Here(tmp_path, plan=DRAINS, **more)
+    here.system.signalled(5, USR2)
+    return here
+
+
+def test_workers_that_end_after_a_drain_end_the_node_as_one_that_was_stopped(tmp_path: Path) -> None:
+    here = draining(tmp_path, rank_0=[Program(8)], rank_1=[Program(9)])
+    assert how(here.run()) == (Verdict.STOPPED, None, 143)
+
+
+@pytest.mark.parametrize(
+    "news", [say.Restart(1, "node 1 was lost"), say.GiveUp("the job has failed"), say.Finished()]
+)
+def test_a_draining_node_leaves_when_its_generation_or_the_job_is_over(tmp_path: Path, news) -> None:
+    """Workers that wait for a lost peer in a collective never end by themselves."""
+    here = draining(tmp_path).hears(8, news)
+    ended = here.run()
+    assert (how(ended)[::2], round(ended.took_s, 1)) == ((Verdict.STOPPED, 143), 8.1)
+    assert here.system.starts("rank 0") == [0]
+
+
+def test_a_draining_node_leaves_when_its_coordinator_is_lost(tmp_path: Path) -> None:
+    ended = draining(tmp_path).loses_coordinator(8).run()
+    assert (how(ended)[::2], round(ended.took_s, 1)) == ((Verdict.STOPPED, 143), 8.1 + timeouts.BLIP_S)
+
+
+def test_a_draining_node_whose_workers_hang_kills_them_and_leaves(tmp_path: Path) -> None:
+    ended = draining(tmp_path, rank_0=[IGNORES], watch=Watch(20)).run()
+    assert (how(ended)[::2], round(ended.took_s, 1)) == ((Verdict.STOPPED, 143), 20)
+
+
+# -- the coordinator is away ----------------------------------------------------------------------
+
+
+def test_a_short_absence_of_the_coordinator_stops_no_worker(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[Program(9)], rank_1=[Program(9)])
+    here.loses_coordinator(5).hears(5 + 0.9 * timeouts.BLIP_S, Connected())
+    assert (how(here.run())[0], len(here.system.starts("rank 0"))) == (Verdict.SUCCEEDED, 1)
+
+
+def test_a_longer_one_stops_them_and_costs_no_restart(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[Program(), ENDS], rank_1=[Program(), ENDS])
+    here.loses_coordinator(5).hears(9, Connected()).run()
+    assert (5 + timeouts.BLIP_S, "leader", "rank 0", TERM) in here.system.calls
+    assert (len(here.coordinator.joins), here.coordinator.failures) == (2, [])
+
+
+def test_a_coordinator_that_never_answers_ends_the_node_as_an_infrastructure_failure(tmp_path: Path) -> None:
+    here = Here(tmp_path)
+    here.coordinator.forms = False
+    ended = here.loses_coordinator(0).run()
+    assert how(ended) == (Verdict.FAILED, "PeerLost", 138)
+    assert f"did not answer for {MEMBER.patience_s:g} s" in failure_of(ended).message
+
+
+def test_workers_that_succeeded_count_although_the_coordinator_is_gone_for_good(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[ENDS], rank_1=[ENDS])
+    here.coordinator.ends = False
+    assert how(here.loses_coordinator(5).run())[0] is Verdict.SUCCEEDED
+
+
+# -- how it ends ----------------------------------------------------------------------------------
+
+
+def test_the_faulty_node_ends_with_its_workers_code_and_says_why_it_is_not_restarted(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_1=[FAILS])
+    here.coordinator.give_up = GIVE_UP
+    ended = here.run()
+    assert (failure_of(ended).rank, *how(ended)) == (1, Verdict.FAILED, "Failed", 7)
+    assert "ValueError: no" in failure_of(ended).message
+    assert "the budget is used up" in failure_of(ended).evidence
+
+
+def test_the_others_end_as_those_that_lost_a_peer(tmp_path: Path) -> None:
+    ended = Here(tmp_path).hears(5, replace(GIVE_UP, node="node 1", rank=3)).run()
+    assert how(ended) == (Verdict.FAILED, "PeerLost", 138)
+    assert "it said: ValueError: no" in failure_of(ended).message
+
+
+def test_a_cause_of_its_own_is_everybodys(tmp_path: Path) -> None:
+    uneven = say.GiveUp("rank 1 finished while rank 0 waited", None, 0, 1, None, None, "ProgramError")
+    ended = Here(tmp_path).hears(5, uneven).run()
+    assert (how(ended), failure_of(ended).again) == ((Verdict.FAILED, "ProgramError", 1), False)
+
+
+def test_a_spare_that_was_not_needed_succeeds(tmp_path: Path) -> None:
+    here = Here(tmp_path)
+    here.coordinator.forms = False
+    ended = here.hears(5, say.Finished()).run()
+    assert (how(ended)[0], "spare" in ended.note) == (Verdict.SUCCEEDED, True)
+
+
+def test_a_name_that_does_not_resolve_ends_the_wait_for_it(tmp_path: Path) -> None:
+    here = Here(tmp_path, plan=replace(PLAN, wait_for=("node-0",), wait_s=5.0))
+    here.system.unresolved(1, "not resolved yet: node-0")
+    ended = here.run()
+    assert (*how(ended), failure_of(ended).message) == (Verdict.FAILED, "PeerLost", 138, "not resolved yet: node-0")
+
+
+# -- what cannot be started -----------------------------------------------------------------------
+
+CANNOT = NodeError("the store cannot be opened: the fork server ended during its imports (signal 9)")
+
+
+def test_a_node_that_can_never_start_workers_leaves_before_anybody_stops_for_it(tmp_path: Path) -> None:
+    here = Here(tmp_path, plan=replace(PLAN, workers=replace(WORKERS, forks=True)))
+    here.starter.refusals = [CANNOT]
+    ended = here.run()
+    assert (*how(ended), here.system.starts("rank 0")) == (Verdict.FAILED, "NotStarted", 138, [])
+    assert here.coordinator.said[-1] == say.Leave(str(CANNOT)), "and it is no lost peer"
+
+
+def test_a_fork_server_that_cannot_be_replaced_ends_no_training_job(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[Program(9)], rank_1=[Program(9)])
+    here.does(5, lambda: here.starter.problems.append(CANNOT))
+    here.system.at(5, lambda: Happened(ended=((here.starter.SERVER, -KILL),)))
+    assert how(here.run()) == (Verdict.SUCCEEDED, None, 0)
+
+
+def test_nor_does_it_fail_a_node_whose_workers_have_succeeded(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[ENDS], rank_1=[ENDS])
+    here.coordinator.ends = False
+    here.does(5, lambda: here.starter.problems.append(CANNOT))
+    assert how(here.hears(9, say.Finished()).run()) == (Verdict.SUCCEEDED, None, 0)
+
+
+@pytest.mark.parametrize("fails_again", [False, True])
+def test_the_next_start_tries_it_again_before_others_wait_for_this_node(tmp_path: Path, fails_again: bool) -> None:
+    here = Here(tmp_path, rank_0=[Program(), ENDS], rank_1=[Program(), ENDS])
+    here.does(5, lambda: here.starter.problems.append(CANNOT))
+    if fails_again:
+        here.does(5, lambda: here.starter.refusals.append(CANNOT))
+    ended = here.hears(7, say.Restart(1, "rank 3 failed")).run()
+    joins = [join.prepared for join in here.coordinator.joins]
+    if fails_again:
+        assert (how(ended)[1], joins) == ("NotStarted", [True, False])
+    else:
+        assert (how(ended)[0], joins) == (Verdict.SUCCEEDED, [True, False, True])
+
+
+# -- hangs and stores -----------------------------------------------------------------------------
+
+
+class Watch:
+    """Finds a hang then."""
+
+    def __init__(self, at_s: float) -> None:
+        self.due_s = at_s
+
+    def look(self, now_s: float) -> Death:
+        self.due_s = now_s + 1000
+        return Death(rank=1, local_rank=1, reason="Hung", message="rank 1 has been stopped", at_s=now_s)
+
+    def explained(self, _told: object) -> None:
+        pass
+
+
+def test_a_hang_kills_all_workers_at_once_and_names_the_rank_at_fault(tmp_path: Path) -> None:
+    here = Here(tmp_path, watch=Watch(5))
+    here.coordinator.give_up = say.GiveUp("the budget is used up", "node 0", 1, None, 9, None)
+    ended = here.run()
+    (failed,) = here.coordinator.failures
+    assert (failed.rank, failed.signal) == (1, KILL)
+    assert [call for call in here.system.calls if call[1] == "all again"] == [(5, "all again", KILL)]
+    assert (*how(ended), ended.took_s) == (Verdict.FAILED, "Hung", 138, 5)
+
+
+def test_a_hung_worker_that_sigkill_does_not_end_is_named_and_the_node_joins_without_it(
+    tmp_path: Path, caplog
+) -> None:
+    here = Here(tmp_path, watch=Watch(5), rank_1=[STUCK, ENDS], rank_0=[Program(), ENDS])
+    ended = here.run()
+    assert how(ended) == (Verdict.SUCCEEDED, None, 0)
+    assert here.system.starts("rank 1") == [0, 15]
+    kills = [call[0] for call in here.system.calls if call[1:] == ("all again", KILL)]
+    assert kills[:4] == [5, 5.1, 5.3, 5.7]
+    assert "still running after SIGKILL: pid" in caplog.text
+
+
+def store_killed(here: Here, at_s: float) -> Here:
+    here.system.at(at_s, lambda: Happened(ended=((here.starter.STORE, -KILL),)))
+    return here
+
+
+STORE_GONE = "the store process of generation 1 was killed (signal 9)"
+
+
+def test_a_killed_store_process_is_named_and_costs_one_generation(tmp_path: Path) -> None:
+    here = store_killed(Here(tmp_path, rank_0=[Program(), ENDS], rank_1=[Program(), ENDS]), 5)
+    assert how(here.run())[0] is Verdict.SUCCEEDED
+    assert [failed.message for failed in here.coordinator.failures] == [STORE_GONE]
+    assert here.system.starts("rank 0") == [0, 5.1]
+
+
+def test_a_job_that_ends_for_a_killed_store_says_so_on_every_node(tmp_path: Path) -> None:
+    here = store_killed(Here(tmp_path), 5)
+    text = f"{STORE_GONE} on node 0, and --max-restarts 0 allows no restart"
+    here.coordinator.give_up = say.GiveUp(text, "node 0", None, None, 9, STORE_GONE)
+    ended = here.run()
+    assert (failure_of(ended).message, failure_of(ended).rank) == (STORE_GONE, None)
+    assert how(ended) == (Verdict.FAILED, "Killed", 137)
+
+
+def test_a_store_killed_while_a_generation_is_stopped_is_no_second_failure(tmp_path: Path) -> None:
+    here = store_killed(Here(tmp_path, rank_1=[FAILS, ENDS], rank_0=[Program(term_s=1), ENDS]), 1.5)
+    here.run()
+    assert [failed.rank for failed in here.coordinator.failures] == [1]
+
+
+def test_a_store_killed_after_success_or_while_the_pod_stops_costs_nothing(tmp_path: Path) -> None:
+    """The other nodes' workers may not need it again; if they do, they fail."""
+    here = store_killed(Here(tmp_path, rank_0=[ENDS], rank_1=[ENDS]), 5)
+    here.coordinator.ends = False
+    assert how(here.hears(9, say.Finished()).run())[0] is Verdict.SUCCEEDED
+    here = store_killed(Here(tmp_path, rank_0=[Program(term_s=2)]), 6)
+    here.system.signalled(5, TERM)
+    here.run()
+    assert here.coordinator.failures == []

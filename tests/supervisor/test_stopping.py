@@ -1,0 +1,321 @@
+"""How what runs is stopped, and what comes of its end: whole runs on a system that is not there."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.supervisor.fakes import KILL, TERM, FakeSystem, Program, failure_of
+from trainer_launch.model import Death, Outcome, Plan, Process, Verdict
+from trainer_launch.model.signal_policy import SignalAction
+from trainer_launch.supervisor import outcome
+from trainer_launch.supervisor.processes import LAST_KILL_S
+from trainer_launch.supervisor.program_loop import supervise
+
+USR1, USR2 = int(signal.SIGUSR1), int(signal.SIGUSR2)
+FORWARD, CHECKPOINT, DRAIN, TERMINATE = SignalAction
+IGNORES = Program(term_s=None)  # SIGTERM
+STUCK = Program(term_s=None, is_stuck=True)  # in the kernel
+KILLED = Program(ends_s=1, number=KILL)
+ENDS = Program(ends_s=1)
+
+
+def plan(*names, **fields):
+    processes = tuple(Process(name=name, argv=(name,), env={}) for name in names or ("a",))
+    return Plan(**{"engine": "test", "processes": processes, "grace_s": 10.0, "signals": {USR2: DRAIN}, **fields})
+
+
+def run(start: Plan, system: FakeSystem, watch=None) -> tuple[Outcome, list[tuple]]:
+    return supervise(start, system, watch=watch), system.calls
+
+
+def starts(calls) -> int:
+    return [call[1] for call in calls].count("spawn")
+
+
+# -- rungs --------------------------------------------------------------------------------------
+
+
+def test_a_stop_climbs_to_everyone_at_most_of_the_grace_and_to_sigkill_at_its_end() -> None:
+    ended, calls = run(plan(), FakeSystem({"a": [IGNORES]}).signalled(1, TERM))
+    assert calls[1:-1] == [(1, "leader", "a", TERM), (9, "all again", TERM), (11, "all again", KILL)]
+    assert (ended.verdict, outcome.exit_code(ended)) == (Verdict.STOPPED, 143)
+
+
+def test_each_further_request_climbs_at_once() -> None:
+    system = FakeSystem({"a": [IGNORES]}).signalled(1, TERM).signalled(2, TERM).signalled(3, signal.SIGINT)
+    assert run(plan(), system)[1][1:-1] == [
+        (1, "leader", "a", TERM),
+        (2, "all again", TERM),
+        (3, "all again", KILL),
+    ]
+
+
+def test_the_first_request_does_not_hurry_a_stop_that_a_failure_began() -> None:
+    system = FakeSystem({"a": [Program(ends_s=1, code=3)], "b": [IGNORES]}).signalled(2, TERM)
+    ended, calls = run(plan("a", "b"), system)
+    assert (9, "all again", TERM) in calls
+    assert (ended.verdict, outcome.exit_code(ended)) == (Verdict.FAILED, 3), "it had failed before"
+
+
+def test_sigkill_is_sent_again_and_what_hangs_in_the_kernel_is_named_and_keeps_us_for_3_s() -> None:
+    ended, calls = run(plan(), FakeSystem({"a": [STUCK]}).signalled(1, TERM))
+    assert [at_s for at_s, *words in calls if words == ["all again", KILL]] == [11, 11.1, 11.3, 11.7, 12.5]
+    assert (len(ended.survivors), ended.took_s) == (1, 14.0)
+    assert outcome.exit_code(ended) == 143
+
+
+def test_nobody_has_asked_us_to_stop_so_a_process_that_frees_much_memory_has_longer() -> None:
+    slow = Program(ends_s=16, number=KILL, term_s=None, is_stuck=True)
+    system = FakeSystem({"a": [Program(ends_s=1, code=3)], "b": [slow]})
+    ended, _ = run(plan("a", "b"), system)
+    assert (ended.survivors, ended.took_s) == ((), 16.0)
+
+
+def test_what_is_left_behind_has_sigterm_at_once_and_sigkill_after_two_seconds() -> None:
+    left = Program(ends_s=1, leaves=(IGNORES,))
+    _, calls = run(plan("a", "b"), FakeSystem({"a": [left], "b": [Program(ends_s=8)]}))
+    assert (1, "group", "a", TERM) in calls
+    assert (3, "group", "a", KILL) in calls
+
+
+@pytest.mark.parametrize(("grace_s", "kill_s"), [(10.0, 3), (1.0, 2)])
+def test_the_time_for_what_the_last_one_left_is_cut_by_the_grace(grace_s: float, kill_s: float) -> None:
+    _, calls = run(plan(grace_s=grace_s), FakeSystem({"a": [Program(ends_s=1, leaves=(IGNORES,))]}))
+    assert (kill_s, "all again", KILL) in calls
+
+
+@pytest.mark.parametrize(
+    ("signals", "shell", "kill_s"),
+    [
+        ((TERM,), Program(leaves=(IGNORES,)), 11),
+        ((USR2,), Program(dies_of=(USR2,), leaves=(IGNORES,)), 11.1),
+        ((), Program(ends_s=1, number=KILL, leaves=(IGNORES,)), 3),
+    ],
+    ids=["asked to stop", "drained", "killed by somebody else"],
+)
+def test_what_a_shell_that_dies_of_the_request_has_left_has_the_rest_of_the_grace_to_save(
+    signals: tuple[int, ...], shell: Program, kill_s: float
+) -> None:
+    system = FakeSystem({"a": [shell]})
+    _, calls = run(plan(), system.signalled(1, *signals) if signals else system)
+    assert (kill_s, "all again", KILL) in calls
+
+
+# -- the cause ----------------------------------------------------------------------------------
+
+
+def test_of_two_failures_the_first_counts() -> None:
+    system = FakeSystem({"a": [Program(ends_s=2.5, code=9)], "b": [Program(ends_s=2, code=7)]})
+    ended, _ = run(plan("a", "b"), system)
+    assert (outcome.exit_code(ended), len(ended.exits)) == (7, 2)
+
+
+def test_after_victims_the_process_at_fault_has_a_moment_to_end_and_is_the_cause() -> None:
+    victim = Program(ends_s=1, code=138)
+    ended, calls = run(plan("a", "b", "c"), FakeSystem({"a": [victim], "b": [victim], "c": [Program(2, 33)]}))
+    assert outcome.exit_code(ended) == 33
+    assert not [call for call in calls if call[1] == "leader"], "it ended by itself"
+
+
+def test_a_victim_stays_the_cause_when_nobody_else_ends() -> None:
+    ended, calls = run(plan("a", "b"), FakeSystem({"a": [Program(ends_s=1, code=138)]}))
+    assert (outcome.exit_code(ended), (4, "leader", "b", TERM) in calls) == (138, True)
+
+
+def test_death_by_sigusr1_is_not_taken_for_the_exit_code_of_a_victim() -> None:
+    ended, calls = run(plan("a", "b"), FakeSystem({"a": [Program(ends_s=1, number=USR1)]}))
+    assert (failure_of(ended).signal, (1, "leader", "b", TERM) in calls) == (USR1, True)
+
+
+def test_one_of_two_programs_is_not_there() -> None:
+    ended, calls = run(plan("a", "b"), FakeSystem(missing=["a"]))
+    assert (outcome.exit_code(ended), failure_of(ended).message) == (127, "no a")
+    assert (0, "leader", "b", TERM) in calls
+
+
+def test_a_request_or_a_drain_after_the_work_is_done_does_not_spoil_it() -> None:
+    for number in (TERM, USR2):
+        system = FakeSystem({"a": [Program(ends_s=1, leaves=(Program(term_s=1.5),))]}).signalled(2, number)
+        assert run(plan(), system)[0].verdict is Verdict.SUCCEEDED
+
+
+# -- starting again -----------------------------------------------------------------------------
+
+
+def test_what_somebody_killed_is_started_again_on_clean_ground_and_its_first_end_is_forgotten() -> None:
+    ended, calls = run(plan(restarts=1), FakeSystem({"a": [KILLED, Program(ends_s=4)]}))
+    assert calls == [
+        (0, "spawn", "a"),
+        (1, "all", TERM),
+        (1, "clean"),
+        (1, "spawn", "a"),
+        (5, "all", TERM),
+        (5, "drain"),
+    ]
+    assert (ended.verdict, ended.attempt, outcome.exit_code(ended)) == (Verdict.SUCCEEDED, 2, 0)
+    assert "137" not in outcome.termination_message(ended)
+
+
+def test_how_an_earlier_attempt_ended_is_no_word_about_how_this_one_took_the_request_to_stop() -> None:
+    system = FakeSystem({"a": [KILLED, Program(term_code=0)]}).signalled(9000, TERM)
+    ended, _ = run(plan(restarts=3), system)
+    assert (ended.verdict, ended.failure) == (Verdict.STOPPED, None)
+
+
+def test_what_an_earlier_attempts_agent_has_noted_is_not_about_this_one() -> None:
+    system = FakeSystem({"a": [KILLED, Program(ends_s=1, code=5)]})
+    system.at(0.5, lambda: system.files.update(note='{"rank": 3, "exit_code": 9}'))
+    ended, _ = run(plan(restarts=1, failure_file="note"), system)
+    assert (failure_of(ended).rank, outcome.exit_code(ended)) == (None, 5)
+
+
+def test_it_is_started_again_only_so_often_in_an_hour() -> None:
+    ended, calls = run(plan(restarts=1), FakeSystem({"a": [KILLED, KILLED]}))
+    assert (starts(calls), failure_of(ended).reason, outcome.exit_code(ended)) == (2, "Killed", 137)
+    hourly = [Program(ends_s=3601, number=KILL)] * 9
+    ended, calls = run(plan(restarts=1), FakeSystem({"a": [*hourly, ENDS]}))
+    assert (starts(calls), ended.verdict) == (10, Verdict.SUCCEEDED), "in a job of weeks"
+
+
+def test_what_ends_by_itself_is_not_started_again() -> None:
+    ended, calls = run(plan(restarts=1), FakeSystem({"a": [Program(ends_s=1, code=9)]}))
+    assert (starts(calls), outcome.exit_code(ended)) == (1, 9)
+
+
+@pytest.mark.parametrize("number", [TERM, USR2])
+@pytest.mark.parametrize("at_s", [0.5, 1.5, 3.05])
+def test_nothing_is_started_again_after_a_request_or_a_drain_also_during_the_last_kills(
+    number: int, at_s: float
+) -> None:
+    """It was killed at 1 s; what it left behind is killed at 3 s, and takes a moment to die."""
+    slow = Program(ends_s=3.1, number=KILL, term_s=None, is_stuck=True)
+    system = FakeSystem({"a": [Program(ends_s=1, number=KILL, term_s=None, leaves=(slow,))]})
+    ended, calls = run(plan(restarts=3), system.signalled(at_s, number))
+    assert starts(calls) == 1
+    assert ended.verdict is (Verdict.STOPPED if at_s < 1 else Verdict.FAILED), "it had failed before"
+
+
+@pytest.mark.parametrize("number", [TERM, USR2])
+def test_nothing_is_started_again_after_a_request_or_a_drain_while_a_hung_run_is_stopped(number: int) -> None:
+    ended, calls = run(plan(restarts=3), FakeSystem({"a": [IGNORES]}).signalled(12, number), Watch())
+    assert (starts(calls), outcome.exit_code(ended)) == (1, 138)
+
+
+# -- signals ------------------------------------------------------------------------------------
+
+
+def test_a_stop_signal_that_is_forwarded_asks_nobody_to_stop() -> None:
+    ended, calls = run(
+        plan(signals={TERM: FORWARD}), FakeSystem({"a": [Program(2, term_s=None)]}).signalled(1, TERM)
+    )
+    assert (ended.verdict, (1, "leader", "a", TERM) in calls) == (Verdict.SUCCEEDED, True)
+
+
+def test_after_a_drain_no_failure_stops_the_others_and_the_run_was_stopped() -> None:
+    system = FakeSystem({"a": [Program(ends_s=2, code=1)], "b": [Program(ends_s=5)]}).signalled(1, USR2)
+    ended, calls = run(plan("a", "b"), system)
+    assert (ended.verdict, ended.took_s, (2, "leader", "b", TERM) in calls) == (Verdict.STOPPED, 5.0, False)
+
+
+def test_a_request_to_stop_puts_a_bound_to_a_drain() -> None:
+    ended, calls = run(plan(), FakeSystem({"a": [IGNORES]}).signalled(1, USR2).signalled(5, TERM))
+    assert (ended.stop_signal, (15, "all again", KILL) in calls) == (TERM, True)
+
+
+def test_any_signal_can_be_a_request_to_stop_and_leaders_hear_the_plans_own() -> None:
+    start = plan(signals={USR1: TERMINATE, TERM: DRAIN}, stop_signal=2)
+    _, calls = run(start, FakeSystem({"a": [Program(2)]}).signalled(1, USR1))
+    assert (1, "leader", "a", 2) in calls
+
+
+# -- names --------------------------------------------------------------------------------------
+
+WAITS = {"wait_for": ("x",), "wait_s": 5.0}
+
+
+def test_nothing_starts_before_its_names_resolve() -> None:
+    _, calls = run(plan(**WAITS), FakeSystem({"a": [ENDS]}).unresolved(1, "x: unknown").resolved(2))
+    assert calls[:3] == [(0, "resolve", "x"), (2, "stop resolving"), (2, "spawn", "a")]
+
+
+def test_names_that_never_resolve_fail_with_what_the_resolver_said() -> None:
+    ended, calls = run(plan(**WAITS), FakeSystem().unresolved(1, "x: unknown"))
+    assert (failure_of(ended).message, outcome.exit_code(ended), starts(calls)) == ("x: unknown", 138, 0)
+    assert "has not answered for x" in failure_of(run(plan(**WAITS), FakeSystem())[0]).message
+
+
+@pytest.mark.parametrize("action", SignalAction)
+def test_while_names_are_awaited_a_stop_signal_ends_the_wait_whatever_it_is_mapped_to(action) -> None:
+    ended, calls = run(plan(**WAITS, signals={TERM: action}), FakeSystem().signalled(1, TERM))
+    assert (ended.verdict, ended.took_s, starts(calls)) == (Verdict.STOPPED, 1.0, 0)
+
+
+# -- hangs --------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Is due each second, and finds a hang at the tenth look."""
+
+    def __init__(self) -> None:
+        self.due_s = 0.0
+        self.looked: list[float] = []
+
+    def look(self, now_s: float) -> Death | None:
+        self.looked.append(now_s)
+        self.due_s = now_s + 1
+        is_found = len(self.looked) == 10
+        return Death(reason="Hung", message="asleep", lines=("state S",), at_s=now_s - 5) if is_found else None
+
+
+@pytest.mark.parametrize("program", [Program(term_code=0), Program(term_code=1), IGNORES, STUCK])
+def test_what_hangs_is_ended_politely_and_the_hang_is_the_cause_however_it_ends(program: Program) -> None:
+    ended, calls = run(plan(), FakeSystem({"a": [program]}), Watch())
+    assert calls[1] == (9, "leader", "a", TERM)
+    assert (failure_of(ended).reason, failure_of(ended).message) == ("Hung", "asleep")
+    assert (failure_of(ended).last_lines, outcome.exit_code(ended)) == (("state S",), 138)
+    assert len(ended.survivors) == program.is_stuck
+
+
+def test_what_hangs_is_started_again_as_often_as_the_plan_says() -> None:
+    system = FakeSystem({"a": [Program(), Program(ends_s=5)]})
+    ended, _ = run(plan(restarts=1), system, Watch())
+    assert (system.starts("a"), ended.verdict) == ([0, 9.1], Verdict.SUCCEEDED)
+
+
+def test_the_watch_looks_at_its_own_pace_and_only_at_what_runs_and_is_to_run() -> None:
+    watch = Watch()
+    run(plan(), FakeSystem({"a": [IGNORES]}).signalled(4.5, TERM), watch)
+    assert watch.looked == [0, 1, 2, 3, 4]
+
+
+# -- any history --------------------------------------------------------------------------------
+
+TIMES = st.floats(0, 60).map(lambda at_s: round(at_s, 1))
+LIFE = st.builds(
+    Program,
+    ends_s=st.none() | TIMES,
+    code=st.sampled_from([0, 1, 138]),
+    number=st.none() | st.just(KILL),
+    term_s=st.sampled_from([0.1, 3.0, None]),
+    dies_of=st.sampled_from([(), (USR2,)]),
+    is_stuck=st.booleans(),
+    leaves=st.sampled_from([(), (Program(),), (IGNORES,)]),
+)
+LIVES = st.lists(LIFE, max_size=3)
+
+
+@given(LIVES, LIVES, st.lists(st.tuples(st.sampled_from([TERM, USR2]), TIMES), max_size=4), st.booleans())
+@settings(deadline=None)
+def test_any_history_ends_in_time_and_nothing_starts_after_a_request(a, b, signals, hangs) -> None:
+    system = FakeSystem({"a": a, "b": b})
+    for number, at_s in signals:
+        system.signalled(at_s, number)
+    start = plan("a", "b", restarts=2)
+    ended, _ = run(start, system.signalled(300, TERM), Watch() if hangs else None)
+    asked_s = min([at_s for _, at_s in signals], default=300)
+    assert [at_s for at_s in system.starts("a") if at_s > asked_s] == []
+    assert ended.took_s <= 300 + start.grace_s + LAST_KILL_S

@@ -1,0 +1,300 @@
+"""What was started together and is stopped together: torch workers, mpirun, torchrun, any program.
+
+A generation is what was started since `begin`. The processes that were started are its leaders. They are known by
+pid: an orphan, or a process of an earlier generation, means nothing here. A generation ends by rungs:
+
+LEADERS  the leaders have the plan's stop signal, and most of the grace
+ALL      everything below us has SIGTERM, and the rest of the grace
+KILL     everything below us has SIGKILL, again and again; what does not end is named, and given up
+
+Every rung has a deadline, at which `tick` climbs; every request to stop after the first one climbs, too. Once the
+last leader has ended, whatever the leaders have left behind is on rung ALL, with a short grace. `is_over` tells
+that nothing of the generation lives any more. What comes of that is decided by `ProgramLoop` for any program, and
+by `Node` for torch workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Sequence
+from enum import IntEnum
+
+from trainer_launch.host.process_tree import Entry
+from trainer_launch.model import Death, Plan, Process
+from trainer_launch.model.errors import InternalError, NotRunnableError
+from trainer_launch.model.signal_policy import SignalAction, action_of, signal_name
+from trainer_launch.model.units import counted
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
+from trainer_launch.supervisor.system import System
+
+LEADERS_SHARE = 0.8  # of the grace belongs to the leaders alone, or to whom daemons serve; the rest to all others
+CLEAR_S = 2.0  # between SIGTERM and SIGKILL for what an ended leader has left behind
+KILL_AGAIN_S = 0.1  # first interval between two rounds of SIGKILL, then doubled
+KILL_S = 10.0  # after the first SIGKILL, until what still lives is given up: a process may free much memory
+LAST_KILL_S = 3.0  # the same once this pod was asked to stop: PID 1 must end before kubelet's own SIGKILL
+ASK_EVERY_S = 0.25  # whether daemons are alone by now
+log = logging.getLogger(__name__)
+
+
+class Rung(IntEnum):
+    """How far stopping has come."""
+
+    NONE = 0
+    LEADERS = 1
+    ALL = 2
+    KILL = 3
+
+
+class Processes:
+    """The processes of the present generation, and how they are stopped."""
+
+    def __init__(self, plan: Plan, system: System, observer: RunObserver) -> None:
+        self._plan, self._system, self._observer = plan, system, observer
+        self.asked = 0  # requests to stop, in all generations
+        self.is_draining = False  # nothing is started again
+        self._stuck: dict[tuple[int, int], Entry] = {}  # what SIGKILL has not ended, of all generations
+        self.is_over = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self.rung = Rung.NONE
+        self.relayed: set[int] = set()  # signals that the leaders were given unchanged
+        self._alive: dict[int, Process] = {}
+        self._ended: dict[int, float] = {}  # ended leaders, and when what they left behind gets SIGKILL
+        self._untold: list[int] = []  # those of them whose leftovers have not had SIGTERM yet
+        self._is_clearing = False  # the last leader has ended
+        self._kill_at_s: float | None = None  # the end of the grace
+        self._climb_at_s: float | None = None  # the deadline of this rung
+        self._again_at_s: float | None = None  # when this rung's signal is sent again
+        self._again_every_s = KILL_AGAIN_S
+
+    # -- starting -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin a generation; whatever still lives belongs to an earlier one."""
+        if not self.is_over:
+            raise InternalError("a generation was begun while another one lives")
+        self._forget()
+        self._system.begin_start()
+        self.is_over = False
+
+    def add(self, process: Process, pid: int) -> None:
+        """Take a process that was started into this generation."""
+        self._alive[pid] = process
+        self._observer.tell("spawned", process=process.name, pid=pid)
+
+    def start(self, specs: Sequence[Process]) -> list[Death]:
+        """Begin a generation of these; the deaths of those that could not be started."""
+        self.begin()
+        return [death for process in specs if (death := self._spawn(process)) is not None]
+
+    def start_again(self, process: Process, ended_pid: int) -> Death | None:
+        """Start a process of this generation that has ended again; what it has left behind goes on."""
+        self._ended.pop(ended_pid, None)
+        self._untold = [pid for pid in self._untold if pid != ended_pid]
+        return self._spawn(process)
+
+    def _spawn(self, process: Process) -> Death | None:
+        try:
+            pid = self._system.spawn(process)
+        except NotRunnableError as error:
+            return self.not_started(process, error.exit_code, str(error))
+        log.info("started %s as pid %d", process.name, pid)
+        self.add(process, pid)
+        return None
+
+    def not_started(self, process: Process, code: int, why: str) -> Death:
+        """What did not start has ended, too."""
+        log.error("%s", why)
+        self._observer.tell("spawn_failed", process=process.name, exit_code=code, text=why)
+        return Death(process=process.name, code=code, at_s=self._system.now(), message=why, reason="NotRunnable")
+
+    # -- what lives ---------------------------------------------------------------------------
+
+    def pids(self) -> dict[str, int]:
+        """The leaders that live, by the names of their processes."""
+        return {process.name: pid for pid, process in self._alive.items()}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether leaders live that nobody has asked to end."""
+        return bool(self._alive) and self.rung is Rung.NONE
+
+    @property
+    def has_leaders(self) -> bool:
+        """Whether a leader lives."""
+        return bool(self._alive)
+
+    @property
+    def phase(self) -> RunPhase:
+        """Where this generation is."""
+        if self.rung is Rung.KILL:
+            return RunPhase.KILLING
+        if self._is_clearing or not self._alive:
+            return RunPhase.CLEARING
+        return RunPhase.RUNNING if self.rung is Rung.NONE else RunPhase.STOPPING
+
+    def stuck(self) -> tuple[str, ...]:
+        """What SIGKILL has not ended, of all generations, as far as it still lives."""
+        return tuple(str(entry) for entry in self._system.left() if entry.key in self._stuck) if self._stuck else ()
+
+    def reaped(self, pid: int, status: int, now_s: float) -> Death | None:
+        """A child has ended; None for an orphan, or for a process of an earlier generation."""
+        process = self._alive.pop(pid, None)
+        if process is None:
+            return None
+        code, number = (None, -status) if status < 0 else (status, None)
+        death = Death(process=process.name, code=code, signal=number, at_s=now_s)
+        if self.rung is not Rung.KILL:  # whatever it has left behind had SIGKILL as well
+            self._ended[pid] = now_s + self._clear_s(death, now_s)
+            self._untold.append(pid)
+        self._observer.tell("exited", process=process.name, exit_code=death.exit_code, signal=number)
+        return death
+
+    def _clear_s(self, death: Death, now_s: float) -> float:
+        """How long what this leader has left behind has, from SIGTERM to SIGKILL."""
+        rest_s = self._plan.grace_s if self._kill_at_s is None else max(0.0, self._kill_at_s - now_s)
+        # A shell dies of a request to stop at once: what it ran hears of it only now, and may have to save.
+        is_shell = self._plan.workers is None
+        was_asked = bool(self.asked) or self.is_draining or (is_shell and self.rung is not Rung.NONE)
+        died_of_it = death.signal is not None and was_asked
+        return rest_s if self._plan.daemons or died_of_it else min(CLEAR_S, rest_s)
+
+    # -- signals to us ------------------------------------------------------------------------
+
+    def on_signal(self, number: int, now_s: float) -> SignalAction:
+        """Do with a signal what the plan says, whatever this generation does now; what it was for.
+
+        The first request to stop asks the leaders, unless they are being ended already; each further one climbs.
+        """
+        action = action_of(number, self._plan.signals)
+        name, asks = signal_name(number), action is SignalAction.TERMINATE
+        if asks:
+            self.note_request(number)
+            if self.rung is Rung.KILL and self._climb_at_s is not None:
+                self._climb_at_s = min(self._climb_at_s, now_s + LAST_KILL_S)
+            self.stop(now_s, Rung.LEADERS if self.asked == 1 else Rung(min(self.rung + 1, Rung.KILL)))
+            return action
+        self._observer.tell("signal", signal=number, asks_to_stop=False)
+        self.relayed.add(number)
+        for pid in self._alive:
+            self._system.signal_leader(pid, number)
+        if action is SignalAction.DRAIN:
+            self.is_draining = True
+            self._observer.asked_to_stop(number)
+            log.warning("%s: no more restarts; the launcher exits when the workers do", name)
+        elif action is SignalAction.CHECKPOINT and self._alive:
+            log.warning("%s: the workers were told to save and continue", name)
+        return action
+
+    def note_request(self, number: int) -> None:
+        """This pod was asked to stop: nothing is started again."""
+        self.asked += 1
+        self._observer.tell("signal", signal=number, asks_to_stop=True)
+        self._observer.asked_to_stop(number)
+        grace_s = self._plan.grace_s
+        log.info("asked to stop by %s (request %d, grace %g s)", signal_name(number), self.asked, grace_s)
+
+    # -- stopping -----------------------------------------------------------------------------
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When `tick` is due; None: never."""
+        if self.is_over:
+            return None
+        if self._untold or not (self._alive or self._is_clearing):
+            return 0.0
+        times = (self._climb_at_s, self._again_at_s, *self._ended.values())
+        return min((at_s for at_s in times if at_s is not None), default=None)
+
+    def stop(self, now_s: float, rung: Rung = Rung.LEADERS) -> None:
+        """Climb to this rung; it is nothing new where that is reached, or where nothing lives."""
+        if self.is_over or rung <= self.rung:
+            return
+        self.rung = rung
+        if self._kill_at_s is None:
+            self._kill_at_s = now_s + self._plan.grace_s
+        if rung is Rung.KILL:
+            self._ended, self._untold = {}, []
+            self._climb_at_s = now_s + (LAST_KILL_S if self.asked else KILL_S)
+            self._again_at_s = now_s + KILL_AGAIN_S
+            self._observer.tell("stopping", rung="kill")
+            self._signal_all(signal.SIGKILL, again=True)
+        elif rung is Rung.ALL:
+            self._climb_at_s, self._again_at_s = self._kill_at_s, None
+            self._observer.tell("stopping", rung="everyone")
+            # Leaders hear it again: to an agent the second request means "now everyone".
+            self._signal_all(signal.SIGTERM, again=True)
+        else:
+            self._climb_at_s = now_s + LEADERS_SHARE * self._plan.grace_s
+            self._observer.tell("stopping", rung="leaders")
+            for pid in self._alive:
+                self._system.signal_leader(pid, self._plan.stop_signal)
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due: end what ended leaders have left behind, climb, see whether anything lives."""
+        if self.is_over:
+            return
+        if self._alive:
+            self._end_leftovers(now_s)
+        elif not self._is_clearing:
+            self._clear(now_s)
+        if self.rung is Rung.KILL:
+            self._kill_again(now_s)
+        elif self._climb_at_s is not None and now_s >= self._climb_at_s:
+            if self.rung is Rung.ALL:
+                log.warning("the grace period is over; sending SIGKILL to the remaining processes")
+            self.stop(now_s, Rung(self.rung + 1))
+        elif self._again_at_s is not None and now_s >= self._again_at_s:
+            self._ask_all(now_s)
+        if not self._alive and not self.is_over:
+            self.is_over = self._system.is_alone(self._stuck)
+
+    def _end_leftovers(self, now_s: float) -> None:
+        """Of leaders that have ended while others run on."""
+        for pid in self._untold:
+            self._say(self._system.signal_group(pid, signal.SIGTERM), signal.SIGTERM)
+        self._untold = []
+        for pid in [pid for pid, kill_at_s in self._ended.items() if now_s >= kill_at_s]:
+            del self._ended[pid]
+            self._say(self._system.signal_group(pid, signal.SIGKILL), signal.SIGKILL)
+
+    def _clear(self, now_s: float) -> None:
+        """The last leader has ended: all that is left is asked to, by daemons only when they serve nobody."""
+        self._is_clearing = True
+        bound_s = max(self._ended.values(), default=now_s + min(CLEAR_S, self._plan.grace_s))
+        self._ended, self._untold = {}, []
+        if self.rung is not Rung.KILL:
+            self.rung, self._kill_at_s, self._climb_at_s = Rung.ALL, bound_s, bound_s
+            self._ask_all(now_s)
+
+    def _ask_all(self, now_s: float) -> None:
+        """SIGTERM to all who have not had it, to daemons only once they are alone or most of the grace is over."""
+        daemons, end_s = self._plan.daemons, self._kill_at_s or now_s
+        is_patient = now_s < end_s - (1 - LEADERS_SHARE) * self._plan.grace_s
+        self._signal_all(signal.SIGTERM, again=False, sparing=daemons if is_patient else frozenset())
+        self._again_at_s = now_s + ASK_EVERY_S if daemons else None
+
+    def _kill_again(self, now_s: float) -> None:
+        """SIGKILL again, for who was forked meanwhile; name who is stuck in the kernel, and give up in the end."""
+        if self._again_at_s is None or self._climb_at_s is None or now_s < min(self._again_at_s, self._climb_at_s):
+            return
+        if now_s >= self._climb_at_s:
+            self._stuck |= {entry.key: entry for entry in self._system.left()}
+            self._alive, self.is_over = {}, True
+            return
+        self._again_every_s *= 2
+        self._again_at_s = min(now_s + self._again_every_s, self._climb_at_s)
+        self._signal_all(signal.SIGKILL, again=True)
+        if self._again_every_s == 4 * KILL_AGAIN_S:
+            for entry in self._system.left():
+                log.warning("still running after SIGKILL: %s", entry)
+
+    def _signal_all(self, number: int, *, again: bool, sparing: frozenset[str] = frozenset()) -> None:
+        reached = self._system.signal_all(number, again=again, sparing=sparing, besides=self._stuck)
+        self._say(reached, number)
+
+    def _say(self, reached: int, number: int) -> None:
+        if reached:
+            log.info("sent %s to %s", signal_name(number), counted(reached, "process"))

@@ -1,0 +1,40 @@
+"""What a run tells observers: the event log, the metrics, `status`, the goodput ledger."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from trainer_launch.model.goodput import Kind, Told
+
+
+class RunPhase(str, Enum):
+    """Where a run is, for observers."""
+
+    WAITING = "waiting"  # for names, or for other nodes
+    RUNNING = "running"
+    STOPPING = "stopping"  # leaders were asked to end
+    CLEARING = "clearing"  # all leaders have ended; what they left behind was asked to
+    KILLING = "killing"
+    DONE = "done"
+
+
+class RunObserver:
+    """Is told what happens; may neither wait nor raise. This one does nothing: `observability.Observer` does."""
+
+    def tell(self, event: str, **values: str | int | bool | tuple[str, ...] | None) -> None:
+        """Something has happened, in the words of the event log."""
+
+    def enter(self, phase: RunPhase, kind: Kind, since_s: float | None = None) -> None:
+        """Where the run is now, and what its seconds are spent on: since `since_s`, where that went unnoticed."""
+
+    def asked_to_stop(self, number: int) -> None:
+        """This signal asks the run to stop, or says that nothing is to be started again."""
+
+    def look(self, collectives: int) -> None:
+        """The workers have come so far."""
+
+    def suspect(self) -> None:
+        """A hang is suspected."""
+
+    def adopt(self, ledger: Told) -> None:
+        """What other nodes have spent their time on."""
