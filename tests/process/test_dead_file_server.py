@@ -114,3 +114,23 @@ def test_a_request_to_stop_is_heard_where_the_server_is_gone_of(place, server, t
         with contextlib.suppress(ProcessLookupError):
             os.killpg(launcher.pid, signal.SIGKILL)
         launcher.wait(30.0)
+
+
+def test_a_failed_worker_is_restarted_where_the_server_of_the_incidents_is_gone(server, tmp_path):
+    process, mount = server
+    job, starts = tmp_path / "job.py", tmp_path / "starts"
+    begin = f"with open({str(starts)!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
+    job.write_text(f"import os\n{begin}{JOB}")
+    launcher = started(mount, job, ["--incident-dir", "{}/incidents"])
+    try:
+        eventually(lambda: starts.exists() and len(starts.read_text().split()) == 2, "the workers train")
+        stop(process, mount)
+        os.kill(int(starts.read_text().split()[0]), signal.SIGKILL)
+        eventually(lambda: len(starts.read_text().split()) == 4, "the workers train again")
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(60.0) == 128 + signal.SIGTERM
+    finally:
+        process.send_signal(signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait(30.0)

@@ -6,6 +6,7 @@ Little is imported: training scripts load this with `report()`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import os
 import re
@@ -65,10 +66,11 @@ def replace(path: str, data: bytes, mode: int = 0o600) -> None:
     Raises:
         OSError: the folder is not there, not writable or full; what was at `path` is still there.
     """
-    within(path, None, _replace, path, data, mode)
+    if not within(path, False, _replace, path, data, mode):
+        raise TimeoutError(errno.ETIMEDOUT, "its file server does not answer", path)
 
 
-def _replace(path: str, data: bytes, mode: int) -> None:
+def _replace(path: str, data: bytes, mode: int) -> bool:
     folder, name = os.path.split(path)
     beside = os.path.join(folder, f".{name[:200]}.{os.urandom(6).hex()}")  # a name has at most 255 bytes
     descriptor = os.open(beside, _FLAGS, mode)
@@ -80,6 +82,7 @@ def _replace(path: str, data: bytes, mode: int) -> None:
     except OSError:
         os.unlink(beside)
         raise
+    return True
 
 
 def read_secret(path: str) -> bytes:

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from trainer_launch.host import files
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.host.slow_files import within
 from trainer_launch.model.codec import MAX_TEXT, Count, MessageError, Name, Real, Text, decode, encode
 from trainer_launch.model.collectives import RankState
 from trainer_launch.model.errors import UsageError
@@ -80,6 +81,13 @@ def new_folder(place: str, name: str, at_s: float, *, first: int = 0, must_be_ou
     Raises:
         OSError: it cannot be made, or the place must be ours and is not.
     """
+    folder = within(place, None, _new_folder, place, name, at_s, first, must_be_ours)
+    if folder is None:
+        raise TimeoutError(errno.ETIMEDOUT, "its file server does not answer", place)
+    return folder
+
+
+def _new_folder(place: str, name: str, at_s: float, first: int, must_be_ours: bool) -> str:
     os.makedirs(place, mode=0o700, exist_ok=True)
     if must_be_ours:
         _check_owner(place)
@@ -121,6 +129,12 @@ def finish(folder: str, incident: Incident) -> Incident:
     The largest files go where the disk is full, or the folder is too large: workers write their dumps themselves.
     """
     incident = replace(incident, sentence=redact_text(incident.sentence))
+    return within(folder, incident, _finish, folder, incident)
+
+
+def _finish(folder: str, incident: Incident) -> Incident:
+    if not os.path.isdir(folder):  # it was dropped meanwhile
+        return incident
     others = sorted((size, name) for name, size in _sizes(folder).items() if name not in (ABOUT, SENTENCE))
     size_bytes = sum(size for size, _ in others)
     while True:
@@ -148,6 +162,10 @@ def _save(folder: str, incident: Incident) -> OSError | None:
 
 def drop(folder: str) -> None:
     """Remove the folder of what was no incident; who still writes to it finds nothing at its path."""
+    within(folder, None, _drop, folder)
+
+
+def _drop(folder: str) -> None:
     with contextlib.suppress(OSError):
         os.rename(folder, f"{folder}~")
     shutil.rmtree(f"{folder}~", ignore_errors=True)
@@ -155,6 +173,10 @@ def drop(folder: str) -> None:
 
 def remove_old(folder: str) -> None:
     """Keep the last incidents of this node of this job, up to this one: newer ones may not be any yet."""
+    within(folder, None, _remove_old, folder)
+
+
+def _remove_old(folder: str) -> None:
     place, last = os.path.split(folder)
     own = [name for name in _ids(place) if name <= last and _name_of(name) == _name_of(last)]
     for old in own[:-KEPT]:

@@ -269,8 +269,7 @@ class Collector:
                 kept = [word for word in before.missing if word != _NO_FACTS_YET]
                 changes["missing"] = (*kept, *missing)
             now = replace(before, **changes)
-            if os.path.isdir(collected.folder):
-                now = incident_bundle.finish(collected.folder, now)
+            now = incident_bundle.finish(collected.folder, now)
         return replace(collected, incident=now)
 
     def _begin_facts(self, collected: Collected) -> None:
