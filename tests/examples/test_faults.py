@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.long("tests/examples/test_train_charlm.py"),
 ]
 HERE = {**ENV, "PYTHONPATH": str(EXAMPLES.parents[1])}
-MPICH = Path("/usr/lib/x86_64-linux-gnu/libmpich.so.12")
 
 
 def lose(rehearsal: Started, pod: str) -> str:
@@ -57,25 +56,6 @@ def lose_an_mpi_node(manifest: str) -> None:
 def test_mpi_with_the_launcher_as_node_loses_a_node_starts_again_and_resumes() -> None:
     require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
     lose_an_mpi_node("trainjob-mpi.yaml")
-
-
-def test_a_trainjob_of_mpich_loses_a_node_starts_again_and_resumes(tmp_path: Path) -> None:
-    require(shutil.which("mpirun.mpich") and MPICH.exists(), "MPICH is not installed")
-    (tmp_path / "libmpi.so.12").symlink_to(MPICH)  # by the name that mpi4py looks for
-    text = (EXAMPLES / "trainjob-mpi.yaml").read_text(encoding="utf-8")
-    for old, new in (
-        ("OpenMPI", "MPICH"),
-        ("numProcPerNode: 4", "numProcPerNode: 2"),
-        ("[mpirun,", "[mpirun.mpich,"),
-    ):
-        assert text.count(old) == 1
-        text = text.replace(old, new)
-    # UCX takes the pods for one host, as they share a kernel.
-    env = {"LD_LIBRARY_PATH": str(tmp_path), "MPI4PY_MPIABI": "mpich", "UCX_TLS": "tcp,self"}
-    listed = ", ".join(f"{{name: {name}, value: '{value}'}}" for name, value in env.items())
-    manifest = tmp_path / "job.yaml"
-    manifest.write_text(f"{text.rstrip()}\n    env: [{listed}]\n", encoding="utf-8")
-    lose_an_mpi_node(str(manifest))
 
 
 def test_a_trainjob_of_a_published_runtime_loses_a_node_starts_again_and_resumes(tmp_path: Path) -> None:
