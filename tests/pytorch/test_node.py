@@ -192,6 +192,15 @@ def test_a_request_or_a_drain_without_workers_ends_the_node(tmp_path: Path, numb
     assert here.coordinator.said[-1] == say.Leave("asked to stop")
 
 
+@pytest.mark.parametrize("number", [TERM, USR2])
+def test_a_request_or_a_drain_after_the_job_has_failed_keeps_the_cause(tmp_path: Path, number: int) -> None:
+    here = Here(tmp_path, plan=DRAINS, rank_1=[FAILS], rank_0=[Program(term_s=3)])
+    here.coordinator.give_up = GIVE_UP
+    here.system.signalled(2, number)
+    assert how(here.run()) == (Verdict.FAILED, "Failed", 7)
+    assert here.system.starts("rank 0") == [0]
+
+
 def draining(tmp_path: Path, **more) -> Here:
     """Both workers note the drain at 5 s and go on; nothing but SIGTERM ends them."""
     here = Here(tmp_path, plan=DRAINS, **more)

@@ -481,11 +481,13 @@ class Node:
         """One rule for every phase: a request to stop or a drain is remembered, and what lives is told.
 
         Where no worker lives there is nobody to hand a stop signal to: it is a request, whatever it is mapped to.
+        How the job has ended for this node stays so.
         """
         action = action_of(number, self._plan.signals)
         lives = self.phase is NodePhase.RUNNING
         asks = action is SignalAction.TERMINATE or (number in STOP_SIGNALS and not lives)
-        if self._stop_signal is None and (asks or action is SignalAction.DRAIN):
+        is_first = self._stop_signal is None and self._end is None
+        if is_first and (asks or action is SignalAction.DRAIN):
             self._stop_signal = number
         if lives:
             if asks and not self._processes.asked:
