@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.gpu_holders import GpuHolders
 from trainer_launch.host.machine import machine_name
+from trainer_launch.host.slow_files import within
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected, News
@@ -261,8 +262,8 @@ class Node:
         if self.phase is NodePhase.RUNNING:
             if self._is_told:
                 return  # it ends it for what this node has told
-            places = self._group.places.items()
-            errors = {name for name, place in places if place.error_file and os.path.exists(place.error_file)}
+            files = {name: place.error_file for name, place in self._group.places.items() if place.error_file}
+            errors = (name for name, path in files.items() if within(path, False, os.path.exists, path))
             self._with_error = frozenset(errors)
             self._ends, self._failure = self._ends_now(), None  # what workers did before we stop them may tell why
             text = f"generation {self._group.generation} is over: {restart.reason}"
