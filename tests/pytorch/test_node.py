@@ -129,6 +129,16 @@ def test_what_a_worker_does_after_the_restart_or_because_of_a_peer_is_not_told(
     assert not here.coordinator.joins[1].failed
 
 
+@pytest.mark.parametrize("code", [None, 1])
+def test_a_restart_that_is_told_again_while_workers_are_stopped_says_nothing_of_their_ends(
+    tmp_path: Path, code: int | None
+) -> None:
+    """As to a node whose connection was reset meanwhile."""
+    here = Here(tmp_path, rank_1=[Program(term_code=code), ENDS], rank_0=[Program(term_s=2), ENDS])
+    here.hears(5, say.Restart(1, "node 1 is gone")).hears(6, say.Restart(1, "this node was away")).run()
+    assert not here.coordinator.joins[1].failed
+
+
 def test_a_restart_is_heard_where_the_file_server_of_error_files_is_gone(tmp_path: Path, monkeypatch) -> None:
     here = Here(tmp_path, rank_0=[Program(), ENDS], rank_1=[Program(), ENDS])
     server, exists = threading.Event(), os.path.exists

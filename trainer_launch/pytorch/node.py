@@ -260,8 +260,8 @@ class Node:
     def on_restart(self, restart: say.Restart, now_s: float) -> None:
         """The coordinator ends the generation, also while draining: who waits for a lost peer never ends."""
         if self.phase is NodePhase.RUNNING:
-            if self._is_told:
-                return  # it ends it for what this node has told
+            if self._is_told or (self._is_ending and self._failure is None):
+                return  # it ends it for what this node has told, or says so again: ours have been stopped since
             files = {name: place.error_file for name, place in self._group.places.items() if place.error_file}
             errors = (name for name, path in files.items() if within(path, False, os.path.exists, path))
             self._with_error = frozenset(errors)
