@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from msgspec.structs import replace
 
 from tests.pytorch.nodes import MEMBER, PEER_LOST, PLAN, WORKERS, Here
 from tests.supervisor.fakes import KILL, TERM, Program, failure_of
+from trainer_launch.host import slow_files
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Connected
@@ -125,6 +129,35 @@ def test_what_a_worker_does_after_the_restart_or_because_of_a_peer_is_not_told(
     assert not here.coordinator.joins[1].failed
 
 
+@pytest.mark.parametrize("code", [None, 1])
+def test_a_restart_that_is_told_again_while_workers_are_stopped_says_nothing_of_their_ends(
+    tmp_path: Path, code: int | None
+) -> None:
+    """As to a node whose connection was reset meanwhile."""
+    here = Here(tmp_path, rank_1=[Program(term_code=code), ENDS], rank_0=[Program(term_s=2), ENDS])
+    here.hears(5, say.Restart(1, "node 1 is gone")).hears(6, say.Restart(1, "this node was away")).run()
+    assert not here.coordinator.joins[1].failed
+
+
+def test_a_restart_is_heard_where_the_file_server_of_error_files_is_gone(tmp_path: Path, monkeypatch) -> None:
+    here = Here(tmp_path, rank_0=[Program(), ENDS], rank_1=[Program(), ENDS])
+    server, exists = threading.Event(), os.path.exists
+
+    def is_gone() -> None:
+        monkeypatch.setattr(slow_files, "mount_of", lambda _path: ("/gone", "nfs4"))
+        monkeypatch.setattr(os.path, "exists", lambda path: server.wait(10.0) and exists(path))
+
+    def is_back() -> None:
+        server.set()
+        for thread in list(slow_files._waiting):
+            thread.join()
+
+    begun_s = time.monotonic()
+    here.does(4, is_gone).hears(5, say.Restart(1, "node 1 is gone")).does(5.01, is_back)
+    assert how(here.run()) == (Verdict.SUCCEEDED, None, 0)
+    assert time.monotonic() - begun_s < 9.0
+
+
 def test_after_its_own_success_a_node_starts_again_when_another_nodes_worker_failed(tmp_path: Path) -> None:
     here = Here(tmp_path, rank_0=[ENDS, ENDS], rank_1=[ENDS, ENDS])
     here.coordinator.ends = False
@@ -190,6 +223,15 @@ def test_a_request_or_a_drain_without_workers_ends_the_node(tmp_path: Path, numb
     here.system.signalled(5, number)
     assert how(here.run()) == (Verdict.STOPPED, None, 143)
     assert here.coordinator.said[-1] == say.Leave("asked to stop")
+
+
+@pytest.mark.parametrize("number", [TERM, USR2])
+def test_a_request_or_a_drain_after_the_job_has_failed_keeps_the_cause(tmp_path: Path, number: int) -> None:
+    here = Here(tmp_path, plan=DRAINS, rank_1=[FAILS], rank_0=[Program(term_s=3)])
+    here.coordinator.give_up = GIVE_UP
+    here.system.signalled(2, number)
+    assert how(here.run()) == (Verdict.FAILED, "Failed", 7)
+    assert here.system.starts("rank 0") == [0]
 
 
 def draining(tmp_path: Path, **more) -> Here:

@@ -422,10 +422,15 @@ class Starter:
     # -- workers ------------------------------------------------------------------------------
 
     def start(self, processes: Sequence[Process], places: Mapping[str, Place]) -> list[Death]:
-        """Start all workers of a generation; the deaths of those that could not be started."""
+        """Start all workers of a generation; the deaths of those that could not be started.
+
+        Raises:
+            NodeError: no worker can be started.
+        """
         self._group.processes.begin()
         self._group.recorders.close()
         if not (self.forks and self._server is not None and self._is_ready):
+            self._need_no_caller()
             return self._execute(processes)
         try:
             return self._fork(self._server, processes, places)

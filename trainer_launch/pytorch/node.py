@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.gpu_holders import GpuHolders
 from trainer_launch.host.machine import machine_name
+from trainer_launch.host.slow_files import within
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected, News
@@ -259,10 +260,10 @@ class Node:
     def on_restart(self, restart: say.Restart, now_s: float) -> None:
         """The coordinator ends the generation, also while draining: who waits for a lost peer never ends."""
         if self.phase is NodePhase.RUNNING:
-            if self._is_told:
-                return  # it ends it for what this node has told
-            places = self._group.places.items()
-            errors = {name for name, place in places if place.error_file and os.path.exists(place.error_file)}
+            if self._is_told or (self._is_ending and self._failure is None):
+                return  # it ends it for what this node has told, or says so again: ours have been stopped since
+            files = {name: place.error_file for name, place in self._group.places.items() if place.error_file}
+            errors = (name for name, path in files.items() if within(path, False, os.path.exists, path))
             self._with_error = frozenset(errors)
             self._ends, self._failure = self._ends_now(), None  # what workers did before we stop them may tell why
             text = f"generation {self._group.generation} is over: {restart.reason}"
@@ -481,11 +482,13 @@ class Node:
         """One rule for every phase: a request to stop or a drain is remembered, and what lives is told.
 
         Where no worker lives there is nobody to hand a stop signal to: it is a request, whatever it is mapped to.
+        How the job has ended for this node stays so.
         """
         action = action_of(number, self._plan.signals)
         lives = self.phase is NodePhase.RUNNING
         asks = action is SignalAction.TERMINATE or (number in STOP_SIGNALS and not lives)
-        if self._stop_signal is None and (asks or action is SignalAction.DRAIN):
+        is_first = self._stop_signal is None and self._end is None
+        if is_first and (asks or action is SignalAction.DRAIN):
             self._stop_signal = number
         if lives:
             if asks and not self._processes.asked:
