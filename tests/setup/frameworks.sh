@@ -40,7 +40,8 @@ make_one() {
         shared=$("$python" -c 'import sysconfig, importlib.metadata as m; m.version("torch"); print(sysconfig.get_path("purelib"))' \
             2>/dev/null) || { echo "frameworks: $python has no torch that $name could share" >&2; exit 3; }
     fi
-    key=$({ echo "$shared"; "$python" -c 'import platform, sys; print(sys.version, platform.machine())'; echo "$ours"; cat "$wanted"; } |
+    # What the shared packages have is not installed again, so that another environment is needed without it.
+    key=$({ echo "$shared"; [ -z "$shared" ] || "$python" -m pip --disable-pip-version-check list --format freeze; "$python" -c 'import platform, sys; print(sys.version, platform.machine())'; echo "$ours"; cat "$wanted"; } |
         sha256sum | cut -c1-16)
     cache=${XDG_CACHE_HOME:-$HOME/.cache}/trainer-launch-frameworks
     venv=$cache/$name-$key
