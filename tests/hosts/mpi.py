@@ -171,9 +171,11 @@ class Run:
 
     def end(self, timeout_s: float = 90.0) -> int:
         """Wait for the end; the exit code."""
-        rest, _ = self.process.communicate(timeout=timeout_s)
-        self.lines += rest.splitlines(keepends=True)
-        return self.process.returncode
+        assert self.process.stdout is not None
+        self.lines += (
+            self.process.stdout
+        )  # by the same buffer as `read_until`: `communicate` would skip what it holds
+        return self.process.wait(timeout_s)
 
     @property
     def output(self) -> str:
