@@ -39,6 +39,9 @@ class Reading:
     value: float
     note: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.value:.4g} {self.note}".rstrip()
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
