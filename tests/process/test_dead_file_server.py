@@ -77,6 +77,7 @@ def stop(process, mount):
     eventually(is_stopped, "the server is stopped between two answers")
 
 
+@contextlib.contextmanager
 def started(mount, job, words=(), env=(), stdout=None, stderr=None):
     """A launcher with two workers, as a process group."""
     argv = [sys.executable, "-m", "trainer_launch", "run", "--nproc-per-node", "2", "--grace", f"{GRACE_S:g}"]
@@ -87,13 +88,28 @@ def started(mount, job, words=(), env=(), stdout=None, stderr=None):
             open_files.enter_context(open(job.with_name("own") if name is None else mount / name, "ab"))
             for name in (stdout, stderr)
         ]
-        return subprocess.Popen(
+        launcher = subprocess.Popen(
             argv,
             env={**os.environ, "PYTHONPATH": str(ROOT), **more},
             stdout=streams[0],
             stderr=streams[1],
             start_new_session=True,
         )
+    try:
+        yield launcher
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)  # the server goes on when the test has ended
+
+
+def end(launcher, process):
+    """Ask it to end while the file server is stopped, and look at its exit code once the server goes on."""
+    begun_s = time.monotonic()
+    launcher.send_signal(signal.SIGTERM)
+    eventually(lambda: has_ended(launcher), "the launcher ends")
+    assert time.monotonic() - begun_s < HEARD_S
+    process.send_signal(signal.SIGCONT)
+    assert launcher.wait(60.0) == 128 + signal.SIGTERM
 
 
 def has_ended(launcher):
@@ -107,21 +123,10 @@ def test_a_request_to_stop_is_heard_where_the_server_is_gone_of(place, server, t
     process, mount = server
     job = tmp_path / "job.py"
     job.write_text(JOB.replace("for step", f"open({str(tmp_path / 'begun')!r}, 'a').close()\nfor step"))
-    launcher = started(mount, job, **place)
-    try:
+    with started(mount, job, **place) as launcher:
         eventually(lambda: (tmp_path / "begun").exists(), "the workers train")
         stop(process, mount)
-        begun_s = time.monotonic()
-        launcher.send_signal(signal.SIGTERM)
-        eventually(lambda: has_ended(launcher), "the launcher ends")
-        assert time.monotonic() - begun_s < HEARD_S
-        process.send_signal(signal.SIGCONT)
-        assert launcher.wait(60.0) == 128 + signal.SIGTERM
-    finally:
-        process.send_signal(signal.SIGCONT)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait(30.0)
+        end(launcher, process)
 
 
 def test_a_failed_worker_is_restarted_where_the_server_of_the_incidents_is_gone(server, tmp_path):
@@ -129,18 +134,9 @@ def test_a_failed_worker_is_restarted_where_the_server_of_the_incidents_is_gone(
     job, starts = tmp_path / "job.py", tmp_path / "starts"
     begin = f"with open({str(starts)!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
     job.write_text(f"import os\n{begin}{JOB}")
-    launcher = started(mount, job, ["--incident-dir", "{}/incidents"])
-    try:
+    with started(mount, job, ["--incident-dir", "{}/incidents"]) as launcher:
         eventually(lambda: starts.exists() and len(starts.read_text().split()) == 2, "the workers train")
         stop(process, mount)
         os.kill(int(starts.read_text().split()[0]), signal.SIGKILL)
         eventually(lambda: len(starts.read_text().split()) == 4, "the workers train again")
-        launcher.send_signal(signal.SIGTERM)
-        eventually(lambda: has_ended(launcher), "the launcher ends")
-        process.send_signal(signal.SIGCONT)
-        assert launcher.wait(60.0) == 128 + signal.SIGTERM
-    finally:
-        process.send_signal(signal.SIGCONT)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait(30.0)
+        end(launcher, process)

@@ -65,9 +65,12 @@ def within(path: str, default: T, call: Callable[..., T], *args: object, wait_s:
 def file_behind(fd: int) -> str:
     """The path of the regular file that a descriptor writes to, "" for all else."""
     try:
-        return os.readlink(f"/proc/self/fd/{fd}") if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+        path = os.readlink(f"/proc/self/fd/{fd}")  # asks no file server, in contrast to fstat
+        status = within(path, None, os.fstat, fd)
     except OSError:
         return ""
+    is_file = path.startswith("/") and (status is None or stat.S_ISREG(status.st_mode))  # None: its server is gone
+    return path if is_file else ""
 
 
 def _hangs(mount: str) -> bool:

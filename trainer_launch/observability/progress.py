@@ -45,12 +45,9 @@ class Progress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def read(folder: str) -> tuple[Progress, ...]:
     """The latest reports of all processes of a run, lowest rank first; invalid files are skipped."""
-    return within(folder, (), _read, folder)
-
-
-def _read(folder: str) -> tuple[Progress, ...]:
+    none: list[str] = []
     try:
-        names = sorted(os.listdir(folder))
+        names = sorted(within(folder, none, os.listdir, folder))
     except OSError:
         return ()
     files = LiveFiles(_MAX_BYTES)
