@@ -15,8 +15,8 @@ import pytest
 from tests.cli.launching import launch, script, start
 from tests.conftest import require
 from tests.waiting import eventually
-from trainer_launch.supervisor import incident_bundle
-from trainer_launch.supervisor.incident_bundle import Stored
+from trainer_launch.diagnosis import incident_bundle
+from trainer_launch.diagnosis.incident_bundle import Stored
 
 pytestmark = pytest.mark.process
 

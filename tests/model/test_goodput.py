@@ -131,6 +131,16 @@ def test_a_checkpoint_while_steps_repeat_takes_nothing_from_the_training_before(
     assert (told["training"], told["repeating_steps"], told["checkpointing"]) == (20.0, 1.0, 9.0)
 
 
+def test_how_long_a_restart_took_is_certain_once_its_first_step_is_seen() -> None:
+    """A counter must not fall when a step is seen that was done a while ago."""
+    ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
+    ledger = failed_at(ledger, 30.0, 32.0)
+    assert goodput.totals(ledger, 40.0)[Kind.RESTARTING] == 8.0
+    assert Kind.RESTARTING not in goodput.certain(ledger, 40.0)
+    ledger = goodput.see(ledger, Signs(first_s=35.0, last_s=40.0, first_step=21, step=26), 40.0)
+    assert goodput.certain(ledger, 40.0)[Kind.RESTARTING] == 3.0
+
+
 def test_a_job_that_never_shows_a_step_has_trained_since_its_workers_run() -> None:
     ledger = until_training()
     assert spent(ledger, 100.0)["starting"] == 96.0, "its first step may still come"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.rehearsal.browser import browser_in
+from trainer_launch.diagnosis import incident_bundle
+from trainer_launch.diagnosis.incident_bundle import HANG, Incident, Stored
 from trainer_launch.model.collectives import Collective, Group, Life, RankState
 from trainer_launch.observability.incident_page import page
-from trainer_launch.supervisor import incident_bundle
-from trainer_launch.supervisor.incident_bundle import HANG, Incident, Stored
 
 NOW_S = 1_795_504_000.0
 SENTENCE = "rank 5 (node 0) never entered all_reduce #41 of default_pg; rank 5 is in data.py:22 (read_batch)"

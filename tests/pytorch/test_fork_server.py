@@ -26,10 +26,10 @@ from tests.cli.launching import clean_env
 from tests.conftest import require
 from tests.pytorch.forks import PYTHON, Forks, are_gone, wait_until_gone
 from tests.waiting import eventually
+from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.model import Process, Workers
 from trainer_launch.model.errors import NodeError
 from trainer_launch.pytorch.fork_server import ForkServer, ServerSettings, Starter
-from trainer_launch.pytorch.recorder_questions import Recorders
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.system import System

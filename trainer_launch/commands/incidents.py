@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 
 from trainer_launch.commands.options import Parsed
+from trainer_launch.diagnosis import incident_bundle
+from trainer_launch.diagnosis.incident_bundle import OUTPUT, STACKS, Stored
 from trainer_launch.model import removed
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.units import aligned, in_units
 from trainer_launch.observability import incident_page, incident_watch
-from trainer_launch.supervisor import incident_bundle
-from trainer_launch.supervisor.incident_bundle import OUTPUT, STACKS, Stored
 
 HELP = "show what was collected about failures and hangs"
 ABOUT = "Use it with kubectl exec, or on a copied directory."

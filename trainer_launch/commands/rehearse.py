@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from trainer_launch.commands import options
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
+from trainer_launch.diagnosis.incident_bundle import NOWHERE
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import NodeRange
 from trainer_launch.model.errors import ContractError, NodeError, UsageError
@@ -41,7 +42,6 @@ from trainer_launch.rehearsal.faults import grammar, requests
 from trainer_launch.rehearsal.faults.kinds import InjectedFault
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting, image_path
 from trainer_launch.rehearsal.report.reporting import Reporting, add_report_flags
-from trainer_launch.supervisor.incident_bundle import NOWHERE
 
 HELP = "rehearse a job on this machine"
 ABOUT = "Each pod runs as local processes, with the environment variables that a real pod would get."

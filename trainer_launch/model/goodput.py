@@ -150,7 +150,8 @@ def totals(ledger: Ledger, at_s: float, *, has_succeeded: bool = False) -> dict[
 
 def certain(ledger: Ledger, at_s: float) -> dict[Kind, float]:
     """The same without what the next sign of progress decides: these seconds never become fewer of a kind."""
-    return _resolved(ledger) if _runs(ledger) else totals(ledger, at_s)
+    is_open = ledger.kind is Kind.TRAINING and (ledger.has_trained or ledger.signs is not None)
+    return _resolved(ledger) if is_open else totals(ledger, at_s)
 
 
 def told(ledger: Ledger, at_s: float) -> Told:

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from trainer_launch.diagnosis.incident_bundle import DEFAULT, FAILURE, NOWHERE
 from trainer_launch.host import process_tree
 from trainer_launch.model import Failure, Outcome, Plan
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import progress
 from trainer_launch.planning.task import Task
-from trainer_launch.supervisor.incident_bundle import DEFAULT, FAILURE, NOWHERE
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
+    from trainer_launch.diagnosis.hang_watch import Watch
+    from trainer_launch.diagnosis.incident_collection import Collected, Collector
+    from trainer_launch.diagnosis.worker_samples import Sources
     from trainer_launch.pytorch.worker_group import WorkerGroup
-    from trainer_launch.supervisor.hang_watch import Watch
-    from trainer_launch.supervisor.incident_collection import Collected, Collector
-    from trainer_launch.supervisor.worker_samples import Sources
 
 OFF = "off"
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Incidents:
 
     @cached_property
     def _sources(self) -> Sources:
-        from trainer_launch.supervisor.worker_samples import Sources
+        from trainer_launch.diagnosis.worker_samples import Sources
 
         group, system, run_dir = self._group, self._system, self._task.trial.scratch
         if group is None:
@@ -76,8 +76,8 @@ class Incidents:
         place = place_of(self._settings)
         if place is None or not process_tree.readable():
             return None
-        from trainer_launch.supervisor import incident_collection as collection
-        from trainer_launch.supervisor.worker_samples import Workers
+        from trainer_launch.diagnosis import incident_collection as collection
+        from trainer_launch.diagnosis.worker_samples import Workers
 
         task, plan, group = self._task, self._plan, self._group
         about = collection.About(
@@ -117,9 +117,9 @@ class Incidents:
         reports = asks and self.collector is not None
         if not is_ended and not reports:
             return None
-        from trainer_launch.supervisor.hang_detection import UNLEARNED_S, Rules
-        from trainer_launch.supervisor.hang_watch import Watch, Watched
-        from trainer_launch.supervisor.worker_samples import Workers
+        from trainer_launch.diagnosis.hang_detection import UNLEARNED_S, Rules
+        from trainer_launch.diagnosis.hang_watch import Watch, Watched
+        from trainer_launch.diagnosis.worker_samples import Workers
 
         job, nodes = self._task.job, self._task.topology.nodes
         # What an MPI launcher starts and an MPI worker waits for is not below us.

@@ -23,9 +23,9 @@ from trainer_launch.pytorch.messages import Forked, ForkWorkers, OpenStore, Read
 from trainer_launch.supervisor import inherited
 
 if TYPE_CHECKING:
+    from trainer_launch.diagnosis.worker_samples import Place
     from trainer_launch.model import Death, PortRange, Process, Workers
     from trainer_launch.pytorch.worker_group import WorkerGroup
-    from trainer_launch.supervisor.worker_samples import Place
 
 _TRIES = 2  # a server that ends before it is ready is started again once
 _ANSWER_S = 10.0  # for a request, and for the rest of a message that has begun

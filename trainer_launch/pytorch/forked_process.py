@@ -27,9 +27,10 @@ from typing import Any, NoReturn
 
 from msgspec import Struct, field
 
+from trainer_launch.diagnosis import flight_recorder
 from trainer_launch.host import files, process_attributes
 from trainer_launch.model import exit_codes
-from trainer_launch.pytorch import flight_recorder, messages, process_reset
+from trainer_launch.pytorch import messages, process_reset
 from trainer_launch.pytorch.first_import import FirstImport
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
 

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from trainer_launch.diagnosis.hang_detection import Quiet
+from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG
+from trainer_launch.diagnosis.incident_collection import Collected, Collector
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import News
@@ -17,12 +20,9 @@ from trainer_launch.model import Death
 from trainer_launch.model.codec import encode
 from trainer_launch.model.collectives import RankState, brief, entered_in_words, last_entered
 from trainer_launch.pytorch.worker_group import WorkerGroup
-from trainer_launch.supervisor.hang_detection import Quiet
-from trainer_launch.supervisor.incident_bundle import FAILURE, HANG
-from trainer_launch.supervisor.incident_collection import Collected, Collector
 
 if TYPE_CHECKING:
-    from trainer_launch.supervisor.hang_watch import Watch
+    from trainer_launch.diagnosis.hang_watch import Watch
 
 _MESSAGE_BYTES = 48_000  # leaves room in a line
 _OTHER_SIZE = re.compile(r"(\d{1,19}) vs (\d{1,19})\. Received data size doesn't match expected size")

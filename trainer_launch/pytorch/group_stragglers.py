@@ -128,7 +128,7 @@ def _looked(said: Recorded) -> Entries:
 
 def _look(at_ns: int, stack: Sequence[str]) -> Look:
     """Whether the rank waits for another one where the recorder does not tell it, or does what takes its time."""
-    from trainer_launch.supervisor import stacks  # only who has a suspect needs it
+    from trainer_launch.diagnosis import stacks  # only who has a suspect needs it
 
     frames = []
     for text in stack:

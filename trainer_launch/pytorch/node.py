@@ -52,7 +52,7 @@ from trainer_launch.supervisor.program_loop import DRAIN_S
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
 
 if TYPE_CHECKING:
-    from trainer_launch.supervisor.hang_watch import Watch
+    from trainer_launch.diagnosis.hang_watch import Watch
 
 _OWN_DESCRIPTORS = 16  # for the fork server, the coordinator's client, and what is opened for a moment
 _log = logging.getLogger(__name__)

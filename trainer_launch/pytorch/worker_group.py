@@ -6,15 +6,15 @@ import time
 import uuid
 from collections.abc import Mapping
 
+from trainer_launch.diagnosis.recorder_questions import Recorders
+from trainer_launch.diagnosis.worker_samples import Place
 from trainer_launch.membership import timeouts
 from trainer_launch.model import Death, Membership, Plan, Workers
 from trainer_launch.model.collectives import Life, RankState, Recorded
 from trainer_launch.model.errors import InternalError
-from trainer_launch.pytorch.recorder_questions import Recorders
 from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.system import System
-from trainer_launch.supervisor.worker_samples import Place
 
 
 class WorkerGroup:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from string import Template
 
+from trainer_launch.diagnosis.worker_samples import Place
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.slow_files import within
 from trainer_launch.membership import protocol as say
@@ -17,7 +18,6 @@ from trainer_launch.model import Membership, Process, Workers
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.planning import torchrun_options
 from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
-from trainer_launch.supervisor.worker_samples import Place
 
 _NAME = "rank "
 

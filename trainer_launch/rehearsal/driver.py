@@ -22,6 +22,7 @@ import psutil
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainer_launch.diagnosis import incident_bundle
 from trainer_launch.host import deadline_subprocess, files, logs
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import NodeError, NotRunnableError
@@ -42,7 +43,6 @@ from trainer_launch.rehearsal.pod_watch import PodWatch
 from trainer_launch.rehearsal.report import pod_rows
 from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.report.reporting import Reporting
-from trainer_launch.supervisor import incident_bundle
 from trainer_launch.supervisor.system import Happened, System
 
 DRAIN_S = 1.0

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tests.fuzz.oracle import FOLDER, text_of
 from tests.fuzz.registry import target
+from trainer_launch.diagnosis import worker_samples
 from trainer_launch.host import cgroup, machine, network, process_tree, shm
 from trainer_launch.model import Gpus
 from trainer_launch.mpi import rank_environment, ssh_client, ssh_server
 from trainer_launch.preflight.children import gpu_facts
 from trainer_launch.rehearsal import pod_processes
-from trainer_launch.supervisor import worker_samples
 
 _V2, _V1 = "sys/fs/cgroup/", "sys/fs/cgroup/memory/"
 _FILES = (

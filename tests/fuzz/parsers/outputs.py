@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.fuzz.oracle import FOLDER, assert_encodable, assert_sentence, attempt
 from tests.fuzz.registry import target
+from trainer_launch.diagnosis import stacks as of_faulthandler
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import Death, Outcome, Verdict
 from trainer_launch.model.errors import UsageError
@@ -26,7 +27,6 @@ from trainer_launch.mpi.job_state import Exited
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_queries
 from trainer_launch.supervisor import error_lines, failure, outcome, step_lines
-from trainer_launch.supervisor import stacks as of_faulthandler
 from trainer_launch.supervisor.rate_limit import LINE_BYTES, Source, Stream
 
 _PATTERN = re.compile("loss")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from trainer_launch.diagnosis import stacks
+from trainer_launch.diagnosis.hang_detection import Worker
 from trainer_launch.model.collectives import Doing
-from trainer_launch.supervisor import stacks
-from trainer_launch.supervisor.hang_detection import Worker
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 REDUCE = f'''Thread 0x00007f5b2a9fe6c0 (most recent call first):

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 
+from trainer_launch.diagnosis.hang_detection import Sample, Worker
 from trainer_launch.host import process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.slow_files import within
 from trainer_launch.model.errors import MALFORMED
-from trainer_launch.supervisor.hang_detection import Sample, Worker
 
 STACKS_SIGNAL = signal.SIGRTMAX - 1  # on which a forked worker writes its threads' stacks
 _MAX_BYTES = 1 << 20  # of any file that is read

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from tests.waiting import eventually
+from trainer_launch.diagnosis import stacks
+from trainer_launch.diagnosis.worker_samples import STACKS_SIGNAL, Place, Sources, Workers
 from trainer_launch.host import process_tree
-from trainer_launch.supervisor import stacks
-from trainer_launch.supervisor.worker_samples import STACKS_SIGNAL, Place, Sources, Workers
 
 pytestmark = pytest.mark.process
 DEADLINE_S = 20.0

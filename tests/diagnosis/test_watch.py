@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.supervisor.test_frames import BATCH, REDUCE, SAVE
+from tests.diagnosis.test_frames import BATCH, REDUCE, SAVE
+from trainer_launch.diagnosis.hang_detection import PATIENCE, Rules, Sample, Worker
+from trainer_launch.diagnosis.hang_watch import ANSWER_S, Watch, Watched
+from trainer_launch.diagnosis.incident_collection import About, Collected, Collector, Sources
 from trainer_launch.membership import protocol as msg
-from trainer_launch.supervisor.hang_detection import PATIENCE, Rules, Sample, Worker
-from trainer_launch.supervisor.hang_watch import ANSWER_S, Watch, Watched
-from trainer_launch.supervisor.incident_collection import About, Collected, Collector, Sources
 
 T = 10.0
 ZERO, ONE = (Worker(f"rank {rank}", 2**22 + rank, 1, rank, rank) for rank in (1, 2))

@@ -17,14 +17,14 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainer_launch.diagnosis import hang_detection
+from trainer_launch.diagnosis.hang_detection import Hang, Kind, Rules, Worker
+from trainer_launch.diagnosis.incident_bundle import HANG
+from trainer_launch.diagnosis.incident_collection import Collected, Collector
+from trainer_launch.diagnosis.stacks import Frame, doing, main_thread, stacks_digest, waits_for_others, where
+from trainer_launch.diagnosis.worker_samples import Workers
 from trainer_launch.host import process_tree
 from trainer_launch.model import Death
-from trainer_launch.supervisor import hang_detection
-from trainer_launch.supervisor.hang_detection import Hang, Kind, Rules, Worker
-from trainer_launch.supervisor.incident_bundle import HANG
-from trainer_launch.supervisor.incident_collection import Collected, Collector
-from trainer_launch.supervisor.stacks import Frame, doing, main_thread, stacks_digest, waits_for_others, where
-from trainer_launch.supervisor.worker_samples import Workers
 
 ANSWER_S = 8.0  # for the coordinator to explain; longer than all nodes have to tell it what they know
 FRESH_S = 15.0  # an older explanation is no reason to end anybody

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer_launch.diagnosis import hang_detection
+from trainer_launch.diagnosis.hang_detection import Kind, Rules, Sample, Worker
 from trainer_launch.model.units import in_ranges
-from trainer_launch.supervisor import hang_detection
-from trainer_launch.supervisor.hang_detection import Kind, Rules, Sample, Worker
 
 T = 10.0
 RULES = Rules(timeout_s=T)

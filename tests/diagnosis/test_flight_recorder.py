@@ -19,10 +19,10 @@ import pytest
 
 from tests.cli.launching import clean_env
 from tests.waiting import eventually
+from trainer_launch.diagnosis.flight_recorder import answer, entered, told
+from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.model.codec import decode
 from trainer_launch.model.collectives import MAX_BYTES, Entries, Group, RankState, Recorded, explain, numbers_in
-from trainer_launch.pytorch.flight_recorder import answer, entered, told
-from trainer_launch.pytorch.recorder_questions import Recorders
 
 pytestmark = pytest.mark.process
 WITHIN_S = 20.0
@@ -31,7 +31,7 @@ NAMES = ["rank 0", "rank 1"]
 # Two ranks of torch's; rank 1 stays outside the sixth all_reduce. Rank 0 asks for both by their threads.
 RANK = """
 import json, os, sys, time, torch, torch.distributed as dist
-from trainer_launch.pytorch import flight_recorder
+from trainer_launch.diagnosis import flight_recorder
 rank, fd = int(os.environ["RANK"]), int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 both = dist.new_group([0, 1], group_desc="both")
@@ -111,7 +111,7 @@ def test_blocked_workers_answer_and_torchs_own_reader_takes_their_dumps(tmp_path
 
 
 @pytest.mark.torch
-@pytest.mark.long("tests/pytorch/test_flight_recorder.py")
+@pytest.mark.long("tests/diagnosis/test_flight_recorder.py")
 def test_where_a_rank_is_meanwhile_is_looked_at_while_other_questions_are_answered(tmp_path: Path) -> None:
     recorders = Recorders()
     with ranks_of(recorders, tmp_path / "store"):
@@ -127,7 +127,7 @@ def test_where_a_rank_is_meanwhile_is_looked_at_while_other_questions_are_answer
 
 
 def test_without_torch_the_answer_says_so() -> None:
-    code = "from trainer_launch.pytorch.flight_recorder import answer; print(answer({'number': 3}, 0))"
+    code = "from trainer_launch.diagnosis.flight_recorder import answer; print(answer({'number': 3}, 0))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout == "{'number': 3, 'why': 'torch has not been imported, or records nothing'}\n"
 

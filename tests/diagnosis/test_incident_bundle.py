@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from trainer_launch.diagnosis import incident_bundle, incident_collection
+from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, MAX_BYTES, Incident
+from trainer_launch.diagnosis.incident_collection import About, Collector, Sources
 from trainer_launch.host import incident_facts
 from trainer_launch.model import Failure
-from trainer_launch.supervisor import incident_bundle, incident_collection
-from trainer_launch.supervisor.incident_bundle import FAILURE, HANG, MAX_BYTES, Incident
-from trainer_launch.supervisor.incident_collection import About, Collector, Sources
 
 MIB = 1 << 20
 
