@@ -1,4 +1,4 @@
-"""docs/from-flyte.md is true of flytekit: what it makes of tasks, and where a launcher can stand in them."""
+"""docs/migrating.md is true of flytekit: what it makes of tasks, and where a launcher can stand in them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from tests.kubernetes import pages
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S)]
 
 TASKS = Path(__file__).with_name("flyte_tasks.py")
-FLYTE = pages.FOLDER / "from-flyte.md"
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """By the name of a task, what Flyte would be given."""
     folder = tmp_path_factory.mktemp("flyte")
-    (program,) = pages.blocks(FLYTE, "python")
+    (program,) = pages.blocks(pages.PAGE, "python")
     (folder / "workflow.py").write_text(program)
     (folder / "train.py").write_text("def fit(lr): return lr\n")
     env = frameworks.env({"PYTHONPATH": f"{folder}:{frameworks.ROOT}"})

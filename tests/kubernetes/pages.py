@@ -1,4 +1,4 @@
-"""What the adoption pages show: manifests before and after, manifests, and programs."""
+"""What the page on migrating shows: manifests before and after, manifests, and programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "docs"
-PAGES = tuple(sorted(FOLDER.glob("from-*.md")))
+PAGE = FOLDER / "migrating.md"
 # A flytekit that only marks functions: tests/frameworks reads the page with a real one.
 STUBS = {
     "flytekit/__init__.py": """

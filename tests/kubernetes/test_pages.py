@@ -1,4 +1,4 @@
-"""The adoption pages: each example is taken by its operator's API, and runs."""
+"""The page on migrating: each example is taken by its operator's API, and runs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from tests.cli.launching import launch, start
 from tests.conftest import require
 from tests.kubernetes import pages, published, schema
 
-DIFFS = [(page, text) for page in pages.PAGES for text in pages.blocks(page, "diff")]
+DIFFS = pages.blocks(pages.PAGE, "diff")
 each_diff = pytest.mark.parametrize(
     "diff",
-    [text for _, text in DIFFS],
-    ids=[f"{page.stem}-{yaml.safe_load(pages.after(t))['kind']}" for page, t in DIFFS],
+    DIFFS,
+    ids=[yaml.safe_load(pages.after(text))["kind"] for text in DIFFS],
 )
-FLYTE = pages.FOLDER / "from-flyte.md"
 RUNTIMES = published.KUBERNETES / "runtimes"
 SCRIPT = """
 import os, sys
@@ -40,10 +39,9 @@ def fit(lr):
 ENV = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(published.DOCKER.parent)}
 
 
-def test_all_pages_are_read() -> None:
-    assert [page.stem for page in pages.PAGES] == ["from-flyte", "from-mpi-operator", "from-torchrun"]
+def test_every_example_is_read() -> None:
     assert len(DIFFS) == 3
-    shown = [pages.blocks(page, language) for page in pages.PAGES for language in ("yaml", "python", "dockerfile")]
+    shown = [pages.blocks(pages.PAGE, language) for language in ("yaml", "python", "dockerfile")]
     assert sum(map(len, shown)) == 3, "of Flyte, and each is read below"
 
 
@@ -96,13 +94,13 @@ def test_the_changed_manifest_runs(diff: str, tmp_path: Path) -> None:
 
 
 def test_flytes_image_has_the_launcher_as_its_entrypoint() -> None:
-    (text,) = pages.blocks(FLYTE, "dockerfile")
+    (text,) = pages.blocks(pages.PAGE, "dockerfile")
     (entrypoint,) = re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)
     assert json.loads(entrypoint) == ["trainer-launch", "run", "--"], "as a list, else a shell is PID 1"
 
 
 def test_flytes_program_is_python_and_its_job_a_manifest() -> None:
-    (program,), (job,) = pages.blocks(FLYTE, "python"), pages.blocks(FLYTE, "yaml")
+    (program,), (job,) = pages.blocks(pages.PAGE, "python"), pages.blocks(pages.PAGE, "yaml")
     functions = [node.name for node in ast.parse(program).body if isinstance(node, ast.FunctionDef)]
     assert functions == ["on_one_node", "on_three_nodes"]
     document = yaml.safe_load(job)
@@ -116,7 +114,7 @@ def test_flytes_program_is_python_and_its_job_a_manifest() -> None:
 @pytest.mark.long("tests/kubernetes/test_rehearsals.py")
 def test_flytes_job_runs_its_task_on_three_nodes_under_the_entrypoint(tmp_path: Path) -> None:
     """With stand-ins for flytekit and its command; `launch` and the operator's variables are the real ones."""
-    (program,), (job,) = pages.blocks(FLYTE, "python"), pages.blocks(FLYTE, "yaml")
+    (program,), (job,) = pages.blocks(pages.PAGE, "python"), pages.blocks(pages.PAGE, "yaml")
     files = {**pages.STUBS, "workflow.py": program, "train.py": FIT, "job.yaml": job}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

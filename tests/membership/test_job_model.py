@@ -141,7 +141,7 @@ def test_a_node_that_is_never_ready_comes_to_a_new_node_0_by_itself():
 
 
 def test_limit_names_that_are_missing_behind_a_partition_for_longer_are_taken_for_absence():
-    """What docs/limits.md says: nothing that node 0 can see tells this from pods that were never there."""
+    """What docs/evidence.md says: nothing that node 0 can see tells this from pods that were never there."""
     job = begun(3)
     job.kill(0)
     job.pass_time(8)

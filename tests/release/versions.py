@@ -4,25 +4,24 @@
     python -m tests.release.versions torch-2.4 mpi-5.0    these rows
 
 Each row gets an environment, once, in the user's cache, and then runs each column's tests. The results replace the
-same rows of docs/versions.md, and README.md shows what these add up to.
+same rows of docs/evidence.md.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 ROOT = Path(__file__).parents[2]
-PAGE, README = ROOT / "docs" / "versions.md", ROOT / "README.md"
+PAGE = ROOT / "docs" / "evidence.md"
 BEGIN, END = "<!-- versions -->", "<!-- /versions -->"
 NOT_RUN = "not run"
 _SETUP = "tests/setup"
@@ -175,13 +174,6 @@ def told(passed: int, bad: int, skipped: int) -> str:
     return ", ".join(parts)
 
 
-def added_up(cells: Iterable[str]) -> str:
-    """What several cells come to, without the skipped ones; one that did not begin is a failure."""
-    text = "; ".join(cells).replace(",", "")
-    counts = [sum(map(int, re.findall(rf"(\d+) {word}", text))) for word in ("passed", "failed")]
-    return told(counts[0], counts[1] + text.count("did not begin"), 0)
-
-
 def between(text: str) -> tuple[str, str, str]:
     """A page's text before, in and after its generated part."""
     before, _, rest = text.partition(f"{BEGIN}\n")
@@ -204,12 +196,6 @@ def tables(found: Mapping[str, Sequence[str]]) -> str:
         rows = [(f"`{name}`", *found[name]) for name, row in ROWS.items() if row.suites is suites and name in found]
         parts.append(_table(head, rows))
     return "\n" + "\n".join(parts) + "\n"
-
-
-def summary(found: Mapping[str, Sequence[str]]) -> str:
-    """The README's table: what was run, and what that came to."""
-    ran = [found[name] for name in ROWS if name in found and NOT_RUN not in found[name][-1]]
-    return _table([row[0] for row in ran], [[added_up(row[1:-1]) for row in ran]])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -241,7 +227,6 @@ def main(names: Sequence[str]) -> int:
             done[name] = cells
             found = results(PAGE.read_text(encoding="utf-8")) | done
             write(PAGE, tables(found))
-            write(README, summary(found))
     print(tables(done))
     texts = [" ".join(cells) for cells in done.values()]
     if any("failed" in text or "did not begin" in text for text in texts):
