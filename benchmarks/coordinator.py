@@ -227,11 +227,16 @@ def name_of(n_nodes: int) -> str:
 SECTION = Section(
     name="coordinator",
     title="Many nodes",
-    about=f"""\
-One coordinator and simulated nodes on real sockets of this machine; all nodes share one process, whose CPU has a
-row of its own. All join, one is lost and comes back as a new process. Then {SHARE:.0%} of the nodes are lost
-together every second for {LOSSES} s, and come back as new processes at once. A generation is formed when its last
-node may start its workers. Where the next loss comes before, the wait goes on.""",
+    about=(
+        "One coordinator and simulated nodes on real sockets of one machine: all join, one is lost and comes "
+        f"back as a new process. Then {SHARE:.0%} of the nodes are lost together every second for {LOSSES} s."
+    ),
+    shows=(
+        "join",
+        "lose one and form again",
+        "1 % lost every second: form again, longest",
+        "memory of the coordinator",
+    ),
     open=opened,
     versions=lambda: {"trainer-launch": version_here("trainer-launch"), "Python": sys.version.split()[0]},
     whos=tuple(map(name_of, SIZES)),

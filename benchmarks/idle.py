@@ -157,12 +157,12 @@ def versions() -> dict[str, str]:
 SECTION = Section(
     name="idle",
     title="PID 1 while idle",
-    about=f"""\
-PID 1 of its own process namespace, with one program that waits for SIGUSR1. Memory, wake-ups and CPU over
-{IDLE_S:g} s are those of everything beside the program (for s6 its two processes). A signal is the median of
-{SIGNALS} signals, from kill() until the program has received it. `no init` is a shell that
-waits; its signals go to the program itself, which is the lower bound. The others are small C programs; this is a
-Python program with psutil.""",
+    about=(
+        "PID 1 of its own process namespace, with one program that waits for a signal; what is beside the "
+        "program. The others are small C programs, this one is Python."
+    ),
+    beside=("trainer-launch", "tini", "dumb-init", "s6", "no init"),
+    shows=("memory (PSS)", "wake-ups", "a signal"),
     open=opened,
     versions=versions,
     whos=tuple(init.who for init in INITS),

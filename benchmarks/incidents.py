@@ -63,11 +63,12 @@ def opened() -> Iterator[Setup]:
 SECTION = Section(
     name="incidents",
     title="Incidents",
-    about=f"""\
-{len(TO_TELL)} situations of real jobs with gloo, each with its exact sentence, rank, reason, retryability and exit
-code, and {len(TO_LEAVE)} healthy jobs that only look like a hang, in which nobody may be accused or ended.
-`--hang-report-after {REPORT_S}`, `--hang-timeout {TIMEOUT_S}`; {SIDE_BY_SIDE} run side by side.
-A value of 1 is a situation told exactly.""",
+    about=(
+        "Situations of real jobs with gloo, each with its exact sentence, rank, reason, retryability and "
+        f"exit code; and healthy jobs that only look like a hang. `--hang-report-after {REPORT_S}`, "
+        f"`--hang-timeout {TIMEOUT_S}`."
+    ),
+    shows=(TOLD, LEFT),
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
     whos=(WHO,),

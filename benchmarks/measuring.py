@@ -72,6 +72,8 @@ class Section:
     about: str  # how it is measured, for the page
     open: Callable[[], contextlib.AbstractContextManager[Setup]]
     whos: tuple[str, ...]  # the order of columns
+    beside: tuple[str, ...] = ()  # the columns of the page, if fewer
+    shows: tuple[str, ...] = ()  # the rows of the page, if fewer; the raw data has them all
     missing: Callable[[], str | None] = lambda: None  # why it cannot be measured here at all
     more_is_better: bool = False
     repeats: int | None = None  # where another number is right than what was asked for

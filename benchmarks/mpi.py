@@ -199,12 +199,11 @@ def missing() -> str | None:
 SECTION = Section(
     name="mpi",
     title="MPI jobs",
-    about=f"""\
-{HOSTS} hosts as network namespaces with `trainer-launch sshd`, beside bare mpirun and horovodrun that use the same
-sshd, key and ssh configuration. The program is `echo`. The bare ones start when all sshd are up, because they do
-not wait; when a host is lost, both end. Both horovodruns are given the network interface, which Horovod would
-otherwise look for on each host. Both check each host by ssh first, as in a new pod; otherwise they cache that
-check for an hour.""",
+    about=(
+        f"{HOSTS} hosts as network namespaces, beside bare mpirun and horovodrun with the same sshd, key and "
+        "ssh configuration. The program is `echo`. The bare ones do not wait for hosts, and end when a host "
+        "is lost."
+    ),
     open=opened,
     versions=lambda: {
         "trainer-launch": version_here("trainer-launch"),

@@ -95,11 +95,10 @@ def opened() -> Iterator[Setup]:
 SECTION = Section(
     name="output",
     title="Output",
-    about=f"""\
-{MEGABYTES} MB of lines of {len(LINE)} bytes, written by 1, 4 and 8 workers at once and carried to one reader.
-Only the writers' own bytes count, from the first to the last that arrives. `trainer-launch --prefix` and
-`torchrun --tee 3` put each worker's label before its lines (torchrun through files);
-`cat` copies whole blocks unchanged.""",
+    about=(
+        f"{MEGABYTES} MB of lines of {len(LINE)} bytes, written by 1, 4 and 8 workers at once and carried to "
+        "one reader, with each worker's label. `cat` copies blocks unchanged."
+    ),
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
     whos=WHOS,

@@ -37,15 +37,13 @@ SECTIONS: tuple[Section, ...] = (
 HEAD = """\
 # Results
 
-Written by `make bench` from the raw data in [results](results). [README.md](README.md) explains each section and
-what it needs. Contestants run in turn (A B C A B C …) on the same machine. A cell is the median, with minimum and
-maximum in parentheses; failed runs are counted separately.
+Written by `make bench` from the raw data in [results](results), which has more rows, peers and every single run.
+Contestants run in turn (A B C A B C …) on one machine. A cell is the median; failed runs are counted separately.
 
 ## Conclusions
 
-By how many times this project is better or worse than the best other launcher, and worse than a job without one
-(bash, bare mpirun, no init, cat). Less than 1.1 times is a draw. In parentheses: the row with the largest factor.
-`any factor`: all others failed, or one of the two needs nothing at all."""
+By how many times this project is better or worse than the best other launcher, and worse than a job without one.
+Less than 1.1 times is a draw. In parentheses: the row with the largest factor."""
 
 
 def write(folder: Path = FOLDER, page: Path = PAGE) -> None:
@@ -75,7 +73,8 @@ def write(folder: Path = FOLDER, page: Path = PAGE) -> None:
             continue
         if any(factors):
             conclusions.append(tables.conclusion(section.title, *factors))
-        parts += [f"## {section.title}", section.about, tables.table(results, section.whos)]
+        shown = tables.table(results, section.beside or section.whos, section.shows, tables.median)
+        parts += [f"## {section.title}", section.about, shown]
         parts.append(tables.circumstances(results))
     if any(survived):
         conclusions.append(tables.conclusion("Survival", *survived))
@@ -90,5 +89,5 @@ def _survival(faults: Sequence[Results]) -> list[str]:
         groups.setdefault(tables.where(results), []).append(results)
     parts = ["## Survival", survival.ABOUT]
     for group in groups.values():
-        parts += [survival.table(group), tables.circumstances_of(group)]
+        parts += [survival.table(group), tables.circumstances(*group)]
     return parts if groups else [*parts, "Not measured yet."]

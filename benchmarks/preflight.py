@@ -212,14 +212,14 @@ def opened() -> Iterator[Setup]:
 SECTION = Section(
     name="preflight",
     title="Cluster preflight",
-    about="""\
-Simulated nodes on real sockets of this machine, with pair tests answered at once. Measured on node 0: from the
-first connection until the last node has its verdict, with CPU and memory, Python included. Then real
-`trainer-launch preflight` processes that share this machine, without GPUs: container checks, cluster preflight,
-and from `standard` on real pair tests, over plain sockets unless gloo is named (each node then imports torch).
-Two real nodes have a core each here, as pods of their own would; eight share two.
-Other launchers check nodes before a job, too, but are not measured here: NVSentinel's preflight runs an NCCL
-all-reduce over all nodes, and dlrover-run with `--network-check` runs torch in pairs.""",
+    about=(
+        "Simulated nodes on real sockets, with pair tests answered at once, until the last one has its "
+        "verdict; then real processes that share two cores, from `standard` on with real pair tests."
+    ),
+    shows=(
+        *("4,096 nodes: to the verdict", "4,096 nodes: memory of node 0"),
+        *("8 real nodes: from the first start to the last end", "8 real nodes, pairs tested by gloo: likewise"),
+    ),
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
     whos=WHOS,

@@ -124,12 +124,17 @@ def opened() -> Iterator[Setup]:
 SECTION = Section(
     name="recovery",
     title="Cold start and recovery",
-    about=f"""\
-torch workers with gloo on one node; then the last one gets SIGKILL. Cold start counts from the launcher's start,
-recovery from the SIGKILL, both until the last worker is ready. Memory, processes and wake-ups (over {BESIDE_S:g} s)
-are taken in between, with the workers asleep. All launchers may restart three times. A recovery that takes longer
-than {BACK_S:g} s counts as failed. {RELEASE} is this project's last release, built from its commit. `shell` is a
-loop in bash that restarts all workers.""",
+    about=(
+        "torch workers with gloo on one node; the last one gets SIGKILL. Cold start counts from the "
+        "launcher's start, recovery from the SIGKILL, both to the first step. `off` is its shared store, "
+        f"without which a recovery failed within {BACK_S:g} s."
+    ),
+    beside=("trainer-launch", RELEASE, "torchrun, shared store off", "ft_launcher", "dlrover-run"),
+    shows=tuple(
+        f"{workers} workers: {row}"
+        for workers in (4, 8)
+        for row in ("cold start, to the first step", "recovery, to the first step", "memory of all (PSS)")
+    ),
     open=opened,
     versions=versions_of_launchers,
     whos=(

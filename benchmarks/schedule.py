@@ -13,7 +13,7 @@ from benchmarks import contestants, trees
 from benchmarks.contestants import Contestant
 from benchmarks.measuring import Case, Failed, Reading, Section, Setup, wait_for
 from benchmarks.peers import version_here, versions_of_peers
-from tests.pods import RESTART_S, Job, missing, pods_of
+from tests.pods import Job, missing, pods_of
 from tests.survival import jobs
 
 STEPS = 500
@@ -100,19 +100,18 @@ def versions() -> dict[str, str]:
 SECTION = Section(
     name="schedule",
     title="Time to N steps under faults",
-    about=f"""\
-Three pods as in the survival matrix, one gloo worker each, {STEPS} steps, a checkpoint each {CHECKPOINT_STEPS}.
-From the start of the first pod to the last step; first without faults, then with these:
-{"; ".join(f"step {number}: {text}" for number, (text, _) in FAULTS.items())}. A fault comes at its step or, where
-fewer pods train by then, as soon as all do. The kubelet restarts a failed pod after {RESTART_S:g} s, so three of
-the faults cost at least that, except where an elastic job goes on without the pod: its steps count, too. Behind
-the time: how often each pod was started. All may restart {RESTARTS} times.
-
-- *fixed*, *elastic*, *expert*: as in the survival matrix.
-- lm-resiliency 0.2.0's entry point does not register with torch 2.13, so it is registered by hand. Its backend
-  forms a new generation only when a manager publishes a plan for it. The package has the parts of a manager, but
-  none that runs. Here nobody publishes one: after a failure its agents give up after {contestants.LM_JOIN_S} s (its
-  default: 300 s), and the kubelet starts all pods again.""",
+    about=(
+        f"Three pods as under Survival, {STEPS} steps, a checkpoint each {CHECKPOINT_STEPS}. "
+        f"{'; '.join(f'Step {number}: {text}' for number, (text, _) in FAULTS.items())}. Behind the time: how "
+        "often each pod was started. Of lm-resiliency no manager runs."
+    ),
+    beside=(
+        "trainer-launch, elastic",
+        "torchrun, expert",
+        "ft_launcher, elastic",
+        "dlrover-run, elastic",
+        "lm-resiliency",
+    ),
     open=opened,
     versions=versions,
     whos=contestants.SCHEDULED,

@@ -84,12 +84,12 @@ def opened() -> Iterator[Setup]:
 SECTION = Section(
     name="startup",
     title="Start-up",
-    about=f"""\
-One worker that imports nothing, on one node. Measured until its first line, while it idles for {IDLE_S:g} s, and
-after its end. Memory and wake-ups are those of the launcher and its helpers, without the program.
-`trainer-launch` runs it as a torch worker, ready to fork from a process with torch; `plain` runs it as any
-program. dlrover-run's master, which has its own pod on Kubernetes, is started before and not counted. `shell` is
-a loop in bash.""",
+    about=(
+        f"One worker that imports nothing, until its first line, then idle for {IDLE_S:g} s. Memory and "
+        "wake-ups are the launcher's and its helpers'. `shell` is a loop in bash."
+    ),
+    beside=("trainer-launch", "torchrun", "ft_launcher", "dlrover-run", "shell"),
+    shows=("to the program's first line", "memory beside the program (PSS)", "wake-ups beside the program"),
     open=opened,
     versions=versions_of_launchers,
     whos=(

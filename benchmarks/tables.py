@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks.peers import RELEASE
 from benchmarks.results import Figure, Results
@@ -26,14 +26,19 @@ def _magnitude(value: float) -> int:
     return int(f"{value:e}".partition("e")[2])
 
 
+def median(values: Sequence[float]) -> str:
+    """The median."""
+    return number(statistics.median(values))
+
+
 def spread(values: Sequence[float]) -> str:
     """The median, and the least and the most behind it where they differ."""
-    middle = number(statistics.median(values))
+    middle = median(values)
     least, most = number(min(values)), number(max(values))
     return middle if least == most else f"{middle} ({least} to {most})"
 
 
-def cell(figure: Figure | None) -> str:
+def cell(figure: Figure | None, show: Callable[[Sequence[float]], str] = spread) -> str:
     """One contestant in one row; what failed is said."""
     if figure is None:
         return "-"
@@ -42,7 +47,7 @@ def cell(figure: Figure | None) -> str:
         return "-"
     if not figure.values:
         return f"**failed** {tries} of {tries}: {_most_common(figure.failures)}"
-    text = f"{spread(figure.values)} {figure.unit}".rstrip()
+    text = f"{show(figure.values)} {figure.unit}".rstrip()
     if figure.notes:
         text += "; " + ", ".join(sorted(set(figure.notes)))
     if figure.failures:
@@ -61,11 +66,16 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in every)
 
 
-def table(results: Results, whos: Sequence[str]) -> str:
-    """Rows down, contestants across, in the order of `whos`."""
+def table(
+    results: Results,
+    whos: Sequence[str],
+    rows: Sequence[str] = (),
+    show: Callable[[Sequence[float]], str] = spread,
+) -> str:
+    """Rows down, contestants across, in the order of `whos`; all rows, or these."""
     figures = {(figure.row, figure.who): figure for figure in results.figures}
     columns = columns_of([results], whos)
-    lines = [[row, *(cell(figures.get((row, who))) for who in columns)] for row in rows_of(results)]
+    lines = [[row, *(cell(figures.get((row, who)), show) for who in columns)] for row in rows or rows_of(results)]
     return markdown([["", *columns], *lines])
 
 
@@ -145,29 +155,18 @@ def quiet_limit(machine: str) -> float:
     return int(machine.split()[0]) / 2
 
 
-BUSY = "**The machine was not idle: read these figures as approximate.**"
-
-
-def circumstances(results: Results) -> str:
-    """Machine, versions, date, load, and how to repeat it."""
-    text = f"{results.date}; {where(results)} Load {_loads(results)}."
+def circumstances(*group: Results) -> str:
+    """When, where and with what these were measured, and how to repeat it: machine and versions of all."""
+    dates = sorted(results.date[:10] for results in group)
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    busy = [results.section for results in group if _was_busy(results)]
     lines = [
-        f"{text} {BUSY}" if _was_busy(results) else text,
-        f"Medians of {results.repeats}, minimum and maximum in parentheses. Repeat: `{results.command}`.",
-        *_absent(results),
+        f"{when}; {where(group[0])} Medians of {min(results.repeats for results in group)} or more.",
+        f"Repeat: `{group[0].command}`.",
+        *([f"**The machine was not idle for {', '.join(busy)}: these are approximate.**"] if busy else []),
+        *dict.fromkeys(f"Not measured: {who}: {why}." for results in group for who, why in results.absent.items()),
     ]
     return "  \n".join(lines)  # a break after each
-
-
-def circumstances_of(group: Sequence[Results]) -> str:
-    """The same of sections that stand in one table; machine and versions are those of all."""
-    lines = [["section", "date", "medians of", "load"]]
-    for one in group:
-        load = f"{_loads(one)}. {BUSY}" if _was_busy(one) else _loads(one)
-        lines.append([f"`{one.section}`", one.date, str(one.repeats), load])
-    absent = dict.fromkeys(text for one in group for text in _absent(one))
-    repeat = f'Repeat one: `make bench BENCH_ARGS="--only {group[0].section}"`.'
-    return "\n\n".join([where(group[0]), markdown(lines), "  \n".join([repeat, *absent])])
 
 
 def where(results: Results) -> str:
@@ -176,16 +175,5 @@ def where(results: Results) -> str:
     return f"{results.machine}; {versions}."
 
 
-def _loads(results: Results) -> str:
-    loads = [load for figure in results.figures for load in figure.loads]
-    return f"{results.load:.1f} at the start" + (
-        f", {min(loads):.1f} to {max(loads):.1f} before its runs" if loads else ""
-    )
-
-
 def _was_busy(results: Results) -> bool:
     return results.load > quiet_limit(results.machine)
-
-
-def _absent(results: Results) -> list[str]:
-    return [f"Not measured: {who}: {why}." for who, why in results.absent.items()]

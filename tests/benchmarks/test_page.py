@@ -13,7 +13,7 @@ from benchmarks.page import SECTIONS
 from benchmarks.results import Figure, Refused, Results
 
 ROW = survival.ROWS["pod-1"]
-OURS = "trainer-launch, fixed"
+OURS = "trainer-launch, elastic"
 
 
 def measured(section: str, *figures: Figure, machine: str = "2 CPUs (Model), 23 GiB", load: float = 0.1) -> Results:
@@ -109,12 +109,12 @@ def test_every_section_is_on_the_page_also_where_nobody_measured_it(folder: Path
 def test_each_section_has_its_own_machine_versions_date_and_how_to_repeat(folder: Path) -> None:
     results.save(measured("idle", Figure("memory (PSS)", "tini", "MB", [0.2])), folder)
     text = drawn(folder)
-    for word in ("0.200 MB", "2 CPUs (Model)", "torch 2.13", "2026-11-22T01:10Z", "`make idle`", "Load 0.1"):
+    for word in ("0.200 MB", "2 CPUs (Model)", "torch 2.13", "2026-11-22", "`make idle`"):
         assert word in text
     assert "Not measured: s6: is not here." in text
     assert "The machine was not idle" not in text
     results.save(measured("idle", Figure("memory (PSS)", "tini", "MB", [0.2]), load=6.0), folder)
-    assert "Load 6.0 at the start. **The machine was not idle" in drawn(folder)
+    assert "**The machine was not idle for idle" in drawn(folder)
 
 
 def test_faults_of_different_machines_stand_in_tables_of_their_own(folder: Path) -> None:
@@ -125,7 +125,6 @@ def test_faults_of_different_machines_stand_in_tables_of_their_own(folder: Path)
     text = drawn(folder).partition("## Survival")[2]
     assert text.count("| fault |") == 2
     assert (text.count("2 CPUs (Model)"), text.count("8 CPUs (Model)")) == (1, 1)
-    assert "| `survival-hang` | 2026-11-22T01:10Z | 1 | 0.1 at the start |" in text
 
 
 @pytest.mark.parametrize(
