@@ -42,7 +42,6 @@ V2 = {
         (["run", "--prefix=3", "--", "true"], {}, 2, "--prefix takes no value, found '3'"),
         (["status", "--pid", "x"], {}, 2, "invalid value 'x' for --pid: expected a whole number"),
         (["status", "train.py"], {}, 2, "unexpected 'train.py'; see trainer-launch status --help"),
-        (["version", "all"], {}, 2, "unexpected 'all'"),
         (["help", "reherse"], {}, 2, "unknown command 'reherse'; did you mean rehearse?"),
         (["run", "--engine", "tourch", "--", "true"], {}, 2, "expected one of auto, torch, torchrun"),
         (["walk"], {}, 2, "trainer-launch run -- walk"),
