@@ -15,7 +15,7 @@ from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
-from trainer_launch.model import Death, value_parsers
+from trainer_launch.model import Death
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.findings import Finding, Status
@@ -101,11 +101,6 @@ def test_digits_that_python_makes_no_int_of_are_no_number(digits: str) -> None:
     spec = f"{{nprocPerNode: '{digits}', pytorchReplicaSpecs: {{Master: {replica('pytorch')}}}}}"
     with pytest.raises(UsageError, match="expected a number as a string, or auto, cpu or gpu"):
         job_of(pytorch(spec))
-
-
-def test_a_number_beyond_every_float_is_no_json_for_controllers() -> None:
-    assert value_parsers.parse_json_object('{"a": 1e400}') is None
-    assert value_parsers.parse_json_object('{"a": 1e30}') == {"a": 1e30}
 
 
 def test_messages_are_one_line_whatever_they_repeat() -> None:

@@ -6,8 +6,6 @@ Pure: nothing here knows a pod, a variable or a file.
 from __future__ import annotations
 
 import importlib
-import json
-import math
 import re
 import sys
 import warnings
@@ -15,7 +13,7 @@ from collections.abc import Iterator
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
-from trainer_launch.model import Endpoint, Json, NodeRange, PortRange
+from trainer_launch.model import Endpoint, NodeRange, PortRange
 from trainer_launch.model.errors import ContractError
 from trainer_launch.model.redaction import redact
 
@@ -189,33 +187,6 @@ def parse_hosts(value: str) -> tuple[str, ...] | None:
     """Host names separated by commas."""
     names = tuple(parse_host(part) for part in value.split(","))
     return tuple(n for n in names if n is not None) if None not in names else None
-
-
-def parse_json_object(value: str) -> dict[str, Json] | None:
-    """A JSON object, in which no key comes twice and no number is NaN or infinite."""
-    try:
-        parsed = json.loads(value, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_repeats)
-    except (ValueError, RecursionError):
-        return None
-    return parsed if isinstance(parsed, dict) else None
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"{text} is out of range for a float")
-    return number
-
-
-def _no_repeats(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a key is repeated")
-    return made
 
 
 # -- regular expressions that users write ------------------------------------------------------
