@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from trainer_launch.model.errors import NodeError, UsageError
-from trainer_launch.model.value_parsers import MAX_LINE, compiled_pattern
+from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.rehearsal.faults import requests
 from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault, Never, NotNow, Rehearsed
 from trainer_launch.rehearsal.report.history import HistoryEntry, What
@@ -30,7 +30,7 @@ class _Waiting(Struct, frozen=True, kw_only=True):
 
 def _waiting(fault: InjectedFault) -> _Waiting:
     when = fault.when
-    pattern = None if when.line is None else compiled_pattern(when.line)
+    pattern = None if when.line is None else re.compile(when.line)
     return _Waiting(fault=fault, due_s=when.at_s, step=when.step, pattern=pattern)
 
 
