@@ -45,7 +45,6 @@ def kernel_file(data: bytes) -> None:
     cgroup.pids_left(groups)
     assert all(low >= 0 for low, _ in cgroup.process_limits(root).reserved_ports)
     shm.may_enlarge(root)
-    set(shm._mapped(str(root / "proc/7/maps")))
     proc = str(root / "proc")
     process_tree.catches(7, 2, proc)
     _processes(proc)
