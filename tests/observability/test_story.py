@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.schemas.validator import EVENTS
 from tests.supervisor.fakes import KILL, TERM, FakeSystem, Program
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Failure, Outcome, Plan, Process, Verdict
@@ -83,7 +84,7 @@ def test_every_event_is_in_the_documentation_and_no_other() -> None:
     page = (ROOT / "docs" / "observing.md").read_text()
     table = page.partition("| event |")[2].partition("\n\n")[0]
     named = [name for row in table.splitlines()[2:] for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])]
-    assert sorted(named) == sorted(event_log.EVENTS)
+    assert sorted(named) == sorted(EVENTS)
 
 
 @pytest.mark.parametrize("secret", ["hf_abcdefghijklmnopqrst", "https://me:hunter2@host/x", "--token=abcdef"])

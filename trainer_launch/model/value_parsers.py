@@ -5,6 +5,7 @@ Pure: nothing here knows a pod, a variable or a file.
 
 from __future__ import annotations
 
+import math
 import re
 from ipaddress import IPv6Address, ip_address
 
@@ -24,6 +25,11 @@ _NUMBER = re.compile(r"[0-9]{1,12}")
 _SECONDS = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _DURATION = re.compile(rf"(?:({_SECONDS})h)?(?:({_SECONDS})m)?(?:({_SECONDS})s)?(?:({_SECONDS})ms)?")
 _UNITS_S = (3600.0, 60.0, 1.0, 0.001)
+_QUANTITY = re.compile(
+    r"([+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}))([eE][+-]?[0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?"
+)
+_POWERS = {"": 1, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_POWERS |= {"E": 10**18, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60}
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 _SCOPE = re.compile(r"(%[A-Za-z0-9_.-]{1,32})?")
 _PATH = re.compile(r"/[^\0-\x1f\x7f]{0,4095}")
@@ -73,6 +79,15 @@ def parse_duration(value: str) -> float | None:
     if not value or parts is None:
         return None
     return round(sum(float(part) * unit_s for part, unit_s in zip(parts.groups("0"), _UNITS_S, strict=True)), 3)
+
+
+def parse_quantity(value: str) -> int | None:
+    """A number as Kubernetes writes it, such as 4, 500m or 16Gi, rounded up."""
+    parts = _QUANTITY.fullmatch(value.strip())
+    if parts is None:
+        return None
+    unit = parts[2] or ""
+    return math.ceil(float(parts[1]) * _POWERS[unit] if unit in _POWERS else float(parts[1] + unit))
 
 
 def parse_flag(value: str) -> bool | None:

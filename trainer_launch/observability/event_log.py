@@ -133,33 +133,6 @@ class File:
 
 LINE_BYTES = 4096  # PIPE_BUF: one write, never torn, never interleaved
 TEXT_CHARS = 600
-EVENTS = (
-    "started",
-    "waiting",
-    "unresolved",
-    "resolved",
-    "spawned",
-    "spawn_failed",
-    "exited",
-    "hung",
-    "incident",
-    "signal",
-    "stopping",
-    "restarting",
-    "generation_formed",
-    "generation_ended",
-    "workers_started",
-    "worker_failed",
-    "straggler",
-    "coordinator",
-    "coordinator_found",
-    "coordinator_away",
-    "given_up",
-    "progress",
-    "goodput",
-    "warning",
-    "finished",
-)
 
 PHASE = "phase"  # what the node does now, for its goodput: told to a rehearsal, no event
 Value: TypeAlias = "str | int | float | bool | tuple[str, ...] | Mapping[str, float] | None"

@@ -9,7 +9,6 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from fractions import Fraction
 from typing import Any
 
 from msgspec import Struct, field
@@ -265,32 +264,6 @@ def _decoded(one: Field) -> str:
         expected = "text in base64 (stringData of a Secret, data of a ConfigMap, take it plain)"
         raise one.bad(expected, "there") from None
     return data.decode("utf-8", "surrogateescape")
-
-
-# -- quantities --------------------------------------------------------------------------------
-
-
-_QUANTITY = re.compile(
-    r"([+-]?[0-9]{1,18}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})(?:([eE])([+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i)?)"
-)
-_SMALL = {"n": 9, "u": 6, "m": 3}
-_SUFFIXES = "kMGTPE"
-
-
-def whole(text: str) -> int:
-    """A quantity as a whole number, rounded up. Raises UsageError: it is none."""
-    found = _QUANTITY.fullmatch(text.strip())
-    if found is None:
-        raise UsageError(f"invalid quantity {text[:60]!r}: expected a number such as 4, 500m or 16Gi")
-    value, suffix = Fraction(found[1]), found[4] or ""
-    if found[2]:
-        value *= Fraction(10) ** int(found[3])
-    elif suffix in _SMALL:
-        value /= 10 ** _SMALL[suffix]
-    elif suffix:
-        power = ("K" + _SUFFIXES[1:] if suffix.endswith("i") else _SUFFIXES).index(suffix[0]) + 1
-        value *= (1024 if suffix.endswith("i") else 1000) ** power
-    return -int(-value // 1)
 
 
 # -- text to documents -------------------------------------------------------------------------
