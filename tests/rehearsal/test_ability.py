@@ -11,7 +11,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.faults import grammar, requests
 from trainer_launch.rehearsal.faults.kinds import KINDS
 
-BY_US = ("kill worker", "stop worker", "kill pod", "term pod", "add node")
+BY_US = ("kill worker", "stop worker", "kill pod", "term pod", "add node", "scale workers=2")
 OWN_NETWORK = ("partition", "delay dns 3s")
 
 

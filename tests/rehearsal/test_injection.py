@@ -15,7 +15,7 @@ class Driver:
     """A job that is only ever scaled."""
 
     def __init__(self) -> None:
-        self.state = SimpleNamespace(condition=None, asked=0, pods={})
+        self.state = SimpleNamespace(condition=None, asked=0, there={})
         self.at_s = 0.0
         self.entries: list[HistoryEntry] = []
 
@@ -25,8 +25,8 @@ class Driver:
     def tell(self, entry: HistoryEntry) -> None:
         self.entries.append(entry)
 
-    def add_node(self) -> None:
-        """There is no job to add it to."""
+    def scale(self, workers: int | None) -> None:
+        """Nothing is there to scale."""
 
     def came(self) -> list[str]:
         return [entry.text for entry in self.entries if entry.what is What.FAULT]
@@ -44,10 +44,10 @@ def pass_time(faults: Faults, driver: Driver, at_s: float) -> list[str]:
 
 
 def test_a_fault_comes_at_its_time_once() -> None:
-    faults, driver = begin("add node at=2s", "add node at=1s")
+    faults, driver = begin("add node at=2s", "scale workers=3 at=1s")
     assert (faults.due_s(), pass_time(faults, driver, 0.9)) == (1.0, [])
-    assert (pass_time(faults, driver, 1.0), faults.due_s()) == (["add node at=1s"], 2.0)
-    assert pass_time(faults, driver, 60.0) == ["add node at=1s", "add node at=2s"]
+    assert (pass_time(faults, driver, 1.0), faults.due_s()) == (["scale workers=3 at=1s"], 2.0)
+    assert pass_time(faults, driver, 60.0) == ["scale workers=3 at=1s", "add node at=2s"]
     assert (len(pass_time(faults, driver, 90.0)), faults.due_s()) == (2, None)
 
 
@@ -73,7 +73,7 @@ def test_a_line_is_looked_through_for_the_pattern_up_to_a_length() -> None:
 
 def test_a_fault_whose_pod_is_not_there_yet_waits_for_it() -> None:
     faults, driver = begin("kill pod node=1 at=step:3")
-    driver.state.pods = {"job-0": SimpleNamespace(draft=SimpleNamespace(role="node", hostname="job-0"))}
+    driver.state.there = {"job-0": SimpleNamespace(draft=SimpleNamespace(role="node", hostname="job-0"))}
     faults.reached(3)
     assert (driver.came(), faults.due_s()) == ([], 0.3)
     faults.finish()

@@ -122,11 +122,7 @@ def test_an_elastic_job_is_scaled_up_and_down_and_goes_on(tmp_path: Path) -> Non
     assert TRAIN.count(GOES_ON) == 1
     train = script(tmp_path, TRAIN.replace(GOES_ON, GROWS_AND_SHRINKS).replace("{say}", PRINTS))
     words = ["trainer-launch", "run", "--", train, str(tmp_path / "saved"), "0", "0"]
-    fewer = (
-        "term pod node=3 back=never at='line:all begun with 4'",
-        "term pod node=2 back=never at='line:begun with 4'",
-    )
-    ended = elastic(tmp_path, words, 2, "add node at=step:5", "add node at=step:5", *fewer)
+    ended = elastic(tmp_path, words, 2, "scale workers=4 at=step:5", "scale workers=2 at='line:all begun with 4'")
     found = sizes(ended)
     assert (found[0], found[-1]) == ("2", "2")
     assert "4" in found, "a third worker may join before the fourth"

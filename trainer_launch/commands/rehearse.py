@@ -39,7 +39,7 @@ from trainer_launch.rehearsal.controllers.local_jobs import (
 from trainer_launch.rehearsal.controllers.pod_values import Workload
 from trainer_launch.rehearsal.driver import RehearsalJob, rehearse
 from trainer_launch.rehearsal.faults import grammar, requests
-from trainer_launch.rehearsal.faults.kinds import ADD_NODE, InjectedFault
+from trainer_launch.rehearsal.faults.kinds import InjectedFault
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting, image_path
 from trainer_launch.rehearsal.report.reporting import Reporting, add_report_flags
 
@@ -58,7 +58,7 @@ faults:
   kill worker [worker=LOCAL_RANK]    stop worker [worker=N] [for=20s]
   kill pod [back=3s|never]           term pod [grace=10s] [back=3s|never]
   partition [for=10s]                delay dns 20s
-  add node
+  add node                           scale workers=4
 A fault hits the last node, or the one of node=N or pod=NAME. It is injected at
 step 1, or at=12s, at=1m, at=step:40, at=line:REGEX of what a pod prints.
 """
@@ -214,13 +214,16 @@ def _maker(parsed: Parsed, faults: Sequence[InjectedFault], *, is_mpi: bool) -> 
 
 def _first(nodes: NodeRange, faults: Sequence[InjectedFault]) -> int:
     """How many nodes an elastic job begins with: as many as it may have, without those that a fault adds later."""
-    added = sum(fault.kind == ADD_NODE for fault in faults)
+    added = sum(fault.kind == "add node" for fault in faults)
     if nodes.max - added < nodes.min:
         room = counted(nodes.max - nodes.min, "added node")
         raise UsageError(
             f"--nodes {nodes.min}:{nodes.max} leaves room for {room}, but --fault 'add node' asks for {added}; "
             f"use --nodes {nodes.min}:{nodes.min + added}"
         )
+    for fault in faults:
+        if fault.workers is not None and not nodes.min <= fault.workers <= nodes.max:
+            raise UsageError(f"--fault {shown(fault.text)} is outside of --nodes {nodes.min}:{nodes.max}")
     return nodes.max - added
 
 

@@ -35,7 +35,6 @@ SUCCESSORS: Mapping[str, str] = {
     "--report FILE.png": "use --report FILE.html",
     "--fault FILE.yaml": "use --fault once for each fault",
     "--fault oom": "use kill worker, whose SIGKILL is what the kernel sends, too",
-    "--fault scale": "use add node, and term pod back=never for each node less",
     "--fault slow link": "use partition for=2s, once for each pause",
     "incidents bundle": "copy the directory that incidents show names: kubectl cp POD:DIRECTORY DIRECTORY",
     "--fault fill shm": "mount a small memory volume at /dev/shm in the manifest",

@@ -36,6 +36,7 @@ from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, St
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
 from trainer_launch.rehearsal.faults.injection import Faults
 from trainer_launch.rehearsal.faults.kinds import InjectedFault
+from trainer_launch.rehearsal.faults.requests import workers_of
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
 from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
 from trainer_launch.rehearsal.report import pod_rows
@@ -200,10 +201,10 @@ class Rehearsal:
         pid = self._pids.get(f"{pod}/{self.state.pods[pod].draft.main}")
         return pid if pid in self._running else None
 
-    def add_node(self) -> None:
-        """The controller sees one more Worker replica than now."""
+    def scale(self, workers: int | None) -> None:
+        """The controller sees another number of Worker replicas; None: one more than now."""
         assert self._job.grown is not None, "asked for before anything was started"
-        self._grown += 1
+        self._grown = self._grown + 1 if workers is None else workers - workers_of(self._job.workload.drafts)
         workload = self._job.grown(self._grown)
         self.take(job_lifecycle.Scaled(self._system.now(), self.kubelet.of(workload), workload.rules))
 

@@ -53,7 +53,7 @@ class Job:
         return self._step(job_lifecycle.PodDeleted(self.now_s, pod, grace_s, back_s))
 
     def add(self, more: int = 1) -> list[str]:
-        """Somebody scales the job up by one worker, or by so many."""
+        """Somebody scales the job up by one worker, or by so many, or down."""
         self._added += more
         workload = workload_of(scaled(documents_of(*self._manifests), self._added))
         return self._step(job_lifecycle.Scaled(self.now_s, pods(workload), workload.rules))

@@ -181,8 +181,50 @@ def test_the_rules_are_those_of_the_scaled_job() -> None:
     assert job.go("worker-0=0 worker-1=0").verdict is None, "in a fixed job all have to be done"
 
 
-def test_scaling_after_the_end_changes_nothing() -> None:
+def test_scaled_down_the_highest_indexes_end_with_their_own_grace_period() -> None:
     job = elastic()
+    job.add(2)
+    assert job.add(-3) == [f"stop job-worker-{index}/pytorch" for index in (1, 2, 3)]
+    job.end("job-worker-3", 143)
+    assert job.phase("job-worker-3") == "Terminated"
+    assert job.wait(29) == []
+    assert job.wait(2) == ["kill job-worker-1/pytorch", "kill job-worker-2/pytorch"]
+    assert [*job.state.there] == ["job-worker-0"]
+
+
+def test_what_is_scaled_down_neither_fails_the_job_nor_completes_it() -> None:
+    job = torch()
+    job.add(-1)
+    assert job.go("worker-1=0").verdict is None
+    assert job.go("worker-0=0").verdict == (True, "PyTorchJobSucceeded"), "the other one is not waited for"
+
+
+def test_scaled_up_again_a_pod_starts_as_soon_as_its_old_one_has_ended() -> None:
+    job = elastic()
+    job.add(-1)
+    assert job.add() == []
+    assert job.end("job-worker-1", 143) == ["start job-worker-1/pytorch"]
+    job.add(-1)
+    job.end("job-worker-1", 143)
+    assert job.add() == ["start job-worker-1/pytorch"]
+    assert job.state.states["job-worker-1"].starts == 3
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_deleted_pod_does_not_come_back_when_the_job_is_scaled_down(is_gone: bool) -> None:
+    job = elastic()
+    job.delete("job-worker-1", grace_s=20, back_s=5)
+    if is_gone:
+        job.end("job-worker-1", 143)
+    job.add(-1)
+    if not is_gone:
+        job.end("job-worker-1", 143)
+    assert (job.phase("job-worker-1"), job.wait(60)) == ("Terminated", [])
+
+
+def test_neither_the_size_that_it_has_nor_scaling_after_the_end_changes_anything() -> None:
+    job = elastic()
+    assert (job.add(0), len(job.state.there)) == ([], 2)
     assert job.go("worker-0=0").add() == []
 
 

@@ -58,7 +58,7 @@ class PodDeleted(Struct, frozen=True):
 
 
 class Scaled(Struct, frozen=True):
-    """Somebody scales the job up, by which its rules change as well."""
+    """Somebody scales the job, up or down, by which its rules change as well."""
 
     at_s: float
     pods: tuple[Pod, ...]  # all that it has from now on
@@ -101,14 +101,32 @@ def step(state: State, event: Event) -> Step:
         )
         state = _with(state, pod.name, changed)
     elif isinstance(event, Scaled):
-        pods = {**state.pods, **{pod.name: pod for pod in event.pods}}
-        states = {name: state.states.get(name, PodState()) for name in pods}
-        state = replace(state, rules=event.rules, pods=pods, states=states)
+        state, actions = _scaled(state, event)
     for name in state.pods:
         changed, more = pod_lifecycle.due(state.pods[name], state.states[name], event.at_s)
         state, actions = _with(state, name, changed), actions + more
     state, more, said = _settle(state, event.at_s)
     return state, actions + more, said
+
+
+def _scaled(state: State, event: Scaled) -> tuple[State, list[Action]]:
+    """Pods that are too many are deleted with their own grace period, missing ones are made (ReconcilePods)."""
+    actions: list[Action] = []
+    wanted = {pod.name: pod for pod in event.pods}
+    state = replace(state, rules=event.rules, pods={**state.pods, **wanted})
+    for name, pod in state.pods.items():
+        one = state.states.get(name, PodState())
+        if name not in wanted and not one.removed:
+            one, more = pod_lifecycle.deleted(pod, one, event.at_s, pod.draft.template.grace_s, None)
+            actions += more
+            gone = one.phase is Phase.PENDING and not one.running
+            one = replace(one, removed=True, stop_as=Phase.GONE, phase=Phase.GONE if gone else one.phase)
+        elif name in wanted and one.removed and one.running:
+            one = replace(one, removed=False, stop_as=Phase.PENDING)
+        elif name in wanted and one.removed:
+            one = PodState(starts=one.starts, deleted=one.deleted)
+        state = _with(state, name, one)
+    return state, actions
 
 
 def _settle(state: State, now_s: float) -> Step:
@@ -235,6 +253,6 @@ def is_stuck(states: States, now_s: float) -> bool:
 
 def without_the_lost(states: States) -> Condition:
     """How a job ends that is stuck."""
-    lost = [name for name, one in states.items() if one.phase is not Phase.SUCCEEDED]
+    lost = [name for name, one in states.items() if one.phase is not Phase.SUCCEEDED and not one.removed]
     text = f"no pod runs any more, and the job cannot complete without {', '.join(lost)}"
     return Condition(False, "PodLost", text, exit_codes.INFRASTRUCTURE)

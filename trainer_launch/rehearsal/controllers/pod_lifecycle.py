@@ -61,6 +61,7 @@ class PodState(Struct, frozen=True, kw_only=True):
     starts: int = 0  # lives, this one counted
     deleted: int = 0  # how many of them somebody has ended by deleting the pod
     disrupted: bool = False  # this one, too
+    removed: bool = False  # the job was scaled down
     stopping: bool = False
     stop_as: Phase = Phase.GONE  # what it is when it has stopped
     kill_at_s: float | None = None

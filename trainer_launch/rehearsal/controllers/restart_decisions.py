@@ -73,6 +73,11 @@ class State(Struct, frozen=True, kw_only=True):
     now_s: float = 0.0  # when the controller looks
 
     @property
+    def there(self) -> Mapping[str, Pod]:
+        """The pods that the job has, without those by which it was scaled down."""
+        return {name: pod for name, pod in self.pods.items() if not self.states[name].removed}
+
+    @property
     def age_s(self) -> float:
         """For how long the job has run."""
         return self.now_s - self.began_s

@@ -17,6 +17,7 @@ from trainer_launch.model import removed, value_parsers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import DURATION, MAX_COUNT, parse_number, shown
+from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS
 from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault, When
 
 MAX_TEXT = 2_000  # characters of one fault
@@ -156,6 +157,7 @@ _VALUES = {
     "for": _Value("for_s", _duration(0.001, MAX_S), DURATION, "10s"),
     "grace": _Value("grace_s", _duration(0.0, _MAX_GRACE_S), f"{DURATION}, one hour at most"),
     "back": _Value("back_s", _duration(0.0, MAX_S), f"{DURATION}, or never"),
+    "workers": _Value("workers", _number(1, MAX_PODS), f"a number of Worker replicas from 1 to {MAX_PODS}", "4"),
     "at": _Value(
         "when",
         _when,

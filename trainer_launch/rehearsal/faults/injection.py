@@ -121,7 +121,7 @@ class Faults:
             self._lasting.append((rehearsal.now_s() + fault.for_s, fault, pod, effect.undo))
 
     def _target(self, fault: InjectedFault) -> str | None:
-        pods = self._rehearsal.state.pods
+        pods = self._rehearsal.state.there
         try:
             return requests.target(fault, requests.nodes_of(pod.draft for pod in pods.values()), tuple(pods))
         except UsageError as problem:  # a node that is to be added first

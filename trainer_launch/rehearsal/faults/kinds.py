@@ -33,8 +33,8 @@ class Rehearsed(Protocol):
     def leader(self, pod: str) -> int | None:
         """The first process of the main container, while it runs."""
 
-    def add_node(self) -> None:
-        """The controller sees one more Worker replica than now."""
+    def scale(self, workers: int | None) -> None:
+        """The controller sees another number of Worker replicas; None: one more than now."""
 
     def delete(self, pod: str, grace_s: float, back_s: float | None) -> None:
         """Somebody deletes a pod, which is created again after `back_s`; None: never."""
@@ -59,6 +59,7 @@ class InjectedFault(Struct, frozen=True, kw_only=True):
     for_s: float | None = None  # how long it lasts; None: as long as the job, or it is over at once
     grace_s: float | None = None  # of "term pod": until SIGKILL
     back_s: float | None = 1.0  # of "kill pod" and "term pod": until it is made anew; None: never
+    workers: int | None = None  # of "scale": how many Worker replicas the job has from then on
     text: str = ""  # in the words typed: what people are shown
 
 
@@ -101,9 +102,9 @@ def _term_pod(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Ef
     return Effect(lambda: rehearsal.delete(name, grace_s, fault.back_s))
 
 
-def _add_node(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+def _scale(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
     _refuse_after_end(rehearsal)
-    return Effect(rehearsal.add_node)
+    return Effect(lambda: rehearsal.scale(fault.workers))
 
 
 def _on_network(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
@@ -121,17 +122,18 @@ class FaultKind(Struct, frozen=True):
     bare: str = ""  # the key whose value may stand alone
     first: When = When(step=1)  # when it comes, if nothing is said
     is_of_job: bool = False  # of no single pod
+    scales: bool = False  # the number of pods
     needs_network: bool = False  # each pod has its own, in namespaces
 
 
 _POD = ("node", "pod")
-ADD_NODE = "add node"
 KINDS: Mapping[str, FaultKind] = {
     "kill worker": FaultKind(_kill_worker, (*_POD, "worker")),
     "stop worker": FaultKind(_stop_worker, (*_POD, "worker", "for"), bare="for"),
     "kill pod": FaultKind(_kill_pod, (*_POD, "back")),
     "term pod": FaultKind(_term_pod, (*_POD, "grace", "back")),
-    ADD_NODE: FaultKind(_add_node, (), is_of_job=True),
+    "add node": FaultKind(_scale, (), is_of_job=True, scales=True),
+    "scale": FaultKind(_scale, ("workers",), needs="workers", is_of_job=True, scales=True),
     "partition": FaultKind(_on_network, (*_POD, "for"), bare="for", needs_network=True),
     "delay dns": FaultKind(
         _on_network, ("for",), needs="for", bare="for", first=When(at_s=0.0), is_of_job=True, needs_network=True

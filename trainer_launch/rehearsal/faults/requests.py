@@ -17,7 +17,7 @@ from trainer_launch.model.units import listed
 from trainer_launch.model.value_parsers import shown
 from trainer_launch.rehearsal.controllers.local_jobs import RUN, check_size
 from trainer_launch.rehearsal.controllers.pod_values import Draft, Workload
-from trainer_launch.rehearsal.faults.kinds import ADD_NODE, KINDS, InjectedFault
+from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault
 from trainer_launch.rehearsal.kubelet import pod_isolation
 
 PROGRAMS = ("unshare", "nsenter", "ip", "mount", "umount", "hostname", "sh")
@@ -47,6 +47,11 @@ def nodes_of(drafts: Iterable[Draft]) -> tuple[str, ...]:
     nodes = [draft for draft in drafts if draft.role != _LAUNCHER]
     trainers = [draft for draft in nodes if draft.role == _TRAINER]
     return tuple(draft.hostname for draft in trainers or nodes or drafts)
+
+
+def workers_of(drafts: Iterable[Draft]) -> int:
+    """How many Worker replicas a job has."""
+    return sum(draft.role == "worker" for draft in drafts)
 
 
 def target(fault: InjectedFault, nodes: Sequence[str], pods: Sequence[str]) -> str | None:
@@ -81,16 +86,17 @@ def check_targets(
     """Hold them against this job; `grown` makes it with so many more nodes, None where it cannot.
 
     Raises:
-        UsageError: a fault is for a pod that the job has not, or adds one to a job of a fixed size.
+        UsageError: a fault is for a pod that the job has not, or scales a job of a fixed size.
     """
-    added = [fault for fault in faults if fault.kind == ADD_NODE]
-    if added and grown is None:
+    scales = [fault for fault in faults if KINDS[fault.kind].scales]
+    if scales and grown is None:
         raise UsageError(
-            f"--fault {shown(added[0].text)} needs a job that can grow, and this one has a fixed number of nodes; "
+            f"--fault {shown(scales[0].text)} needs a job that can grow, and this one has a fixed number of nodes; "
             "use a range such as --nodes 1:2, or with -f a job with Worker replicas"
         )
-    if added and grown is not None:
-        largest = grown(len(added))
+    if scales and grown is not None:
+        workers, added = workers_of(drafts), sum(fault.workers is None for fault in scales)
+        largest = grown(max(workers, *(fault.workers or 0 for fault in scales)) + added - workers)
         check_size(largest)
         drafts = largest.drafts
     for fault in faults:
