@@ -42,6 +42,7 @@ CONTRACTS: tuple[Contract, ...] = (
     mpi_operator.V1,
     mpi_operator.TRAINER_V2,
     v1_jobs.TENSORFLOW,
+    v1_jobs.MXNET,
     trainer_v2_runtimes.XGBOOST,
     trainer_v2_runtimes.JAX,
     v1_jobs.JAX,

@@ -31,7 +31,7 @@ _SSH_FILES = ("id_rsa", "authorized_keys")
 _GPU_NAMES = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 # A node of Trainer v2 has none of these: another kind of job whose image carries ssh keys does.
 _NOT_A_NODE = ("PET_", "JAX_", "DMLC_", "PADDLE_", "OMPI_MCA_orte_", "OMPI_MCA_plm_")
-_NOT_A_NODE_EITHER = ("TF_CONFIG", "COORDINATOR_ADDRESS")
+_NOT_A_NODE_EITHER = ("TF_CONFIG", "MX_CONFIG", "COORDINATOR_ADDRESS")
 
 
 # -- v1: kubectl exec -------------------------------------------------------------------------

@@ -6,6 +6,7 @@ expected and the contract; every value that was read is kept as a `Fact`. No con
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Protocol, TypeAlias, TypeVar, cast
 
@@ -251,7 +252,8 @@ class Source:
             raise self.missing(name, "a JSON object")
         try:
             parsed = codec.decode(kind, value, MAX_VALUE_BYTES)
-        except codec.MessageError as problem:
+            json.loads(value, object_pairs_hook=_once_each)
+        except (codec.MessageError, ValueError, RecursionError) as problem:
             raise self.error(name, value, f"JSON as its platform writes it ({problem})") from None
         self.note(name, value, Origin.ENV, field)
         return parsed
@@ -305,6 +307,12 @@ class Source:
             raise self.error(name, value, expected)
         self.note(name, value, Origin.ENV, field, _plain(parsed))
         return parsed
+
+
+def _once_each(pairs: list[tuple[str, object]]) -> None:
+    """Nobody can tell which of two values was meant."""
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise ValueError("a key comes twice")
 
 
 def _plain(value: object) -> Json:

@@ -141,6 +141,7 @@ JAX = Contract(
 
 XGBOOST = Contract(
     "trainer-v2-xgboost",
+    # DMLC_NUM_WORKER alone is no mark: an MXJob has it too.
     Marks(all_of=("DMLC_TRACKER_URI",), shows=("DMLC_TRACKER_PORT", "DMLC_TASK_ID", "DMLC_NUM_WORKER")),
     Row(
         nodes="DMLC_NUM_WORKER",

@@ -1,4 +1,4 @@
-"""Of the v1 operator: TFJob, XGBoostJob (LightGBM runs in it, too), PaddleJob and JAXJob.
+"""Of the v1 operator: TFJob, XGBoostJob (LightGBM runs in it, too), PaddleJob, JAXJob and, up to 1.8, MXJob.
 
 Each is read by the variables of its row in `v1_table`. PyTorchJob has a module of its own.
 """
@@ -6,9 +6,9 @@ Each is read by the variables of its row in `v1_table`. PyTorchJob has a module 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.contracts import generic_env, names, v1_table
@@ -228,3 +228,68 @@ def _sparse(source: Source, config: _TfConfig, cluster: _Cluster) -> Job:
 
 
 TENSORFLOW = Contract("tfjob-v1", Marks(all_of=(_TF_CONFIG,)), _read_tensorflow, kind=v1_table.TENSORFLOW.name)
+
+
+# -- MXJob: MX_CONFIG, and the DMLC_* variables of MXNet's parameter servers ---------------------------
+
+_MX = v1_table.MXNET
+_MX_CONFIG, _URI, _ROLE, _WORKER_ID = (_MX.variable(value) for value in ("config", "host", "role", "worker_index"))
+
+
+class _MxAddress(Struct, frozen=True):
+    url: str
+    port: Annotated[int, Meta(ge=1, le=65535)]
+
+
+class _MxConfig(Struct, frozen=True):
+    task: Task
+    cluster: dict[Word, list[_MxAddress]]
+
+
+def _read_mxnet(source: Source) -> Job:
+    """Read MX_CONFIG, and check that DMLC_* says the same."""
+    config = source.json(_MX_CONFIG, _MxConfig, "cluster")
+    task, by_role = config.task, {role: config.cluster[role] for role in sorted(config.cluster)}
+    for address in (address for addresses in by_role.values() for address in addresses):
+        if parse_host(address.url) is None:
+            raise source.error(f"{_MX_CONFIG} at cluster", address.url, "a host name")
+    own = next(iter(by_role.get(task.type, [])[task.index : task.index + 1]), None)
+    if own is None:
+        expected = "a type and index that cluster has"
+        raise source.error(f"{_MX_CONFIG} at task", f"{task.type} {task.index}", expected)
+    role = source.text(_ROLE, "role", default=task.type)
+    if role != task.type:
+        raise source.error(_ROLE, role, f"the task's type in MX_CONFIG, which is {task.type}")
+    worker = source.index(_WORKER_ID, "task_index", default=task.index)
+    if task.type == "worker" and worker != task.index:
+        raise source.error(_WORKER_ID, str(worker), f"the task's index in MX_CONFIG, which is {task.index}")
+    root = _root(source)
+    source.derive(
+        self_address=f"{own.url}:{own.port}",
+        num_workers=source.count(_MX.variable("workers"), "num_workers", least=0, default=None),
+        num_servers=source.count(_MX.variable("servers"), "num_servers", least=0, default=None),
+        task_type=task.type,
+        task_index=task.index,
+        cluster={role: tuple(f"{pod.url}:{pod.port}" for pod in pods) for role, pods in by_role.items()},
+    )
+    hosts = [pod.url for pods in by_role.values() for pod in pods]
+    return Job(
+        role=task.type,
+        nodes=NodeRange(len(hosts), len(hosts)),
+        coordinator=root,
+        is_coordinator=task.type == "scheduler" and task.index == 0,
+        members=tuple(map(Member, hosts)),
+        engine="plain",
+    )
+
+
+def _root(source: Source) -> Endpoint | None:
+    # Without a scheduler the operator writes "" and 0.
+    if source.blank(_URI):
+        return None
+    host = source.host(_URI, "master_addr")
+    port = source.port(_MX.variable("port"), "master_port", least=0)
+    return Endpoint(host, port) if port else None
+
+
+MXNET = Contract("mxjob-v1", Marks(all_of=(_MX_CONFIG,), shows=(_ROLE, _URI)), _read_mxnet, kind=_MX.name)

@@ -1,6 +1,6 @@
 """The kinds of the v1 operator, one row each: contracts read a pod by it, a rehearsal writes the pod by it.
 
-kubeflow/trainer release-1.9: pkg/controller.v1 and pkg/apis/kubeflow.org/v1.
+kubeflow/trainer release-1.9: pkg/controller.v1 and pkg/apis/kubeflow.org/v1; MXJob: v1.8.1.
 """
 
 from __future__ import annotations
@@ -137,5 +137,25 @@ JAX = V1Kind(
         "PROCESS_ID": "{rank}",
     },
 )
+MXNET = V1Kind(
+    name="MXJob",
+    specs="mxReplicaSpecs",
+    roles=("Scheduler", "Server", "Worker"),
+    leaders=("scheduler",),
+    needs_leader=True,
+    container=("mxnet", "mxjob-port", 9091),
+    restart="Never",
+    env={
+        "MX_CONFIG": "{config}",
+        "DMLC_PS_ROOT_PORT": "{port}",
+        "DMLC_PS_ROOT_URI": "{host}",
+        "DMLC_NUM_SERVER": "{servers}",
+        "DMLC_NUM_WORKER": "{workers}",
+        "DMLC_ROLE": "{role}",
+        "DMLC_USE_KUBERNETES": "1",
+        "DMLC_WORKER_ID": "{worker_index}",
+    },
+    fields=("jobMode",),
+)
 
-KINDS = {kind.name: kind for kind in (PYTORCH, TENSORFLOW, XGBOOST, PADDLE, JAX)}
+KINDS = {kind.name: kind for kind in (PYTORCH, TENSORFLOW, XGBOOST, PADDLE, JAX, MXNET)}

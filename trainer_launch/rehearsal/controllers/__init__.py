@@ -34,6 +34,7 @@ KINDS: Mapping[tuple[str, str], Callable[[Field], Workload]] = {
     ("XGBoostJob", "kubeflow.org"): v1.read,
     ("PaddleJob", "kubeflow.org"): v1.read,
     ("JAXJob", "kubeflow.org"): v1.read,
+    ("MXJob", "kubeflow.org"): v1.read,
     ("MPIJob", "kubeflow.org/v2beta1"): mpi_operator.read,
     ("JobSet", "jobset.x-k8s.io"): jobset.read,
     ("Job", "batch"): jobset.read,

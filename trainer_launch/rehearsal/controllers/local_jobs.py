@@ -301,7 +301,9 @@ def with_meeting(pod: Pod, first: str) -> Pod:
     return replace(pod, containers=tuple(map(changed, pod.containers)))
 
 
-_HOST = re.compile(r"(?<![\w.-])([A-Za-z0-9][A-Za-z0-9.-]*)(?::([0-9]{1,5})(?![0-9]))?(?![\w-])")  # NAME:PORT
+_HOST = re.compile(  # NAME:PORT, or as MX_CONFIG has it: "url":"NAME","port":PORT
+    r"""(?<![\w.-])([A-Za-z0-9][A-Za-z0-9.-]*)(?:(:|","port":)([0-9]{1,5})(?![0-9]))?(?![\w-])"""
+)
 _PATH = re.compile(r"(?<![\w./$-])(/[\w.@%+~/-]*)")
 _ENDS = (".cluster.local",)  # what a name may have behind it in any cluster
 _FIRST_PORT = 1024  # a smaller number behind a host is one of slots, or a port that needs no other number here
@@ -347,8 +349,8 @@ def endpoints(local: LocalNetwork, pods: Iterable[Pod]) -> set[Endpoint]:
             for text in _texts(container):
                 for match in _HOST.finditer(text):
                     owner = _owner(local, match)
-                    if owner is not None and match[2] and int(match[2]) >= _FIRST_PORT:
-                        found.add((owner, int(match[2])))
+                    if owner is not None and match[3] and int(match[3]) >= _FIRST_PORT:
+                        found.add((owner, int(match[3])))
             found.update(_told_ports(container, local).values())
     return found
 
@@ -448,10 +450,10 @@ def _hosts(text: str, local: LocalNetwork) -> str:
         owner = _owner(local, found)
         if owner is None:
             return found[0]
-        port = found[2]
+        between, port = found[2], found[3]
         if port is None:
             return local.addresses[owner]
-        return f"{local.addresses[owner]}:{local.ports.get((owner, int(port)), int(port))}"
+        return f"{local.addresses[owner]}{between}{local.ports.get((owner, int(port)), int(port))}"
 
     return _HOST.sub(replaced, text)
 

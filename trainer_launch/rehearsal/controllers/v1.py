@@ -326,11 +326,22 @@ def _paddle(job: V1Job) -> Values:
     return values
 
 
-def _tensorflow(job: V1Job) -> Values:
-    cluster = {
-        role: [f"{name}.{job.namespace}.svc:{spec.port}" for name in job.pod_names(role)]
-        for role, spec in sorted(job.specs.items())
+def _mxnet(job: V1Job) -> Values:
+    mode = job.spec.get("jobMode")
+    if mode.text("MXTrain") != "MXTrain":
+        raise mode.bad("MXTrain: jobs of TVM's tuner are not rehearsed")
+    cluster = _cluster(job, lambda name, port: {"url": name, "port": port})
+    shared = {"cluster": cluster, "labels": dict.fromkeys(cluster, "")}
+    return lambda spec, index: {
+        "config": _config({**shared, "task": {"type": spec.role, "index": index}}),
+        "servers": job.count("server"),
+        "workers": job.count("worker"),
+        "worker_index": index if spec.role == "worker" else None,
     }
+
+
+def _tensorflow(job: V1Job) -> Values:
+    cluster = _cluster(job, lambda name, port: f"{name}.{job.namespace}.svc:{port}")
     is_dynamic = _is_dynamic(job)
 
     def values(spec: Replicas, index: int) -> Mapping[str, object]:
@@ -344,11 +355,18 @@ def _tensorflow(job: V1Job) -> Values:
     return values
 
 
+def _cluster(job: V1Job, address: Callable[[str, int], object]) -> dict[str, list[object]]:
+    """The addresses of all pods by their roles."""
+    return {
+        role: [address(name, spec.port) for name in job.pod_names(role)] for role, spec in sorted(job.specs.items())
+    }
+
+
 def _is_dynamic(job: V1Job) -> bool:
     return job.spec.get("enableDynamicWorker").flag()
 
 
-def _own_part(cluster: Mapping[str, list[str]], role: str, index: int) -> dict[str, object]:
+def _own_part(cluster: Mapping[str, list[object]], role: str, index: int) -> dict[str, object]:
     """What a pod gets of a sparse cluster: only itself, and a worker all parameter servers."""
     if role == "worker":
         return {"worker": {str(index): cluster["worker"][index]}, "ps": cluster.get("ps")}
@@ -373,6 +391,7 @@ _VALUES: Mapping[str, Callable[[V1Job], Values]] = {
     "TFJob": _tensorflow,
     "XGBoostJob": _xgboost,
     "PaddleJob": _paddle,
+    "MXJob": _mxnet,
 }
 _FINISHED: Mapping[str, Callable[[V1Job, Workload], Workload]] = {
     "PyTorchJob": _finished_pytorch,
