@@ -19,10 +19,6 @@ def main() -> None:
     """Run the command line and end the process with the pod's exit code."""
     inherited.end_on_stop()  # PID 1 gets no signal that it has no handler for: before all else
     inherited.open_streams()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks, at TAB
-        from trainer_launch.commands import about
-
-        about.complete(os.environ.get("COMP_LINE", ""))
     if sys.argv[1:2] == ["run"]:
         gc.disable()  # until all is loaded: a tenth of the time of that
     code = run_command(sys.argv[1:])

@@ -33,6 +33,7 @@ BASE = {
     "model/findings.py": {"exit_codes"},
     "model/units.py": set(),
 }
+NOT_YET_CLEAN = ("trainer_launch.preflight.",)
 PURE_FOLDERS = ("contracts/",)
 SAYS_PURE = re.compile(r"\b(Pure|No effects|Values only)\b|, purely|as a pure")
 FIRST_WORDS = re.compile(r'r?"""(.*?)(?:"""|\n\n)', re.DOTALL)  # of a module's docstring
@@ -70,6 +71,30 @@ def test_a_package_imports_only_from_lower_floors(package: str) -> None:
     """So there is no cycle between packages, either."""
     floor = {name: number for number, names in enumerate(drawn_floors()) for name in names}
     assert [other for other in arrows()[package] if floor[package] >= floor[other]] == []
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """Also by imports inside functions and for type checking: a cycle is one subject in several files."""
+    below = {module_of(path): files_imported_by(path) for path in FILES}
+    while ends := [name for name, others in below.items() if not others & below.keys()]:
+        for name in ends:
+            del below[name]
+    while tops := [name for name in below if not any(name in others for others in below.values())]:
+        for name in tops:
+            del below[name]
+    assert [name for name in below if not name.startswith(NOT_YET_CLEAN)] == []
+
+
+def files_imported_by(path: Path) -> set[str]:
+    """The modules of ours that a file imports; of a package only what `__init__.py` itself has counts as that."""
+    modules, found = set(map(module_of, FILES)), set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & modules
+        elif isinstance(node, ast.ImportFrom) and node.module in modules:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & modules or {node.module}
+    return found
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if name_of(path) in BASE], ids=name_of)

@@ -81,7 +81,11 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_every_command_is_in_the_readmes_table() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `trainer-launch ([a-z-]+)", readme, re.MULTILINE)) == set(options.COMMANDS)
+    assert set(re.findall(r"^\| `trainer-launch ([a-z-]+)", readme, re.MULTILINE)) == {
+        *options.COMMANDS,
+        "help",
+        "version",
+    }
 
 
 def test_the_text_for_pypi_links_to_no_file() -> None:

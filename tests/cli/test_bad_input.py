@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.architecture.package import ROOT
-from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch
-from trainer_launch.model.errors import UsageError
-from trainer_launch.planning import programs
+from tests.cli.launching import LAUNCHER, clean_env, launch
 
 V2 = {
     "PET_NNODES": "2",
@@ -42,7 +39,6 @@ V2 = {
         (["run", "--prefix=3", "--", "true"], {}, 2, "--prefix takes no value, found '3'"),
         (["status", "--pid", "x"], {}, 2, "invalid value 'x' for --pid: expected a whole number"),
         (["status", "train.py"], {}, 2, "unexpected 'train.py'; see trainer-launch status --help"),
-        (["version", "all"], {}, 2, "unexpected 'all'"),
         (["help", "reherse"], {}, 2, "unknown command 'reherse'; did you mean rehearse?"),
         (["run", "--engine", "tourch", "--", "true"], {}, 2, "expected one of auto, torch, torchrun"),
         (["walk"], {}, 2, "trainer-launch run -- walk"),
@@ -160,38 +156,3 @@ def test_a_rehearsal_says_below_its_table_what_to_do() -> None:
     ended = launch("local", "--", "sh", "-c", "exit 127")
     assert ended.returncode == 127
     assert "What to do (local-node-0-0): check the command, the image" in ended.stderr
-
-
-# -- musl --------------------------------------------------------------------------------------
-
-
-# What Alpine's Python has mapped: its loader is its C library.
-ALPINE = "7f1c3a8d1000-7f1c3a8e6000 r--p 00000000 00:2f 1310      /lib/ld-musl-x86_64.so.1\n"
-# The launcher in a process that has a file of musl's name mapped, as all processes of Alpine have.
-AS_ON_ALPINE = """
-import mmap, sys
-from trainer_launch.cli import main
-with open(sys.argv.pop(1), "r+b") as file:
-    loader = mmap.mmap(file.fileno(), 0)
-main()
-"""
-
-
-def test_an_image_of_alpine_is_known_by_its_loader(tmp_path: Path) -> None:
-    (tmp_path / "maps").write_text(ALPINE)
-    with pytest.raises(UsageError, match=r"is musl \(/lib/ld-musl-x86_64.so.1\)"):
-        programs.check_libc(str(tmp_path / "maps"))
-
-
-@pytest.mark.parametrize(
-    ("words", "code"), [("run -- true", 2), ("preflight", 2), ("sshd", 2), ("explain -- true", 0), ("--version", 0)]
-)
-def test_musl_is_refused_in_a_sentence_where_a_job_would_run(tmp_path: Path, words: str, code: int) -> None:
-    loader = tmp_path / "ld-musl-x86_64.so.1"
-    loader.write_bytes(b"x")
-    argv = [sys.executable, "-c", AS_ON_ALPINE, str(loader), *words.split()]
-    ended = subprocess.run(argv, env=clean_env(), capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT)
-    assert ended.returncode == code, ended.stderr
-    (*_, last) = ended.stderr.splitlines() or [""]
-    assert ("is musl" in last and "python:3.12-slim" in last) is (code == 2), ended.stderr
-    assert "Traceback" not in ended.stderr

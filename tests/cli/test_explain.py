@@ -257,7 +257,7 @@ def test_the_help_of_a_command_with_few_options_shows_each() -> None:
     assert {name for name in options.COMMANDS["sshd"] if settings.flag_of(name) not in told} == set()
 
 
-@pytest.mark.parametrize("command", [[], ["sshd"], ["install-shims"], ["version"]])
+@pytest.mark.parametrize("command", [[], ["sshd"], ["install-shims"]])
 def test_help_all_is_the_help_where_that_hides_nothing(command: list[str]) -> None:
     shown = launch(*command, "--help-all")
     assert (shown.returncode, shown.stdout) == (0, launch(*command, "--help").stdout)
@@ -278,3 +278,8 @@ def test_an_unknown_option_before_the_command_is_named(words: tuple[str, ...], t
 
 def test_the_version_is_told_in_every_usual_way() -> None:
     assert {launch(word).stdout for word in ("version", "--version", "-V")} == {f"trainer-launch {__version__}\n"}
+
+
+def test_every_setting_has_a_heading_in_help() -> None:
+    headed = [name for group in options.GROUPS.values() for name in group]
+    assert sorted(headed) == sorted(settings.Settings.model_fields)

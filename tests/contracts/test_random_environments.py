@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.contracts.nasty import COMMANDS, CONTENTS, HOSTNAMES, NAMES, PATHS, VALUES
 from tests.contracts.pods import CASES, pod_of
-from trainer_launch.contracts import CONTRACTS, read_job
-from trainer_launch.contracts.snapshot import flat, pod_from_snapshot, snapshot_of
+from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import Pod
 from trainer_launch.model import Cpus, Gpus, Host
 from trainer_launch.model.errors import LaunchError
@@ -63,10 +62,7 @@ HOST = Host(
     memory_limit_bytes=None,
     shm_bytes=None,
 )
-contracts = st.none() | st.sampled_from([contract.name for contract in CONTRACTS]) | st.text(max_size=20)
-
 many = settings(
-    max_examples=2_000,
     deadline=None,
     database=None,
     derandomize="CI" in os.environ,
@@ -75,33 +71,10 @@ many = settings(
 
 
 @pytest.mark.timeout(400)
-@many
-@given(pods, contracts)
-def test_any_contract_reads_any_environment_or_refuses_it_in_one_line(pod: Pod, contract: str | None) -> None:
-    try:
-        job = read_job(pod, contract)
-    except LaunchError as problem:
-        message = str(problem)
-        assert 0 < len(message) <= 600
-        assert len(message.splitlines()) == 1
-        message.encode()
-        return
-    assert job.nodes is None or 1 <= job.nodes.min <= job.nodes.max
-    assert job.members is None or len(job.members) <= 65_536
-    json.dumps(flat(job), allow_nan=False)
-    assert all("\n" not in warning for warning in job.warnings)
-
-
-@pytest.mark.timeout(400)
-@settings(many, max_examples=150)
+@settings(many, max_examples=1_000)
 @given(pods)
-def test_a_job_read_again_from_its_snapshot_is_the_same(pod: Pod) -> None:
-    try:
-        job = read_job(pod)
-    except LaunchError:
-        return
-    again = read_job(pod_from_snapshot(json.loads(json.dumps(snapshot_of(pod, job)))))
-    assert flat(again) == flat(job)
+def test_an_environment_is_planned_or_refused_in_one_line(pod: Pod) -> None:
+    check(pod)
 
 
 @pytest.mark.long("tests/contracts/test_random_environments.py")
@@ -109,6 +82,10 @@ def test_a_job_read_again_from_its_snapshot_is_the_same(pod: Pod) -> None:
 @settings(many, max_examples=10_000)
 @given(pods)
 def test_ten_thousand_environments_are_planned_or_refused_in_one_line(pod: Pod) -> None:
+    check(pod)
+
+
+def check(pod: Pod) -> None:
     typed = pod.command or ("torchrun", "train.py")
     try:
         job, command = read_job(pod), parse_command(typed)

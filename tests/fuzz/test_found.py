@@ -15,7 +15,7 @@ from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
-from trainer_launch.model import Death, value_parsers
+from trainer_launch.model import Death
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.findings import Finding, Status
@@ -38,18 +38,10 @@ def test_findings_of_others_are_one_line_and_have_bounds() -> None:
         assert len(str(problem.value)) < 300
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("a: !!int ''", "line 1, column 4: a value is no int"),
-        ("a: !!map [a]", "expected a mapping"),
-        ("a: 0x" + "f" * 4000, "more than 64 bits"),
-    ],
-)
-def test_values_that_yaml_itself_trips_over_are_refused_with_their_place(text: str, why: str) -> None:
-    with pytest.raises(UsageError, match=r"^job.yaml is not valid YAML at line 1.*") as caught:
+@pytest.mark.parametrize("text", ["a: !!int ''", "a: !!map [a]", "a: " + "9" * 5000])
+def test_values_that_yaml_itself_trips_over_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^job.yaml is not valid YAML"):
         read_values(text, "job.yaml")
-    assert why in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["../../etc", "/tmp/x", "..", "a/b", "-", "a b", "x" * 300, "é"])
@@ -101,11 +93,6 @@ def test_digits_that_python_makes_no_int_of_are_no_number(digits: str) -> None:
     spec = f"{{nprocPerNode: '{digits}', pytorchReplicaSpecs: {{Master: {replica('pytorch')}}}}}"
     with pytest.raises(UsageError, match="expected a number as a string, or auto, cpu or gpu"):
         job_of(pytorch(spec))
-
-
-def test_a_number_beyond_every_float_is_no_json_for_controllers() -> None:
-    assert value_parsers.parse_json_object('{"a": 1e400}') is None
-    assert value_parsers.parse_json_object('{"a": 1e30}') == {"a": 1e30}
 
 
 def test_messages_are_one_line_whatever_they_repeat() -> None:

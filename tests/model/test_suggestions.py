@@ -25,7 +25,7 @@ FLAGS = [flag_of(name) for name in Settings.model_fields]
         ("prefligth", COMMANDS, "preflight"),
         ("trainer-v2-troch", [one.name for one in CONTRACTS], "trainer-v2-torch"),
         ("trian", ["train", "test"], "train"),
-        ("OON", ["oom", "kill"], "oom"),
+        ("KIL", ["oom", "kill"], "kill"),
         ("replica", ["replicas", "replicaSpecs"], "replicas"),
         ("pyhton", ["python", "python3"], "python"),
     ],

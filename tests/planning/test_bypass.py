@@ -106,9 +106,9 @@ def test_a_shell_in_a_torch_pod_hears_that_it_runs_once_and_what_to_type() -> No
         ("bash start.sh", "python x.py", "put `trainer-launch run --` in front of the training command"),
         ("deepspeed --include localhost:0 x.py", None, "deepspeed starts the workers itself"),
         ("uv run python -m torch.distributed.run x.py", None, "directly in front of torch.distributed.run"),
-        ("uv run x.py", None, "or type: uv run trainer-launch run -- …"),
-        ("conda run -n a python x.py", None, "or type: conda run -n a trainer-launch run -- …"),
-        ("nsys profile -o f python x.py", None, "or type: nsys profile -o f trainer-launch run -- …"),
+        ("uv run x.py", None, "add --nproc-per-node 4."),
+        ("conda run -n a python x.py", None, "add --nproc-per-node 4."),
+        ("nsys profile -o f python x.py", None, "add --nproc-per-node 4."),
         ("swift sft --model m", None, ""),
     ],
 )

@@ -13,6 +13,7 @@ from tests.planning.requests import GPU_MACHINE, MACHINE, request
 from trainer_launch.model import Cpus, Gpus, Host, Job, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.units import MIB
+from trainer_launch.model.value_parsers import parse_quantity
 from trainer_launch.planning import engines
 from trainer_launch.planning.shared_memory import (
     LOADERS_BYTES,
@@ -126,14 +127,20 @@ def test_whatever_there_is(host: Host, need: Need, asked: str) -> None:
         assert decision.warning
 
 
-@pytest.mark.parametrize(
-    ("text", "size"), [("8Gi", 8 * GIB), ("1.5Gi", 3 * GIB // 2), ("64M", 64_000_000), ("1024", 1024), ("2k", 2000)]
-)
-def test_sizes_are_kubernetes_quantities(text: str, size: int) -> None:
-    assert parse_size(text) == size
+QUANTITIES = {"4": 4, "2500m": 3, "0.7": 1, "1k": 1000, "1Ki": 1024, "2e3": 2000, "1n": 1, "3.": 3, ".5": 1} | {
+    "8Gi": 8 * GIB,
+    "1.5Gi": 3 * GIB // 2,
+    "64M": 64_000_000,
+    **dict.fromkeys(("", "x", "1 2", "1mm", "--1", "1e999", "8gb", "٣"), None),
+}
 
 
-@pytest.mark.parametrize("text", ["", "0Gi", "-1Gi", "8gb", "8G i", "1e3", "٣Gi"])
+@pytest.mark.parametrize("text", QUANTITIES)
+def test_a_quantity_is_read_as_kubernetes_does(text: str) -> None:
+    assert parse_quantity(text) == QUANTITIES[text]
+
+
+@pytest.mark.parametrize("text", ["", "0Gi", "-1Gi", "8Ei"])
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--shm-size is"):
         parse_size(text)

@@ -44,7 +44,6 @@ def why(line: str, job: Job = ALONE, env: dict[str, str] | None = None, **change
         "--event-log-handler null",
         "--log-dir /logs --redirects 3 --tee 0:3,1:1",
         "--local-ranks-filter 0",
-        "--duplicate-stdout-filters a,b --duplicate-stderr-filters c",
         "--no-python",
         "-m",
         "--max-restarts 3 --standalone",
@@ -60,6 +59,10 @@ def test_the_worker_group_implements(words: str) -> None:
     [
         ("--logs-specs mine", "--logs-specs loads a class into torchrun"),
         ("--event-log-handler console", "--event-log-handler console records events of torchrun's agent"),
+        (
+            "--tee 1 --duplicate-stdout-filters a",
+            "--duplicate-stdout-filters has torchrun look into each line of output",
+        ),
         ("--run-path", "with --run-path torchrun itself runs the script in processes that it forks or spawns"),
         ("--brand-new=1", "--brand-new is an option of a newer torchrun"),
     ],

@@ -26,7 +26,6 @@ from tests.ports import free_port
 from tests.schemas.validator import violations
 from tests.waiting import eventually
 from trainer_launch.preflight import report_formats
-from trainer_launch.preflight.container import resource_limits
 
 pytestmark = pytest.mark.process
 
@@ -39,7 +38,7 @@ NODE_1 = {
     "JOB_COMPLETION_INDEX": "1",
     "HOSTNAME": "job-node-0-1",
 }
-CONTAINER = ",".join(check.id for check in resource_limits.RECHECKED)
+CONTAINER = "memory,cpu,pids,nofile,memlock,shm"
 CAP_IPC_LOCK = 14
 NO_STORAGE = ("--only", "storage", "--storage", "/no/such/directory")  # a fatal failure
 NO_LOCK = ("setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock")

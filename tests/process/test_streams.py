@@ -52,12 +52,6 @@ def test_a_stream_that_is_not_shown_is_remembered_for_the_termination_message(tm
         assert "\nValueError: bad\n" not in launcher.log()
 
 
-def test_lines_with_a_word_are_copied_with_their_prefix(tmp_path: Path) -> None:
-    copy = tmp_path / "filtered"
-    ran(tmp_path, {1: {"copy": str(copy), "needles": ["apple", "end"], "prefix": "[a]:"}})
-    assert copy.read_bytes() == b"[a]:an apple\r\n[a]:no end"
-
-
 def test_a_full_disk_ends_the_file_not_the_job(tmp_path: Path) -> None:
     launcher = ran(tmp_path, {1: {"file": "/dev/full"}}, program="for i in 1 2 3; do echo $i; sleep 0.01; done")
     assert launcher.output() == b"1\n2\n3\n"

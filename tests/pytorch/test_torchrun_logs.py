@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import require
 from trainer_launch.model import Destination, Workers
 from trainer_launch.model.errors import NodeError, UsageError
-from trainer_launch.planning.torchrun_options import copies, destinations
+from trainer_launch.planning.torchrun_options import destinations
 from trainer_launch.pytorch.worker_processes import LogFolders
 
 REDIRECTS = ["0", "1", "2", "3", "0:3,1:2", "1:1"]
@@ -74,15 +74,6 @@ def test_the_template_of_torchs_prefix_is_used() -> None:
     assert found[0][1].prefix == "[trainer/4/0/$other]"
 
 
-def test_filtered_lines_of_teed_streams_go_to_one_file() -> None:
-    options = {"tee": "1", "duplicate_stdout_filters": "apple,,pie,orange", "local_ranks_filter": "0"}
-    found = destinations(options, {}, "default", {0: 0, 1: 1}, "/logs")
-    assert found[0][1].copy == "/logs/filtered_stdout.log"
-    assert found[0][1].needles == ("apple,pie", "orange")
-    assert found[1][1] == Destination(file="/logs/1/stdout.log", is_shown=False)
-    assert copies(options, "/logs") == ("/logs/filtered_stdout.log",)
-
-
 def test_without_these_options_everything_goes_where_it_went() -> None:
     assert destinations({}, {}, "default", {0: 0, 1: 1}, "/logs") == {}
 
@@ -92,12 +83,12 @@ def workers(tmp_path: Path, **logs: str) -> Workers:
 
 
 def test_folders_are_named_as_torchruns_are(tmp_path: Path) -> None:
-    folders = LogFolders(workers(tmp_path, log_dir=str(tmp_path / "logs"), duplicate_stderr_filters="x"), "my-job")
+    folders = LogFolders(workers(tmp_path, log_dir=str(tmp_path / "logs")), "my-job")
     attempts = [Path(folders.begin(restarts)) for restarts in (0, 1)]
     (run,) = (tmp_path / "logs").iterdir()
     assert run.name.startswith("my-job_")
     assert attempts == [run / "attempt_0", run / "attempt_1"]
-    assert sorted(path.name for path in attempts[1].iterdir()) == ["0", "1", "filtered_stderr.log"]
+    assert sorted(path.name for path in attempts[1].iterdir()) == ["0", "1"]
 
 
 def test_a_membership_change_keeps_the_logs_but_no_error_file(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ const behind = (e) => { for (; e; e = e.parentElement) { const c = rgb(getComput
   if (c.length < 4 || c[3] === 1) return c; } return [255, 255, 255]; };
 const contrast = (e) => { const a = light(rgb(getComputedStyle(e).color)), b = light(behind(e));
   return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05); };
-const texts = all("h1,h2,header p,.sums b,.sums span,td,th,.name,.note,.said,.axis span,.scale span")
+const texts = all("h1,h2,header p,.sums b,.sums span,td,th,.name,.note,.axis span,.scale span")
   .concat(all(".legend li,.mend,footer"));
 const found = {
   width: innerWidth, page: document.documentElement.scrollWidth,
@@ -43,7 +43,7 @@ const found = {
   outside: all("body *").filter((e) => !e.closest("svg"))
     .filter((e) => box(e).right > innerWidth + 1 || box(e).left < -1)
     .map((e) => e.className + " " + e.textContent.slice(0, 30)),
-  overlaps: Object.fromEntries([".marks .fault", ".said", ".axis span", ".scale span", ".name", ".lane .track"]
+  overlaps: Object.fromEntries([".marks .fault", ".axis span", ".scale span", ".name", ".lane .track"]
     .map((s) => [s, overlaps(s)])),
   smallest: Math.min(...texts.map((e) => parseFloat(getComputedStyle(e).fontSize))),
   faintest: Math.min(...texts.map(contrast)),

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-
-import hypothesis
 import pytest
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.rehearsal.refusals import refusal
-from trainer_launch.model.value_parsers import compiled_pattern
 from trainer_launch.rehearsal.faults import grammar
-from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault, When
+from trainer_launch.rehearsal.faults.kinds import InjectedFault, When
 from trainer_launch.rehearsal.faults.requests import target
 
 FIRST_STEP = When(step=1)
@@ -167,53 +162,3 @@ def test_a_pod_that_the_job_has_not_is_refused(text: str, parts: list[str]) -> N
     sentence = refusal(lambda: target(grammar.parse(text), NODES, PODS))
     for part in parts:
         assert part in sentence
-
-
-# -- any fault, any text ----------------------------------------------------------------------
-
-milliseconds = st.integers(0, 7 * 86_400_000).map(lambda number: number / 1000)
-seconds = milliseconds.map(lambda number: f"{number}s")
-patterns = st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1, max_size=200).filter(
-    lambda text: compiled_pattern(text) is not None
-)
-VALUES = {
-    "node": st.integers(0, 1_000_000).map(str),
-    "pod": st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,100}[a-z0-9])?", fullmatch=True),
-    "worker": st.integers(0, 1_000_000).map(str),
-    "for": milliseconds.filter(bool).map(lambda number: f"{number}s"),
-    "grace": st.integers(0, 3_600_000).map(lambda number: f"{number / 1000}"),
-    "back": st.one_of(st.just("never"), seconds),
-    "workers": st.integers(1, 200).map(str),
-    "at": st.one_of(
-        seconds,
-        st.integers(0, grammar.MAX_STEP).map(lambda step: f"step:{step}"),
-        patterns.map(lambda line: f"line:{line}"),
-    ),
-}
-
-
-@st.composite
-def faults(draw: st.DrawFn) -> InjectedFault:
-    kind = draw(st.sampled_from(sorted(KINDS)))
-    form = KINDS[kind]
-    keys = {form.needs} - {""} | draw(st.sets(st.sampled_from(sorted((*form.keys, "at")))))
-    keys -= {"pod"} if "node" in keys else set()
-    return grammar.parse(" ".join([kind, *(shlex.quote(f"{key}={draw(VALUES[key])}") for key in sorted(keys))]))
-
-
-@hypothesis.given(faults())
-def test_the_text_of_any_fault_means_that_fault(made: InjectedFault) -> None:
-    assert grammar.parse(made.text) == made
-    assert len(made.text) <= grammar.MAX_TEXT
-
-
-wordlike = st.sampled_from([*" =:'\"", *KINDS, *VALUES, "at", "step:", "line:", "10s", "never", "é"])
-
-
-@hypothesis.given(st.one_of(st.text(max_size=300), st.lists(wordlike, max_size=20).map(" ".join)))
-def test_any_text_is_a_fault_or_one_sentence(text: str) -> None:
-    refused = refusal(lambda: grammar.parse(text))
-    assert "\n" not in refused
-    if not refused:
-        found = grammar.parse(text)
-        assert grammar.parse(found.text) == found

@@ -73,16 +73,16 @@ def test_all_pods_reach_a_pod_that_has_moved_by_its_name(pods: list[Host]) -> No
 
 @pytest.mark.parametrize(("text", "during"), [("partition", "silence"), ("delay dns 3s", "no such name")])
 def test_of_two_faults_at_once_the_last_ones_end_counts(pods: list[Host], text: str, during: str) -> None:
-    network, fault = pods[0].network, grammar.parse(text)
+    network, kind = pods[0].network, grammar.parse(text).kind
     pod = "pod-2" if text == "partition" else None
     assert network is not None
     with served(pods[2]):
         assert python(pods[0], REACH) == "yes"
-        network.begin(fault, pod)
-        network.begin(fault, pod)
-        network.end(fault, pod)
+        network.begin(kind, pod)
+        network.begin(kind, pod)
+        network.end(kind, pod)
         assert python(pods[0], REACH) == during
-        network.end(fault, pod)
+        network.end(kind, pod)
         assert python(pods[0], REACH) == "yes"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch.rehearsal.pod_processes import chosen
+from trainer_launch.rehearsal.pod_watch import chosen
 
 
 def test_a_worker_of_torch_is_the_uppermost_with_its_local_rank() -> None:

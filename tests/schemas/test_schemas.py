@@ -20,7 +20,6 @@ from trainer_launch.observability import event_log
 
 ROOT = Path(__file__).parents[2]
 GOOD = [name for name, case in CASES.items() if "error" not in case]
-EVENTS = [one["properties"]["event"]["const"] for one in schema("event")["oneOf"]]
 
 
 def explained(pod: Path, capsys: pytest.CaptureFixture[str], *command: str) -> Any:
@@ -60,8 +59,7 @@ def test_a_job_as_status_shows_it_is_so_too() -> None:
             assert violations("status", told) == []
 
 
-def test_every_event_has_its_own_schema() -> None:
-    assert sorted(EVENTS) == sorted(event_log.EVENTS)
+def test_a_line_of_the_event_log_is_so_too() -> None:
     assert violations("event", {"time": event_log.rfc3339_ms(0), "event": "resolved", "node": 0}) == []
 
 

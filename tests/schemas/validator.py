@@ -25,6 +25,9 @@ def schema(name: str) -> dict[str, Any]:
     return loaded
 
 
+EVENTS = [one["properties"]["event"]["const"] for one in schema("event")["oneOf"]]
+
+
 def violations(name: str, document: Any) -> list[str]:
     """Where a document is not as the schema of that name says."""
     return [text for error in _validator(name).iter_errors(document) for text in _sentences(error)]

@@ -11,8 +11,8 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD wheels=.gpu-wheels
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0
-PACKED=(argcomplete hypothesis msgspec nvidia-ml-py psutil pydantic-settings pytest pytest-timeout pyyaml)
-MODULES="argcomplete hypothesis msgspec pynvml psutil pydantic_settings pytest pytest_timeout yaml"
+PACKED=(hypothesis msgspec nvidia-ml-py psutil pydantic-settings pytest pytest-timeout pyyaml)
+MODULES="hypothesis msgspec pynvml psutil pydantic_settings pytest pytest_timeout yaml"
 
 pack() { # VERSION
     local arguments=(--only-binary=:all: --implementation cp --python-version "$1") minor

@@ -29,8 +29,6 @@ else
         lacking make make
         lacking chromium chromium
         lacking tmux tmux
-        lacking zsh zsh
-        lacking fish fish
     )
 fi
 [ ${#packages[@]} -gt 0 ] || exit 0

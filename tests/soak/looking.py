@@ -14,10 +14,11 @@ from pathlib import Path
 import psutil
 
 from tests.observability import exposition
+from tests.schemas.validator import EVENTS
 from tests.soak.faults import NODES
 from tests.soak.pods import METRICS_PORT, Pods
 from tests.survival.jobs import status_in
-from trainer_launch.observability.event_log import EVENTS, LINE_BYTES
+from trainer_launch.observability.event_log import LINE_BYTES
 
 LAUNCHER = "launcher"
 _CLOSE_WAIT, _LISTEN = "08", "0A"

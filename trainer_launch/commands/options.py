@@ -42,8 +42,8 @@ _COMMANDS = {  # as the help lists them
     "in the pod": ("run", "preflight", "sshd", "explain", "status", "incidents"),
     "on your machine": ("rehearse",),
     "in an image": ("install-shims",),
-    "other": ("completion", "help", "version"),
 }
+_ABOUT_ITSELF = "other:\n  help           print the help of a command\n  version        print the version"
 # argparse's own messages, and how we say them.
 _REWORDED = (
     (r"argument (\S+?)(?:/\S+)?: expected one argument", r"missing value for \1"),
@@ -167,7 +167,8 @@ def _typed(
     program: str, argv: Sequence[str]
 ) -> tuple[Callable[[Parsed], int], dict[str, Any], tuple[str, ...], dict[str, Any]]:
     own, rest = _split(list(argv))
-    own = [COMMAND_ALIASES.get(word, word) if own[:at] in ([], ["help"]) else word for at, word in enumerate(own)]
+    own = _as_options(own)
+    own = [COMMAND_ALIASES.get(word, word) if at == 0 else word for at, word in enumerate(own)]
     called = tuple(name for name in COMMANDS if own[:1] == [name])
     if not called and not (own and own[0].startswith("-")):
         raise UsageError(_no_command(program, own))
@@ -249,19 +250,10 @@ def _add_command(commands: Any, program: str, name: str) -> None:
     sub.is_wrapping = is_wrapping(name)
 
 
-def help_of(program: str, name: str | None) -> str:
-    """The help of a command, or that of the program."""
-    parser = build(program, (name,) if name else ())
-    if name is None:
-        return parser.format_help()
-    (commands,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
-    told: str = commands.choices[name].format_help()
-    return told
-
-
 def _sections() -> Iterator[str]:
     for title, names in _COMMANDS.items():
         yield "\n".join((f"{title}:", *(f"  {name:<13}  {_command(name).HELP}" for name in names)))
+    yield _ABOUT_ITSELF
 
 
 def is_wrapping(name: str) -> bool:
@@ -270,11 +262,7 @@ def is_wrapping(name: str) -> bool:
 
 
 def _command(name: str) -> Any:
-    """What a command is called by: a module of its own, or a class of `about`."""
-    if name in _COMMANDS["other"]:
-        from trainer_launch.commands import about
-
-        return about.COMMANDS[name]
+    """The module of a command."""
     return importlib.import_module(f"trainer_launch.commands.{name.replace('-', '_')}")
 
 
@@ -295,6 +283,13 @@ def _with_hyphens(word: str) -> str:
     """An option as it is declared: torchrun's `--nproc_per_node=2` is `--nproc-per-node=2`."""
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value if flag.startswith("--") else word
+
+
+def _as_options(words: list[str]) -> list[str]:
+    """`help [COMMAND]` and `version` are the options of the same names."""
+    if words[:1] == ["version"] and len(words) == 1:
+        return ["--version"]
+    return [*words[1:2], "--help", *words[2:]] if words[:1] == ["help"] else words
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
@@ -363,9 +358,6 @@ COMMANDS = {
     "status": ("log_level",),
     "incidents": ("incident_dir", "log_level"),
     "install-shims": (),
-    "completion": (),
-    "help": (),
-    "version": (),
 }
 COMMAND_ALIASES = {"local": "rehearse"}  # what 0.2 called a command
 COMMON = {  # what --help shows where a command has many settings

@@ -15,7 +15,6 @@ from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.findings import exit_code
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import live, termination_message
-from trainer_launch.planning import programs
 from trainer_launch.planning.reading import live_pod, read
 from trainer_launch.planning.task import ports_of
 from trainer_launch.preflight import node_preflight, registry, report_formats, report_page, thresholds
@@ -79,7 +78,6 @@ def main(parsed: Parsed) -> int:
 
 
 def _main(parsed: Parsed, settings: Settings, doing: Doing) -> int:
-    programs.check_libc()
     selection = Selection.of(settings)
     thresholds.parse_flag(settings.threshold)
     thresholds.load_table(settings.reference)

@@ -109,7 +109,6 @@ def to_the_end(
     Raises:
         LaunchError: nothing could be started.
     """
-    programs.check_libc()
     scratch = private_folder()
     try:
         with shared_memory_care.kept_clean() as sweep:
@@ -224,10 +223,6 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
     plan = _with_preflights_findings(plan, settings)
     programs.check_torch(plan.engine)
     _tell(task, plan)
-    if settings.state_dir is not None:
-        from trainer_launch.preflight.container import resource_limits  # only who has a preflight needs the checks
-
-        resource_limits.compare(settings.state_dir, reading, settings)
     return task, plan
 
 

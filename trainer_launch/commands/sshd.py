@@ -22,7 +22,7 @@ from trainer_launch.mpi import ssh_server as server
 from trainer_launch.mpi.rank_environment import Handed, handed_on
 from trainer_launch.observability.observer import observed
 from trainer_launch.observability.termination_message import conclude, refuse, use_color
-from trainer_launch.planning import engines, programs
+from trainer_launch.planning import engines
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.mpi import SSHD, forwarded
 from trainer_launch.planning.reading import Reading, live_pod, read
@@ -62,7 +62,6 @@ def main(parsed: Parsed) -> int:
 
 def _main(parsed: Parsed) -> int:
     settings = parsed.settings
-    programs.check_libc()
     reading = read(live_pod(()), settings)
     scratch = private_folder()
     try:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.contracts import names
 from trainer_launch.contracts.generic_env import shows_others
 from trainer_launch.contracts.rows import Row, json_list, several
-from trainer_launch.contracts.source import Contract, JsonView, Marks, Source
+from trainer_launch.contracts.source import Contract, Marks, Source, Task, Word
 from trainer_launch.model import Endpoint, Job, NodeRange, hostfile
 from trainer_launch.model.errors import ContractError
+from trainer_launch.model.value_parsers import parse_endpoint
 
 _BY_HAND = ("PET_NNODES", "TORCHELASTIC_RUN_ID")  # whoever sets torchrun's variables says it all
 _INDEX = "JOB_COMPLETION_INDEX"
@@ -141,22 +143,28 @@ AZURE_ML = Contract(
 _POOLS = ("workerpool0", "workerpool1")
 
 
+class _ClusterSpec(Struct, frozen=True):
+    cluster: dict[Word, list[str]]
+    task: Task
+
+
 def _read_vertex(source: Source) -> Job:
     """Read the first two worker pools: the primary replica, and the workers. Others hold no ranks of torch.
 
     TF_CONFIG is there for every framework, the ranks of processes only in Google's images for PyTorch.
     """
-    spec = JsonView.of(source, "CLUSTER_SPEC", "hosts")
-    task = spec.get("task")
-    pool, index = task.get("type").word(), task.get("index").index()
-    pools = {name: [item.address().host for item in entry.list()] for name, entry in spec.get("cluster").items()}
+    spec = source.json("CLUSTER_SPEC", _ClusterSpec, "hosts")
+    pool, index = spec.task.type, spec.task.index
+    pools = {name: [_host(source, text) for text in spec.cluster.get(name, ())] for name in (*_POOLS, pool)}
     may_be_tensorflow = source.has("TF_CONFIG") and not source.has("RANK")
     if pool not in _POOLS and not may_be_tensorflow:
-        raise task.get("type").error("workerpool0 or workerpool1: replicas of other pools hold no ranks")
-    if index >= len(pools.get(pool, ())):
-        raise task.get("index").error(f"an index below {len(pools.get(pool, ()))}, the size of {pool}")
-    hosts = [host for name in _POOLS for host in pools.get(name, ())]
-    before = 0 if pool == _POOLS[0] else len(pools.get(_POOLS[0], ()))
+        expected = "workerpool0 or workerpool1: replicas of other pools hold no ranks"
+        raise source.error("CLUSTER_SPEC at task.type", pool, expected)
+    if index >= len(pools[pool]):
+        expected = f"an index below {len(pools[pool])}, the size of {pool}"
+        raise source.error("CLUSTER_SPEC at task.index", str(index), expected)
+    hosts = [host for name in _POOLS for host in pools[name]]
+    before = 0 if pool == _POOLS[0] else len(pools[_POOLS[0]])
     rank = before + index if pool in _POOLS else None
     job = several(source, len(hosts), rank, hosts, ("CLUSTER_SPEC",))
     if not may_be_tensorflow:
@@ -166,6 +174,13 @@ def _read_vertex(source: Source) -> Job:
         "a script of torch needs torchrun or --engine torch"
     )
     return replace(job, engine="plain")
+
+
+def _host(source: Source, text: str) -> str:
+    address = parse_endpoint(text, None, least_port=1)
+    if address is None:
+        raise source.error("CLUSTER_SPEC at cluster", text, "HOST:PORT")
+    return address.host
 
 
 VERTEX_AI = Contract("vertex-ai", Marks(all_of=("CLUSTER_SPEC",), none_of=_BY_HAND), _read_vertex)

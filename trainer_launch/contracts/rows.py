@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
@@ -25,18 +24,11 @@ def lines(source: Source, name: str) -> Sequence[str]:
 
 def json_list(source: Source, name: str) -> Sequence[str]:
     """Hosts as a JSON list; () where the variable is not set."""
-    text = source.text(name, "hosts", default=None)
-    if text is None:
+    if not source.has(name):
         return ()
-    try:
-        hosts = json.loads(text)
-    except (ValueError, RecursionError):
-        hosts = None
-    is_list = (
-        isinstance(hosts, list) and hosts and all(isinstance(host, str) and parse_host(host) for host in hosts)
-    )
-    if not is_list:
-        raise source.error(name, text, "a JSON list of host names")
+    hosts = source.json(name, list[str], "hosts")
+    if not hosts or not all(map(parse_host, hosts)):
+        raise source.error(name, source.peek(name), "a JSON list of host names")
     return tuple(hosts)
 
 

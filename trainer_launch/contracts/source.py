@@ -7,13 +7,12 @@ expected and the contract; every value that was read is kept as a `Fact`. No con
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar, cast
+from typing import Annotated, Protocol, TypeAlias, TypeVar, cast
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from trainer_launch.model import Endpoint, Fact, Job, Json, NodeRange, Origin, value_parsers
+from trainer_launch.model import Endpoint, Fact, Job, Json, NodeRange, Origin, codec, value_parsers
 from trainer_launch.model.errors import ContractError
 from trainer_launch.model.value_parsers import MAX_COUNT, NPROC_WORDS
 
@@ -23,7 +22,8 @@ T = TypeVar("T")
 MAX_VALUE_BYTES = 131_072  # Linux gives no process a longer variable (MAX_ARG_STRLEN)
 MAX_FILE_BYTES = 4_194_304  # a hostfile of 30,000 lines is smaller
 
-_WORD = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+# In the JSON of a variable.
+Word: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]{1,63}\Z")]
 
 
 class _Required:
@@ -77,6 +77,13 @@ class Marks(Struct, frozen=True, kw_only=True):
         """The marks that the pod has, for messages."""
         names = dict.fromkeys((*self.all_of, *self.any_of, *self.files, *self.shows))
         return tuple(n for n in names if (source.has_file(n) if n.startswith("/") else source.has(n)))
+
+
+class Task(Struct, frozen=True):
+    """Which of a job's pods this is, as TF_CONFIG and CLUSTER_SPEC have it."""
+
+    type: Word
+    index: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
 
 class Contract(Struct, frozen=True):
@@ -238,11 +245,18 @@ class Source:
         expected = "k=v pairs separated by commas, none of them empty"
         return self._get(name, field, expected, value_parsers.parse_conf, REQUIRED)
 
-    def json_object(self, name: str, field: str = "") -> dict[str, Json]:
-        """A JSON object."""
-        return self._get(
-            name, field, "a JSON object without repeated keys", value_parsers.parse_json_object, REQUIRED
-        )
+    def json(self, name: str, kind: type[T], field: str = "") -> T:
+        """A JSON value of this kind."""
+        value = self.raw(name)
+        if value is None:
+            raise self.missing(name, "a JSON object")
+        try:
+            parsed = codec.decode(kind, value, MAX_VALUE_BYTES)
+            json.loads(value, object_pairs_hook=_once_each)
+        except (codec.MessageError, ValueError, RecursionError) as problem:
+            raise self.error(name, value, f"JSON as its platform writes it ({problem})") from None
+        self.note(name, value, Origin.ENV, field)
+        return parsed
 
     # -- files --------------------------------------------------------------------------------
 
@@ -295,100 +309,14 @@ class Source:
         return parsed
 
 
+def _once_each(pairs: list[tuple[str, object]]) -> None:
+    """Nobody can tell which of two values was meant."""
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise ValueError("a key comes twice")
+
+
 def _plain(value: object) -> Json:
     """A parsed value as JSON has it."""
     if isinstance(value, Endpoint):
         return str(value)
     return value if isinstance(value, (bool, int, str, tuple)) else None
-
-
-# -- JSON in a variable ------------------------------------------------------------------------
-
-
-class JsonView:
-    """One value inside a JSON variable, and its place (`task.index`); every step checks the type."""
-
-    def __init__(self, source: Source, variable: str, value: Json, place: str = "") -> None:
-        self._source = source
-        self._variable = variable
-        self.value = value
-        self.place = place
-
-    @classmethod
-    def of(cls, source: Source, variable: str, field: str) -> JsonView:
-        """The whole object that `variable` holds."""
-        return cls(source, variable, source.json_object(variable, field))
-
-    def error(self, expected: str) -> ContractError:
-        """The one sentence for this value."""
-        where = f"{self._variable} at {self.place[:80]}" if self.place else self._variable
-        return self._source.error(where, _short(self.value), expected)
-
-    def get(self, key: str) -> JsonView:
-        """The value under `key` of an object; None stands for one that is absent."""
-        place = f"{self.place}.{key}" if self.place else key
-        return JsonView(self._source, self._variable, self.mapping().get(key), place)
-
-    def mapping(self) -> Mapping[str, Json]:
-        """This value as an object."""
-        if not isinstance(self.value, dict):
-            raise self.error("a JSON object")
-        return self.value
-
-    def items(self) -> tuple[tuple[str, JsonView], ...]:
-        """The entries of an object, by words; in their order, as Go writes them: who wrote it may not have."""
-        if not all(_WORD.fullmatch(key) for key in self.mapping()):
-            raise self.error("keys of letters, digits, '_', '.' and '-'")
-        return tuple((key, self.get(key)) for key in sorted(self.mapping()))
-
-    def list(self) -> tuple[JsonView, ...]:
-        """The items of a list."""
-        if not isinstance(self.value, list):
-            raise self.error("a JSON list")
-        return tuple(
-            JsonView(self._source, self._variable, item, f"{self.place}[{at}]")
-            for at, item in enumerate(self.value)
-        )
-
-    def word(self) -> str:
-        """A short plain text."""
-        return self._text(
-            "a word of letters, digits, '_', '.' and '-'", lambda v: v if _WORD.fullmatch(v) else None
-        )
-
-    def host(self) -> str:
-        """A host name or an IP address."""
-        return self._text("a host name", value_parsers.parse_host)
-
-    def address(self) -> Endpoint:
-        """HOST:PORT."""
-        return self._text("HOST:PORT", lambda v: value_parsers.parse_endpoint(v, None, least_port=1))
-
-    def index(self) -> int:
-        """A whole number of at least 0."""
-        return self._number(0, MAX_COUNT)
-
-    def port(self) -> int:
-        """A TCP port."""
-        return self._number(1, 65535)
-
-    def _text(self, expected: str, parse: Callable[[str], P | None]) -> P:
-        parsed = parse(self.value) if isinstance(self.value, str) else None
-        if parsed is None:
-            raise self.error(expected)
-        return parsed
-
-    def _number(self, least: int, most: int) -> int:
-        # bool is an int to Python, and 1.0 is not one to the controllers
-        if type(self.value) is not int or not least <= self.value <= most:
-            raise self.error(f"a whole number from {least} to {most}")
-        return self.value
-
-
-def _short(value: Json) -> str:
-    if isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value)
-    except (ValueError, RecursionError):  # a number too long to print, or a nest too deep
-        return f"a {type(value).__name__}"

@@ -5,22 +5,23 @@ Each is read by the variables of its row in `v1_table`. PyTorchJob has a module 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.contracts import generic_env, names, v1_table
 from trainer_launch.contracts.rows import Row
-from trainer_launch.contracts.source import Contract, JsonView, Marks, Source
+from trainer_launch.contracts.source import Contract, Marks, Source, Task, Word
 from trainer_launch.model import Endpoint, Job, Member, NodeRange
-from trainer_launch.model.value_parsers import parse_host
+from trainer_launch.model.errors import ContractError
+from trainer_launch.model.value_parsers import parse_endpoint, parse_host
 
 _TF_CONFIG = v1_table.TENSORFLOW.variable("config")
 _LEGACY = "sparseCluster"  # the key up to 1.6
 _CHIEFS = ("chief", "master")
-_Lists: TypeAlias = "dict[str, tuple[Endpoint, ...]]"  # addresses by role
+_Cluster: TypeAlias = "Mapping[str, list[str] | dict[str, str] | None]"  # addresses by role
 
 JAX = Contract(
     "jaxjob-v1",
@@ -120,150 +121,142 @@ PADDLE = Contract(
 )
 
 
-# -- TF_CONFIG and MX_CONFIG have all nodes' addresses by their roles -------------------------------
+# -- TFJob: TF_CONFIG has all nodes' addresses by their roles ----------------------------------------
 
 
-class _Task(Struct, frozen=True):
-    type: str
-    index: int
+class _TfConfig(Struct, frozen=True, kw_only=True):
+    """TF_CONFIG; with enableDynamicWorker the workers are an object by index, and up to 1.6 under another key."""
 
-    @classmethod
-    def of(cls, config: JsonView) -> _Task:
-        task = config.get("task")
-        return cls(task.get("type").word(), task.get("index").index())
-
-
-def _own_address(cluster: JsonView, lists: _Lists, task: _Task) -> str:
-    if task.type not in lists:
-        raise cluster.error(f"a list under {task.type}, which is this task's type")
-    addresses = lists[task.type]
-    if task.index >= len(addresses):
-        raise cluster.get(task.type).error(f"more than {task.index} addresses, because task.index is {task.index}")
-    return str(addresses[task.index])
-
-
-def _lists(cluster: JsonView, address: Callable[[JsonView], Endpoint]) -> _Lists:
-    return {role: tuple(address(item) for item in entry.list()) for role, entry in cluster.items()}
-
-
-def _full_job(source: Source, lists: _Lists, task: _Task, leader: Endpoint | None, leads: bool) -> Job:
-    """A job all of whose pods are listed."""
-    nodes = sum(map(len, lists.values()))
-    source.derive(
-        task_type=task.type,
-        task_index=task.index,
-        cluster={role: tuple(map(str, addresses)) for role, addresses in lists.items()},
-    )
-    return Job(
-        role=task.type,
-        nodes=NodeRange(nodes, nodes) if nodes else None,
-        coordinator=leader,
-        is_coordinator=leads and task.index == 0,
-        members=tuple(Member(address.host) for addresses in lists.values() for address in addresses),
-        engine="plain",
-    )
-
-
-# -- TF_CONFIG ----------------------------------------------------------------------------------
+    task: Task
+    cluster: dict[Word, list[str] | dict[str, str] | None] | None = None
+    legacy: dict[Word, list[str] | dict[str, str] | None] | None = field(name=_LEGACY, default=None)
+    environment: Word | None = None
 
 
 def _read_tensorflow(source: Source) -> Job:
     """Read TF_CONFIG: full, or sparse with enableDynamicWorker. A job of one replica has none."""
-    config = JsonView.of(source, _TF_CONFIG, "cluster")
-    task = _Task.of(config)
-    legacy = "cluster" not in config.mapping() and _LEGACY in config.mapping()
-    cluster = config.get(_LEGACY if legacy else "cluster")
-    cluster.mapping()
-    sparse = legacy or isinstance(cluster.get("worker").value, dict)
-    if not sparse:
-        return _full(source, config, cluster, task)
-    job = _sparse(source, config, cluster, task)
-    source.derive(legacy_key=_LEGACY if legacy else None)
+    config = source.json(_TF_CONFIG, _TfConfig, "cluster")
+    is_legacy = config.cluster is None and config.legacy is not None
+    cluster = config.legacy if is_legacy else config.cluster
+    if cluster is None:
+        raise _bad(source, "cluster", "null", "the addresses of the job's pods")
+    if not is_legacy and not isinstance(cluster.get("worker"), dict):
+        return _full(source, config, cluster)
+    job = _sparse(source, config, cluster)
+    source.derive(legacy_key=_LEGACY if is_legacy else None)
     source.warn("TF_CONFIG is sparse: the number of workers is unknown")
     return job
 
 
-def _full(source: Source, config: JsonView, cluster: JsonView, task: _Task) -> Job:
-    lists = _lists(cluster, JsonView.address)
+def _bad(source: Source, place: str, value: str, expected: str) -> ContractError:
+    return source.error(f"{_TF_CONFIG} at {place}", value, expected)
+
+
+def _addresses(source: Source, cluster: _Cluster, role: str) -> dict[str, Endpoint]:
+    """The addresses of a role by their indices; null stands for none."""
+    entry = cluster.get(role) or []
+    if isinstance(cluster.get(role), dict) and role != "worker":
+        raise _bad(source, role, "an object", "a list")
+    by_index = entry if isinstance(entry, dict) else {str(index): text for index, text in enumerate(entry)}
+    found: dict[str, Endpoint] = {}
+    for index, text in sorted(by_index.items(), key=lambda pair: pair[0].rjust(20)):
+        address = parse_endpoint(text, None, least_port=1)
+        if address is None or not index.isdecimal():
+            raise _bad(source, f"{role}.{index[:20]}", text, "HOST:PORT, under a pod's index")
+        found[index] = address
+    return found
+
+
+def _full(source: Source, config: _TfConfig, cluster: _Cluster) -> Job:
+    """A job all of whose pods are listed."""
+    task = config.task
+    by_role = {role: _addresses(source, cluster, role) for role in sorted(cluster)}
     # TF's own convention leaves the evaluator out
-    is_outside = task.type == "evaluator" and task.type not in lists
-    own = None if is_outside else _own_address(cluster, lists, task)
-    counts = {role: len(addresses) for role, addresses in lists.items()}
-    chief = next((lists[role][0] for role in v1_table.TENSORFLOW.leaders if lists.get(role)), None)
+    is_outside = task.type == "evaluator" and task.type not in by_role
+    own = by_role.get(task.type, {}).get(str(task.index))
+    if own is None and not is_outside:
+        raise _bad(source, "task", f"{task.type} {task.index}", "a type and index that cluster has")
+    counts = {role: len(addresses) for role, addresses in by_role.items()}
+    chief = next((by_role[role]["0"] for role in v1_table.TENSORFLOW.leaders if by_role.get(role)), None)
     has_chief = any(counts.get(role) for role in _CHIEFS)
-    leads = task.type in _CHIEFS or (task.type == "worker" and not has_chief)
+    leads = task.index == 0 and (task.type in _CHIEFS or (task.type == "worker" and not has_chief))
+    nodes = sum(counts.values())
     source.derive(
-        environment=_environment(config),
-        self_address=own,
-        is_chief=leads and task.index == 0,
+        environment=config.environment,
+        self_address=None if own is None else str(own),
+        is_chief=leads,
         num_workers=counts.get("worker", 0),
         num_ps=counts.get("ps", 0),
         num_evaluators=counts.get("evaluator", 0),
         # The operator lists evaluators in the cluster; TF wants them outside of the collective.
-        nodes_in_training=sum(counts.values()) - counts.get("evaluator", 0),
+        nodes_in_training=nodes - counts.get("evaluator", 0),
+        task_type=task.type,
+        task_index=task.index,
+        cluster={role: tuple(map(str, addresses.values())) for role, addresses in by_role.items()},
     )
-    return _full_job(source, lists, task, chief, leads)
+    return Job(
+        role=task.type,
+        nodes=NodeRange(nodes, nodes) if nodes else None,
+        coordinator=chief,
+        is_coordinator=leads,
+        members=tuple(Member(address.host) for each in by_role.values() for address in each.values()),
+        engine="plain",
+    )
 
 
-def _sparse(source: Source, config: JsonView, cluster: JsonView, task: _Task) -> Job:
-    environment = _environment(config)
-    workers = {key: str(entry.address()) for key, entry in _entries(cluster.get("worker"))}
-    servers = _servers(cluster.get("ps"))
+def _sparse(source: Source, config: _TfConfig, cluster: _Cluster) -> Job:
+    """A job of which a worker sees itself and all parameter servers, and a parameter server only itself."""
+    task = config.task
+    workers = {index: str(address) for index, address in _addresses(source, cluster, "worker").items()}
+    servers = tuple(map(str, _addresses(source, cluster, "ps").values()))
+    own = None  # chief, master and evaluator are told no address
+    if task.type == "worker":
+        own = workers.get(str(task.index))
+    elif task.type == "ps":  # it sees only itself, first in the list, whatever its index
+        own = next(iter(servers[0 if len(servers) == 1 else task.index :]), None)
+    if own is None and task.type in ("worker", "ps"):
+        raise _bad(source, "task", f"{task.type} {task.index}", "a type and index that cluster has")
     source.derive(
         task_type=task.type,
         task_index=task.index,
-        environment=environment,
+        environment=config.environment,
         workers_known=workers,
         ps_known=servers,
-        self_address=_own_sparse_address(cluster, workers, servers, task),
+        self_address=own,
     )
-    leads = task.type in _CHIEFS and task.index == 0
-    return Job(role=task.type, is_coordinator=leads, engine="plain", sparse=True)
+    return Job(role=task.type, is_coordinator=task.type in _CHIEFS and task.index == 0, engine="plain", sparse=True)
 
 
-def _entries(worker: JsonView) -> tuple[tuple[str, JsonView], ...]:
-    entries = () if worker.value is None else worker.items()
-    if not all(key.isdecimal() for key, _ in entries):
-        raise worker.error("addresses by index")
-    return entries
+TENSORFLOW = Contract("tfjob-v1", Marks(all_of=(_TF_CONFIG,)), _read_tensorflow, kind=v1_table.TENSORFLOW.name)
 
 
-def _servers(ps: JsonView) -> tuple[str, ...]:
-    # null stands for "there are none"
-    return () if ps.value is None else tuple(str(item.address()) for item in ps.list())
-
-
-def _own_sparse_address(
-    cluster: JsonView, workers: dict[str, str], servers: tuple[str, ...], task: _Task
-) -> str | None:
-    if task.type == "worker":
-        if str(task.index) not in workers:
-            raise cluster.get("worker").error(f"an address under {task.index}, which is task.index")
-        return workers[str(task.index)]
-    if task.type == "ps":  # it sees only itself, first in the list, whatever its index
-        if len(servers) != 1 and task.index >= len(servers):
-            raise cluster.get("ps").error("this server's own address")
-        return servers[0] if len(servers) == 1 else servers[task.index]
-    return None  # chief, master and evaluator are told no address
-
-
-def _environment(config: JsonView) -> str | None:
-    environment = config.get("environment")
-    return None if environment.value is None else environment.word()
-
-
-# -- MX_CONFIG, and the DMLC_* variables of MXNet's parameter servers --------------------------------
+# -- MXJob: MX_CONFIG, and the DMLC_* variables of MXNet's parameter servers ---------------------------
 
 _MX = v1_table.MXNET
 _MX_CONFIG, _URI, _ROLE, _WORKER_ID = (_MX.variable(value) for value in ("config", "host", "role", "worker_index"))
 
 
+class _MxAddress(Struct, frozen=True):
+    url: str
+    port: Annotated[int, Meta(ge=1, le=65535)]
+
+
+class _MxConfig(Struct, frozen=True):
+    task: Task
+    cluster: dict[Word, list[_MxAddress]]
+
+
 def _read_mxnet(source: Source) -> Job:
     """Read MX_CONFIG, and check that DMLC_* says the same."""
-    config = JsonView.of(source, _MX_CONFIG, "cluster")
-    task = _Task.of(config)
-    lists = _lists(config.get("cluster"), lambda item: Endpoint(item.get("url").host(), item.get("port").port()))
-    own = _own_address(config.get("cluster"), lists, task)
+    config = source.json(_MX_CONFIG, _MxConfig, "cluster")
+    task, by_role = config.task, {role: config.cluster[role] for role in sorted(config.cluster)}
+    for address in (address for addresses in by_role.values() for address in addresses):
+        if parse_host(address.url) is None:
+            raise source.error(f"{_MX_CONFIG} at cluster", address.url, "a host name")
+    own = next(iter(by_role.get(task.type, [])[task.index : task.index + 1]), None)
+    if own is None:
+        expected = "a type and index that cluster has"
+        raise source.error(f"{_MX_CONFIG} at task", f"{task.type} {task.index}", expected)
     role = source.text(_ROLE, "role", default=task.type)
     if role != task.type:
         raise source.error(_ROLE, role, f"the task's type in MX_CONFIG, which is {task.type}")
@@ -272,11 +265,22 @@ def _read_mxnet(source: Source) -> Job:
         raise source.error(_WORKER_ID, str(worker), f"the task's index in MX_CONFIG, which is {task.index}")
     root = _root(source)
     source.derive(
-        self_address=own,
+        self_address=f"{own.url}:{own.port}",
         num_workers=source.count(_MX.variable("workers"), "num_workers", least=0, default=None),
         num_servers=source.count(_MX.variable("servers"), "num_servers", least=0, default=None),
+        task_type=task.type,
+        task_index=task.index,
+        cluster={role: tuple(f"{pod.url}:{pod.port}" for pod in pods) for role, pods in by_role.items()},
     )
-    return _full_job(source, lists, task, root, task.type == "scheduler")
+    hosts = [pod.url for pods in by_role.values() for pod in pods]
+    return Job(
+        role=task.type,
+        nodes=NodeRange(len(hosts), len(hosts)),
+        coordinator=root,
+        is_coordinator=task.type == "scheduler" and task.index == 0,
+        members=tuple(map(Member, hosts)),
+        engine="plain",
+    )
 
 
 def _root(source: Source) -> Endpoint | None:
@@ -288,5 +292,4 @@ def _root(source: Source) -> Endpoint | None:
     return Endpoint(host, port) if port else None
 
 
-TENSORFLOW = Contract("tfjob-v1", Marks(all_of=(_TF_CONFIG,)), _read_tensorflow, kind=v1_table.TENSORFLOW.name)
 MXNET = Contract("mxjob-v1", Marks(all_of=(_MX_CONFIG,), shows=(_ROLE, _URI)), _read_mxnet, kind=_MX.name)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from queue import Empty, Queue, SimpleQueue
+from queue import Empty, Queue
 from typing import TypeAlias
 
 from trainer_launch.model.units import listed
@@ -136,10 +136,10 @@ class PendingNames:
     """Resolves names until all have an address; `fd` is readable when `news` has something to tell."""
 
     def __init__(self, names: Iterable[str], resolver: Lookup = lookup) -> None:
-        self._names = tuple(dict.fromkeys(names))
         self._resolve = resolver
-        self._pending = dict.fromkeys(self._names, "no answer yet")
-        self._answers: SimpleQueue[tuple[str, str | None]] = SimpleQueue()
+        self._problems = dict.fromkeys(
+            names, ""
+        )  # by name that does not resolve: why not, "" before it was asked for
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._say_at_s = 0.0
@@ -147,29 +147,21 @@ class PendingNames:
         self.fd, self._post_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def start(self) -> None:
-        """Begin; the threads are daemons, so one that is stuck in the resolver cannot keep us alive."""
-        for i in range(min(_THREADS, len(self._names))):
-            threading.Thread(target=self._run, args=(self._names[i::_THREADS],), daemon=True).start()
+        """Begin; the thread is a daemon, so one that is stuck in the resolver cannot keep us alive."""
+        threading.Thread(target=self._run, daemon=True, name="resolver").start()
 
     def news(self, now_s: float) -> tuple[bool, str | None]:
         """Take in the answers: whether all resolve, and a sentence when it is time to say one."""
-        self._drain()
-        failed = False
-        while True:
-            try:
-                name, error = self._answers.get_nowait()
-            except Empty:
-                break
-            if error is None:
-                self._pending.pop(name, None)
-            else:
-                self._pending[name] = error
-                failed = True
-        if not failed or not self._pending or now_s < self._say_at_s:
-            return not self._pending, None
+        try:
+            os.read(self.fd, 65536)
+        except BlockingIOError:
+            return not self._problems, None
+        problems = [f"{name} ({why})" for name, why in self._problems.items()]
+        if not problems or now_s < self._say_at_s:
+            return not problems, None
         self._say_at_s = now_s + self._say_every_s
         self._say_every_s = min(2 * self._say_every_s, _LONGEST_SAY_S)
-        return False, self._sentence()
+        return False, f"not resolved yet: {listed(problems, _SHOWN)}"
 
     def close(self) -> None:
         """Stop asking. Under the lock: a late answer must not be written into a descriptor used anew."""
@@ -178,31 +170,23 @@ class PendingNames:
             os.close(self.fd)
             os.close(self._post_fd)
 
-    def _sentence(self) -> str:
-        pending = [f"{name} ({error})" for name, error in self._pending.items()]
-        return f"not resolved yet: {listed(pending, _SHOWN)}"
-
-    def _drain(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.fd, 65536)
-
-    def _run(self, names: Iterable[str]) -> None:
-        pending, pause_s = list(names), _FIRST_PAUSE_S
-        while pending:
-            pending = [name for name in pending if not self._ask(name)]
-            if self._closed.wait(pause_s if pending else 0):
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while self._problems:
+            answers = {name: self._problem(name) for name in self._problems}
+            self._problems = {name: why for name, why in answers.items() if why}
+            with self._lock, contextlib.suppress(BlockingIOError):  # full: its reader is due to wake up anyway
+                if self._closed.is_set():
+                    return
+                os.write(self._post_fd, b".")
+            if self._closed.wait(pause_s):
                 return
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _ask(self, name: str) -> bool:
-        error: str | None = None
+    def _problem(self, name: str) -> str:
+        """Why a name does not resolve; "": it does."""
         try:
             self._resolve(name)
         except OSError as problem:
-            error = getattr(problem, "strerror", None) or str(problem)
-        self._answers.put((name, error))
-        with self._lock:
-            if not self._closed.is_set():
-                with contextlib.suppress(BlockingIOError):  # full: its reader is due to wake up anyway
-                    os.write(self._post_fd, b".")
-        return error is None
+            return getattr(problem, "strerror", None) or str(problem)
+        return ""

@@ -86,48 +86,6 @@ def _of(entry: os.DirEntry[str]) -> Iterator[Segment]:
         yield Segment(entry.name, seen.st_ino, seen.st_dev, seen.st_uid, taken)
 
 
-def holders(of: Collection[Segment], proc: str = "/proc") -> dict[tuple[str, int], tuple[int, ...]]:
-    """Find who has these mapped or open now, among the processes that we can see and may look into."""
-    wanted = {(segment.device, segment.inode): segment.key for segment in of}
-    found: dict[tuple[str, int], list[int]] = {}
-    for name in _listed(proc):
-        if name.isdigit():
-            files = set(_mapped(f"{proc}/{name}/maps")) | set(_opened(f"{proc}/{name}/fd"))
-            for file in files & wanted.keys():
-                found.setdefault(wanted[file], []).append(int(name))
-    return {key: tuple(sorted(pids)) for key, pids in found.items()}
-
-
-def _mapped(path: str) -> Iterator[tuple[int, int]]:
-    """Devices and inodes in /proc/PID/maps: `range perms offset major:minor inode path`."""
-    try:
-        lines = Path(path).read_bytes().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        fields = line.split(None, 5)
-        if len(fields) == 6 and fields[4] != b"0":
-            major, _, minor = fields[3].partition(b":")
-            with contextlib.suppress(ValueError, OverflowError):
-                yield os.makedev(int(major, 16), int(minor, 16)), int(fields[4])
-
-
-def _opened(folder: str) -> Iterator[tuple[int, int]]:
-    for number in _listed(folder):
-        try:
-            seen = os.stat(f"{folder}/{number}")
-        except OSError:  # it was closed meanwhile
-            continue
-        yield seen.st_dev, seen.st_ino
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
 def may_enlarge(root: Path = Path("/")) -> bool:
     """Whether this process may try: it can mount, and what is there is a writable memory file system."""
     capabilities = _CAPABILITIES.search(files.text(root / "proc/self/status"))

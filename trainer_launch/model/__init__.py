@@ -215,9 +215,7 @@ class Destination(Struct, frozen=True, kw_only=True):
 
     file: str | None = None  # all of it
     is_shown: bool = True  # on the launcher's own stream, too
-    prefix: str = ""  # of each line that is shown or copied
-    copy: str | None = None  # a file that all workers of the node share, with the lines that have one of `needles`
-    needles: tuple[str, ...] = ()
+    prefix: str = ""  # of each line that is shown
 
 
 class Forked(Struct, frozen=True):

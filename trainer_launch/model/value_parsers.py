@@ -5,21 +5,16 @@ Pure: nothing here knows a pod, a variable or a file.
 
 from __future__ import annotations
 
-import importlib
-import json
 import math
 import re
-import sys
-import warnings
-from collections.abc import Iterator
 from ipaddress import IPv6Address, ip_address
-from typing import Any
 
-from trainer_launch.model import Endpoint, Json, NodeRange, PortRange
+from trainer_launch.model import Endpoint, NodeRange, PortRange
 from trainer_launch.model.errors import ContractError
 from trainer_launch.model.redaction import redact
 
 MAX_COUNT = 1_000_000
+MAX_LINE = 500  # characters of a line of output that patterns look in
 NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
 
 _SHOWN = 60  # characters of a bad value that a message repeats
@@ -30,6 +25,11 @@ _NUMBER = re.compile(r"[0-9]{1,12}")
 _SECONDS = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _DURATION = re.compile(rf"(?:({_SECONDS})h)?(?:({_SECONDS})m)?(?:({_SECONDS})s)?(?:({_SECONDS})ms)?")
 _UNITS_S = (3600.0, 60.0, 1.0, 0.001)
+_QUANTITY = re.compile(
+    r"([+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}))([eE][+-]?[0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?"
+)
+_POWERS = {"": 1, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_POWERS |= {"E": 10**18, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60}
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 _SCOPE = re.compile(r"(%[A-Za-z0-9_.-]{1,32})?")
 _PATH = re.compile(r"/[^\0-\x1f\x7f]{0,4095}")
@@ -79,6 +79,15 @@ def parse_duration(value: str) -> float | None:
     if not value or parts is None:
         return None
     return round(sum(float(part) * unit_s for part, unit_s in zip(parts.groups("0"), _UNITS_S, strict=True)), 3)
+
+
+def parse_quantity(value: str) -> int | None:
+    """A number as Kubernetes writes it, such as 4, 500m or 16Gi, rounded up."""
+    parts = _QUANTITY.fullmatch(value.strip())
+    if parts is None:
+        return None
+    unit = parts[2] or ""
+    return math.ceil(float(parts[1]) * _POWERS[unit] if unit in _POWERS else float(parts[1] + unit))
 
 
 def parse_flag(value: str) -> bool | None:
@@ -189,71 +198,3 @@ def parse_hosts(value: str) -> tuple[str, ...] | None:
     """Host names separated by commas."""
     names = tuple(parse_host(part) for part in value.split(","))
     return tuple(n for n in names if n is not None) if None not in names else None
-
-
-def parse_json_object(value: str) -> dict[str, Json] | None:
-    """A JSON object, in which no key comes twice and no number is NaN or infinite."""
-    try:
-        parsed = json.loads(value, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_repeats)
-    except (ValueError, RecursionError):
-        return None
-    return parsed if isinstance(parsed, dict) else None
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"{text} is out of range for a float")
-    return number
-
-
-def _no_repeats(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a key is repeated")
-    return made
-
-
-# -- regular expressions that users write ------------------------------------------------------
-
-# Python tries all ways in which a pattern may fit, and holds everything else up meanwhile, signals too. A repeat
-# in a repeat, such as `(a+)+`, has so many ways that a line of 40 characters is enough.
-MAX_LINE = 500  # characters of a line to look in: .*a.*b takes the third power of them
-_FEW = 4  # times that a part may come again, whatever is in it: [0-9]+(\.[0-9]+){3}
-_parser: Any = importlib.import_module("sre_parse" if sys.version_info < (3, 11) else "re._parser")
-
-
-def compiled_pattern(pattern: str) -> re.Pattern[str] | None:
-    """It made ready; None when it is none, or might take for ever."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what a later Python may read differently
-            made = re.compile(pattern)
-            return None if _runs_away(_parser.parse(pattern)) else made
-    except (re.error, OverflowError, RecursionError, ValueError):
-        return None
-
-
-def _runs_away(tree: Any, *, in_repeat: bool = False) -> bool:
-    """Whether a part that may come often has parts that fit in more than one way."""
-    for kind, value in tree:
-        is_repeat = str(kind).endswith("REPEAT")
-        if in_repeat and (str(kind) == "BRANCH" or (is_repeat and value[0] != value[1])):
-            return True
-        within = in_repeat or (is_repeat and value[1] > _FEW)
-        if any(_runs_away(part, in_repeat=within) for part in _parts(value)):
-            return True
-    return False
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    """The expressions in a node of Python's own parser."""
-    if isinstance(value, _parser.SubPattern):
-        yield value
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from _parts(one)

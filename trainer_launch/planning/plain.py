@@ -7,7 +7,6 @@ A program is TensorFlow, XGBoost, Paddle, JAX, a script of a shell, anything. A 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import PurePosixPath
 
 import trainer_launch
@@ -28,9 +27,6 @@ from trainer_launch.planning.command import (
 )
 from trainer_launch.planning.job import workers_asked_for
 from trainer_launch.planning.task import Engine, Task, env_of_program, repaired
-
-_RUNS = re.compile(r"\S+ (?:run|profile) |ncu ")  # such as uv run, nsys profile
-_TRAINS = re.compile(r"(?:.*/)?python[0-9.]*|.*\.py")
 
 
 def _serves(job: Job, command: Command) -> str | None:
@@ -142,14 +138,7 @@ def _runs_as_it_is(task: Task) -> str:
     name, workers = _shown(task.command), task.topology.local_world_size or "N"
     lost = f"{name} runs once on this node: trainer-launch sets no RANK and restarts no failed worker in place."
     if runs_one_program(task.command.argv):
-        words = task.command.argv
-        at = next((at for at, word in enumerate(words) if _TRAINS.fullmatch(word)), 2)
-        also = (
-            f", or type: {named(' '.join(words[:at]))} trainer-launch run -- …"
-            if _RUNS.match(" ".join(words))
-            else "."
-        )
-        return f"{lost} To start its workers, add --nproc-per-node {workers}{also}"
+        return f"{lost} To start its workers, add --nproc-per-node {workers}."
     return (
         f"{lost} If {name} starts the training, put `trainer-launch run --` in front of the training command in "
         f"it. If it is the worker itself, add --nproc-per-node {workers}."

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from trainer_launch.host.files import text
-from trainer_launch.model.errors import NotRunnableError, UsageError
+from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.model.suggestions import did_you_mean, nearest
 from trainer_launch.planning.command import Command, Kind, is_shell, parse_command, runs_one_program
 
@@ -104,20 +103,6 @@ def check(command: Command, path: str | None) -> None:
         _check_script(command.program[0])
     elif command.kind is Kind.PROGRAM or (command.kind is Kind.FRONT_END and command.argv[0] != "-m"):
         _check_executable(command.argv[0], path)
-
-
-def check_libc(maps: str = "/proc/self/maps") -> None:
-    """See that the C library is one that torch is built for, by the files that a process has mapped.
-
-    Raises:
-        UsageError: it is musl.
-    """
-    musl = re.search(r"/\S*(?:/ld-musl-|/libc\.musl-|-musl/libc\.so)\S*", text(maps))
-    if musl is not None:
-        raise UsageError(
-            f"the C library of this image is musl ({musl[0]}), as in Alpine, and PyTorch has no builds for it; "
-            "use an image with glibc, such as debian:stable-slim or python:3.12-slim"
-        )
 
 
 def check_torch(engine: str) -> None:

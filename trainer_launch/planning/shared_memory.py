@@ -6,13 +6,12 @@ and what is in use already is counted.
 
 from __future__ import annotations
 
-import re
-
 from msgspec import Struct
 
 from trainer_launch.model import Host
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.units import MIB, counted, in_mib
+from trainer_launch.model.value_parsers import parse_quantity
 
 # Nobody can know a program's data loaders before it runs. A rule of thumb, for each worker: 4 loader processes,
 # each 2 batches ahead (torch's default prefetch_factor), of 32 MiB (64 images of 3 x 224 x 224 floats are 37).
@@ -28,9 +27,6 @@ NCCL_BYTES = 4 * NCCL_SEGMENT_BYTES
 MPI_BYTES = 20 * MIB
 SHARE_OF_LIMIT = 0.5  # of the container's memory may be shared memory; what Linux itself takes of a machine's
 
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kMGT]|[KMGT]i)?")
 _YAML = (
     "volumes: [{{name: shm, emptyDir: {{medium: Memory, sizeLimit: {size}}}}}] in the pod, "
     "volumeMounts: [{{name: shm, mountPath: /dev/shm}}] in the container"
@@ -103,9 +99,8 @@ def parse_size(text: str) -> int:
     Raises:
         UsageError: it is none.
     """
-    found = _SIZE.fullmatch(text)
-    size = int(float(found[1]) * _UNITS[found[2] or ""]) if found else 0
-    if not 0 < size < 1 << 62:
+    size = parse_quantity(text)
+    if size is None or not 0 < size < 1 << 62:
         raise UsageError(f"--shm-size is {text[:60]!r}; expected auto, keep, or a size such as 8Gi")
     return size
 

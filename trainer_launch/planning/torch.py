@@ -344,6 +344,9 @@ def handed_over(task: Task) -> str | None:
         return f"{unknown[0].partition('=')[0]} is an option of a newer torchrun"
     if "logs_specs" in options:
         return "--logs-specs loads a class into torchrun"
+    for name in ("duplicate_stdout_filters", "duplicate_stderr_filters"):
+        if options.get(name):
+            return f"{torchrun_options.OPTIONS[name].flag} has torchrun look into each line of output"
     if options.get("event_log_handler", "") not in _NULL:
         return f"--event-log-handler {options['event_log_handler']} records events of torchrun's agent"
     if "run_path" in options:

@@ -275,14 +275,7 @@ def visible_devices(env: Mapping[str, str]) -> tuple[str, ...] | None:
 # -- where torchrun sends its workers' output --------------------------------------------------
 
 
-NAMES = (
-    "log_dir",
-    "redirects",
-    "tee",
-    "local_ranks_filter",
-    "duplicate_stdout_filters",
-    "duplicate_stderr_filters",
-)
+NAMES = ("log_dir", "redirects", "tee", "local_ranks_filter")
 NOWHERE = "/dev/null"  # as --log-dir: torchrun writes no file at all
 _PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _STREAMS = {1: "stdout", 2: "stderr"}
@@ -337,26 +330,16 @@ def destinations(
     return {local_rank: streams for local_rank, streams in found.items() if streams}
 
 
-def copies(options: Mapping[str, str], attempt_folder: str) -> tuple[str, ...]:
-    """The files that torchrun makes for filtered lines, even where no line ever comes."""
-    if not attempt_folder:
-        return ()
-    return tuple(_copy(attempt_folder, stream) for stream in _STREAMS if _needles(options, stream))
-
-
 def _destination(
     options: Mapping[str, str], attempt_folder: str, local_rank: int, stream: int, prefix: str
 ) -> Destination:
     tee = bool(_chosen(options.get("tee", "0"), local_rank) & stream)
     redirect = bool(_chosen(options.get("redirects", "0"), local_rank) & stream)
     is_wanted = _is_wanted(options.get("local_ranks_filter", ""), local_rank)
-    needles = _needles(options, stream) if tee and is_wanted else ()
     return Destination(
         file=f"{attempt_folder}/{local_rank}/{_STREAMS[stream]}.log" if tee or redirect else None,
         is_shown=is_wanted and (tee or not redirect),
         prefix=prefix if tee and is_wanted else "",
-        copy=_copy(attempt_folder, stream) if needles else None,
-        needles=needles,
     )
 
 
@@ -370,16 +353,6 @@ def _chosen(value: str, local_rank: int) -> int:
 
 def _is_wanted(ranks: str, local_rank: int) -> bool:
     return not ranks or local_rank in [int(rank) for rank in ranks.split(",")]
-
-
-def _needles(options: Mapping[str, str], stream: int) -> tuple[str, ...]:
-    """The words of --duplicate-stdout-filters; two commas stand for one that is part of a word."""
-    value = options.get(f"duplicate_{_STREAMS[stream]}_filters", "")
-    return tuple(word.replace("\0", ",") for word in value.replace(",,", "\0").split(",")) if value else ()
-
-
-def _copy(attempt_folder: str, stream: int) -> str:
-    return f"{attempt_folder}/filtered_{_STREAMS[stream]}.log"
 
 
 def _prefix(env: Mapping[str, str], role: str, local_rank: int, rank: int) -> str:

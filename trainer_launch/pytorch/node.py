@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from trainer_launch.host import runtime_directory
-from trainer_launch.host.gpu_holders import GpuHolders
 from trainer_launch.host.machine import machine_name
 from trainer_launch.host.slow_files import within
 from trainer_launch.membership import protocol as say
@@ -113,7 +112,6 @@ class Node:
         self._incidents, self._stragglers, self._watch = diagnosis
         self._observer = observer
         system.mark = runtime_directory.VARIABLE, self._workers.run_dir
-        self._gpus = GpuHolders(self._workers.env)
         self._folders = LogFolders(self._workers, self._membership.job)
         self.phase = NodePhase.WAITING if plan.wait_for else NodePhase.JOINING
         self._started_at_s = system.now()
@@ -367,7 +365,6 @@ class Node:
         group.places = worker_processes.places(workers, formed, folder, are_forked=self._starter.forks)
         started = {"workers": len(specs), "first_rank": formed.first_rank}
         runtime_directory.tell(workers.run_dir, "workers_started", **started)
-        self._gpus.tell(is_first=self._starts == 0)
         if self._starts:
             at_most = self._membership.max_restarts
             self._observer.tell("restarting", restart=self._starts, restarts_at_most=at_most)

@@ -171,9 +171,6 @@ class LogFolders:
                 os.makedirs(f"{attempt}/{local_rank}", exist_ok=True)
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f"{attempt}/{local_rank}/error.json")
-            for path in torchrun_options.copies(logs, attempt):
-                with open(path, "ab"):
-                    pass
         except OSError as problem:
             name = f"--log-dir {logs['log_dir']}" if "log_dir" in logs else "the folder of the workers' error files"
             text = f"{name}: cannot create {problem.filename}: {problem.strerror}"

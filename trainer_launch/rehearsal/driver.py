@@ -38,8 +38,7 @@ from trainer_launch.rehearsal.faults.injection import Faults
 from trainer_launch.rehearsal.faults.kinds import InjectedFault
 from trainer_launch.rehearsal.faults.requests import workers_of
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
-from trainer_launch.rehearsal.pod_processes import PodProcesses
-from trainer_launch.rehearsal.pod_watch import PodWatch
+from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
 from trainer_launch.rehearsal.report import pod_rows
 from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.report.reporting import Reporting

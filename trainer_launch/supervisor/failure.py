@@ -287,7 +287,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     memory_peak_bytes: int | None = None
     shm_free_bytes: int | None = None
     shm_size_bytes: int | None = None
-    shm_largest: tuple[str, ...] = ()  # what fills it, and who has that
+    shm_largest: tuple[str, ...] = ()  # what fills it
     last_lines: tuple[str, ...] = ()  # what it wrote last
     stopped: bool = False  # we were asked to stop first
     handed_on: frozenset[int] = frozenset()  # signals that we got and handed on unchanged

@@ -115,7 +115,7 @@ class Output:
         to = to or PLAIN
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         try:
-            copies = Copies(to) if to.file or to.copy else None
+            copy = None if to.file is None else _File(to.file)
         except OSError:
             os.close(read_end)
             os.close(write_end)
@@ -132,7 +132,7 @@ class Output:
             source.line_filter = self._flood.filter(streams[-1], prefix)
             with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
                 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        pipe = _Pipe(read_end, source, sink if to.is_shown else None, copies)
+        pipe = _Pipe(read_end, source, sink if to.is_shown else None, copy)
         pipe.sieve = self._sieve
         if self._listener is not None:
             pipe.listener = partial(self._listener, process, streams[-1])
@@ -267,10 +267,10 @@ class Output:
 
 
 class _Pipe:
-    def __init__(self, fd: int, source: Source, sink: _Sink | None, copies: Copies | None) -> None:
+    def __init__(self, fd: int, source: Source, sink: _Sink | None, copy: _File | None) -> None:
         self.fd, self.source = fd, source
         self._sink = sink  # None: not shown
-        self._copies = copies
+        self._copy = copy
         self.listener: Callable[[bytes], None] | None = None
         self.sieve: Sieve | None = None
         self.heard_at_s = 0.0
@@ -294,8 +294,8 @@ class _Pipe:
         self.bytes += len(data)
         shown = self._without_steps(data)
         self.show(lambda: self.source.feed(shown))
-        if self._copies is not None:
-            self._copies.feed(data)
+        if self._copy is not None:
+            self._copy.write(data)
         if self.listener is not None:
             self.listener(data)
 
@@ -320,8 +320,8 @@ class _Pipe:
     def finish(self) -> None:
         """Write what was held back: nothing will follow."""
         self.show(lambda: self.source.flush(end=True))
-        if self._copies is not None:
-            self._copies.close()
+        if self._copy is not None:
+            self._copy.close()
 
 
 class _Sink:
@@ -391,56 +391,7 @@ def _sinks() -> dict[int, _Sink]:
 # -- copies of output --------------------------------------------------------------------------
 
 
-log = logging.getLogger(__name__)
-
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-_LINE_BYTES = 64 * 1024  # of a line that does not end; more is looked at in pieces
-
-
-class Copies:
-    """The files of one stream."""
-
-    def __init__(self, to: Destination) -> None:
-        """Open them; what is there already stays.
-
-        Raises:
-            OSError: one cannot be opened.
-        """
-        self._prefix = to.prefix.encode()
-        self._needles = tuple(needle.encode() for needle in to.needles)
-        self._pending = b""  # the begin of a line whose end has not come
-        self._all = _File(to.file) if to.file is not None else None
-        try:
-            self._some = _File(to.copy) if to.copy is not None else None
-        except OSError:
-            if self._all is not None:
-                self._all.close()
-            raise
-
-    def feed(self, data: bytes) -> None:
-        """Take in new bytes."""
-        if self._all is not None:
-            self._all.write(data)
-        if self._some is not None:
-            self._some.write(self._matching(data))
-
-    def close(self) -> None:
-        """Nothing will follow."""
-        if self._some is not None:
-            self._some.write(self._chosen([self._pending]))
-            self._some.close()
-        if self._all is not None:
-            self._all.close()
-
-    def _matching(self, data: bytes) -> bytes:
-        lines = (self._pending + data).splitlines(keepends=True)
-        is_open = bool(lines) and not lines[-1].endswith((b"\n", b"\r")) and len(lines[-1]) < _LINE_BYTES
-        self._pending = lines.pop() if is_open else b""
-        return self._chosen(lines)
-
-    def _chosen(self, lines: list[bytes]) -> bytes:
-        found = [self._prefix + line for line in lines if line and any(needle in line for needle in self._needles)]
-        return b"".join(found)
 
 
 class _File:
@@ -451,13 +402,15 @@ class _File:
         self._fd: int | None = os.open(path, _APPEND, 0o666)
 
     def write(self, data: bytes) -> None:
-        """All of it, in one write as a rule: other writers' lines stay whole."""
+        """All of it."""
         view = memoryview(data)
         try:
             while view and self._fd is not None:
                 view = view[os.write(self._fd, view) :]
         except OSError as problem:
-            log.warning("cannot write to %s: %s; the job continues without this file", self._path, problem.strerror)
+            _log.warning(
+                "cannot write to %s: %s; the job continues without this file", self._path, problem.strerror
+            )
             self.close()
 
     def close(self) -> None:

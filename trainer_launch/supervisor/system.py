@@ -408,19 +408,9 @@ class Witness:
 
 
 def _largest(folder: str) -> tuple[str, ...]:
-    """The three largest segments, and who has them."""
+    """The three largest segments."""
     found = shm.segments(folder)[:_LARGEST]
-    users = shm.holders(found)
-    return tuple(
-        f"{segment.name} ({in_units(segment.size_bytes)}, of {_named(users.get(segment.key, ()))})"
-        for segment in found
-    )
-
-
-def _named(pids: tuple[int, ...]) -> str:
-    if not pids:
-        return "nobody that we can see"
-    return ("pid " if len(pids) == 1 else "pids ") + " ".join(map(str, pids[:_LARGEST]))
+    return tuple(f"{segment.name} ({in_units(segment.size_bytes)})" for segment in found)
 
 
 # -- spawn errors ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from trainer_launch.host import cgroup, machine, network, process_tree, shm
 from trainer_launch.model import Gpus
 from trainer_launch.mpi import rank_environment, ssh_client, ssh_server
 from trainer_launch.preflight.children import gpu_facts
-from trainer_launch.rehearsal import pod_processes
+from trainer_launch.rehearsal import pod_watch
 
 _V2, _V1 = "sys/fs/cgroup/", "sys/fs/cgroup/memory/"
 _FILES = (
@@ -45,7 +45,6 @@ def kernel_file(data: bytes) -> None:
     cgroup.pids_left(groups)
     assert all(low >= 0 for low, _ in cgroup.process_limits(root).reserved_ports)
     shm.may_enlarge(root)
-    set(shm._mapped(str(root / "proc/7/maps")))
     proc = str(root / "proc")
     process_tree.catches(7, 2, proc)
     _processes(proc)
@@ -115,5 +114,5 @@ def proc_file(data: bytes) -> None:
     assert found is None or all("\0" not in name for name in found)
     assert all(pid > 0 for pid in process_tree.children(9, proc) or ())
     for name in ("RANK", "LOCAL_RANK"):
-        rank = pod_processes.chosen({9: {name: text}, 10: dict(found or {})}, {10: 9}, 0)
+        rank = pod_watch.chosen({9: {name: text}, 10: dict(found or {})}, {10: 9}, 0)
         assert rank in (None, 9, 10)

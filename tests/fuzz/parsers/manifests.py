@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from tests.fuzz.oracle import Refused, attempt
 from tests.fuzz.registry import target
 from trainer_launch.contracts.snapshot import pod_from_snapshot
-from trainer_launch.model import value_parsers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_host
 from trainer_launch.rehearsal import controllers
@@ -59,26 +57,3 @@ def fault(data: bytes) -> None:
     found = attempt(grammar.parse, text, kinds=(UsageError,), names="--fault")
     if not isinstance(found, Refused):
         assert grammar.parse(found.text) == found
-
-
-@target(200)
-def line_pattern(data: bytes) -> None:
-    """A regular expression of --fault: what is not refused is looked for in any line within seconds."""
-    text = data.decode("utf-8", "replace")
-    made = value_parsers.compiled_pattern(text)
-    if made is None or _open_ends(value_parsers._parser.parse(text)) > 2:
-        return  # each more multiplies by the length of a line, as .*a.*b.*c.*d would
-    signs = "".join(dict.fromkeys(text)) or "a"
-    for line in ("a" * 999, text * 99, signs * 99, " ".join(signs * 50), *(sign * 999 for sign in signs[:8])):
-        made.search(line[: value_parsers.MAX_LINE])
-
-
-def _open_ends(tree: Any, times: int = 1) -> int:
-    """How many repeats without a small end one after the other it has."""
-    found = 0
-    for kind, value in tree:
-        is_repeat = str(kind).endswith("REPEAT")
-        many = is_repeat and value[1] - value[0] > 4
-        inner = times * (min(value[1], 99) if is_repeat else 1)
-        found += (times if many else 0) + sum(_open_ends(part, inner) for part in value_parsers._parts(value))
-    return found

@@ -6,7 +6,6 @@ import pytest
 
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica, runtime, trainjob
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers.documents import whole
 from trainer_launch.rehearsal.controllers.pod_values import Pod, expanded
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 from trainer_launch.rehearsal.controllers.trainer_v2 import merged
@@ -124,10 +123,10 @@ def test_an_mpi_launcher_has_as_many_pods_as_the_runtime_says_whatever_the_train
 
 def test_a_trainjobs_resources_are_merged_with_the_runtimes_and_count_alone() -> None:
     """kubeflow/trainer v2.3 MergeResourceRequirements; processes are counted by resourcesPerNode itself."""
-    resources = "resources: {limits: {cpu: '8', nvidia.com/gpu: 2}, requests: {memory: 1Gi}}"
+    resources = "resources: {limits: {cpu: '8', nvidia.com/gpu: 2}, requests: {memory: 1Ki}}"
     node = rjob("node", f"{{name: node, image: i, {resources}}}", "trainer")
-    main = made("{resourcesPerNode: {limits: {cpu: '3'}, requests: {memory: 2Gi}}}", jobs=node)["job-node-0-0"].main
-    assert (dict(main.limits), dict(main.requests)) == ({"cpu": "3", "nvidia.com/gpu": "2"}, {"memory": "2Gi"})
+    main = made("{resourcesPerNode: {limits: {cpu: '3'}, requests: {memory: 2Ki}}}", jobs=node)["job-node-0-0"].main
+    assert (dict(main.limits), dict(main.requests)) == ({"cpu": 3, "nvidia.com/gpu": 2}, {"memory": 2048})
     assert main.env["PET_NPROC_PER_NODE"] == "3"
 
 
@@ -220,27 +219,3 @@ def test_a_tfjob_whose_tf_config_no_container_could_be_given_is_refused() -> Non
     text = f"{head}spec: {{tfReplicaSpecs: {{Worker: {worker}}}}}"
     with pytest.raises(UsageError, match="TF_CONFIG would be longer"):
         job_of(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [
-        ("4", 4),
-        ("2500m", 3),
-        ("0.7", 1),
-        ("1k", 1000),
-        ("1Ki", 1024),
-        ("2e3", 2000),
-        ("1n", 1),
-        ("3.", 3),
-        (".5", 1),
-    ],
-)
-def test_quantities_are_rounded_up(text: str, want: int) -> None:
-    assert whole(text) == want
-
-
-@pytest.mark.parametrize("text", ["", "x", "1 2", "1mm", "--1", "1e999", "٣"])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="quantity"):
-        whole(text)

@@ -1,31 +1,26 @@
 """What each container has of its own: memory, CPUs, processes, files, locked memory, room in /dev/shm.
 
-An init container cannot vouch for these, so `run` looks at them again where it has a preflight's report. The
-folders of --storage are tried in children, as a checkpoint would use them.
+The folders of --storage are tried in children, as a checkpoint would use them.
 """
 
 from __future__ import annotations
 
 import errno
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
-from trainer_launch.host.deadline_subprocess import Tried, try_out
+from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.host.machine import probe
-from trainer_launch.model.findings import Fault, Finding, Scope, Status, Value
-from trainer_launch.model.settings import Settings
-from trainer_launch.model.units import MIB, counted, in_mib, in_units, printable
+from trainer_launch.model.findings import Fault, Finding, Scope
+from trainer_launch.model.units import MIB, counted, in_mib, in_units
 from trainer_launch.planning import shared_memory
 from trainer_launch.planning.job import hosts_no_rank
-from trainer_launch.planning.reading import Reading
 from trainer_launch.planning.shared_memory import Need
 from trainer_launch.preflight import report_formats
-from trainer_launch.preflight.check import STATE_FILE, Subject, at_once, check, run, subject_of, with_container
+from trainer_launch.preflight.check import STATE_FILE, Subject, at_once, check
 
 # What a worker takes surely, in memory that the kernel cannot drop: `import torch` 146 MB (2.13, CPU), CUDA more.
 LEAST_MIB, LEAST_GPU_MIB = 128, 256
@@ -246,69 +241,14 @@ def _room(folder: str, values: Mapping[str, float]) -> Finding:
     )
 
 
-RECHECKED = (memory, cpu, pids, nofile, memlock, shm)
-RECHECK_LIMIT_S = 0.12  # for all of it: workers are waiting
-_CHILD_S = 0.1
-_KNOWN = (Status.PASS, Status.WARN, Status.FAIL)  # from good to bad
-_log = logging.getLogger(__name__)
-
-
-def compare(folder: str, reading: Reading, settings: Settings) -> None:
-    """Say what differs here from what the init container's preflight found; without its report, do nothing."""
-    path, data = os.path.join(folder, STATE_FILE), _left_in(folder)
-    if data is None:
-        if os.path.exists(path):
-            _log.warning("cannot read %s; run both containers as the same user", path)
-        return
-    try:
-        before = {finding.check: finding for finding in report_formats.parse(data)}
-    except ValueError as problem:
-        _log.warning("%s was not written by a preflight of this version: %s", path, problem)
-        return
-    fresh = replace(reading, host=probe(reading.pod.env))  # /dev/shm may have been enlarged
-    subject = replace(with_container(subject_of(fresh, settings)), try_out=_in_a_hurry)
-    for level, sentence in differences(before, run(subject, RECHECKED, limit_s=RECHECK_LIMIT_S).findings):
-        _log.log(level, "%s", sentence)
-
-
-def _left_in(folder: str) -> bytes | None:
-    return LiveFiles(report_formats.MAX_BYTES + 1).read(os.path.join(folder, STATE_FILE))
-
-
 def fault_of(folder: str, host: str) -> str:
     """What the init container's preflight found faulty on this node itself; "": nothing, or not known."""
+    left = LiveFiles(report_formats.MAX_BYTES + 1).read(os.path.join(folder, STATE_FILE))
     try:
-        found = report_formats.parse(_left_in(folder) or b"")
+        found = report_formats.parse(left or b"")
     except ValueError:
         return ""
     scopes = (Scope.NODE, Scope.GPU, Scope.RAIL)
     faulty = [one for one in found if one.fault is Fault.NODE and one.scope in scopes]
     own = [one for one in faulty if "node " not in one.subject or f"({host})" in one.subject]
     return "; ".join(f"{one.check}: {one.text}" for one in own)[:500]
-
-
-def differences(before: Mapping[str, Finding], now: tuple[Finding, ...]) -> Iterator[tuple[int, str]]:
-    """A level and a sentence for each value that is another one here; what is unknown says nothing."""
-    for finding in now:
-        then = before.get(finding.check)
-        if then is None or then.status not in _KNOWN or finding.status not in _KNOWN:
-            continue
-        is_worse = _KNOWN.index(finding.status) > _KNOWN.index(then.status)
-        if is_worse or then.measured != finding.measured:
-            yield (
-                logging.WARNING if is_worse else logging.INFO,
-                f"{finding.check}: preflight's container had {_shown(then.measured, finding.unit)}, this one has "
-                f"{_shown(finding.measured, finding.unit)}"
-                + (f": {finding.text}. What to do: {finding.action}" if is_worse else ""),
-            )
-
-
-def _in_a_hurry(what: str, argument: str, limit_s: float) -> Tried:
-    return try_out(what, argument, min(limit_s, _CHILD_S))
-
-
-def _shown(value: Value, unit: str) -> str:
-    """The other container wrote it: nothing of it may break a line of the log."""
-    if value is None:
-        return "no limit"
-    return f"{printable(str(value)[:40])} {unit}".strip()

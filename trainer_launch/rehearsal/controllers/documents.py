@@ -1,7 +1,6 @@
 """Text of a manifest to documents, and each place in them as a `Field`, whose complaints say where it is. Pure.
 
-Documents are bounded in size, depth and number; an alias counts as what it stands for. PyYAML is loaded only here,
-and only when somebody asks for a manifest.
+PyYAML is loaded only here, and only when somebody asks for a manifest.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from fractions import Fraction
 from typing import Any
 
 from msgspec import Struct, field
@@ -268,40 +266,10 @@ def _decoded(one: Field) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-# -- quantities --------------------------------------------------------------------------------
-
-
-_QUANTITY = re.compile(
-    r"([+-]?[0-9]{1,18}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})(?:([eE])([+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i)?)"
-)
-_SMALL = {"n": 9, "u": 6, "m": 3}
-_SUFFIXES = "kMGTPE"
-
-
-def whole(text: str) -> int:
-    """A quantity as a whole number, rounded up. Raises UsageError: it is none."""
-    found = _QUANTITY.fullmatch(text.strip())
-    if found is None:
-        raise UsageError(f"invalid quantity {text[:60]!r}: expected a number such as 4, 500m or 16Gi")
-    value, suffix = Fraction(found[1]), found[4] or ""
-    if found[2]:
-        value *= Fraction(10) ** int(found[3])
-    elif suffix in _SMALL:
-        value /= 10 ** _SMALL[suffix]
-    elif suffix:
-        power = ("K" + _SUFFIXES[1:] if suffix.endswith("i") else _SUFFIXES).index(suffix[0]) + 1
-        value *= (1024 if suffix.endswith("i") else 1000) ** power
-    return -int(-value // 1)
-
-
 # -- text to documents -------------------------------------------------------------------------
 
 
 MAX_BYTES = 1_048_576  # etcd takes no larger object
-MAX_DEPTH = 64
-MAX_NODES = 100_000
-MAX_DOCUMENTS = 64
-_MAX_INT = 1 << 64  # Kubernetes has none beyond; Python would, without end
 
 
 def read_documents(text: str, name: str) -> tuple[Field, ...]:
@@ -333,10 +301,8 @@ def read_values(text: str, name: str) -> list[Any]:
         raise UsageError(
             f"{name} is YAML; install PyYAML to read it: pip install 'trainer-launch[local]'"
         ) from None
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        _bound(yaml.parse(text, Loader=loader), name)
-        return list(yaml.load_all(text, Loader=_strict(yaml, loader)))
+        return list(yaml.load_all(text, Loader=_strict(yaml)))
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -346,66 +312,25 @@ def read_values(text: str, name: str) -> list[Any]:
         raise UsageError(f"{name} is not valid YAML: {shown(str(problem))}") from None
 
 
-def _strict(yaml: Any, loader: Any) -> Any:
+def _strict(yaml: Any) -> Any:
     """A safe loader that takes no key twice, as Kubernetes does not, and leaves dates as they are written."""
 
-    def bad(text: str, node: Any) -> Exception:
-        return yaml.constructor.ConstructorError(None, None, text, node.start_mark)  # type: ignore[no-any-return]
-
-    class Strict(loader):  # type: ignore[misc]
-        def construct_object(self, node: Any, deep: bool = False) -> Any:
-            try:
-                made = super().construct_object(node, deep)
-            except MALFORMED:  # as of !!int '', which PyYAML does not expect
-                raise bad(f"a value is no {node.tag.rpartition(':')[2]}", node) from None
-            if type(made) is int and not -_MAX_INT <= made <= _MAX_INT:
-                raise bad("a number has more than 64 bits", node)
-            return made
-
+    class Strict(yaml.SafeLoader):  # type: ignore[misc]  # libyaml's dies of deep nests
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[str] = set()
             for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
                 if str(key.value) in seen and key.tag != "tag:yaml.org,2002:merge":
-                    raise bad(f"the key {key.value!r} stands twice", key)
+                    why = f"the key {key.value!r} stands twice"
+                    raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
                 seen.add(str(key.value))
             return super().construct_mapping(node, deep)
 
-    implicit = loader.yaml_implicit_resolvers.items()
+    implicit = yaml.SafeLoader.yaml_implicit_resolvers.items()
     Strict.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
         for first, pairs in implicit
     }
     return Strict
-
-
-def _bound(events: Iterator[Any], name: str) -> None:
-    """Count nodes before any is made; an alias counts as much as what it stands for."""
-    sizes: dict[str, int] = {}
-    open_nodes: list[tuple[str | None, int]] = []  # anchor, and how many nodes came before it
-    count = documents = 0
-    for event in events:
-        kind = type(event).__name__
-        if kind == "DocumentStartEvent":
-            documents += 1
-            sizes.clear()
-        elif kind == "AliasEvent":
-            count += sizes.get(event.anchor, MAX_NODES)  # one inside of itself has no size yet
-        elif kind == "ScalarEvent":
-            count += 1
-            sizes[event.anchor or ""] = 1
-        elif kind in ("SequenceStartEvent", "MappingStartEvent"):
-            open_nodes.append((event.anchor, count))
-            count += 1
-        elif kind in ("SequenceEndEvent", "MappingEndEvent"):
-            anchor, before = open_nodes.pop()
-            sizes[anchor or ""] = count - before
-        if len(open_nodes) > MAX_DEPTH:
-            raise UsageError(f"{name} is nested deeper than {MAX_DEPTH} levels; expected the manifests of one job")
-        if count > MAX_NODES or documents > MAX_DOCUMENTS:
-            raise UsageError(
-                f"{name} holds more than {MAX_NODES} values or {MAX_DOCUMENTS} documents, aliases counted as what "
-                "they stand for; give the manifests of one job"
-            )
 
 
 def _objects(value: Any, where: str) -> Iterator[Field]:

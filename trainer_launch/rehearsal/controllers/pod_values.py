@@ -84,8 +84,8 @@ class Container(Struct, frozen=True, kw_only=True):
     mounts: tuple[Mount, ...] = ()
     workdir: str | None = None
     ports: Mapping[str, int] = field(default_factory=dict)  # by name
-    limits: Mapping[str, str] = field(default_factory=dict)
-    requests: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    requests: Mapping[str, int] = field(default_factory=dict)
     restart: str | None = None  # its own restartPolicy, in place of the pod's
     restart_rules: tuple[ExitRule, ...] = ()  # restartPolicyRules
     sidecar: bool = False  # an init container with restartPolicy Always: goes on beside the others

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.value_parsers import shown
-from trainer_launch.rehearsal.controllers.documents import Field, whole
+from trainer_launch.model.value_parsers import parse_quantity, shown
+from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     Container,
     EnvItem,
@@ -163,21 +163,23 @@ def _port(field: Field) -> tuple[str, int]:
     return field.get("name").text(""), field.get("containerPort").number(least=1, most=65535)
 
 
-def ignore_resources(field: Field, limits: Mapping[str, str], requests: Mapping[str, str]) -> None:
+def ignore_resources(field: Field, limits: Mapping[str, int], requests: Mapping[str, int]) -> None:
     """Note that these resources mean nothing here."""
     if limits or requests:
         field.ignore(f"resources ({', '.join(dict.fromkeys((*requests, *limits)))})")
 
 
-def quantities(field: Field) -> Mapping[str, str]:
-    """Resources and how much of each, as written."""
+def quantities(field: Field) -> Mapping[str, int]:
+    """Resources and how much of each, rounded up."""
     return {name: _quantity(amount) for name, amount in field.fields()}
 
 
-def _quantity(field: Field) -> str:
-    if isinstance(field.value, int | float) and not isinstance(field.value, bool):
-        return str(field.value)
-    return field.text()
+def _quantity(field: Field) -> int:
+    is_number = isinstance(field.value, int | float) and not isinstance(field.value, bool)
+    amount = parse_quantity(str(field.value) if is_number else field.text("0"))
+    if amount is None or amount < 0:
+        raise field.bad("a quantity such as 4, 500m or 16Gi")
+    return amount
 
 
 def _mount(field: Field) -> Mount:
@@ -203,18 +205,7 @@ def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
     for volume in volumes.items():
         folder = volume.get("emptyDir")
         if folder.get("medium").text("") == "Memory":
-            yield volume.get("name").text(), _size(folder.get("sizeLimit"))
-
-
-def _size(field: Field) -> int:
-    """In bytes; 0 when there is no limit."""
-    try:
-        size = whole(_quantity(field)) if field.given else 0
-    except UsageError:
-        size = -1
-    if size < 0:
-        raise field.bad("a size such as 512Mi or 8Gi")
-    return size
+            yield volume.get("name").text(), _quantity(folder.get("sizeLimit"))
 
 
 def _labels(field: Field) -> Mapping[str, str]:

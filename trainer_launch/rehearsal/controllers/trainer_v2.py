@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers import jobset
-from trainer_launch.rehearsal.controllers.documents import Field, whole
+from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.jobset import NODE, JobSet, ReplicatedJob
 from trainer_launch.rehearsal.controllers.pod_values import (
     COMPLETION_INDEX,
@@ -233,7 +233,7 @@ def _on_containers(job: ReplicatedJob, change: Callable[[Container], Container])
     return replace(job, template=replace(job.template, containers=tuple(containers)))
 
 
-def _resources(wish: Field) -> tuple[Mapping[str, str], Mapping[str, str]]:
+def _resources(wish: Field) -> tuple[Mapping[str, int], Mapping[str, int]]:
     resources = wish.get("resourcesPerNode")
     return quantities(resources.get("limits")), quantities(resources.get("requests"))
 
@@ -341,18 +341,18 @@ def _nproc(job: TrainJob) -> str:
         word = str(given.number(least=1)) if given.given else "auto"
     if word == "cpu" or (word == "auto" and not _gpus(job)):
         limits, requests = _counted_resources(job)
-        return str(max(1, whole(requests.get("cpu", "0")) or whole(limits.get("cpu", "0"))))
+        return str(max(1, requests.get("cpu", 0) or limits.get("cpu", 0)))
     return word
 
 
 def _gpus(job: TrainJob) -> int:
     """GPUs as Trainer v2 counts them: any resource with gpu in its name, requests first."""
     limits, requests = _counted_resources(job)
-    first = (next((whole(each[name]) for name in each if "gpu" in name.lower()), 0) for each in (requests, limits))
+    first = (next((each[name] for name in each if "gpu" in name.lower()), 0) for each in (requests, limits))
     return next(filter(None, first), 0)
 
 
-def _counted_resources(job: TrainJob) -> tuple[Mapping[str, str], Mapping[str, str]]:
+def _counted_resources(job: TrainJob) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """Limits and requests by which the controller counts processes.
 
     These are the TrainJob's own resourcesPerNode, not merged with the runtime's; without them, those of the first

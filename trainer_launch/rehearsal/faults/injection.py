@@ -5,18 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from trainer_launch.model.errors import NodeError, UsageError
-from trainer_launch.model.value_parsers import MAX_LINE, compiled_pattern
+from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.rehearsal.faults import requests
-from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault, Never, NotNow
+from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault, Never, NotNow, Rehearsed
 from trainer_launch.rehearsal.report.history import HistoryEntry, What
-
-if TYPE_CHECKING:
-    from trainer_launch.rehearsal.driver import Rehearsal
 
 _RETRY_S = 0.3  # a fault whose target is not there yet comes as soon as it is
 _log = logging.getLogger(__name__)
@@ -34,15 +30,15 @@ class _Waiting(Struct, frozen=True, kw_only=True):
 
 def _waiting(fault: InjectedFault) -> _Waiting:
     when = fault.when
-    pattern = None if when.line is None else compiled_pattern(when.line)
+    pattern = None if when.line is None else re.compile(when.line)
     return _Waiting(fault=fault, due_s=when.at_s, step=when.step, pattern=pattern)
 
 
 class Faults:
     """All that is asked for, and what has become of it. Times are the rehearsal's."""
 
-    def __init__(self, faults: Iterable[InjectedFault], driver: Rehearsal) -> None:
-        self._driver = driver
+    def __init__(self, faults: Iterable[InjectedFault], rehearsal: Rehearsed) -> None:
+        self._rehearsal = rehearsal
         self._waiting = [_waiting(fault) for fault in faults]
         # Until when, and how to undo it.
         self._lasting: list[tuple[float, InjectedFault, str | None, Callable[[], None]]] = []
@@ -70,7 +66,7 @@ class Faults:
 
     def pass_time(self) -> None:
         """Time has passed."""
-        now_s = self._driver.now_s()
+        now_s = self._rehearsal.now_s()
         over = [lasting for lasting in self._lasting if lasting[0] <= now_s]
         self._lasting = [lasting for lasting in self._lasting if lasting[0] > now_s]
         for _, fault, pod, undo in over:
@@ -91,7 +87,8 @@ class Faults:
     def finish(self) -> None:
         """The rehearsal is over: say what never came."""
         for waiting in self._waiting:
-            self._note_missed(waiting.fault, waiting.why_late or _why_never(waiting.fault, self._last_step))
+            why = waiting.why_late or _why_never(waiting.fault, self._last_step)
+            self._note(What.FAULT_MISSED, waiting.fault, why=why)
         self._waiting = []
 
     def _take(self, comes: Callable[[_Waiting], bool]) -> None:
@@ -102,18 +99,18 @@ class Faults:
             self._come(waiting)
 
     def _come(self, waiting: _Waiting) -> None:
-        driver, fault = self._driver, waiting.fault
+        rehearsal, fault = self._rehearsal, waiting.fault
         try:
             pod = self._target(fault)
-            effect = KINDS[fault.kind].inject(driver, fault, pod)
+            effect = KINDS[fault.kind].inject(rehearsal, fault, pod)
         except Never as problem:
             self._miss(fault, str(problem))
             return
         except NotNow as problem:
-            self._waiting.append(_Waiting(fault=fault, due_s=driver.now_s() + _RETRY_S, why_late=str(problem)))
+            self._waiting.append(_Waiting(fault=fault, due_s=rehearsal.now_s() + _RETRY_S, why_late=str(problem)))
             return
         _log.warning("fault: %s", fault.text)
-        driver.tell(HistoryEntry(at_s=driver.now_s(), what=What.FAULT, pod=pod, text=fault.text))
+        self._note(What.FAULT, fault, pod)
         self.came += 1
         try:
             effect.do()
@@ -121,10 +118,10 @@ class Faults:
             self._miss(fault, str(problem))
             return
         if effect.undo is not None and fault.for_s is not None:
-            self._lasting.append((driver.now_s() + fault.for_s, fault, pod, effect.undo))
+            self._lasting.append((rehearsal.now_s() + fault.for_s, fault, pod, effect.undo))
 
     def _target(self, fault: InjectedFault) -> str | None:
-        pods = self._driver.state.there
+        pods = self._rehearsal.state.there
         try:
             return requests.target(fault, requests.nodes_of(pod.draft for pod in pods.values()), tuple(pods))
         except UsageError as problem:  # a node that is to be added first
@@ -132,7 +129,7 @@ class Faults:
 
     def _end(self, fault: InjectedFault, pod: str | None, undo: Callable[[], None]) -> None:
         _log.warning("fault ended: %s", fault.text)
-        self._driver.tell(HistoryEntry(at_s=self._driver.now_s(), what=What.FAULT_OVER, pod=pod, text=fault.text))
+        self._note(What.FAULT_OVER, fault, pod)
         try:
             undo()
         except NodeError as problem:
@@ -140,10 +137,11 @@ class Faults:
 
     def _miss(self, fault: InjectedFault, why: str) -> None:
         _log.warning("fault did not happen: %s: %s", fault.text, why)
-        self._note_missed(fault, why)
+        self._note(What.FAULT_MISSED, fault, why=why)
 
-    def _note_missed(self, fault: InjectedFault, why: str) -> None:
-        self._driver.tell(HistoryEntry(at_s=self._driver.now_s(), what=What.FAULT_MISSED, text=fault.text, why=why))
+    def _note(self, what: What, fault: InjectedFault, pod: str | None = None, why: str = "") -> None:
+        now_s = self._rehearsal.now_s()
+        self._rehearsal.tell(HistoryEntry(at_s=now_s, what=what, pod=pod, text=fault.text, why=why))
 
 
 def _why_never(fault: InjectedFault, last_step: int | None) -> str:

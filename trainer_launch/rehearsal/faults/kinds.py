@@ -5,15 +5,39 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import psutil
 from msgspec import Struct
 
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase
+from trainer_launch.rehearsal.controllers.restart_decisions import State
+from trainer_launch.rehearsal.kubelet.pods import Kubelet
+from trainer_launch.rehearsal.pod_watch import PodProcesses
+from trainer_launch.rehearsal.report.history import HistoryEntry
 
-if TYPE_CHECKING:
-    from trainer_launch.rehearsal.driver import Rehearsal
+
+class Rehearsed(Protocol):
+    """What a fault needs of the rehearsal that it is injected into; `driver.py` has it."""
+
+    state: State
+    kubelet: Kubelet
+    processes: PodProcesses
+
+    def now_s(self) -> float:
+        """Seconds since the rehearsal began."""
+
+    def tell(self, entry: HistoryEntry) -> None:
+        """Take it into the history."""
+
+    def leader(self, pod: str) -> int | None:
+        """The first process of the main container, while it runs."""
+
+    def scale(self, workers: int | None) -> None:
+        """The controller sees another number of Worker replicas; None: one more than now."""
+
+    def delete(self, pod: str, grace_s: float, back_s: float | None) -> None:
+        """Somebody deletes a pod, which is created again after `back_s`; None: never."""
 
 
 class When(Struct, frozen=True, kw_only=True):
@@ -54,45 +78,45 @@ class Effect(Struct, frozen=True):
     undo: Callable[[], None] | None = None
 
 
-def _kill_worker(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> Effect:
-    process = _worker(driver, fault, pod)
+def _kill_worker(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+    process = _worker(rehearsal, fault, pod)
     return Effect(lambda: _send([process], signal.SIGKILL))
 
 
-def _stop_worker(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> Effect:
-    worker = _worker(driver, fault, pod)
+def _stop_worker(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+    worker = _worker(rehearsal, fault, pod)
     processes = [worker]
     with contextlib.suppress(psutil.Error):
         processes += worker.children(recursive=True)
     return Effect(lambda: _send(processes, signal.SIGSTOP), lambda: _send(processes, signal.SIGCONT))
 
 
-def _kill_pod(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> Effect:
-    name = _living(driver, pod)
-    return Effect(lambda: driver.delete(name, 0.0, fault.back_s))
+def _kill_pod(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+    name = _living(rehearsal, pod)
+    return Effect(lambda: rehearsal.delete(name, 0.0, fault.back_s))
 
 
-def _term_pod(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> Effect:
-    name = _living(driver, pod)
-    grace_s = driver.state.pods[name].draft.template.grace_s if fault.grace_s is None else fault.grace_s
-    return Effect(lambda: driver.delete(name, grace_s, fault.back_s))
+def _term_pod(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+    name = _living(rehearsal, pod)
+    grace_s = rehearsal.state.pods[name].draft.template.grace_s if fault.grace_s is None else fault.grace_s
+    return Effect(lambda: rehearsal.delete(name, grace_s, fault.back_s))
 
 
-def _scale(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> Effect:
-    _refuse_after_end(driver)
-    return Effect(lambda: driver.scale(fault.workers))
+def _scale(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+    _refuse_after_end(rehearsal)
+    return Effect(lambda: rehearsal.scale(fault.workers))
 
 
-def _on_network(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> Effect:
-    network = driver.kubelet.network
+def _on_network(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+    network = rehearsal.kubelet.network
     assert network is not None, "asked for before anything was started"
-    return Effect(lambda: network.begin(fault, pod), lambda: network.end(fault, pod))
+    return Effect(lambda: network.begin(fault.kind, pod), lambda: network.end(fault.kind, pod))
 
 
 class FaultKind(Struct, frozen=True):
     """How one kind of fault is written, and how it is injected."""
 
-    inject: Callable[[Rehearsal, InjectedFault, str | None], Effect]  # raises NotNow
+    inject: Callable[[Rehearsed, InjectedFault, str | None], Effect]  # raises NotNow
     keys: tuple[str, ...]  # besides at=
     needs: str = ""  # one that must be given
     bare: str = ""  # the key whose value may stand alone
@@ -117,14 +141,14 @@ KINDS: Mapping[str, FaultKind] = {
 }
 
 
-def _refuse_after_end(driver: Rehearsal) -> None:
-    if driver.state.condition is not None or driver.state.asked:
+def _refuse_after_end(rehearsal: Rehearsed) -> None:
+    if rehearsal.state.condition is not None or rehearsal.state.asked:
         raise Never("the job has ended")
 
 
-def _living(driver: Rehearsal, pod: str | None) -> str:
-    state = driver.state.states[pod or ""]
-    _refuse_after_end(driver)
+def _living(rehearsal: Rehearsed, pod: str | None) -> str:
+    state = rehearsal.state.states[pod or ""]
+    _refuse_after_end(rehearsal)
     if state.is_over:
         raise Never(f"{pod} is {state.phase.value} and will not be created again")
     if state.phase is Phase.PENDING or state.stopping:
@@ -132,9 +156,9 @@ def _living(driver: Rehearsal, pod: str | None) -> str:
     return pod or ""
 
 
-def _worker(driver: Rehearsal, fault: InjectedFault, pod: str | None) -> psutil.Process:
-    name = _living(driver, pod)
-    process = driver.processes.worker(driver.state.pods[name], driver.leader(name), fault.local_rank)
+def _worker(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> psutil.Process:
+    name = _living(rehearsal, pod)
+    process = rehearsal.processes.worker(rehearsal.state.pods[name], rehearsal.leader(name), fault.local_rank)
     if process is None:
         raise NotNow(f"{name} has no worker {fault.local_rank}")
     return process

@@ -26,7 +26,6 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import MIB
 from trainer_launch.model.value_parsers import shown
 from trainer_launch.rehearsal.controllers import pod_values
-from trainer_launch.rehearsal.faults.kinds import InjectedFault
 
 COMMAND_S = 20.0  # for one command of a moment
 DEVICE = "eth0"  # in each pod
@@ -205,26 +204,24 @@ class OwnNetwork:
 
     # -- faults -------------------------------------------------------------------------------
 
-    def begin(self, fault: InjectedFault, pod: str | None) -> None:
-        """Let it come; `pod` is None for a fault of all pods. Of several at once the first one's beginning counts.
+    def begin(self, kind: str, pod: str | None) -> None:
+        """Let a fault of this kind come; `pod` is None for one of all pods. Of several at once the first counts.
 
         Raises:
             NodeError: it could not be done.
         """
-        key = fault.kind, pod
-        if not self._lasting[key]:
-            self._change(fault, pod, is_over=False)
-        self._lasting[key] += 1
+        if not self._lasting[kind, pod]:
+            self._change(kind, pod, is_over=False)
+        self._lasting[kind, pod] += 1
 
-    def end(self, fault: InjectedFault, pod: str | None) -> None:
+    def end(self, kind: str, pod: str | None) -> None:
         """Let it be over; of several at once the last one's end counts. Raises NodeError: it could not be done."""
-        key = fault.kind, pod
-        self._lasting[key] -= 1
-        if not self._lasting[key]:
-            self._change(fault, pod, is_over=True)
+        self._lasting[kind, pod] -= 1
+        if not self._lasting[kind, pod]:
+            self._change(kind, pod, is_over=True)
 
-    def _change(self, fault: InjectedFault, pod: str | None, *, is_over: bool) -> None:
-        if fault.kind == "delay dns":
+    def _change(self, kind: str, pod: str | None, *, is_over: bool) -> None:
+        if kind == "delay dns":
             self._known = is_over
             self.tell_names()
             return

@@ -37,7 +37,6 @@ _LOOKS = {
 }
 _FAULT_COLUMNS = ("#", "at", "fault", "pod", "downtime", "repeated steps", "effect")
 _MANY_PODS = 16  # beyond, lanes are thinner
-_SPOKEN = 6  # faults: up to here each is written out on a line of its own
 _MARK_ROWS = 6
 _ROW_PX = 24
 _NUMBERED = 4.5  # percent: shorter segments have no number
@@ -169,28 +168,18 @@ def _colour(attempt: int) -> int:
 
 
 def _marks(hits: Sequence[FaultReport], scale: Scale) -> str:
-    """The faults' numbers; of few faults their words, too."""
+    """The faults' numbers; the table below has their words."""
     if not hits:
         return ""
-    is_spoken = len(hits) <= _SPOKEN
-    marks = "".join(
-        _mark(fault, row % _MARK_ROWS * _ROW_PX, scale, is_spoken=is_spoken) for row, fault in enumerate(hits)
-    )
+    marks = "".join(_mark(fault, row % _MARK_ROWS * _ROW_PX, scale) for row, fault in enumerate(hits))
     height = min(len(hits), _MARK_ROWS) * _ROW_PX
     return f'<div class="row"><i></i><div class="marks" style="height:{height}px">{marks}</div></div>'
 
 
-def _mark(fault: FaultReport, top_px: int, scale: Scale, *, is_spoken: bool) -> str:
-    """A number, and words on the side where there is room."""
-    at = scale.percent(fault.at_s)
+def _mark(fault: FaultReport, top_px: int, scale: Scale) -> str:
     wide = " wide" if (fault.number or 0) > 99 else ""
-    place = f"left:{at:.3f}%;top:{top_px}px"
-    mark = f'<b class="fault{wide}" style="{place}" title="{_title(fault)}">{fault.number}</b>'
-    if not is_spoken:
-        return mark
-    side, room = ("left", 100 - at) if at < 55 else ("right", at)
-    place = f"{side}:calc({100 - room:.3f}% + 14px);max-width:calc({room:.3f}% - 14px);top:{top_px}px"
-    return f'{mark}<span class="said" style="{place}">{escape(clean(fault.fault))}</span>'
+    place = f"left:{scale.at(fault.at_s)};top:{top_px}px"
+    return f'<b class="fault{wide}" style="{place}" title="{_title(fault)}">{fault.number}</b>'
 
 
 def _title(fault: FaultReport) -> str:
