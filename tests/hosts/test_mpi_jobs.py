@@ -77,17 +77,6 @@ def test_a_host_with_another_jobs_key_is_named_with_its_stage(three: Job) -> Non
     no_strays(three)
 
 
-@pytest.mark.long("tests/hosts/test_mpi_jobs.py")
-def test_an_agent_that_is_killed_is_started_again_and_the_job_goes_on(three: Job) -> None:
-    three.start_workers()
-    run = three.launch("mpirun", *three.train(40))
-    run.read_until("step 5 ")
-    run.agent().kill()
-    assert run.end() == 0, run.output
-    assert run.steps()[-1] == 39
-    no_strays(three)
-
-
 def test_a_list_that_is_mended_while_it_waits_is_taken(three: Job) -> None:
     three.start_workers()
     good = three.hostfile.read_text()

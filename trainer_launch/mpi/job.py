@@ -1,0 +1,608 @@
+"""An MPI job on its hosts: waits for them, starts mpirun, finds out what its end means, and starts it again.
+
+phase    | leaves it when
+---------|--------------------------------------------------------------------------------------------------------
+WAITING  | all hosts are there, or enough of them for long enough: RUNNING; the time is over: ENDED
+RUNNING  | mpirun has ended: SETTLING
+SETTLING | nothing of this start lives any more, and its hosts have answered: WAITING, or ENDED
+ENDED    | never
+
+mpirun is ended for one reason, the first that is known: a host is lost, others have come or left, a hang. It is
+then stopped by the rungs of `Processes`; what a killed mpirun may have left on other hosts is swept. A request to
+stop, or a drain, is about what comes after: nothing is started again, whatever mpirun's end meant.
+
+Only ranks that fail by themselves, or hang, cost the budget. Lost hosts, hosts that no daemon could be started on,
+and a change of membership cost nothing, but a job that never lasts ends all the same.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection
+from enum import Enum
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from trainer_launch.host import logs
+from trainer_launch.membership import retry_policy, timeouts
+from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Verdict, exit_codes
+from trainer_launch.model.goodput import Kind
+from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of, name_of
+from trainer_launch.model.units import counted, listed
+from trainer_launch.mpi import host_readiness, rank_failure
+from trainer_launch.mpi.host_readiness import WaitLog
+from trainer_launch.mpi.hosted_program import HostedProgram
+from trainer_launch.mpi.rank_failure import MpirunEnd
+from trainer_launch.mpi.remote_hosts import RemoteHosts
+from trainer_launch.planning import mpi_options
+from trainer_launch.planning.mpi import Spec
+from trainer_launch.supervisor import failure
+from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.processes import Processes, Rung
+from trainer_launch.supervisor.program_loop import DRAIN_S, AnyWatch
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
+from trainer_launch.supervisor.system import System
+
+MAX_RESTARTS = 3  # of failed ranks, unless the user says
+RANKS_SHARE = 0.7  # of the grace belongs to the ranks alone, before mpirun is asked
+ALL_SHARE = 0.8  # and before everything here is
+END_S = 4.0  # for mpirun to end its ranks: it gives them a second or two itself
+LINGER_S = 0.5  # for the last of its output, when somebody else still has it open
+SWEEP_S = 5.0  # for what a killed mpirun left on other hosts
+GATHER_S = 3.0  # for other hosts to come too, before the job is started without them or interrupted for one
+EARLY_S = 10.0  # a start that does not last so long is an early end
+LATE_S = 600.0  # no daemon takes so long to start, or to fail at it
+MAX_EARLY = 10  # early ends in a row that cost no budget; then something else is wrong
+_SHOWN = 8  # hosts that one sentence names
+
+
+class MpiPhase(Enum):
+    """Where the job is; see the drawing."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SETTLING = "settling"
+    ENDED = "ended"
+
+
+class HostedJob(NamedTuple):
+    """A program, and where it runs."""
+
+    spec: Spec
+    program: HostedProgram
+    hosts: RemoteHosts
+
+
+class JobDiagnosis(NamedTuple):
+    """Who looks at what runs here."""
+
+    watch: AnyWatch | None = None  # for hangs
+    failed: Callable[[Failure, str], None] = lambda failure, process: None  # told of the failure that ends the job
+
+
+class MpiJob:
+    """The job, which waits, acts, and settles what comes next."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        job: HostedJob,
+        system: System,
+        processes: Processes,
+        diagnosis: JobDiagnosis,
+        observer: RunObserver,
+    ) -> None:
+        spec, self._program, self._hosts = job
+        self._watch, self._failed = diagnosis
+        self._plan, self._system, self._processes, self._observer = plan, system, processes, observer
+        task, restarts = spec.task, spec.task.topology.max_restarts
+        self._max_hosts = spec.max_hosts
+        self._wait_s = float(task.settings.wait_timeout)
+        self._shrink_s = task.shrink_after_s
+        self._max_restarts = MAX_RESTARTS if restarts is None else restarts
+        env = plan.processes[0].env
+        self._fills_slots = mpi_options.fills_slots(self._program.typed, env) and not self._hosts.has_own
+        self._log = WaitLog()
+        self.phase = MpiPhase.WAITING
+        self._members = self._hosts.members
+        self._ready: Collection[str] = frozenset()
+        self._wait_until_s = 0.0
+        self._shrink_from_s: float | None = None  # since when enough hosts are there to go on with fewer
+        self._most_ready = 0  # hosts at the last look
+        self._lost_before: str | None = None  # the host for which the job waits
+        self._check_keys = False  # hosts have to let us in before the next start
+        self._troubles_from_s: float | None = None  # since when daemons could not be started
+        self._starts = 0
+        self._failures = 0  # that cost the budget
+        self._before: Death | None = None  # the failure before, if it came soon after its start
+        self._early = 0  # starts in a row that did not last
+        self._started_at_s = system.now()
+        self._forget_start()
+        self._stop_signal: int | None = None  # what asked to stop, or said that nothing is to be started again
+        self._cause: Death | None = None  # the failure that ended the job
+        self._evidence = Evidence()
+
+    def _forget_start(self) -> None:
+        self._running: tuple[Member, ...] = ()  # on which mpirun was started
+        self._start_s = self._system.now()
+        self._admit_at_s: float | None = None  # when the job is interrupted for hosts that have come
+        self._lost: str | None = None  # the host for which mpirun is ended
+        self._hang: Death | None = None  # for which it is
+        self._is_resized = False  # it is ended for another membership
+        self._climbs: list[tuple[float, Rung]] = []  # of this start, while it is ended: when, and to which rung
+        self._asked: tuple[str, ...] = ()  # hosts that have to show that they are there
+        self._ask_until_s = 0.0
+        self._sweep_until_s = 0.0
+        self._death: Death | None = None  # mpirun's own
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Run the job to its end, and say how it ended."""
+        try:
+            self._to_the_end()
+        finally:
+            self._hosts.close()
+        self._system.drain(DRAIN_S)
+        return self._outcome()
+
+    def _to_the_end(self) -> None:
+        self._wait(self._system.now())
+        while True:
+            now_s = self._system.now()
+            self._hosts.tick(now_s)
+            self._on_hosts(now_s)
+            self._on_time(now_s)
+            self._observe()
+            self._processes.tick(now_s)
+            self.settle(now_s)
+            self._observe()
+            if self.phase is MpiPhase.ENDED:
+                return
+            happened = self._system.wait(min((s for s in self._times() if s is not None), default=None))
+            now_s = self._system.now()
+            for number in happened.signals:
+                self.on_signal(number, now_s)
+            for pid, status in happened.ended:
+                if not self._hosts.reaped(pid, status):
+                    death = self._processes.reaped(pid, status, now_s)
+                    if death is not None:
+                        self.on_end(death, now_s)
+
+    def _times(self) -> list[float | None]:
+        times = [self._hosts.due_s, self._processes.deadline_s]
+        match self.phase:
+            case MpiPhase.WAITING:
+                shrink_s = None if self._shrink_from_s is None else self._shrink_from_s + self._patience_s
+                times += [self._wait_until_s, shrink_s, self._log.due_s]
+            case MpiPhase.RUNNING:
+                watch_s = self._watch.due_s if self._watch is not None and self._is_training else None
+                times += [watch_s, self._admit_at_s, *(at_s for at_s, _ in self._climbs[:1])]
+                times += [self._ask_until_s] if self._asked else []
+            case MpiPhase.SETTLING if self._death is not None:
+                bounds = (self._death.at_s + LINGER_S, self._sweep_until_s, self._ask_until_s)
+                times += [at_s for at_s in bounds if at_s > self._system.now()]
+        return times
+
+    @property
+    def _is_training(self) -> bool:
+        """Whether mpirun runs, and nobody has asked it to end."""
+        return self.phase is MpiPhase.RUNNING and self._processes.is_running and not self._climbs
+
+    def _on_time(self, now_s: float) -> None:
+        while self._climbs and now_s >= self._climbs[0][0]:
+            _, rung = self._climbs.pop(0)
+            if rung is Rung.KILL and self._processes.has_leaders:
+                self._say("mpirun has not ended its ranks; killing it")
+            self._processes.stop(now_s, rung)
+        if self.phase is MpiPhase.WAITING and now_s >= self._wait_until_s:
+            self._give_up(self._who_is_missing())
+        elif self.phase is MpiPhase.WAITING:
+            self._look(now_s)
+            if self.phase is MpiPhase.WAITING:
+                self._log.say(self._hosts.readiness, now_s)
+        elif self.phase is MpiPhase.RUNNING:
+            self._look_at_start(now_s)
+
+    def _look_at_start(self, now_s: float) -> None:
+        """Whether mpirun has to be ended."""
+        if self._asked and (now_s >= self._ask_until_s or not self._hosts.is_pending(self._asked)):
+            gone, self._asked = self._hosts.gone(self._asked), ()
+            self._hosts.rest()
+            for host in gone:
+                self._on_lost(host, now_s, is_said=False)
+        if self._program.lost is not None:
+            self._on_lost(self._program.lost, now_s, is_said=True)
+        if self._admit_at_s is not None and now_s >= self._admit_at_s:
+            before = {member.host for member in self._running}
+            come = ", ".join(member.host for member in self._there() if member.host not in before)
+            self._resize(f"{come} joins; restarting the ranks on all hosts", now_s)
+        if self._watch is not None and self._is_training and now_s >= self._watch.due_s:
+            hang = self._watch.look(now_s)
+            if hang is not None:
+                self.on_hang(hang, now_s)
+
+    # -- hosts --------------------------------------------------------------------------------
+
+    def _on_hosts(self, now_s: float) -> None:
+        """Take in what is known of the hosts."""
+        if self._hosts.members != self._members:
+            self._on_list(now_s)
+        if not self._asked and self._hosts.take_changed():
+            self._ready = host_readiness.ready(self._hosts.readiness)
+            self._program.offer([member for member in self._members if member.host in self._ready])
+            if self.phase is MpiPhase.RUNNING:
+                self._look_for_others(now_s)
+        if gone := self._hosts.take_gone():
+            self._on_gone_sessions(gone, now_s)
+
+    def _on_list(self, now_s: float) -> None:
+        """Hosts have been added to the job, or removed from it."""
+        before, self._members = self._members, self._hosts.members
+        if self.phase is MpiPhase.ENDED or before == self._members:
+            return
+        self._say(f"the list of hosts has changed: {counted(len(self._members), 'host')} now")
+        self._hosts.watch(self._members, check_keys=self._check_keys)
+        if not self._is_training or self._program.adds_hosts or self._processes.is_draining:
+            return
+        self._hosts.rest()
+        left, least = self._left(), self._program.least_hosts
+        if left and least is not None and len(self._running) - len(left) >= least:
+            self._resize(f"{', '.join(sorted(left))} left the job", now_s)
+
+    def _left(self) -> set[str]:
+        """The hosts of this start that belong to the job no more."""
+        return {member.host for member in self._running} - {member.host for member in self._members}
+
+    def _on_gone_sessions(self, words: set[str], now_s: float) -> None:
+        """mpirun's way to these hosts is gone, which may only mean that their ranks have ended."""
+        among = self._members if self._program.adds_hosts else self._running
+        hosts = tuple(member.host for member in among if member.host in words)
+        if not hosts or not self._is_training:
+            return
+        if self._program.adds_hosts:
+            self._hosts.watch(self._members, hosts)
+        else:
+            self._ask(hosts, now_s)
+
+    def _ask(self, hosts: tuple[str, ...], now_s: float) -> None:
+        self._asked, self._ask_until_s = hosts, now_s + self._hosts.ask_s
+        if hosts:
+            self._hosts.ask(hosts)
+
+    def _on_lost(self, name: str, now_s: float, *, is_said: bool) -> None:
+        """A host is lost. mpirun ends its ranks by itself if it says so, within the time of one that is asked."""
+        host = self._host_named(name)
+        if not self._is_training or self._processes.asked or host not in {m.host for m in self._running}:
+            return
+        self._lost = host
+        self._say(f"{name} is lost; ending the ranks on all hosts")
+        self._end_ranks(now_s, asks=not is_said)
+
+    def _host_named(self, name: str) -> str:
+        """The host as the list has it: mpirun may have cut its domain off."""
+        hosts, short = [member.host for member in self._running], name.partition(".")[0]
+        return name if name in hosts else next((h for h in hosts if h.partition(".")[0] == short), name)
+
+    def _there(self) -> tuple[Member, ...]:
+        """Who could run the job: of those that are ready the first, so that ranks keep their order."""
+        return tuple(member for member in self._members if member.host in self._ready)[: self._max_hosts]
+
+    def _look_for_others(self, now_s: float) -> None:
+        """While mpirun runs: hosts that would be in the job if it started now are let in after a while."""
+        there = self._there()
+        if self._program.adds_hosts:
+            self._running = there
+            return
+        before = {member.host for member in self._running}
+        has_others = len(there) > len(before) and any(member.host not in before for member in there)
+        if not has_others or self._processes.is_draining or not self._is_training:
+            self._admit_at_s = None
+        elif self._admit_at_s is None:
+            self._admit_at_s = now_s + GATHER_S
+
+    # -- waiting, and starting ----------------------------------------------------------------
+
+    def _wait(self, now_s: float, *afresh: str, limit_s: float | None = None) -> None:
+        """Wait for hosts; those `afresh` have to show that they are there again."""
+        self.phase = MpiPhase.WAITING
+        self._forget_start()
+        self._wait_until_s = now_s + (self._wait_s if limit_s is None else limit_s)
+        self._shrink_from_s, self._most_ready = None, 0
+        self._hosts.watch(self._members, afresh, check_keys=self._check_keys)
+        self._ready = host_readiness.ready(self._hosts.readiness)
+        self._look(now_s)
+
+    def _look(self, now_s: float) -> None:
+        """Start when all hosts are there, or enough of them for long enough."""
+        there, wanted = self._there(), self._wanted()
+        if len(there) == len(wanted) and (there or not self._hosts.has_list):
+            self._start(there, now_s)
+            return
+        if len(there) > self._most_ready:
+            self._shrink_from_s = None
+        self._most_ready = len(there)
+        least = self._program.least_hosts
+        if not self._starts and self._program.first_hosts is not None:
+            least = self._program.first_hosts
+        if least is None or len(there) < least:
+            self._shrink_from_s = None
+        elif self._shrink_from_s is None:
+            self._shrink_from_s = now_s
+        if self._shrink_from_s is not None and now_s >= self._shrink_from_s + self._patience_s:
+            self._start(there, now_s)
+
+    @property
+    def _patience_s(self) -> float:
+        """How long to wait for more hosts than the minimum; at first others are just coming, too."""
+        return self._shrink_s if self._starts else max(self._shrink_s, GATHER_S)
+
+    def _wanted(self) -> tuple[Member, ...]:
+        """The hosts that the job is for; more of them stay in reserve."""
+        return self._members[: self._max_hosts]
+
+    def _who_is_missing(self) -> str:
+        wanted, why = self._wanted(), host_readiness.stuck(self._hosts.readiness)
+        absent = [member.host for member in wanted if member.host not in self._ready]
+        shown = listed([f"{host}: {why.get(host, 'not looked for yet')}" for host in absent], _SHOWN, "; ")
+        what = f"{self._lost_before} did not come back: " if self._lost_before in absent else ""
+        return f"{what}{len(wanted) - len(absent)} of {counted(len(wanted), 'host')} ready; missing: {shown}"
+
+    def _start(self, members: tuple[Member, ...], now_s: float) -> None:
+        wanted = self._wanted()
+        if len(members) < len(wanted):
+            absent = ", ".join(member.host for member in wanted if member not in members)
+            self._say(f"going on with {len(members)} of {len(wanted)} hosts, without {absent}")
+        self._log.restart()
+        self._forget_start()
+        self.phase, self._running, self._lost_before = MpiPhase.RUNNING, members, None
+        self._starts += 1
+        if not self._program.adds_hosts:
+            self._hosts.rest()
+        process = self._program.process(members, self._members, self._starts, self._hosts.addresses)
+        for unstarted in self._processes.start([process]):
+            self._finish(unstarted)
+            return
+        pid = self._processes.pids()[process.name]
+        self._hosts.watch_sessions(pid if members and self._program.has_sessions else None)
+
+    # -- ending mpirun, and being asked to ----------------------------------------------------
+
+    def _resize(self, why: str, now_s: float) -> None:
+        self._is_resized = True
+        self._say(why)
+        self._end_ranks(now_s)
+
+    def on_hang(self, hang: Death, now_s: float) -> None:
+        """What runs hangs; it is asked to end politely at first: a part of it may still be able to save."""
+        self._hang = hang
+        self._observer.tell("hung", text=hang.message)
+        self._end_ranks(now_s)
+
+    def _end_ranks(self, now_s: float, *, asks: bool = True) -> None:
+        """Let mpirun end its ranks, for a reason that is not theirs."""
+        self._admit_at_s = None
+        self._climbs = [(now_s + END_S, Rung.KILL)]
+        if asks:
+            self._processes.stop(now_s)
+
+    def on_signal(self, number: int, now_s: float) -> None:
+        """One rule for every phase. What has succeeded before stays so."""
+        action = action_of(number, self._plan.signals)
+        asks = action is SignalAction.TERMINATE
+        if self.phase is MpiPhase.WAITING:  # nobody is there to hand a stop signal to, so it is a request
+            if number in STOP_SIGNALS or asks or action is SignalAction.DRAIN:
+                self._processes.note_request(number)
+                self._stop_signal = number
+                self._finish(None)
+            return
+        has_succeeded = self._death is not None and self._death.exit_code == 0 and not self._is_ended_by_us
+        if not has_succeeded and (asks or (action is SignalAction.DRAIN and self._stop_signal is None)):
+            self._stop_signal = number
+        if not asks:
+            self._hand_on(number, action, now_s)
+        elif self._is_training and not self._processes.asked:
+            self._processes.note_request(number)
+            self._tell_ranks("TERM")
+            shares = ((RANKS_SHARE, Rung.LEADERS), (ALL_SHARE, Rung.ALL), (1.0, Rung.KILL))
+            self._climbs = [(now_s + share * self._plan.grace_s, rung) for share, rung in shares]
+        else:
+            self._processes.on_signal(number, now_s)
+
+    @property
+    def _is_ended_by_us(self) -> bool:
+        return self._lost is not None or self._hang is not None or self._is_resized
+
+    def _hand_on(self, number: int, action: SignalAction, now_s: float) -> None:
+        """Let the ranks have a signal; mpirun hands on what it does not take for a request to stop."""
+        if self._program.hands_signals_on and number not in STOP_SIGNALS:
+            self._processes.on_signal(number, now_s)
+            return
+        self._observer.tell("signal", signal=number, asks_to_stop=False)
+        self._processes.relayed.add(number)
+        if action is SignalAction.DRAIN:
+            self._processes.is_draining = True
+            self._admit_at_s = None
+            self._observer.asked_to_stop(number)
+            self._say(f"SIG{name_of(number)}: no more restarts; the launcher exits when the ranks do")
+            self._program.stopping()
+        if self.phase is MpiPhase.RUNNING:
+            self._hosts.tell_ranks([member.host for member in self._running], name_of(number))
+
+    def _tell_ranks(self, name: str) -> None:
+        self._program.stopping()
+        self._hosts.tell_ranks([member.host for member in self._running], name)
+
+    # -- the end of mpirun --------------------------------------------------------------------
+
+    def on_end(self, death: Death, now_s: float) -> None:
+        """mpirun has ended. Its hosts are asked who is there, if that could matter."""
+        self.phase, self._death, self._evidence = MpiPhase.SETTLING, death, self._system.look()
+        self._climbs, self._asked = [], ()
+        self._hosts.watch_sessions(None)
+        hosts = tuple(member.host for member in self._running if member.host != self._lost)
+        has_failed = death.exit_code != 0 or self._is_ended_by_us
+        if self._processes.rung is Rung.KILL or (has_failed and self._program.leaves_ranks and not self._is_last):
+            self._sweep_until_s = now_s + SWEEP_S
+            self._hosts.sweep(hosts)
+        if has_failed and not self._is_last:
+            self._ask(hosts, now_s)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether nothing is started again."""
+        return self._processes.asked > 0 or self._processes.is_draining
+
+    def settle(self, now_s: float) -> None:
+        """Nothing of a start lives any more, and all that its end meant can be known."""
+        if self.phase is MpiPhase.RUNNING and self._processes.is_over:  # SIGKILL has not ended it
+            self.on_end(Death(process=self._program.name, signal=signal.SIGKILL, at_s=now_s), now_s)
+        death = self._death
+        if self.phase is not MpiPhase.SETTLING or death is None or not self._has_settled(death, now_s):
+            return
+        if self._stop_signal is not None or (death.exit_code == 0 and not self._is_ended_by_us):
+            self._finish(None)
+            return
+        end, running = self._program.end(death), {member.host for member in self._running}
+        missing = self._hosts.gone(self._asked)
+        lost = self._lost or (self._host_named(end.said.lost) if end.said.lost else None)
+        if lost in running:
+            missing.setdefault(str(lost), "mpirun has lost it")
+        left = self._left()  # they are missing because they left the job
+        missing = {host: why for host, why in missing.items() if host not in left}
+        lasted_s = death.at_s - self._start_s
+        if lasted_s >= (LATE_S if end.is_unreached else EARLY_S):
+            self._troubles_from_s = None  # this start had its daemons, whatever was before
+        stuck = self._processes.stuck()
+        if stuck:
+            self._give_up(f"{', '.join(stuck)} did not end after SIGKILL; mpirun is not started again beside it")
+        elif missing:
+            self._on_missing(missing, lost, lasted_s, now_s)
+        elif self._hang is not None:
+            self._on_failure("what ran here hung", self._hang, None, now_s)
+        elif self._is_resized or left:
+            self._wait(now_s)
+        elif end.is_unreached:
+            self._on_unreached(end, lasted_s, now_s)
+        else:
+            self._on_failed_rank(end, lasted_s, now_s)
+
+    def _has_settled(self, death: Death, now_s: float) -> bool:
+        if not self._processes.is_over or (not self._program.is_quiet and now_s < death.at_s + LINGER_S):
+            return False
+        if self._hosts.sweeps and now_s < self._sweep_until_s:
+            return False
+        return self._is_last or now_s >= self._ask_until_s or not self._hosts.is_pending(self._asked)
+
+    def _on_missing(self, missing: dict[str, str], lost: str | None, lasted_s: float, now_s: float) -> None:
+        if self._is_too_often_early(f"lost {', '.join(missing)}", lasted_s):
+            return
+        text = "; ".join(f"{host} is lost ({why})" for host, why in sorted(missing.items())[:5])
+        self._say(f"{text}; start {self._starts} ended; this costs no restart")
+        self._lost_before = lost
+        self._wait(now_s, *missing)
+
+    def _on_unreached(self, end: MpirunEnd, lasted_s: float, now_s: float) -> None:
+        """No daemon could be started somewhere: the hosts have to let us in before it is tried again."""
+        since_s = self._troubles_from_s = now_s if self._troubles_from_s is None else self._troubles_from_s
+        left_s = since_s + self._wait_s - now_s
+        where = f" on {end.said.unreached}" if end.said.unreached else ""
+        text = f"mpirun could not start its daemon{where}: {end.said.words}"
+        if self._is_too_often_early(text, lasted_s):
+            return
+        if left_s <= 0:
+            self._give_up(text)
+            return
+        self._say(f"{text}; waiting until all hosts accept the job's key")
+        self._check_keys = True
+        self._wait(now_s, *(member.host for member in self._members), limit_s=left_s)
+
+    def _is_too_often_early(self, why: str, lasted_s: float) -> bool:
+        """What costs no budget must not go on for ever."""
+        self._early = self._early + 1 if lasted_s < EARLY_S else 0
+        if self._early < MAX_EARLY:
+            return False
+        self._give_up(f"{why}, and {self._early} starts in a row have not lasted {EARLY_S:g} s")
+        return True
+
+    def _on_failed_rank(self, end: MpirunEnd, lasted_s: float, now_s: float) -> None:
+        """Ranks failed by themselves: this costs the budget, unless a restart will not help."""
+        end = rank_failure.first_failure(end)
+        is_early = lasted_s < timeouts.START_S
+        record = rank_failure.record_of(end, self._starts)
+        why = retry_policy.why_not_again(record, self._before, is_early=is_early)
+        self._before = record if is_early else None
+        end = rank_failure.located(end, self._running) if self._fills_slots else end
+        death = rank_failure.death_of(end, self._starts)
+        self._on_failure(rank_failure.how_it_ended(end), death, why, now_s)
+
+    def _on_failure(self, text: str, death: Death, why_not: str | None, now_s: float) -> None:
+        """A failure that costs the budget; `why_not` tells why a restart cannot help."""
+        spent = retry_policy.why_spent(self._failures, self._max_restarts)
+        if why_not is not None or spent is not None:
+            told = why_not or (spent if self._max_restarts else None)  # who allows no restart needs no reason
+            reason = f"not restarted, because {told}" if told else None
+            self._say(f"{text}; {reason}" if reason else text)
+            self._finish(replace(death, why_not_again=reason))
+            return
+        self._failures += 1
+        self._troubles_from_s = None
+        self._say(f"{text}; restart {self._failures} of {self._max_restarts}")
+        self._observer.tell("restarting", restart=self._failures, restarts_at_most=self._max_restarts)
+        self._system.clean()
+        self._wait(now_s)
+
+    def _give_up(self, text: str) -> None:
+        """End because hosts are missing."""
+        self._finish(
+            Death(process=self._program.name, code=exit_codes.INFRASTRUCTURE, reason="PeerLost", message=text)
+        )
+
+    def _finish(self, cause: Death | None) -> None:
+        self.phase, self._cause = MpiPhase.ENDED, cause
+        if cause is not None:
+            self._failed(self._classified(cause), self._program.name)
+
+    def _say(self, text: str) -> None:
+        self._log.restart()
+        logs.warn(text)
+
+    # -- for observers ------------------------------------------------------------------------
+
+    def _observe(self) -> None:
+        phases = {MpiPhase.RUNNING: self._processes.phase, MpiPhase.SETTLING: RunPhase.CLEARING}
+        phases[MpiPhase.ENDED] = RunPhase.DONE
+        since_s = self._hang.at_s if self._hang is not None else None
+        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._kind(), since_s)
+
+    def _kind(self) -> Kind:
+        """What the seconds from now on are spent on."""
+        if self._stop_signal is not None or self.phase is MpiPhase.ENDED:
+            return Kind.ENDING
+        if self.phase is MpiPhase.WAITING:
+            return Kind.WAITING
+        return Kind.TRAINING if self._is_training else Kind.STOPPING
+
+    # -- how it ended -------------------------------------------------------------------------
+
+    def _outcome(self) -> Outcome:
+        verdict = Verdict.SUCCEEDED if self._cause is None else Verdict.FAILED
+        death, is_stopped = self._death, self._stop_signal is not None
+        if is_stopped:  # how it took the request is worth a word when it did not leave with 0
+            self._cause = death if death is not None and death.exit_code != 0 else None
+        return Outcome(
+            verdict=Verdict.STOPPED if is_stopped else verdict,
+            failure=None if self._cause is None else self._classified(self._cause),
+            stop_signal=self._stop_signal,
+            exits=() if death is None else (death,),
+            took_s=self._system.now() - self._started_at_s,
+            attempt=max(1, self._starts),
+            survivors=self._processes.stuck(),
+        )
+
+    def _classified(self, cause: Death) -> Failure:
+        lines, relayed = self._system.last_lines(cause.process), frozenset(self._processes.relayed)
+        is_stopped = self._stop_signal is not None
+        evidence = replace(self._evidence, last_lines=lines, stopped=is_stopped, handed_on=relayed)
+        return failure.classify(cause, evidence)
