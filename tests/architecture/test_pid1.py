@@ -101,14 +101,6 @@ def test_a_torch_job_loads_nothing_of_what_others_need() -> None:
     )
     loaded = set(python("-c", code).stdout.split())
     assert HEAVY.isdisjoint(loaded)
-    others = ("preflight", "rehearsal", "supervisor.hang_watch", "mpi.agent")
+    others = ("preflight", "rehearsal", "supervisor.hang_watch", "mpi")
     ours = tuple(f"trainer_launch.{name}" for name in others)
     assert sorted(name for name in loaded if name.startswith(ours)) == []
-
-
-@pytest.mark.parametrize("agent", ["agent", "horovod"])
-def test_an_agent_loads_no_contract(agent: str) -> None:
-    """PID 1 has read the pod already."""
-    code = f"import sys, trainer_launch.mpi.{agent}; print(*sys.modules)"
-    loaded = python("-c", code).stdout.split()
-    assert not [name for name in loaded if name.startswith("trainer_launch.contracts")]

@@ -229,7 +229,7 @@ def _supervised(
 
 
 def _mpi_run(plan: Plan, system: System, task: Task, mpi: Preparation, observer: Observer) -> Outcome:
-    from trainer_launch.mpi.job import JobDiagnosis, MpiJob
+    from trainer_launch.mpi.mpi_job import JobDiagnosis, MpiJob
     from trainer_launch.observability.incident_watch import Incidents
     from trainer_launch.supervisor.processes import Processes
 

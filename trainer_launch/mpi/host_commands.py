@@ -67,7 +67,7 @@ class HostCommands:
         """Kill what is beyond its deadline. What is stuck in the kernel is left behind."""
         for pid, running in list(self._running.items()):
             if now_s >= running.due_s:
-                process_tree.kill(pid)
+                process_tree.kill(pid, below_first=False)  # a shell would say who was killed
                 self._ended(pid, None)
 
     def reaped(self, pid: int, status: int) -> bool:

@@ -15,7 +15,7 @@ from trainer_launch.mpi.host_access import HostAccess
 from trainer_launch.mpi.host_list import HostList
 from trainer_launch.mpi.host_readiness import Threads
 from trainer_launch.mpi.hosted_program import HostedProgram, Mpirun
-from trainer_launch.mpi.job import HostedJob
+from trainer_launch.mpi.mpi_job import HostedJob
 from trainer_launch.mpi.mpirun_command import recognised
 from trainer_launch.mpi.remote_hosts import RemoteHosts
 from trainer_launch.planning import mpi_options

@@ -1,7 +1,7 @@
 """MPI jobs: mpirun and horovodrun over the job's hosts, and sshd in their workers' pods. Pure.
 
-`mpi.job` waits for the hosts, runs the program, and starts it again. Which MPI it is (Open MPI, MPICH, Intel) the
-program itself says, so its command line is made then.
+`mpi.mpi_job` waits for the hosts, runs the program, and starts it again. Which MPI it is (Open MPI, MPICH, Intel)
+the program itself says, so its command line is made then.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from tests.mpi.jobs import Life, MpiRun, loses, rank_1, unreached
 from tests.supervisor.fakes import Program, failure_of
 from trainer_launch.model import Verdict
-from trainer_launch.mpi.job import END_S, MAX_EARLY
+from trainer_launch.mpi.mpi_job import END_S, MAX_EARLY
 
 TERM, KILL, HUP = int(signal.SIGTERM), int(signal.SIGKILL), int(signal.SIGHUP)
 ENDS = Life(Program(ends_s=60.0))
@@ -233,6 +233,37 @@ def test_a_host_that_leaves_the_list_is_gone_on_without(tmp_path: Path) -> None:
     job.system.at(30.0, lambda: job.hosts.list("a", "c"))
     assert job.run().verdict is Verdict.SUCCEEDED
     assert job.starts == ["a b c", "a c"]
+
+
+# -- a program that adds and drops hosts itself, as elastic Horovod does ----------------------
+
+
+def elastic(folder: Path, names: str, *lives: Life, away: str = "", restarts: int = 3) -> MpiRun:
+    job = MpiRun(folder, names, *lives, away=away, restarts=restarts, shrink_after=0.0)
+    job.program.adds_hosts, job.program.first_hosts, job.program.least_hosts = True, 2, 1
+    return job
+
+
+def test_the_first_start_waits_for_the_processes_asked_for_and_later_ones_for_the_minimum(tmp_path: Path) -> None:
+    job = elastic(tmp_path, "a b c", loses("b"), ENDS, away="b c")
+    job.system.at(20.0, lambda: job.hosts.come("b")).at(50.0, lambda: job.hosts.leave("b"))
+    job.run()
+    assert (job.starts, job.system.starts("mpirun")[0]) == (["a b", "a"], 23.0)
+
+
+def test_hosts_that_come_or_go_while_it_runs_are_its_own_affair(tmp_path: Path) -> None:
+    job = elastic(tmp_path, "a b", ENDS)
+    job.system.at(20.0, lambda: job.hosts.list("a", "b", "c")).at(40.0, lambda: job.hosts.list("a", "c"))
+    assert job.run().verdict is Verdict.SUCCEEDED
+    assert (job.asked(TERM), job.starts) == ([], ["a b"])
+
+
+def test_only_hosts_that_are_in_the_job_at_its_end_can_be_the_lost_ones(tmp_path: Path) -> None:
+    """A host that was lost and replaced an hour ago excuses no failure of today."""
+    job = elastic(tmp_path, "a b", rank_1(7), restarts=0)
+    job.system.at(20.0, lambda: (job.hosts.leave("b"), job.hosts.list("a", "b", "c"))[2:] or None)
+    assert failure_of(job.run()).exit_code == 7
+    assert job.did("ask") == [(60.0, "a", "c")]
 
 
 # -- being asked to stop ----------------------------------------------------------------------
