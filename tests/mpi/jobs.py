@@ -69,7 +69,8 @@ class MpiSystem(FakeSystem):
         if life.says:
             at_s = self.clock_s + (life.program.ends_s or 60.0)
             self.at(at_s - 0.01, lambda: program.hear("mpirun", 2, life.says.encode()))
-        return super().spawn(process, prepare)
+        pid: int = super().spawn(process, prepare)
+        return pid
 
 
 class FakeHosts:
@@ -91,9 +92,10 @@ class FakeHosts:
         self._away -= set(names)
         self._is_changed = True
 
-    def leave(self, *names: str) -> None:
-        """They are lost; mpirun may not know."""
+    def leave(self, *names: str, sessions: bool = False) -> None:
+        """They are lost; mpirun may not know, but for the sessions that it had there."""
         self._away |= set(names)
+        self._gone |= set(names) if sessions else set()
 
     def close_sessions(self, *names: str) -> None:
         self._gone |= set(names)

@@ -37,8 +37,8 @@ def system() -> Iterator[System]:
         yield made
 
 
-def access_of(folder: Path, line: str, **mpi: str) -> tuple[HostAccess, HostList]:
-    task = request(line, Job(contract="c", mpi=Mpi(**mpi) if mpi else None), scratch=str(folder))
+def access_of(folder: Path, line: str, mpi: Mpi | None = None) -> tuple[HostAccess, HostList]:
+    task = request(line, Job(contract="c", mpi=mpi), scratch=str(folder))
     process = engines.plan(task).processes[0]
     spec, typed = spec_of(task, process), mpi_options.parse(process.argv)
     hosts = HostList(spec, typed)
@@ -80,8 +80,8 @@ def asked(tmp_path: Path, system: System) -> Callable[..., dict[str, str]]:
 
     def ask(*names: str, limit_s: float = DEADLINE_S) -> dict[str, str]:
         (tmp_path / "hosts").touch()
-        mpi = {"hostfile_path": str(tmp_path / "hosts"), "launch_agent": KUBEXEC, "launch_agent_path": str(script)}
-        access, listed = access_of(tmp_path, f"mpirun -H {','.join(f'{name}:1' for name in names)} x", **mpi)
+        mpi = Mpi(hostfile_path=str(tmp_path / "hosts"), launch_agent=KUBEXEC, launch_agent_path=str(script))
+        access, listed = access_of(tmp_path, f"mpirun -H {','.join(f'{name}:1' for name in names)} x", mpi)
         hosts = RemoteHosts(access, listed, Threads(4), system)
         hosts.ask(names)
         until_s = time.monotonic() + limit_s

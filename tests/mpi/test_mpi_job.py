@@ -158,7 +158,7 @@ def test_beside_an_mpirun_that_outlives_sigkill_nothing_is_started(tmp_path: Pat
 
 def test_an_mpirun_that_does_not_know_of_the_loss_is_told_to_end_its_ranks(tmp_path: Path) -> None:
     job = MpiRun(tmp_path, "a b", Life(), ENDS)
-    job.system.at(30.0, lambda: (job.hosts.leave("b"), job.hosts.close_sessions("b"))[2:] or None)
+    job.system.at(30.0, lambda: job.hosts.leave("b", sessions=True))
     job.system.at(90.0, lambda: job.hosts.come("b"))
     assert job.run().verdict is Verdict.SUCCEEDED
     assert job.asked(TERM) == [30.0]
@@ -185,7 +185,7 @@ DENIED = "b: Permission denied (publickey)."
 def test_where_no_daemon_could_be_started_all_hosts_have_to_let_us_in_first(tmp_path: Path) -> None:
     job = MpiRun(tmp_path, "a b", unreached(DENIED), wait_timeout=60.0)
     job.system.at(0.5, lambda: setattr(job.hosts, "_away", {"b"}))
-    job.hosts.gone = lambda hosts: {}  # type: ignore[method-assign,assignment]
+    job.hosts.gone = lambda hosts: {}  # type: ignore[method-assign]
     assert failure_of(job.run()).exit_code == 138
     assert (job.hosts.checks_keys, len(job.starts)) == (True, 1)
     assert job.did("look afresh")[-1][1:] == ("a", "b")
@@ -261,7 +261,7 @@ def test_hosts_that_come_or_go_while_it_runs_are_its_own_affair(tmp_path: Path) 
 def test_only_hosts_that_are_in_the_job_at_its_end_can_be_the_lost_ones(tmp_path: Path) -> None:
     """A host that was lost and replaced an hour ago excuses no failure of today."""
     job = elastic(tmp_path, "a b", rank_1(7), restarts=0)
-    job.system.at(20.0, lambda: (job.hosts.leave("b"), job.hosts.list("a", "b", "c"))[2:] or None)
+    job.system.at(20.0, lambda: job.hosts.leave("b")).at(20.0, lambda: job.hosts.list("a", "b", "c"))
     assert failure_of(job.run()).exit_code == 7
     assert job.did("ask") == [(60.0, "a", "c")]
 
