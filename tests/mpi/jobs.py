@@ -68,7 +68,7 @@ class MpiSystem(FakeSystem):
         life, program = self._mpiruns.pop(0) if self._mpiruns else Life(), given(self.program)
         if life.says:
             at_s = self.clock_s + (life.program.ends_s or 60.0)
-            self.at(at_s - 0.01, lambda: program.hear("mpirun", 2, life.says.encode()))
+            self.at(at_s + 0.01, lambda: program.hear("mpirun", 2, life.says.encode()))
         pid: int = super().spawn(process, prepare)
         return pid
 

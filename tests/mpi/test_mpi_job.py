@@ -97,6 +97,14 @@ def test_a_lost_host_is_waited_for_and_costs_nothing(tmp_path: Path, caplog: pyt
     assert "b is lost" in caplog.text
 
 
+def test_an_mpirun_that_ends_with_0_because_it_lost_a_host_has_not_succeeded(tmp_path: Path) -> None:
+    """As Open MPI 5 does."""
+    job = MpiRun(tmp_path, "a b", loses("b", program=Program(ends_s=60.0)), ENDS)
+    job.system.at(59.0, lambda: job.hosts.leave("b")).at(90.0, lambda: job.hosts.come("b"))
+    assert job.run().verdict is Verdict.SUCCEEDED
+    assert job.system.starts("mpirun") == [0.0, 90.0]
+
+
 def test_a_rank_that_fails_because_another_host_went_away_costs_nothing(tmp_path: Path) -> None:
     job = MpiRun(tmp_path, "a b", rank_1(1), ENDS, restarts=0)
     job.system.at(59.0, lambda: job.hosts.leave("b")).at(90.0, lambda: job.hosts.come("b"))

@@ -18,9 +18,9 @@ and a change of membership cost nothing, but a job that never lasts ends all the
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -29,9 +29,9 @@ from trainer_launch.membership import retry_policy, timeouts
 from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Verdict, exit_codes
 from trainer_launch.model.goodput import Kind
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of, name_of
-from trainer_launch.model.units import counted, listed
+from trainer_launch.model.units import counted
 from trainer_launch.mpi import host_readiness, rank_failure
-from trainer_launch.mpi.host_readiness import WaitLog
+from trainer_launch.mpi.host_wait import GATHER_S, HostWait
 from trainer_launch.mpi.hosted_program import HostedProgram
 from trainer_launch.mpi.rank_failure import MpirunEnd
 from trainer_launch.mpi.remote_hosts import RemoteHosts
@@ -50,11 +50,9 @@ ALL_SHARE = 0.8  # and before everything here is
 END_S = 4.0  # for mpirun to end its ranks: it gives them a second or two itself
 LINGER_S = 0.5  # for the last of its output, when somebody else still has it open
 SWEEP_S = 5.0  # for what a killed mpirun left on other hosts
-GATHER_S = 3.0  # for other hosts to come too, before the job is started without them or interrupted for one
 EARLY_S = 10.0  # a start that does not last so long is an early end
 LATE_S = 600.0  # no daemon takes so long to start, or to fail at it
 MAX_EARLY = 10  # early ends in a row that cost no budget; then something else is wrong
-_SHOWN = 8  # hosts that one sentence names
 
 
 class MpiPhase(Enum):
@@ -96,22 +94,13 @@ class MpiJob:
         spec, self._program, self._hosts = job
         self._watch, self._failed = diagnosis
         self._plan, self._system, self._processes, self._observer = plan, system, processes, observer
-        task, restarts = spec.task, spec.task.topology.max_restarts
-        self._max_hosts = spec.max_hosts
-        self._wait_s = float(task.settings.wait_timeout)
-        self._shrink_s = task.shrink_after_s
+        restarts = spec.task.topology.max_restarts
+        self._wait = HostWait(spec, self._program, self._hosts)
         self._max_restarts = MAX_RESTARTS if restarts is None else restarts
         env = plan.processes[0].env
         self._fills_slots = mpi_options.fills_slots(self._program.typed, env) and not self._hosts.has_own
-        self._log = WaitLog()
         self.phase = MpiPhase.WAITING
         self._members = self._hosts.members
-        self._ready: Collection[str] = frozenset()
-        self._wait_until_s = 0.0
-        self._shrink_from_s: float | None = None  # since when enough hosts are there to go on with fewer
-        self._most_ready = 0  # hosts at the last look
-        self._lost_before: str | None = None  # the host for which the job waits
-        self._check_keys = False  # hosts have to let us in before the next start
         self._troubles_from_s: float | None = None  # since when daemons could not be started
         self._starts = 0
         self._failures = 0  # that cost the budget
@@ -148,7 +137,7 @@ class MpiJob:
         return self._outcome()
 
     def _to_the_end(self) -> None:
-        self._wait(self._system.now())
+        self._wait_for_hosts(self._system.now())
         while True:
             now_s = self._system.now()
             self._hosts.tick(now_s)
@@ -174,8 +163,7 @@ class MpiJob:
         times = [self._hosts.due_s, self._processes.deadline_s]
         match self.phase:
             case MpiPhase.WAITING:
-                shrink_s = None if self._shrink_from_s is None else self._shrink_from_s + self._patience_s
-                times += [self._wait_until_s, shrink_s, self._log.due_s]
+                times.append(self._wait.due_s)
             case MpiPhase.RUNNING:
                 watch_s = self._watch.due_s if self._watch is not None and self._is_training else None
                 times += [watch_s, self._admit_at_s, *(at_s for at_s, _ in self._climbs[:1])]
@@ -194,14 +182,10 @@ class MpiJob:
         while self._climbs and now_s >= self._climbs[0][0]:
             _, rung = self._climbs.pop(0)
             if rung is Rung.KILL and self._processes.has_leaders:
-                self._say("mpirun has not ended its ranks; killing it")
+                logs.warn("mpirun has not ended its ranks; killing it")
             self._processes.stop(now_s, rung)
-        if self.phase is MpiPhase.WAITING and now_s >= self._wait_until_s:
-            self._give_up(self._who_is_missing())
-        elif self.phase is MpiPhase.WAITING:
-            self._look(now_s)
-            if self.phase is MpiPhase.WAITING:
-                self._log.say(self._hosts.readiness, now_s)
+        if self.phase is MpiPhase.WAITING:
+            self._start_or_wait(now_s)
         elif self.phase is MpiPhase.RUNNING:
             self._look_at_start(now_s)
 
@@ -216,7 +200,7 @@ class MpiJob:
             self._on_lost(self._program.lost, now_s, is_said=True)
         if self._admit_at_s is not None and now_s >= self._admit_at_s:
             before = {member.host for member in self._running}
-            come = ", ".join(member.host for member in self._there() if member.host not in before)
+            come = ", ".join(member.host for member in self._wait.there() if member.host not in before)
             self._resize(f"{come} joins; restarting the ranks on all hosts", now_s)
         if self._watch is not None and self._is_training and now_s >= self._watch.due_s:
             hang = self._watch.look(now_s)
@@ -230,8 +214,8 @@ class MpiJob:
         if self._hosts.members != self._members:
             self._on_list(now_s)
         if not self._asked and self._hosts.take_changed():
-            self._ready = host_readiness.ready(self._hosts.readiness)
-            self._program.offer([member for member in self._members if member.host in self._ready])
+            ready = host_readiness.ready(self._hosts.readiness)
+            self._program.offer([member for member in self._members if member.host in ready])
             if self.phase is MpiPhase.RUNNING:
                 self._look_for_others(now_s)
         if gone := self._hosts.take_gone():
@@ -239,11 +223,9 @@ class MpiJob:
 
     def _on_list(self, now_s: float) -> None:
         """Hosts have been added to the job, or removed from it."""
-        before, self._members = self._members, self._hosts.members
-        if self.phase is MpiPhase.ENDED or before == self._members:
-            return
-        self._say(f"the list of hosts has changed: {counted(len(self._members), 'host')} now")
-        self._hosts.watch(self._members, check_keys=self._check_keys)
+        self._members = self._hosts.members
+        logs.warn(f"the list of hosts has changed: {counted(len(self._members), 'host')} now")
+        self._hosts.watch(self._members, check_keys=self._wait.checks_keys)
         if not self._is_training or self._program.adds_hosts or self._processes.is_draining:
             return
         self._hosts.rest()
@@ -274,24 +256,25 @@ class MpiJob:
     def _on_lost(self, name: str, now_s: float, *, is_said: bool) -> None:
         """A host is lost. mpirun ends its ranks by itself if it says so, within the time of one that is asked."""
         host = self._host_named(name)
-        if not self._is_training or self._processes.asked or host not in {m.host for m in self._running}:
+        if not self._is_training or host is None:
             return
         self._lost = host
-        self._say(f"{name} is lost; ending the ranks on all hosts")
+        logs.warn(f"{name} is lost; ending the ranks on all hosts")
         self._end_ranks(now_s, asks=not is_said)
 
-    def _host_named(self, name: str) -> str:
-        """The host as the list has it: mpirun may have cut its domain off."""
-        hosts, short = [member.host for member in self._running], name.partition(".")[0]
-        return name if name in hosts else next((h for h in hosts if h.partition(".")[0] == short), name)
+    @property
+    def _lost_host(self) -> str | None:
+        """The host that is lost; of that alone Open MPI 5 may end with 0."""
+        return self._lost or (self._host_named(self._program.lost) if self._program.lost else None)
 
-    def _there(self) -> tuple[Member, ...]:
-        """Who could run the job: of those that are ready the first, so that ranks keep their order."""
-        return tuple(member for member in self._members if member.host in self._ready)[: self._max_hosts]
+    def _host_named(self, name: str) -> str | None:
+        """The host of this start by its name, of which mpirun may have cut the domain off."""
+        hosts, short = [member.host for member in self._running], name.partition(".")[0]
+        return name if name in hosts else next((h for h in hosts if h.partition(".")[0] == short), None)
 
     def _look_for_others(self, now_s: float) -> None:
         """While mpirun runs: hosts that would be in the job if it started now are let in after a while."""
-        there = self._there()
+        there = self._wait.there()
         if self._program.adds_hosts:
             self._running = there
             return
@@ -304,59 +287,27 @@ class MpiJob:
 
     # -- waiting, and starting ----------------------------------------------------------------
 
-    def _wait(self, now_s: float, *afresh: str, limit_s: float | None = None) -> None:
-        """Wait for hosts; those `afresh` have to show that they are there again."""
+    def _wait_for_hosts(self, now_s: float, *afresh: str, **how: Any) -> None:
         self.phase = MpiPhase.WAITING
         self._forget_start()
-        self._wait_until_s = now_s + (self._wait_s if limit_s is None else limit_s)
-        self._shrink_from_s, self._most_ready = None, 0
-        self._hosts.watch(self._members, afresh, check_keys=self._check_keys)
-        self._ready = host_readiness.ready(self._hosts.readiness)
-        self._look(now_s)
+        self._wait.begin(now_s, *afresh, **how)
+        self._start_or_wait(now_s)
 
-    def _look(self, now_s: float) -> None:
-        """Start when all hosts are there, or enough of them for long enough."""
-        there, wanted = self._there(), self._wanted()
-        if len(there) == len(wanted) and (there or not self._hosts.has_list):
-            self._start(there, now_s)
-            return
-        if len(there) > self._most_ready:
-            self._shrink_from_s = None
-        self._most_ready = len(there)
-        least = self._program.least_hosts
-        if not self._starts and self._program.first_hosts is not None:
-            least = self._program.first_hosts
-        if least is None or len(there) < least:
-            self._shrink_from_s = None
-        elif self._shrink_from_s is None:
-            self._shrink_from_s = now_s
-        if self._shrink_from_s is not None and now_s >= self._shrink_from_s + self._patience_s:
-            self._start(there, now_s)
+    def _start_or_wait(self, now_s: float) -> None:
+        chosen = self._wait.chosen(now_s)
+        if chosen is not None:
+            self._start(chosen)
+        elif self._wait.is_late(now_s):
+            self._give_up(self._wait.who_is_missing())
 
-    @property
-    def _patience_s(self) -> float:
-        """How long to wait for more hosts than the minimum; at first others are just coming, too."""
-        return self._shrink_s if self._starts else max(self._shrink_s, GATHER_S)
-
-    def _wanted(self) -> tuple[Member, ...]:
-        """The hosts that the job is for; more of them stay in reserve."""
-        return self._members[: self._max_hosts]
-
-    def _who_is_missing(self) -> str:
-        wanted, why = self._wanted(), host_readiness.stuck(self._hosts.readiness)
-        absent = [member.host for member in wanted if member.host not in self._ready]
-        shown = listed([f"{host}: {why.get(host, 'not looked for yet')}" for host in absent], _SHOWN, "; ")
-        what = f"{self._lost_before} did not come back: " if self._lost_before in absent else ""
-        return f"{what}{len(wanted) - len(absent)} of {counted(len(wanted), 'host')} ready; missing: {shown}"
-
-    def _start(self, members: tuple[Member, ...], now_s: float) -> None:
-        wanted = self._wanted()
+    def _start(self, members: tuple[Member, ...]) -> None:
+        wanted = self._wait.wanted()
         if len(members) < len(wanted):
             absent = ", ".join(member.host for member in wanted if member not in members)
-            self._say(f"going on with {len(members)} of {len(wanted)} hosts, without {absent}")
-        self._log.restart()
+            logs.warn(f"going on with {len(members)} of {len(wanted)} hosts, without {absent}")
+        self._wait.end()
         self._forget_start()
-        self.phase, self._running, self._lost_before = MpiPhase.RUNNING, members, None
+        self.phase, self._running = MpiPhase.RUNNING, members
         self._starts += 1
         if not self._program.adds_hosts:
             self._hosts.rest()
@@ -371,7 +322,7 @@ class MpiJob:
 
     def _resize(self, why: str, now_s: float) -> None:
         self._is_resized = True
-        self._say(why)
+        logs.warn(why)
         self._end_ranks(now_s)
 
     def on_hang(self, hang: Death, now_s: float) -> None:
@@ -425,7 +376,7 @@ class MpiJob:
             self._processes.is_draining = True
             self._admit_at_s = None
             self._observer.asked_to_stop(number)
-            self._say(f"SIG{name_of(number)}: no more restarts; the launcher exits when the ranks do")
+            logs.warn(f"SIG{name_of(number)}: no more restarts; the launcher exits when the ranks do")
             self._program.stopping()
         if self.phase is MpiPhase.RUNNING:
             self._hosts.tell_ranks([member.host for member in self._running], name_of(number))
@@ -461,14 +412,13 @@ class MpiJob:
         death = self._death
         if self.phase is not MpiPhase.SETTLING or death is None or not self._has_settled(death, now_s):
             return
-        if self._stop_signal is not None or (death.exit_code == 0 and not self._is_ended_by_us):
+        end, lost = self._program.end(death), self._lost_host
+        if self._stop_signal is not None or (death.exit_code == 0 and not self._is_ended_by_us and lost is None):
             self._finish(None)
             return
-        end, running = self._program.end(death), {member.host for member in self._running}
         missing = self._hosts.gone(self._asked)
-        lost = self._lost or (self._host_named(end.said.lost) if end.said.lost else None)
-        if lost in running:
-            missing.setdefault(str(lost), "mpirun has lost it")
+        if lost is not None:
+            missing.setdefault(lost, "mpirun has lost it")
         left = self._left()  # they are missing because they left the job
         missing = {host: why for host, why in missing.items() if host not in left}
         lasted_s = death.at_s - self._start_s
@@ -482,7 +432,7 @@ class MpiJob:
         elif self._hang is not None:
             self._on_failure("what ran here hung", self._hang, None, now_s)
         elif self._is_resized or left:
-            self._wait(now_s)
+            self._wait_for_hosts(now_s)
         elif end.is_unreached:
             self._on_unreached(end, lasted_s, now_s)
         else:
@@ -499,14 +449,13 @@ class MpiJob:
         if self._is_too_often_early(f"lost {', '.join(missing)}", lasted_s):
             return
         text = "; ".join(f"{host} is lost ({why})" for host, why in sorted(missing.items())[:5])
-        self._say(f"{text}; start {self._starts} ended; this costs no restart")
-        self._lost_before = lost
-        self._wait(now_s, *missing)
+        logs.warn(f"{text}; start {self._starts} ended; this costs no restart")
+        self._wait_for_hosts(now_s, *missing, lost=lost)
 
     def _on_unreached(self, end: MpirunEnd, lasted_s: float, now_s: float) -> None:
         """No daemon could be started somewhere: the hosts have to let us in before it is tried again."""
         since_s = self._troubles_from_s = now_s if self._troubles_from_s is None else self._troubles_from_s
-        left_s = since_s + self._wait_s - now_s
+        left_s = since_s + self._wait.limit_s - now_s
         where = f" on {end.said.unreached}" if end.said.unreached else ""
         text = f"mpirun could not start its daemon{where}: {end.said.words}"
         if self._is_too_often_early(text, lasted_s):
@@ -514,9 +463,9 @@ class MpiJob:
         if left_s <= 0:
             self._give_up(text)
             return
-        self._say(f"{text}; waiting until all hosts accept the job's key")
-        self._check_keys = True
-        self._wait(now_s, *(member.host for member in self._members), limit_s=left_s)
+        logs.warn(f"{text}; waiting until all hosts accept the job's key")
+        self._wait.checks_keys = True
+        self._wait_for_hosts(now_s, *(member.host for member in self._members), limit_s=left_s)
 
     def _is_too_often_early(self, why: str, lasted_s: float) -> bool:
         """What costs no budget must not go on for ever."""
@@ -543,15 +492,15 @@ class MpiJob:
         if why_not is not None or spent is not None:
             told = why_not or (spent if self._max_restarts else None)  # who allows no restart needs no reason
             reason = f"not restarted, because {told}" if told else None
-            self._say(f"{text}; {reason}" if reason else text)
+            logs.warn(f"{text}; {reason}" if reason else text)
             self._finish(replace(death, why_not_again=reason))
             return
         self._failures += 1
         self._troubles_from_s = None
-        self._say(f"{text}; restart {self._failures} of {self._max_restarts}")
+        logs.warn(f"{text}; restart {self._failures} of {self._max_restarts}")
         self._observer.tell("restarting", restart=self._failures, restarts_at_most=self._max_restarts)
         self._system.clean()
-        self._wait(now_s)
+        self._wait_for_hosts(now_s)
 
     def _give_up(self, text: str) -> None:
         """End because hosts are missing."""
@@ -563,10 +512,6 @@ class MpiJob:
         self.phase, self._cause = MpiPhase.ENDED, cause
         if cause is not None:
             self._failed(self._classified(cause), self._program.name)
-
-    def _say(self, text: str) -> None:
-        self._log.restart()
-        logs.warn(text)
 
     # -- for observers ------------------------------------------------------------------------
 
