@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import subprocess
 from pathlib import Path
 
@@ -78,6 +79,15 @@ def test_the_ssh_that_horovodrun_finds_begins_nothing_once_the_job_is_asked_to_s
     assert (done.returncode, done.stdout) == (0, "-p 2022 -o StrictHostKeyChecking=no a.invalid true\n")
     program.stopping()
     assert subprocess.run(words, timeout=60).returncode == 143
+
+
+def test_a_start_looks_no_names_up_because_a_dead_name_server_would_hold_the_launcher_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = made(tmp_path, "horovodrun -np 1 --min-np 1 -H a.invalid:1 x")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("looked a name up"))
+    argv = program.process((Member("a.invalid", 1),), (), 1, {"a.invalid": "127.0.0.1"}).argv
+    assert "--network-interfaces=lo" in argv
 
 
 # -- what it says -----------------------------------------------------------------------------

@@ -150,6 +150,20 @@ def test_a_host_that_was_lost_has_to_pass_everything_again(
     watcher.until(lambda s: s["a"].stage is HostStage.READY)
 
 
+def test_where_no_more_threads_may_start_hosts_are_looked_at_later(
+    listen: Callable[[bytes], int], watch: Callable[..., Watcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at a pod's limit of processes: the launcher goes on."""
+    watcher, begun = watch(), host_readiness.begin_thread
+    refusals = [None]
+    refuse = lambda *how: refusals.pop() if refusals else begun(*how)  # noqa: E731
+    monkeypatch.setattr(host_readiness, "begin_thread", refuse)
+    watcher.places["a"] = ("127.0.0.1", listen(b"SSH-2.0-test\r\n"))
+    watcher.probes.watch(["a"])
+    watcher.until(lambda s: s["a"].stage is HostStage.READY)
+    assert refusals == []
+
+
 def test_hosts_that_are_reached_without_ssh_need_a_name_and_no_more(watch: Callable[..., Watcher]) -> None:
     watcher = watch(lambda _: "there is no ssh", port=None)
     watcher.probes.watch(["127.7.7.7", "none.invalid"], check_keys=True)

@@ -54,7 +54,8 @@ class Horovodrun(HostedProgram):
         self._bin, self._stopping, self._ready = folder / "bin", folder / "stopping", folder / "ready"
         self._bin.mkdir(parents=True, mode=0o700)
         stopping, ready = shlex.quote(str(self._stopping)), shlex.quote(str(self._ready))
-        ssh = f'[ ! -e {stopping} ] || exit {exit_codes.STOPPED}\nexec {shlex.join(_ssh(access, process.env))} "$@"'
+        begin = shlex.join(_ssh(access, process.env))
+        ssh = f'[ ! -e {stopping} ] || exit {exit_codes.STOPPED}\nexec {begin} "$@" </dev/null'
         self._script = folder / "discover"
         for path, text in ((self._bin / "ssh", ssh), (self._script, f"exec cat {ready}")):
             path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")

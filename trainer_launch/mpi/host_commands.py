@@ -5,13 +5,12 @@ They are no part of the job: signals to everything below the launcher spare them
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
-
-from msgspec import Struct
 
 from trainer_launch.host import process_tree
 from trainer_launch.host.deadline_subprocess import OUTPUT_BYTES, Ended
@@ -22,21 +21,26 @@ _AT_ONCE = 64
 Done = Callable[[Ended], object]
 
 
-class _Command(Struct, frozen=True):
-    argv: Sequence[str]
-    limit_s: float
-    done: Done
+class _Command:
+    """A command that is under way."""
 
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], due_s: float, done: Done) -> None:
+        """Start it. Raises OSError, ValueError: it cannot be started."""
+        self.due_s, self.done = due_s, done
+        with contextlib.ExitStack() as opened:
+            files = [os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "w+b") for name in ("stdout", "stderr")]
+            stdout, stderr = self._outputs = [opened.enter_context(file) for file in files]
+            self.popen = subprocess.Popen(
+                argv, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+            )
+            self._opened = opened.pop_all()
 
-class _Running(Struct, frozen=True):
-    command: _Command
-    popen: subprocess.Popen[bytes]
-    outputs: tuple[int, int]  # files with its stdout and its stderr
-    started_s: float
-
-    @property
-    def due_s(self) -> float:
-        return self.started_s + self.command.limit_s
+    def ended(self, status: int | None) -> Ended:
+        """How it ended, with what it has said; None: it was killed at its deadline."""
+        self.popen.returncode = -1 if status is None else status  # the system has collected it, or will
+        with self._opened:
+            stdout, stderr = (os.pread(output.fileno(), OUTPUT_BYTES, 0) for output in self._outputs)
+        return Ended(status=status, stdout=stdout, stderr=stderr, timed_out=status is None)
 
 
 class HostCommands:
@@ -44,12 +48,12 @@ class HostCommands:
 
     def __init__(self, system: System, env: Mapping[str, str]) -> None:
         self._system, self._env = system, env
-        self._waiting: deque[_Command] = deque()
-        self._running: dict[int, _Running] = {}  # by pid
+        self._waiting: deque[tuple[Sequence[str], float, Done]] = deque()
+        self._running: dict[int, _Command] = {}  # by pid
 
     def start(self, argv: Sequence[str], limit_s: float, done: Done) -> None:
         """Start a command; `done` is called in the main loop with how it ended."""
-        self._waiting.append(_Command(argv, limit_s, done))
+        self._waiting.append((argv, limit_s, done))
         self._begin()
 
     def run(self, argv: Sequence[str], limit_s: float, post: Callable[[Callable[[], None]], None]) -> Ended:
@@ -61,59 +65,37 @@ class HostCommands:
     @property
     def due_s(self) -> float | None:
         """When to `tick` next."""
-        return min((running.due_s for running in self._running.values()), default=None)
+        return min((command.due_s for command in self._running.values()), default=None)
 
     def tick(self, now_s: float) -> None:
         """Kill what is beyond its deadline. What is stuck in the kernel is left behind."""
-        for pid, running in list(self._running.items()):
-            if now_s >= running.due_s:
-                process_tree.kill(pid, below_first=False)  # a shell would say who was killed
-                self._ended(pid, None)
+        for pid in [pid for pid, command in self._running.items() if now_s >= command.due_s]:
+            process_tree.kill(pid, below_first=False)  # a shell would say who was killed
+            self.reaped(pid, None)
 
-    def reaped(self, pid: int, status: int) -> bool:
+    def reaped(self, pid: int, status: int | None) -> bool:
         """A child has ended; whether it was a command."""
-        if pid not in self._running:
+        command = self._running.pop(pid, None)
+        if command is None:
             return False
-        self._ended(pid, status)
+        command.done(command.ended(status))
+        self._begin()
         return True
 
     def close(self) -> None:
         """Kill what still runs: nobody waits for it any more."""
-        for pid in self._running:
+        for pid, command in self._running.items():
             process_tree.kill(pid)
+            command.ended(None)
 
     def _begin(self) -> None:
         while self._waiting and len(self._running) < _AT_ONCE:
-            command = self._waiting.popleft()
-            outputs = []
+            argv, limit_s, done = self._waiting.popleft()
             try:
-                outputs += [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdout", "stderr")]
-                popen = subprocess.Popen(
-                    command.argv,
-                    env=self._env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=outputs[0],
-                    stderr=outputs[1],
-                    start_new_session=True,
-                )
+                command = _Command(argv, self._env, self._system.now() + limit_s, done)
             except (OSError, ValueError) as problem:  # the latter: a NUL in a word
-                for fd in outputs:
-                    os.close(fd)
                 why = problem if isinstance(problem, OSError) else OSError(str(problem))
-                command.done(Ended(status=127, stderr=f"{command.argv[0]}: {why}".encode(), problem=why))
+                done(Ended(status=127, stderr=f"{argv[0]}: {why}".encode(), problem=why))
                 continue
-            self._system.adopt(popen.pid, keep=True)
-            self._running[popen.pid] = _Running(command, popen, (outputs[0], outputs[1]), self._system.now())
-
-    def _ended(self, pid: int, status: int | None) -> None:
-        running = self._running.pop(pid)
-        texts = []
-        for fd in running.outputs:
-            texts.append(os.pread(fd, OUTPUT_BYTES, 0))
-            os.close(fd)
-        running.popen.returncode = -1 if status is None else status  # the system has collected it, or will
-        took_s = self._system.now() - running.started_s
-        running.command.done(
-            Ended(status=status, stdout=texts[0], stderr=texts[1], timed_out=status is None, took_s=took_s)
-        )
-        self._begin()
+            self._system.adopt(command.popen.pid, keep=True)
+            self._running[command.popen.pid] = command

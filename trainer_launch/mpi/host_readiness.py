@@ -33,8 +33,8 @@ _OWN_BANNER = b"SSH-2.0-trainer_launch_probe\r\n"  # to who leaves without one, 
 _BANNER_BYTES = 4096
 _STACK_BYTES = 256 * 1024
 _FIRST_SAY_S = 1.0
-_SAY_S = 5.0  # between two lines about missing hosts, doubled up to
-_LONGEST_SAY_S = 60.0
+_SAY_S = 5.0  # between two lines about missing hosts
+_SAY_AGAIN_S = 60.0  # while nothing changes
 
 LogIn: TypeAlias = Callable[[str], "str | None"]  # blocks; why a host does not let us in, None: it does
 Done: TypeAlias = Callable[[], None]  # called in the main loop
@@ -82,34 +82,25 @@ def ready(readiness: Mapping[str, Readiness]) -> frozenset[str]:
 
 
 class WaitLog:
-    """Says which hosts are missing: soon, then less and less often while nothing changes."""
+    """Says which hosts are missing: soon, when that changes, and each minute."""
 
     def __init__(self) -> None:
-        self._last = ""
-        self._every_s = _SAY_S
+        self.restart()
+
+    def restart(self) -> None:
+        """The wait is over: the next line comes as soon as the first one."""
+        self._last, self._again_at_s = "", 0.0
         self.due_s: float | None = None
 
     def say(self, readiness: Mapping[str, Readiness], now_s: float) -> None:
         """Say how far the hosts are, if it is time and there is somebody to wait for."""
-        if not readiness:
-            self.due_s = None
-            return
-        if self.due_s is None:
-            self._every_s = _SAY_S
-            self.due_s = now_s + _FIRST_SAY_S
-        if now_s < self.due_s:
-            return
-        text = summary(readiness)
-        if text != self._last:
-            self._last, self._every_s = text, _SAY_S
-        else:
-            self._every_s = min(2 * self._every_s, _LONGEST_SAY_S)
-        logs.say(text)
-        self.due_s = now_s + self._every_s
-
-    def restart(self) -> None:
-        """Something else was said, or the wait is over: the next line comes as soon as the first one."""
-        self.due_s = None
+        if self.due_s is None or not readiness:
+            self.due_s = now_s + _FIRST_SAY_S if readiness else None
+        elif now_s >= self.due_s:
+            self.due_s, text = now_s + _SAY_S, summary(readiness)
+            if text != self._last or now_s >= self._again_at_s:
+                logs.say(text)
+                self._last, self._again_at_s = text, now_s + _SAY_AGAIN_S
 
 
 class _Target:

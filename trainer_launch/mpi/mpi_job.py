@@ -50,6 +50,7 @@ ALL_SHARE = 0.8  # and before everything here is
 END_S = 4.0  # for mpirun to end its ranks: it gives them a second or two itself
 LINGER_S = 0.5  # for the last of its output, when somebody else still has it open
 SWEEP_S = 5.0  # for what a killed mpirun left on other hosts
+LAST_SWEEP_S = 2.0  # the same once this pod was asked to stop: PID 1 must end before kubelet's own SIGKILL
 EARLY_S = 10.0  # a start that does not last so long is an early end
 LATE_S = 600.0  # no daemon takes so long to start, or to fail at it
 MAX_EARLY = 10  # early ends in a row that cost no budget; then something else is wrong
@@ -249,7 +250,7 @@ class MpiJob:
             self._ask(hosts, now_s)
 
     def _ask(self, hosts: tuple[str, ...], now_s: float) -> None:
-        self._asked, self._ask_until_s = hosts, now_s + self._hosts.ask_s
+        self._asked, self._ask_until_s = (*self._asked, *hosts), now_s + self._hosts.ask_s
         if hosts:
             self._hosts.ask(hosts)
 
@@ -395,7 +396,7 @@ class MpiJob:
         hosts = tuple(member.host for member in self._running if member.host != self._lost)
         has_failed = death.exit_code != 0 or self._is_ended_by_us
         if self._processes.rung is Rung.KILL or (has_failed and self._program.leaves_ranks and not self._is_last):
-            self._sweep_until_s = now_s + SWEEP_S
+            self._sweep_until_s = now_s + (LAST_SWEEP_S if self._is_last else SWEEP_S)
             self._hosts.sweep(hosts)
         if has_failed and not self._is_last:
             self._ask(hosts, now_s)

@@ -97,17 +97,11 @@ def heard(data: bytes) -> None:
 
 @target()
 def key_file(data: bytes) -> None:
-    """The mounted ssh key, and the list of keys beside it; of neither is anything shown."""
+    """The mounted ssh key, of which nothing is shown."""
     folder = Path(FOLDER)
     (folder / "id_rsa").write_bytes(data)
     found = attempt(job_key._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
     assert not isinstance(found, bytes) or found.endswith(b"\n")
-    (folder / "authorized_keys").write_bytes(data)
-    attempt(
-        job_key.check_authorized,
-        folder / "authorized_keys", folder / "id_rsa", "ssh-rsa AAAA",
-        kinds=(UsageError,), names="authorized_keys",
-    )  # fmt: skip
     job_key.PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
     fault_isolation.pair(0, 1)
 
