@@ -108,7 +108,7 @@ def test_a_failed_rank_starts_the_job_again_from_its_checkpoint(three: Job) -> N
     run = three.launch("mpirun", *three.train(10, "once"))
     assert run.end() == 0, run.output
     assert run.steps() == list(range(10))
-    who = "rank 1 ended with exit code 7 on job-node-0-1.job" if names_who_failed_first() else ""
+    who = "rank 1 ended with exit code 7 (on job-node-0-1.job)" if names_who_failed_first() else ""
     assert f"{who}; restart 1 of 3" in run.output
     no_strays(three)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from tests.planning.requests import given, request
 from tests.supervisor.fakes import FakeSystem, Program
-from trainer_launch.model import Job, Member, Outcome, Process
+from trainer_launch.model import Death, Job, Member, Outcome, Process
 from trainer_launch.mpi.host_access import HostAccess
 from trainer_launch.mpi.host_readiness import HostStage, Readiness
 from trainer_launch.mpi.hosted_program import HostedProgram, Mpirun
@@ -83,7 +84,6 @@ class FakeHosts:
         self._away = set(away)
         self._watched: list[str] = []
         self._is_changed = False
-        self._gone: set[str] = set()
         self.addresses: dict[str, str] = {}
         self.checks_keys = False
         self.hanging: set[str] = set()  # hosts on which a sweep does not end
@@ -92,13 +92,9 @@ class FakeHosts:
         self._away -= set(names)
         self._is_changed = True
 
-    def leave(self, *names: str, sessions: bool = False) -> None:
-        """They are lost; mpirun may not know, but for the sessions that it had there."""
+    def leave(self, *names: str) -> None:
+        """They are lost; mpirun may not know."""
         self._away |= set(names)
-        self._gone |= set(names) if sessions else set()
-
-    def close_sessions(self, *names: str) -> None:
-        self._gone |= set(names)
 
     def list(self, *names: str) -> None:
         self.members = tuple(Member(name, 1) for name in names)
@@ -116,10 +112,6 @@ class FakeHosts:
         changed, self._is_changed = self._is_changed, False
         return changed
 
-    def take_gone(self) -> set[str]:
-        gone, self._gone = self._gone, set()
-        return gone
-
     def watch(self, hosts: Iterable[Member], afresh: Iterable[str] = (), *, check_keys: bool = False) -> None:
         self._watched, self._is_changed, self.checks_keys = [m.host for m in hosts], True, check_keys
         self._system._note("look afresh", *sorted(afresh))
@@ -136,9 +128,6 @@ class FakeHosts:
     def gone(self, hosts: Iterable[str]) -> dict[str, str]:
         return {host: str(REFUSED) for host in hosts if host in self._away}
 
-    def watch_sessions(self, program: int | None) -> None:
-        pass
-
     def reaped(self, pid: int, status: int) -> bool:
         return False
 
@@ -151,6 +140,18 @@ class FakeHosts:
 
     def close(self) -> None:
         self._system._note("close")
+
+
+class HangsAt:
+    """A watch that finds a hang at these times."""
+
+    def __init__(self, times: Sequence[float]) -> None:
+        self._times = [*times, math.inf]
+        self.due_s = self._times.pop(0)
+
+    def look(self, now_s: float) -> Death | None:
+        self.due_s = self._times.pop(0)
+        return Death(reason="Hung", message="rank 1 hangs", at_s=now_s)
 
 
 class MpiRun:
@@ -167,6 +168,8 @@ class MpiRun:
         max_hosts: int | None = None,
         **options: Any,
     ) -> None:
+        """`options` are settings, and `hangs`: when the watch finds one."""
+        hangs = options.pop("hangs", ())
         self.system = MpiSystem(lives)
         members = tuple(Member(name, 1) for name in names.split())
         task = request("mpirun x", Job(contract="c", max_restarts=restarts), scratch=str(folder), **options)
@@ -180,7 +183,7 @@ class MpiRun:
         )
         self.processes = Processes(plan, self.system, RunObserver())
         hosted = HostedJob(spec, self.program, cast(RemoteHosts, self.hosts))
-        self.job = MpiJob(plan, hosted, self.system, self.processes, JobDiagnosis(), RunObserver())
+        self.job = MpiJob(plan, hosted, self.system, self.processes, JobDiagnosis(HangsAt(hangs)), RunObserver())
 
     def run(self) -> Outcome:
         return self.job.run()

@@ -86,6 +86,13 @@ def test_an_mpirun_that_cannot_be_started_ends_the_job(tmp_path: Path) -> None:
     assert (failure.exit_code, failure.reason, failure.message) == (127, "NotRunnable", "no mpirun")
 
 
+def test_a_hang_costs_a_restart_and_at_last_ends_the_job(tmp_path: Path) -> None:
+    job = MpiRun(tmp_path, "a b", Life(), Life(), restarts=1, hangs=(30.0, 60.0))
+    failure = failure_of(job.run())
+    assert (failure.reason, failure.exit_code, failure.message) == ("Hung", 138, "rank 1 hangs")
+    assert (job.asked(TERM), len(job.starts)) == ([30.0, 60.0], 2)
+
+
 # -- lost hosts -------------------------------------------------------------------------------
 
 
@@ -164,20 +171,15 @@ def test_beside_an_mpirun_that_outlives_sigkill_nothing_is_started(tmp_path: Pat
     assert (len(job.starts), job.system.clock_s < 90.0) == (1, True)
 
 
-def test_an_mpirun_that_does_not_know_of_the_loss_is_told_to_end_its_ranks(tmp_path: Path) -> None:
+def test_an_mpirun_that_does_not_care_for_a_lost_host_is_told_to_end_its_ranks(tmp_path: Path) -> None:
+    """As Hydra: only its ssh says so."""
     job = MpiRun(tmp_path, "a b", Life(), ENDS)
-    job.system.at(30.0, lambda: job.hosts.leave("b", sessions=True))
+    job.program.ends_itself = False
+    timeout = b"Timeout, server b not responding.\n"
+    job.system.at(29.0, lambda: job.hosts.leave("b")).at(30.0, lambda: job.program.hear("mpirun", 2, timeout))
     job.system.at(90.0, lambda: job.hosts.come("b"))
     assert job.run().verdict is Verdict.SUCCEEDED
     assert job.asked(TERM) == [30.0]
-
-
-def test_a_session_that_ends_at_a_host_that_is_there_ends_nothing(tmp_path: Path) -> None:
-    """Its ranks may just have ended."""
-    job = MpiRun(tmp_path, "a b", ENDS)
-    job.system.at(30.0, lambda: job.hosts.close_sessions("b"))
-    assert job.run().verdict is Verdict.SUCCEEDED
-    assert job.asked(TERM) == []
 
 
 def test_a_job_that_never_lasts_ends_though_losses_cost_nothing(tmp_path: Path) -> None:
@@ -264,6 +266,13 @@ def test_hosts_that_come_or_go_while_it_runs_are_its_own_affair(tmp_path: Path) 
     job.system.at(20.0, lambda: job.hosts.list("a", "b", "c")).at(40.0, lambda: job.hosts.list("a", "c"))
     assert job.run().verdict is Verdict.SUCCEEDED
     assert (job.asked(TERM), job.starts) == ([], ["a b"])
+
+
+def test_a_host_that_it_has_lost_has_to_show_that_it_is_there_before_it_is_offered_again(tmp_path: Path) -> None:
+    job = elastic(tmp_path, "a b", ENDS)
+    job.system.at(20.0, lambda: job.program.hear("mpirun", 2, b"Timeout, server b not responding.\n"))
+    assert job.run().verdict is Verdict.SUCCEEDED
+    assert (job.asked(TERM), job.did("look afresh")[-1]) == ([], (20.0, "b"))
 
 
 def test_only_hosts_that_are_in_the_job_at_its_end_can_be_the_lost_ones(tmp_path: Path) -> None:

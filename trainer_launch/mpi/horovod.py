@@ -44,7 +44,7 @@ class Horovodrun(HostedProgram):
     ) -> None:
         """`everyone` belongs to the job at its start."""
         super().__init__(process, typed, access, streams=(1, 2), wake=wake)
-        self.adds_hosts = self.has_sessions = typed.is_elastic
+        self.adds_hosts = typed.is_elastic
         if typed.is_elastic:  # --num-proc is for the start, --min-num-proc for later
             number = typed.number or 1
             slots = min((member.slots or 1 for member in everyone), default=1)

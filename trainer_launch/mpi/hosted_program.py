@@ -34,7 +34,7 @@ class HostedProgram(ABC):
     adds_hosts = False  # it adds and drops hosts itself
     hands_signals_on = True  # to its ranks
     leaves_ranks = False  # on hosts, when it fails
-    has_sessions = False  # for each host, whose end tells that the host may be lost
+    ends_itself = False  # when it has lost a host
     first_hosts: int | None = None  # with which it may start; None: as at later starts
     least_hosts: int | None = None  # with which it may start again; None: all
 
@@ -107,6 +107,11 @@ class HostedProgram(ABC):
         """The host that it says it has lost, by its name."""
         return self._said.lost
 
+    def forget_lost(self) -> None:
+        """It goes on without that host."""
+        with self._lock:
+            self._said = replace(self._said, lost=None)
+
     @property
     def is_quiet(self) -> bool:
         """Whether all that it had to say was heard."""
@@ -127,13 +132,13 @@ class HostedProgram(ABC):
 
 
 class Mpirun(HostedProgram):
-    """mpirun; Hydra says on stdout how ranks ended, and has an ssh for each host, of whose end it may not care."""
+    """mpirun; Hydra says on stdout how ranks ended, and does not care when its ssh has lost a host."""
 
     def __init__(
         self, process: Process, typed: Typed, access: HostAccess, dialect: Dialect, wake: Callable[[], object]
     ) -> None:
         self._dialect = dialect
-        self.has_sessions = dialect.is_hydra
+        self.ends_itself = not dialect.is_hydra
         streams = (_STDOUT, _STDERR) if dialect.is_hydra else (_STDERR,)
         super().__init__(process, typed, access, streams=streams, wake=wake)
 

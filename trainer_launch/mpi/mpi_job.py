@@ -121,7 +121,7 @@ class MpiJob:
         self._hang: Death | None = None  # for which it is
         self._is_resized = False  # it is ended for another membership
         self._climbs: list[tuple[float, Rung]] = []  # of this start, while it is ended: when, and to which rung
-        self._asked: tuple[str, ...] = ()  # hosts that have to show that they are there
+        self._asked: tuple[str, ...] = ()  # hosts that have to show that they are there, after mpirun's end
         self._ask_until_s = 0.0
         self._sweep_until_s = 0.0
         self._death: Death | None = None  # mpirun's own
@@ -168,7 +168,6 @@ class MpiJob:
             case MpiPhase.RUNNING:
                 watch_s = self._watch.due_s if self._watch is not None and self._is_training else None
                 times += [watch_s, self._admit_at_s, *(at_s for at_s, _ in self._climbs[:1])]
-                times += [self._ask_until_s] if self._asked else []
             case MpiPhase.SETTLING if self._death is not None:
                 bounds = (self._death.at_s + LINGER_S, self._sweep_until_s, self._ask_until_s)
                 times += [at_s for at_s in bounds if at_s > self._system.now()]
@@ -192,13 +191,8 @@ class MpiJob:
 
     def _look_at_start(self, now_s: float) -> None:
         """Whether mpirun has to be ended."""
-        if self._asked and (now_s >= self._ask_until_s or not self._hosts.is_pending(self._asked)):
-            gone, self._asked = self._hosts.gone(self._asked), ()
-            self._hosts.rest()
-            for host in gone:
-                self._on_lost(host, now_s, is_said=False)
         if self._program.lost is not None:
-            self._on_lost(self._program.lost, now_s, is_said=True)
+            self._on_lost(self._program.lost, now_s)
         if self._admit_at_s is not None and now_s >= self._admit_at_s:
             before = {member.host for member in self._running}
             come = ", ".join(member.host for member in self._wait.there() if member.host not in before)
@@ -214,13 +208,11 @@ class MpiJob:
         """Take in what is known of the hosts."""
         if self._hosts.members != self._members:
             self._on_list(now_s)
-        if not self._asked and self._hosts.take_changed():
+        if self._hosts.take_changed():
             ready = host_readiness.ready(self._hosts.readiness)
             self._program.offer([member for member in self._members if member.host in ready])
             if self.phase is MpiPhase.RUNNING:
                 self._look_for_others(now_s)
-        if gone := self._hosts.take_gone():
-            self._on_gone_sessions(gone, now_s)
 
     def _on_list(self, now_s: float) -> None:
         """Hosts have been added to the job, or removed from it."""
@@ -238,30 +230,16 @@ class MpiJob:
         """The hosts of this start that belong to the job no more."""
         return {member.host for member in self._running} - {member.host for member in self._members}
 
-    def _on_gone_sessions(self, words: set[str], now_s: float) -> None:
-        """mpirun's way to these hosts is gone, which may only mean that their ranks have ended."""
-        among = self._members if self._program.adds_hosts else self._running
-        hosts = tuple(member.host for member in among if member.host in words)
-        if not hosts or not self._is_training:
-            return
-        if self._program.adds_hosts:
-            self._hosts.watch(self._members, hosts)
-        else:
-            self._ask(hosts, now_s)
-
-    def _ask(self, hosts: tuple[str, ...], now_s: float) -> None:
-        self._asked, self._ask_until_s = (*self._asked, *hosts), now_s + self._hosts.ask_s
-        if hosts:
-            self._hosts.ask(hosts)
-
-    def _on_lost(self, name: str, now_s: float, *, is_said: bool) -> None:
-        """A host is lost. mpirun ends its ranks by itself if it says so, within the time of one that is asked."""
+    def _on_lost(self, name: str, now_s: float) -> None:
+        """mpirun, or its ssh, says that a host is lost. Open MPI then ends its ranks by itself, within a while."""
         host = self._host_named(name)
-        if not self._is_training or host is None:
-            return
-        self._lost = host
-        logs.warn(f"{name} is lost; ending the ranks on all hosts")
-        self._end_ranks(now_s, asks=not is_said)
+        if self._program.adds_hosts:
+            self._program.forget_lost()
+            self._hosts.watch(self._members, () if host is None else (host,))
+        elif self._is_training and host is not None:
+            self._lost = host
+            logs.warn(f"{name} is lost; ending the ranks on all hosts")
+            self._end_ranks(now_s, asks=not self._program.ends_itself)
 
     @property
     def _lost_host(self) -> str | None:
@@ -315,9 +293,6 @@ class MpiJob:
         process = self._program.process(members, self._members, self._starts, self._hosts.addresses)
         for unstarted in self._processes.start([process]):
             self._finish(unstarted)
-            return
-        pid = self._processes.pids()[process.name]
-        self._hosts.watch_sessions(pid if members and self._program.has_sessions else None)
 
     # -- ending mpirun, and being asked to ----------------------------------------------------
 
@@ -391,15 +366,15 @@ class MpiJob:
     def on_end(self, death: Death, now_s: float) -> None:
         """mpirun has ended. Its hosts are asked who is there, if that could matter."""
         self.phase, self._death, self._evidence = MpiPhase.SETTLING, death, self._system.look()
-        self._climbs, self._asked = [], ()
-        self._hosts.watch_sessions(None)
+        self._climbs = []
         hosts = tuple(member.host for member in self._running if member.host != self._lost)
         has_failed = death.exit_code != 0 or self._is_ended_by_us
         if self._processes.rung is Rung.KILL or (has_failed and self._program.leaves_ranks and not self._is_last):
             self._sweep_until_s = now_s + (LAST_SWEEP_S if self._is_last else SWEEP_S)
             self._hosts.sweep(hosts)
-        if has_failed and not self._is_last:
-            self._ask(hosts, now_s)
+        if hosts and has_failed and not self._is_last:
+            self._asked, self._ask_until_s = hosts, now_s + self._hosts.ask_s
+            self._hosts.ask(hosts)
 
     @property
     def _is_last(self) -> bool:
@@ -431,7 +406,7 @@ class MpiJob:
         elif missing:
             self._on_missing(missing, lost, lasted_s, now_s)
         elif self._hang is not None:
-            self._on_failure("what ran here hung", self._hang, None, now_s)
+            self._on_failure(self._hang, None, now_s)
         elif self._is_resized or left:
             self._wait_for_hosts(now_s)
         elif end.is_unreached:
@@ -479,17 +454,16 @@ class MpiJob:
     def _on_failed_rank(self, end: MpirunEnd, lasted_s: float, now_s: float) -> None:
         """Ranks failed by themselves: this costs the budget, unless a restart will not help."""
         end = rank_failure.first_failure(end)
-        is_early = lasted_s < timeouts.START_S
-        record = rank_failure.record_of(end, self._starts)
-        why = retry_policy.why_not_again(record, self._before, is_early=is_early)
-        self._before = record if is_early else None
         end = rank_failure.located(end, self._running) if self._fills_slots else end
-        death = rank_failure.death_of(end, self._starts)
-        self._on_failure(rank_failure.how_it_ended(end), death, why, now_s)
+        death, is_early = rank_failure.death_of(end, self._starts), lasted_s < timeouts.START_S
+        why = retry_policy.why_not_again(death, self._before, is_early=is_early)
+        self._before = death if is_early else None
+        self._on_failure(death, why, now_s)
 
-    def _on_failure(self, text: str, death: Death, why_not: str | None, now_s: float) -> None:
+    def _on_failure(self, death: Death, why_not: str | None, now_s: float) -> None:
         """A failure that costs the budget; `why_not` tells why a restart cannot help."""
         spent = retry_policy.why_spent(self._failures, self._max_restarts)
+        text = self._classified(death).message + (f" (on {death.host})" if death.host else "")
         if why_not is not None or spent is not None:
             told = why_not or (spent if self._max_restarts else None)  # who allows no restart needs no reason
             reason = f"not restarted, because {told}" if told else None

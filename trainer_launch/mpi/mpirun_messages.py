@@ -69,7 +69,7 @@ def _not_run(code: int) -> _Take:
 
 def _lost(said: Said, found: re.Match[str]) -> Said:
     """Open MPI 5 says it, too, of a host that ssh could not log in to."""
-    host = found[1] or found[2]
+    host = found[1]
     if said.unreached is not None:
         return replace(said, unreached=said.unreached or host)
     return replace(said, lost=said.lost or host)
@@ -97,7 +97,7 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (r"^\s*Exit code:\s*(?P<code>\d+)", _failed_so),
     (rf"MPI_ABORT was invoked on rank {_RANK} ", _failed),
     (r"\*\*\* An error occurred in Socket closed", lambda said, _: replace(said, cut_off=True)),
-    (rf"^\s*Remote daemon:? ?.*? on node ({_NAME})()", _lost),
+    (rf"^\s*Remote daemon:? ?.*? on node ({_NAME})", _lost),
     (r"(?:ORTE|PRTE|PRRTE) .*has (?:lost communication|unexpectedly failed)", _without_daemon),
     (r"daemon failed to report back", _without_daemon),
     (r"unable to find the specified executable", _not_run(exit_codes.NOT_FOUND)),
@@ -112,7 +112,8 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (rf"MPI_Abort\(.*\) - process {_RANK}", _failed),
     (rf"^Abort\(-?\d+\) on node \d+ \(rank {_RANK} in comm 0\)", _failed),
     # -- ssh; Hydra keeps one for each host, and says nothing itself when that ends --
-    (rf"^(?:Connection to ({_NAME}) closed by remote host|Timeout, server ({_NAME}) not responding)", _lost),
+    (rf"^(?:Connection to|Timeout, server) ({_NAME}) (?:closed by remote host|not responding)", _lost),
+    (rf"^Read from remote host ({_NAME}): ", _lost),
     (rf"ssh: connect to host {_HOST} port \d+: .*", _unreached),
     (rf"ssh: Could not resolve hostname {_HOST}: .*", _unreached),
     (rf"(?:\S+@)?{_HOST}: Permission denied \(.*", _unreached),
@@ -134,8 +135,9 @@ _ON_HOST = re.compile(r"^Process name: ([^\s\[]{1,253})\[\d+\]\s*$")
 _NO_SSH = re.compile(r"^ssh not successful for host (\S{1,253}):")
 _TOO_LATE = re.compile(r"^(?!\[).{0,300}?(Timed out waiting for .{1,300})")
 _GONE = re.compile(
-    r"^\[\d{1,6}\]<stderr>:(Timeout, server \S+ not responding|Connection to \S+ closed by remote host"
-    r"|client_loop: send disconnect|Read from remote host \S+:|ssh: |Connection (?:closed|reset) by ).*"
+    r"^\[\d{1,6}\]<stderr>:(?:"
+    rf"(?:Timeout, server|Connection to|Read from remote host) {_HOST}(?: not responding| closed by remote host|: )"
+    r"|client_loop: send disconnect|ssh: |Connection (?:closed|reset) by ).*"
 )
 
 
@@ -152,12 +154,13 @@ def heard_of_horovod(said: Said, line: str, *, is_elastic: bool) -> Said:
         return _rank_ended(said, int(match[1]), int(match[2]), is_elastic=is_elastic)
     if match := _ON_HOST.match(line):
         return replace(said, host=match[1])
+    if match := _GONE.match(line):
+        words = said.words or line.partition(":")[2].strip()
+        return replace(said, lost=said.lost or match["host"], unreached=said.unreached or "", words=words)
     if said.words:
         return said
     if match := _NO_SSH.match(line):
         return replace(said, unreached=match[1], words="ssh is refused")
-    if _GONE.match(line):
-        return replace(said, unreached="", words=line.partition(":")[2].strip())
     if match := _TOO_LATE.match(line):
         return replace(said, unreached="", words=match[1])
     return said
@@ -171,4 +174,6 @@ def _rank_ended(said: Said, rank: int, code: int, *, is_elastic: bool) -> Said:
     if said.rank is not None and (not is_elastic or code in _BY_HOROVOD):
         return said  # ended by horovodrun, because of the first
     number = code - 128 if code in _SIGNALLED else None
-    return replace(said, rank=rank, exit_code=None if number else code, signal=number, words="", unreached=None)
+    return replace(
+        said, rank=rank, exit_code=None if number else code, signal=number, words="", unreached=None, lost=None
+    )

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from trainer_launch.membership.retry_policy import is_of_code
 from trainer_launch.model import Death, Member, exit_codes
-from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.mpi.mpirun_messages import Said
 from trainer_launch.supervisor.error_lines import error_name, headline
 
 _TAG = re.compile(r"\s*(?:\[[^\]\s]{1,80}\](?:<std(?:err|out)>)?:? *)?")  # before a line, by mpirun or torch
-_CUT_OFF = 14  # MPI_ERR_UNKNOWN, with which Open MPI 5 ends a rank that lost another one
+_CUT_OFF = "a rank lost another one, which had ended or was cut off before; mpirun does not say which"
+_CUT_OFF_CODE = 14  # MPI_ERR_UNKNOWN, with which Open MPI 5 ends a rank that lost another one
 
 
 class MpirunEnd(Struct, frozen=True):
@@ -43,9 +43,9 @@ class MpirunEnd(Struct, frozen=True):
 
 
 def death_of(end: MpirunEnd, attempt: int) -> Death:
-    """The death of the first failed rank; of a lost peer where only that is known."""
-    said, error = end.said, _error_of(end)
-    death = replace(
+    """The death of the first failed rank, with its last error; of a lost peer where only that is known."""
+    said, error = end.said, _error_of(end).strip()
+    return replace(
         end.death,
         attempt=attempt,
         rank=said.rank,
@@ -54,25 +54,9 @@ def death_of(end: MpirunEnd, attempt: int) -> Death:
         signal=end.signal,
         lines=end.lines,
         error=error_name(error),
+        message=_CUT_OFF if said.cut_off else error if error and end.signal is None else None,
+        reason="PeerLost" if said.cut_off else None,
     )
-    return replace(death, reason="PeerLost", message=how_it_ended(end)) if said.cut_off else death
-
-
-def record_of(end: MpirunEnd, attempt: int) -> Death:
-    """The same for the retry policy, with the rank's last error in its own words."""
-    return replace(death_of(end, attempt), message=_error_of(end).strip())
-
-
-def how_it_ended(end: MpirunEnd) -> str:
-    """The end in words, for the log."""
-    said = end.said
-    if said.cut_off:
-        return "a rank lost another one, which had ended or was cut off before; mpirun does not say which"
-    who = "mpirun" if said.rank is None else f"rank {said.rank}"
-    where = f" on {said.host}" if said.host else ""
-    if end.signal is not None:
-        return f"{who} was ended by {signal_name(end.signal)}{where}"
-    return f"{who} ended with exit code {end.code}{where}"
 
 
 def first_failure(end: MpirunEnd) -> MpirunEnd:
@@ -80,7 +64,7 @@ def first_failure(end: MpirunEnd) -> MpirunEnd:
     said = end.said
     if not said.cut_off:
         return end
-    if said.signal is not None or end.code != _CUT_OFF or _error_of(end):
+    if said.signal is not None or end.code != _CUT_OFF_CODE or _error_of(end):
         return replace(end, said=replace(said, cut_off=False))  # who failed by itself is known
     return replace(end, said=Said(exit_code=exit_codes.INFRASTRUCTURE, cut_off=True))
 

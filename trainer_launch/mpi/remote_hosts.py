@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
-from trainer_launch.host import logs, process_tree
+from trainer_launch.host import logs
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model import Member
 from trainer_launch.model.units import printable
@@ -17,12 +16,10 @@ from trainer_launch.mpi.host_readiness import Done, HostStage, Probes, Readiness
 from trainer_launch.supervisor.system import System
 
 _LOOK_S = 2.0  # between two looks at the list of hosts
-_SESSIONS_S = 1.0  # between two looks at mpirun's ways to hosts
 _LOG_IN_S = 10.0
 _ASK_S = 1.5  # for a host that was well a moment ago to show its banner
 _SWEEP_S = 10.0
 _TELL_S = 8.0
-_COMMAND_BYTES = 4096
 
 
 class RemoteHosts:
@@ -36,10 +33,6 @@ class RemoteHosts:
         self._looking = False
         self._look_at_s = None if hosts.is_fixed else system.now() + _LOOK_S
         self._told_trouble = ""
-        self._program: int | None = None  # the pid whose ways to hosts are watched
-        self._sessions_at_s: float | None = None
-        self._words: set[str] = set()  # of all command lines below it
-        self._gone: set[str] = set()  # those that were there before
         self.sweeps = 0  # that go on
         self.ask_s = _ASK_S + (_LOG_IN_S if access.is_kubexec else 0.0)  # to find out who is there
 
@@ -63,8 +56,7 @@ class RemoteHosts:
     @property
     def due_s(self) -> float | None:
         """When to `tick` next."""
-        looks_s = (None if self._looking else self._look_at_s, self._sessions_at_s)
-        times = (self._probes.due_s, self._commands.due_s, *looks_s)
+        times = (self._probes.due_s, self._commands.due_s, None if self._looking else self._look_at_s)
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def tick(self, now_s: float) -> None:
@@ -75,10 +67,6 @@ class RemoteHosts:
         if self._look_at_s is not None and not self._looking and now_s >= self._look_at_s:
             self._looking = self._threads.submit(self._look_at_list)
             self._look_at_s = now_s + _LOOK_S
-        if self._sessions_at_s is not None and self._program is not None and now_s >= self._sessions_at_s:
-            self._sessions_at_s = None
-            if not self._threads.submit(partial(self._look_at_sessions, self._program)):
-                self._sessions_at_s = now_s + _SESSIONS_S
 
     def reaped(self, pid: int, status: int) -> bool:
         """A child has ended; whether it was a command on a host."""
@@ -145,32 +133,6 @@ class RemoteHosts:
 
     def _stage(self, host: str) -> HostStage:
         return self.readiness.get(host, Readiness()).stage
-
-    # -- the program's ways to them -----------------------------------------------------------
-
-    def watch_sessions(self, program: int | None) -> None:
-        """Look which hosts the command lines below the program with this pid name; None: no longer."""
-        self._program, self._words, self._gone = program, set(), set()
-        self._sessions_at_s = None if program is None else self._system.now() + _SESSIONS_S
-
-    def take_gone(self) -> set[str]:
-        """The words that have gone from these command lines since the last call; a host's name is one of them."""
-        gone, self._gone = self._gone, set()
-        return gone
-
-    def _look_at_sessions(self, program: int) -> Done:
-        """In a thread: a command line may not be readable while its process is stuck in the kernel."""
-        words: set[str] = set()
-        for entry in process_tree.descendants(program):
-            with contextlib.suppress(OSError), open(f"/proc/{entry.pid}/cmdline", "rb") as file:
-                words.update(file.read(_COMMAND_BYTES).decode(errors="replace").split("\0"))
-        return partial(self._take_words, program, words)
-
-    def _take_words(self, program: int, words: set[str]) -> None:
-        if program == self._program:
-            self._gone |= self._words - words
-            self._words = words
-            self._sessions_at_s = self._system.now() + _SESSIONS_S
 
     # -- what is run on them ------------------------------------------------------------------
 
