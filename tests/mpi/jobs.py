@@ -77,7 +77,7 @@ class MpiSystem(FakeSystem):
 class FakeHosts:
     """Hosts that are there, or not; everything asked of them is answered at once."""
 
-    has_list, has_own, ask_s, due_s, sweeps = True, False, 1.5, None, 0
+    has_list, ask_s, due_s, sweeps = True, 1.5, None, 0
 
     def __init__(self, system: MpiSystem, members: tuple[Member, ...], away: Collection[str]) -> None:
         self._system, self.members = system, members

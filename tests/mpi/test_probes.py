@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from tests.process.world import DEADLINE_S
+from trainer_launch.host.deadline_subprocess import begin_thread
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import HostStage, Probes, Readiness, Threads, ready, stuck, summary
 
@@ -154,9 +155,8 @@ def test_where_no_more_threads_may_start_hosts_are_looked_at_later(
     listen: Callable[[bytes], int], watch: Callable[..., Watcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As at a pod's limit of processes: the launcher goes on."""
-    watcher, begun = watch(), host_readiness.begin_thread
-    refusals = [None]
-    refuse = lambda *how: refusals.pop() if refusals else begun(*how)  # noqa: E731
+    watcher, refusals = watch(), [None]
+    refuse = lambda *how: refusals.pop() if refusals else begin_thread(*how)  # noqa: E731
     monkeypatch.setattr(host_readiness, "begin_thread", refuse)
     watcher.places["a"] = ("127.0.0.1", listen(b"SSH-2.0-test\r\n"))
     watcher.probes.watch(["a"])

@@ -20,7 +20,7 @@ class HostWait:
     def __init__(self, spec: Spec, program: HostedProgram, hosts: RemoteHosts) -> None:
         self._program, self._hosts = program, hosts
         self._max_hosts, task = spec.max_hosts, spec.task
-        self.limit_s = float(task.settings.wait_timeout)
+        self._limit_s = float(task.settings.wait_timeout)
         self._shrink_s = task.shrink_after_s
         self.checks_keys = False  # hosts have to let us in
         self._lost: str | None = None  # the host that the job has lost
@@ -30,9 +30,9 @@ class HostWait:
         self._same_since_s = 0.0  # since when the same hosts are there
         self._log = WaitLog()
 
-    def begin(self, now_s: float, *afresh: str, limit_s: float | None = None, lost: str | None = None) -> None:
+    def begin(self, now_s: float, *afresh: str, lost: str | None = None) -> None:
         """Wait; those `afresh` have to show that they are there again."""
-        self._until_s = now_s + (self.limit_s if limit_s is None else limit_s)
+        self._until_s = now_s + self._limit_s
         self._there, self._same_since_s, self._lost = (), now_s, lost
         self._log.restart()
         self._hosts.watch(self._hosts.members, afresh, check_keys=self.checks_keys)

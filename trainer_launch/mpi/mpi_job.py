@@ -20,7 +20,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -35,7 +35,6 @@ from trainer_launch.mpi.host_wait import GATHER_S, HostWait
 from trainer_launch.mpi.hosted_program import HostedProgram
 from trainer_launch.mpi.rank_failure import MpirunEnd
 from trainer_launch.mpi.remote_hosts import RemoteHosts
-from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi import Spec
 from trainer_launch.supervisor import failure
 from trainer_launch.supervisor.failure import Evidence
@@ -52,7 +51,7 @@ LINGER_S = 0.5  # for the last of its output, when somebody else still has it op
 SWEEP_S = 5.0  # for what a killed mpirun left on other hosts
 LAST_SWEEP_S = 2.0  # the same once this pod was asked to stop: PID 1 must end before kubelet's own SIGKILL
 EARLY_S = 10.0  # a start that does not last so long is an early end
-LATE_S = 600.0  # no daemon takes so long to start, or to fail at it
+UNREACHED_S = 600.0  # likewise, where daemons could not be started: none takes so long to fail at it
 MAX_EARLY = 10  # early ends in a row that cost no budget; then something else is wrong
 
 
@@ -98,15 +97,12 @@ class MpiJob:
         restarts = spec.task.topology.max_restarts
         self._wait = HostWait(spec, self._program, self._hosts)
         self._max_restarts = MAX_RESTARTS if restarts is None else restarts
-        env = plan.processes[0].env
-        self._fills_slots = mpi_options.fills_slots(self._program.typed, env) and not self._hosts.has_own
         self.phase = MpiPhase.WAITING
         self._members = self._hosts.members
-        self._troubles_from_s: float | None = None  # since when daemons could not be started
         self._starts = 0
         self._failures = 0  # that cost the budget
         self._before: Death | None = None  # the failure before, if it came soon after its start
-        self._early = 0  # starts in a row that did not last
+        self._early = 0  # starts in a row that did not last, and cost nothing
         self._started_at_s = system.now()
         self._forget_start()
         self._stop_signal: int | None = None  # what asked to stop, or said that nothing is to be started again
@@ -266,10 +262,10 @@ class MpiJob:
 
     # -- waiting, and starting ----------------------------------------------------------------
 
-    def _wait_for_hosts(self, now_s: float, *afresh: str, **how: Any) -> None:
+    def _wait_for_hosts(self, now_s: float, *afresh: str, lost: str | None = None) -> None:
         self.phase = MpiPhase.WAITING
         self._forget_start()
-        self._wait.begin(now_s, *afresh, **how)
+        self._wait.begin(now_s, *afresh, lost=lost)
         self._start_or_wait(now_s)
 
     def _start_or_wait(self, now_s: float) -> None:
@@ -388,7 +384,7 @@ class MpiJob:
         death = self._death
         if self.phase is not MpiPhase.SETTLING or death is None or not self._has_settled(death, now_s):
             return
-        end, lost = self._program.end(death), self._lost_host
+        end, lost = self._program.end(death, self._running), self._lost_host
         if self._stop_signal is not None or (death.exit_code == 0 and not self._is_ended_by_us and lost is None):
             self._finish(None)
             return
@@ -398,8 +394,6 @@ class MpiJob:
         left = self._left()  # they are missing because they left the job
         missing = {host: why for host, why in missing.items() if host not in left}
         lasted_s = death.at_s - self._start_s
-        if lasted_s >= (LATE_S if end.is_unreached else EARLY_S):
-            self._troubles_from_s = None  # this start had its daemons, whatever was before
         stuck = self._processes.stuck()
         if stuck:
             self._give_up(f"{', '.join(stuck)} did not end after SIGKILL; mpirun is not started again beside it")
@@ -422,7 +416,7 @@ class MpiJob:
         return self._is_last or now_s >= self._ask_until_s or not self._hosts.is_pending(self._asked)
 
     def _on_missing(self, missing: dict[str, str], lost: str | None, lasted_s: float, now_s: float) -> None:
-        if self._is_too_often_early(f"lost {', '.join(missing)}", lasted_s):
+        if self._is_endless(f"lost {', '.join(missing)}", is_early=lasted_s < EARLY_S):
             return
         text = "; ".join(f"{host} is lost ({why})" for host, why in sorted(missing.items())[:5])
         logs.warn(f"{text}; start {self._starts} ended; this costs no restart")
@@ -430,31 +424,25 @@ class MpiJob:
 
     def _on_unreached(self, end: MpirunEnd, lasted_s: float, now_s: float) -> None:
         """No daemon could be started somewhere: the hosts have to let us in before it is tried again."""
-        since_s = self._troubles_from_s = now_s if self._troubles_from_s is None else self._troubles_from_s
-        left_s = since_s + self._wait.limit_s - now_s
         where = f" on {end.said.unreached}" if end.said.unreached else ""
         text = f"mpirun could not start its daemon{where}: {end.said.words}"
-        if self._is_too_often_early(text, lasted_s):
-            return
-        if left_s <= 0:
-            self._give_up(text)
+        if self._is_endless(text, is_early=lasted_s < UNREACHED_S):
             return
         logs.warn(f"{text}; waiting until all hosts accept the job's key")
         self._wait.checks_keys = True
-        self._wait_for_hosts(now_s, *(member.host for member in self._members), limit_s=left_s)
+        self._wait_for_hosts(now_s, *(member.host for member in self._members))
 
-    def _is_too_often_early(self, why: str, lasted_s: float) -> bool:
+    def _is_endless(self, why: str, *, is_early: bool) -> bool:
         """What costs no budget must not go on for ever."""
-        self._early = self._early + 1 if lasted_s < EARLY_S else 0
+        self._early = self._early + 1 if is_early else 0
         if self._early < MAX_EARLY:
             return False
-        self._give_up(f"{why}, and {self._early} starts in a row have not lasted {EARLY_S:g} s")
+        self._give_up(f"{why}, and {self._early} starts in a row did not last")
         return True
 
     def _on_failed_rank(self, end: MpirunEnd, lasted_s: float, now_s: float) -> None:
         """Ranks failed by themselves: this costs the budget, unless a restart will not help."""
         end = rank_failure.first_failure(end)
-        end = rank_failure.located(end, self._running) if self._fills_slots else end
         death, is_early = rank_failure.death_of(end, self._starts), lasted_s < timeouts.START_S
         why = retry_policy.why_not_again(death, self._before, is_early=is_early)
         self._before = death if is_early else None
@@ -471,7 +459,6 @@ class MpiJob:
             self._finish(replace(death, why_not_again=reason))
             return
         self._failures += 1
-        self._troubles_from_s = None
         logs.warn(f"{text}; restart {self._failures} of {self._max_restarts}")
         self._observer.tell("restarting", restart=self._failures, restarts_at_most=self._max_restarts)
         self._system.clean()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 from msgspec import Struct
 
 from trainer_launch.host import deadline_subprocess, runtime_directory
@@ -16,7 +14,7 @@ from trainer_launch.mpi.host_list import HostList
 from trainer_launch.mpi.host_readiness import Threads
 from trainer_launch.mpi.hosted_program import HostedProgram, Mpirun
 from trainer_launch.mpi.mpi_job import HostedJob
-from trainer_launch.mpi.mpirun_command import recognised
+from trainer_launch.mpi.mpirun_command import Dialect, recognised
 from trainer_launch.mpi.remote_hosts import RemoteHosts
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi import Spec, spec_of
@@ -49,27 +47,24 @@ def prepared(task: Task, process: Process) -> Preparation:
         LaunchError: the list of hosts makes no sense, there is no key, no ssh, or no mpirun that is known.
     """
     spec, typed, threads = spec_of(task, process), mpi_options.parse(process.argv), Threads(_THREADS)
-    is_horovod = mpi_options.is_horovodrun(process.argv)
-    version = None if is_horovod else _ask_version(process)  # meanwhile all else goes on
     hosts = HostList(spec, typed)
     access = host_access.prepared(spec, typed, process.env, hosts)
-    if version is None:
+    if mpi_options.is_horovodrun(process.argv):
         program: HostedProgram = Horovodrun(process, typed, access, hosts.members, threads.wake)
-        return Preparation(spec, access, hosts, threads, program)
-    version.stop(_VERSION_S)
-    dialect = recognised(version.end().out)
+    else:
+        program = Mpirun(process, typed, access, _dialect(process), threads.wake)
+    return Preparation(spec, access, hosts, threads, program)
+
+
+def _dialect(process: Process) -> Dialect:
+    mpirun = process.argv[0]
+    ended = deadline_subprocess.run((mpirun, "--version"), process.env, _VERSION_S)
+    if ended.problem is not None:
+        raise UsageError(f"{mpirun!r} cannot be run ({ended.problem.strerror}); install an MPI in this image")
+    dialect = recognised(ended.out + ended.err)
     if dialect is None:
         raise UsageError(
-            f"{typed.mpirun} --version says neither Open MPI nor MPICH nor Intel MPI; "
+            f"{mpirun} --version says neither Open MPI nor MPICH nor Intel MPI; "
             f"set --engine plain to run it as it is"
         )
-    return Preparation(spec, access, hosts, threads, Mpirun(process, typed, access, dialect, threads.wake))
-
-
-def _ask_version(process: Process) -> deadline_subprocess.Child:
-    mpirun = process.argv[0]
-    streams = deadline_subprocess.Streams(stderr=subprocess.STDOUT)
-    try:
-        return deadline_subprocess.Child((mpirun, "--version"), process.env, streams)
-    except OSError as problem:
-        raise UsageError(f"{mpirun!r} cannot be run ({problem.strerror}); install an MPI in this image") from None
+    return dialect

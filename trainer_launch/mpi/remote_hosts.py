@@ -46,11 +46,6 @@ class RemoteHosts:
         """Who belongs to the job now, in the order of ranks."""
         return self._list.members
 
-    @property
-    def has_own(self) -> bool:
-        """Whether ranks run here, too: Open MPI 4 gives those the first numbers, wherever the list has it."""
-        return any(self._access.is_own(member.host) for member in self.members)
-
     # -- in the main loop ---------------------------------------------------------------------
 
     @property
