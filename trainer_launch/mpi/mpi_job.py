@@ -327,7 +327,8 @@ class MpiJob:
             self._hand_on(number, action, now_s)
         elif self._is_training and not self._processes.asked:
             self._processes.note_request(number)
-            self._tell_ranks("TERM")
+            self._program.stopping()
+            self._tell_ranks(signal.SIGTERM)
             shares = ((RANKS_SHARE, Rung.LEADERS), (ALL_SHARE, Rung.ALL), (1.0, Rung.KILL))
             self._climbs = [(now_s + share * self._plan.grace_s, rung) for share, rung in shares]
         else:
@@ -351,11 +352,10 @@ class MpiJob:
             logs.warn(f"SIG{name_of(number)}: no more restarts; the launcher exits when the ranks do")
             self._program.stopping()
         if self.phase is MpiPhase.RUNNING:
-            self._hosts.tell_ranks([member.host for member in self._running], name_of(number))
+            self._tell_ranks(number)
 
-    def _tell_ranks(self, name: str) -> None:
-        self._program.stopping()
-        self._hosts.tell_ranks([member.host for member in self._running], name)
+    def _tell_ranks(self, number: int) -> None:
+        self._hosts.tell_ranks([member.host for member in self._running], name_of(number))
 
     # -- the end of mpirun --------------------------------------------------------------------
 
@@ -509,7 +509,8 @@ class MpiJob:
         )
 
     def _classified(self, cause: Death) -> Failure:
-        lines, relayed = self._system.last_lines(cause.process), frozenset(self._processes.relayed)
+        lines = cause.lines or self._system.last_lines(cause.process)
+        relayed = frozenset(self._processes.relayed)
         is_stopped = self._stop_signal is not None
         evidence = replace(self._evidence, last_lines=lines, stopped=is_stopped, handed_on=relayed)
         return failure.classify(cause, evidence)

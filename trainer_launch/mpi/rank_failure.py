@@ -54,7 +54,8 @@ def death_of(end: MpirunEnd, attempt: int) -> Death:
         signal=end.signal,
         lines=end.lines,
         error=error_name(error),
-        message=_CUT_OFF if said.cut_off else error if error and end.signal is None else None,
+        # "": it named no error, and mpirun's own last words are none.
+        message=_CUT_OFF if said.cut_off else error if end.signal is None else None,
         reason="PeerLost" if said.cut_off else None,
     )
 
