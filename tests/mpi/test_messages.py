@@ -6,8 +6,7 @@ import pytest
 
 from trainer_launch.model import Death
 from trainer_launch.mpi.mpirun_command import INTEL, MPICH, OPEN_MPI, Dialect, recognised
-from trainer_launch.mpi.mpirun_messages import Said, heard
-from trainer_launch.mpi.rank_failure import MpirunEnd, death_of, first_failure
+from trainer_launch.mpi.mpirun_messages import MpirunEnd, Said, death_of, first_failure, heard
 
 # As they were printed by Open MPI 4.1.4 and 5.0.11, and MPICH 4.0.2; Intel's from its developer guide.
 EXIT_4 = """

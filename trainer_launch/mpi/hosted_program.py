@@ -14,11 +14,10 @@ from trainer_launch.host import logs, runtime_directory
 from trainer_launch.model import Death, Destination, Member, Process
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import mpirun_command, rank_environment, rank_failure
+from trainer_launch.mpi import mpirun_command, mpirun_messages, rank_environment
 from trainer_launch.mpi.host_access import HostAccess
 from trainer_launch.mpi.mpirun_command import Dialect
-from trainer_launch.mpi.mpirun_messages import Said, heard
-from trainer_launch.mpi.rank_failure import MpirunEnd
+from trainer_launch.mpi.mpirun_messages import MpirunEnd, Said, heard
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi_options import Typed
 
@@ -125,7 +124,7 @@ class HostedProgram(ABC):
         # Open MPI 4 gives ranks of this host the first numbers, wherever the list has it.
         has_own = any(self._access.is_own(member.host) for member in members)
         fills_slots = not has_own and mpi_options.fills_slots(self.typed, self._process.env)
-        return rank_failure.located(end, members) if fills_slots else end
+        return mpirun_messages.located(end, members) if fills_slots else end
 
     @abstractmethod
     def _hear(self, text: str, stream: int) -> None:

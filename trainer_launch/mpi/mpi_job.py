@@ -30,10 +30,10 @@ from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Verdict,
 from trainer_launch.model.goodput import Kind
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of, name_of
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import host_readiness, rank_failure
+from trainer_launch.mpi import host_readiness, mpirun_messages
 from trainer_launch.mpi.host_wait import GATHER_S, HostWait
 from trainer_launch.mpi.hosted_program import HostedProgram
-from trainer_launch.mpi.rank_failure import MpirunEnd
+from trainer_launch.mpi.mpirun_messages import MpirunEnd
 from trainer_launch.mpi.remote_hosts import RemoteHosts
 from trainer_launch.planning.mpi import Spec
 from trainer_launch.supervisor import failure
@@ -442,8 +442,8 @@ class MpiJob:
 
     def _on_failed_rank(self, end: MpirunEnd, lasted_s: float, now_s: float) -> None:
         """Ranks failed by themselves: this costs the budget, unless a restart will not help."""
-        end = rank_failure.first_failure(end)
-        death, is_early = rank_failure.death_of(end, self._starts), lasted_s < timeouts.START_S
+        end = mpirun_messages.first_failure(end)
+        death, is_early = mpirun_messages.death_of(end, self._starts), lasted_s < timeouts.START_S
         why = retry_policy.why_not_again(death, self._before, is_early=is_early)
         self._before = death if is_early else None
         self._on_failure(death, why, now_s)

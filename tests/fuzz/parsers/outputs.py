@@ -20,7 +20,6 @@ from trainer_launch.mpi import (
     job_key,
     mpirun_command,
     mpirun_messages,
-    rank_failure,
     ssh_client,
     ssh_server,
 )
@@ -145,7 +144,7 @@ def ending(data: bytes) -> None:
         said = mpirun_messages.heard(said, line)
         elastic = mpirun_messages.heard_of_horovod(elastic, line, is_elastic=True)
     for one in (said, elastic):
-        end = rank_failure.first_failure(rank_failure.MpirunEnd(Death(process="mpirun", code=1), one, lines))
-        found = failure.classify(rank_failure.death_of(end, 1), failure.Evidence())
+        end = mpirun_messages.first_failure(mpirun_messages.MpirunEnd(Death(process="mpirun", code=1), one, lines))
+        found = failure.classify(mpirun_messages.death_of(end, 1), failure.Evidence())
         assert 0 < found.exit_code < 256
         assert_encodable(msgspec.json.encode(found).decode())
