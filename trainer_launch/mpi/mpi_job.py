@@ -28,7 +28,7 @@ from trainer_launch.host import logs
 from trainer_launch.membership import retry_policy, timeouts
 from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Verdict, exit_codes
 from trainer_launch.model.goodput import Kind
-from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of, name_of
+from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of, name_of, signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import host_readiness, mpirun_messages
 from trainer_launch.mpi.host_wait import GATHER_S, HostWait
@@ -349,8 +349,10 @@ class MpiJob:
             self._processes.is_draining = True
             self._admit_at_s = None
             self._observer.asked_to_stop(number)
-            logs.warn(f"SIG{name_of(number)}: no more restarts; the launcher exits when the ranks do")
+            logs.warn(f"{signal_name(number)}: no more restarts; the launcher exits when the ranks do")
             self._program.stopping()
+        elif action is SignalAction.CHECKPOINT:
+            logs.warn(f"{signal_name(number)}: the ranks were told to save and continue")
         if self.phase is MpiPhase.RUNNING:
             self._tell_ranks(number)
 
