@@ -41,11 +41,11 @@ OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
 OF_WORKERS = (
     *("pytorch/forked_process.py", "pytorch/first_import.py", "pytorch/caller_fork.py", "pytorch/front_end.py"),
 )
-OF_CHILDREN = ("preflight/children/", "mpi/agent.py")
+OF_CHILDREN = ("preflight/children/",)
 READS_ENVIRONMENT = (
     *("cli.py", "commands/", "model/settings.py", "planning/reading.py", *OF_CHILDREN, *OF_WORKERS),
     *("pytorch/fork_server_process.py", "pytorch/function_launch.py"),
-    *("observability/report.py", "observability/termination_message.py", "mpi/agent.py"),
+    *("observability/report.py", "observability/termination_message.py"),
     *("rehearsal/kubelet/", "rehearsal/faults/requests.py", "observability/live.py"),
 )
 WRITES_ENVIRONMENT = (*OF_CHILDREN, *OF_WORKERS)  # its own process's, before the program begins
@@ -141,7 +141,7 @@ def test_the_environment_is_written_nowhere(path: Path) -> None:
 ONE_PLACE = {
     "os.replace": ("host/files.py",),
     # The second is started by path; the last is a shell's text.
-    "/environ": ("host/process_tree.py", "rehearsal/kubelet/watchdog_process.py", "mpi/agent_hosts.py"),
+    "/environ": ("host/process_tree.py", "rehearsal/kubelet/watchdog_process.py", "mpi/host_access.py"),
 }
 
 

@@ -7,6 +7,7 @@ their registries, and are not listed again. Milliseconds are measured by benchma
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.package import OURS, module_of, plugins_in
+from tests.conftest import require
 
 LISTED = Path(__file__).with_name("pid1_modules.txt")
 HEAVY = {"torch", "numpy", "mpi4py", "yaml", "matplotlib", "pynvml", "asyncio.events", "ssl", "psutil"}
 OTHERS = {"_distutils_hack", "sitecustomize"}  # of the environment, not of ours
 DEPENDENCIES = {"msgspec", "typing_extensions"}  # msgspec looks for the second, and needs it not
+SECTIONS = ("any program", "torch workers", "mpirun")
 UPDATE = "TESTS_UPDATE"  # set it to write the list anew
 
 
@@ -85,10 +88,22 @@ def test_a_run_of_torch_workers_loads_what_is_listed_besides_and_nothing_else(sc
     assert sorted(more ^ listed("torch workers")) == [], f"see {LISTED.name}; {UPDATE}=1 writes it anew"
 
 
+@pytest.mark.process
+def test_a_run_of_mpirun_loads_what_is_listed_besides_and_nothing_else() -> None:
+    require(shutil.which("mpirun"), "mpirun is not installed")
+    own = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
+    loaded = loaded_by_run("--", "mpirun", *own, "-np", "1", "true")
+    assert HEAVY.isdisjoint(loaded)
+    assert strangers(loaded) == set()
+    more = ours(loaded) - listed("any program")
+    write_if_asked("mpirun", more)
+    assert sorted(more ^ listed("mpirun")) == [], f"see {LISTED.name}; {UPDATE}=1 writes it anew"
+
+
 def write_if_asked(section: str, modules: set[str]) -> None:
     """Write one section of the list anew."""
     if os.environ.get(UPDATE):
-        sections = {name: listed(name) for name in ("any program", "torch workers")} | {section: modules}
+        sections = {name: listed(name) for name in SECTIONS} | {section: modules}
         blocks = ["\n".join((f"[{name}]", *sorted(names))) + "\n" for name, names in sections.items()]
         LISTED.write_text("\n".join(blocks), encoding="utf-8")
 
@@ -101,14 +116,6 @@ def test_a_torch_job_loads_nothing_of_what_others_need() -> None:
     )
     loaded = set(python("-c", code).stdout.split())
     assert HEAVY.isdisjoint(loaded)
-    others = ("preflight", "rehearsal", "supervisor.hang_watch", "mpi.agent")
+    others = ("preflight", "rehearsal", "supervisor.hang_watch", "mpi")
     ours = tuple(f"trainer_launch.{name}" for name in others)
     assert sorted(name for name in loaded if name.startswith(ours)) == []
-
-
-@pytest.mark.parametrize("agent", ["agent", "horovod"])
-def test_an_agent_loads_no_contract(agent: str) -> None:
-    """PID 1 has read the pod already."""
-    code = f"import sys, trainer_launch.mpi.{agent}; print(*sys.modules)"
-    loaded = python("-c", code).stdout.split()
-    assert not [name for name in loaded if name.startswith("trainer_launch.contracts")]

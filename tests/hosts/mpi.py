@@ -156,11 +156,6 @@ class Run:
                 return line
         raise AssertionError(f"ended before {text!r} was seen:\n{self.output}")
 
-    def agent(self) -> psutil.Process:
-        """What runs mpirun."""
-        below = self._host.process_1(self.process).children()
-        return next(child for child in below if child.name() == "mpirun agent")
-
     def terminate(self) -> None:
         """SIGTERM to the launcher, as kubelet sends it."""
         self.signal(signal.SIGTERM)

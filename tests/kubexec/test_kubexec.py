@@ -23,7 +23,7 @@ from tests.conftest import require
 from tests.process.world import PID1, end_all, require_namespaces, survivors
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.long("tests/mpi/test_agent.py")]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.long("tests/mpi/test_hosts.py")]
 KUBECTL = Path(__file__).with_name("kubectl.py")
 # kubeflow/trainer release-1.9, pkg/controller.v1/mpi/mpijob_controller.go, with the job's mainContainer
 KUBEXEC = '''#!/bin/sh

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.planning.requests import request, spec_of
+from tests.planning.requests import request
 from trainer_launch.model import Job, Member, NodeRange
-from trainer_launch.mpi import agent, horovod
-from trainer_launch.mpi.job_state import JobSettings
+from trainer_launch.mpi import horovod
+from trainer_launch.mpi.horovod import Horovodrun
 from trainer_launch.mpi.mpirun_messages import Said, heard_of_horovod, rank_and_text
+from trainer_launch.mpi.preparation import prepared
 from trainer_launch.planning import engines, mpi_options
 
 
@@ -56,36 +55,39 @@ def test_only_allowed_variables_go_into_command_lines() -> None:
     assert horovod.horovod_env(given, ("TOKEN",), "/ours")["TOKEN"] == "x"
 
 
-@contextmanager
-def made(folder: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An agent, without taking over this process's signals; its real ssh shows its arguments."""
-    monkeypatch.setattr(agent, "_hear", lambda *_: (-1, -1))
+def made(folder: Path, line: str) -> Horovodrun:
+    """horovodrun before its first start; its real ssh shows its arguments."""
     ssh = folder / "ssh"
     ssh.write_text("#!/bin/sh\necho $@\n")
     ssh.chmod(0o755)
-    spec = spec_of(engines.plan(request(line, Job(contract="c", nodes=NodeRange(1, 1)), scratch=str(folder))))
-    it = horovod.HorovodAgent(spec, shlex.split(line), {"PATH": f"{folder}:/usr/bin:/bin"})
-    yield it
-    it._selector.close()
+    task = request(
+        line, Job(contract="c", nodes=NodeRange(1, 1)), {"PATH": f"{folder}:/usr/bin:/bin"}, scratch=str(folder)
+    )
+    return prepared(task, engines.plan(task).processes[0]).program  # type: ignore[return-value]
 
 
-def test_an_elastic_job_begins_with_the_processes_asked_for_and_goes_on_with_the_least(
+def test_an_elastic_job_begins_with_the_processes_asked_for_and_goes_on_with_the_least(tmp_path: Path) -> None:
+    program = made(tmp_path, "horovodrun -np 4 --min-np 2 -H a:2,b:2,c:2 x")
+    assert (program.first_hosts, program.least_hosts, program.adds_hosts) == (2, 1, True)
+
+
+def test_the_ssh_that_horovodrun_finds_begins_nothing_once_the_job_is_asked_to_stop(tmp_path: Path) -> None:
+    program = made(tmp_path, "horovodrun -np 1 -p 2022 -H a.invalid:1 x")
+    ssh = program.process((), (), 1, {}).env["PATH"].partition(":")[0] + "/ssh"
+    words = (ssh, "-o", "StrictHostKeyChecking=no", "a.invalid", "true")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "-p 2022 -o StrictHostKeyChecking=no a.invalid true\n")
+    program.stopping()
+    assert subprocess.run(words, timeout=60).returncode == 143
+
+
+def test_a_start_looks_no_names_up_because_a_dead_name_server_would_hold_the_launcher_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with made(tmp_path, "horovodrun -np 4 --min-np 2 -H a:2,b:2,c:2 x", monkeypatch) as it:
-        settings: JobSettings = it._settings
-        assert (settings.first_hosts, settings.min_hosts, settings.follows) == (2, 1, True)
-
-
-def test_the_ssh_that_horovodrun_finds_begins_nothing_once_the_job_is_asked_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with made(tmp_path, "horovodrun -np 1 -p 2022 -H a.invalid:1 x", monkeypatch) as it:
-        words = (str(it._bin / "ssh"), "-o", "StrictHostKeyChecking=no", "a.invalid", "true")
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stdout) == (0, "-p 2022 -o StrictHostKeyChecking=no a.invalid true\n")
-        it._tell_ranks(())
-        assert subprocess.run(words, timeout=60).returncode == 143
+    program = made(tmp_path, "horovodrun -np 1 --min-np 1 -H a.invalid:1 x")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("looked a name up"))
+    argv = program.process((Member("a.invalid", 1),), (), 1, {"a.invalid": "127.0.0.1"}).argv
+    assert "--network-interfaces=lo" in argv
 
 
 # -- what it says -----------------------------------------------------------------------------

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.planning.requests import request, spec_of
+from tests.planning.requests import request
+from trainer_launch.host import deadline_subprocess
+from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model import Job, Member, Mpi, NodeRange
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.mpi import host_list
 from trainer_launch.mpi.host_list import HostList, merged
 from trainer_launch.planning import engines, mpi_options
+from trainer_launch.planning.mpi import spec_of
 
 A, B, C = Member("a", 2), Member("b", 2), Member("c", 2)
 
@@ -22,7 +26,12 @@ def listed(path: Path, text: str, line: str = "mpirun x", **mpi: Any) -> HostLis
     """The list of a job whose platform mounts one with this text."""
     path.write_text(text)
     job = Job(contract="c", nodes=NodeRange(2, 2), mpi=Mpi(hostfile_path=str(path), launch_agent="ssh", **mpi))
-    return HostList(spec_of(engines.plan(request(line, job))), mpi_options.parse(shlex.split(line)))
+    task = request(line, job)
+    return HostList(spec_of(task, engines.plan(task).processes[0]), mpi_options.parse(shlex.split(line)))
+
+
+def run(argv: Sequence[str], limit_s: float) -> Ended:
+    return deadline_subprocess.run(argv, None, limit_s)
 
 
 @pytest.fixture
@@ -87,13 +96,13 @@ def test_a_script_that_fails_hangs_or_makes_no_sense_is_told_and_changes_nothing
 ) -> None:
     monkeypatch.setattr(host_list, "_SCRIPT_S", 2.0)
     hosts = listed(path, "a slots=2\n", script(tmp_path, text))
-    assert hosts.look() == (A,)
+    assert hosts.look(run) == (A,)
     assert says in hosts.trouble
 
 
 def test_a_list_that_stops_making_sense_changes_nothing(path: Path, tmp_path: Path) -> None:
     hosts = listed(path, "a slots=2\n", script(tmp_path, "echo b"))
-    assert hosts.look() == (A, B)
+    assert hosts.look(run) == (A, B)
     path.write_text("\x00")
-    assert hosts.look() == (A,)
+    assert hosts.look(run) == (A,)
     assert "line 1" in hosts.trouble

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.mpi import job_state_machine
-from trainer_launch.mpi.job_state import Exited
+from trainer_launch.model import Death
 from trainer_launch.mpi.mpirun_command import INTEL, MPICH, OPEN_MPI, Dialect, recognised
-from trainer_launch.mpi.mpirun_messages import Said, heard
+from trainer_launch.mpi.mpirun_messages import MpirunEnd, Said, death_of, first_failure, heard
 
 # As they were printed by Open MPI 4.1.4 and 5.0.11, and MPICH 4.0.2; Intel's from its developer guide.
 EXIT_4 = """
@@ -139,13 +138,41 @@ def test_a_host_that_ssh_could_not_log_in_to_is_not_lost_when_open_mpi_5_calls_i
     ],
 )
 def test_what_a_rank_prints_makes_no_success_of_a_failure(line: str) -> None:
-    ended = Exited(3, said(line), (), 1.0)
-    assert job_state_machine.code_of(ended) == 3
+    assert MpirunEnd(Death(code=3), said(line)).code == 3
     assert said(f"{line}\n{EXIT_5}") == Said(rank=3, exit_code=7)
 
 
 def test_the_first_failure_stands() -> None:
     assert said(f"{KILLED_4}\n{KILLED_4.replace('rank 1', 'rank 0')}").rank == 1
+
+
+def test_who_only_lost_another_rank_is_not_named_and_its_code_is_not_the_jobs() -> None:
+    """Open MPI 5 may tell the end of such a rank, and of nobody else."""
+    end = MpirunEnd(Death(code=14), Said(rank=2, exit_code=14, host="a", cut_off=True))
+    death = death_of(first_failure(end), 1)
+    assert (death.exit_code, death.rank, death.reason) == (138, None, "PeerLost")
+    assert "mpirun does not say which" in str(death.message)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "lines"),
+    [
+        (7, Said(rank=1, exit_code=7, cut_off=True), ()),
+        (14, Said(rank=1, exit_code=14), ()),
+        (137, Said(rank=1, signal=9, cut_off=True), ()),
+        (14, Said(rank=1, exit_code=14, cut_off=True), ("ValueError: no such shard",)),
+    ],
+)
+def test_who_has_failed_by_itself_is_named_also_if_others_lost_it(
+    code: int, said: Said, lines: tuple[str, ...]
+) -> None:
+    death = death_of(first_failure(MpirunEnd(Death(code=code), said, lines)), 1)
+    assert (death.exit_code, death.rank) == (code, 1)
+
+
+def test_an_mpirun_that_was_killed_itself_is_told_so() -> None:
+    death = death_of(MpirunEnd(Death(process="mpirun", signal=9), Said()), 1)
+    assert (death.process, death.rank, death.signal, death.exit_code) == ("mpirun", None, 9, 137)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from tests.process.world import DEADLINE_S
+from trainer_launch.host.deadline_subprocess import begin_thread
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import HostStage, Probes, Readiness, Threads, ready, stuck, summary
 
@@ -148,6 +149,19 @@ def test_a_host_that_was_lost_has_to_pass_everything_again(
     watcher.probes.watch(["a"], ["a"])
     assert watcher.probes.readiness["a"].stage is HostStage.DNS
     watcher.until(lambda s: s["a"].stage is HostStage.READY)
+
+
+def test_where_no_more_threads_may_start_hosts_are_looked_at_later(
+    listen: Callable[[bytes], int], watch: Callable[..., Watcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at a pod's limit of processes: the launcher goes on."""
+    watcher, refusals = watch(), [None]
+    refuse = lambda *how: refusals.pop() if refusals else begin_thread(*how)  # noqa: E731
+    monkeypatch.setattr(host_readiness, "begin_thread", refuse)
+    watcher.places["a"] = ("127.0.0.1", listen(b"SSH-2.0-test\r\n"))
+    watcher.probes.watch(["a"])
+    watcher.until(lambda s: s["a"].stage is HostStage.READY)
+    assert refusals == []
 
 
 def test_hosts_that_are_reached_without_ssh_need_a_name_and_no_more(watch: Callable[..., Watcher]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from trainer_launch.host.runtime_directory import MPI_RUN
-from trainer_launch.mpi.agent_hosts import sweeping, telling
+from trainer_launch.mpi.host_access import sweeping, telling
 
 pytestmark = pytest.mark.process
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
-from trainer_launch.mpi.agent_hosts import own_ssh
+from trainer_launch.mpi.host_access import own_ssh
 from trainer_launch.mpi.ssh_client import configured_port
 from trainer_launch.planning import mpi_options
 

@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from trainer_launch.model import Cpus, Gpus, Host, Job, Origin, Plan
+from trainer_launch.model import Cpus, Gpus, Host, Job, Origin
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import overlay, place
-from trainer_launch.planning.mpi import Spec
 from trainer_launch.planning.task import Task, Trial
 
 MACHINE = Host(
@@ -50,11 +49,3 @@ def given(value: Value | None) -> Value:
     """What has to be there."""
     assert value is not None
     return value
-
-
-def spec_of(plan: Plan) -> Spec:
-    """What the agent of mpirun or horovodrun is told."""
-    forked = plan.processes[0].forked
-    assert forked is not None
-    assert isinstance(forked.spec, Spec)
-    return forked.spec

@@ -1,32 +1,22 @@
-"""The engines of mpirun and horovodrun: when they are picked, and what their agents are told."""
+"""The engines of mpirun and horovodrun: when they are picked, and what their jobs are told."""
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
-from tests.planning.requests import request, spec_of
+from tests.planning.requests import request
 from trainer_launch.model import Job, Member, Mpi, NodeRange, signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
+from trainer_launch.planning.mpi import spec_of
 
 ALONE = Job(contract="unknown")
 
 
 @pytest.mark.parametrize("line", ["mpirun -np 2 x", "horovodrun -np 2 x"])
-def test_the_agent_knows_what_signals_are_for_and_is_asked_to_stop_by_one_that_says_so(line: str) -> None:
+def test_the_plan_has_what_signals_are_for(line: str) -> None:
     text = "TERM=drain,USR1=checkpoint"
-    plan = engines.plan(request(line, ALONE, signals=text))
-    told = spec_of(plan).task.signals
-    assert told == signal_policy.parse(text)
-    assert plan.stop_signal == signal.SIGINT
-
-
-def test_by_default_it_is_sigterm() -> None:
-    plan = engines.plan(request("mpirun -np 2 x", ALONE))
-    told = spec_of(plan).task.signals
-    assert (plan.stop_signal, told) == (signal.SIGTERM, {})
+    assert engines.plan(request(line, ALONE, signals=text)).signals == signal_policy.parse(text)
 
 
 def test_some_signal_has_to_be_left_to_stop_by() -> None:
@@ -60,10 +50,11 @@ def test_it_is_picked_by_the_command(line: str, engine: str) -> None:
     assert engines.plan(request(line, Job(contract="unknown"))).engine == engine
 
 
-def test_the_agent_gets_the_command_as_typed_and_the_platforms_hosts() -> None:
-    plan = engines.plan(request("horovodrun -np 4 --gloo python train.py --lr 1", OPERATOR))
+def test_the_job_gets_the_command_as_typed_and_the_platforms_hosts() -> None:
+    task = request("horovodrun -np 4 --gloo python train.py --lr 1", OPERATOR)
+    plan = engines.plan(task)
     assert plan.processes[0].argv == ("horovodrun", "-np", "4", "--gloo", "python", "train.py", "--lr", "1")
-    spec = spec_of(plan)
+    spec = spec_of(task, plan.processes[0])
     assert (spec.task.job, spec.slots, spec.reach, spec.min_hosts) == (OPERATOR, 2, "ssh", None)
     assert any("static" in reason for reason in plan.reasons)
 

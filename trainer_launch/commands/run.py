@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,14 +28,17 @@ from trainer_launch.model.errors import LaunchError, NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.command import Kind, Seen, parse_command, see_through
+from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN
 from trainer_launch.planning.plain import FRONT_END
 from trainer_launch.planning.reading import live_pod, read
 from trainer_launch.planning.task import Task, Trial
 from trainer_launch.supervisor import inherited, outcome, shared_memory_care
 
 if TYPE_CHECKING:  # all else is loaded when the plan has been made, while the fork server imports torch
+    from trainer_launch.mpi.preparation import Preparation
     from trainer_launch.observability.observer import Observer
     from trainer_launch.pytorch.fork_server import ForkServer
+    from trainer_launch.supervisor.output import Listener
     from trainer_launch.supervisor.system import System
 
 HELP = "run a training command (the container's ENTRYPOINT)"
@@ -147,10 +151,12 @@ def _carried_out(
 
     settings = task.settings
     secret = _secret(settings, task, plan)
+    mpi = _mpi_job(task, plan)  # before there is a system: it starts children, and waits for them
     watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
     flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
     printed = PrintedSteps()
-    system = System(color=use_color(), watched=watched, flood=flood, listener=printed.heard)
+    listeners = (printed.heard,) if mpi is None else (printed.heard, mpi.program.hear)
+    system = System(color=use_color(), watched=watched, flood=flood, listener=partial(_hear, listeners))
     system.clean = sweep
     system.launchers = lambda: {view.pid for view in node_view.find()}
     keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))
@@ -158,10 +164,27 @@ def _carried_out(
     with contextlib.closing(system), observed(task, plan, settings, system, keeper) as observer:
         gc.enable()
         with _hosted(plan, secret, observer):
-            ended = _supervised(plan, system, task, secret, observer, server)
+            if mpi is None:
+                ended = _supervised(plan, system, task, secret, observer, server)
+            else:
+                ended = _mpi_run(plan, system, task, mpi, observer)
             sweep()
         ended = replace(ended, attempt=max(ended.attempt, event_log.starts(scratch)))
         return conclude(ended, task, settings, observer)
+
+
+def _hear(listeners: Sequence[Listener], process: str, stream: int, data: bytes) -> None:
+    for listener in listeners:
+        listener(process, stream, data)
+
+
+def _mpi_job(task: Task, plan: Plan) -> Preparation | None:
+    """What runs the job's mpirun or horovodrun; None: it has none."""
+    if plan.engine not in (MPIRUN.name, HOROVODRUN.name):
+        return None
+    from trainer_launch.mpi.preparation import prepared  # only an MPI job needs it
+
+    return prepared(task, plan.processes[0])
 
 
 def _secret(settings: Settings, task: Task, plan: Plan) -> bytes | None:
@@ -202,6 +225,17 @@ def _supervised(
     diagnosis = node.Diagnosis(reports, stragglers, incidents.watch(reports.tell_ranks))
     here = node.Node(group, client, Starter(group, server), diagnosis, observer)
     return incidents.concluded(here.run())
+
+
+def _mpi_run(plan: Plan, system: System, task: Task, mpi: Preparation, observer: Observer) -> Outcome:
+    from trainer_launch.mpi.mpi_job import JobDiagnosis, MpiJob
+    from trainer_launch.observability.incident_watch import Incidents
+    from trainer_launch.supervisor.processes import Processes
+
+    processes = Processes(plan, system, observer)
+    incidents = Incidents(task.settings, task, plan, system, processes)
+    diagnosis = JobDiagnosis(incidents.watch(), incidents.failed)
+    return incidents.concluded(MpiJob(plan, mpi.begin(system), system, processes, diagnosis, observer).run())
 
 
 def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Task, Plan]:

@@ -1,6 +1,6 @@
 """What our own processes leave for each other: variables, and files of the private directory of a run.
 
-PID 1, the agents of mpirun, the workers and `status` tell each other things here; nobody else writes to it.
+PID 1, the workers and `status` tell each other things here; nobody else writes to it.
 Messages are in `membership/protocol.py`, `preflight/cluster/preflight_messages.py` and `pytorch/messages.py`. What
 a child is told when it is started is a value that `model/codec.py` prints, or its arguments.
 Little is imported: training scripts load this with `report()`.
@@ -24,22 +24,22 @@ SHM = "/dev/shm"  # where it is when nothing else may be written
 
 # Variables: who sets it, and what for.
 VARIABLE = "TRAINER_LAUNCH_RUN_DIR"  # PID 1, for all that it starts: the directory, by which they are the run's own
-MPI_RUN = "TRAINER_LAUNCH_MPI_RUN"  # the agent, on each host: of which start a rank is, so that it is found there
+MPI_RUN = "TRAINER_LAUNCH_MPI_RUN"  # PID 1, for ranks: of which job they are, so that they are found on hosts
 NODE_LABEL = "TRAINER_LAUNCH_NODE_LABEL"  # a rehearsal, for its launchers: what their lines begin with
 INSIDE = "TRAINER_LAUNCH_INSIDE"  # a rehearsal, for itself in namespaces of its own: the number that it has there
 IN_COLOR = "TRAINER_LAUNCH_IN_COLOR"  # a rehearsal on a terminal, for its launchers: prefixes are colored
 LISTEN_AT = "TRAINER_LAUNCH_LISTEN_AT"  # a rehearsal, for a pod's sshd: the pod's own address on loopback
 # Files, or how their names begin: who writes it, and who reads it.
 LAUNCHER = "launcher.json"  # PID 1, for status: how it stands
-FAILURE = "failure.json"  # torchrun or the agent of mpirun, for PID 1: the first failure
+FAILURE = "failure.json"  # torchrun, for PID 1: the first failure
 NEWS = "news.jsonl"  # PID 1, for itself, status, a rehearsal: generations and starts, by line
 STACKS = "stacks."  # a forked worker, by local rank, for PID 1: what its threads do, when PID 1 asks
 PROGRESS, PROGRESS_END = "progress-", ".json"  # a worker, by local rank, for PID 1 and status: from `report()`
 FUNCTION = "function."  # launch(), its launcher and its workers: programs, call, results, report, each apart
 # What programs of others write or read there.
 ERRORS = "torch"  # the errors that torch's @record in a worker leaves, unless the user names a directory
-SSH = "ssh"  # keys and configuration; an agent adds its pid
-HOROVOD = "horovod"  # likewise: what horovodrun finds as ssh, and its sessions
+SSH = "ssh"  # keys and configuration
+HOROVOD = "horovod"  # what horovodrun finds as ssh, and the hosts that it asks for
 SHIMS = "shims"  # a torchrun, an mpirun, … that use the launcher, for the scripts that call them
 HOSTFILE = "hostfile"  # of mpirun's present start
 HOME = "home"  # of a user who has none

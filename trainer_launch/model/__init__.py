@@ -218,13 +218,6 @@ class Destination(Struct, frozen=True, kw_only=True):
     prefix: str = ""  # of each line that is shown
 
 
-class Forked(Struct, frozen=True):
-    """A module of ours whose `main(spec, argv, env)` runs in a fork of the launcher."""
-
-    module: str
-    spec: object
-
-
 class Process(Struct, frozen=True, kw_only=True):
     """One process to start, completely described."""
 
@@ -234,7 +227,6 @@ class Process(Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     label: str | None = None  # prefix for its lines; None: its output is passed on byte for byte
     streams: Mapping[int, Destination] = field(default_factory=dict)  # of 1 and 2, which do not only go to ours
-    forked: Forked | None = None  # what runs in place of a program
 
 
 class Hosting(Struct, frozen=True, kw_only=True):
@@ -322,7 +314,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     wait_s: float = 0.0  # how long to wait for them
     hosting: Hosting | None = None  # on node 0 of a torch job that meets at our coordinator
     meeting: tuple[str, Endpoint] | None = None  # the job's name, and where our coordinator is found
-    failure_file: str | None = None  # where the engine's agent leaves the first failure as JSON
+    failure_file: str | None = None  # where torchrun leaves the first failure as JSON
     workers: Workers | None = None  # torch's, in place of `processes`
     membership: Membership | None = None  # with `workers`
     reasons: tuple[str, ...] = ()

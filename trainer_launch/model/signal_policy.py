@@ -32,7 +32,7 @@ def action_of(number: int, given: Mapping[int, SignalAction]) -> SignalAction:
 
 
 def stop_signal(given: Mapping[int, SignalAction]) -> int:
-    """What asks an agent, torch's or mpirun's, to stop: a signal that it does not hand on unchanged.
+    """What asks torchrun to stop: a signal that it does not hand on unchanged.
 
     Raises:
         UsageError: there is none left.

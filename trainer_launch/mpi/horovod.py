@@ -1,4 +1,4 @@
-"""What runs horovodrun: the agent of mpirun, with another program to start.
+"""horovodrun as the job starts it; what mpirun needs (hosts, ssh, restarts) is the same.
 
 horovodrun finds an `ssh` of ours, which checks host keys. In an elastic job Horovod itself adds and drops hosts
 while it trains; it asks a script of ours each second, which prints the hosts that the launcher can reach.
@@ -7,164 +7,106 @@ while it trains; it asks a script of ours each second, which prints the hosts th
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import shutil
-import socket
-import subprocess
-import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from msgspec.structs import replace
 
 from trainer_launch.host import files, logs, network, runtime_directory
-from trainer_launch.model import Member, exit_codes, hostfile
-from trainer_launch.model.signal_policy import name_of
+from trainer_launch.model import Member, Process, exit_codes, hostfile
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import agent, mpirun_command
-from trainer_launch.mpi import job_state as st
-from trainer_launch.mpi.agent import SETTLE_S, Agent, Ended, Program
-from trainer_launch.mpi.mpirun_messages import Said, heard_of_horovod, rank_and_text
+from trainer_launch.mpi import mpirun_command
+from trainer_launch.mpi.host_access import HostAccess
+from trainer_launch.mpi.hosted_program import HostedProgram
+from trainer_launch.mpi.mpirun_messages import heard_of_horovod, rank_and_text
 from trainer_launch.mpi.rank_environment import but_secrets
-from trainer_launch.planning.mpi import Spec
 from trainer_launch.planning.mpi_options import COOLDOWN, INTERFACES, MIN_NUMBER, Typed
 
 # Without a cooldown Horovod never takes a host back that has failed once; it doubles from the first to the second.
 _COOLDOWN_S = ("2", "30")
-_LAST_LINES = 400  # of all ranks together
-_KEPT_LINES = 60
 
 
-def main(spec: Spec, command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Run horovodrun, to its end."""
-    agent.main(spec, command, env, HorovodAgent)
+class Horovodrun(HostedProgram):
+    """horovodrun. Its way to end a rank on another host is to end its ssh, of which the rank hears nothing."""
 
+    hands_signals_on = False
+    leaves_ranks = True
 
-class HorovodAgent(Agent):
-    """The agent of mpirun, with another program to run."""
-
-    def __init__(self, spec: Spec, command: Sequence[str], env: dict[str, str]) -> None:
-        super().__init__(spec, command, env)
-        folder = Path(spec.task.trial.scratch, f"{runtime_directory.HOROVOD}-{os.getpid()}")
+    def __init__(
+        self,
+        process: Process,
+        typed: Typed,
+        access: HostAccess,
+        everyone: Sequence[Member],
+        wake: Callable[[], object],
+    ) -> None:
+        """`everyone` belongs to the job at its start."""
+        super().__init__(process, typed, access, streams=(1, 2), wake=wake)
+        self.adds_hosts = typed.is_elastic
+        if typed.is_elastic:  # --num-proc is for the start, --min-num-proc for later
+            number = typed.number or 1
+            slots = min((member.slots or 1 for member in everyone), default=1)
+            self.first_hosts = -(-number // slots)
+            self.least_hosts = -(-(typed.number_of(*MIN_NUMBER) or number) // slots)
+        folder = Path(access.spec.task.trial.scratch, runtime_directory.HOROVOD)
         self._bin, self._stopping, self._ready = folder / "bin", folder / "stopping", folder / "ready"
         self._bin.mkdir(parents=True, mode=0o700)
         stopping, ready = shlex.quote(str(self._stopping)), shlex.quote(str(self._ready))
-        ssh = f'[ ! -e {stopping} ] || exit {exit_codes.STOPPED}\nexec {shlex.join(self._ssh(env))} "$@"'
+        begin = shlex.join(_ssh(access, process.env))
+        ssh = f'[ ! -e {stopping} ] || exit {exit_codes.STOPPED}\nexec {begin} "$@" </dev/null'
         self._script = folder / "discover"
         for path, text in ((self._bin / "ssh", ssh), (self._script, f"exec cat {ready}")):
             path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
             path.chmod(0o700)
-        if self._typed.is_elastic:  # --num-proc is for the start, --min-num-proc for later
-            number = self._typed.number or 1
-            least = self._typed.number_of(*MIN_NUMBER) or number
-            self._settings = replace(
-                self._settings, first_hosts=self._hosts_for(number), min_hosts=self._hosts_for(least), follows=True
-            )
 
-    def run(self) -> int:
-        """Run the job to its end; its exit code. Ranks that have lost their ssh are ended before."""
-        code = super().run()
-        until_s = time.monotonic() + SETTLE_S
-        while self._hosts.sweeps and (left_s := until_s - time.monotonic()) > 0:
-            for key, _ in self._selector.select(left_s):
-                key.data()
-        return code
+    def stopping(self) -> None:
+        """From now on its ssh starts nothing."""
+        self._stopping.touch()
 
-    def _ssh(self, env: Mapping[str, str]) -> tuple[str, ...]:
-        client = self._hosts.client
-        if client is None:
-            port = self._hosts.port
-            return (
-                shutil.which("ssh", path=env.get("PATH")) or "/usr/bin/ssh",
-                *(("-p", str(port)) if port else ()),
-            )
-        checks = "yes" if client.checks_host_keys else "no"  # horovodrun says no, but the first word stands
-        return (*client.ssh, "-F", client.files.client, "-o", f"StrictHostKeyChecking={checks}")
-
-    def _hosts_for(self, processes: int) -> int:
-        slots = min((member.slots or 1 for member in self._hosts.members), default=1)
-        return -(-processes // slots)
-
-    def _take(self, event: st.Event) -> None:
-        super()._take(event)
-        if self._typed.is_elastic and isinstance(event, st.Ready | st.Hosts):
-            self._offer()
-
-    def _offer(self) -> None:
+    def offer(self, members: Sequence[Member]) -> None:
         """Let Horovod's next question find who is there now."""
-        there = (member for member in self._state.members if member.host in self._state.ready)
-        files.replace(str(self._ready), "".join(f"{m.host}:{m.slots}\n" for m in with_slots(there)).encode())
+        if self.adds_hosts:
+            lines = (f"{member.host}:{member.slots}\n" for member in with_slots(members))
+            files.replace(str(self._ready), "".join(lines).encode())
 
-    def _launch(self, start: st.Start) -> None:
-        members, everyone = with_slots(start.members), with_slots(self._hosts.members)
-        asked = self._typed.number
-        number = mpirun_command.ranks(asked, members, everyone) or mpirun_command.total(members) or asked or 1
-        if self._typed.is_elastic:
-            self._offer()
-            words = elastic_options(self._typed, number, str(self._script), _interface(members))
+    def process(
+        self, members: Sequence[Member], everyone: Sequence[Member], number: int, addresses: Mapping[str, str]
+    ) -> Process:
+        """horovodrun on these hosts; an elastic one asks for them."""
+        members, asked = with_slots(members), self.typed.number
+        count = mpirun_command.ranks(asked, members, with_slots(everyone)) or mpirun_command.total(members)
+        count = count or asked or 1
+        if self.adds_hosts:
+            self.offer(members)
+            words = elastic_options(self.typed, count, str(self._script), _interface(addresses.values()))
         else:
-            self._hosts.rest()
-            words = static_options(number, members)
-        env = horovod_env(self._hosts.env, self._spec.forward, str(self._bin))
-        size = f"{counted(number, 'process')} on {counted(len(members) or 1, 'host')}"
-        logs.say(f"start {start.number}: horovodrun with {size}")
-        argv = (self._typed.mpirun, *self._typed.kept, *words, *self._typed.program)
-        post = self._hosts.threads.post
-        self._mpirun = started = Horovodrun(
-            argv, env, lambda *how: post(partial(self._ended, *how)), is_elastic=self._typed.is_elastic
-        )
-        if self._typed.is_elastic:
-            started.watch(lambda gone: post(lambda: self._doubt(gone)))
-
-    def _doubt(self, words: Sequence[str]) -> None:
-        """Hosts whose sessions have ended have to show that they are there; Horovod goes on meanwhile."""
-        lost = [member.host for member in self._state.members if member.host in words]
-        if lost and self._state.phase is st.Phase.RUNNING:
-            self._hosts.watch(self._state.members, lost, check_keys=False)
-
-    def _ended(self, code: int, said: Said, lines: tuple[str, ...]) -> None:
-        """Horovod's way to end a rank on another host is to end its ssh, of which the rank hears nothing."""
-        if code and not (self._state.asked or self._state.draining):
-            self._hosts.sweep([member.host for member in self._state.running])
-        super()._ended(code, said, lines)
-
-    def _tell_ranks(self, hosts: Sequence[str]) -> None:
-        self._stopping.touch()
-        super()._tell_ranks(hosts)
-
-    def _drain(self, number: int) -> None:
-        self._stopping.touch()
-        super()._drain(number)
-
-    def _relay(self, number: int) -> None:
-        """horovodrun hands nothing on."""
-        if self._mpirun is not None:
-            self._hosts.tell_ranks([member.host for member in self._state.running], name_of(number))
-
-
-class Horovodrun(Program):
-    """horovodrun."""
-
-    kills_below_first = True  # its ssh sessions
-
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], ended: Ended, *, is_elastic: bool) -> None:
-        self._is_elastic = is_elastic
-        self._lines: deque[tuple[int | None, str]] = deque(maxlen=_LAST_LINES)
-        super().__init__(argv, env, ended, stdin=subprocess.DEVNULL)
+            words = static_options(count, members)
+        size = f"{counted(count, 'process')} on {counted(len(members) or 1, 'host')}"
+        logs.say(f"start {number}: horovodrun with {size}")
+        self._begin()
+        argv = (self.typed.mpirun, *self.typed.kept, *words, *self.typed.program)
+        env = horovod_env(self._process.env, self._access.spec.forward, str(self._bin))
+        return replace(self._process, argv=argv, env=env)
 
     def _hear(self, text: str, stream: int) -> None:
         if text:
-            with self._lock:
-                self._said = heard_of_horovod(self._said, text, is_elastic=self._is_elastic)
-                self._lines.append(rank_and_text(text))
+            self._said = heard_of_horovod(self._said, text, is_elastic=self.adds_hosts)
+            self._lines.append(text)
 
-    def _last_lines(self) -> tuple[str, ...]:
+    def _last_lines(self) -> Iterable[str]:
         """Horovod's own traceback says nothing of the cause where a rank has failed."""
-        return tuple(text for rank, text in self._lines if rank == self._said.rank)[-_KEPT_LINES:]
+        return (text for rank, text in map(rank_and_text, self._lines) if rank == self._said.rank)
+
+
+def _ssh(access: HostAccess, env: Mapping[str, str]) -> tuple[str, ...]:
+    client, port = access.client, access.port
+    if client is None:
+        found = shutil.which("ssh", path=env.get("PATH")) or "/usr/bin/ssh"
+        return (found, *(("-p", str(port)) if port else ()))
+    checks = "yes" if client.checks_host_keys else "no"  # horovodrun says no, but the first word stands
+    return (*client.ssh, "-F", client.files.client, "-o", f"StrictHostKeyChecking={checks}")
 
 
 # What is written here stands behind what was typed: of an option that is given twice, the last one counts.
@@ -203,12 +145,11 @@ def horovod_env(given: Mapping[str, str], forward: Sequence[str], bin_folder: st
     return {**{name: given[name] for name in names}, **ours, "PYTHONUNBUFFERED": "1"}  # it is heard at once
 
 
-def _interface(hosts: Sequence[Member]) -> str | None:
+def _interface(addresses: Iterable[str]) -> str | None:
     """Of this host the one that leads to the others: pods of one job have the same."""
     names = []
-    for host in hosts:
+    for address in addresses:
         with contextlib.suppress(OSError):
-            address = str(socket.getaddrinfo(host.host, 0, family=socket.AF_INET)[0][4][0])
             source = network.source_to(address)
             names += [interface.name for interface in network.interfaces() if source in interface.addresses]
     return next((name for name in names if name != "lo"), names[0] if names else None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from trainer_launch.host import deadline_subprocess
+from trainer_launch.contracts import mpi_operator
+from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Member, hostfile
 from trainer_launch.model.errors import ContractError, LaunchError, NodeError
@@ -18,6 +19,8 @@ from trainer_launch.planning.mpi_options import DISCOVERY, SLOTS, Typed
 
 _MAX_BYTES = 8 << 20
 _SCRIPT_S = 10.0  # kubelet mounts a script of echo lines; the user's own may ask somebody
+
+Run = Callable[[Sequence[str], float], Ended]  # a command, and its limit in seconds
 
 
 class HostList:
@@ -34,7 +37,7 @@ class HostList:
         self._is_hydra = job.mpi is not None and job.mpi.mpi_implementation in ("Intel", "MPICH")
         self._slots, self._slots_are_given = slots or spec.slots, slots is not None or spec.slots_are_given
         is_elastic = spec.min_hosts is not None or typed.is_elastic
-        self._script = typed.values.get(DISCOVERY, spec.discovery) if is_elastic else None
+        self._script = typed.values.get(DISCOVERY, mpi_operator.DISCOVERY) if is_elastic else None
         self.members = self._listed()
         self.trouble = ""
         if typed.hosts is not None:  # chooses among the list
@@ -47,10 +50,10 @@ class HostList:
         self.is_fixed = self._file is None and self._script is None
         self.exists = not self.is_fixed or typed.hosts is not None  # without one mpirun runs here alone
 
-    def look(self) -> tuple[Member, ...]:
-        """The hosts now; `trouble` says why they could not be read. Blocks while a script runs."""
+    def look(self, run: Run) -> tuple[Member, ...]:
+        """The hosts now; `trouble` says why they could not be read. Blocks while `run` runs a script."""
         try:
-            members = merged(self._listed(), self._discovered(), self.members)
+            members = merged(self._listed(), self._discovered(run), self.members)
             self.trouble = ""
         except LaunchError as problem:
             self.trouble = str(problem)
@@ -76,15 +79,15 @@ class HostList:
                 return other(text, where, self._contract)
             raise
 
-    def _discovered(self) -> tuple[Member, ...]:
+    def _discovered(self, run: Run) -> tuple[Member, ...]:
         """What the script prints. Raises LaunchError: it fails, takes too long, or prints what makes no sense."""
         script = self._script
         if script is None or not Path(script).exists():
             return ()
-        done = deadline_subprocess.run((script,), None, _SCRIPT_S)
-        if done.code != 0:
-            raise NodeError(f"{script} failed: {done.failure or f'exit code {done.code}'}")
-        return self._with_slots(hostfile.parse_discovery(done.out, script, self._contract))
+        ended = run((script,), _SCRIPT_S)
+        if ended.code != 0:
+            raise NodeError(f"{script} failed: {ended.failure or f'exit code {ended.code}'}")
+        return self._with_slots(hostfile.parse_discovery(ended.out, script, self._contract))
 
     def _with_slots(self, members: Sequence[Member]) -> tuple[Member, ...]:
         """With the ranks that each takes: the user's number replaces the list's, the platform's fills gaps."""

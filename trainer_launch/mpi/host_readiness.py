@@ -19,10 +19,11 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from trainer_launch.host import network
+from trainer_launch.host import logs, network
+from trainer_launch.host.deadline_subprocess import begin_thread
 from trainer_launch.model.units import counted, listed
 
-_CONNECT_S = 1.2  # less than `RemoteHosts.ask_s`, so that whoever asks hears that there was no answer
+_CONNECT_S = 1.2  # less than `RemoteHosts.ask_s`: who is asked and gives no answer has had it by then
 _BANNER_S = 4.0  # sshd looks the name of its caller up before it says anything, where UseDNS is on
 _PAUSE_S = 0.1  # between two attempts
 _REST_S = 1.0  # likewise, while the job runs without them
@@ -31,6 +32,9 @@ _KEY_PAUSE_S = 2.0
 _OWN_BANNER = b"SSH-2.0-trainer_launch_probe\r\n"  # to who leaves without one, sshd's log gives an error each time
 _BANNER_BYTES = 4096
 _STACK_BYTES = 256 * 1024
+_FIRST_SAY_S = 1.0
+_SAY_S = 5.0  # between two lines about missing hosts
+_SAY_AGAIN_S = 60.0  # while nothing changes
 
 LogIn: TypeAlias = Callable[[str], "str | None"]  # blocks; why a host does not let us in, None: it does
 Done: TypeAlias = Callable[[], None]  # called in the main loop
@@ -77,12 +81,35 @@ def ready(readiness: Mapping[str, Readiness]) -> frozenset[str]:
     return frozenset(host for host, reached in readiness.items() if reached.stage is HostStage.READY)
 
 
+class WaitLog:
+    """Says which hosts are missing: soon, when that changes, and each minute."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """The wait is over: the next line comes as soon as the first one."""
+        self._last, self._again_at_s = "", 0.0
+        self.due_s: float | None = None
+
+    def say(self, readiness: Mapping[str, Readiness], now_s: float) -> None:
+        """Say how far the hosts are, if it is time and there is somebody to wait for."""
+        if self.due_s is None or not readiness:
+            self.due_s = now_s + _FIRST_SAY_S if readiness else None
+        elif now_s >= self.due_s:
+            self.due_s, text = now_s + _SAY_S, summary(readiness)
+            if text != self._last or now_s >= self._again_at_s:
+                logs.say(text)
+                self._last, self._again_at_s = text, now_s + _SAY_AGAIN_S
+
+
 class _Target:
     """One host, and the attempt that is under way."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.reached = Readiness()  # what the last attempt came to; one under way can only be further than that
+        self.address = ""  # that it was last looked for at
         self.next_s = 0.0
         self.tried = 0
         self.is_busy = False  # a thread works for it
@@ -125,6 +152,11 @@ class Probes:
         return {name: target.reached for name, target in self._targets.items()}
 
     @property
+    def addresses(self) -> dict[str, str]:
+        """Where each host was found."""
+        return {name: target.address for name, target in self._targets.items() if target.address}
+
+    @property
     def due_s(self) -> float | None:
         """When to `tick` next; None: nothing is due."""
         return min((target.next_s for target in self._targets.values() if target.is_due), default=None)
@@ -133,8 +165,8 @@ class Probes:
         """Begin what is due."""
         for target in self._targets.values():
             if target.is_due and now_s >= target.next_s:
-                target.is_busy = True
-                self._threads.submit(partial(self._work, target))
+                target.is_busy = self._threads.submit(partial(self._work, target))
+                target.next_s = now_s + _REST_S
 
     def _work(self, target: _Target) -> Done:
         """In a thread."""
@@ -159,6 +191,7 @@ class Probes:
             return Readiness(HostStage.DNS, getattr(problem, "strerror", None) or str(problem))
         family, _, _, _, address = addresses[target.tried % len(addresses)]
         target.tried += 1
+        target.address = str(address[0])
         if self._port is None or _is_own(str(addresses[0][4][0])):
             return Readiness(HostStage.READY, "")  # mpirun starts ranks on its own host itself
         target.reach(HostStage.PORT, "no answer yet")
@@ -216,14 +249,21 @@ class Threads:
         self._answers: SimpleQueue[Done] = SimpleQueue()
         self.fd, self._post = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
-    def submit(self, work: Work) -> None:
-        """Let a thread do `work`; what it returns is called in the main loop."""
-        threading.stack_size(_STACK_BYTES)
-        threading.Thread(target=self._labour, args=(work,), daemon=True).start()
+    def submit(self, work: Work) -> bool:
+        """Let a thread do `work`; what it returns is called in the main loop. False: no more threads may start."""
+        others_bytes = threading.stack_size(_STACK_BYTES)
+        try:
+            return begin_thread("hosts", self._labour, work) is not None
+        finally:
+            threading.stack_size(others_bytes)
 
     def post(self, done: Done) -> None:
         """Have `done` called in the main loop; from any thread."""
         self._answers.put(done)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the main loop turn; from any thread."""
         with contextlib.suppress(BlockingIOError):  # full: its reader is due to wake up anyway
             os.write(self._post, b".")
 

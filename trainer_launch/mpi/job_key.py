@@ -43,7 +43,7 @@ def take(job: Job, copy: str, keygen: Sequence[str] = ("ssh-keygen",)) -> str:
     """Copy the key that is mounted to the new private file `copy`; its public part, as `TYPE BASE64`.
 
     Raises:
-        UsageError: there is no key, it cannot be read, it is none, or authorized_keys names another.
+        UsageError: there is no key, it cannot be read, or it is none.
     """
     if job.ssh_dir is None:
         raise UsageError(
@@ -52,9 +52,7 @@ def take(job: Job, copy: str, keygen: Sequence[str] = ("ssh-keygen",)) -> str:
         )
     source = _find(job.ssh_dir)
     write(copy, _read(source), what="the copy of the job's ssh key cannot be written")
-    public = _public(source, copy, keygen)
-    check_authorized(Path(job.ssh_dir, _AUTHORIZED), source, public)
-    return public
+    return _public(source, copy, keygen)
 
 
 def write(path: str, text: str | bytes, *, what: str = "") -> None:
@@ -125,12 +123,3 @@ def _public(source: Path, copy: str, keygen: Sequence[str]) -> str:
     raise UsageError(
         f"{source} is no private key that {keygen[-1]} understands; it may be cut short: recreate the Secret"
     )
-
-
-def check_authorized(path: Path, source: Path, public: str) -> None:
-    """A pod whose authorized_keys does not name the key could not be entered; better said here than there."""
-    data = LiveFiles(_MAX_BYTES).read(str(path))
-    if data is not None and public.partition(" ")[2] not in data.decode(errors="replace").split():
-        raise UsageError(
-            f"{path} does not name the key of {source}; they belong to different jobs: recreate the Secret"
-        )

@@ -40,7 +40,6 @@ class MpirunCommand(Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...]
     env: Mapping[str, str]
     hostfile: str  # its text
-    is_hydra: bool
 
 
 class JobHosts(Struct, frozen=True, kw_only=True):
@@ -76,7 +75,7 @@ def command(
         words = _open_mpi_options(typed, job_hosts, number, allowed(env, forward))
         env, text = _open_mpi_env(env, dialect.major, job_hosts.ssh_config), hostfile.render_open_mpi(hosts)
     argv = (typed.mpirun, *words, *typed.kept, *typed.program)
-    return MpirunCommand(argv=argv, env=env, hostfile=text, is_hydra=dialect.is_hydra)
+    return MpirunCommand(argv=argv, env=env, hostfile=text)
 
 
 def ranks(asked: int | None, hosts: Sequence[Member], everyone: Sequence[Member]) -> int | None:

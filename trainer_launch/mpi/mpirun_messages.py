@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.model import exit_codes
+from trainer_launch.membership.retry_policy import is_of_code
+from trainer_launch.model import Death, Member, exit_codes
+from trainer_launch.supervisor.error_lines import error_name, headline
 
 _FATAL = frozenset(
     (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -69,7 +71,7 @@ def _not_run(code: int) -> _Take:
 
 def _lost(said: Said, found: re.Match[str]) -> Said:
     """Open MPI 5 says it, too, of a host that ssh could not log in to."""
-    host = found[1] or found[2]
+    host = found[1]
     if said.unreached is not None:
         return replace(said, unreached=said.unreached or host)
     return replace(said, lost=said.lost or host)
@@ -97,7 +99,7 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (r"^\s*Exit code:\s*(?P<code>\d+)", _failed_so),
     (rf"MPI_ABORT was invoked on rank {_RANK} ", _failed),
     (r"\*\*\* An error occurred in Socket closed", lambda said, _: replace(said, cut_off=True)),
-    (rf"^\s*Remote daemon:? ?.*? on node ({_NAME})()", _lost),
+    (rf"^\s*Remote daemon:? ?.*? on node ({_NAME})", _lost),
     (r"(?:ORTE|PRTE|PRRTE) .*has (?:lost communication|unexpectedly failed)", _without_daemon),
     (r"daemon failed to report back", _without_daemon),
     (r"unable to find the specified executable", _not_run(exit_codes.NOT_FOUND)),
@@ -112,7 +114,8 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (rf"MPI_Abort\(.*\) - process {_RANK}", _failed),
     (rf"^Abort\(-?\d+\) on node \d+ \(rank {_RANK} in comm 0\)", _failed),
     # -- ssh; Hydra keeps one for each host, and says nothing itself when that ends --
-    (rf"^(?:Connection to ({_NAME}) closed by remote host|Timeout, server ({_NAME}) not responding)", _lost),
+    (rf"^(?:Connection to|Timeout, server) ({_NAME}) (?:closed by remote host|not responding)", _lost),
+    (rf"^Read from remote host ({_NAME}): ", _lost),
     (rf"ssh: connect to host {_HOST} port \d+: .*", _unreached),
     (rf"ssh: Could not resolve hostname {_HOST}: .*", _unreached),
     (rf"(?:\S+@)?{_HOST}: Permission denied \(.*", _unreached),
@@ -134,8 +137,9 @@ _ON_HOST = re.compile(r"^Process name: ([^\s\[]{1,253})\[\d+\]\s*$")
 _NO_SSH = re.compile(r"^ssh not successful for host (\S{1,253}):")
 _TOO_LATE = re.compile(r"^(?!\[).{0,300}?(Timed out waiting for .{1,300})")
 _GONE = re.compile(
-    r"^\[\d{1,6}\]<stderr>:(Timeout, server \S+ not responding|Connection to \S+ closed by remote host"
-    r"|client_loop: send disconnect|Read from remote host \S+:|ssh: |Connection (?:closed|reset) by ).*"
+    r"^\[\d{1,6}\]<stderr>:(?:"
+    rf"(?:Timeout, server|Connection to|Read from remote host) {_HOST}(?: not responding| closed by remote host|: )"
+    r"|client_loop: send disconnect|ssh: |Connection (?:closed|reset) by ).*"
 )
 
 
@@ -152,12 +156,13 @@ def heard_of_horovod(said: Said, line: str, *, is_elastic: bool) -> Said:
         return _rank_ended(said, int(match[1]), int(match[2]), is_elastic=is_elastic)
     if match := _ON_HOST.match(line):
         return replace(said, host=match[1])
+    if match := _GONE.match(line):
+        words = said.words or line.partition(":")[2].strip()
+        return replace(said, lost=said.lost or match["host"], unreached=said.unreached or "", words=words)
     if said.words:
         return said
     if match := _NO_SSH.match(line):
         return replace(said, unreached=match[1], words="ssh is refused")
-    if _GONE.match(line):
-        return replace(said, unreached="", words=line.partition(":")[2].strip())
     if match := _TOO_LATE.match(line):
         return replace(said, unreached="", words=match[1])
     return said
@@ -171,4 +176,87 @@ def _rank_ended(said: Said, rank: int, code: int, *, is_elastic: bool) -> Said:
     if said.rank is not None and (not is_elastic or code in _BY_HOROVOD):
         return said  # ended by horovodrun, because of the first
     number = code - 128 if code in _SIGNALLED else None
-    return replace(said, rank=rank, exit_code=None if number else code, signal=number, words="", unreached=None)
+    return replace(
+        said, rank=rank, exit_code=None if number else code, signal=number, words="", unreached=None, lost=None
+    )
+
+
+# -- who failed, and what that means -----------------------------------------------------------
+
+
+_TAG = re.compile(r"\s*(?:\[[^\]\s]{1,80}\](?:<std(?:err|out)>)?:? *)?")  # before a line, by mpirun or torch
+_CUT_OFF = "a rank lost another one, which had ended or was cut off before; mpirun does not say which"
+_CUT_OFF_CODE = 14  # MPI_ERR_UNKNOWN, with which Open MPI 5 ends a rank that lost another one
+
+
+class MpirunEnd(Struct, frozen=True):
+    """mpirun has ended; what it said, and the last lines of its stderr."""
+
+    death: Death  # its own
+    said: Said
+    lines: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> int:
+        """The exit code of the first failed rank, where that is known; mpirun's own otherwise."""
+        return self.death.exit_code if self.said.exit_code is None else self.said.exit_code
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended the first failed rank; mpirun itself, where no rank has failed."""
+        is_own = self.said.rank is None and self.said.exit_code is None
+        return self.death.signal if self.said.signal is None and is_own else self.said.signal
+
+    @property
+    def is_unreached(self) -> bool:
+        """Whether no daemon could be started on a host."""
+        return bool(self.said.words) and self.said.rank is None
+
+
+def death_of(end: MpirunEnd, attempt: int) -> Death:
+    """The death of the first failed rank, with its last error; of a lost peer where only that is known."""
+    said, error = end.said, _error_of(end).strip()
+    return replace(
+        end.death,
+        attempt=attempt,
+        rank=said.rank,
+        host=said.host,
+        code=None if end.signal is not None else end.code,
+        signal=end.signal,
+        lines=end.lines,
+        error=error_name(error),
+        # "": it named no error, and mpirun's own last words are none.
+        message=_CUT_OFF if said.cut_off else error if end.signal is None else None,
+        reason="PeerLost" if said.cut_off else None,
+    )
+
+
+def first_failure(end: MpirunEnd) -> MpirunEnd:
+    """Nobody is named where only the end of a rank was told that had lost the failed one."""
+    said = end.said
+    if not said.cut_off:
+        return end
+    if said.signal is not None or end.code != _CUT_OFF_CODE or _error_of(end):
+        return replace(end, said=replace(said, cut_off=False))  # who failed by itself is known
+    return replace(end, said=Said(exit_code=exit_codes.INFRASTRUCTURE, cut_off=True))
+
+
+def located(end: MpirunEnd, hosts: Sequence[Member]) -> MpirunEnd:
+    """With the host of the first failed rank, where mpirun does not tell it: ranks fill the slots in order."""
+    rank = end.said.rank
+    if rank is None or end.said.host is not None:
+        return end
+    for member in hosts:
+        if member.slots is None:
+            return end
+        if rank < member.slots:
+            return replace(end, said=replace(end.said, host=member.host))
+        rank -= member.slots
+    return end
+
+
+def _error_of(end: MpirunEnd) -> str:
+    """The last error of the ranks; one of the code counts before what it has done to other ranks. "": none."""
+    lines = [_TAG.sub("", line, count=1) for line in end.lines]
+    of_code = (line for line in reversed(lines) if is_of_code(error_name(line), line))
+    return next(of_code, None) or headline(lines, only_named=True)

@@ -198,7 +198,8 @@ def configuration(files: SshFiles, port: int, *, check_host_keys: bool = True) -
         f"ConnectTimeout {_CONNECT_S}",
         f"ServerAliveInterval {ALIVE_EVERY_S}",
         f"ServerAliveCountMax {ALIVE_MISSED}",
-        "LogLevel ERROR",
+        # It tells then which host it has lost; and of each host whose key is not checked.
+        f"LogLevel {'INFO' if check_host_keys else 'ERROR'}",
     ]
     return "\n".join(lines) + "\n"
 

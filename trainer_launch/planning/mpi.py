@@ -1,7 +1,7 @@
 """MPI jobs: mpirun and horovodrun over the job's hosts, and sshd in their workers' pods. Pure.
 
-One agent waits for the hosts, runs the program, and starts it again (`mpi.job_state_machine`). Which MPI it is
-(Open MPI, MPICH, Intel) the program itself says, so its command line is made by the agent.
+`mpi.mpi_job` waits for the hosts, runs the program, and starts it again. Which MPI it is (Open MPI, MPICH, Intel)
+the program itself says, so its command line is made then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from msgspec import Struct
 
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Fact, Forked, Job, Origin, Plan, Process, signal_policy
+from trainer_launch.model import Fact, Job, Origin, Plan, Process, signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.command import Command, Kind
@@ -19,9 +19,7 @@ from trainer_launch.planning.mpi_options import MIN_NUMBER, SLOTS, SSH_PORT, is_
 from trainer_launch.planning.task import Engine, Task, env_of_program
 
 SSH, KUBEXEC, OWN = "ssh", "kubexec", "own"  # how mpirun reaches its hosts; own: as the user has set it up
-_AGENTS = {"mpirun": "trainer_launch.mpi.agent", "horovodrun": "trainer_launch.mpi.horovod"}
 _MAX_PORT = 65535
-_AGENT_RESTARTS = 3  # an hour, when PID 1 starts a killed agent again; its own exit code is final
 # A user who has set one of these reaches the hosts in a way of his own.
 _OWN_AGENTS = (
     *("OMPI_MCA_plm_rsh_agent", "OMPI_MCA_plm_ssh_agent", "PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm"),
@@ -39,21 +37,15 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 
 
 class Spec(Struct, frozen=True, kw_only=True):
-    """What the agent that runs mpirun or horovodrun has to know beside its command."""
+    """What an MPI job has to know beside its command."""
 
     task: Task
     reach: str = SSH
     slots: int | None = None  # per host where the list does not tell, or the user wants another number
     slots_are_given: bool = False  # by the user: what the list tells does not count
-    discovery: str | None = None  # the platform's script that prints the hosts of now
     min_hosts: int | None = None  # None: all
     max_hosts: int | None = None  # None: as many as there are
     forward: tuple[str, ...] = ()  # variables that ranks get, whatever they are called
-
-    @property
-    def failure_file(self) -> str:
-        """Where the agent writes why the job failed, for PID 1."""
-        return f"{self.task.trial.scratch}/{runtime_directory.FAILURE}"
 
 
 def forwarded(words: str | None) -> frozenset[str]:
@@ -79,7 +71,7 @@ def _serves(job: Job, command: Command) -> str | None:
 
 
 def _plan_of_mpirun(task: Task, reason: str) -> Plan:
-    """One agent, which knows the job's hosts and the command.
+    """mpirun over the job's hosts.
 
     Raises:
         UsageError: the command does not parse, or nothing can be counted that slots are asked for by.
@@ -90,7 +82,7 @@ def _plan_of_mpirun(task: Task, reason: str) -> Plan:
         if command.kind in (Kind.SCRIPT, Kind.MODULE) and not command.python:
             words = (task.trial.python, *(("-m",) if command.kind is Kind.MODULE else ()), *command.program)
         words = ("mpirun", *words)
-    return _agents_plan(task, MPIRUN.name, "mpirun", words, mpi_options.parse(words).names, (reason,))
+    return _plan(task, MPIRUN.name, words, (reason,))
 
 
 def _serves_horovodrun(_job: Job, command: Command) -> str | None:
@@ -99,7 +91,7 @@ def _serves_horovodrun(_job: Job, command: Command) -> str | None:
 
 
 def _plan_of_horovodrun(task: Task, reason: str) -> Plan:
-    """One agent, which knows the job's hosts and the command.
+    """horovodrun over the job's hosts.
 
     Raises:
         UsageError: the command does not parse.
@@ -116,48 +108,43 @@ def _plan_of_horovodrun(task: Task, reason: str) -> Plan:
         if typed.is_elastic
         else "static: the launcher waits for a lost host"
     )
-    return _agents_plan(task, HOROVODRUN.name, "horovodrun", task.command.argv, frozenset(), (reason, kind))
+    return _plan(task, HOROVODRUN.name, task.command.argv, (reason, kind))
 
 
-def _agents_plan(
-    task: Task, engine: str, program: str, command: tuple[str, ...], names: frozenset[str], reasons: tuple[str, ...]
-) -> Plan:
-    """One agent, which runs `command` over the job's hosts; `names` are those of mpirun's typed options.
-
-    Raises:
-        UsageError: no signal is left to stop by, or nothing can be counted that slots are asked for by.
-    """
-    from trainer_launch.contracts.mpi_operator import DISCOVERY  # the agents load no contract
-
-    slots, given = _slots(task)
-    reach, why = _reach(task, names)
-    nodes = task.topology.nodes
-    spec = Spec(
-        task=task,
-        reach=reach,
-        slots=slots,
-        slots_are_given=given,
-        discovery=DISCOVERY,
-        min_hosts=nodes.min if nodes is not None and nodes.fixed is None else None,
-        max_hosts=nodes.max if nodes is not None and _flag(task.job, "nnodes") else None,
-        forward=tuple(sorted(forwarded(task.settings.forward_env))),
-    )
-    agent = Process(
-        name=program,
+def _plan(task: Task, engine: str, command: tuple[str, ...], reasons: tuple[str, ...]) -> Plan:
+    process = Process(
+        name="mpirun" if engine == MPIRUN.name else engine,
         argv=command,
         env={**env_of_program(task), runtime_directory.VARIABLE: task.trial.scratch},
         label="launcher" if task.settings.prefix else None,
-        forked=Forked(_AGENTS[program], spec),
     )
+    spec_of(task, process)  # whether it makes sense
+    signal_policy.stop_signal(task.signals)  # one has to be left that stops the job
     return Plan(
         engine=engine,
-        processes=(agent,),
+        processes=(process,),
         grace_s=task.grace_s,
-        stop_signal=signal_policy.stop_signal(task.signals),
         signals=task.signals,
-        restarts=_AGENT_RESTARTS,
-        failure_file=spec.failure_file,
-        reasons=(*reasons, why),
+        reasons=(*reasons, _reach(task, command)[1]),
+    )
+
+
+def spec_of(task: Task, process: Process) -> Spec:
+    """What the job of this mpirun or horovodrun has to know.
+
+    Raises:
+        UsageError: the command does not parse, or nothing can be counted that slots are asked for by.
+    """
+    slots, given = _slots(task)
+    nodes = task.topology.nodes
+    return Spec(
+        task=task,
+        reach=_reach(task, process.argv)[0],
+        slots=slots,
+        slots_are_given=given,
+        min_hosts=nodes.min if nodes is not None and nodes.fixed is None else None,
+        max_hosts=nodes.max if nodes is not None and _flag(task.job, "nnodes") else None,
+        forward=tuple(sorted(forwarded(task.settings.forward_env))),
     )
 
 
@@ -176,7 +163,10 @@ def _slots(task: Task) -> tuple[int | None, bool]:
     return size, True
 
 
-def _reach(task: Task, names: frozenset[str]) -> tuple[str, str]:
+def _reach(task: Task, command: tuple[str, ...]) -> tuple[str, str]:
+    """How hosts are reached, and a sentence about it."""
+    typed = mpi_options.parse(command)
+    names = frozenset() if is_horovodrun(command) else typed.names
     launch_agent = None if task.job.mpi is None else task.job.mpi.launch_agent
     if launch_agent == "kubexec":
         return KUBEXEC, "hosts are reached by the platform's kubexec.sh"

@@ -306,7 +306,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
 
 
 def parse_agent_failure(text: str) -> Death | None:
-    """Parse an agent's note, or torchrun's error file; None when it is neither: it must not hide the failure."""
+    """Parse torchrun's error file; None when it is none: it must not hide the failure."""
     try:
         note = json.loads(text)
     except (ValueError, RecursionError):

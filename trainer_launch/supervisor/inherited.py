@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import importlib
 import io
 import logging
 import os
 import pwd
 import signal
 import sys
-import traceback
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from types import FrameType
 
-from trainer_launch.host import files
-from trainer_launch.model import Forked, Process, exit_codes
+from trainer_launch.model import exit_codes
 
 log = logging.getLogger(__name__)
 
@@ -144,55 +138,3 @@ def _end(number: int, _frame: FrameType | None) -> None:
         return
     # Nothing was started, so there is nothing to stop and nobody to tell; os._exit, as an import may be half done.
     os._exit(exit_codes.of_signal(number) if number == signal.SIGINT else exit_codes.STOPPED)
-
-
-# -- a fork of ours that does something else ---------------------------------------------------
-
-
-def fork(
-    process: Process, forked: Forked, streams: Mapping[int, int], prepare: Callable[[], None] | None = None
-) -> int:
-    """Start a process that has loaded what we have, and runs a module of ours; its pid.
-
-    `streams` are the descriptors that become its 1 and 2.
-
-    Raises:
-        OSError: there is no room for another process.
-    """
-    # A signal to the new process must not be written into our wake-up descriptor.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    ours = os.getpid()
-    try:
-        with warnings.catch_warnings():  # Python 3.12 warns of threads; the new process takes no lock of ours
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-    finally:
-        if os.getpid() == ours:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    if pid:
-        return pid
-    try:
-        if prepare is not None:
-            prepare()
-        _begin_anew(process, streams)
-        importlib.import_module(forked.module).main(forked.spec, process.argv, process.env)
-    finally:  # it must not go on as the launcher; main() ends the process itself
-        traceback.print_exc()
-        os._exit(exit_codes.FAILED)
-
-
-def _begin_anew(process: Process, streams: Mapping[int, int]) -> None:
-    gc.freeze()  # what is ours here is never tidied up: its descriptors are closed, and their numbers used anew
-    os.setsid()
-    files.take_streams(streams)
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    with contextlib.suppress(OSError):  # no /proc: they stay open, and are passed on to nobody
-        files.close_descriptors()
-        with open("/proc/self/comm", "w", encoding="utf-8") as file:  # for ps; the command line is the launcher's
-            file.write(f"{process.name} agent")
-    if process.cwd is not None:
-        os.chdir(process.cwd)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])

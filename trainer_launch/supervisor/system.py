@@ -98,19 +98,15 @@ class System:
         ours = self.streams(process)
         self._witness.begin()
         try:
-            if process.forked is None:
-                popen = _started(process, ours, prepare)
-                pid = popen.pid
-            else:
-                popen, pid = None, inherited.fork(process, process.forked, ours, prepare)
+            popen = _started(process, ours, prepare)
         except (OSError, ValueError) as error:
             raise why(process, error) from error
         finally:
             for fd in {*ours.values()}:
                 os.close(fd)
-        self._popens[pid] = popen
-        self._sessions.add(pid)
-        return pid
+        self._popens[popen.pid] = popen
+        self._sessions.add(popen.pid)
+        return popen.pid
 
     def streams(self, process: Process) -> dict[int, int]:
         """Make the pipes of a process; their write ends are the caller's.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import suppress
 from pathlib import Path
+
+import msgspec
 
 from tests.fuzz.oracle import FOLDER, assert_encodable, assert_sentence, attempt
 from tests.fuzz.registry import target
@@ -17,13 +18,11 @@ from trainer_launch.model.units import printable
 from trainer_launch.mpi import (
     host_readiness,
     job_key,
-    job_state_machine,
     mpirun_command,
     mpirun_messages,
     ssh_client,
     ssh_server,
 )
-from trainer_launch.mpi.job_state import Exited
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_queries
 from trainer_launch.supervisor import error_lines, failure, outcome, step_lines
@@ -97,17 +96,11 @@ def heard(data: bytes) -> None:
 
 @target()
 def key_file(data: bytes) -> None:
-    """The mounted ssh key, and the list of keys beside it; of neither is anything shown."""
+    """The mounted ssh key, of which nothing is shown."""
     folder = Path(FOLDER)
     (folder / "id_rsa").write_bytes(data)
     found = attempt(job_key._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
     assert not isinstance(found, bytes) or found.endswith(b"\n")
-    (folder / "authorized_keys").write_bytes(data)
-    attempt(
-        job_key.check_authorized,
-        folder / "authorized_keys", folder / "id_rsa", "ssh-rsa AAAA",
-        kinds=(UsageError,), names="authorized_keys",
-    )  # fmt: skip
     job_key.PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
     fault_isolation.pair(0, 1)
 
@@ -134,7 +127,7 @@ def ssh_said(data: bytes) -> None:
 
 @target()
 def ending(data: bytes) -> None:
-    """The agent's note in the first line, then what the program and mpirun said: the pod's end, in bounds."""
+    """torchrun's error file in the first line, then what the program and mpirun said: the pod's end, in bounds."""
     note, _, rest = data.partition(b"\n")
     lines = tuple(rest.decode("utf-8", "replace").split("\n"))[-60:]
     agent = failure.parse_agent_failure(note.decode("utf-8", "replace"))
@@ -151,5 +144,7 @@ def ending(data: bytes) -> None:
         said = mpirun_messages.heard(said, line)
         elastic = mpirun_messages.heard_of_horovod(elastic, line, is_elastic=True)
     for one in (said, elastic):
-        assert 0 < job_state_machine.code_of(Exited(1, one, lines, 1.0)) < 256
-        assert_encodable(json.dumps(job_state_machine.failure_note(Exited(1, one, lines, 1.0), None)))
+        end = mpirun_messages.first_failure(mpirun_messages.MpirunEnd(Death(process="mpirun", code=1), one, lines))
+        found = failure.classify(mpirun_messages.death_of(end, 1), failure.Evidence())
+        assert 0 < found.exit_code < 256
+        assert_encodable(msgspec.json.encode(found).decode())

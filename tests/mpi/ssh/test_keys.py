@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from pathlib import Path
 
@@ -86,12 +85,6 @@ def test_garbage_is_one_sentence(tmp_path, content, says) -> None:
 
 def test_a_key_with_a_passphrase_is_refused(tmp_path) -> None:
     assert "passphrase" in refused(secret(tmp_path / "mount", passphrase="open sesame"), tmp_path)
-
-
-def test_another_jobs_authorized_keys_is_noticed(tmp_path) -> None:
-    folder, other = secret(tmp_path / "mount"), secret(tmp_path / "other")
-    shutil.copy(other / "authorized_keys", folder / "authorized_keys")
-    assert "does not name the key" in refused(folder, tmp_path)
 
 
 def test_a_fifo_does_not_hold_us_up(tmp_path) -> None:

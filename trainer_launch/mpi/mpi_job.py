@@ -1,0 +1,518 @@
+"""An MPI job on its hosts: waits for them, starts mpirun, finds out what its end means, and starts it again.
+
+phase    | leaves it when
+---------|--------------------------------------------------------------------------------------------------------
+WAITING  | all hosts are there, or enough of them for long enough: RUNNING; the time is over: ENDED
+RUNNING  | mpirun has ended: SETTLING
+SETTLING | nothing of this start lives any more, and its hosts have answered: WAITING, or ENDED
+ENDED    | never
+
+mpirun is ended for one reason, the first that is known: a host is lost, others have come or left, a hang. It is
+then stopped by the rungs of `Processes`; what a killed mpirun may have left on other hosts is swept. A request to
+stop, or a drain, is about what comes after: nothing is started again, whatever mpirun's end meant.
+
+Only ranks that fail by themselves, or hang, cost the budget. Lost hosts, hosts that no daemon could be started on,
+and a change of membership cost nothing, but a job that never lasts ends all the same.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from trainer_launch.host import logs
+from trainer_launch.membership import retry_policy, timeouts
+from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Verdict, exit_codes
+from trainer_launch.model.goodput import Kind
+from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of, name_of, signal_name
+from trainer_launch.model.units import counted
+from trainer_launch.mpi import host_readiness, mpirun_messages
+from trainer_launch.mpi.host_wait import GATHER_S, HostWait
+from trainer_launch.mpi.hosted_program import HostedProgram
+from trainer_launch.mpi.mpirun_messages import MpirunEnd
+from trainer_launch.mpi.remote_hosts import RemoteHosts
+from trainer_launch.planning.mpi import Spec
+from trainer_launch.supervisor import failure
+from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.processes import Processes, Rung
+from trainer_launch.supervisor.program_loop import DRAIN_S, AnyWatch
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
+from trainer_launch.supervisor.system import System
+
+MAX_RESTARTS = 3  # of failed ranks, unless the user says
+RANKS_SHARE = 0.7  # of the grace belongs to the ranks alone, before mpirun is asked
+ALL_SHARE = 0.8  # and before everything here is
+END_S = 4.0  # for mpirun to end its ranks: it gives them a second or two itself
+LINGER_S = 0.5  # for the last of its output, when somebody else still has it open
+SWEEP_S = 5.0  # for what a killed mpirun left on other hosts
+LAST_SWEEP_S = 2.0  # the same once this pod was asked to stop: PID 1 must end before kubelet's own SIGKILL
+EARLY_S = 10.0  # a start that does not last so long is an early end
+UNREACHED_S = 600.0  # likewise, where daemons could not be started: none takes so long to fail at it
+MAX_EARLY = 10  # early ends in a row that cost no budget; then something else is wrong
+
+
+class MpiPhase(Enum):
+    """Where the job is; see the drawing."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SETTLING = "settling"
+    ENDED = "ended"
+
+
+class HostedJob(NamedTuple):
+    """A program, and where it runs."""
+
+    spec: Spec
+    program: HostedProgram
+    hosts: RemoteHosts
+
+
+class JobDiagnosis(NamedTuple):
+    """Who looks at what runs here."""
+
+    watch: AnyWatch | None = None  # for hangs
+    failed: Callable[[Failure, str], None] = lambda failure, process: None  # told of the failure that ends the job
+
+
+class MpiJob:
+    """The job, which waits, acts, and settles what comes next."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        job: HostedJob,
+        system: System,
+        processes: Processes,
+        diagnosis: JobDiagnosis,
+        observer: RunObserver,
+    ) -> None:
+        spec, self._program, self._hosts = job
+        self._watch, self._failed = diagnosis
+        self._plan, self._system, self._processes, self._observer = plan, system, processes, observer
+        restarts = spec.task.topology.max_restarts
+        self._wait = HostWait(spec, self._program, self._hosts)
+        self._max_restarts = MAX_RESTARTS if restarts is None else restarts
+        self.phase = MpiPhase.WAITING
+        self._members = self._hosts.members
+        self._starts = 0
+        self._failures = 0  # that cost the budget
+        self._before: Death | None = None  # the failure before, if it came soon after its start
+        self._early = 0  # starts in a row that did not last, and cost nothing
+        self._started_at_s = system.now()
+        self._forget_start()
+        self._stop_signal: int | None = None  # what asked to stop, or said that nothing is to be started again
+        self._cause: Death | None = None  # the failure that ended the job
+        self._evidence = Evidence()
+
+    def _forget_start(self) -> None:
+        self._running: tuple[Member, ...] = ()  # on which mpirun was started
+        self._start_s = self._system.now()
+        self._admit_at_s: float | None = None  # when the job is interrupted for hosts that have come
+        self._lost: str | None = None  # the host for which mpirun is ended
+        self._hang: Death | None = None  # for which it is
+        self._is_resized = False  # it is ended for another membership
+        self._climbs: list[tuple[float, Rung]] = []  # of this start, while it is ended: when, and to which rung
+        self._asked: tuple[str, ...] = ()  # hosts that have to show that they are there, after mpirun's end
+        self._ask_until_s = 0.0
+        self._sweep_until_s = 0.0
+        self._death: Death | None = None  # mpirun's own
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Run the job to its end, and say how it ended."""
+        try:
+            self._to_the_end()
+        finally:
+            self._hosts.close()
+        self._system.drain(DRAIN_S)
+        return self._outcome()
+
+    def _to_the_end(self) -> None:
+        self._wait_for_hosts(self._system.now())
+        while True:
+            now_s = self._system.now()
+            self._hosts.tick(now_s)
+            self._on_hosts(now_s)
+            self._on_time(now_s)
+            self._observe()
+            self._processes.tick(now_s)
+            self.settle(now_s)
+            self._observe()
+            if self.phase is MpiPhase.ENDED:
+                return
+            happened = self._system.wait(min((s for s in self._times() if s is not None), default=None))
+            now_s = self._system.now()
+            for number in happened.signals:
+                self.on_signal(number, now_s)
+            for pid, status in happened.ended:
+                if not self._hosts.reaped(pid, status):
+                    death = self._processes.reaped(pid, status, now_s)
+                    if death is not None:
+                        self.on_end(death, now_s)
+
+    def _times(self) -> list[float | None]:
+        times = [self._hosts.due_s, self._processes.deadline_s]
+        match self.phase:
+            case MpiPhase.WAITING:
+                times.append(self._wait.due_s)
+            case MpiPhase.RUNNING:
+                watch_s = self._watch.due_s if self._watch is not None and self._is_training else None
+                times += [watch_s, self._admit_at_s, *(at_s for at_s, _ in self._climbs[:1])]
+            case MpiPhase.SETTLING if self._death is not None:
+                bounds = (self._death.at_s + LINGER_S, self._sweep_until_s, self._ask_until_s)
+                times += [at_s for at_s in bounds if at_s > self._system.now()]
+        return times
+
+    @property
+    def _is_training(self) -> bool:
+        """Whether mpirun runs, and nobody has asked it to end."""
+        return self.phase is MpiPhase.RUNNING and self._processes.is_running and not self._climbs
+
+    def _on_time(self, now_s: float) -> None:
+        while self._climbs and now_s >= self._climbs[0][0]:
+            _, rung = self._climbs.pop(0)
+            if rung is Rung.KILL and self._processes.has_leaders:
+                logs.warn("mpirun has not ended its ranks; killing it")
+            self._processes.stop(now_s, rung)
+        if self.phase is MpiPhase.WAITING:
+            self._start_or_wait(now_s)
+        elif self.phase is MpiPhase.RUNNING:
+            self._look_at_start(now_s)
+
+    def _look_at_start(self, now_s: float) -> None:
+        """Whether mpirun has to be ended."""
+        if self._program.lost is not None:
+            self._on_lost(self._program.lost, now_s)
+        if self._admit_at_s is not None and now_s >= self._admit_at_s:
+            before = {member.host for member in self._running}
+            come = ", ".join(member.host for member in self._wait.there() if member.host not in before)
+            self._resize(f"{come} joins; restarting the ranks on all hosts", now_s)
+        if self._watch is not None and self._is_training and now_s >= self._watch.due_s:
+            hang = self._watch.look(now_s)
+            if hang is not None:
+                self.on_hang(hang, now_s)
+
+    # -- hosts --------------------------------------------------------------------------------
+
+    def _on_hosts(self, now_s: float) -> None:
+        """Take in what is known of the hosts."""
+        if self._hosts.members != self._members:
+            self._on_list(now_s)
+        if self._hosts.take_changed():
+            ready = host_readiness.ready(self._hosts.readiness)
+            self._program.offer([member for member in self._members if member.host in ready])
+            if self.phase is MpiPhase.RUNNING:
+                self._look_for_others(now_s)
+
+    def _on_list(self, now_s: float) -> None:
+        """Hosts have been added to the job, or removed from it."""
+        self._members = self._hosts.members
+        logs.warn(f"the list of hosts has changed: {counted(len(self._members), 'host')} now")
+        self._hosts.watch(self._members, check_keys=self._wait.checks_keys)
+        if not self._is_training or self._program.adds_hosts or self._processes.is_draining:
+            return
+        self._hosts.rest()
+        left, least = self._left(), self._program.least_hosts
+        if left and least is not None and len(self._running) - len(left) >= least:
+            self._resize(f"{', '.join(sorted(left))} left the job", now_s)
+
+    def _left(self) -> set[str]:
+        """The hosts of this start that belong to the job no more."""
+        return {member.host for member in self._running} - {member.host for member in self._members}
+
+    def _on_lost(self, name: str, now_s: float) -> None:
+        """mpirun, or its ssh, says that a host is lost. Open MPI then ends its ranks by itself, within a while."""
+        host = self._host_named(name)
+        if self._program.adds_hosts:
+            self._program.forget_lost()
+            self._hosts.watch(self._members, () if host is None else (host,))
+        elif self._is_training and host is not None:
+            self._lost = host
+            logs.warn(f"{name} is lost; ending the ranks on all hosts")
+            self._end_ranks(now_s, asks=not self._program.ends_itself)
+
+    @property
+    def _lost_host(self) -> str | None:
+        """The host that is lost; of that alone Open MPI 5 may end with 0."""
+        return self._lost or (self._host_named(self._program.lost) if self._program.lost else None)
+
+    def _host_named(self, name: str) -> str | None:
+        """The host of this start by its name, of which mpirun may have cut the domain off."""
+        hosts, short = [member.host for member in self._running], name.partition(".")[0]
+        return name if name in hosts else next((h for h in hosts if h.partition(".")[0] == short), None)
+
+    def _look_for_others(self, now_s: float) -> None:
+        """While mpirun runs: hosts that would be in the job if it started now are let in after a while."""
+        there = self._wait.there()
+        if self._program.adds_hosts:
+            self._running = there
+            return
+        before = {member.host for member in self._running}
+        has_others = len(there) > len(before) and any(member.host not in before for member in there)
+        if not has_others or self._processes.is_draining or not self._is_training:
+            self._admit_at_s = None
+        elif self._admit_at_s is None:
+            self._admit_at_s = now_s + GATHER_S
+
+    # -- waiting, and starting ----------------------------------------------------------------
+
+    def _wait_for_hosts(self, now_s: float, *afresh: str, lost: str | None = None) -> None:
+        self.phase = MpiPhase.WAITING
+        self._forget_start()
+        self._wait.begin(now_s, *afresh, lost=lost)
+        self._start_or_wait(now_s)
+
+    def _start_or_wait(self, now_s: float) -> None:
+        chosen = self._wait.chosen(now_s)
+        if chosen is not None:
+            self._start(chosen)
+        elif self._wait.is_late(now_s):
+            self._give_up(self._wait.who_is_missing())
+
+    def _start(self, members: tuple[Member, ...]) -> None:
+        wanted = self._wait.wanted()
+        if len(members) < len(wanted):
+            absent = ", ".join(member.host for member in wanted if member not in members)
+            logs.warn(f"going on with {len(members)} of {len(wanted)} hosts, without {absent}")
+        self._wait.end()
+        self._forget_start()
+        self.phase, self._running = MpiPhase.RUNNING, members
+        self._starts += 1
+        if not self._program.adds_hosts:
+            self._hosts.rest()
+        process = self._program.process(members, self._members, self._starts, self._hosts.addresses)
+        for unstarted in self._processes.start([process]):
+            self._finish(unstarted)
+
+    # -- ending mpirun, and being asked to ----------------------------------------------------
+
+    def _resize(self, why: str, now_s: float) -> None:
+        self._is_resized = True
+        logs.warn(why)
+        self._end_ranks(now_s)
+
+    def on_hang(self, hang: Death, now_s: float) -> None:
+        """What runs hangs; it is asked to end politely at first: a part of it may still be able to save."""
+        self._hang = hang
+        self._observer.tell("hung", text=hang.message)
+        self._end_ranks(now_s)
+
+    def _end_ranks(self, now_s: float, *, asks: bool = True) -> None:
+        """Let mpirun end its ranks, for a reason that is not theirs."""
+        self._admit_at_s = None
+        self._climbs = [(now_s + END_S, Rung.KILL)]
+        if asks:
+            self._processes.stop(now_s)
+
+    def on_signal(self, number: int, now_s: float) -> None:
+        """One rule for every phase. What has succeeded before stays so."""
+        action = action_of(number, self._plan.signals)
+        asks = action is SignalAction.TERMINATE
+        if self.phase is MpiPhase.WAITING:  # nobody is there to hand a stop signal to, so it is a request
+            if number in STOP_SIGNALS or asks or action is SignalAction.DRAIN:
+                self._processes.note_request(number)
+                self._stop_signal = number
+                self._finish(None)
+            return
+        has_succeeded = self._death is not None and self._death.exit_code == 0 and not self._is_ended_by_us
+        if not has_succeeded and (asks or (action is SignalAction.DRAIN and self._stop_signal is None)):
+            self._stop_signal = number
+        if not asks:
+            self._hand_on(number, action, now_s)
+        elif self._is_training and not self._processes.asked:
+            self._processes.note_request(number)
+            self._program.stopping()
+            self._tell_ranks(signal.SIGTERM)
+            shares = ((RANKS_SHARE, Rung.LEADERS), (ALL_SHARE, Rung.ALL), (1.0, Rung.KILL))
+            self._climbs = [(now_s + share * self._plan.grace_s, rung) for share, rung in shares]
+        else:
+            self._processes.on_signal(number, now_s)
+
+    @property
+    def _is_ended_by_us(self) -> bool:
+        return self._lost is not None or self._hang is not None or self._is_resized
+
+    def _hand_on(self, number: int, action: SignalAction, now_s: float) -> None:
+        """Let the ranks have a signal; mpirun hands on what it does not take for a request to stop."""
+        if self._program.hands_signals_on and number not in STOP_SIGNALS:
+            self._processes.on_signal(number, now_s)
+            return
+        self._observer.tell("signal", signal=number, asks_to_stop=False)
+        self._processes.relayed.add(number)
+        if action is SignalAction.DRAIN:
+            self._processes.is_draining = True
+            self._admit_at_s = None
+            self._observer.asked_to_stop(number)
+            logs.warn(f"{signal_name(number)}: no more restarts; the launcher exits when the ranks do")
+            self._program.stopping()
+        elif action is SignalAction.CHECKPOINT:
+            logs.warn(f"{signal_name(number)}: the ranks were told to save and continue")
+        if self.phase is MpiPhase.RUNNING:
+            self._tell_ranks(number)
+
+    def _tell_ranks(self, number: int) -> None:
+        self._hosts.tell_ranks([member.host for member in self._running], name_of(number))
+
+    # -- the end of mpirun --------------------------------------------------------------------
+
+    def on_end(self, death: Death, now_s: float) -> None:
+        """mpirun has ended. Its hosts are asked who is there, if that could matter."""
+        self.phase, self._death, self._evidence = MpiPhase.SETTLING, death, self._system.look()
+        self._climbs = []
+        hosts = tuple(member.host for member in self._running if member.host != self._lost)
+        has_failed = death.exit_code != 0 or self._is_ended_by_us
+        if self._processes.rung is Rung.KILL or (has_failed and self._program.leaves_ranks and not self._is_last):
+            self._sweep_until_s = now_s + (LAST_SWEEP_S if self._is_last else SWEEP_S)
+            self._hosts.sweep(hosts)
+        if hosts and has_failed and not self._is_last:
+            self._asked, self._ask_until_s = hosts, now_s + self._hosts.ask_s
+            self._hosts.ask(hosts)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether nothing is started again."""
+        return self._processes.asked > 0 or self._processes.is_draining
+
+    def settle(self, now_s: float) -> None:
+        """Nothing of a start lives any more, and all that its end meant can be known."""
+        if self.phase is MpiPhase.RUNNING and self._processes.is_over:  # SIGKILL has not ended it
+            self.on_end(Death(process=self._program.name, signal=signal.SIGKILL, at_s=now_s), now_s)
+        death = self._death
+        if self.phase is not MpiPhase.SETTLING or death is None or not self._has_settled(death, now_s):
+            return
+        end, lost = self._program.end(death, self._running), self._lost_host
+        if self._stop_signal is not None or (death.exit_code == 0 and not self._is_ended_by_us and lost is None):
+            self._finish(None)
+            return
+        missing = self._hosts.gone(self._asked)
+        if lost is not None:
+            missing.setdefault(lost, "mpirun has lost it")
+        left = self._left()  # they are missing because they left the job
+        missing = {host: why for host, why in missing.items() if host not in left}
+        lasted_s = death.at_s - self._start_s
+        stuck = self._processes.stuck()
+        if stuck:
+            self._give_up(f"{', '.join(stuck)} did not end after SIGKILL; mpirun is not started again beside it")
+        elif missing:
+            self._on_missing(missing, lost, lasted_s, now_s)
+        elif self._hang is not None:
+            self._on_failure(self._hang, None, now_s)
+        elif self._is_resized or left:
+            self._wait_for_hosts(now_s)
+        elif end.is_unreached:
+            self._on_unreached(end, lasted_s, now_s)
+        else:
+            self._on_failed_rank(end, lasted_s, now_s)
+
+    def _has_settled(self, death: Death, now_s: float) -> bool:
+        if not self._processes.is_over or (not self._program.is_quiet and now_s < death.at_s + LINGER_S):
+            return False
+        if self._hosts.sweeps and now_s < self._sweep_until_s:
+            return False
+        return self._is_last or now_s >= self._ask_until_s or not self._hosts.is_pending(self._asked)
+
+    def _on_missing(self, missing: dict[str, str], lost: str | None, lasted_s: float, now_s: float) -> None:
+        if self._is_endless(f"lost {', '.join(missing)}", is_early=lasted_s < EARLY_S):
+            return
+        text = "; ".join(f"{host} is lost ({why})" for host, why in sorted(missing.items())[:5])
+        logs.warn(f"{text}; start {self._starts} ended; this costs no restart")
+        self._wait_for_hosts(now_s, *missing, lost=lost)
+
+    def _on_unreached(self, end: MpirunEnd, lasted_s: float, now_s: float) -> None:
+        """No daemon could be started somewhere: the hosts have to let us in before it is tried again."""
+        where = f" on {end.said.unreached}" if end.said.unreached else ""
+        text = f"mpirun could not start its daemon{where}: {end.said.words}"
+        if self._is_endless(text, is_early=lasted_s < UNREACHED_S):
+            return
+        logs.warn(f"{text}; waiting until all hosts accept the job's key")
+        self._wait.checks_keys = True
+        self._wait_for_hosts(now_s, *(member.host for member in self._members))
+
+    def _is_endless(self, why: str, *, is_early: bool) -> bool:
+        """What costs no budget must not go on for ever."""
+        self._early = self._early + 1 if is_early else 0
+        if self._early < MAX_EARLY:
+            return False
+        self._give_up(f"{why}, and {self._early} starts in a row did not last")
+        return True
+
+    def _on_failed_rank(self, end: MpirunEnd, lasted_s: float, now_s: float) -> None:
+        """Ranks failed by themselves: this costs the budget, unless a restart will not help."""
+        end = mpirun_messages.first_failure(end)
+        death, is_early = mpirun_messages.death_of(end, self._starts), lasted_s < timeouts.START_S
+        why = retry_policy.why_not_again(death, self._before, is_early=is_early)
+        self._before = death if is_early else None
+        self._on_failure(death, why, now_s)
+
+    def _on_failure(self, death: Death, why_not: str | None, now_s: float) -> None:
+        """A failure that costs the budget; `why_not` tells why a restart cannot help."""
+        spent = retry_policy.why_spent(self._failures, self._max_restarts)
+        text = self._classified(death).message + (f" (on {death.host})" if death.host else "")
+        if why_not is not None or spent is not None:
+            told = why_not or (spent if self._max_restarts else None)  # who allows no restart needs no reason
+            reason = f"not restarted, because {told}" if told else None
+            logs.warn(f"{text}; {reason}" if reason else text)
+            self._finish(replace(death, why_not_again=reason))
+            return
+        self._failures += 1
+        logs.warn(f"{text}; restart {self._failures} of {self._max_restarts}")
+        self._observer.tell("restarting", restart=self._failures, restarts_at_most=self._max_restarts)
+        self._system.clean()
+        self._wait_for_hosts(now_s)
+
+    def _give_up(self, text: str) -> None:
+        """End because hosts are missing."""
+        self._finish(
+            Death(process=self._program.name, code=exit_codes.INFRASTRUCTURE, reason="PeerLost", message=text)
+        )
+
+    def _finish(self, cause: Death | None) -> None:
+        self.phase, self._cause = MpiPhase.ENDED, cause
+        if cause is not None:
+            self._failed(self._classified(cause), self._program.name)
+
+    # -- for observers ------------------------------------------------------------------------
+
+    def _observe(self) -> None:
+        phases = {MpiPhase.RUNNING: self._processes.phase, MpiPhase.SETTLING: RunPhase.CLEARING}
+        phases[MpiPhase.ENDED] = RunPhase.DONE
+        since_s = self._hang.at_s if self._hang is not None else None
+        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._kind(), since_s)
+
+    def _kind(self) -> Kind:
+        """What the seconds from now on are spent on."""
+        if self._stop_signal is not None or self.phase is MpiPhase.ENDED:
+            return Kind.ENDING
+        if self.phase is MpiPhase.WAITING:
+            return Kind.WAITING
+        return Kind.TRAINING if self._is_training else Kind.STOPPING
+
+    # -- how it ended -------------------------------------------------------------------------
+
+    def _outcome(self) -> Outcome:
+        verdict = Verdict.SUCCEEDED if self._cause is None else Verdict.FAILED
+        death, is_stopped = self._death, self._stop_signal is not None
+        if is_stopped:  # how it took the request is worth a word when it did not leave with 0
+            self._cause = death if death is not None and death.exit_code != 0 else None
+        return Outcome(
+            verdict=Verdict.STOPPED if is_stopped else verdict,
+            failure=None if self._cause is None else self._classified(self._cause),
+            stop_signal=self._stop_signal,
+            exits=() if death is None else (death,),
+            took_s=self._system.now() - self._started_at_s,
+            attempt=max(1, self._starts),
+            survivors=self._processes.stuck(),
+        )
+
+    def _classified(self, cause: Death) -> Failure:
+        lines = cause.lines or self._system.last_lines(cause.process)
+        relayed = frozenset(self._processes.relayed)
+        is_stopped = self._stop_signal is not None
+        evidence = replace(self._evidence, last_lines=lines, stopped=is_stopped, handed_on=relayed)
+        return failure.classify(cause, evidence)
