@@ -13,10 +13,14 @@ import subprocess
 import sys
 from typing import Any
 
-from trainer_launch.model import PortRange
-from trainer_launch.pytorch.fork_server import ForkServer, ServerError, ServerSettings
-from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers, Ready
+from trainer_launch.model import PortRange, Workers
+from trainer_launch.pytorch import fork_server
+from trainer_launch.pytorch.fork_server import ForkServer, ServerError
+from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
 from trainer_launch.supervisor.inherited import become_reaper
+
+
+FILES: dict[str, tuple[int, int]] = {}  # that the server has loaded
 
 
 def main() -> None:
@@ -40,7 +44,8 @@ def main() -> None:
 
 
 def started(settings: dict[str, Any]) -> ForkServer:
-    server = ForkServer(ServerSettings(python=sys.executable, **settings), os.environ)
+    workers = Workers(count=1, argv=(), env=dict(os.environ), python=sys.executable, **settings)
+    server = ForkServer(workers, forks=workers.script is not None)
     select.select([server.fd], [], [])
     try:
         told = server.answer()
@@ -48,7 +53,9 @@ def started(settings: dict[str, Any]) -> ForkServer:
         say(reason=str(problem), pid=server.pid)
         return server
     assert told is not None
-    say(reason=None if isinstance(told, Ready) else told.reason, pid=server.pid)
+    FILES.clear()
+    FILES.update(told.files)
+    say(reason=told.unfit, pid=server.pid)
     return server
 
 
@@ -102,8 +109,8 @@ def store(server: ForkServer, ports: list[int] | None) -> None:
     say(pid=pid, port=port, parent=parent_of(pid))
 
 
-def changed(server: ForkServer) -> None:
-    say(why=server.changed())
+def changed(_server: ForkServer) -> None:
+    say(why=fork_server.changed(FILES))
 
 
 def answer(server: ForkServer) -> None:

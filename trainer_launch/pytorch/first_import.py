@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from trainer_launch.pytorch import process_reset
+
 # What importing each of them brings.
 BRINGS = {"numpy": ("numpy",), "torch": ("torch", "numpy")}
 # Variables that are read during the import, by prefix, because each release adds some. A getenv() that logs shows
@@ -62,6 +64,7 @@ class FirstImport:
         self._modules = {name: sys.modules[name] for name in sys.modules if name.partition(".")[0] in BRINGS}
         self._specs = {name: self._modules[name].__spec__ for name in BRINGS if name in self._modules}
         self._given: set[str] = set()
+        self._has_exit_handlers = False  # those that these imports, or multiprocessing's, register
         self._replace: Callable[[str], None] = print  # set when the program begins
         self._pid = 0
 
@@ -82,6 +85,8 @@ class FirstImport:
 
     def find_spec(self, name: str, _path: object = None, target: object = None) -> ModuleSpec | None:
         """The specification of torch or numpy until they are imported; None for everything else."""
+        if name.startswith("multiprocessing."):  # what the server has not loaded registers one, by what it imports
+            self._register_exit_handlers()
         genuine = self._specs.get(name)
         is_removed = name in self._given and name not in sys.modules  # by the program, which wants another one
         if genuine is None or target is not None or is_removed:
@@ -105,6 +110,13 @@ class FirstImport:
             if other.partition(".")[0] in BRINGS[name]:
                 sys.modules.setdefault(other, self._modules[other])
         if name == "torch":
+            self._register_exit_handlers()
+            process_reset.register_finalizers()
             for variable, value in self._set_by_imports.items():
                 os.environ.setdefault(variable, value)
         self._given.update(BRINGS[name])
+
+    def _register_exit_handlers(self) -> None:
+        if not self._has_exit_handlers:
+            self._has_exit_handlers = True
+            process_reset.register_exit_handler()

@@ -23,7 +23,7 @@ import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import BuiltinImporter, SourceFileLoader
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from msgspec import Struct, field
 
@@ -49,61 +49,22 @@ class Origin(Struct, frozen=True, kw_only=True):
     path: tuple[str, ...] = ()  # sys.path without what the server itself needs
     imported: FirstImport | None = None  # torch and numpy; None: workers do not run a program of their own
     replaced: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, mmap.PAGESIZE))  # shared: why a worker was
-    fork_workers: Callable[[Origin, ForkWorkers, Sequence[int], Signs], NoReturn] | None = None  # None: ours
 
     def why_replaced(self) -> str | None:
         """Why a worker has replaced itself by a new interpreter, if one has."""
         return self.replaced[:].rstrip(b"\0").decode(errors="replace") or None
 
 
-class Signs(Struct, frozen=True, kw_only=True):
-    """How processes that are being forked and the server tell each other how far they are."""
-
-    report: int  # where pids, the store's port, or a failure are written, one line each
-    go: int  # a byte for each process once the launcher knows it; its end means: exit
-
-    def tell(self, word: str, value: object) -> None:
-        """Write a line of the report."""
-        text = " ".join(str(value).split())
-        os.write(self.report, f"{word} {text}\n".encode(errors="replace"))
+Run: TypeAlias = Callable[[], "NoReturn"]  # what a forked process does
+# Makes that of a request: whose worker it is, the descriptors that came for it, and the pipe of `wait_for_go`.
+Become: TypeAlias = Callable[[Origin, ForkWorkers, ForkedWorker, Sequence[int], int], Run]
 
 
-# -- forking ----------------------------------------------------------------------------------
-
-
-def fork_workers(origin: Origin, request: ForkWorkers, fds: Sequence[int], signs: Signs) -> Worker:
-    """In a process between server and workers, with all signals blocked: fork all, and exit; workers return."""
-    code = 1
-    try:
-        given = iter(fds)
-        for worker in request.workers:
-            streams = dict(zip(worker.streams, given, strict=False))
-            recorder = next(given) if worker.recorder else None
-            if fork_one(signs):
-                return Worker(origin, request, worker, streams, signs, recorder)
-        code = 0
-    except OSError as problem:
-        signs.tell("failed", f"a worker could not be forked ({problem})")
-    os._exit(code)
-
-
-def fork_one(signs: Signs) -> bool:
-    """Fork this process; whether this is the new one.
-
-    Raises:
-        OSError: the kernel does not let us.
-    """
-    pid = os.fork()
-    if pid:
-        signs.tell("pid", pid)
-    return pid == 0
-
-
-def wait_for_go(origin: Origin, signs: Signs) -> None:
+def wait_for_go(origin: Origin, go: int) -> None:
     """Wait until this process is the launcher's child, and see that it dies with it; exit where that cannot be."""
-    if not os.read(signs.go, 1):
+    if not os.read(go, 1):
         os._exit(exit_codes.INFRASTRUCTURE)  # not all workers could be forked, or nobody knows of this one
-    os.close(signs.go)
+    os.close(go)
     process_attributes.die_with_parent(signal.SIGKILL)
     if os.getppid() != origin.launcher:
         os._exit(exit_codes.INFRASTRUCTURE)
@@ -113,17 +74,12 @@ class Worker:
     """A forked worker: called once in the main thread, with nothing of the server's left above it."""
 
     def __init__(
-        self,
-        origin: Origin,
-        request: ForkWorkers,
-        worker: ForkedWorker,
-        streams: Mapping[int, int],
-        signs: Signs,
-        recorder: int | None = None,
+        self, origin: Origin, request: ForkWorkers, worker: ForkedWorker, fds: Sequence[int], go: int
     ) -> None:
-        self._origin, self._request, self._worker, self._signs = origin, request, worker, signs
-        self._streams = streams  # what is put in the place of 1 and 2
-        self._recorder = recorder  # where PID 1 asks what torch's flight recorder knows
+        self._origin, self._request, self._worker, self._go = origin, request, worker, go
+        self._streams = dict(zip(worker.streams, fds, strict=False))  # what is put in the place of 1 and 2
+        self._recorder = fds[-1] if worker.recorder else None  # where PID 1 asks torch's flight recorder
+        self._answers = False  # a thread answers on it
         self._pid = os.getpid()
         self._umask = os.umask(0)
         os.umask(self._umask)
@@ -135,9 +91,7 @@ class Worker:
             self._become()
         except Exception as error:  # noqa: BLE001  whatever it is, the ordinary way is left
             failed = f"{type(error).__name__}: {error}"
-        wait_for_go(self._origin, self._signs)
-        if self._recorder is not None and not failed:
-            flight_recorder.answer_in_thread(self._recorder, int(os.environ["RANK"]))
+        wait_for_go(self._origin, self._go)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._origin.mask)
         if failed:
             self._execute(f"this worker starts without the fork server: {failed}", failed)
@@ -157,7 +111,7 @@ class Worker:
         os.setsid()
         process_reset.restore_signals(origin.handlers)
         files.take_streams(self._streams)
-        kept = {*origin.descriptors, self._signs.go}
+        kept = {*origin.descriptors, self._go}
         if self._recorder is not None:
             self._recorder = _out_of_the_way(self._recorder)
             kept.add(self._recorder)
@@ -182,6 +136,7 @@ class Worker:
         """What the program did not catch."""
         words = self._request.argv[2:]
         if self._origin.imported is not None:
+            self._answer_from_first_group(self._origin.imported.modules)
             self._origin.imported.begin(self._replace)
         try:
             if words[0] == "-m":
@@ -219,8 +174,27 @@ class Worker:
             _write(f"cannot run {request.argv[0]!r}: {problem.strerror}")
             os._exit(exit_codes.NOT_FOUND)
 
+    def _answer_from_first_group(self, modules: Mapping[str, Any]) -> None:
+        """Let the first process group start the thread that answers PID 1: without one there is nothing to tell.
+
+        torch registers each group by a function of its own, which then stands there again.
+        """
+        groups = modules.get("torch.distributed.distributed_c10d")
+        register = getattr(groups, "_register_process_group", None)
+        if self._recorder is None or register is None:
+            return
+
+        def register_first(*group: Any) -> Any:
+            setattr(groups, "_register_process_group", register)  # noqa: B010
+            if os.getpid() == self._pid:  # the program may have forked
+                self._answers = True
+                flight_recorder.answer_in_thread(self._recorder, int(os.environ["RANK"]))
+            return register(*group)
+
+        setattr(groups, "_register_process_group", register_first)  # noqa: B010
+
     def _tell_at_end(self) -> None:
-        if self._recorder is not None and os.getpid() == self._pid:  # the program may have forked
+        if self._answers and os.getpid() == self._pid:  # the program may have forked
             environment = {**self._request.environment, **self._worker.environment}
             with contextlib.suppress(Exception):
                 flight_recorder.tell_at_end(self._recorder, int(environment["RANK"]))
