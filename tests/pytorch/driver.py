@@ -19,7 +19,6 @@ from trainer_launch.pytorch.fork_server import ForkServer, ServerError
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
 from trainer_launch.supervisor.inherited import become_reaper
 
-
 FILES: dict[str, tuple[int, int]] = {}  # that the server has loaded
 
 

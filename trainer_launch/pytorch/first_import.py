@@ -6,6 +6,7 @@ changed such a variable before its first import, the worker replaces itself by a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import sys
@@ -109,7 +110,10 @@ class FirstImport:
         for other in self._modules:
             if other.partition(".")[0] in BRINGS[name]:
                 sys.modules.setdefault(other, self._modules[other])
-        if name == "torch":
+        if name == "torch":  # which brings all of it: nothing is left to do
+            with contextlib.suppress(ValueError):
+                finders: list[Any] = sys.meta_path
+                finders.remove(self)
             self._register_exit_handlers()
             process_reset.register_finalizers()
             for variable, value in self._set_by_imports.items():
