@@ -9,7 +9,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 from typing import Any
 
@@ -79,16 +78,6 @@ def fork(server: ForkServer, argv: list[str], workers: list[dict[str, Any]], cwd
         reap(server, pids)
 
 
-def execute(_server: ForkServer, argv: list[str], worker: dict[str, Any], cwd: str) -> None:
-    """The same worker in the ordinary way."""
-    files = opened(worker)
-    env = {**os.environ, **worker["environment"]}
-    popen = subprocess.Popen(argv, env=env, cwd=cwd, stdout=files[1], stderr=files[2], start_new_session=True)
-    say(code=popen.wait())
-    for fd in files.values():
-        os.close(fd)
-
-
 def opened(worker: dict[str, Any]) -> dict[int, int]:
     paths = {1: worker.get("out"), 2: worker.get("err")}
     return {n: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for n, path in paths.items() if path}
@@ -127,7 +116,7 @@ def close(server: ForkServer) -> None:
     say(code=server.popen.wait())
 
 
-DEEDS: dict[str, Any] = {deed.__name__: deed for deed in (fork, execute, reap, store, changed, answer, kill, close)}
+DEEDS: dict[str, Any] = {deed.__name__: deed for deed in (fork, reap, store, changed, answer, kill, close)}
 
 
 def say(**values: object) -> None:

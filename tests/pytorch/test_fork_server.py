@@ -119,6 +119,11 @@ def test_modules_of_the_users_working_directory_are_not_taken_for_pythons_own(ma
     assert forks.run(tmp_path, script(tmp_path / "job", "print('ran')")).out == "ran\n"
 
 
+def test_what_is_preloaded_stays_imported(make: Make, tmp_path: Path) -> None:
+    path = script(tmp_path, "import sys\nprint('multiprocessing.pool' in sys.modules, 'torch' in sys.modules)")
+    assert make(preload=["multiprocessing.pool"]).run(tmp_path, path).out == "True False\n"
+
+
 # -- workers ----------------------------------------------------------------------------------
 
 

@@ -11,15 +11,12 @@ import faulthandler
 import fcntl
 import gc
 import io
-import json
 import mmap
 import os
 import resource
 import runpy
 import signal
 import sys
-import time
-import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import BuiltinImporter, SourceFileLoader
@@ -30,7 +27,8 @@ from msgspec import Struct, field
 from trainer_launch.diagnosis import flight_recorder
 from trainer_launch.host import files, process_attributes
 from trainer_launch.model import exit_codes
-from trainer_launch.pytorch import messages, process_reset
+from trainer_launch.pytorch import error_file, messages, process_reset
+from trainer_launch.pytorch.error_file import without_frames_of
 from trainer_launch.pytorch.first_import import FirstImport
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
 
@@ -78,9 +76,10 @@ class Worker:
     ) -> None:
         self._origin, self._request, self._worker, self._go = origin, request, worker, go
         self._streams = dict(zip(worker.streams, fds, strict=False))  # what is put in the place of 1 and 2
+        self._environment = {**request.environment, **worker.environment}
         self._recorder = fds[-1] if worker.recorder else None  # where PID 1 asks torch's flight recorder
-        self._answers = False  # a thread answers on it
-        self._pid = os.getpid()
+        self._answers = False  # a thread answers there
+        self._pid = os.getpid()  # the program may fork
         self._umask = os.umask(0)
         os.umask(self._umask)
 
@@ -120,7 +119,7 @@ class Worker:
             process_attributes.binder(worker.local_rank, worker.cpus, worker.memory)()
         os.chdir(request.cwd)
         os.environ.clear()  # the same object, which others have imported
-        os.environ.update({**request.environment, **worker.environment})
+        os.environ.update(self._environment)
         process_reset.reset({} if origin.imported is None else origin.imported.modules)
         sys.orig_argv[:] = request.argv
         words = [os.fsencode(word) for word in request.argv]
@@ -144,7 +143,7 @@ class Worker:
             else:
                 _run_script(words)
         except BaseException as problem:  # noqa: BLE001  it is shown as the interpreter does it
-            return problem.with_traceback(_without_ours(problem.__traceback__))
+            return problem.with_traceback(without_frames_of(__file__, problem.__traceback__))
         return None
 
     def _replace(self, reason: str) -> NoReturn:
@@ -162,14 +161,14 @@ class Worker:
         request = self._request
         if request.must_fork:
             error = messages.cannot_fork(reason)
-            _leave_error(error, f"{error}\n")
+            error_file.leave(error, f"{error}\n")
             _write(error)
             os._exit(exit_codes.MISCONFIGURED)
         if text:
             _write(text)
         try:
             os.chdir(request.cwd)
-            os.execve(request.argv[0], request.argv, {**request.environment, **self._worker.environment})
+            os.execve(request.argv[0], request.argv, self._environment)
         except OSError as problem:
             _write(f"cannot run {request.argv[0]!r}: {problem.strerror}")
             os._exit(exit_codes.NOT_FOUND)
@@ -179,25 +178,24 @@ class Worker:
 
         torch registers each group by a function of its own, which then stands there again.
         """
-        groups = modules.get("torch.distributed.distributed_c10d")
+        groups, fd = modules.get("torch.distributed.distributed_c10d"), self._recorder
         register = getattr(groups, "_register_process_group", None)
-        if self._recorder is None or register is None:
+        if fd is None or register is None:
             return
 
         def register_first(*group: Any) -> Any:
             setattr(groups, "_register_process_group", register)  # noqa: B010
-            if os.getpid() == self._pid:  # the program may have forked
+            if os.getpid() == self._pid:
                 self._answers = True
-                flight_recorder.answer_in_thread(self._recorder, int(os.environ["RANK"]))
+                flight_recorder.answer_in_thread(fd, int(self._environment["RANK"]))
             return register(*group)
 
         setattr(groups, "_register_process_group", register_first)  # noqa: B010
 
     def _tell_at_end(self) -> None:
-        if self._answers and os.getpid() == self._pid:  # the program may have forked
-            environment = {**self._request.environment, **self._worker.environment}
+        if self._recorder is not None and self._answers and os.getpid() == self._pid:
             with contextlib.suppress(Exception):
-                flight_recorder.tell_at_end(self._recorder, int(environment["RANK"]))
+                flight_recorder.tell_at_end(self._recorder, int(self._environment["RANK"]))
 
 
 def _write(text: str) -> None:
@@ -271,8 +269,7 @@ def finish(problem: BaseException | None) -> None:
     if sys.version_info >= (3, 12):
         sys.last_exc = problem
     if not isinstance(problem, KeyboardInterrupt):
-        lines = traceback.format_exception(type(problem), problem, trace)
-        _leave_error(_text_of(problem), "".join(lines))
+        error_file.leave_exception(problem)
     try:
         sys.excepthook(type(problem), problem, trace)
     except SystemExit as end:
@@ -280,7 +277,7 @@ def finish(problem: BaseException | None) -> None:
         raise
     except BaseException as second:  # noqa: BLE001  as the interpreter does it
         print("Error in sys.excepthook:", file=sys.stderr)  # noqa: T201
-        second.__traceback__ = _without_ours(second.__traceback__)
+        second.__traceback__ = without_frames_of(__file__, second.__traceback__)
         sys.__excepthook__(type(second), second, second.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)  # noqa: T201
         sys.__excepthook__(type(problem), problem, trace)
@@ -289,31 +286,7 @@ def finish(problem: BaseException | None) -> None:
 def _note_exit(code: object) -> None:
     """A program's connections close before it has ended, and who fails of that may be seen first."""
     if isinstance(code, int) and code & 0xFF:
-        _leave_error("<NONE>", "", code & 0xFF)  # torch's word
+        error_file.leave("<NONE>", "", code & 0xFF)  # torch's word
     elif code is not None and not isinstance(code, int):
         with contextlib.suppress(Exception):
-            _leave_error(str(code), str(code))
-
-
-def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace
-
-
-def _text_of(problem: BaseException) -> str:
-    try:
-        return f"{type(problem).__name__}: {problem}"
-    except Exception:  # noqa: BLE001  its own __str__ is at fault; the interpreter bears that, too
-        return f"{type(problem).__name__}: <exception str() failed>"
-
-
-def _leave_error(text: str, lines: str, code: int = 1) -> None:
-    """Where torch's @record leaves them, which PID 1 reads; unless the program uses that itself."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or (os.path.exists(path) and os.path.getsize(path)):
-        return
-    extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
-    message = {"message": text, "errorCode": code, "extraInfo": extra}
-    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-        json.dump({"message": message}, file)
+            error_file.leave(str(code), str(code))

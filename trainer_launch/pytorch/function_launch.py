@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import json
 import multiprocessing
 import os
 import pickle
@@ -16,13 +15,11 @@ import signal
 import sys
 import tempfile
 import threading
-import time
-import traceback
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing import spawn
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
 from msgspec import Struct
@@ -31,6 +28,7 @@ from trainer_launch.host import files, runtime_directory
 from trainer_launch.model import Failure, GivenUp, Verdict, codec, errors, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
+from trainer_launch.pytorch import error_file
 from trainer_launch.pytorch.elastic import Elastic, WorkerFailedError
 
 _LAUNCHER, _WORKER = f"{runtime_directory.FUNCTION}launcher.py", f"{runtime_directory.FUNCTION}worker.py"
@@ -348,8 +346,8 @@ def run(call: Callable[[], Any], folder: str, timeout_s: int | None) -> None:
         if any(kind.__name__ == "FlyteRecoverableException" for kind in type(problem).__mro__):
             name = f"{type(problem).__name__}: {problem}"
             problem = RecoverableError(name).with_traceback(problem.__traceback__)
-        problem.__traceback__ = _without_ours(problem.__traceback__)
-        _write_error(problem)
+        problem.__traceback__ = error_file.without_frames_of(__file__, problem.__traceback__)
+        error_file.leave_exception(problem)
         raise problem from None
 
 
@@ -364,26 +362,6 @@ def _save(result: Any, folder: str) -> None:
             f"return plain values, or save it to a file"
         ) from None
     files.replace(f"{folder}/{_RESULT}{os.environ['LOCAL_RANK']}", f"{rank}\n".encode() + data)
-
-
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace
-
-
-def _write_error(problem: BaseException) -> None:
-    """The file that torch's @record would write; where the function's own @record has written, nothing is lost."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or os.path.exists(path):
-        return
-    lines = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
-    extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
-    message = {"message": f"{type(problem).__name__}: {problem}", "extraInfo": extra}
-    try:
-        files.replace(path, json.dumps({"message": message}).encode())
-    except OSError as unwritten:
-        print(f"cannot write {path}: {unwritten.strerror}", file=sys.stderr)  # noqa: T201
 
 
 def _set_collective_timeout(seconds: int) -> None:
