@@ -140,8 +140,9 @@ SECTION = Section(
 torch workers with gloo on one node; then the last one gets SIGKILL. Cold start counts from the launcher's start,
 recovery from the SIGKILL, both until the last worker is ready. Memory, processes and wake-ups (over {BESIDE_S:g} s)
 are taken in between, with the workers asleep; before that rank 0 alone multiplies matrices, on the threads that it
-has. All launchers may restart three times. A recovery that takes longer than {BACK_S:g} s counts as failed. {RELEASE} is this project's last release, built from its commit. `shell` is a
-loop in bash that restarts all workers.""",
+has. All launchers may restart three times. A recovery that takes longer than {BACK_S:g} s counts as failed.
+{RELEASE} is this project's last release, built from its commit. `shell` is a loop in bash that restarts all
+workers.""",
     open=opened,
     versions=versions_of_launchers,
     whos=(
