@@ -64,10 +64,9 @@ def fork(server: ForkServer, argv: list[str], workers: list[dict[str, Any]], cwd
     for number, worker in enumerate(workers):
         files = opened(worker)
         fds += files.values()
-        given, stacks = worker.get("environment", {}), worker.get("stacks")
+        given, stacks = {**os.environ, **worker.get("environment", {})}, worker.get("stacks")
         forked.append(ForkedWorker(local_rank=number, environment=given, streams=tuple(files), stacks=stacks))
-    environment = dict(os.environ)
-    request = ForkWorkers(argv=tuple(argv), environment=environment, cwd=cwd, workers=tuple(forked))
+    request = ForkWorkers(argv=tuple(argv), cwd=cwd, workers=tuple(forked))
     try:
         pids = server.fork(request, fds)
     finally:

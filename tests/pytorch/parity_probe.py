@@ -21,11 +21,12 @@ def status() -> dict[str, str]:
 
 
 # Before anything else is imported.
+ENVIRONMENT = dict(os.environ)
 FIRST = {
     "descriptors": descriptors(),
     "threads": status()["Threads"],
     "hidden": [name for name in ("torch", "numpy", "torch.distributed") if name in sys.modules],
-    "environment": dict(os.environ),
+    "environment": ENVIRONMENT,
 }
 
 import asyncio  # noqa: E402
@@ -85,7 +86,7 @@ def of_interpreter() -> dict[str, Any]:
     names = ("argv", "orig_argv", "path", "executable", "prefix", "exec_prefix", "warnoptions", "_xoptions")
     return {name: getattr(sys, name) for name in names} | {
         "flags": repr(sys.flags),
-        "for children": subprocess._args_from_interpreter_flags(),
+        "for children": getattr(subprocess, "_args_from_interpreter_flags")(),  # noqa: B009
         "builtins": [repr(name) for name in (quit, exit, help, copyright)],
         "hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__],
         "unraisable": [sys.unraisablehook is sys.__unraisablehook__, threading.excepthook.__module__],
@@ -241,7 +242,7 @@ def of_torch() -> dict[str, Any]:
         ],
         "pickled": repr(pickle.loads(pickle.dumps([torch.nn.ReLU(), torch.arange(3), numpy.arange(3)]))),
         "finders": [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path],
-        "set": sorted(set(os.environ) - set(FIRST["environment"])),  # type: ignore[call-overload]
+        "set": sorted(os.environ.keys() - ENVIRONMENT.keys()),
     }
     dist.init_process_group("gloo")
     total = torch.ones(1)
@@ -260,7 +261,7 @@ def randomness() -> list[float]:
 
 
 def at_exit(text: str) -> None:
-    with open(os.path.join(FIRST["environment"]["PARITY_FOLDER"], f"{RANK}.exits"), "a") as file:  # type: ignore[index,call-overload]
+    with open(os.path.join(ENVIRONMENT["PARITY_FOLDER"], f"{RANK}.exits"), "a") as file:
         file.write(f"{text}\n")
 
 

@@ -53,11 +53,9 @@ GIVEN = ("--rdzv-id=job", "--max-restarts=2")
 ARGUMENTS = {"forkserver": ("x", ""), "exec": ("x", "$$y", "${local_rank}")}
 # What a forked worker has besides. On the descriptors it answers PID 1, and writes its stacks when a signal asks
 # for them; glibc has two signals of its own, and uses one of them once a process has had threads.
-FORKED = {
-    "descriptors": {"1000": r"socket:", "1001": r"/.*/stacks\.\d+"},
-    "modules": {"trainer_launch", "msgspec", "decimal", "_decimal"},
-    "signals": 1 << (signal.SIGRTMAX - 1 - 1) | 1 << (32 - 1) | 1 << (33 - 1),
-}
+DESCRIPTORS = {"1000": r"socket:", "1001": r"/.*/stacks\.\d+"}
+MODULES = {"trainer_launch", "msgspec", "decimal", "_decimal"}
+SIGNALS = 1 << (signal.SIGRTMAX - 1 - 1) | 1 << (32 - 1) | 1 << (33 - 1)
 LATER = ("--signals-to-handle", "--virtual-local-rank")  # options that an older torchrun lacks
 
 
@@ -123,13 +121,13 @@ def compare(theirs: dict[int, Any], ours: dict[int, Any]) -> None:
             first, process = one["first"], one["process"]
             first["descriptors"] = {fd: re.sub(r"\[\d+\]", "", name) for fd, name in first["descriptors"].items()}
             process["namespaces"].pop("mnt")  # each has a /dev/shm of its own
-            process["signals"]["SigCgt"] = int(process["signals"]["SigCgt"], 16) & ~FORKED["signals"]
+            process["signals"]["SigCgt"] = int(process["signals"]["SigCgt"], 16) & ~SIGNALS
             process["environ"] = {*process["environ"]} - ONLY_OURS.keys() - {"PWD"}
         _compare_environments(their["first"].pop("environment"), our["first"].pop("environment"))
         descriptors = our["first"]["descriptors"]
-        for fd, name in FORKED["descriptors"].items():
+        for fd, name in DESCRIPTORS.items():
             assert fd not in descriptors or re.fullmatch(name, descriptors.pop(fd))
-        assert {*our.pop("modules")} ^ {*their.pop("modules")} <= FORKED["modules"]
+        assert {*our.pop("modules")} ^ {*their.pop("modules")} <= MODULES
         left, right = flat(our), flat(their)
         assert {name: (left.get(name), right.get(name)) for name in left if left.get(name) != right.get(name)} == {}
         assert left.keys() == right.keys()

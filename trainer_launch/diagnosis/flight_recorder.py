@@ -45,7 +45,7 @@ def answer_in_thread(fd: int, rank: int) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(fd: int, rank: int, main_thread: int) -> None:
+def _serve(fd: int, rank: int, main_thread: int | None) -> None:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     sample: _Sample | None = None
@@ -386,7 +386,7 @@ def _share(text: bytes, lag: int) -> float:
 class _Sample:
     """A question for the last collectives, answered after its time; until then the main thread may be looked at."""
 
-    def __init__(self, question: dict[str, Any], main_thread: int) -> None:
+    def __init__(self, question: dict[str, Any], main_thread: int | None) -> None:
         self.question = question
         self.seen: list[tuple[int, list[str]]] = []
         self._thread = main_thread if question.get("looks") else None

@@ -108,7 +108,7 @@ def _be_worker(
             os.close(fd)
         forked_process.wait_for_go(origin, go)
         os.environ.clear()
-        os.environ.update({**request.environment, **worker.environment})
+        os.environ.update(worker.environment)
         words = [os.fsencode(word) for word in sys.orig_argv]
         # By a variable the launcher knows what is its own, also what has left this session.
         _kept.append(process_attributes.show_as(words, [b"=".join(pair) for pair in os.environb.items()]))

@@ -406,7 +406,7 @@ class Starter:
         return self._group.processes.not_started(process, problem.exit_code, str(problem))
 
     def _fork(self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, Place]) -> list[Death]:
-        common, records = self._workers.env, self._workers.records
+        records = self._workers.records
         bindings = self._workers.bindings or (Binding(()),) * len(processes)
         streams: list[dict[int, int]] = []
         theirs: list[int] = []
@@ -415,14 +415,13 @@ class Starter:
                 streams.append(self._system.streams(process))  # noqa: PERF401  those that are open are closed below
             request = ForkWorkers(
                 argv=processes[0].argv,
-                environment=dict(common),
                 cwd=self._workers.cwd or os.getcwd(),
                 workers=tuple(
                     messages.ForkedWorker(
                         cpus=bindings[local_rank].cpus,
                         memory=bindings[local_rank].node,
                         local_rank=local_rank,
-                        environment={k: v for k, v in process.env.items() if common.get(k) != v},
+                        environment=process.env,
                         streams=tuple(sorted(streams[local_rank])),
                         stacks=places[process.name].stacks,
                         recorder=records,

@@ -76,7 +76,6 @@ class Worker:
     ) -> None:
         self._origin, self._request, self._worker, self._go = origin, request, worker, go
         self._streams = dict(zip(worker.streams, fds, strict=False))  # what is put in the place of 1 and 2
-        self._environment = {**request.environment, **worker.environment}
         self._recorder = fds[-1] if worker.recorder else None  # where PID 1 asks torch's flight recorder
         self._answers = False  # a thread answers there
         self._pid = os.getpid()  # the program may fork
@@ -119,7 +118,7 @@ class Worker:
             process_attributes.binder(worker.local_rank, worker.cpus, worker.memory)()
         os.chdir(request.cwd)
         os.environ.clear()  # the same object, which others have imported
-        os.environ.update(self._environment)
+        os.environ.update(self._worker.environment)
         process_reset.reset({} if origin.imported is None else origin.imported.modules)
         sys.orig_argv[:] = request.argv
         words = [os.fsencode(word) for word in request.argv]
@@ -168,7 +167,7 @@ class Worker:
             _write(text)
         try:
             os.chdir(request.cwd)
-            os.execve(request.argv[0], request.argv, self._environment)
+            os.execve(request.argv[0], request.argv, self._worker.environment)
         except OSError as problem:
             _write(f"cannot run {request.argv[0]!r}: {problem.strerror}")
             os._exit(exit_codes.NOT_FOUND)
@@ -187,7 +186,7 @@ class Worker:
             setattr(groups, "_register_process_group", register)  # noqa: B010
             if os.getpid() == self._pid:
                 self._answers = True
-                flight_recorder.answer_in_thread(fd, int(self._environment["RANK"]))
+                flight_recorder.answer_in_thread(fd, int(self._worker.environment["RANK"]))
             return register(*group)
 
         setattr(groups, "_register_process_group", register_first)  # noqa: B010
@@ -195,7 +194,7 @@ class Worker:
     def _tell_at_end(self) -> None:
         if self._recorder is not None and self._answers and os.getpid() == self._pid:
             with contextlib.suppress(Exception):
-                flight_recorder.tell_at_end(self._recorder, int(self._environment["RANK"]))
+                flight_recorder.tell_at_end(self._recorder, int(self._worker.environment["RANK"]))
 
 
 def _write(text: str) -> None:

@@ -75,18 +75,12 @@ class FunctionLaunchSpec(Struct, frozen=True, kw_only=True, forbid_unknown_field
     increase_shared_mem: bool
     deadline_s: float | None
 
-
-def spec_of(elastic: Elastic, program: str) -> FunctionLaunchSpec:
-    """What the launcher is told of this."""
-    return FunctionLaunchSpec(
-        program=program,
-        parent=os.getpid(),
-        options=elastic.options(),
-        patience_s=elastic.patience_s,
-        start_method=elastic.start_method,
-        increase_shared_mem=elastic.increase_shared_mem,
-        deadline_s=elastic.deadline_s,
-    )
+    @classmethod
+    def of(cls, elastic: Elastic, program: str) -> FunctionLaunchSpec:
+        """What is said by its caller, which this process is."""
+        same = ("patience_s", "start_method", "increase_shared_mem", "deadline_s")
+        values = {name: getattr(elastic, name) for name in same}
+        return cls(program=program, parent=os.getpid(), options=elastic.options(), **values)
 
 
 # -- the launcher -----------------------------------------------------------------------------
@@ -101,7 +95,7 @@ def _start(
     # The workers of a fork need no program; the plan does.
     pickled = b"" if is_forked else call_pickled(fn, args, kwargs, elastic.start_method)
     program = write(folder, name, pickled, timeout_s)
-    launcher, spec = f"{folder}/{_LAUNCHER}", codec.encode(spec_of(elastic, program)).decode()
+    launcher, spec = f"{folder}/{_LAUNCHER}", codec.encode(FunctionLaunchSpec.of(elastic, program)).decode()
     files.replace(launcher, program_text("trainer_launch.commands.function_launcher", folder, spec).encode())
     argv, env = (sys.executable, launcher), {**elastic.variables(), **os.environ}
     if is_forked:

@@ -26,7 +26,7 @@ class ForkedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What one worker has for itself."""
 
     local_rank: Count
-    environment: Mapping[str, str]  # in addition to what all workers get
+    environment: Mapping[str, str]  # all of it
     streams: _Streams = ()  # which of 1 and 2 are passed as descriptors, in this order
     stacks: str | None = None  # the file that faulthandler writes to on SIGRTMAX-1
     cpus: tuple[Count, ...] = ()  # that it is bound to; (): any
@@ -50,7 +50,6 @@ class ForkWorkers(Tagged, frozen=True, kw_only=True):
     """
 
     argv: tuple[str, ...]  # the ordinary command: `python -u [-m] program args...`
-    environment: Mapping[str, str]  # complete, but for what each worker has for itself
     cwd: str
     workers: tuple[ForkedWorker, ...]
     must_fork: bool = False  # a worker that needs a new interpreter fails
