@@ -74,6 +74,9 @@ ENDINGS = {
     "a thread that fails": "import threading\nthreading.Thread(target=lambda: 1 / 0).start()",
     "a daemon thread": "import threading, time\n"
     "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+    "a handler from before multiprocessing": "import atexit, time\natexit.register(print, 'last')\n"
+    "import multiprocessing as mp\ndef work():\n    time.sleep(0.2)\n    print('child')\n"
+    "mp.get_context('fork').Process(target=work).start()",
     "a destructor": "class A:\n    def __del__(self):\n        print('gone')\na = A()",
     "children of multiprocessing": "import multiprocessing as mp\nctx = mp.get_context('fork')\n"
     "p = ctx.Process(target=print, args=('child',))\np.start()",

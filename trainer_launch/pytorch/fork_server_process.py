@@ -128,15 +128,12 @@ def _threads_after_fork() -> list[str]:
     end_s = time.monotonic() + _SETTLING_S
     while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end_s:
         time.sleep(0.001)
-    return [_thread_name(int(word)) for word in os.listdir("/proc/self/task") if int(word) != os.getpid()]
+    names = {thread.native_id: thread.name for thread in sys.modules["threading"].enumerate()}
+    others = {int(word) for word in os.listdir("/proc/self/task")} - {os.getpid()}
+    return [names.get(number) or _comm(number) for number in sorted(others)]
 
 
-def _thread_name(thread: int) -> str:
-    import threading
-
-    for known in threading.enumerate():
-        if known.native_id == thread:
-            return known.name
+def _comm(thread: int) -> str:
     with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm", encoding="utf-8") as file:
         return file.read().strip()
     return str(thread)
