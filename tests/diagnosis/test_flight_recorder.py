@@ -195,21 +195,23 @@ def test_a_status_is_of_the_group_that_has_its_number_on_this_rank() -> None:
 
 
 def test_who_does_not_answer_holds_nobody_up() -> None:
-    """One has ended and had told what it knew, one writes what is no answer, one says nothing."""
+    """One has ended and had told what it knew, one writes what is no answer, one says nothing, one has no group."""
     recorders = Recorders()
-    ended, odd, silent = recorders.open(["ended", "odd", "silent"])
+    ended, odd, silent, alone = recorders.open(["ended", "odd", "silent", "alone"])
     try:
+        os.write(silent, b"\n")
         os.write(odd, b"no answer\n" + b"x" * 10)
         os.write(ended, b'{"number": 0, "groups": {"0": {"entered": 5, "done": 5}}}\n')
         os.close(ended)
-        assert asked(recorders, None, 0.2) == {}
+        assert asked(recorders, None, 0.2) == {"alone": Recorded(number=1)}
         assert recorders.at_end == {"ended": Recorded(groups={"0": Group(entered=5, done=5)})}
         os.write(silent, b'{"number": 1, "why": "late"}\n{"number": 2, "why": "it has nothing"}\n')
-        assert recorders.answers(2, time.monotonic() + 1.0) == {"silent": Recorded(number=2, why="it has nothing")}
+        late = Recorded(number=2, why="it has nothing")
+        assert recorders.answers(2, time.monotonic() + 1.0) == {"silent": late, "alone": Recorded(number=2)}
     finally:
         recorders.close()
-        os.close(odd)
-        os.close(silent)
+        for fd in (odd, silent, alone):
+            os.close(fd)
 
 
 # -- NCCL ----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ def gone(monkeypatch):
     """A call that hangs until the test is over; nothing under /gone answers."""
     event = threading.Event()
     monkeypatch.setattr(slow_files, "mount_of", lambda path: ("/gone" if path.startswith("/gone") else "/", "nfs4"))
+    monkeypatch.setattr(slow_files, "_mounts", {})
     yield event.wait
     event.set()
     for thread in list(slow_files._waiting):
@@ -54,6 +55,25 @@ def test_a_mount_that_answers_again_is_used_again(monkeypatch):
 def test_the_mount_is_read_from_the_path_alone():
     assert mount_of("/proc/1/status") == ("/proc", "proc")
     assert mount_of("/procrastinated") == mount_of("/")
+
+
+def test_a_symbolic_link_is_on_the_mount_that_it_leads_to(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "far").symlink_to("/proc/self")
+    (tmp_path / "folder" / "near").symlink_to("../far/status")
+    (tmp_path / "loop").symlink_to("loop")
+    assert mount_of(f"{tmp_path}/folder/near") == ("/proc", "proc")
+    assert mount_of(f"{tmp_path}/far/../../not/there") == ("/", mount_of("/")[1])
+    assert mount_of(f"{tmp_path}/loop/x") == mount_of(f"{tmp_path}/x")
+
+
+def test_a_relative_path_in_a_removed_folder_is_an_ordinary_failure(tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError):
+        within("relative", None, open, "relative")
 
 
 def test_a_local_file_system_needs_no_thread(monkeypatch):

@@ -28,7 +28,7 @@ def test_a_script_and_a_module_are_forked() -> None:
         False,
     )
     module = given(engines.plan(asked("torchrun -m pkg.train", start_method="forkserver")).workers)
-    assert (module.forks, module.script, module.module, module.must_fork) == (True, None, "pkg.train", True)
+    assert (module.forks, module.script, module.must_fork) == (True, None, True)
 
 
 @pytest.mark.parametrize(

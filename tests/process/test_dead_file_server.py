@@ -30,6 +30,7 @@ HEARD_S = GRACE_S + 7.0  # a file that does not answer is waited for, but not fo
 PLACES = {
     "its stderr": {"stderr": "err"},
     "TMPDIR": {"env": {"TMPDIR": "{}"}},
+    "TMPDIR behind a symbolic link": {"env": {"TMPDIR": "{}.link"}},
     "the workers' log files": {"env": {"PET_LOG_DIR": "{}/logs", "PET_REDIRECTS": "3"}},
     "copies of the workers' output": {"env": {"PET_LOG_DIR": "{}/logs", "PET_TEE": "3"}},
     "the event log": {"words": ["--events", "{}/events"]},
@@ -50,6 +51,7 @@ def server(tmp_path):
     with subprocess.Popen([sys.executable, str(SERVER), str(tmp_path / "served"), str(mount)]) as process:
         try:
             eventually(lambda: os.path.ismount(mount), "the folder is mounted")
+            Path(f"{mount}.link").symlink_to(mount)
             control = Path(f"{mount}.control")
             control.mkdir()
             subprocess.run(["mount", "-t", "fusectl", "none", str(control)], check=True)
@@ -129,12 +131,16 @@ def test_a_request_to_stop_is_heard_where_the_server_is_gone_of(place, server, t
         end(launcher, process)
 
 
-def test_a_failed_worker_is_restarted_where_the_server_of_the_incidents_is_gone(server, tmp_path):
+@pytest.mark.parametrize("of", ["the incidents", "a preloaded module"])
+def test_a_failed_worker_is_restarted_where_the_server_is_gone_of(of, server, tmp_path):
     process, mount = server
     job, starts = tmp_path / "job.py", tmp_path / "starts"
     begin = f"with open({str(starts)!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
     job.write_text(f"import os\n{begin}{JOB}")
-    with started(mount, job, ["--incident-dir", "{}/incidents"]) as launcher:
+    (mount / "mine.py").touch()
+    (tmp_path / "mine.py").symlink_to(mount / "mine.py")
+    words = ["--incident-dir", "{}/incidents"] if of == "the incidents" else ["--preload", "mine"]
+    with started(mount, job, words) as launcher:
         eventually(lambda: starts.exists() and len(starts.read_text().split()) == 2, "the workers train")
         stop(process, mount)
         os.kill(int(starts.read_text().split()[0]), signal.SIGKILL)

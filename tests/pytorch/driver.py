@@ -9,14 +9,16 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 from typing import Any
 
-from trainer_launch.model import PortRange
-from trainer_launch.pytorch.fork_server import ForkServer, ServerError, ServerSettings
-from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers, Ready
+from trainer_launch.model import PortRange, Workers
+from trainer_launch.pytorch import fork_server
+from trainer_launch.pytorch.fork_server import ForkServer, ServerError
+from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
 from trainer_launch.supervisor.inherited import become_reaper
+
+FILES: dict[str, tuple[int, int]] = {}  # that the server has loaded
 
 
 def main() -> None:
@@ -40,7 +42,8 @@ def main() -> None:
 
 
 def started(settings: dict[str, Any]) -> ForkServer:
-    server = ForkServer(ServerSettings(python=sys.executable, **settings), os.environ)
+    workers = Workers(count=1, argv=(), env=dict(os.environ), python=sys.executable, **settings)
+    server = ForkServer(workers, forks=workers.script is not None)
     select.select([server.fd], [], [])
     try:
         told = server.answer()
@@ -48,7 +51,9 @@ def started(settings: dict[str, Any]) -> ForkServer:
         say(reason=str(problem), pid=server.pid)
         return server
     assert told is not None
-    say(reason=None if isinstance(told, Ready) else told.reason, pid=server.pid)
+    FILES.clear()
+    FILES.update(told.files)
+    say(reason=told.unfit, pid=server.pid)
     return server
 
 
@@ -59,10 +64,9 @@ def fork(server: ForkServer, argv: list[str], workers: list[dict[str, Any]], cwd
     for number, worker in enumerate(workers):
         files = opened(worker)
         fds += files.values()
-        given, stacks = worker.get("environment", {}), worker.get("stacks")
+        given, stacks = {**os.environ, **worker.get("environment", {})}, worker.get("stacks")
         forked.append(ForkedWorker(local_rank=number, environment=given, streams=tuple(files), stacks=stacks))
-    environment = dict(os.environ)
-    request = ForkWorkers(argv=tuple(argv), environment=environment, cwd=cwd, workers=tuple(forked))
+    request = ForkWorkers(argv=tuple(argv), cwd=cwd, workers=tuple(forked))
     try:
         pids = server.fork(request, fds)
     finally:
@@ -71,16 +75,6 @@ def fork(server: ForkServer, argv: list[str], workers: list[dict[str, Any]], cwd
     say(pids=pids, parents=[parent_of(pid) for pid in pids])
     if wait:
         reap(server, pids)
-
-
-def execute(_server: ForkServer, argv: list[str], worker: dict[str, Any], cwd: str) -> None:
-    """The same worker in the ordinary way."""
-    files = opened(worker)
-    env = {**os.environ, **worker["environment"]}
-    popen = subprocess.Popen(argv, env=env, cwd=cwd, stdout=files[1], stderr=files[2], start_new_session=True)
-    say(code=popen.wait())
-    for fd in files.values():
-        os.close(fd)
 
 
 def opened(worker: dict[str, Any]) -> dict[int, int]:
@@ -102,8 +96,8 @@ def store(server: ForkServer, ports: list[int] | None) -> None:
     say(pid=pid, port=port, parent=parent_of(pid))
 
 
-def changed(server: ForkServer) -> None:
-    say(why=server.changed())
+def changed(_server: ForkServer) -> None:
+    say(why=fork_server.changed(FILES))
 
 
 def answer(server: ForkServer) -> None:
@@ -121,7 +115,7 @@ def close(server: ForkServer) -> None:
     say(code=server.popen.wait())
 
 
-DEEDS: dict[str, Any] = {deed.__name__: deed for deed in (fork, execute, reap, store, changed, answer, kill, close)}
+DEEDS: dict[str, Any] = {deed.__name__: deed for deed in (fork, reap, store, changed, answer, kill, close)}
 
 
 def say(**values: object) -> None:

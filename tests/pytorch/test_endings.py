@@ -59,6 +59,14 @@ ENDINGS = {
     "SIGSEGV": "import os, resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nos.kill(os.getpid(), 11)",
     "SIGABRT": "import os, resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nos.abort()",
     "an excepthook of its own": "import sys\nsys.excepthook = lambda *a: print('mine', a[0], a[1])\n1 / 0",
+    "an excepthook that reads the traceback": "import sys, traceback\n"
+    "def hook(kind, value, trace):\n"
+    "    print([(frame.filename, frame.name) for frame in traceback.extract_tb(trace)])\n"
+    "sys.excepthook = hook\ndef fails():\n    raise SystemError('no luck')\nfails()",
+    "a configuration of logging": "import logging, sys\n"
+    "logging.basicConfig(stream=sys.stdout, level='INFO', format='%(name)s %(message)s')\n"
+    "import torch\nlogging.getLogger('torch.mine').info('heard')",
+    "modules that import each other": "import circle.a\nprint(circle.a.x, circle.b.again is circle.a)",
     "an excepthook that fails": "import sys\ndef f(*a):\n    raise KeyError('hook')\nsys.excepthook = f\n1 / 0",
     "atexit": "import atexit\natexit.register(print, 'first')\natexit.register(print, 'second')\n1 / 0",
     "a thread that is waited for": "import threading, time\ndef work():\n    time.sleep(0.2)\n    print('worked')\n"
@@ -66,6 +74,9 @@ ENDINGS = {
     "a thread that fails": "import threading\nthreading.Thread(target=lambda: 1 / 0).start()",
     "a daemon thread": "import threading, time\n"
     "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+    "a handler from before multiprocessing": "import atexit, time\natexit.register(print, 'last')\n"
+    "import multiprocessing as mp\ndef work():\n    time.sleep(0.2)\n    print('child')\n"
+    "mp.get_context('fork').Process(target=work).start()",
     "a destructor": "class A:\n    def __del__(self):\n        print('gone')\na = A()",
     "children of multiprocessing": "import multiprocessing as mp\nctx = mp.get_context('fork')\n"
     "p = ctx.Process(target=print, args=('child',))\np.start()",
@@ -113,9 +124,20 @@ other = Held()
 """
 
 
+CIRCLE = {
+    "__init__": "from . import a\nfrom .a import b",
+    "a": "from . import b\nfrom .b import x\nimport torch.nn as nn\nfrom torch.utils import data",
+    "b": "import circle.a\nfrom circle import a as again\nx = 1",
+}
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_program_ends_alike(forks: Forks, tmp_path: Path, ending: str) -> None:
     (tmp_path / "helper.py").write_text(HELPER)
+    for name, text in CIRCLE.items():
+        path = tmp_path / "circle" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
     script = tmp_path / "train.py"
     script.write_bytes(ENDINGS[ending].encode("latin-1" if "\xff" in ENDINGS[ending] else "utf-8"))
     forked, expected = forks.run(tmp_path, str(script)), fresh(tmp_path, tmp_path, str(script))
@@ -256,3 +278,10 @@ def test_every_worker_has_randomness_of_its_own(forks: Forks, tmp_path: Path) ->
     first, second = (forks.run(tmp_path, str(script)).out.split() for _ in range(2))
     assert len(first) == 3
     assert not set(first) & set(second)
+
+
+def test_workers_of_a_server_share_a_hash_seed(forks: Forks, tmp_path: Path) -> None:
+    """As the documentation says; PYTHONHASHSEED chooses it."""
+    script = tmp_path / "train.py"
+    script.write_text("print(hash('a'))")
+    assert len({forks.run(tmp_path, str(script)).out for _ in range(2)}) == 1

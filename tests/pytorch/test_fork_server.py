@@ -29,7 +29,7 @@ from tests.waiting import eventually
 from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.model import Process, Workers
 from trainer_launch.model.errors import NodeError
-from trainer_launch.pytorch.fork_server import ForkServer, ServerSettings, Starter
+from trainer_launch.pytorch.fork_server import ForkServer, Starter
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.system import System
@@ -53,6 +53,12 @@ def make(tmp_path: Path) -> Iterator[Make]:
     finally:
         for forks in made:
             forks.close()
+
+
+def workers_of(folder: Path) -> Workers:
+    """Their fork server opens stores."""
+    env = clean_env({"PYTHONPATH": os.getcwd()})
+    return Workers(count=1, argv=(), env=env, python=sys.executable, cwd=str(folder))
 
 
 def script(folder: Path, text: str) -> str:
@@ -111,6 +117,11 @@ def test_modules_of_the_users_working_directory_are_not_taken_for_pythons_own(ma
     forks = make(script="job/train.py")
     assert forks.reason is None
     assert forks.run(tmp_path, script(tmp_path / "job", "print('ran')")).out == "ran\n"
+
+
+def test_what_is_preloaded_stays_imported(make: Make, tmp_path: Path) -> None:
+    path = script(tmp_path, "import sys\nprint('multiprocessing.pool' in sys.modules, 'torch' in sys.modules)")
+    assert make(preload=["multiprocessing.pool"]).run(tmp_path, path).out == "True False\n"
 
 
 # -- workers ----------------------------------------------------------------------------------
@@ -188,7 +199,7 @@ def test_a_fork_that_fails_half_way_starts_no_worker(make: Make, tmp_path: Path)
     forks = make(preload=["mine"])
     path = script(tmp_path, "open('ran', 'w')")
     answer = forks.ask("fork", argv=[*PYTHON, path], workers=[{}] * 4, cwd=str(tmp_path))
-    assert answer["error"] == "a worker could not be forked ([Errno 11] Resource temporarily unavailable)"
+    assert answer["error"] == "a process could not be forked ([Errno 11] Resource temporarily unavailable)"
     running = {forks.server}
     eventually(
         lambda: {p.pid for p in psutil.Process(forks.pid).children() if p.status() != "zombie"} == running,
@@ -234,7 +245,7 @@ def is_reachable(port: int) -> bool:
 def test_a_store_is_a_process_of_its_own_that_outlives_the_server(make: Make, tmp_path: Path) -> None:
     from torch.distributed import TCPStore
 
-    forks = make(forks_workers=False)
+    forks = make(script=None)
     store = forks.ask("store", ports=None)
     assert store["parent"] == forks.pid
     assert forks.ask("close")["code"] == -signal.SIGKILL
@@ -255,7 +266,7 @@ def test_a_store_takes_all_ranks_at_once_without_asking_who_they_are(make: Make,
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))  # fewer than ranks
     try:
-        forks = make(forks_workers=False)
+        forks = make(script=None)
         port = forks.ask("store", ports=None)["port"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -269,7 +280,7 @@ def test_a_store_takes_all_ranks_at_once_without_asking_who_they_are(make: Make,
 
 
 def test_a_store_keeps_to_the_port_range(make: Make, tmp_path: Path) -> None:
-    forks = make(forks_workers=False)
+    forks = make(script=None)
     with socket.socket() as one, socket.socket() as other:
         one.bind(("", 0))
         low = one.getsockname()[1]
@@ -282,13 +293,6 @@ def test_a_store_keeps_to_the_port_range(make: Make, tmp_path: Path) -> None:
         store = forks.ask("store", ports=[port, port])
         assert store["port"] == port
         assert is_reachable(port)
-
-
-def test_a_server_for_stores_forks_no_workers(make: Make, tmp_path: Path) -> None:
-    forks = make(forks_workers=False)
-    path = script(tmp_path, "print('never')")
-    answer = forks.ask("fork", argv=[*PYTHON, path], workers=[{}], cwd=str(tmp_path))
-    assert answer["error"] == "this server only opens stores"
 
 
 # -- its end, and the launcher's --------------------------------------------------------------
@@ -309,11 +313,11 @@ def test_a_server_that_is_killed_is_noticed_and_another_one_serves(make: Make, t
 
 def test_a_launcher_with_more_than_1024_open_files_hears_its_server(tmp_path: Path) -> None:
     require(resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1200, "needs 1,200 descriptors")
-    settings = ServerSettings(python=sys.executable, script=None, cwd=str(tmp_path), forks_workers=False)
+    workers = workers_of(tmp_path)
     with contextlib.ExitStack() as many:
         for _ in range(1100):
             many.callback(os.close, os.dup(0))
-        server = ForkServer(settings, clean_env({"PYTHONPATH": os.getcwd()}))
+        server = ForkServer(workers, forks=False)
         try:
             assert server.fd > 1024
             assert eventually(server.answer, "it is ready")
@@ -324,10 +328,9 @@ def test_a_launcher_with_more_than_1024_open_files_hears_its_server(tmp_path: Pa
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
 def test_signals_for_the_workers_do_not_end_the_server(make: Make, tmp_path: Path, number: int) -> None:
-    forks = make(forks_workers=False)
+    forks = make(script=None)
     os.kill(forks.server, number)
     assert os.getsid(forks.server) == forks.server, "a terminal's Ctrl-C does not reach it"
-    assert forks.ask("answer")["kind"] == "Ready"
     assert is_reachable(forks.ask("store", ports=None)["port"])
 
 
@@ -345,9 +348,10 @@ def test_a_launcher_that_is_killed_while_the_server_imports_leaves_nothing(tmp_p
         "import os, time\nopen('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'is')\ntime.sleep(60)"
     )
     code = (
-        "import os, sys, time\nfrom trainer_launch.pytorch.fork_server import *\n"
-        "settings = ServerSettings(python=sys.executable, script='train.py', preload=('mine',), cwd=os.getcwd())\n"
-        "server = ForkServer(settings, os.environ)\ntime.sleep(60)"
+        "import os, sys, time\nfrom trainer_launch.model import Workers\n"
+        "from trainer_launch.pytorch.fork_server import ForkServer\n"
+        "wanted = {'python': sys.executable, 'script': 'train.py', 'preload': ('mine',)}\n"
+        "server = ForkServer(Workers(count=1, argv=(), env=dict(os.environ), **wanted))\ntime.sleep(60)"
     )
     launcher = subprocess.Popen([*PYTHON, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()})
     try:
@@ -376,8 +380,8 @@ def test_a_server_is_renewed_when_a_loaded_file_has_changed(make: Make, tmp_path
 def test_what_is_no_request_ends_the_server(tmp_path: Path) -> None:
     """Only a launcher that is broken sends it; nothing of a request is guessed."""
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    settings = ServerSettings(python=sys.executable, script=None, cwd=str(tmp_path), forks_workers=False)
-    server = ForkServer(settings, clean_env({"PYTHONPATH": os.getcwd()}))
+    workers = workers_of(tmp_path)
+    server = ForkServer(workers, forks=False)
     try:
         with socket.socket(fileno=os.dup(server.fd)) as connection:
             connection.sendall(b"\0\0\0\2{}")
@@ -385,15 +389,6 @@ def test_what_is_no_request_ends_the_server(tmp_path: Path) -> None:
     finally:
         server.close()
         server.popen.wait()
-
-
-# -- memory -----------------------------------------------------------------------------------
-
-
-def memory_of(pid: int) -> dict[str, int]:
-    """In kB, by smaps_rollup's names."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    return {line.split(":")[0]: int(line.split()[1]) for line in lines}
 
 
 # -- a server that cannot be started ------------------------------------------------------------

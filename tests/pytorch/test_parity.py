@@ -1,4 +1,9 @@
-"""The same command under the installed torchrun and under us: workers find the same around themselves."""
+"""The same command under the installed torchrun and under us: a program can notice no difference.
+
+`parity_probe.py` looks at everything of a process, and tries what programs do; both are started side by side, with
+exec and from the fork server. What differs, and why, stands in the tables here, and for users in docs/running.md.
+How a forked program ends is in test_endings.py, the guard of the import of torch in test_first_import.py.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -19,10 +25,11 @@ from typing import Any
 import pytest
 
 from tests.cli.launching import LAUNCHER, RECORDED, clean_env, ended, shm_of_its_own
-from tests.conftest import require
+from tests.conftest import quick_first, require
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.long("tests/pytorch/test_fidelity.py")]
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+LONG = pytest.mark.long("tests/pytorch/test_parity.py")
 
 PROBE = Path(__file__).with_name("parity_probe.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -44,13 +51,12 @@ ONLY_OURS = {
 GIVEN = ("--rdzv-id=job", "--max-restarts=2")
 # Arguments of the script. torchrun substitutes the second, for which each worker has to be a new interpreter.
 ARGUMENTS = {"forkserver": ("x", ""), "exec": ("x", "$$y", "${local_rank}")}
-# A forked worker writes its stacks to this file when it is asked by a signal; glibc has two signals of its own, and
-# uses one of them once a process has had threads.
-STACKS = r"/stacks\.\d+$"
-# A thread of a forked worker answers the launcher on this descriptor.
-RECORDER = {"1000": "socket:"}
+# What a forked worker has besides. On the descriptors it answers PID 1, and writes its stacks when a signal asks
+# for them; glibc has two signals of its own, and uses one of them once a process has had threads.
+DESCRIPTORS = {"1000": r"socket:", "1001": r"/.*/stacks\.\d+"}
+MODULES = {"trainer_launch", "msgspec", "decimal", "_decimal"}
+SIGNALS = 1 << (signal.SIGRTMAX - 1 - 1) | 1 << (32 - 1) | 1 << (33 - 1)
 LATER = ("--signals-to-handle", "--virtual-local-rank")  # options that an older torchrun lacks
-OTHER_SIGNALS = 1 << (signal.SIGRTMAX - 1 - 1) | 1 << (32 - 1) | 1 << (33 - 1)
 
 
 @pytest.fixture(autouse=True)
@@ -73,14 +79,14 @@ def ran(
     nodes: Sequence[Sequence[str]],
     method: str,
     env: Mapping[str, str] | None = None,
-    script: Path = PROBE,
+    program: Sequence[str] = (str(PROBE),),
 ) -> dict[int, Any]:
-    """Start the script on all nodes of a job; what each rank has written."""
+    """Start the program on all nodes of a job; what each rank has written."""
     folder.mkdir(parents=True)
     places = clean_env({**(env or {}), "PARITY_FOLDER": str(folder)})
     # Who runs the tests in a shell's background has them ignore SIGINT, which only torchrun passes on.
     alike = ("env", "--default-signal=INT,QUIT", *shm_of_its_own())
-    argvs = [(*alike, *start, *words, str(script), *ARGUMENTS[method]) for words in nodes]
+    argvs = [(*alike, *start, *words, *program, *ARGUMENTS[method]) for words in nodes]
     started = [
         subprocess.Popen(
             argv,
@@ -95,24 +101,47 @@ def ran(
     ]
     ends = [ended(process) for process in started]
     assert [code for code, _ in ends] == [0] * len(nodes), "\n".join(output for _, output in ends)
-    return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
+    told = {
+        int(path.stem): json.loads(path.read_text().replace(str(folder), "FOLDER"))
+        for path in folder.glob("*.json")
+    }
+    for rank, one in told.items():
+        one["exits"] = (folder / f"{rank}.exits").read_text().splitlines()
+    drawn = [number for one in told.values() for number in one.pop("random")]
+    assert len({*drawn}) == len(drawn), "every worker has random numbers of its own"
+    return told
 
 
 def compare(theirs: dict[int, Any], ours: dict[int, Any]) -> None:
     """All of it, apart from what has a reason to differ."""
+    assert ours.keys() == theirs.keys()
     for rank, their in theirs.items():
         our = ours[rank]
         for one in (their, our):
-            names = {fd: re.sub(r"\[\d+\]", "", name) for fd, name in one["descriptors"].items()}
-            one["descriptors"] = {fd: name for fd, name in names.items() if not re.search(STACKS, name)}
-            assert one["process"].pop("cwd") == one["environment"].pop("PARITY_FOLDER")
-            one["process"]["namespaces"].pop("mnt")  # each has a /dev/shm of its own
-            one["process"]["signals"]["SigCgt"] = int(one["process"]["signals"]["SigCgt"], 16) & ~OTHER_SIGNALS
-        _compare_environments(their.pop("environment"), our.pop("environment"))
-        if our["descriptors"].items() >= RECORDER.items():
-            del our["descriptors"]["1000"]
-            our["process"]["threads"] = str(int(our["process"]["threads"]) - 1)
-        assert our == their, rank
+            first, process = one["first"], one["process"]
+            first["descriptors"] = {fd: re.sub(r"\[\d+\]", "", name) for fd, name in first["descriptors"].items()}
+            process["namespaces"].pop("mnt")  # each has a /dev/shm of its own
+            process["signals"]["SigCgt"] = int(process["signals"]["SigCgt"], 16) & ~SIGNALS
+            process["environ"] = {*process["environ"]} - ONLY_OURS.keys() - {"PWD"}
+        _compare_environments(their["first"].pop("environment"), our["first"].pop("environment"))
+        descriptors = our["first"]["descriptors"]
+        for fd, name in DESCRIPTORS.items():
+            assert fd not in descriptors or re.fullmatch(name, descriptors.pop(fd))
+        assert {*our.pop("modules")} ^ {*their.pop("modules")} <= MODULES
+        left, right = flat(our), flat(their)
+        assert {name: (left.get(name), right.get(name)) for name in left if left.get(name) != right.get(name)} == {}
+        assert left.keys() == right.keys()
+
+
+def flat(value: object, name: str = "") -> dict[str, object]:
+    """The leaves, by path, so that a difference can be read."""
+    if not isinstance(value, dict):
+        return {name: value}
+    return {
+        path: leaf
+        for key, below in value.items()
+        for path, leaf in flat(below, f"{name}/{key}".lstrip("/")).items()
+    }
 
 
 def _compare_environments(their: dict[str, str], our: dict[str, str]) -> None:
@@ -140,6 +169,7 @@ class Case:
     within: tuple[str, ...] = ()
     given: tuple[str, ...] = GIVEN
     differ: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # by name: torchrun's value, and ours
+    program: tuple[str, ...] = (str(PROBE),)
 
 
 ONE_NODE = {
@@ -155,6 +185,23 @@ ONE_NODE = {
     ),
     # Ours counts the whole job's failures, and has another default: the variable says what holds.
     "no option at all": Case((), given=(), differ={"TORCHELASTIC_MAX_RESTARTS": ("0", "3")}),
+    "a module": Case(
+        ("--nproc-per-node=1",), {"PYTHONPATH": os.getcwd()}, program=("-m", "tests.pytorch.parity_probe")
+    ),
+    "variables of Python's": Case(
+        ("--nproc-per-node=2",),
+        {
+            "PYTHONHASHSEED": "7",
+            "PYTHONDEVMODE": "1",
+            "PYTHONWARNINGS": "ignore::ImportWarning",
+            "PYTHONIOENCODING": "latin-1",
+            "PYTHONOPTIMIZE": "1",
+            "PYTHONSAFEPATH": "1",
+            "PYTHONPATH": "/nowhere",
+            "PYTHONUNBUFFERED": "",
+            "LC_ALL": "C",
+        },
+    ),
     "variables of the platform": Case(
         (),
         {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "5", "PET_ROLE": "learner"},
@@ -169,19 +216,25 @@ def help_of_torchrun() -> str:
     return subprocess.run([*TORCHRUN, "--help"], capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-@pytest.mark.parametrize("case", ONE_NODE.values(), ids=ONE_NODE)
-def test_on_one_node(tmp_path: Path, case: Case) -> None:
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("exec", marks=LONG)])
+@pytest.mark.parametrize("name", quick_first(ONE_NODE, 1, LONG))
+def test_on_one_node(tmp_path: Path, name: str, method: str) -> None:
+    case = ONE_NODE[name]
     later = [option for option in LATER if any(word.startswith(option) for word in case.words)]
     require(all(option in help_of_torchrun() for option in later), f"this torchrun lacks {', '.join(later)}")
     nodes = [(*case.words, *case.given)]
-    for method in ("exec", "forkserver"):
-        ours = ran((*case.within, *OURS, method, "--", "torchrun"), tmp_path / method, nodes, method, case.env)
-        theirs = ran((*case.within, *TORCHRUN), tmp_path / f"not {method}", nodes, method, case.env)
-        for rank, (name, values) in itertools.product(theirs, case.differ.items()):
-            assert (theirs[rank]["environment"].pop(name), ours[rank]["environment"].pop(name)) == values
-        compare(theirs, ours)
+    launcher = (*OURS, method, "--", "torchrun")
+    theirs, ours = (
+        ran((*case.within, *start), tmp_path / folder, nodes, method, case.env, case.program)
+        for folder, start in {"torchrun": TORCHRUN, "ours": launcher}.items()
+    )
+    for rank, (variable, values) in itertools.product(theirs, case.differ.items()):
+        found = (one[rank]["first"]["environment"].pop(variable) for one in (theirs, ours))
+        assert tuple(found) == values
+    compare(theirs, ours)
 
 
+@LONG
 @pytest.mark.parametrize(("backend", "nnodes"), [("static", "2"), ("c10d", "1:2")])
 def test_on_two_nodes_with_roles_and_different_numbers_of_workers(
     tmp_path: Path, backend: str, nnodes: str
@@ -201,13 +254,15 @@ def test_on_two_nodes_with_roles_and_different_numbers_of_workers(
 
 def by_role(found: dict[int, Any]) -> dict[int, Any]:
     """Numbered without the order of the nodes."""
-    key = {rank: (one["environment"]["ROLE_NAME"], one["environment"]["LOCAL_RANK"]) for rank, one in found.items()}
-    for one in found.values():
+    places = {rank: one["first"]["environment"] for rank, one in found.items()}
+    key = {rank: (place["ROLE_NAME"], place["LOCAL_RANK"]) for rank, place in places.items()}
+    for place in places.values():
         for name in ("RANK", "GROUP_RANK"):
-            assert one["environment"].pop(name).isdigit()
+            assert place.pop(name).isdigit()
     return dict(enumerate(found[rank] for rank in sorted(found, key=key.__getitem__)))
 
 
+@LONG
 @pytest.mark.parametrize("method", ["exec", "forkserver"])
 def test_the_launchers_own_error_file_tells_the_first_failure(tmp_path: Path, method: str) -> None:
     script = tmp_path / "train.py"
@@ -226,12 +281,14 @@ def test_the_launchers_own_error_file_tells_the_first_failure(tmp_path: Path, me
     assert said["ours"]["message"] == "ValueError: no luck"
 
 
+@LONG
 def test_each_start_after_a_failure_counts(tmp_path: Path) -> None:
     text = PROBE.read_text() + "    raise SystemExit(os.environ['TORCHELASTIC_RESTART_COUNT'] != '1')\n"
     script = tmp_path / "train.py"
     script.write_text(text)
     nodes = [("--nproc-per-node=1", *GIVEN)]
-    theirs = ran(TORCHRUN, tmp_path / "torchrun", nodes, "forkserver", script=script)
-    compare(
-        theirs, ran((*OURS, "forkserver", "--", "torchrun"), tmp_path / "ours", nodes, "forkserver", script=script)
+    theirs, ours = (
+        ran(start, tmp_path / folder, nodes, "forkserver", program=(str(script),))
+        for folder, start in {"torchrun": TORCHRUN, "ours": (*OURS, "forkserver", "--", "torchrun")}.items()
     )
+    compare(theirs, ours)

@@ -40,7 +40,6 @@ TORCH = {
     ),
     "parity with torchrun": (
         "tests/pytorch/test_parity.py",
-        "tests/pytorch/test_fidelity.py",
         "tests/pytorch/test_torchrun_engine.py",
     ),
 }

@@ -126,13 +126,16 @@ def to_the_end(
 
 def _fork_server(plan: Plan) -> ForkServer | None:
     """The fork server of torch workers, which imports torch while the rest of the launcher is loaded."""
-    if plan.workers is None or not plan.workers.forks or plan.workers.caller is not None:
+    workers = plan.workers
+    if workers is None or not workers.forks:
         return None
-    from trainer_launch.pytorch.fork_server import ForkServer, ServerError, ServerSettings
+    from trainer_launch.pytorch.fork_server import CallerFork, ForkServer, ServerError
 
+    if workers.caller is not None:
+        return CallerFork(*workers.caller)
     inherited.hear(())  # workers get the signal mask and what is ignored from the server
     try:
-        return ForkServer(ServerSettings.of(plan.workers), plan.workers.env)
+        return ForkServer(workers)
     except ServerError:
         return None  # the next one says why
 

@@ -15,6 +15,7 @@ import pickle
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -32,14 +33,19 @@ Members: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]  # of process group
 
 
 def answer_in_thread(fd: int, rank: int) -> None:
-    """Start the thread; the caller has blocked all signals, so that the program's own threads get them."""
+    """Start the thread, in which no signal of the program's is handled, and tell PID 1 that it may ask now."""
     import _thread  # threading would show it to the program
 
-    _thread.start_new_thread(_serve, (fd, rank, _thread.get_ident()))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        _thread.start_new_thread(_serve, (fd, rank, threading.main_thread().ident))
+        with contextlib.suppress(OSError):
+            _send(fd, b"\n")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(fd: int, rank: int, main_thread: int) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+def _serve(fd: int, rank: int, main_thread: int | None) -> None:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     sample: _Sample | None = None
@@ -380,7 +386,7 @@ def _share(text: bytes, lag: int) -> float:
 class _Sample:
     """A question for the last collectives, answered after its time; until then the main thread may be looked at."""
 
-    def __init__(self, question: dict[str, Any], main_thread: int) -> None:
+    def __init__(self, question: dict[str, Any], main_thread: int | None) -> None:
         self.question = question
         self.seen: list[tuple[int, list[str]]] = []
         self._thread = main_thread if question.get("looks") else None

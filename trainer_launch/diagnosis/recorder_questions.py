@@ -71,7 +71,7 @@ class Recorders:
         Return the question's number.
         """
         self._number += 1
-        for name in self._connections:
+        for name in self._asked():
             about = {"folder": folder, "until_s": until_s, "only_far": only_far}
             self._ask(name, {"number": self._number, **about})
         return self._number
@@ -80,13 +80,13 @@ class Recorders:
         """Ask all when they will have entered their last collectives then, and some where they are until then."""
         self._number += 1
         self._sample, self._sampled = self._number, {}
-        for name in self._connections:
+        for name in self._asked():
             looks = name in looked_at
             self._ask(name, {"number": self._number, "entries": most, "after_us": after_us, "looks": looks})
 
     def entries(self) -> tuple[Mapping[str, Recorded], bool]:
         """What has come of it so far, and whether that is all; does not wait."""
-        names = {connection.fileno(): name for name, connection in self._connections.items()}
+        names = {self._connections[name].fileno(): name for name in self._bytes}
         poll = select.poll()
         for fd in names:
             poll.register(fd, select.POLLIN)
@@ -96,14 +96,24 @@ class Recorders:
                     poll.unregister(fd)
         return self._sampled, len(self._sampled) == len(names)
 
+    def _asked(self) -> list[str]:
+        """Those that can answer: each says so, by an empty line, when it has made its first process group."""
+        for name in self._connections.keys() - self._bytes.keys():
+            self._read(name, -1)
+        return [name for name in self._connections if name in self._bytes]
+
     def _ask(self, name: str, question: Mapping[str, object]) -> None:
         with contextlib.suppress(OSError):  # it has ended, or has not read for long
             self._connections[name].send(json.dumps(question).encode() + b"\n")
 
     def answers(self, number: int, until_s: float) -> dict[str, Recorded]:
-        """The answers to a question; those who do not answer are missing."""
-        found: dict[str, Recorded] = {}
-        waiting = {connection.fileno(): name for name, connection in self._connections.items()}
+        """The answers to a question; those who do not answer are missing.
+
+        Those that have no process group have nothing to tell, and are not waited for.
+        """
+        asked = self._asked()
+        found = {name: Recorded(number=number) for name in self._connections.keys() - asked}
+        waiting = {self._connections[name].fileno(): name for name in asked}
         poll = select.poll()
         for fd in waiting:
             poll.register(fd, select.POLLIN)

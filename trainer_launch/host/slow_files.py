@@ -10,7 +10,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 WAIT_S = 2.0  # for an answer; a healthy file server needs milliseconds
@@ -20,9 +20,10 @@ LOCAL = (
 )
 _KNOWN_S = 60.0  # how long a path's mount is taken to be the same
 _MOST = 1000  # paths
+_MOST_LINKS = 40  # symbolic links of a path, as in the kernel
 T = TypeVar("T")
 _mounts: dict[str, tuple[float, str, bool]] = {}  # by path: when it was looked up, its mount, whether that is local
-_waiting: dict[threading.Thread, str] = {}  # calls that have not returned in time, and on which mount
+_waiting: dict[threading.Thread, str] = {}  # calls that have not returned in time, and of what, such as a mount
 
 
 def within(path: str, default: T, call: Callable[..., T], *args: object, wait_s: float = WAIT_S) -> T:
@@ -35,9 +36,12 @@ def within(path: str, default: T, call: Callable[..., T], *args: object, wait_s:
         Exception: what the call raises.
     """
     mount, is_local = _mount_of(path)
-    if is_local:
-        return call(*args)
-    if _hangs(mount):
+    return call(*args) if is_local else in_time(mount, default, call, *args, wait_s=wait_s)
+
+
+def in_time(what: str, default: T, call: Callable[..., T], *args: object, wait_s: float = WAIT_S) -> T:
+    """Like `within`, for calls that may touch files anywhere; `what` names those of which only one may hang."""
+    if _hangs(what):
         return default
     answer: list[Any] = []  # (value, None) or (None, problem)
 
@@ -54,7 +58,7 @@ def within(path: str, default: T, call: Callable[..., T], *args: object, wait_s:
         return call(*args)
     thread.join(wait_s)
     if not answer:
-        _waiting[thread] = mount
+        _waiting[thread] = what
         return default
     value, problem = answer[0]
     if problem is not None:
@@ -73,17 +77,17 @@ def file_behind(fd: int) -> str:
     return path if is_file else ""
 
 
-def _hangs(mount: str) -> bool:
+def _hangs(what: str) -> bool:
     for thread in [thread for thread in _waiting if not thread.is_alive()]:
         del _waiting[thread]
-    return mount in _waiting.values()
+    return what in _waiting.values()
 
 
 def _mount_of(path: str) -> tuple[str, bool]:
     looked_s, mount, is_local = _mounts.get(path, (-_KNOWN_S, "", False))
     if time.monotonic() - looked_s < _KNOWN_S:
         return mount, is_local
-    mount, kind = mount_of(os.path.abspath(path))
+    mount, kind = mount_of(path)
     if len(_mounts) > _MOST:
         _mounts.clear()
     _mounts[path] = time.monotonic(), mount, kind in LOCAL
@@ -91,13 +95,41 @@ def _mount_of(path: str) -> tuple[str, bool]:
 
 
 def mount_of(path: str) -> tuple[str, str]:
-    """Where the file system of an absolute path is mounted, and its kind: by the path, no file server is asked."""
+    """Where the file system of a path is mounted, and its kind. Only local file systems are asked.
+
+    Symbolic links are followed as far as these are on local ones: what lies behind another mount is on it.
+    """
     try:
         with open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
             lines = [line.split(" ") for line in file]
     except OSError:
         lines = []
     places = [(line[1].replace("\\040", " "), line[2]) for line in lines]
+    if not path.startswith("/"):
+        path = f"{os.readlink('/proc/self/cwd')}/{path}"  # os.getcwd() fails where the folder is gone
+    place, names, left = "", path.split("/")[::-1], _MOST_LINKS
+    while names:
+        name = names.pop()
+        if name in ("", "."):
+            continue
+        below = os.path.dirname(place) if name == ".." else f"{place}/{name}"
+        mount, kind = _place_of(below, places)
+        if kind not in LOCAL:
+            return mount, kind
+        try:
+            target = os.readlink(below) if left and below else ""
+        except OSError:  # no link, or not there
+            target = ""
+        if target:
+            left -= 1
+            names += target.split("/")[::-1]
+            below = "" if target.startswith("/") else place
+        place = "" if below == "/" else below
+    return _place_of(place, places)
+
+
+def _place_of(path: str, places: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """The last of the mounts that are deepest above a path."""
     fitting = [place for place in places if f"{path}/".startswith(f"{place[0].rstrip('/')}/")]
     deepest = max((len(place) for place, _ in fitting), default=0)
     return next((place for place in reversed(fitting) if len(place[0]) == deepest), ("/", ""))

@@ -269,7 +269,6 @@ class Workers(Struct, frozen=True, kw_only=True):
     # The connection to a fork of `launch`'s caller, which is there in place of a fork server, and its pid.
     caller: tuple[int, int] | None = None
     script: str | None = None  # the program, for the fork server
-    module: str | None = None  # likewise
     preload: tuple[str, ...] = ()
     python: str = ""  # the interpreter that has trainer_launch, and torch
     run_dir: str = ""  # the run's private folder

@@ -111,7 +111,6 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
         must_fork=settings.start_method == "forkserver",
         records=forks and settings.hang_report_after != "off",
         script=None if "module" in options else words[0],
-        module=words[0] if "module" in options else None,
         preload=_modules(settings.preload),
         python=trial.python,
         run_dir=trial.scratch,

@@ -5,6 +5,7 @@ The server speaks as the fork server does (`messages.py`), so that the launcher 
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import multiprocessing
@@ -19,8 +20,8 @@ from typing import Any, NoReturn
 from trainer_launch.host import files, process_attributes
 from trainer_launch.model import exit_codes
 from trainer_launch.pytorch import fork_server_process, forked_process, messages, process_reset
-from trainer_launch.pytorch.forked_process import Origin, Signs
-from trainer_launch.pytorch.messages import ForkWorkers
+from trainer_launch.pytorch.forked_process import Origin
+from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
 
 _kept: list[object] = []  # what has to live as long as the process
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -71,9 +72,6 @@ def _become_launcher(
 def _become_server(connection: socket.socket, launcher: int, work: Callable[[], None]) -> NoReturn:
     """Serve until the launcher closes the connection."""
 
-    def fork_workers(origin: Origin, request: ForkWorkers, fds: Sequence[int], signs: Signs) -> NoReturn:
-        _fork_workers(origin, request, fds, signs, work)
-
     try:
         process_attributes.die_with_parent(signal.SIGKILL)
         handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _IGNORED}
@@ -81,47 +79,41 @@ def _become_server(connection: socket.socket, launcher: int, work: Callable[[], 
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         importlib.import_module("torch.distributed")  # stores need it, and each would import it again
-        origin = Origin(launcher=launcher, handlers=handlers, mask=mask, fork_workers=fork_workers)
+        origin = Origin(launcher=launcher, handlers=handlers, mask=mask)
         gc.freeze()  # workers would otherwise copy what the collector marks
         messages.send(connection, messages.Ready())
-        fork_server_process.serve(connection, origin, None)
+        become = functools.partial(functools.partial, _be_worker, work)
+        fork_server_process.serve(connection, origin, become)()
     except BaseException:  # noqa: BLE001  nobody above would see it
         traceback.print_exc()
     finally:
         os._exit(exit_codes.FAILED)
 
 
-def _fork_workers(
-    origin: Origin, request: ForkWorkers, fds: Sequence[int], signs: Signs, work: Callable[[], None]
-) -> NoReturn:
-    """In a process between server and workers: fork all workers, and exit."""
-    given = iter(fds)
-    for worker in request.workers:
-        streams = dict(zip(worker.streams, given, strict=False))
-        if forked_process.fork_one(signs):
-            files.take_streams(streams)
-            for fd in {*fds, signs.report} - {signs.go}:
-                os.close(fd)
-            _become_worker(origin, {**request.environment, **worker.environment}, worker.stacks, signs, work)
-    os._exit(0)
-
-
-def _become_worker(
-    origin: Origin, environment: Mapping[str, str], stacks: str | None, signs: Signs, work: Callable[[], None]
+def _be_worker(
+    work: Callable[[], None],
+    origin: Origin,
+    request: ForkWorkers,
+    worker: ForkedWorker,
+    fds: Sequence[int],
+    go: int,
 ) -> NoReturn:
     """Do the work as a process of multiprocessing would; nothing that the caller has registered runs at its end."""
     code = exit_codes.FAILED
     try:
         os.setsid()
         process_reset.restore_signals(origin.handlers)
-        forked_process.wait_for_go(origin, signs)
+        files.take_streams(dict(zip(worker.streams, fds, strict=False)))
+        for fd in fds:
+            os.close(fd)
+        forked_process.wait_for_go(origin, go)
         os.environ.clear()
-        os.environ.update(environment)
+        os.environ.update(worker.environment)
         words = [os.fsencode(word) for word in sys.orig_argv]
         # By a variable the launcher knows what is its own, also what has left this session.
         _kept.append(process_attributes.show_as(words, [b"=".join(pair) for pair in os.environb.items()]))
-        if stacks is not None:
-            forked_process.arm(stacks)
+        if worker.stacks is not None:
+            forked_process.arm(worker.stacks)
         signal.pthread_sigmask(signal.SIG_SETMASK, origin.mask)
         process = multiprocessing.get_context("fork").Process(target=work)
         code = getattr(process, "_bootstrap")()  # noqa: B009  what its start() calls in the new process

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -17,8 +17,10 @@ PATIENCE_S = 900.0  # that nodes wait for each other, as in Flyte, where nothing
 _WAITS = ("patience", "join_timeout", "timeout")  # the first that is there
 _OURS = ("node_rank", *_WAITS)
 # Options of torch's own backends; they mean nothing here, and configurations made for Flyte carry them.
-_TORCHS = ("last_call_timeout", "close_timeout", "keep_alive_interval", "keep_alive_max_attempt")
-_TORCHS_TOO = ("heartbeat_timeout", "read_timeout", "store_type", "is_host", "local_addr", "rank")
+_TORCHS = (
+    *("last_call_timeout", "close_timeout", "keep_alive_interval", "keep_alive_max_attempt"),
+    *("heartbeat_timeout", "read_timeout", "store_type", "is_host", "local_addr", "rank"),
+)
 
 
 class WorkerFailedError(RuntimeError):
@@ -83,32 +85,10 @@ class Elastic(Struct, frozen=True):
         Raises:
             UsageError: one sentence says which field and what was expected.
         """
-        _need(
-            self.nnodes is None or _parsed(value_parsers.parse_node_range, self.nnodes),
-            self,
-            "nnodes",
-            "N or MIN:MAX",
-        )
-        _need(
-            self.nproc_per_node is None or _parsed(value_parsers.parse_nproc, self.nproc_per_node),
-            self,
-            "nproc_per_node",
-            "a number from 1, or auto, gpu, cpu",
-        )
-        _need(self.start_method in START_METHODS, self, "start_method", f"one of {', '.join(START_METHODS)}")
-        _need(_is_number(self.monitor_interval) and self.monitor_interval > 0, self, "monitor_interval", "seconds")
-        _need(self.max_restarts is None or _is_count(self.max_restarts), self, "max_restarts", "a number from 0")
-        _need(isinstance(self.rdzv_configs, Mapping), self, "rdzv_configs", "a dictionary")
-        _need(isinstance(self.increase_shared_mem, bool), self, "increase_shared_mem", "True or False")
-        _need(self.rdzv_backend in _BACKENDS, self, "rdzv_backend", f"one of {', '.join(_BACKENDS)}")
-        for name in ("nccl_heartbeat_timeout_sec", "nccl_collective_timeout_sec"):
-            value = getattr(self, name)
-            _need(value is None or (_is_count(value) and value > 0), self, name, "whole seconds above 0")
+        for name, (fits, expected) in _FITS.items():
+            if not fits(getattr(self, name)):
+                raise UsageError(f"Elastic({name}=) is {repr(getattr(self, name))[:60]}; expected {expected}")
         _check_meeting(self.rdzv_configs)
-        limit = getattr(self.run_policy, "active_deadline_seconds", None)
-        _need(
-            limit is None or (_is_count(limit) and limit > 0), self, "run_policy", "active_deadline_seconds above 0"
-        )
 
     @property
     def deadline_s(self) -> float | None:
@@ -143,16 +123,11 @@ class Elastic(Struct, frozen=True):
 
 def _check_meeting(configs: Mapping[str, Any]) -> None:
     for name, value in configs.items():
-        if name not in (*_OURS, *_TORCHS, *_TORCHS_TOO):
+        if name not in (*_OURS, *_TORCHS):
             advice = did_you_mean(str(name), _OURS) or f"expected one of {', '.join(_OURS)}"
             raise UsageError(f"unknown key {name!r} in Elastic(rdzv_configs=); {advice}")
         if name in _OURS and not (_is_number(value) and value >= 0):
             raise UsageError(f"{name} of Elastic(rdzv_configs=) is {str(value)[:60]!r}; expected a number from 0")
-
-
-def _need(fits: object, elastic: Elastic, name: str, expected: str) -> None:
-    if not fits:
-        raise UsageError(f"Elastic({name}=) is {repr(getattr(elastic, name))[:60]}; expected {expected}")
 
 
 def _parsed(parse: Any, value: object) -> bool:
@@ -163,5 +138,31 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _is_count(value: object, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_limit(value: object) -> bool:
+    return value is None or _is_count(value, 1)
+
+
+# Whether a field's value fits, and what is expected.
+_FITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "nnodes": (lambda v: v is None or _parsed(value_parsers.parse_node_range, v), "N or MIN:MAX"),
+    "nproc_per_node": (
+        lambda v: v is None or _parsed(value_parsers.parse_nproc, v),
+        "a number from 1, or auto, gpu, cpu",
+    ),
+    "start_method": (START_METHODS.__contains__, f"one of {', '.join(START_METHODS)}"),
+    "monitor_interval": (lambda v: _is_number(v) and v > 0, "seconds"),
+    "max_restarts": (lambda v: v is None or _is_count(v), "a number from 0"),
+    "rdzv_configs": (lambda v: isinstance(v, Mapping), "a dictionary"),
+    "increase_shared_mem": (lambda v: isinstance(v, bool), "True or False"),
+    "rdzv_backend": (_BACKENDS.__contains__, f"one of {', '.join(_BACKENDS)}"),
+    "nccl_heartbeat_timeout_sec": (_is_limit, "whole seconds above 0"),
+    "nccl_collective_timeout_sec": (_is_limit, "whole seconds above 0"),
+    "run_policy": (
+        lambda v: _is_limit(getattr(v, "active_deadline_seconds", None)),
+        "active_deadline_seconds above 0",
+    ),
+}

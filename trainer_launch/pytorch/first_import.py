@@ -6,6 +6,7 @@ changed such a variable before its first import, the worker replaces itself by a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import sys
@@ -13,6 +14,8 @@ from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from trainer_launch.pytorch import process_reset
 
 # What importing each of them brings.
 BRINGS = {"numpy": ("numpy",), "torch": ("torch", "numpy")}
@@ -62,6 +65,7 @@ class FirstImport:
         self._modules = {name: sys.modules[name] for name in sys.modules if name.partition(".")[0] in BRINGS}
         self._specs = {name: self._modules[name].__spec__ for name in BRINGS if name in self._modules}
         self._given: set[str] = set()
+        self._has_exit_handlers = False  # those that these imports, or multiprocessing's, register
         self._replace: Callable[[str], None] = print  # set when the program begins
         self._pid = 0
 
@@ -82,6 +86,8 @@ class FirstImport:
 
     def find_spec(self, name: str, _path: object = None, target: object = None) -> ModuleSpec | None:
         """The specification of torch or numpy until they are imported; None for everything else."""
+        if name.startswith("multiprocessing."):  # what the server has not loaded registers one, by what it imports
+            self._register_exit_handlers()
         genuine = self._specs.get(name)
         is_removed = name in self._given and name not in sys.modules  # by the program, which wants another one
         if genuine is None or target is not None or is_removed:
@@ -104,7 +110,17 @@ class FirstImport:
         for other in self._modules:
             if other.partition(".")[0] in BRINGS[name]:
                 sys.modules.setdefault(other, self._modules[other])
-        if name == "torch":
+        if name == "torch":  # which brings all of it: nothing is left to do
+            with contextlib.suppress(ValueError):
+                finders: list[Any] = sys.meta_path
+                finders.remove(self)
+            self._register_exit_handlers()
+            process_reset.register_finalizers()
             for variable, value in self._set_by_imports.items():
                 os.environ.setdefault(variable, value)
         self._given.update(BRINGS[name])
+
+    def _register_exit_handlers(self) -> None:
+        if not self._has_exit_handlers:
+            self._has_exit_handlers = True
+            process_reset.register_exit_handler()

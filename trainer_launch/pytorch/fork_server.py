@@ -10,16 +10,15 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from msgspec import Struct
-
-from trainer_launch.model import Binding, exit_codes
+from trainer_launch.host import slow_files
+from trainer_launch.model import Binding
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError, UsageError
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import messages
-from trainer_launch.pytorch.messages import Forked, ForkWorkers, OpenStore, Ready, RequestFailed, StoreOpen, Unfit
+from trainer_launch.pytorch.messages import ForkWorkers, OpenStore, Ready, RequestFailed, Started
 from trainer_launch.supervisor import inherited
 
 if TYPE_CHECKING:
@@ -42,7 +41,12 @@ sys.path += filter(None, [place])
 from trainer_launch.pytorch.fork_server_process import main
 main(place)
 """
+_NO_TORCH = "importing torch"  # begins why a server has no torch
+_CALLER_LOST = "the process that was forked from the caller of launch() to start workers has ended"
 _log = logging.getLogger(__name__)
+
+
+LoadedFiles: TypeAlias = Mapping[str, tuple[int, int]]  # times of change in ns and sizes
 
 
 class ServerError(Exception):
@@ -53,66 +57,28 @@ class UnfitError(ServerError):
     """A worker of this program has found out that it must not be forked."""
 
 
-class ServerSettings(Struct, frozen=True, kw_only=True):
-    """What a fork server has to know when it starts."""
-
-    python: str
-    script: str | None = None
-    module: str | None = None  # in place of a script; it is looked for in `cwd`
-    preload: tuple[str, ...] = ()  # modules to import besides torch
-    cwd: str
-    forks_workers: bool = True  # False: it only opens stores
-
-    @classmethod
-    def of(cls, workers: Workers, *, forks: bool = True) -> ServerSettings:
-        """What a plan's workers need; `forks` tells whether they are forked."""
-        return cls(
-            python=workers.python,
-            script=workers.script,
-            module=workers.module,
-            preload=workers.preload if forks else (),
-            cwd=workers.cwd or os.getcwd(),
-            forks_workers=forks,
-        )
-
-    def command(self, fd: int) -> tuple[str, ...]:
-        """The server's command line; `fd` is its end of the connection."""
-        folder = self.cwd
-        if not self.forks_workers:
-            folder = ""  # a store is torch's alone
-        elif self.script is not None:
-            folder = os.path.dirname(os.path.realpath(os.path.join(self.cwd, self.script)))
-        serves = "workers" if self.forks_workers else "stores"
-        words = (str(fd), str(os.getpid()), serves, folder)
-        return (self.python, "-u", "-c", _CODE, *words, *self.preload)
-
-
 class ForkServer:
-    """One fork server, from its start until its connection is closed; the caller reaps `popen`."""
+    """One fork server, from its start until its connection is closed; the caller reaps `pid`."""
 
-    def __init__(self, settings: ServerSettings, env: Mapping[str, str]) -> None:
-        """Start it; it imports torch meanwhile.
+    def __init__(self, workers: Workers, *, forks: bool = True) -> None:
+        """Start it; it imports torch meanwhile, and what these workers want, if it `forks` them.
 
         Raises:
             ServerError: it cannot be started.
         """
         try:
-            self._connection, theirs = socket.socketpair()
-        except OSError as problem:
-            raise ServerError(f"the fork server could not be started ({problem})") from None
-        self._told: Ready | Unfit | None = None
-        with theirs:
-            try:
+            with contextlib.ExitStack() as opened:
+                ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
                 self.popen = subprocess.Popen(
-                    settings.command(theirs.fileno()),
-                    env={**_HUGE_PAGES, **env},
-                    cwd=settings.cwd,
+                    _command(workers, theirs.fileno(), forks=forks),
+                    env={**_HUGE_PAGES, **workers.env},
+                    cwd=workers.cwd,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # a terminal's Ctrl-C is for the launcher
                 )
-            except OSError as problem:
-                self._connection.close()
-                raise ServerError(f"the fork server could not be started ({problem})") from None
+                self._connection = socket.socket(fileno=ours.detach())
+        except OSError as problem:
+            raise ServerError(f"the fork server could not be started ({problem})") from None
         self.pid = self.popen.pid
 
     @property
@@ -120,42 +86,29 @@ class ForkServer:
         """Readable when there is an answer, and when the server has exited."""
         return self._connection.fileno()
 
-    def answer(self) -> Ready | Unfit | None:
-        """What the server has told of itself, None as long as it imports; this never waits.
+    def answer(self) -> Ready | None:
+        """What the server tells of itself when it has imported all; None until then. This never waits.
 
         Raises:
             ServerError: it has exited.
         """
         look = select.poll()  # select() knows no descriptor from 1024 on
         look.register(self._connection, select.POLLIN)
-        if look.poll(0):
-            answer = self._receive(_ANSWER_S)
-            if self._told is not None or not isinstance(answer, Ready | Unfit):
-                raise _unexpected(answer)
-            self._told = answer
-        return self._told
-
-    def changed(self) -> str | None:
-        """Which file that the server has loaded has changed since; a new server would load it again."""
-        for name, (mtime_ns, size) in (self._told.files if isinstance(self._told, Ready) else {}).items():
-            try:
-                status = os.stat(name)
-            except OSError:
-                return f"{name} is gone"
-            if (status.st_mtime_ns, status.st_size) != (mtime_ns, size):
-                return f"{name} has changed"
-        return None
+        if not look.poll(0):
+            return None
+        answer = self._receive(_ANSWER_S)
+        if not isinstance(answer, Ready):
+            raise _unexpected(answer)
+        return answer
 
     def fork(self, request: ForkWorkers, fds: Sequence[int] = ()) -> tuple[int, ...]:
         """Start workers, which are our children then; their pids in the request's order.
 
         Raises:
+            UnfitError: workers of this program must not be forked.
             ServerError: no worker was started.
         """
-        answer = self._ask(request, fds, _ANSWER_S + _WORKER_S * len(request.workers))
-        if isinstance(answer, Forked) and len(answer.pids) == len(request.workers):
-            return answer.pids
-        raise _unexpected(answer)
+        return self._started(request, fds, len(request.workers)).pids
 
     def open_store(self, ports: PortRange | None) -> tuple[int, int]:
         """Start a process with a store, which is our child then; its pid, and the port.
@@ -163,19 +116,17 @@ class ForkServer:
         Raises:
             ServerError: no store was opened.
         """
-        request = OpenStore() if ports is None else OpenStore(ports.low, ports.high)
-        answer = self._ask(request, (), _ANSWER_S)
-        if not isinstance(answer, StoreOpen):
-            raise _unexpected(answer)
-        return answer.pid, answer.port
+        started = self._started(OpenStore() if ports is None else OpenStore(ports.low, ports.high), (), 1)
+        return started.pids[0], started.port or 0
 
     def close(self) -> None:
         """End the server; what it has forked goes on. The caller reaps it."""
         end_child(self.pid)
         self._connection.close()
 
-    def _ask(self, request: ForkWorkers | OpenStore, fds: Sequence[int], within_s: float) -> messages.Message:
+    def _started(self, request: ForkWorkers | OpenStore, fds: Sequence[int], count: int) -> Started:
         """New processes wait for a byte of ours until we know them: none of them runs on without us."""
+        within_s = _ANSWER_S + _WORKER_S * count
         try:
             wait, go = os.pipe()
         except OSError as problem:  # too few descriptors
@@ -188,10 +139,10 @@ class ForkServer:
                 os.close(wait)
             answer = self._receive(within_s)
             if isinstance(answer, RequestFailed):
-                raise ServerError(answer.reason)
-            if isinstance(answer, Unfit):
-                raise UnfitError(answer.reason)
-            os.write(go, b"g" * (len(answer.pids) if isinstance(answer, Forked) else 1))
+                raise (UnfitError if answer.is_final else ServerError)(answer.reason)
+            if not isinstance(answer, Started) or len(answer.pids) != count:
+                raise _unexpected(answer)
+            os.write(go, b"g" * count)
         except OSError as problem:
             raise ServerError(f"the fork server does not take requests ({problem})") from None
         finally:
@@ -210,6 +161,36 @@ class ForkServer:
         return received[0]
 
 
+class CallerFork(ForkServer):
+    """A fork of the process that called `launch`: it serves likewise, and is there only once."""
+
+    def __init__(self, fd: int, pid: int) -> None:
+        """Take over its connection; it is our child already."""
+        self._connection, self.pid = socket.socket(fileno=fd), pid
+        self._connection.set_inheritable(False)
+
+
+def _command(workers: Workers, fd: int, *, forks: bool) -> tuple[str, ...]:
+    """The server's command line; `fd` is its end of the connection. A store is torch's alone."""
+    cwd = folder = workers.cwd or os.getcwd()
+    if workers.script is not None:
+        folder = os.path.dirname(os.path.realpath(os.path.join(cwd, workers.script)))
+    wanted = (folder, *workers.preload) if forks else ("",)
+    return (workers.python, "-u", "-c", _CODE, str(fd), str(os.getpid()), *wanted)
+
+
+def changed(files: LoadedFiles) -> str | None:
+    """Which file has changed since a server has loaded it; a new server would load it again."""
+    for name, (mtime_ns, size) in files.items():
+        try:
+            status = os.stat(name)
+        except OSError:
+            return f"{name} is gone"
+        if (status.st_mtime_ns, status.st_size) != (mtime_ns, size):
+            return f"{name} has changed"
+    return None
+
+
 def _unexpected(answer: messages.Message) -> ServerError:
     return ServerError(f"the fork server sent an unexpected message ({type(answer).__name__})")
 
@@ -219,19 +200,6 @@ def end_child(pid: int) -> None:
     with contextlib.suppress(ChildProcessError, ProcessLookupError):  # it has been reaped
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             os.kill(pid, signal.SIGKILL)
-
-
-class CallerFork(ForkServer):
-    """A fork of the process that called `launch`: it serves likewise, and is there only once."""
-
-    def __init__(self, fd: int, pid: int) -> None:
-        """Take over its connection; it is our child already."""
-        self._connection = socket.socket(fileno=fd)
-        self._connection.set_inheritable(False)
-        self._told, self.pid = None, pid
-
-
-# -- what is started, and how ------------------------------------------------------------------
 
 
 class Starter:
@@ -244,38 +212,35 @@ class Starter:
         """`server` is the first fork server, where it has been started already."""
         self._group, self._system = group, group.system
         self._workers = workers = group.workers
-        self._early = server
         self.forks = workers.forks  # whether workers are forked
-        self._caller = workers.caller  # until it is in use
+        self._first = server  # until it is in use
         self._server: ForkServer | None = None
-        self._is_ready = False
+        self._files: LoadedFiles | None = None  # that it has loaded; None: it is not ready
         self._tries = 0
-        self._is_awaited = False  # somebody waits for the server to be ready
         self._store: int | None = None  # its pid
 
-    # -- the fork server ----------------------------------------------------------------------
+    @property
+    def _is_needed(self) -> bool:
+        return self.forks or self._group.hosts_store
 
     def begin(self) -> bool:
         """Start the fork server, which imports torch while all else goes on; False: `answer` will tell."""
-        if self.forks or self._group.hosts_store:
-            self._start_server()
-        self._is_awaited = self._server is not None
-        return not self._is_awaited
+        if self._is_needed:
+            self._replace_server()
+        return self._server is None
 
     def prepare(self) -> bool:
         """Make sure of it; False: `answer` or `server_ended` will tell."""
-        if not (self.forks or self._group.hosts_store):
+        if not self._is_needed:
             return True
-        why = self._server.changed() if self._server is not None and self._is_ready else None
+        why = slow_files.in_time("loaded files", None, changed, self._files) if self._files else None
         if why is not None:
             _log.info("the fork server is restarted: %s", why)
             self._end_server()
-        self._is_awaited = not self._is_ready
         if self._server is None:
-            self._need_no_caller()
             self._tries = 0
             self._start_server()
-        return self._is_ready
+        return self._files is not None
 
     def renew(self) -> bool:
         """Start another server in place of one that has failed; False: `answer` or `server_ended` will tell."""
@@ -283,100 +248,88 @@ class Starter:
         return self.prepare()
 
     def answer(self) -> bool:
-        """Whether the server has told since the last time that it is ready, and somebody waits for that."""
-        if self._server is None or self._is_ready:
+        """Whether the server has told since the last time that all can be started now."""
+        if self._server is None or self._files is not None:
             return False
         try:
-            said = self._server.answer()
+            ready = self._server.answer()
         except ServerError as problem:
             return self._lost(str(problem))
-        if isinstance(said, Unfit):
-            return self._only_stores(said.reason)
-        return said is not None and self._ready()
+        if ready is None:
+            return False
+        if ready.unfit is not None:
+            return self._start_without(ready.unfit, has_torch=not ready.unfit.startswith(_NO_TORCH))
+        return self._be_ready(ready.files)
 
     def is_server(self, pid: int) -> bool:
         """Whether this process is the present fork server."""
         return self._server is not None and pid == self._server.pid
 
     def server_ended(self, status: int) -> bool:
-        """Start it again for the next generation; whether all can be started without it, and somebody waits."""
+        """Start it again for the next generation; whether all can be started without it."""
         how = f"signal {-status}" if status < 0 else f"exit code {status}"
-        if not self._is_ready:
+        if self._files is None:
             return self._lost(f"the fork server ended during its imports ({how})")
-        self._end_server()
-        if self._workers.caller is None:  # else the next generation will miss it
-            _log.warning("the fork server ended (%s); it is started again", how)
-            self._tries = 0
-            self._start_server()
+        self._replace_server(f"the fork server ended ({how}); it is started again")
         return False
 
     def _lost(self, why: str) -> bool:
+        """The server has ended before it was ready."""
         self._end_server()
-        self._need_no_caller()
         if self._tries < _TRIES:
+            self._start_server()
             _log.warning("%s; it is started again", why)
-            self._start_server()
             return False
-        return self._unfit(why)
+        return self._start_without(why)
 
-    def _need_no_caller(self) -> None:
-        """The process of a caller has the state that its workers would inherit: nothing can take its place."""
-        if self._workers.caller is not None:
-            raise NodeError("the process that was forked from the caller of launch() to start workers has ended")
-
-    def _only_stores(self, reason: str) -> bool:
-        """A server from which no worker can be forked has torch for the store all the same."""
-        has_torch = not reason.startswith("importing torch")
-        if not (self.forks and self._group.hosts_store and has_torch) or self._workers.must_fork:
-            return self._unfit(reason)
-        _log.info("workers start without the fork server: %s", reason)
-        self.forks = False
-        return self._ready()
-
-    def _unfit(self, reason: str) -> bool:
-        """Workers start without it; a store still needs a process that has torch."""
-        self._end_server()
-        if not self.forks:
+    def _start_without(self, reason: str, *, has_torch: bool = False) -> bool:
+        """Workers are not forked; a store still needs a server, for which this one will do if it `has_torch`."""
+        if not self.forks and not has_torch:
+            self._end_server()
             # An import fails again; a process that ended, perhaps for memory, may not.
-            kind = LaunchError if reason.startswith("importing") else NodeError
+            kind = LaunchError if reason.startswith(_NO_TORCH) else NodeError
             raise kind(f"the store cannot be opened: {reason}")
-        if self._workers.must_fork:
+        if self.forks and self._workers.must_fork:
+            self._end_server()
             raise UsageError(messages.cannot_fork(reason))
-        _log.info("workers start without the fork server: %s", reason)
-        self.forks = False
-        if self._group.hosts_store:
-            self._tries = 0
-            self._start_server()
-            return False
-        return self._prepared()
+        if self.forks:
+            _log.info("workers start without the fork server: %s", reason)
+            self.forks = False
+        if has_torch and self._group.hosts_store:
+            return self._be_ready({})
+        self._end_server()
+        return self.prepare()
 
-    def _ready(self) -> bool:
-        self._is_ready = True
+    def _be_ready(self, files: LoadedFiles) -> bool:
+        self._files = files
         self._listen(wanted=False)
-        return self._prepared()
+        return True
 
-    def _prepared(self) -> bool:
-        was_awaited, self._is_awaited = self._is_awaited, False
-        return was_awaited
+    def _replace_server(self, text: str | None = None) -> None:
+        """Start another one while nobody waits for it: where that fails, the next generation tries it again."""
+        self._end_server()
+        self._tries = 0
+        with contextlib.suppress(NodeError):
+            self._start_server()
+            if text is not None:
+                _log.warning("%s", text)
 
     def _start_server(self) -> None:
-        self._tries += 1
-        workers = self._workers
-        if self._caller is not None:
-            self._take_server(CallerFork(*self._caller))
-            self._caller = None
-            return
-        early, self._early = self._early, None
-        settings = ServerSettings.of(workers, forks=self.forks)
-        try:
-            self._take_server(early or ForkServer(settings, workers.env))
-        except ServerError as problem:
-            if self._is_awaited:  # else the next generation tries it again
-                raise NodeError(str(problem)) from None
+        """Start the server.
 
-    def _take_server(self, server: ForkServer) -> None:
-        self._server = server
-        self._system.adopt(server.pid, keep=True)
+        Raises:
+            NodeError: it cannot be started. A fork of a caller has the state that its workers inherit: nothing can
+                take its place.
+        """
+        first, self._first = self._first, None
+        if first is None and self._workers.caller is not None:
+            raise NodeError(_CALLER_LOST)
+        self._tries += 1
+        try:
+            self._server = first or ForkServer(self._workers, forks=self.forks)
+        except ServerError as problem:
+            raise NodeError(str(problem)) from None
+        self._system.adopt(self._server.pid, keep=True)
         self._listen(wanted=True)
 
     def _listen(self, *, wanted: bool) -> None:
@@ -385,7 +338,7 @@ class Starter:
 
     def _end_server(self) -> None:
         self._listen(wanted=False)
-        server, self._server, self._is_ready = self._server, None, False
+        server, self._server, self._files = self._server, None, None
         if server is not None:
             server.close()
             self._system.forget(server.pid)
@@ -429,30 +382,31 @@ class Starter:
         """
         self._group.processes.begin()
         self._group.recorders.close()
-        if not (self.forks and self._server is not None and self._is_ready):
-            self._need_no_caller()
+        if not self.forks or self._server is None or self._files is None:
+            if self._workers.caller is not None:
+                raise NodeError(_CALLER_LOST)
             return self._execute(processes)
         try:
             return self._fork(self._server, processes, places)
         except NotRunnableError as problem:
-            code, text = problem.exit_code, str(problem)
+            return [self._not_started(process, problem) for process in processes]
         except UnfitError as problem:
-            code, text = exit_codes.MISCONFIGURED, messages.cannot_fork(str(problem))
-            if not self._workers.must_fork:
-                _log.info("workers start without the fork server: %s", problem)
-                self._end_server()
-                self.forks = False
-                return self._execute(processes)
+            try:
+                self._start_without(str(problem), has_torch=True)
+            except UsageError as refusal:
+                return [self._not_started(process, refusal) for process in processes]
         except ServerError as problem:
-            code, text = exit_codes.FAILED, str(problem)
-            if self._workers.caller is None:
-                _log.warning("workers start without the fork server this time: %s", problem)
-                self._end_server()
-                return self._execute(processes)
-        return [self._group.processes.not_started(process, code, text) for process in processes]
+            if self._workers.caller is not None:
+                raise NodeError(str(problem)) from None
+            _log.warning("workers start without the fork server this time: %s", problem)
+            self._end_server()
+        return self._execute(processes)
+
+    def _not_started(self, process: Process, problem: LaunchError) -> Death:
+        return self._group.processes.not_started(process, problem.exit_code, str(problem))
 
     def _fork(self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, Place]) -> list[Death]:
-        common, records = self._workers.env, self._workers.records
+        records = self._workers.records
         bindings = self._workers.bindings or (Binding(()),) * len(processes)
         streams: list[dict[int, int]] = []
         theirs: list[int] = []
@@ -461,14 +415,13 @@ class Starter:
                 streams.append(self._system.streams(process))  # noqa: PERF401  those that are open are closed below
             request = ForkWorkers(
                 argv=processes[0].argv,
-                environment=dict(common),
                 cwd=self._workers.cwd or os.getcwd(),
                 workers=tuple(
                     messages.ForkedWorker(
                         cpus=bindings[local_rank].cpus,
                         memory=bindings[local_rank].node,
                         local_rank=local_rank,
-                        environment={k: v for k, v in process.env.items() if common.get(k) != v},
+                        environment=process.env,
                         streams=tuple(sorted(streams[local_rank])),
                         stacks=places[process.name].stacks,
                         recorder=records,
@@ -497,7 +450,7 @@ class Starter:
                 pids.append(self._system.spawn(process, self._bound(local_rank, prepare)))
                 self._group.processes.add(process, pids[-1])
             except NotRunnableError as error:  # noqa: PERF203  the others are started, and ended again
-                deaths.append(self._group.processes.not_started(process, error.exit_code, str(error)))
+                deaths.append(self._not_started(process, error))
         _say_started(pids)
         return deaths
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
-import select
 import signal
 import socket
 import sys
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
-    from trainer_launch.pytorch.forked_process import Origin, Signs, Worker
+    from trainer_launch.pytorch.forked_process import Become, Origin, Run
     from trainer_launch.pytorch.messages import ForkWorkers, Message, OpenStore
 
 
 def main(place: str) -> None:
     """Import, tell, serve until the launcher closes the connection; `place` in sys.path is where our package is."""
-    fd, launcher, serves, folder, *preload = sys.argv[1:]
+    fd, launcher, folder, *preload = sys.argv[1:]
     process_attributes.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(launcher):
         return
@@ -45,12 +45,10 @@ def main(place: str) -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     gc.disable()  # imports make nothing but what stays: looking for garbage meanwhile is a tenth of their time
-    reason = _import((*_NEEDED, *preload) if serves == "workers" else _NEEDED, folder)
+    reason = _import((*_NEEDED, *preload), folder) or unfit()
 
     from trainer_launch.pytorch import first_import, forked_process, messages
 
-    if serves == "workers":
-        reason = reason or unfit()
     files = _files()
     origin = forked_process.Origin(
         launcher=int(launcher),
@@ -61,10 +59,9 @@ def main(place: str) -> None:
         imported=first_import.FirstImport(loaded, os.environ),
     )
     connection = socket.socket(fileno=int(fd))
-    messages.send(connection, messages.Unfit(reason) if reason else messages.Ready(files))
-    no_workers = reason or (None if serves == "workers" else "this server only opens stores")
+    messages.send(connection, messages.Ready(files, reason))
     gc.freeze()  # workers would otherwise copy what the collector marks
-    serve(connection, origin, no_workers)()
+    serve(connection, origin, forked_process.Worker, reason)()
 
 
 def _import(names: Sequence[str], folder: str) -> str | None:
@@ -131,15 +128,12 @@ def _threads_after_fork() -> list[str]:
     end_s = time.monotonic() + _SETTLING_S
     while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end_s:
         time.sleep(0.001)
-    return [_thread_name(int(word)) for word in os.listdir("/proc/self/task") if int(word) != os.getpid()]
+    names = {thread.native_id: thread.name for thread in sys.modules["threading"].enumerate()}
+    others = {int(word) for word in os.listdir("/proc/self/task")} - {os.getpid()}
+    return [names.get(number) or _comm(number) for number in sorted(others)]
 
 
-def _thread_name(thread: int) -> str:
-    import threading
-
-    for known in threading.enumerate():
-        if known.native_id == thread:
-            return known.name
+def _comm(thread: int) -> str:
     with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm", encoding="utf-8") as file:
         return file.read().strip()
     return str(thread)
@@ -148,10 +142,10 @@ def _thread_name(thread: int) -> str:
 # -- serving ----------------------------------------------------------------------------------
 
 
-def serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> Worker:
-    """Carry out one request after the other, and exit; in a forked worker, return it.
+def serve(connection: socket.socket, origin: Origin, become: Become, unfit: str | None = None) -> Run:
+    """Carry out one request after the other, and exit; in a forked worker, return what it runs.
 
-    `no_workers` is why workers cannot be forked.
+    `unfit` is why workers cannot be forked.
     """
     from trainer_launch.model.codec import MessageError
     from trainer_launch.pytorch import messages
@@ -161,111 +155,87 @@ def serve(connection: socket.socket, origin: Origin, no_workers: str | None) -> 
         request, fds = received
         if not isinstance(request, messages.ForkWorkers | messages.OpenStore):
             raise MessageError(f"{type(request).__name__} is not a request")
-        answer: Message | Worker
+        is_fork = isinstance(request, messages.ForkWorkers)
+        answer: Message | Run
         if len(fds) != request.fds:
             answer = messages.RequestFailed(f"{len(fds)} descriptors came with a request for {request.fds}")
-        elif no_workers and isinstance(request, messages.ForkWorkers):
-            answer = messages.RequestFailed(no_workers)
-        elif isinstance(request, messages.ForkWorkers) and (replaced := origin.why_replaced()):
-            answer = messages.Unfit(replaced)
+        elif is_fork and (reason := unfit or origin.why_replaced()):
+            answer = messages.RequestFailed(reason, is_final=True)
         else:
-            answer = _carry_out(request, fds, origin, connection.fileno())
+            answer = _carry_out(request, fds, origin, become, connection)
             if callable(answer):
                 return answer
         for fd in fds:
             os.close(fd)
         with contextlib.suppress(OSError):  # the launcher is gone: the next look ends this process
             messages.send(connection, answer)
-        if not is_small and isinstance(answer, messages.Forked):  # now that nobody waits for us
+        if is_fork and not is_small:  # now that nobody waits for us
             is_small = True
             process_attributes.drop_mapped_files()
     os._exit(0)
 
 
 def _carry_out(
-    request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, connection: int
-) -> Message | Worker:
-    """Fork; in this process the answer, in a forked worker the worker."""
-    from trainer_launch.pytorch import forked_process
+    request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, become: Become, connection: socket.socket
+) -> Message | Run:
+    """Fork by a process between, which exits: the others are the launcher's children when this returns."""
+    from trainer_launch.model.codec import MessageError
+    from trainer_launch.pytorch import messages
 
-    report, to_report = os.pipe()
-    signs = forked_process.Signs(report=to_report, go=fds[-1])
-    worker = _fork(request, fds, origin, signs, not_theirs={connection, report})
-    if worker is not None:
-        return worker
-    os.close(to_report)
-    answer = _read_report(request, report)
-    os.close(report)
+    answer: Message
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    ours, report = socket.socketpair()
+    with ours, report:
+        try:
+            pid = os.fork()
+            if pid == 0:
+                connection.close()
+                return _be_between(request, fds, origin, become, report)
+            report.close()
+            told = messages.receive(ours, _STORE_S if isinstance(request, messages.OpenStore) else None)
+            os.waitpid(pid, 0)
+            answer = messages.RequestFailed("processes ended while they were forked") if told is None else told[0]
+        except TimeoutError:
+            answer = messages.RequestFailed(f"the store did not open within {_STORE_S:g} s")
+        except (OSError, MessageError) as problem:
+            answer = messages.RequestFailed(f"the fork server cannot fork ({problem})")
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return answer
 
 
-def _fork(
-    request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, signs: Signs, not_theirs: set[int]
-) -> Worker | None:
-    """Fork by a process between, which exits: the others are the launcher's children when this returns."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        pid = os.fork()
-    except OSError as problem:
-        signs.tell("failed", f"the fork server cannot fork ({problem})")
-    else:
-        if pid == 0:
-            for fd in not_theirs:
-                os.close(fd)
-            return _be_between(request, fds, origin, signs)
-        os.waitpid(pid, 0)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return None
-
-
-def _be_between(request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, signs: Signs) -> Worker:
-    from trainer_launch.pytorch import forked_process, messages
-
-    try:
-        process_attributes.die_with_parent(signal.SIGKILL)
-        if isinstance(request, messages.ForkWorkers):
-            return (origin.fork_workers or forked_process.fork_workers)(origin, request, fds, signs)
-        if forked_process.fork_one(signs):
-            _be_store(request, origin, signs)
-    except BaseException as problem:  # noqa: BLE001  nobody above would see it
-        signs.tell("failed", f"a process could not be forked ({type(problem).__name__}: {problem})")
-    os._exit(0)
-
-
-def _read_report(request: ForkWorkers | OpenStore, report: int) -> Message:
-    """What the forked processes and the one between have told."""
+def _be_between(
+    request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, become: Become, report: socket.socket
+) -> Run:
+    """Fork all, tell their pids, and exit; in a forked worker, return what it runs."""
     from trainer_launch.pytorch import messages
 
-    end_s = time.monotonic() + (_STORE_S if isinstance(request, messages.OpenStore) else 0.0)
-    pids: list[int] = []
-    ports: list[int] = []
-    rest = b""
-    look = select.poll()
-    look.register(report, select.POLLIN)
-    while look.poll(max(0.0, end_s - time.monotonic()) * 1000):
-        data = os.read(report, 65536)
-        if not data:
-            break
-        *lines, rest = (rest + data).split(b"\n")
-        for word, _, value in (line.decode(errors="replace").partition(" ") for line in lines):
-            if word == "failed":
-                return messages.RequestFailed(value)
-            (ports if word == "port" else pids).append(int(value))
-        if ports and pids:  # a store may tell its port before the process that has forked it tells its pid
-            return messages.StoreOpen(pids[0], ports[0])
-    if isinstance(request, messages.OpenStore):
-        return messages.RequestFailed(f"the store did not open within {_STORE_S:g} s")
-    if len(pids) < len(request.workers):
-        return messages.RequestFailed(f"only {len(pids)} of {len(request.workers)} workers could be forked")
-    return messages.Forked(tuple(pids))
+    given, go, pids = iter(fds), fds[-1], []
+    try:
+        process_attributes.die_with_parent(signal.SIGKILL)
+        if isinstance(request, messages.OpenStore):
+            if os.fork() == 0:
+                _be_store(request, origin, go, report)
+            os._exit(0)
+        for worker in request.workers:
+            theirs = tuple(itertools.islice(given, worker.fds))
+            pid = os.fork()
+            if pid == 0:
+                for fd in {*fds} - {*theirs, go}:
+                    os.close(fd)
+                return become(origin, request, worker, theirs, go)
+            pids.append(pid)
+        messages.send(report, messages.Started(tuple(pids)))
+    except BaseException as problem:  # noqa: BLE001  nobody above would see it
+        messages.send(report, messages.RequestFailed(f"a process could not be forked ({problem})"))
+    os._exit(0)
 
 
 # -- stores -----------------------------------------------------------------------------------
 
 
-def _be_store(request: OpenStore, origin: Origin, signs: Signs) -> NoReturn:
+def _be_store(request: OpenStore, origin: Origin, go: int, report: socket.socket) -> NoReturn:
     """In a process of its own: open a store, tell its port, and serve until the launcher ends this process."""
-    from trainer_launch.pytorch import forked_process
+    from trainer_launch.pytorch import forked_process, messages
 
     try:
         os.setsid()
@@ -273,14 +243,15 @@ def _be_store(request: OpenStore, origin: Origin, signs: Signs) -> NoReturn:
         # torch asks for the name of each rank that connects, one after the other
         process_attributes.ask_no_name_server()
         store = _open(request)
-        signs.tell("port", store.port)
-        os.close(signs.report)
-        forked_process.wait_for_go(origin, signs)
+        messages.send(report, messages.Started((os.getpid(),), store.port))
+        report.close()
+        forked_process.wait_for_go(origin, go)
         signal.pthread_sigmask(signal.SIG_SETMASK, origin.mask)
         while True:
             time.sleep(1e6)
     except BaseException as problem:  # noqa: BLE001  nobody above would see it
-        signs.tell("failed", f"a store could not be opened ({type(problem).__name__}: {problem})")
+        text = f"a store could not be opened ({type(problem).__name__}: {problem})"
+        messages.send(report, messages.RequestFailed(text))
     finally:
         os._exit(1)
 

@@ -11,26 +11,24 @@ import faulthandler
 import fcntl
 import gc
 import io
-import json
 import mmap
 import os
 import resource
 import runpy
 import signal
 import sys
-import time
-import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import BuiltinImporter, SourceFileLoader
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from msgspec import Struct, field
 
 from trainer_launch.diagnosis import flight_recorder
 from trainer_launch.host import files, process_attributes
 from trainer_launch.model import exit_codes
-from trainer_launch.pytorch import messages, process_reset
+from trainer_launch.pytorch import error_file, messages, process_reset
+from trainer_launch.pytorch.error_file import without_frames_of
 from trainer_launch.pytorch.first_import import FirstImport
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
 
@@ -49,61 +47,22 @@ class Origin(Struct, frozen=True, kw_only=True):
     path: tuple[str, ...] = ()  # sys.path without what the server itself needs
     imported: FirstImport | None = None  # torch and numpy; None: workers do not run a program of their own
     replaced: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, mmap.PAGESIZE))  # shared: why a worker was
-    fork_workers: Callable[[Origin, ForkWorkers, Sequence[int], Signs], NoReturn] | None = None  # None: ours
 
     def why_replaced(self) -> str | None:
         """Why a worker has replaced itself by a new interpreter, if one has."""
         return self.replaced[:].rstrip(b"\0").decode(errors="replace") or None
 
 
-class Signs(Struct, frozen=True, kw_only=True):
-    """How processes that are being forked and the server tell each other how far they are."""
-
-    report: int  # where pids, the store's port, or a failure are written, one line each
-    go: int  # a byte for each process once the launcher knows it; its end means: exit
-
-    def tell(self, word: str, value: object) -> None:
-        """Write a line of the report."""
-        text = " ".join(str(value).split())
-        os.write(self.report, f"{word} {text}\n".encode(errors="replace"))
+Run: TypeAlias = Callable[[], "NoReturn"]  # what a forked process does
+# Makes that of a request: whose worker it is, the descriptors that came for it, and the pipe of `wait_for_go`.
+Become: TypeAlias = Callable[[Origin, ForkWorkers, ForkedWorker, Sequence[int], int], Run]
 
 
-# -- forking ----------------------------------------------------------------------------------
-
-
-def fork_workers(origin: Origin, request: ForkWorkers, fds: Sequence[int], signs: Signs) -> Worker:
-    """In a process between server and workers, with all signals blocked: fork all, and exit; workers return."""
-    code = 1
-    try:
-        given = iter(fds)
-        for worker in request.workers:
-            streams = dict(zip(worker.streams, given, strict=False))
-            recorder = next(given) if worker.recorder else None
-            if fork_one(signs):
-                return Worker(origin, request, worker, streams, signs, recorder)
-        code = 0
-    except OSError as problem:
-        signs.tell("failed", f"a worker could not be forked ({problem})")
-    os._exit(code)
-
-
-def fork_one(signs: Signs) -> bool:
-    """Fork this process; whether this is the new one.
-
-    Raises:
-        OSError: the kernel does not let us.
-    """
-    pid = os.fork()
-    if pid:
-        signs.tell("pid", pid)
-    return pid == 0
-
-
-def wait_for_go(origin: Origin, signs: Signs) -> None:
+def wait_for_go(origin: Origin, go: int) -> None:
     """Wait until this process is the launcher's child, and see that it dies with it; exit where that cannot be."""
-    if not os.read(signs.go, 1):
+    if not os.read(go, 1):
         os._exit(exit_codes.INFRASTRUCTURE)  # not all workers could be forked, or nobody knows of this one
-    os.close(signs.go)
+    os.close(go)
     process_attributes.die_with_parent(signal.SIGKILL)
     if os.getppid() != origin.launcher:
         os._exit(exit_codes.INFRASTRUCTURE)
@@ -113,18 +72,13 @@ class Worker:
     """A forked worker: called once in the main thread, with nothing of the server's left above it."""
 
     def __init__(
-        self,
-        origin: Origin,
-        request: ForkWorkers,
-        worker: ForkedWorker,
-        streams: Mapping[int, int],
-        signs: Signs,
-        recorder: int | None = None,
+        self, origin: Origin, request: ForkWorkers, worker: ForkedWorker, fds: Sequence[int], go: int
     ) -> None:
-        self._origin, self._request, self._worker, self._signs = origin, request, worker, signs
-        self._streams = streams  # what is put in the place of 1 and 2
-        self._recorder = recorder  # where PID 1 asks what torch's flight recorder knows
-        self._pid = os.getpid()
+        self._origin, self._request, self._worker, self._go = origin, request, worker, go
+        self._streams = dict(zip(worker.streams, fds, strict=False))  # what is put in the place of 1 and 2
+        self._recorder = fds[-1] if worker.recorder else None  # where PID 1 asks torch's flight recorder
+        self._answers = False  # a thread answers there
+        self._pid = os.getpid()  # the program may fork
         self._umask = os.umask(0)
         os.umask(self._umask)
 
@@ -135,9 +89,7 @@ class Worker:
             self._become()
         except Exception as error:  # noqa: BLE001  whatever it is, the ordinary way is left
             failed = f"{type(error).__name__}: {error}"
-        wait_for_go(self._origin, self._signs)
-        if self._recorder is not None and not failed:
-            flight_recorder.answer_in_thread(self._recorder, int(os.environ["RANK"]))
+        wait_for_go(self._origin, self._go)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._origin.mask)
         if failed:
             self._execute(f"this worker starts without the fork server: {failed}", failed)
@@ -157,7 +109,7 @@ class Worker:
         os.setsid()
         process_reset.restore_signals(origin.handlers)
         files.take_streams(self._streams)
-        kept = {*origin.descriptors, self._signs.go}
+        kept = {*origin.descriptors, self._go}
         if self._recorder is not None:
             self._recorder = _out_of_the_way(self._recorder)
             kept.add(self._recorder)
@@ -166,7 +118,7 @@ class Worker:
             process_attributes.binder(worker.local_rank, worker.cpus, worker.memory)()
         os.chdir(request.cwd)
         os.environ.clear()  # the same object, which others have imported
-        os.environ.update({**request.environment, **worker.environment})
+        os.environ.update(self._worker.environment)
         process_reset.reset({} if origin.imported is None else origin.imported.modules)
         sys.orig_argv[:] = request.argv
         words = [os.fsencode(word) for word in request.argv]
@@ -182,6 +134,7 @@ class Worker:
         """What the program did not catch."""
         words = self._request.argv[2:]
         if self._origin.imported is not None:
+            self._answer_from_first_group(self._origin.imported.modules)
             self._origin.imported.begin(self._replace)
         try:
             if words[0] == "-m":
@@ -189,7 +142,7 @@ class Worker:
             else:
                 _run_script(words)
         except BaseException as problem:  # noqa: BLE001  it is shown as the interpreter does it
-            return problem.with_traceback(_without_ours(problem.__traceback__))
+            return problem.with_traceback(without_frames_of(__file__, problem.__traceback__))
         return None
 
     def _replace(self, reason: str) -> NoReturn:
@@ -207,23 +160,41 @@ class Worker:
         request = self._request
         if request.must_fork:
             error = messages.cannot_fork(reason)
-            _leave_error(error, f"{error}\n")
+            error_file.leave(error, f"{error}\n")
             _write(error)
             os._exit(exit_codes.MISCONFIGURED)
         if text:
             _write(text)
         try:
             os.chdir(request.cwd)
-            os.execve(request.argv[0], request.argv, {**request.environment, **self._worker.environment})
+            os.execve(request.argv[0], request.argv, self._worker.environment)
         except OSError as problem:
             _write(f"cannot run {request.argv[0]!r}: {problem.strerror}")
             os._exit(exit_codes.NOT_FOUND)
 
+    def _answer_from_first_group(self, modules: Mapping[str, Any]) -> None:
+        """Let the first process group start the thread that answers PID 1: without one there is nothing to tell.
+
+        torch registers each group by a function of its own, which then stands there again.
+        """
+        groups, fd = modules.get("torch.distributed.distributed_c10d"), self._recorder
+        register = getattr(groups, "_register_process_group", None)
+        if fd is None or register is None:
+            return
+
+        def register_first(*group: Any) -> Any:
+            setattr(groups, "_register_process_group", register)  # noqa: B010
+            if os.getpid() == self._pid:
+                self._answers = True
+                flight_recorder.answer_in_thread(fd, int(self._worker.environment["RANK"]))
+            return register(*group)
+
+        setattr(groups, "_register_process_group", register_first)  # noqa: B010
+
     def _tell_at_end(self) -> None:
-        if self._recorder is not None and os.getpid() == self._pid:  # the program may have forked
-            environment = {**self._request.environment, **self._worker.environment}
+        if self._recorder is not None and self._answers and os.getpid() == self._pid:
             with contextlib.suppress(Exception):
-                flight_recorder.tell_at_end(self._recorder, int(environment["RANK"]))
+                flight_recorder.tell_at_end(self._recorder, int(self._worker.environment["RANK"]))
 
 
 def _write(text: str) -> None:
@@ -297,8 +268,7 @@ def finish(problem: BaseException | None) -> None:
     if sys.version_info >= (3, 12):
         sys.last_exc = problem
     if not isinstance(problem, KeyboardInterrupt):
-        lines = traceback.format_exception(type(problem), problem, trace)
-        _leave_error(_text_of(problem), "".join(lines))
+        error_file.leave_exception(problem)
     try:
         sys.excepthook(type(problem), problem, trace)
     except SystemExit as end:
@@ -306,7 +276,7 @@ def finish(problem: BaseException | None) -> None:
         raise
     except BaseException as second:  # noqa: BLE001  as the interpreter does it
         print("Error in sys.excepthook:", file=sys.stderr)  # noqa: T201
-        second.__traceback__ = _without_ours(second.__traceback__)
+        second.__traceback__ = without_frames_of(__file__, second.__traceback__)
         sys.__excepthook__(type(second), second, second.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)  # noqa: T201
         sys.__excepthook__(type(problem), problem, trace)
@@ -315,31 +285,7 @@ def finish(problem: BaseException | None) -> None:
 def _note_exit(code: object) -> None:
     """A program's connections close before it has ended, and who fails of that may be seen first."""
     if isinstance(code, int) and code & 0xFF:
-        _leave_error("<NONE>", "", code & 0xFF)  # torch's word
+        error_file.leave("<NONE>", "", code & 0xFF)  # torch's word
     elif code is not None and not isinstance(code, int):
         with contextlib.suppress(Exception):
-            _leave_error(str(code), str(code))
-
-
-def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace
-
-
-def _text_of(problem: BaseException) -> str:
-    try:
-        return f"{type(problem).__name__}: {problem}"
-    except Exception:  # noqa: BLE001  its own __str__ is at fault; the interpreter bears that, too
-        return f"{type(problem).__name__}: <exception str() failed>"
-
-
-def _leave_error(text: str, lines: str, code: int = 1) -> None:
-    """Where torch's @record leaves them, which PID 1 reads; unless the program uses that itself."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or (os.path.exists(path) and os.path.getsize(path)):
-        return
-    extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
-    message = {"message": text, "errorCode": code, "extraInfo": extra}
-    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-        json.dump({"message": message}, file)
+            error_file.leave(str(code), str(code))

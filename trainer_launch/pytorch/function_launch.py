@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import json
 import multiprocessing
 import os
 import pickle
@@ -16,13 +15,11 @@ import signal
 import sys
 import tempfile
 import threading
-import time
-import traceback
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing import spawn
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
 from msgspec import Struct
@@ -31,6 +28,7 @@ from trainer_launch.host import files, runtime_directory
 from trainer_launch.model import Failure, GivenUp, Verdict, codec, errors, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
+from trainer_launch.pytorch import error_file
 from trainer_launch.pytorch.elastic import Elastic, WorkerFailedError
 
 _LAUNCHER, _WORKER = f"{runtime_directory.FUNCTION}launcher.py", f"{runtime_directory.FUNCTION}worker.py"
@@ -77,18 +75,12 @@ class FunctionLaunchSpec(Struct, frozen=True, kw_only=True, forbid_unknown_field
     increase_shared_mem: bool
     deadline_s: float | None
 
-
-def spec_of(elastic: Elastic, program: str) -> FunctionLaunchSpec:
-    """What the launcher is told of this."""
-    return FunctionLaunchSpec(
-        program=program,
-        parent=os.getpid(),
-        options=elastic.options(),
-        patience_s=elastic.patience_s,
-        start_method=elastic.start_method,
-        increase_shared_mem=elastic.increase_shared_mem,
-        deadline_s=elastic.deadline_s,
-    )
+    @classmethod
+    def of(cls, elastic: Elastic, program: str) -> FunctionLaunchSpec:
+        """What is said by its caller, which this process is."""
+        same = ("patience_s", "start_method", "increase_shared_mem", "deadline_s")
+        values = {name: getattr(elastic, name) for name in same}
+        return cls(program=program, parent=os.getpid(), options=elastic.options(), **values)
 
 
 # -- the launcher -----------------------------------------------------------------------------
@@ -103,7 +95,7 @@ def _start(
     # The workers of a fork need no program; the plan does.
     pickled = b"" if is_forked else call_pickled(fn, args, kwargs, elastic.start_method)
     program = write(folder, name, pickled, timeout_s)
-    launcher, spec = f"{folder}/{_LAUNCHER}", codec.encode(spec_of(elastic, program)).decode()
+    launcher, spec = f"{folder}/{_LAUNCHER}", codec.encode(FunctionLaunchSpec.of(elastic, program)).decode()
     files.replace(launcher, program_text("trainer_launch.commands.function_launcher", folder, spec).encode())
     argv, env = (sys.executable, launcher), {**elastic.variables(), **os.environ}
     if is_forked:
@@ -348,8 +340,8 @@ def run(call: Callable[[], Any], folder: str, timeout_s: int | None) -> None:
         if any(kind.__name__ == "FlyteRecoverableException" for kind in type(problem).__mro__):
             name = f"{type(problem).__name__}: {problem}"
             problem = RecoverableError(name).with_traceback(problem.__traceback__)
-        problem.__traceback__ = _without_ours(problem.__traceback__)
-        _write_error(problem)
+        problem.__traceback__ = error_file.without_frames_of(__file__, problem.__traceback__)
+        error_file.leave_exception(problem)
         raise problem from None
 
 
@@ -364,26 +356,6 @@ def _save(result: Any, folder: str) -> None:
             f"return plain values, or save it to a file"
         ) from None
     files.replace(f"{folder}/{_RESULT}{os.environ['LOCAL_RANK']}", f"{rank}\n".encode() + data)
-
-
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace
-
-
-def _write_error(problem: BaseException) -> None:
-    """The file that torch's @record would write; where the function's own @record has written, nothing is lost."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or os.path.exists(path):
-        return
-    lines = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
-    extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
-    message = {"message": f"{type(problem).__name__}: {problem}", "extraInfo": extra}
-    try:
-        files.replace(path, json.dumps({"message": message}).encode())
-    except OSError as unwritten:
-        print(f"cannot write {path}: {unwritten.strerror}", file=sys.stderr)  # noqa: T201
 
 
 def _set_collective_timeout(seconds: int) -> None:

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct, field
 
@@ -26,7 +26,7 @@ class ForkedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What one worker has for itself."""
 
     local_rank: Count
-    environment: Mapping[str, str]  # in addition to what all workers get
+    environment: Mapping[str, str]  # all of it
     streams: _Streams = ()  # which of 1 and 2 are passed as descriptors, in this order
     stacks: str | None = None  # the file that faulthandler writes to on SIGRTMAX-1
     cpus: tuple[Count, ...] = ()  # that it is bound to; (): any
@@ -37,6 +37,11 @@ class ForkedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if len({*self.streams}) < len(self.streams):
             raise ValueError("Expected each stream once")
 
+    @property
+    def fds(self) -> int:
+        """How many descriptors come for it."""
+        return len(self.streams) + self.recorder
+
 
 class ForkWorkers(Tagged, frozen=True, kw_only=True):
     """Fork these workers. Their streams' descriptors come with the message, in the workers' order.
@@ -45,7 +50,6 @@ class ForkWorkers(Tagged, frozen=True, kw_only=True):
     """
 
     argv: tuple[str, ...]  # the ordinary command: `python -u [-m] program args...`
-    environment: Mapping[str, str]  # complete, but for what each worker has for itself
     cwd: str
     workers: tuple[ForkedWorker, ...]
     must_fork: bool = False  # a worker that needs a new interpreter fails
@@ -53,7 +57,7 @@ class ForkWorkers(Tagged, frozen=True, kw_only=True):
     @property
     def fds(self) -> int:
         """How many descriptors come with it."""
-        return sum(len(worker.streams) + worker.recorder for worker in self.workers) + 1
+        return sum(worker.fds for worker in self.workers) + 1
 
 
 class OpenStore(Tagged, frozen=True):
@@ -61,42 +65,28 @@ class OpenStore(Tagged, frozen=True):
 
     low: Port | None = None
     high: Port | None = None
-
-    @property
-    def fds(self) -> int:
-        """How many descriptors come with it."""
-        return 1
+    fds: ClassVar[int] = 1
 
 
 class Ready(Tagged, frozen=True):
-    """The server can fork; the files that it has loaded, with their change times in ns and their sizes."""
+    """The server has imported; the files that it has loaded, with their change times in ns and their sizes."""
 
     files: Mapping[str, tuple[_Time, Count]] = field(default_factory=dict)
+    unfit: str | None = None  # why no worker can be forked from it
 
 
-class Unfit(Tagged, frozen=True):
-    """Workers cannot be forked from this server."""
-
-    reason: str
-
-
-class Forked(Tagged, frozen=True):
-    """The workers are children of the launcher; their pids in the order of the request."""
+class Started(Tagged, frozen=True):
+    """The new processes are children of the launcher; their pids in the order of the request."""
 
     pids: tuple[Count, ...]
-
-
-class StoreOpen(Tagged, frozen=True):
-    """The store's process is a child of the launcher, and listens."""
-
-    pid: Count
-    port: Port
+    port: Port | None = None  # of a store
 
 
 class RequestFailed(Tagged, frozen=True):
     """The request was not carried out, and nothing of it is left."""
 
     reason: str
+    is_final: bool = False  # this program must not be forked
 
 
 def cannot_fork(reason: str) -> str:
@@ -104,12 +94,9 @@ def cannot_fork(reason: str) -> str:
     return f"--start-method is forkserver, but {reason}; set it to auto, or remove the cause"
 
 
-Message: TypeAlias = ForkWorkers | OpenStore | Ready | Unfit | Forked | StoreOpen | RequestFailed
+Message: TypeAlias = ForkWorkers | OpenStore | Ready | Started | RequestFailed
 _CODEC: Codec[Message] = Codec(Message, max_bytes=MAX_BYTES)
 printed, parsed = _CODEC.encode, _CODEC.decode
-
-
-# -- on a socket ------------------------------------------------------------------------------
 
 
 def send(connection: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:

@@ -6,11 +6,13 @@ private names; each has its reason.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import itertools
 import signal
 import tempfile
 import threading
+import weakref
 from collections.abc import Mapping
 from multiprocessing import context, forkserver, process, resource_tracker, util
 from typing import Any
@@ -21,6 +23,7 @@ def reset(modules: Mapping[str, Any]) -> None:
     _reset_multiprocessing()
     _reset_threading()
     _reset_random(modules)
+    _reset_finalizers()
     _reset_caches()
 
 
@@ -54,12 +57,31 @@ def _reset_random(modules: Mapping[str, Any]) -> None:
         numpy_random.seed()
 
 
+def _reset_finalizers() -> None:
+    """They run where the program makes its first one, not where torch's import has made some."""
+    finalize: Any = weakref.finalize
+    atexit.unregister(finalize._exitfunc)
+    finalize._registered_with_atexit = False
+
+
+def register_finalizers() -> None:
+    """The program imports torch, which makes some."""
+    finalize: Any = weakref.finalize
+    if not finalize._registered_with_atexit:
+        atexit.register(finalize._exitfunc)
+        finalize._registered_with_atexit = True
+
+
+def register_exit_handler() -> None:
+    """The program imports what has multiprocessing join its children at the end, before earlier handlers run."""
+    handler = getattr(util, "_exit_function")  # noqa: B009
+    atexit.unregister(handler)
+    atexit.register(handler)
+
+
 def _reset_caches() -> None:
     importlib.invalidate_caches()  # modules that were written since
     tempfile.tempdir = None  # found by the server's TMPDIR
-
-
-# -- signals -------------------------------------------------------------------------
 
 
 def restore_signals(handlers: Mapping[int, Any]) -> None:
