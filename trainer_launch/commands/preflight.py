@@ -19,7 +19,7 @@ from trainer_launch.planning import programs
 from trainer_launch.planning.reading import live_pod, read
 from trainer_launch.planning.task import ports_of
 from trainer_launch.preflight import node_preflight, registry, report_formats, report_page, thresholds
-from trainer_launch.preflight.check import STATE_FILE, subject_of, with_container, with_network
+from trainer_launch.preflight.check import STATE_FILE, subject_of, with_network
 from trainer_launch.preflight.cluster import participation
 from trainer_launch.preflight.node_preflight import Doing, Selection, Told
 from trainer_launch.preflight.report_formats import Place
@@ -87,7 +87,7 @@ def _main(parsed: Parsed, settings: Settings, doing: Doing) -> int:
     report_formats.check_ending(settings.report)
     report_formats.check_files(_files(settings))
     reading = read(live_pod(parsed.argv), settings)
-    subject = with_network(with_container(subject_of(reading, settings)))
+    subject = with_network(subject_of(reading, settings))
     with doing.view:
         if live.is_wanted():
             doing.view.enter_context(live.progress(doing.steps))

@@ -22,13 +22,11 @@ CHECKS: tuple[Check[Any], ...] = (
     resource_limits.shm,
     resource_limits.storage,
     dns_checks.own_name,
-    dns_checks.subdomain,
     dns_checks.dns,
     network_checks.gloo_socket_ifname,
     network_checks.nccl_socket_ifname,
     network_checks.nccl_ib_hca,
     network_checks.ports,
-    network_checks.ephemeral_ports,
     *gpu_checks.CHECKS,
     present_nodes.all_present,
     node_facts.facts,
@@ -47,7 +45,10 @@ CHECKS: tuple[Check[Any], ...] = (
 
 # Checks of 0.2: one that an option still names is a warning in 0.3, and unknown in 0.4.
 REMOVED = frozenset(
-    ("program", "rank-collision", "shm-leftovers", "mtu", "gpu-persistence", "mpi-callback", "mpi-ring"),
+    (
+        *("program", "rank-collision", "shm-leftovers", "mtu", "gpu-persistence", "mpi-callback", "mpi-ring"),
+        *("subdomain", "ephemeral-ports", "gpu-temperature"),
+    )
 )
 
 

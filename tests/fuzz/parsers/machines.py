@@ -19,7 +19,6 @@ _FILES = (
     *(f"{_V2}{name}" for name in ("cpu.max", "memory.max", "memory.peak", "memory.current", "memory.stat")),
     *(f"{_V2}{name}" for name in ("pids.max", "pids.current", "memory.events")),
     *("proc/self/cgroup", "proc/self/status", "proc/self/mounts", "proc/7/stat", "proc/7/status", "proc/7/maps"),
-    *("proc/sys/net/ipv4/ip_local_port_range", "proc/sys/net/ipv4/ip_local_reserved_ports"),
     *("proc/driver/nvidia/gpus/0/information", "dev/kmsg"),
     *("sys/class/infiniband/mlx5_0/ports/1/state", "sys/class/infiniband/mlx5_0/ports/1/rate"),
 )
@@ -43,14 +42,13 @@ def kernel_file(data: bytes) -> None:
     quota = cgroup.cpu_quota(groups)
     assert quota is None or quota >= 0
     cgroup.pids_left(groups)
-    assert all(low >= 0 for low, _ in cgroup.process_limits(root).reserved_ports)
     shm.may_enlarge(root)
     set(shm._mapped(str(root / "proc/7/maps")))
     proc = str(root / "proc")
     process_tree.catches(7, 2, proc)
     _processes(proc)
     network.adapter_ports(root)
-    assert gpu_facts.earlier_xids(str(root / "dev/kmsg"))[0] in ("known", "unknown")
+    assert isinstance(gpu_facts.earlier_xids(str(root / "dev/kmsg")), list)
 
 
 def _processes(proc: str) -> None:

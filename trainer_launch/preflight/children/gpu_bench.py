@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import itertools
 import json
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -32,9 +31,11 @@ _COPY_S = {"cuda": 0.1, "cpu": 0.005}
 _SHARE = 0.95  # of the memory that is free
 _PATTERNS = (0x55555555, -0x55555556)  # its complement
 _LIBRARY = re.compile(r"\S*/(libnccl|libcublas)\.so[^/\s]*$", re.MULTILINE)
-_NCCL_LINE = re.compile(r"NCCL (?:INFO|version|WARN).*")
-_MAX_LINES = 60
-_NCCL_NETS = ("network", "NET/", "NET plugin", "NCCL version", "WARN")
+# What NCCL says that it uses between nodes, or else has.
+_NETWORKS = (
+    re.compile(r"NCCL INFO.*(?:Using network|Assigned NET plugin) (\S+)"),
+    re.compile(r"NCCL INFO NET/(\S+)\s*: Using \["),
+)
 
 
 def main() -> None:
@@ -191,7 +192,7 @@ class Bench:
         sent = self._torch.full((1 << 18,), 3.0, device=self._device)
         dist.all_reduce(sent)
         self._sync()
-        self._say(sums_right=bool((sent == 3.0).all()), lines=list(told(aside)))
+        self._say(sums_right=bool((sent == 3.0).all()), network=network(aside))
 
     def _peers(self) -> None:
         """All GPUs of the node together: every number of a sum is right, and how fast a large one is."""
@@ -267,14 +268,18 @@ def cublas_version(library: Any) -> str:
     return ".".join(numbers)
 
 
-def told(aside: int) -> Iterator[str]:
-    """The lines of NCCL that tell which network it uses."""
+def network(aside: int) -> str:
+    """Which network NCCL uses, by what it has printed; empty: it did not say."""
     ctypes.CDLL(None).fflush(None)  # it may be in C's own buffer yet
     with open(os.dup(aside), encoding="utf-8", errors="replace") as file:
         file.seek(0)
-        found = (_NCCL_LINE.search(line) for line in file)
-        lines = (match[0][:300] for match in found if match and any(word in match[0] for word in _NCCL_NETS))
-        yield from itertools.islice(lines, _MAX_LINES)
+        return network_in(file.read())
+
+
+def network_in(log: str) -> str:
+    """The last that it names."""
+    found = (pattern.findall(log) for pattern in _NETWORKS)
+    return next((names[-1] for names in found if names), "")
 
 
 if __name__ == "__main__":

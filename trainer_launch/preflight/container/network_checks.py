@@ -16,10 +16,6 @@ from trainer_launch.model.findings import Fault, Finding
 from trainer_launch.model.value_parsers import parse_number
 from trainer_launch.preflight.check import Subject, check
 
-# Ports of a node: for services of all kinds; for each worker, as NCCL listens once for each channel and peer; for
-# the connections to each rank.
-BASE_PORTS, PORTS_OF_EACH_WORKER, PORTS_OF_EACH_RANK = 1024, 256, 1
-_WIDEN = "widen sysctl net.ipv4.ip_local_port_range in the pod's securityContext.sysctls (it is a safe one)"
 _FAMILIES = {"AF_INET": ".", "AF_INET6": ":"}  # what an address of it has in it
 
 
@@ -199,34 +195,3 @@ def ports(subject: Subject) -> Iterator[Finding]:
         if may_not
         else "end what has it, a sidecar or with hostNetwork another pod, or choose another port",
     )
-
-
-@check("ephemeral-ports")
-def ephemeral_ports(subject: Subject) -> Iterator[Finding]:
-    """The kernel has enough ports for the job's connections, and does not give away the one that nodes meet at."""
-    if subject.limits.ephemeral_ports is None:
-        yield ephemeral_ports.unknown("the kernel does not tell its range of ports")
-        return
-    low, high = subject.limits.ephemeral_ports
-    reserved = subject.limits.reserved_ports
-    count = high - low + 1 - sum(max(0, min(high, last) - max(low, first) + 1) for first, last in reserved)
-    need = BASE_PORTS + PORTS_OF_EACH_WORKER * subject.workers + PORTS_OF_EACH_RANK * subject.ranks
-    if count < need:
-        yield ephemeral_ports.warned(
-            f"the kernel has {count} ports for connections ({low} to {high}); this job may need {need}",
-            measured=count,
-            expected=need,
-            unit="ports",
-            action=_WIDEN,
-        )
-    coordinator = subject.topology.coordinator
-    port = coordinator.port if coordinator is not None and subject.has_peers else None
-    exposed = port is not None and low <= port <= high and not any(a <= port <= b for a, b in reserved)
-    if exposed:
-        yield ephemeral_ports.warned(
-            f"port {port} of node 0 is one that the kernel gives to any connection ({low} to {high})",
-            measured=port,
-            action=f"choose a port below {low}, or reserve it (sysctl net.ipv4.ip_local_reserved_ports={port})",
-        )
-    elif count >= need:
-        yield ephemeral_ports.passed(f"{count} ports, {low} to {high}", measured=count, unit="ports")

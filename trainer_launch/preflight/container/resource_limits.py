@@ -21,11 +21,9 @@ from trainer_launch.model.findings import Fault, Finding, Scope, Status, Value
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import MIB, counted, in_mib, in_units, printable
 from trainer_launch.planning import shared_memory
-from trainer_launch.planning.job import hosts_no_rank
 from trainer_launch.planning.reading import Reading
-from trainer_launch.planning.shared_memory import Need
 from trainer_launch.preflight import report_formats
-from trainer_launch.preflight.check import STATE_FILE, Subject, at_once, check, run, subject_of, with_container
+from trainer_launch.preflight.check import STATE_FILE, Subject, at_once, check, run, subject_of
 
 # What a worker takes surely, in memory that the kernel cannot drop: `import torch` 146 MB (2.13, CPU), CUDA more.
 LEAST_MIB, LEAST_GPU_MIB = 128, 256
@@ -166,11 +164,7 @@ def shm(subject: Subject) -> Iterator[Finding]:
         action = "mount an emptyDir with medium: Memory at /dev/shm"
         yield shm.failed(Fault.JOB, "/dev/shm is not there", unit="MiB", action=action)
         return
-    need = Need(
-        workers=0 if hosts_no_rank(subject.job) else subject.workers,
-        on_gpus=host.gpus.cuda > 0,
-        is_mpi=subject.job.engine in ("mpirun", "sshd"),
-    )
+    need = subject.shm_need
     number = subject.write_problem(_bearable(subject, _WRITTEN_BYTES))
     if subject.shm_size == "keep":  # it stays as it is; whether it is enough is a question all the same
         host = replace(host, may_enlarge_shm=False)
@@ -266,7 +260,7 @@ def compare(folder: str, reading: Reading, settings: Settings) -> None:
         _log.warning("%s was not written by a preflight of this version: %s", path, problem)
         return
     fresh = replace(reading, host=probe(reading.pod.env))  # /dev/shm may have been enlarged
-    subject = replace(with_container(subject_of(fresh, settings)), try_out=_in_a_hurry)
+    subject = replace(subject_of(fresh, settings), try_out=_in_a_hurry)
     for level, sentence in differences(before, run(subject, RECHECKED, limit_s=RECHECK_LIMIT_S).findings):
         _log.log(level, "%s", sentence)
 

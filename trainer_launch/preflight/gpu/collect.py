@@ -15,7 +15,7 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
-from trainer_launch.preflight.gpu.facts import LOAD, Gpu, GpuFacts, GpuTest, parse_facts, parse_test
+from trainer_launch.preflight.gpu.facts import Gpu, GpuFacts, GpuTest, parse_facts, parse_test
 
 _CHILD = Path(__file__).parents[1] / "children"
 FACTS = (sys.executable, str(_CHILD / "gpu_facts.py"))
@@ -118,7 +118,7 @@ def settled(facts: GpuFacts, env: _Env, shown: str | None, limit_s: float) -> Gp
 
 def is_held(gpu: Gpu) -> bool:
     """Whether more of its memory is in use than a driver needs for itself."""
-    return bool(gpu.value("memory_used", 0) > MOST_HELD_BYTES)
+    return bool(gpu.facts.get("memory_used", 0) > MOST_HELD_BYTES)
 
 
 def targets(facts: GpuFacts, shown: str | None, count: int) -> tuple[tuple[int, str], ...]:
@@ -128,7 +128,7 @@ def targets(facts: GpuFacts, shown: str | None, count: int) -> tuple[tuple[int, 
     if facts.trouble:
         words = [w.strip() for w in shown.split(",")] if shown else [str(number) for number in range(count)]
         return tuple(enumerate(words[:count]))
-    usable = [gpu for gpu in facts.gpus if not (gpu.lost or is_held(gpu) or gpu.value("mig", 0))]
+    usable = [gpu for gpu in facts.gpus if not (gpu.lost or is_held(gpu) or gpu.facts.get("mig"))]
     return tuple((gpu.index, gpu.uuid or str(gpu.index)) for gpu in usable)
 
 
@@ -161,10 +161,15 @@ def loaded(
     facts = replace(facts, tests=tuple(tests))
     if watch is None:
         return replace(facts, load_trouble=facts.trouble or "no child could be started")
-    watched = _watched(watch)
-    by_index = {gpu.index: {f"{LOAD}{name}": fact for name, fact in gpu.facts.items()} for gpu in watched.gpus}
-    gpus_watched = (replace(gpu, facts={**gpu.facts, **by_index.get(gpu.index, {})}) for gpu in facts.gpus)
-    return replace(facts, gpus=tuple(gpus_watched), load_trouble=watched.trouble)
+    watch.close_input()
+    watch.stop(WATCH_S)
+    ended = watch.end()
+    if ended.timed_out:
+        return replace(facts, load_trouble=f"{STUCK}: who watched the GPUs was killed")
+    seen = parse_facts(ended.stdout)
+    by_index = {gpu.index: gpu for gpu in seen.gpus}
+    gpus_seen = (gpu.with_more(by_index[gpu.index]) if gpu.index in by_index else gpu for gpu in facts.gpus)
+    return replace(facts, gpus=tuple(gpus_seen), load_trouble=seen.trouble)
 
 
 def _folder() -> contextlib.AbstractContextManager[str]:
@@ -180,14 +185,3 @@ def _started(argv: Sequence[str], env: _Env) -> deadline_subprocess.Child | None
         return deadline_subprocess.Child(argv, env, _STREAMS)
     except OSError:
         return None
-
-
-def _watched(watch: deadline_subprocess.Child) -> GpuFacts:
-    watch.close_input()
-    watch.stop(WATCH_S)
-    ended = watch.end()
-    return (
-        GpuFacts(trouble=f"{STUCK}: who watched the GPUs was killed")
-        if ended.timed_out
-        else parse_facts(ended.stdout)
-    )

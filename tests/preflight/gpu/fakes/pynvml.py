@@ -69,8 +69,8 @@ def nvmlDeviceGetPciInfo(gpu):
 
 
 def nvmlDeviceGetTotalEccErrors(gpu, kind, counter):
-    assert kind == 1
-    return asked("uncorrected" + ("", "_ever")[counter], gpu)
+    assert (kind, counter) == (1, 0)
+    return asked("uncorrected", gpu)
 
 
 def nvmlDeviceGetMigMode(gpu):
@@ -85,24 +85,11 @@ def nvmlDeviceGetMemoryInfo(gpu, version=None):
     return SimpleNamespace(total=asked("memory_total", gpu), used=used)
 
 
-def nvmlDeviceGetTemperatureThreshold(gpu, kind):
-    assert kind == 1
-    return asked("slowdown", gpu)
-
-
-def nvmlDeviceGetTemperature(gpu, sensor):
-    return asked("temperature", gpu)
-
-
 def nvmlDeviceGetNvLinkState(gpu, link):
     links = asked("nvlinks", gpu)
     if link >= len(links):
         raise NVMLError(2)
     return links[link]
-
-
-def nvmlDeviceGetNvLinkErrorCounter(gpu, link, counter):
-    return asked("nvlink_errors", gpu)
 
 
 def nvmlDeviceGetFieldValues(gpu, fields):
@@ -143,12 +130,10 @@ _PLAIN = {
     "nvmlDeviceGetUUID": "uuid",
     "nvmlDeviceGetRemappedRows": "remapped",
     "nvmlDeviceGetRetiredPagesPendingStatus": "retired_pending",
-    "nvmlDeviceGetMarginTemperature": "margin",
     "nvmlDeviceGetCurrPcieLinkGeneration": "pcie_gen",
     "nvmlDeviceGetMaxPcieLinkGeneration": "pcie_gen_max",
     "nvmlDeviceGetCurrPcieLinkWidth": "pcie_width",
     "nvmlDeviceGetMaxPcieLinkWidth": "pcie_width_max",
-    "nvmlDeviceGetPcieReplayCounter": "pcie_replays",
     "nvmlDeviceGetCurrentClocksEventReasons": "reasons",
     "nvmlDeviceGetCurrentClocksThrottleReasons": "old_reasons",
 }
