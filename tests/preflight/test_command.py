@@ -25,6 +25,7 @@ from tests.host.test_real_shm import inside
 from tests.ports import free_port
 from tests.schemas.validator import violations
 from tests.waiting import eventually
+from trainer_launch.host import slow_files
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.container import resource_limits
 
@@ -118,6 +119,7 @@ def test_nobody_waits_for_a_file_for_ever(
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # as a file server that has gone: who opens it waits
+    monkeypatch.setattr(slow_files, "mount_of", lambda path: ("/gone", "nfs4"))
     monkeypatch.setattr(report_formats, "_FILE_LIMIT_S", 0.05)
     report_formats.write_file("--report", str(pipe), "text")
     assert "was not written: no answer in 0.05 s" in caplog.text

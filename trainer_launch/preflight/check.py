@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
@@ -25,7 +25,7 @@ from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
 from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import Host, Job, Topology
-from trainer_launch.model.findings import Fault, Finding, Report, Status, raised
+from trainer_launch.model.findings import Fault, Finding, Report, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import engines
 from trainer_launch.planning.command import Command
@@ -249,14 +249,7 @@ def at_once(about: Sequence[_About], work: Callable[[_About], _Found], most: int
         return dict(zip(about, pool.map(work, about), strict=True))
 
 
-def run(
-    subject: Subject,
-    checks: Sequence[Check[Subject]],
-    *,
-    silenced: Collection[str] = (),
-    fatal: Collection[str] = (),
-    limit_s: float | None = None,
-) -> Report:
+def run(subject: Subject, checks: Sequence[Check[Subject]], limit_s: float | None = None) -> Report:
     """Check the subject; `limit_s` holds for every check, in place of its own limit."""
     began_s = time.monotonic()
     findings: dict[str, tuple[Finding, ...]] = {}
@@ -264,19 +257,15 @@ def run(
     def begin(check: Check[Subject]) -> threading.Thread | None:
         return begin_thread(f"{_THREAD}{check.id}", _judge, check, subject, findings)
 
-    threads = [(check, begin(check)) for check in checks if check.id not in silenced]
-    for check, begun in threads:
+    for check, begun in [(check, begin(check)) for check in checks]:
         thread = begun or begin(check)  # where none was allowed before, one may have ended
         most_s = check.limit_s(subject) if limit_s is None else limit_s
         if thread is not None:
             thread.join(max(0.0, began_s + most_s - time.monotonic()))
         why = NO_THREAD if thread is None else f"it did not finish within {most_s:g} s"
         findings.setdefault(check.id, (check.unknown(why, took_s=time.monotonic() - began_s),))
-    return Report(
-        findings=tuple(raised(finding, fatal) for check, _ in threads for finding in findings[check.id]),
-        silenced=tuple(check.id for check in checks if check.id in silenced),
-        took_s=time.monotonic() - began_s,
-    )
+    found = tuple(finding for check in checks for finding in findings[check.id])
+    return Report(findings=found, took_s=time.monotonic() - began_s)
 
 
 def _judge(check: Check[Subject], subject: Subject, findings: dict[str, tuple[Finding, ...]]) -> None:

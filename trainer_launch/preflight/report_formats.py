@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import tempfile
 import textwrap
@@ -15,8 +14,7 @@ import msgspec
 from msgspec import Meta, Struct, to_builtins
 from msgspec.structs import asdict, replace
 
-from trainer_launch.host import files, logs
-from trainer_launch.host.deadline_subprocess import begin_thread
+from trainer_launch.host import files, logs, slow_files
 from trainer_launch.model import Json
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Finding, Report, Scope, Severity, Status, Verdict
@@ -110,14 +108,10 @@ def parse(data: bytes) -> tuple[Finding, ...]:
     try:
         told = msgspec.json.decode(data, type=_Document)
     except (ValueError, RecursionError) as problem:
-        raise ValueError(_complaint(problem)) from None
+        raise ValueError(f"no finding: {ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}") from None
     if (told.format, told.version) != (REPORT, REPORT_VERSION):
         raise ValueError(f"it is no {REPORT} document of version {REPORT_VERSION}")
     return tuple(map(in_one_line, told.findings))
-
-
-def _complaint(problem: Exception) -> str:
-    return f"no finding: {ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}"
 
 
 def in_one_line(finding: Finding) -> Finding:
@@ -284,16 +278,24 @@ def check_files(paths: Mapping[str, str | None]) -> None:
         UsageError: its folder is not there or not ours.
     """
     for flag, path in paths.items():
-        problem = None if path is None else _within_limit(functools.partial(_try, path))
+        problem = None if path is None else _problem_of(path, _try)
         if problem is not None and problem.errno in _OF_THE_SETTING:
             raise UsageError(f"{flag} {path} cannot be written: {problem.strerror}; name a writable directory")
 
 
 def write_file(flag: str, path: str, text: str, mode: int = 0o644) -> None:
     """Replace a file, whole or not at all, or warn. What is no file is written as it is."""
-    problem = _within_limit(functools.partial(_write, path, text, mode))
+    problem = _problem_of(path, _write, text, mode)
     if problem is not None:
         logs.warn(f"{flag}: {path} was not written: {problem.strerror}")
+
+
+def _problem_of(path: str, act: Callable[..., None], *args: object) -> OSError | None:
+    late = OSError(errno.ETIMEDOUT, f"no answer in {_FILE_LIMIT_S:g} s")
+    try:
+        return slow_files.within(path, late, act, path, *args, wait_s=_FILE_LIMIT_S)
+    except OSError as problem:
+        return problem
 
 
 def _try(path: str) -> None:
@@ -309,20 +311,3 @@ def _write(path: str, text: str, mode: int) -> None:
         Path(path).write_text(text, encoding="utf-8")
     else:
         files.replace(os.path.realpath(path), text.encode(), mode)
-
-
-def _within_limit(act: Callable[[], None]) -> OSError | None:
-    """What an act in a thread of its own came to; one that takes too long is left to itself."""
-    problems: list[OSError | None] = []
-
-    def run() -> None:
-        try:
-            act()
-            problems.append(None)
-        except OSError as problem:
-            problems.append(problem)
-
-    thread = begin_thread("file", run)
-    if thread is not None:
-        thread.join(_FILE_LIMIT_S)
-    return problems[0] if problems else OSError(errno.ETIMEDOUT, f"no answer in {_FILE_LIMIT_S:g} s")
