@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -11,36 +10,18 @@ from msgspec.structs import replace
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.preflight import report_formats, thresholds
 from trainer_launch.preflight.check import STATE_FILE
-from trainer_launch.preflight.container.resource_limits import differences, fault_of
+from trainer_launch.preflight.container.resource_limits import fault_of, worse
 
 LARGE = Finding(check="shm", status=Status.PASS, text="all is well", measured=8192, unit="MiB")
 SMALL = replace(LARGE, status=Status.FAIL, fault=Fault.JOB, text="too little", measured=64, action="mount more")
-UNLIMITED = Finding(check="memory", status=Status.PASS, text="no limit", unit="MiB")
-LIMITED = Finding(check="memory", status=Status.PASS, text="enough", measured=4096, unit="MiB")
 UNKNOWN = Finding(check="shm", status=Status.UNKNOWN, text="?")
 
 
-def told(before: Finding, now: Finding) -> list[tuple[int, str]]:
-    return list(differences({before.check: before}, (now,)))
-
-
-def test_what_is_worse_here_is_a_warning_with_what_to_do_and_what_only_differs_is_told() -> None:
-    (worse,), (other,), (better,) = told(LARGE, SMALL), told(UNLIMITED, LIMITED), told(SMALL, LARGE)
-    assert worse == (
-        logging.WARNING,
-        "shm: preflight's container had 8192 MiB, this one has 64 MiB: too little. What to do: mount more",
-    )
-    assert other == (logging.INFO, "memory: preflight's container had no limit, this one has 4096 MiB")
-    assert better[0] == logging.INFO
-    assert told(LARGE, LARGE) == told(SMALL, SMALL) == told(UNKNOWN, SMALL) == told(LARGE, UNKNOWN) == []
-    assert list(differences({}, (SMALL,))) == []
-
-
-def test_nothing_of_another_containers_file_breaks_a_line_of_the_log() -> None:
-    nasty = Finding(check="shm", status=Status.PASS, text="", measured="1\n[trainer-launch] all is lost" + "x" * 99)
-    ((_, sentence),) = told(nasty, LARGE)
-    assert "\n" not in sentence
-    assert len(sentence) < 150
+def test_what_is_worse_here_than_in_preflights_container_is_told() -> None:
+    before = {"shm": Status.PASS}
+    assert worse(before, (SMALL,)) == [SMALL]
+    assert worse(before, (LARGE, UNKNOWN)) == worse({}, (SMALL,)) == []
+    assert worse({"shm": Status.FAIL}, (SMALL, LARGE)) == worse({"shm": Status.UNKNOWN}, (SMALL,)) == []
 
 
 def left(folder: Path, *found: Finding) -> str:

@@ -106,13 +106,17 @@ def check(
     needs: Needs = Needs.NOTHING,
     limit_s: Callable[[Any], float] | None = None,
     tell: Callable[[Subject], str] | None = None,
-) -> Callable[[Callable[[Context], Iterable[Finding]]], Check[Context]]:
+) -> Callable[[Callable[[Context], Finding | Iterable[Finding]]], Check[Context]]:
     """Make a check of the function that follows; the first line of its docstring is the title."""
 
-    def made(run: Callable[[Context], Iterable[Finding]]) -> Check[Context]:
+    def made(run: Callable[[Context], Finding | Iterable[Finding]]) -> Check[Context]:
+        def findings(context: Context) -> tuple[Finding, ...]:
+            found = run(context)
+            return (found,) if isinstance(found, Finding) else tuple(found)
+
         title = (run.__doc__ or "").partition("\n")[0]
         limit = limit_s or (lambda context: LIMIT_S)
-        return Check(id=name, title=title, run=run, where=where, needs=needs, limit_s=limit, tell=tell)
+        return Check(id=name, title=title, run=findings, where=where, needs=needs, limit_s=limit, tell=tell)
 
     return made
 
