@@ -24,22 +24,19 @@ from trainer_launch.preflight.thresholds import REPORT, REPORT_VERSION, Referenc
 MAX_BYTES = 1 << 20  # of a document that is read back
 _MAX_COMPLAINT = 200
 _WIDTH = 80
+# In words, and in the pod's status.
 _WORDS = {
-    Verdict.PASS: "PASSED",
-    Verdict.UNKNOWN: "PASSED: nothing failed, but some results are unknown",
-    Verdict.WARN: "PASSED with warnings",
-    Verdict.RETRYABLE: "FAILED: a node or its environment is faulty; retry on other nodes",
-    Verdict.FATAL: "FAILED: fix the job; a retry will not help",
+    Verdict.PASS: ("PASSED", "PreflightPassed"),
+    Verdict.UNKNOWN: ("PASSED: nothing failed, but some results are unknown", "PreflightIncomplete"),
+    Verdict.WARN: ("PASSED with warnings", "PreflightWarned"),
+    Verdict.RETRYABLE: (
+        "FAILED: a node or its environment is faulty; retry on other nodes",
+        "PreflightRetryable",
+    ),
+    Verdict.FATAL: ("FAILED: fix the job; a retry will not help", "PreflightFatal"),
 }
 _MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
 _QUIET = (Status.PASS, Status.SKIPPED)
-_REASONS = {
-    Verdict.PASS: "PreflightPassed",
-    Verdict.UNKNOWN: "PreflightIncomplete",
-    Verdict.WARN: "PreflightWarned",
-    Verdict.RETRYABLE: "PreflightRetryable",
-    Verdict.FATAL: "PreflightFatal",
-}
 _RETRYABLE = {Verdict.RETRYABLE: "retryable=true ", Verdict.FATAL: "retryable=false "}
 _SHOWN_ALIKE = 3
 _MANY_ALIKE = 20
@@ -122,7 +119,7 @@ def in_one_line(finding: Finding) -> Finding:
 
 def summary(verdict: Verdict) -> str:
     """The verdict in words: `PASSED with warnings`."""
-    return _WORDS[verdict]
+    return _WORDS[verdict][0]
 
 
 def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
@@ -130,7 +127,7 @@ def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
 
     `elsewhere` is where the report of all nodes can be read, if not here.
     """
-    lines = [f"Preflight {_WORDS[report.verdict]} (exit code {code})", f"  {place}: {tally(report)}"]
+    lines = [f"Preflight {summary(report.verdict)} (exit code {code})", f"  {place}: {tally(report)}"]
     blamed = at_fault(report)
     if blamed:
         lines += _wrapped(f"faulty: {blamed}", "  ", "    ")
@@ -158,7 +155,7 @@ def line(report: Report, place: Place, code: int, elsewhere: str) -> str:
     here = "no check failed on this node"
     if own:
         here += f" ({listed(list(dict.fromkeys(f'{found.status.value}: {found.check}' for found in own)), 4)})"
-    parts = [f"Preflight {_WORDS[report.verdict]} (exit code {code})"]
+    parts = [f"Preflight {summary(report.verdict)} (exit code {code})"]
     parts += [f"faulty: {blamed}"] if blamed else []
     return "; ".join((*parts, f"{here}; full report: the log of {elsewhere}")) + "\n"
 
@@ -216,7 +213,7 @@ def _alike(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
 def termination_message(report: Report, place: Place, code: int) -> str:
     """The pod's termination message, before it is cut: the first line can be read alone."""
     found = loud(report.findings)
-    first = f"reason={_REASONS[report.verdict]} exit={code} {_RETRYABLE.get(report.verdict, '')}{_whose(place)}"
+    first = f"reason={_WORDS[report.verdict][1]} exit={code} {_RETRYABLE.get(report.verdict, '')}{_whose(place)}"
     first += f" | {tally(report)}"
     if found:
         first += f": {found[0].check}: {found[0].text}"

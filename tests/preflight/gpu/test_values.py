@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -17,10 +18,9 @@ from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.host.network import AdapterPort, adapter_ports
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight import check
-from trainer_launch.preflight.children import gpu_facts
 from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.preflight.cluster.node_facts import NCCL, differences
-from trainer_launch.preflight.gpu import checks, rules
+from trainer_launch.preflight.gpu import checks, collect, rules
 from trainer_launch.preflight.gpu.collect import Cards, visible
 from trainer_launch.preflight.gpu.facts import Gpu, GpuFacts, parse_facts, parse_test
 
@@ -94,26 +94,25 @@ def test_errors_of_the_last_hours_are_read_from_the_kernels_log(
 ) -> None:
     log = tmp_path / "kmsg"
     log.write_text(record)
-    told = gpu_facts.earlier_xids(str(log))
-    assert [one[:2] for one in told] == found
+    told = collect.earlier_xids(str(log))
+    assert [[place, xid] for place, xid, _ in told] == found
     assert all(0 <= ago_s < 3600 for _, _, ago_s in told)
-    assert gpu_facts.earlier_xids(str(tmp_path / "none")) == []
+    assert collect.earlier_xids(str(tmp_path / "none")) == ()
 
 
-def test_records_that_were_overwritten_meanwhile_do_not_end_the_log(tmp_path: Path) -> None:
+def test_records_that_were_overwritten_do_not_end_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel says so once, with EPIPE, and goes on with the oldest that it still has."""
-    records: list[bytes | OSError] = [BrokenPipeError(), b"the oldest", BlockingIOError()]
+    log = tmp_path / "kmsg"
+    log.write_text(f"6,100,{NOW},-;{FALLEN}\n")
+    problems, read = [BrokenPipeError()], os.read
 
-    class Log:
-        def read(self, size: int) -> bytes:
-            record = records.pop(0)
-            if isinstance(record, OSError):
-                raise record
-            return record
+    def interrupted(fd: int, size: int) -> bytes:
+        if problems:
+            raise problems.pop()
+        return read(fd, size)
 
-    assert gpu_facts._record(Log()) == b"the oldest"
-    with pytest.raises(BlockingIOError):
-        gpu_facts._record(Log())
+    monkeypatch.setattr(os, "read", interrupted)
+    assert [xid for _, xid, _ in collect.earlier_xids(str(log))] == [79]
 
 
 def loud(*cards: Gpu) -> list[tuple[str, str]]:

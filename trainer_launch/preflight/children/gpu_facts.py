@@ -14,11 +14,9 @@ import ctypes
 import importlib
 import json
 import os
-import re
 import select
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -39,8 +37,6 @@ _FABRIC_DONE = 3
 _UNCORRECTED, _VOLATILE = 1, 0
 _VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a field, by its type
 _LIMIT_S, _WATCH_LIMIT_S = 60, 600
-_XID = re.compile(r"^[^;]*?,[^;]*?,(\d+)[^;]*;NVRM: Xid \(PCI:([0-9A-Fa-f:]+)[^)]*\): (\d+)")
-_RECENT_S, _RECORD_BYTES = 7200, 8192
 INTERVAL_S = 0.05
 _XID_EVENT = 8  # the type of event
 _TIMED_OUT = 10
@@ -75,7 +71,7 @@ def at_rest() -> dict[str, Any]:
     gpus = [of_gpu(index) for index in range(nvml.nvmlDeviceGetCount())]
     driver = Facts()
     driver.ask("version", lambda: text(nvml.nvmlSystemGetDriverVersion()))
-    return {"trouble": "", "driver": driver.known.get("version", ""), "gpus": gpus, "log": earlier_xids()}
+    return {"trouble": "", "driver": driver.known.get("version", ""), "gpus": gpus}
 
 
 def of_gpu(index: int) -> dict[str, Any]:
@@ -193,28 +189,6 @@ def fabric_error(gpu: Any) -> int:
     info.version = nvml.nvmlGpuFabricInfo_v2
     nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
     return int(info.status) if info.state == _FABRIC_DONE else 0
-
-
-def earlier_xids(path: str = "/dev/kmsg") -> list[list[Any]]:
-    """Errors of the last hours by the kernel's log, where a container may read it: place, number, seconds ago."""
-    xids: list[list[Any]] = []
-    with contextlib.suppress(OSError), open(path, "rb", buffering=0, opener=_without_waiting) as file:
-        while (record := _record(file)) and len(xids) < _MAX_EVENTS:
-            if match := _XID.match(record.decode(errors="replace")):
-                ago_s = time.clock_gettime(time.CLOCK_MONOTONIC) - int(match[1]) / 1e6
-                xids += [[match[2].lower(), int(match[3]), round(ago_s)]] if ago_s < _RECENT_S else []
-    return xids
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _record(file: Any) -> bytes:
-    """The next one; of those that were overwritten meanwhile the kernel says so, and goes on with the oldest."""
-    while True:
-        with contextlib.suppress(BrokenPipeError):
-            return file.read(_RECORD_BYTES) or b""
 
 
 # How each fact of a GPU is asked for.

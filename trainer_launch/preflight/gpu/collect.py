@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import MappingProxyType
 
 from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
+from trainer_launch.host.incident_facts import kernel_log
 from trainer_launch.preflight.gpu.facts import Gpu, GpuFacts, GpuTest, parse_facts, parse_test
 
 _CHILD = Path(__file__).parents[1] / "children"
@@ -34,6 +37,8 @@ _FIRST_PAUSE_S = 0.5
 _NOT_OURS = frozenset(("NCCL_DEBUG_FILE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
 _TALK = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 _STREAMS = deadline_subprocess.Streams(stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+_XID = re.compile(r"(\S+ \S+) NVRM: Xid \(PCI:([0-9A-Fa-f:]+)[^)]*\): (\d+).*")
+_RECENT = timedelta(hours=2)
 _Env = Mapping[str, str]
 
 
@@ -77,6 +82,7 @@ def collect(
     """
     shown = env.get("CUDA_VISIBLE_DEVICES")
     facts = settled(asked(env, left_s(LEAST_S, FACTS_S), shown), env, shown, left_s(0.0, SETTLE_S))
+    facts = replace(facts, log=earlier_xids())
     if level not in LOAD_S:
         return facts
     return loaded(facts, targets(facts, shown, count), env, (python, BENCH, "--level", level), LOAD_S[level])
@@ -93,6 +99,21 @@ def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:
         return GpuFacts(trouble=f"{STUCK}: no answer within {limit_s:g} s")
     facts = parse_facts(ended.stdout)
     return replace(facts, gpus=visible(facts.gpus, shown))
+
+
+def earlier_xids(path: str = "/dev/kmsg") -> tuple[tuple[str, int, int], ...]:
+    """Errors of the last hours by the kernel's log, where a container may read it: place, number, seconds ago."""
+    try:
+        found = [match for line in kernel_log(path).splitlines() if (match := _XID.fullmatch(line))]
+    except OSError:
+        return ()
+    now = datetime.now(timezone.utc)
+    ago = [now - datetime.strptime(f"{match[1]}+0000", "%Y-%m-%d %H:%M:%S%z") for match in found]
+    return tuple(
+        (match[2].lower(), int(match[3]), round(since.total_seconds()))
+        for match, since in zip(found, ago, strict=True)
+        if since < _RECENT
+    )
 
 
 def visible(gpus: Sequence[Gpu], shown: str | None) -> tuple[Gpu, ...]:

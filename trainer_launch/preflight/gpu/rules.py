@@ -22,10 +22,7 @@ DRAIN = "drain this node, and have the card reset, tested or replaced"
 _RESET = "have the GPU reset before it is used: a bad row of its memory is still in use"
 # In models' names: cards that have links for bridges, and not all of them need lead anywhere.
 _BRIDGED = ("pcie", "nvl", "a30", "a40", "rtx", "quadro", "titan", "geforce")
-_LINKS_DOWN = "has {value[0]} of {value[1]} NVLinks up (down: {gpu.down_links})"
-_XIDS_SEEN = "had XID {value} during our tests"
 _IN_PARTS = "is in MIG mode, in which {value} workers of one job cannot work together"
-_SLOWER = "is slowed down under load by {value[0]}, in {value[1]} of {value[2]} looks"
 _LASTS = 0.1, 3  # slower clocks, in this share of the looks and in so many: a single look is no fault
 # As nvmlGpuRecoveryAction has them.
 _RECOVERY = {
@@ -81,6 +78,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     measured: Callable[[Any], Value] = lambda value: value
     unit: str = ""
     fault: Fault | None = Fault.NODE  # None: a warning
+    is_mild: Callable[[Any], object] = lambda value: False  # values that only warn
     action: str = DRAIN
 
     def finding(self, check: Check[Subject], gpu: Gpu) -> Finding | None:
@@ -89,9 +87,9 @@ class Rule(Struct, frozen=True, kw_only=True):
             return None
         value = gpu.facts[self.fact]
         text, action = (form.format(value=self.words(value), gpu=gpu) for form in (self.text, self.action))
-        measured, expected = value if self.is_pair else (self.measured(value), self.expected)
+        measured, expected = value[:2] if self.is_pair else (self.measured(value), self.expected)
         more = {"measured": measured, "expected": expected, "unit": self.unit, "action": action}
-        return of_gpu(check, self.fault, gpu.index, text, **more)
+        return of_gpu(check, None if self.is_mild(value) else self.fault, gpu.index, text, **more)
 
     def _is_bad(self, value: Any) -> object:
         if self.bad is not None:
@@ -190,7 +188,7 @@ def _links(gpus: Sequence[Gpu]) -> dict[int, dict[str, Any]]:
         wanted = most if is_bridged or not any(links) else len(links)
         facts[gpu.index] = {
             "no links": not most and not is_bridged,
-            "bridges" if is_bridged else "links": (sum(links), wanted),
+            "links": (sum(links), wanted, is_bridged),
             "link speed": (gpu.facts.get("nvlink_mbps", fastest), fastest),
         }
     return facts
@@ -206,10 +204,6 @@ def _is_slower(pair: Sequence[int]) -> bool:
 
 def _slowing(slowed: Mapping[str, Any]) -> list[int]:
     return [bit for bit in _SLOWED_BY if slowed["times"].get(str(bit))]
-
-
-def _bits(slowed: Mapping[str, Any]) -> str:
-    return " ".join(f"{bit:#x}" for bit in _slowing(slowed))
 
 
 def _is_lasting(slowed: Mapping[str, Any]) -> bool:
@@ -331,20 +325,12 @@ clocks = _ruled(
     "not slowed down under load",
     Rule(
         fact=_CLOCKS,
-        bad=_is_lasting,
-        words=_slowed,
-        text=_SLOWER,
-        measured=_bits,
-        action="drain this node: see the cooling and the power supply of that machine",
-    ),
-    Rule(
-        fact=_CLOCKS,
         bad=_slowing,
+        is_mild=lambda slowed: not _is_lasting(slowed),
         words=_slowed,
-        text=_SLOWER,
-        measured=_bits,
-        fault=None,
-        action="see the cooling and the power supply of that machine, if it goes on",
+        text="is slowed down under load by {value[0]}, in {value[1]} of {value[2]} looks",
+        measured=lambda slowed: " ".join(f"{bit:#x}" for bit in _slowing(slowed)),
+        action="see the cooling and the power supply of that machine, and drain it if this goes on",
     ),
     needs=Needs.LOAD,
 )
@@ -383,8 +369,13 @@ nvlink = _ruled(
         fault=None,
         action="see the fabric manager of that machine; without NVLink GPUs talk over PCIe, many times slower",
     ),
-    Rule(fact="links", is_pair=True, text=_LINKS_DOWN, unit="links"),
-    Rule(fact="bridges", is_pair=True, text=_LINKS_DOWN, unit="links", fault=None),
+    Rule(
+        fact="links",
+        is_pair=True,
+        is_mild=lambda links: links[2],
+        text="has {value[0]} of {value[1]} NVLinks up (down: {gpu.down_links})",
+        unit="links",
+    ),
     Rule(
         fact="link speed",
         is_pair=True,
@@ -409,13 +400,12 @@ xid = _ruled(
     "no XID error during our tests",
     Rule(
         fact=f"{LOAD}xids",
-        bad=_serious,
+        is_mild=lambda xids: not _serious(xids),
         words=_xids,
-        text=_XIDS_SEEN,
-        measured=lambda xids: min(_serious(xids)),
+        text="had XID {value} during our tests",
+        measured=lambda xids: min(_serious(xids) or xids),
         unit="XID",
     ),
-    Rule(fact=f"{LOAD}xids", words=_xids, text=_XIDS_SEEN, measured=min, unit="XID", fault=None),
     Rule(  # the card may have been reset since
         fact="logged xids",
         bad=_serious,
