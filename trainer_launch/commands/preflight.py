@@ -21,7 +21,7 @@ from trainer_launch.planning.task import ports_of
 from trainer_launch.preflight import node_preflight, registry, report_formats, report_page, thresholds
 from trainer_launch.preflight.check import STATE_FILE, subject_of, with_network
 from trainer_launch.preflight.cluster import participation
-from trainer_launch.preflight.node_preflight import Doing, Selection, Told
+from trainer_launch.preflight.node_preflight import NodeResult, PreflightProgress, Selection
 from trainer_launch.preflight.report_formats import Place
 from trainer_launch.supervisor import outcome
 
@@ -70,7 +70,7 @@ def main(parsed: Parsed) -> int:
         termination_message.write_termination_message(text, settings.termination_log)
 
     try:
-        return _main(parsed, settings, Doing(write_message))
+        return _main(parsed, settings, PreflightProgress(write_message))
     except LaunchError as problem:
         if isinstance(problem, NodeError):
             problem.exit_code = exit_codes.PREFLIGHT_RETRYABLE
@@ -78,7 +78,7 @@ def main(parsed: Parsed) -> int:
         raise
 
 
-def _main(parsed: Parsed, settings: Settings, doing: Doing) -> int:
+def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     programs.check_libc()
     selection = Selection.of(settings)
     thresholds.parse_flag(settings.threshold)
@@ -104,7 +104,7 @@ def _main(parsed: Parsed, settings: Settings, doing: Doing) -> int:
     return code
 
 
-def _hand_out(told: Told, here: Place, code: int, parsed: Parsed) -> None:
+def _hand_out(told: NodeResult, here: Place, code: int, parsed: Parsed) -> None:
     """To the pod's status, to the screen, to files. A node that is well only says where the whole report is."""
     settings, report, elsewhere = parsed.settings, told.report, told.elsewhere
     at_s = time.time()

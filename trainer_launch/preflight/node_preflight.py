@@ -75,7 +75,7 @@ class Selection(Struct, frozen=True):
         return "quick" if is_idle else settings.level
 
 
-class Told(Struct, frozen=True):
+class NodeResult(Struct, frozen=True):
     """What was found, and by whom."""
 
     report: Report
@@ -87,7 +87,7 @@ class Told(Struct, frozen=True):
     is_cluster: bool = True  # there was a cluster preflight
 
 
-def preflight(subject: Subject, settings: Settings, selection: Selection, doing: Doing) -> Told:
+def preflight(subject: Subject, settings: Settings, selection: Selection, doing: PreflightProgress) -> NodeResult:
     """All that is to be done on this node."""
     began_s = time.monotonic()
     subject = with_gpus(subject, selection.level(settings))
@@ -103,8 +103,8 @@ def preflight(subject: Subject, settings: Settings, selection: Selection, doing:
 
 
 def _without_others(
-    subject: Subject, settings: Settings, selection: Selection, doing: Doing, obstacle: str
-) -> Told:
+    subject: Subject, settings: Settings, selection: Selection, doing: PreflightProgress, obstacle: str
+) -> NodeResult:
     """This container with its GPUs, and an MPI launcher's hosts."""
     began_s = time.monotonic()
     findings = [*selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))]
@@ -120,10 +120,10 @@ def _without_others(
         findings += selection.kept(launcher_checks.findings(subject, settings, wanted, left_s))
     elif subject.has_peers and not selection.chosen:
         findings += [present_nodes.all_present.skipped(obstacle)]
-    return Told(Report(findings=tuple(findings)), figures, is_cluster=False)
+    return NodeResult(Report(findings=tuple(findings)), figures, is_cluster=False)
 
 
-def _together(subject: Subject, settings: Settings, selection: Selection, doing: Doing) -> Told:
+def _together(subject: Subject, settings: Settings, selection: Selection, doing: PreflightProgress) -> NodeResult:
     """This container's checks while the others are waited for; the names are looked up when they are there."""
     checks = selection.at(Where.CONTAINER, Where.GPU)
     at_once = [check for check in checks if check.needs is not Needs.NAMES]
@@ -132,7 +132,7 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
     with participation.gathering(subject, settings, selection.skipped) as part:
         if isinstance(part, NodeError):  # the check of the port says so
             doing.release()
-            return Told(Report(findings=selection.run(replace(subject, deadline_s=0.0), checks)))
+            return NodeResult(Report(findings=selection.run(replace(subject, deadline_s=0.0), checks)))
         doing.waiting, doing.undo = part.waiting, part.tokens.remove
         doing.release()
         if subject.topology.is_coordinator:
@@ -151,9 +151,9 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
         report = Report(findings=merged(own, decided, part.own, registry.ids(Where.CLUSTER)))
         is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
         if part.server is None:
-            return Told(report, elsewhere=part.home if is_elsewhere else "")
+            return NodeResult(report, elsewhere=part.home if is_elsewhere else "")
         held = part.server.preflight
-        return Told(report, held.measured(), held.seen, held.names, selection.kept(held.findings))
+        return NodeResult(report, held.measured(), held.seen, held.names, selection.kept(held.findings))
 
 
 def place_of(subject: Subject) -> Place:
@@ -206,7 +206,7 @@ def explained(own: Sequence[Finding], decided: Sequence[Finding], *, is_shared: 
             yield finding
 
 
-class Doing:
+class PreflightProgress:
     """What the preflight does at the moment; those who do it keep this up to date."""
 
     def __init__(self, write_message: Callable[[str], None]) -> None:

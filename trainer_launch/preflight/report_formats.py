@@ -287,8 +287,8 @@ def write_file(flag: str, path: str, text: str, mode: int = 0o644) -> None:
         logs.warn(f"{flag}: {path} was not written: {problem.strerror}")
 
 
-def _problem_of(path: str, act: Callable[..., None], *args: object) -> OSError | None:
-    late = OSError(errno.ETIMEDOUT, f"no answer in {_FILE_LIMIT_S:g} s")
+def _problem_of(path: str, act: Callable[..., OSError | None], *args: object) -> OSError | None:
+    late: OSError | None = OSError(errno.ETIMEDOUT, f"no answer in {_FILE_LIMIT_S:g} s")
     try:
         return slow_files.within(path, late, act, path, *args, wait_s=_FILE_LIMIT_S)
     except OSError as problem:

@@ -238,10 +238,12 @@ class WatchedGpu:
     def look(self) -> None:
         """Once."""
         for name, read in (("load pcie_generation", pcie_generation), ("load pcie_lanes", pcie_lanes)):
-            best = self._facts.known.get(name, [])
-            self._facts.ask(name, lambda read=read, best=best: max(read(self._gpu), best))
+            self._facts.ask(name, partial(self._best, name, read))
         self._facts.ask("load clock_reasons", self._clocks)
         self._hear(0)
+
+    def _best(self, name: str, read: Callable[[Any], list[int]]) -> list[int]:
+        return max(read(self._gpu), self._facts.known.get(name, []))
 
     def _clocks(self) -> dict[str, Any]:
         """How often what slowed the clocks down, while the GPU was busy."""

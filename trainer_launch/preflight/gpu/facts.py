@@ -49,9 +49,9 @@ class Gpu(Struct, frozen=True, kw_only=True):
         """All of it, in units."""
         return in_units(self.facts.get("memory_total", 0))
 
-    def first(self, names: Sequence[str]) -> str | None:
-        """The first of these facts that this kind of card has, known or not."""
-        return next((name for name in names if name in self.facts or name in self.unknown), None)
+    def first(self, names: Sequence[str]) -> str:
+        """The first of these facts that this kind of card has, known or not; empty: it has none."""
+        return next((name for name in names if name in self.facts or name in self.unknown), "")
 
     def with_more(self, gpu: Gpu) -> Gpu:
         """The same one, with what is known of it from another look."""

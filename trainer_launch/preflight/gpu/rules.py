@@ -62,7 +62,7 @@ _XID_WORDS = {
 _MILD = frozenset((13, 31, 43, 45, 63, 92, 94, 121, 126))
 
 
-class Rule(Struct, frozen=True, kw_only=True):
+class GpuRule(Struct, frozen=True, kw_only=True):
     """What is wrong with a GPU of which a fact is known and bad.
 
     Without `bad`, a fact is bad that is above `expected`, that is below it in a pair, or that is true. Text and
@@ -109,7 +109,7 @@ def _ruled(
     title: str,
     facts: Sequence[str],
     good: str,
-    *rules: Rule,
+    *rules: GpuRule,
     needs: Needs = Needs.NOTHING,
 ) -> Check[Subject]:
     """A check of these rules, of which the first that fits a GPU speaks; a lost GPU has no other fault.
@@ -235,8 +235,8 @@ recovery = _ruled(
     "The driver asks for no reset of a GPU, and none is gone.",
     ("lost", "recovery"),
     "the driver asks for no recovery",
-    Rule(fact="lost", text="does not answer: {value}"),
-    Rule(
+    GpuRule(fact="lost", text="does not answer: {value}"),
+    GpuRule(
         fact="recovery",
         expected=0,
         words=_recovery,
@@ -249,7 +249,7 @@ ecc = _ruled(
     "GPU memory had no error that could not be corrected since the driver was loaded.",
     ("ecc_uncorrected",),
     "no uncorrected memory error since the driver was loaded",
-    Rule(
+    GpuRule(
         fact="ecc_uncorrected",
         expected=0,
         text="had {value} uncorrected memory errors since the driver was loaded ({gpu.uuid})",
@@ -262,21 +262,21 @@ remap = _ruled(  # cards have remapped rows from A100 on, older ones retired pag
     "No bad row of GPU memory waits for a spare one, which takes a reset, and there are spare ones left.",
     ("remapped", "retired_pending"),
     "no bad row or page of memory waits for a reset",
-    Rule(
+    GpuRule(
         fact="remapped",
         bad=lambda rows: rows[3],
         text="has a bad row of memory and no spare one for it: remapping failed ({gpu.uuid})",
         measured=lambda rows: "failed",
         action="drain this node for good: replace the card",
     ),
-    Rule(
+    GpuRule(
         fact="remapped",
         bad=lambda rows: rows[2],
         text="has a bad row of memory whose remapping waits for a reset ({value[1]} so far, {gpu.uuid})",
         measured=lambda rows: "pending",
         action=_RESET,
     ),
-    Rule(
+    GpuRule(
         fact="retired_pending",
         text="has a bad page of memory whose retirement waits for a reset ({gpu.uuid})",
         measured=lambda pages: "pending",
@@ -288,7 +288,7 @@ mig = _ruled(
     "No GPU is cut into parts (MIG), one of which serves one process, and none together with other GPUs.",
     ("mig",),
     "whole",
-    Rule(
+    GpuRule(
         fact="mig asked for",
         text=_IN_PARTS,
         measured=bool,
@@ -296,7 +296,7 @@ mig = _ruled(
         fault=Fault.JOB,
         action="request whole GPUs",
     ),
-    Rule(
+    GpuRule(
         fact="mig left on",
         text=_IN_PARTS,
         measured=bool,
@@ -309,7 +309,7 @@ memory = _ruled(  # asked before any context of ours; a container does not see o
     "GPU memory is free: somebody who died a moment ago may hold it for a while, others for ever.",
     ("memory_used",),
     "no more memory in use than the driver itself needs",
-    Rule(
+    GpuRule(
         fact="memory_used",
         expected=MOST_HELD_BYTES,
         words=in_units,
@@ -323,7 +323,7 @@ clocks = _ruled(
     "Under load no GPU is slowed down by heat or by its power supply; its own power limit is nothing unusual.",
     (_CLOCKS,),
     "not slowed down under load",
-    Rule(
+    GpuRule(
         fact=_CLOCKS,
         bad=_slowing,
         is_mild=lambda slowed: not _is_lasting(slowed),
@@ -339,7 +339,7 @@ pcie = _ruled(
     "The way from the processor to each GPU is as wide and as fast under load as card and slot allow.",
     (f"{LOAD}pcie_lanes",),
     "PCIe as wide and as fast as it can be",
-    Rule(
+    GpuRule(
         fact=f"{LOAD}pcie_lanes",
         is_pair=True,
         bad=_is_slower,
@@ -347,7 +347,7 @@ pcie = _ruled(
         unit="lanes",
         action="drain this node: have the card, its slot and its riser seen to",
     ),
-    Rule(
+    GpuRule(
         fact=f"{LOAD}pcie_generation",
         is_pair=True,
         bad=_is_slower,
@@ -362,29 +362,29 @@ nvlink = _ruled(
     "The links between this node's GPUs are up, on each as many as on the others.",
     ("nvlinks",),
     "all NVLinks up, and equally fast",
-    Rule(
+    GpuRule(
         fact="no links",
         text="has NVLinks, and none is up",
         measured=lambda is_so: 0,
         fault=None,
         action="see the fabric manager of that machine; without NVLink GPUs talk over PCIe, many times slower",
     ),
-    Rule(
+    GpuRule(
         fact="links",
         is_pair=True,
         is_mild=lambda links: links[2],
         text="has {value[0]} of {value[1]} NVLinks up (down: {gpu.down_links})",
         unit="links",
     ),
-    Rule(
+    GpuRule(
         fact="link speed",
         is_pair=True,
         words=lambda pair: [mbps / 1000 for mbps in pair],
         text="has an NVLink at {value[0]:g} GB/s, others are at {value[1]:g}",
         unit="MB/s",
     ),
-    Rule(fact="fabric_error", text="could not join its NVLink fabric (error {value})"),
-    Rule(
+    GpuRule(fact="fabric_error", text="could not join its NVLink fabric (error {value})"),
+    GpuRule(
         fact=f"{LOAD}nvlink_errors",
         expected=0,
         text="had {value} errors on its NVLinks during our tests",
@@ -398,7 +398,7 @@ xid = _ruled(
     "The driver told no error (XID) of a GPU while it was tested, nor lately where the kernel's log is known.",
     (f"{LOAD}xids",),
     "no XID error during our tests",
-    Rule(
+    GpuRule(
         fact=f"{LOAD}xids",
         is_mild=lambda xids: not _serious(xids),
         words=_xids,
@@ -406,7 +406,7 @@ xid = _ruled(
         measured=lambda xids: min(_serious(xids) or xids),
         unit="XID",
     ),
-    Rule(  # the card may have been reset since
+    GpuRule(  # the card may have been reset since
         fact="logged xids",
         bad=_serious,
         words=_logged,
