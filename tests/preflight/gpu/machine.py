@@ -30,7 +30,7 @@ _CARD: dict[str, Any] = {
     "retired_pending": {"error": 3}, "mig": 0,
     "memory_total": 143_771 << 20, "memory_used": 500 << 20,
     "pcie_gen": 1, "pcie_gen_max": 5, "pcie_width": 16, "pcie_width_max": 16,
-    "nvlinks": [1] * 18, "nvlink_mbps": 26_562, "nvlink_errors": 0, "fabric": [0, 0],
+    "nvlinks": [1] * 18, "nvlink_errors": 0, "fabric": [0, 0],
     "reasons": 1, "old_reasons": 1, "xids": [],
 }  # fmt: skip
 _LOAD = {"pcie_gen": 5, "reasons": 4}

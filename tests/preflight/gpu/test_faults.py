@@ -82,7 +82,6 @@ FAULTS: dict[str, tuple[Change, list[tuple[str, str, str]]]] = {
         everywhere(nvlinks=[0] * 18),
         [("gpu-nvlink", WARN, "GPU 0, GPU 1, GPU 2, GPU 3")],
     ),
-    "slow NVLink": (card(3, nvlink_mbps=13_281), [("gpu-nvlink", NODE, "GPU 3")]),
     "fabric": (card(3, fabric=[3, 999]), [("gpu-nvlink", NODE, "GPU 3")]),
     "XID": (card(2, xids=[79]), [("gpu-xid", NODE, "GPU 2")]),
     "mild XID": (card(2, xids=[94, 63]), [("gpu-xid", WARN, "GPU 2")]),

@@ -30,7 +30,6 @@ except ImportError:
 # By what they are called in nvml.h; a library that is older than a name does not have it.
 _UNSUPPORTED, _FUNCTION_NOT_FOUND, _LOST, _RESET_REQUIRED = 3, 13, 15, 16
 _RECOVERY_ACTION = 230
-_NVLINK_SPEED, _NVLINK_SPEED_COMMON = 164, 90
 _NVLINK_ERRORS = (161, 162, 163)  # replay, recovery, CRC
 _MAX_LINKS = 18
 _FABRIC_DONE = 3
@@ -156,17 +155,6 @@ def nvlinks(gpu: Any) -> list[int]:
     return links
 
 
-def nvlink_mbps(gpu: Any) -> int:
-    """Of the slowest link that is up."""
-    up = [link for link, is_up in enumerate(nvlinks(gpu)) if is_up]
-    if not up:
-        raise nvml.NVMLError(_UNSUPPORTED)
-    try:
-        return min(field(gpu, _NVLINK_SPEED, link) for link in up)
-    except nvml.NVMLError:
-        return field(gpu, _NVLINK_SPEED_COMMON)
-
-
 def nvlink_errors(gpu: Any) -> int:
     """All errors of all links since the driver was loaded."""
     links = range(len(nvlinks(gpu)))
@@ -204,7 +192,6 @@ AT_REST: dict[str, Callable[[Any], Any]] = {
     "memory_total": lambda gpu: memory(gpu).total,
     "memory_used": lambda gpu: memory(gpu).used,
     "nvlinks": nvlinks,
-    "nvlink_mbps": nvlink_mbps,
     "fabric_error": fabric_error,
 }
 

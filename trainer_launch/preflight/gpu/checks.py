@@ -27,34 +27,27 @@ def _facts(subject: Subject) -> GpuFacts:
 
 
 @check("gpu-count", Where.GPU, limit_s=limit_s)
-def gpu_count(subject: Subject) -> Iterator[Finding]:
+def gpu_count(subject: Subject) -> Finding:
     """All GPUs are there, the same number by /dev, by the driver and by what the workers need."""
-    if subject.host.gpus.count == 0 and not subject.may_use_gpus:  # this line stands for all checks of GPUs
-        yield gpu_count.skipped("no GPU here: GPU checks are skipped")
-    elif subject.host.gpus.count == 0:
-        yield gpu_count.skipped(
-            "this container was given no GPU, though the job may have some: GPU checks are skipped",
-            action="request the GPUs for the init container as well (resources.limits); the pod is given them once",
-        )
-    elif subject.cards is None:
-        yield gpu_count.skipped(f"{subject.host.gpus.reason}: only NVIDIA's GPUs are checked")
-    else:
-        yield _counted(subject, subject.cards.facts())
-
-
-def _counted(subject: Subject, facts: GpuFacts) -> Finding:
-    host, workers = subject.host.gpus, subject.topology.local_world_size
-    are_parts = "MIG-" in subject.env.get("CUDA_VISIBLE_DEVICES", "")  # of which one card may have several
-    n_seen = host.count if are_parts else len(facts.gpus)
+    host, workers, facts = subject.host.gpus, subject.topology.local_world_size, _facts(subject)
+    if host.count == 0 and not subject.may_use_gpus:  # this line stands for all checks of GPUs
+        return gpu_count.skipped("no GPU here: GPU checks are skipped")
+    if host.count == 0:
+        text = "this container was given no GPU, though the job may have some: GPU checks are skipped"
+        action = "request the GPUs for the init container as well (resources.limits); the pod is given them once"
+        return gpu_count.skipped(text, action=action)
+    if subject.cards is None:
+        return gpu_count.skipped(f"{host.reason}: only NVIDIA's GPUs are checked")
     there = counted(host.count, "GPU")
+    more: dict[str, Any] = {"measured": len(facts.gpus), "expected": host.count, "unit": "GPUs"}
     if facts.trouble.startswith(STUCK):
-        more: dict[str, Any] = {"measured": 0, "expected": host.count, "unit": "GPUs"}
         return gpu_count.failed(Fault.NODE, f"{host.reason}; {facts.trouble}", action=DRAIN, **more)
     if facts.trouble:
         action = "pip install nvidia-ml-py in the image" if "nvidia-ml-py" in facts.trouble else ""
         text = f"{there} ({host.reason}), but their state is unknown: {facts.trouble}"
         return gpu_count.unknown(text, action=action)
-    more = {"measured": n_seen, "expected": host.count, "unit": "GPUs"}
+    are_parts = "MIG-" in subject.env.get("CUDA_VISIBLE_DEVICES", "")  # of which one card may have several
+    n_seen = more["measured"] = host.count if are_parts else len(facts.gpus)
     if n_seen < host.count:
         text = f"the driver shows {n_seen} of {there} ({host.reason})"
         action = "report this node: a card may have fallen off its bus"
@@ -63,10 +56,8 @@ def _counted(subject: Subject, facts: GpuFacts) -> Finding:
         text = f"{counted(workers, 'worker')} on this node, and {counted(n_seen, 'GPU')} ({host.reason})"
         action = "request a GPU for each worker, or set nproc_per_node to them"
         return gpu_count.failed(Fault.JOB, text, action=action, **more | {"expected": workers})
-    models = ", ".join(sorted({gpu.model for gpu in facts.gpus if gpu.model}))
-    text = (
-        f"{counted(n_seen, 'GPU')}: {models or 'of unknown model'}, driver {facts.driver or 'of unknown version'}"
-    )
+    models = ", ".join(sorted({gpu.model for gpu in facts.gpus if gpu.model})) or "of unknown model"
+    text = f"{counted(n_seen, 'GPU')}: {models}, driver {facts.driver or 'of unknown version'}"
     if workers is not None and workers < n_seen and subject.is_torch:
         text += f"; {n_seen - workers} of them will be idle, with {counted(workers, 'worker')}"
         return gpu_count.warned(text, measured=workers, expected=n_seen, unit="GPUs")
@@ -122,50 +113,42 @@ def _wrong(test: GpuTest) -> str:
 
 
 @check("gpu-peers", Where.GPU, needs=Needs.LOAD, limit_s=limit_s)
-def gpu_peers(subject: Subject) -> Iterator[Finding]:
+def gpu_peers(subject: Subject) -> Finding | tuple[()]:
     """All GPUs of this node together: NCCL finds the ways between them, and every number of a sum is right."""
     tests = _facts(subject).tests
     came = [test for test in tests if test.stage == PEERS or test.peers is not None]
     met = [test.peers for test in came if test.peers is not None and not test.peers.why]
     who = numbered([test.gpu for test in came])
     if len(tests) < 2 or not came:
-        return
+        return ()
     if any(test.ending not in (Ending.DONE, Ending.NO_TORCH) and test.stage != PEERS for test in tests):
-        yield gpu_peers.skipped("not tested: not all GPUs came so far")
-    elif any(not peers.good for peers in met):
+        return gpu_peers.skipped("not tested: not all GPUs came so far")
+    if any(not peers.good for peers in met):
         action = "do not train on this node: have its NVLinks and cards tested"
-        yield gpu_peers.failed(Fault.NODE, f"{who} add wrongly together", action=action)
-    elif len(met) < len(came):
-        came.sort(key=lambda test: test.ending is not Ending.FAILED)  # who failed knows more than who waited for it
-        reasons = (test.why or (test.peers.why if test.peers else "") for test in came)
-        why = next(filter(None, reasons), "")
-        if any(words in why for words in _NO_ROOM):
-            yield gpu_peers.warned(f"{who} found no room in /dev/shm to work together: {why}", action=_ENLARGE)
-        else:
-            yield gpu_peers.failed(Fault.NODE, f"{who} cannot work together: {why}", action=_SEE_LINKS)
-    else:
+        return gpu_peers.failed(Fault.NODE, f"{who} add wrongly together", action=action)
+    if len(met) == len(came):
         rate = min(peers.rate for peers in met)
         text = f"{who} add right together, at {rate:.3g} GB/s (bus bandwidth, 1 GiB)"
-        yield gpu_peers.passed(text, measured=round(rate, 2), unit="GB/s")
+        return gpu_peers.passed(text, measured=round(rate, 2), unit="GB/s")
+    came.sort(key=lambda test: test.ending is not Ending.FAILED)  # who failed knows more than who waited for it
+    reasons = (test.why or (test.peers.why if test.peers else "") for test in came)
+    why = next(filter(None, reasons), "")
+    if any(words in why for words in _NO_ROOM):
+        return gpu_peers.warned(f"{who} found no room in /dev/shm to work together: {why}", action=_ENLARGE)
+    return gpu_peers.failed(Fault.NODE, f"{who} cannot work together: {why}", action=_SEE_LINKS)
 
 
 @check("gpu-network", Where.GPU, needs=Needs.LOAD, limit_s=limit_s)
-def gpu_network(subject: Subject) -> Iterator[Finding]:
+def gpu_network(subject: Subject) -> Finding | tuple[()]:
     """NCCL uses the fast network that this container has, and does not fall back to plain sockets silently."""
-    chosen = {test.network for test in _facts(subject).tests if test.network}
-    used = ", ".join(sorted(chosen))
+    chosen = ", ".join(sorted({test.network for test in _facts(subject).tests if test.network}))
     active = [port for port in subject.adapters if port.is_active] if subject.has_rdma else []
     is_wished = subject.env.get("NCCL_IB_DISABLE") == "1" or subject.env.get("NCCL_NET") == "Socket"
     if "Socket" in chosen and active and subject.has_peers and not is_wished:
         there = ", ".join(f"{port.device}:{port.port}" for port in active[:8])
-        yield gpu_network.failed(
-            Fault.JOB,
-            f"NCCL falls back to plain sockets (NET/Socket) although adapters are up: {there}",
-            measured="Socket",
-            action=_SEE_LIBRARY,
-        )
-    elif chosen:
-        yield gpu_network.passed(f"NCCL uses {used}", measured=used)
+        text = f"NCCL falls back to plain sockets (NET/Socket) although adapters are up: {there}"
+        return gpu_network.failed(Fault.JOB, text, measured="Socket", action=_SEE_LIBRARY)
+    return gpu_network.passed(f"NCCL uses {chosen}", measured=chosen) if chosen else ()
 
 
 CHECKS = (

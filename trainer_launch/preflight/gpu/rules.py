@@ -178,9 +178,8 @@ def _mig(subject: Subject, gpu: Gpu) -> dict[str, int]:
 
 
 def _links(gpus: Sequence[Gpu]) -> dict[int, dict[str, Any]]:
-    """Each GPU's links beside what they should be: all it has, or as many as on the others; as fast as theirs."""
+    """Each GPU's links beside what they should be: all it has, or as many as on the others."""
     most = max((sum(gpu.facts["nvlinks"]) for gpu in gpus), default=0)
-    fastest = max((gpu.facts.get("nvlink_mbps", 0) for gpu in gpus), default=0)
     facts = {}
     for gpu in gpus:
         links = gpu.facts["nvlinks"]
@@ -189,7 +188,6 @@ def _links(gpus: Sequence[Gpu]) -> dict[int, dict[str, Any]]:
         facts[gpu.index] = {
             "no links": not most and not is_bridged,
             "links": (sum(links), wanted, is_bridged),
-            "link speed": (gpu.facts.get("nvlink_mbps", fastest), fastest),
         }
     return facts
 
@@ -361,7 +359,7 @@ nvlink = _ruled(
     "gpu-nvlink",
     "The links between this node's GPUs are up, on each as many as on the others.",
     ("nvlinks",),
-    "all NVLinks up, and equally fast",
+    "all NVLinks up",
     GpuRule(
         fact="no links",
         text="has NVLinks, and none is up",
@@ -375,13 +373,6 @@ nvlink = _ruled(
         is_mild=lambda links: links[2],
         text="has {value[0]} of {value[1]} NVLinks up (down: {gpu.down_links})",
         unit="links",
-    ),
-    GpuRule(
-        fact="link speed",
-        is_pair=True,
-        words=lambda pair: [mbps / 1000 for mbps in pair],
-        text="has an NVLink at {value[0]:g} GB/s, others are at {value[1]:g}",
-        unit="MB/s",
     ),
     GpuRule(fact="fabric_error", text="could not join its NVLink fabric (error {value})"),
     GpuRule(

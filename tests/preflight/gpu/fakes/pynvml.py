@@ -97,9 +97,7 @@ def nvmlDeviceGetFieldValues(gpu, fields):
     found = SimpleNamespace(nvmlReturn=0, valueType=1, value=value)
     number = fields[0][0] if isinstance(fields[0], tuple) else fields[0]
     try:
-        value.uiVal = asked(
-            {230: "recovery", 164: "nvlink_mbps", 90: "nvlink_mbps"}.get(number, "nvlink_errors"), gpu
-        )
+        value.uiVal = asked({230: "recovery"}.get(number, "nvlink_errors"), gpu)
     except NVMLError as problem:
         found.nvmlReturn = problem.value
     return [found]
