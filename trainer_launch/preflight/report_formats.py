@@ -18,7 +18,7 @@ from trainer_launch.host import files, logs, slow_files
 from trainer_launch.model import Json
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Finding, Report, Scope, Severity, Status, Verdict
-from trainer_launch.model.units import listed, printable
+from trainer_launch.model.units import grouped, listed, printable
 from trainer_launch.preflight.thresholds import REPORT, REPORT_VERSION, Reference
 
 MAX_BYTES = 1 << 20  # of a document that is read back
@@ -29,10 +29,7 @@ _WORDS = {
     Verdict.PASS: ("PASSED", "PreflightPassed"),
     Verdict.UNKNOWN: ("PASSED: nothing failed, but some results are unknown", "PreflightIncomplete"),
     Verdict.WARN: ("PASSED with warnings", "PreflightWarned"),
-    Verdict.RETRYABLE: (
-        "FAILED: a node or its environment is faulty; retry on other nodes",
-        "PreflightRetryable",
-    ),
+    Verdict.RETRYABLE: ("FAILED: a node or its environment is faulty; retry on other nodes", "PreflightRetryable"),
     Verdict.FATAL: ("FAILED: fix the job; a retry will not help", "PreflightFatal"),
 }
 _MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
@@ -128,33 +125,31 @@ def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
     `elsewhere` is where the report of all nodes can be read, if not here.
     """
     lines = [f"Preflight {summary(report.verdict)} (exit code {code})", f"  {place}: {tally(report)}"]
-    blamed = at_fault(report)
-    if blamed:
-        lines += _wrapped(f"faulty: {blamed}", "  ", "    ")
+    blamed, findings = at_fault(report), loud(report.findings)
+    lines += _wrapped(f"faulty: {blamed}", "  ", "    ") if blamed else []
     for alike in _alike(
-        sorted(loud(report.findings), key=lambda one: (_weight(one), not _names_in(one, place.name)))
+        sorted(findings, key=lambda finding: (_weight(finding), place.name not in finding.subject))
     ):
         for finding in alike[:_SHOWN_ALIKE]:
             lines += ["", *_paragraph(finding, place)]
         likewise = [finding.subject for finding in alike[_SHOWN_ALIKE:]]
         lines += _wrapped(f"likewise: {listed(likewise, _MANY_ALIKE)}", "    ", "      ") if likewise else []
-    quiet = {
-        status: dict.fromkeys(one.check for one in report.findings if one.status is status) for status in _QUIET
-    }
-    names = {"passed": quiet[Status.PASS], "skipped": quiet[Status.SKIPPED], "silenced": report.silenced}
+    by_status = grouped((finding.status, finding.check) for finding in report.findings)
+    quiet = {"passed": by_status.get(Status.PASS, ()), "skipped": by_status.get(Status.SKIPPED, ())}
     lines += [""]
-    for word, its in names.items():
-        lines += _wrapped(f"{word}: {', '.join(its)}", "", "  ") if its else []
+    for word, checks in {**quiet, "silenced": report.silenced}.items():
+        lines += _wrapped(f"{word}: {', '.join(dict.fromkeys(checks))}", "", "  ") if checks else []
     lines += [f"report of all nodes: the log of {elsewhere}"] if elsewhere else []
     return "\n".join(lines) + "\n"
 
 
 def line(report: Report, place: Place, code: int, elsewhere: str) -> str:
     """What a node says that is well itself, where all of it is told elsewhere: the verdict, and who is at fault."""
-    blamed, own = at_fault(report), [found for found in loud(report.findings) if _names_in(found, place.name)]
+    blamed = at_fault(report)
+    own = [finding for finding in loud(report.findings) if place.name in finding.subject]
     here = "no check failed on this node"
     if own:
-        here += f" ({listed(list(dict.fromkeys(f'{found.status.value}: {found.check}' for found in own)), 4)})"
+        here += f" ({listed([*dict.fromkeys(f'{one.status.value}: {one.check}' for one in own)], 4)})"
     parts = [f"Preflight {summary(report.verdict)} (exit code {code})"]
     parts += [f"faulty: {blamed}"] if blamed else []
     return "; ".join((*parts, f"{here}; full report: the log of {elsewhere}")) + "\n"
@@ -162,20 +157,17 @@ def line(report: Report, place: Place, code: int, elsewhere: str) -> str:
 
 def is_involved(report: Report, place: Place) -> bool:
     """Whether this node is named as faulty, or as one that differs from the others."""
-    return any(
-        _names_in(finding, place.name) and (finding.status is Status.FAIL or finding.basis is not None)
-        for finding in loud(report.findings)
-    )
+    own = [finding for finding in loud(report.findings) if place.name in finding.subject]
+    return any(finding.status is Status.FAIL or finding.basis is not None for finding in own)
 
 
 def at_fault(report: Report) -> str:
     """The nodes, links and folders that failures name, the worst first, each with its checks."""
     failed = [finding for finding in loud(report.findings) if finding.status is Status.FAIL]
-    named = [(finding.subject, finding) for finding in failed if finding.subject]
-    blamed: dict[str, dict[str, None]] = {}
-    for subject, finding in named or [("the job", one) for one in failed if one.scope is Scope.JOB]:
-        blamed.setdefault(subject, {})[finding.check] = None
-    return listed([f"{subject}: {', '.join(checks)}" for subject, checks in blamed.items()], _BLAMED, "; ")
+    named = [(finding.subject, finding.check) for finding in failed if finding.subject]
+    blamed = grouped(named or [("the job", finding.check) for finding in failed if finding.scope is Scope.JOB])
+    parts = [f"{subject}: {', '.join(dict.fromkeys(checks))}" for subject, checks in blamed.items()]
+    return listed(parts, _BLAMED, "; ")
 
 
 def tally(report: Report) -> str:
@@ -195,19 +187,14 @@ def _weight(finding: Finding) -> int:
     return list(Severity).index(finding.severity)
 
 
-def _names_in(finding: Finding, name: str) -> bool:
-    """Whether it is about this node: its subject names it, alone, among others, as an end of a link."""
-    return name in finding.subject
-
-
 def _alike(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
     """Those together that say the same of different nodes, such as ten that are missing at one stage."""
-    groups: dict[object, list[Finding]] = {}
-    for number, finding in enumerate(findings):
+
+    def kind(number: int, finding: Finding) -> object:
         is_single = not finding.subject or finding.scope is not Scope.NODE
-        key = number if is_single else (finding.check, finding.status, finding.action)
-        groups.setdefault(key, []).append(finding)
-    return groups.values()
+        return number if is_single else (finding.check, finding.status, finding.action)
+
+    return grouped((kind(number, finding), finding) for number, finding in enumerate(findings)).values()
 
 
 def termination_message(report: Report, place: Place, code: int) -> str:
