@@ -37,7 +37,7 @@ FACTS = GpuFacts(
             ending=Ending.DONE,
             repeats=20,
             network="IB",
-            peers=Peers(2, good=True, rate=460.0, why=""),
+            peers=Peers(good=True, rate=460.0, why=""),
         )
         for index in (0, 1)
     ),

@@ -77,8 +77,7 @@ class Bench:
                 "gemm": self._gemm,
                 "memory": self._copies,
                 **({"patterns": self._patterns} if self._level == "deep" else {}),
-                self._backend: lambda: self._collective(aside),
-                **({"peers": self._peers} if self._size > 1 else {}),
+                "peers" if self._size > 1 else self._backend: lambda: self._collective(aside),
             }
             for stage, test in tests.items():
                 self._say(stage=stage)
@@ -185,34 +184,24 @@ class Bench:
         self._say(tested_bytes=count * self._block, wrong_words=wrong)
 
     def _collective(self, aside: int) -> None:
-        """One rank alone: the library is loaded, finds its network and its device, and adds right."""
-        import torch.distributed as dist
-
-        dist.init_process_group(self._backend, store=dist.HashStore(), rank=0, world_size=1)
-        sent = self._torch.full((1 << 18,), 3.0, device=self._device)
-        dist.all_reduce(sent)
-        self._sync()
-        self._say(sums_right=bool((sent == 3.0).all()), network=network(aside))
-
-    def _peers(self) -> None:
-        """All GPUs of the node together: every number of a sum is right, and how fast a large one is."""
+        """All GPUs of the node: NCCL finds its network and the ways between them, and adds right; how fast."""
         import torch.distributed as dist
 
         torch, size = self._torch, self._size
-        store = dist.FileStore(os.path.join(self._folder, "store"), size)
+        store: Any = dist.HashStore() if size == 1 else dist.FileStore(os.path.join(self._folder, "store"), size)
         store.set(f"here/{self._rank}", "")
         try:
             store.wait([f"here/{rank}" for rank in range(size)], _MEET_S)
         except RuntimeError:
-            self._say(peers={"size": size, "good": True, "rate": 0.0, "why": "not all GPUs came so far"})
+            self._say(peers={"good": True, "rate": 0.0, "why": "not all GPUs came so far"})
             return
-        dist.destroy_process_group()
         among = dist.PrefixStore("peers", store)
         dist.init_process_group(self._backend, store=among, rank=self._rank, world_size=size)
         numbers = torch.arange(1 << 18, device=self._device, dtype=torch.float32) % 1024
         made = numbers + self._rank
         dist.all_reduce(made)
         good = bool((made == numbers * size + size * (size - 1) / 2).all())
+        self._say(network=network(aside))
         large = torch.zeros(self._block // 4, device=self._device)
         dist.all_reduce(large)
         self._sync()
@@ -222,7 +211,7 @@ class Bench:
         self._sync()
         moved = 2 * (size - 1) / size * self._block * _REDUCTIONS  # as nccl-tests has it: bus bandwidth
         rate = round(moved / (time.perf_counter() - began) / 1e9, 3)
-        self._say(peers={"size": size, "good": good, "rate": rate, "why": ""})
+        self._say(peers={"good": good, "rate": rate, "why": ""})
         with contextlib.suppress(RuntimeError):  # nobody leaves while another one still reads
             store.set(f"gone/{self._rank}", "")
             store.wait([f"gone/{rank}" for rank in range(size)], _PART_S)

@@ -103,8 +103,6 @@ def _wrong(test: GpuTest) -> str:
         )
     if test.wrong_words:
         return f"forgets: {test.wrong_words} words of {test.tested_bytes >> 30} GiB came back changed"
-    if not test.sums_right:
-        return "adds wrongly in a collective of its own"
     if test.stage == PEERS and test.ending is not Ending.STUCK:
         return ""  # who waits for others may not be the faulty one: gpu-peers says what is to be said
     if test.ending is Ending.STUCK:
@@ -119,17 +117,18 @@ def gpu_peers(subject: Subject) -> Finding | tuple[()]:
     came = [test for test in tests if test.stage == PEERS or test.peers is not None]
     met = [test.peers for test in came if test.peers is not None and not test.peers.why]
     who = numbered([test.gpu for test in came])
-    if len(tests) < 2 or not came:
+    if not came:
         return ()
     if any(test.ending not in (Ending.DONE, Ending.NO_TORCH) and test.stage != PEERS for test in tests):
         return gpu_peers.skipped("not tested: not all GPUs came so far")
     if any(not peers.good for peers in met):
         action = "do not train on this node: have its NVLinks and cards tested"
-        return gpu_peers.failed(Fault.NODE, f"{who} add wrongly together", action=action)
+        how = "add wrongly together" if len(came) > 1 else "adds wrongly in a collective of its own"
+        return gpu_peers.failed(Fault.NODE, f"{who} {how}", action=action)
     if len(met) == len(came):
         rate = min(peers.rate for peers in met)
         text = f"{who} add right together, at {rate:.3g} GB/s (bus bandwidth, 1 GiB)"
-        return gpu_peers.passed(text, measured=round(rate, 2), unit="GB/s")
+        return gpu_peers.passed(text, measured=round(rate, 2), unit="GB/s") if len(tests) > 1 else ()
     came.sort(key=lambda test: test.ending is not Ending.FAILED)  # who failed knows more than who waited for it
     reasons = (test.why or (test.peers.why if test.peers else "") for test in came)
     why = next(filter(None, reasons), "")

@@ -77,7 +77,6 @@ class Ending(Enum):
 class Peers(Struct, frozen=True):
     """What all GPUs of a node did together, as one of them saw it."""
 
-    size: int
     good: bool  # all sums were right
     rate: float  # of an all-reduce of 1 GiB, as bus bandwidth in GB/s
     why: str  # it did not come to that
@@ -98,9 +97,8 @@ class GpuTest(Struct, frozen=True, kw_only=True):
     different: int = 0  # of the repeats: those that did not come out as the first
     tested_bytes: int = 0  # of memory, with patterns
     wrong_words: int = 0
-    sums_right: bool = True  # of the collective
     network: str = ""  # what NCCL says that it uses between nodes, such as IB or Socket; "": it did not say
-    peers: Peers | None = None  # how it did together with the node's other GPUs
+    peers: Peers | None = None  # how it did together with the node's other GPUs, or alone
 
 
 class GpuFacts(Struct, frozen=True, kw_only=True):
