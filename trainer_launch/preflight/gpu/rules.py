@@ -1,7 +1,7 @@
 """What is wrong with a GPU: checks as tables of rules, each about one fact of a card; and what they come to. Pure.
 
-One finding tells of all GPUs of a node, with the bad ones named. What a card does not tell is unknown, by
-`findings_of` alone.
+One finding tells of all GPUs of a node, with the bad ones named. What a card does not tell is unknown, in one
+place: `_ruled`.
 """
 
 from __future__ import annotations
