@@ -85,30 +85,28 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     thresholds.load_table(settings.reference)
     ports_of(settings)
     report_formats.check_ending(settings.report)
-    report_formats.check_files(_files(settings))
+    report_formats.check_files({"--state-dir": _in_state_dir(settings, STATE_FILE), "--report": settings.report})
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(subject_of(reading, settings))
     with doing.view:
         if live.is_wanted():
             doing.view.enter_context(live.progress(doing.steps))
-        told = node_preflight.preflight(subject, settings, selection, doing)
-    report = told.report
-    code = exit_code(report.verdict, enforce=settings.preflight == "enforce")
-    _hand_out(told, doing.place, code, parsed)
-    if told.is_cluster and subject.topology.is_coordinator:
-        failing = participation.failing_nodes(told.all_nodes or report.findings)
-        if settings.report is not None:
-            report_formats.write_file("--report", participation.beside(settings.report), failing)
-        if settings.state_dir is not None:
-            report_formats.write_file("--state-dir", os.path.join(settings.state_dir, FAILING_NODES), failing)
+        result = node_preflight.preflight(subject, settings, selection, doing)
+    code = exit_code(result.report.verdict, enforce=settings.preflight == "enforce")
+    _hand_out(result, doing.place, code, parsed)
+    if result.is_cluster and subject.topology.is_coordinator:
+        failing = participation.failing_nodes(result.all_nodes or result.report.findings)
+        beside = None if settings.report is None else participation.beside(settings.report)
+        report_formats.write_file("--report", beside, failing)
+        report_formats.write_file("--state-dir", _in_state_dir(settings, FAILING_NODES), failing)
     return code
 
 
-def _hand_out(told: NodeResult, here: Place, code: int, parsed: Parsed) -> None:
+def _hand_out(result: NodeResult, here: Place, code: int, parsed: Parsed) -> None:
     """To the pod's status, to the screen, to files. A node that is well only says where the whole report is."""
-    settings, report, elsewhere = parsed.settings, told.report, told.elsewhere
+    settings, report, elsewhere = parsed.settings, result.report, result.elsewhere
     at_s = time.time()
-    measured = thresholds.measured(told.measured, time.strftime("%Y-%m-%d", time.gmtime(at_s)))
+    measured = thresholds.measured(result.measured, time.strftime("%Y-%m-%d", time.gmtime(at_s)))
     document = report_formats.document(
         report, here, mode=settings.preflight, exit_code=code, at_s=at_s, measured=measured
     )
@@ -122,15 +120,11 @@ def _hand_out(told: NodeResult, here: Place, code: int, parsed: Parsed) -> None:
     else:
         sys.stdout.write(report_formats.screen(report, here, code, elsewhere))
     sys.stdout.flush()
-    if settings.state_dir is not None:
-        report_formats.write_file("--state-dir", os.path.join(settings.state_dir, STATE_FILE), made, 0o600)
-    if settings.report is not None:
-        if settings.report.lower().endswith(report_formats.PAGE):
-            made = report_page.page(report, here, code, at_s, told.names, told.seen)
-        report_formats.write_file("--report", settings.report, made)
+    report_formats.write_file("--state-dir", _in_state_dir(settings, STATE_FILE), made, 0o600)
+    if (settings.report or "").lower().endswith(report_formats.PAGE):
+        made = report_page.page(report, here, code, at_s, result.names, result.seen)
+    report_formats.write_file("--report", settings.report, made)
 
 
-def _files(settings: Settings) -> dict[str, str | None]:
-    """What is written in the end, by flag."""
-    state = None if settings.state_dir is None else os.path.join(settings.state_dir, STATE_FILE)
-    return {"--state-dir": state, "--report": settings.report}
+def _in_state_dir(settings: Settings, name: str) -> str | None:
+    return None if settings.state_dir is None else os.path.join(settings.state_dir, name)

@@ -267,9 +267,9 @@ def check_files(paths: Mapping[str, str | None]) -> None:
             raise UsageError(f"{flag} {path} cannot be written: {problem.strerror}; name a writable directory")
 
 
-def write_file(flag: str, path: str, text: str, mode: int = 0o644) -> None:
-    """Replace a file, whole or not at all, or warn. What is no file is written as it is."""
-    problem = _problem_of(path, _write, text, mode)
+def write_file(flag: str, path: str | None, text: str, mode: int = 0o644) -> None:
+    """Replace a file, whole or not at all, or warn. What is no file is written as it is; None: nothing to do."""
+    problem = None if path is None else _problem_of(path, _write, text, mode)
     if problem is not None:
         logs.warn(f"{flag}: {path} was not written: {problem.strerror}")
 
