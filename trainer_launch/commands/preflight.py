@@ -122,7 +122,7 @@ def _hand_out(result: NodeResult, here: Place, code: int, parsed: Parsed) -> Non
     sys.stdout.flush()
     report_formats.write_file("--state-dir", _in_state_dir(settings, STATE_FILE), made, 0o600)
     if (settings.report or "").lower().endswith(report_formats.PAGE):
-        made = report_page.page(report, here, code, at_s, result.names, result.seen)
+        made = report_page.page(report, here, code, at_s, result.names, result.pair_tests)
     report_formats.write_file("--report", settings.report, made)
 
 

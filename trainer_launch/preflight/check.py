@@ -111,8 +111,8 @@ def check(
 
     def made(run: Callable[[Context], Finding | Iterable[Finding]]) -> Check[Context]:
         def findings(context: Context) -> tuple[Finding, ...]:
-            found = run(context)
-            return (found,) if isinstance(found, Finding) else tuple(found)
+            result = run(context)
+            return (result,) if isinstance(result, Finding) else tuple(result)
 
         title = (run.__doc__ or "").partition("\n")[0]
         limit = limit_s or (lambda context: LIMIT_S)
@@ -262,25 +262,25 @@ def run(subject: Subject, checks: Sequence[Check[Subject]], limit_s: float | Non
         return begin_thread(f"{_THREAD}{check.id}", _judge, check, subject, findings)
 
     for check, begun in [(check, begin(check)) for check in checks]:
-        thread = begun or begin(check)  # where none was allowed before, one may have ended
+        thread = begun or begin(check)  # where no more were allowed before, another may have ended
         most_s = check.limit_s(subject) if limit_s is None else limit_s
         if thread is not None:
             thread.join(max(0.0, began_s + most_s - time.monotonic()))
         why = NO_THREAD if thread is None else f"it did not finish within {most_s:g} s"
         findings.setdefault(check.id, (check.unknown(why, took_s=time.monotonic() - began_s),))
-    found = tuple(finding for check in checks for finding in findings[check.id])
-    return Report(findings=found, took_s=time.monotonic() - began_s)
+    ordered = tuple(finding for check in checks for finding in findings[check.id])
+    return Report(findings=ordered, took_s=time.monotonic() - began_s)
 
 
 def _judge(check: Check[Subject], subject: Subject, findings: dict[str, tuple[Finding, ...]]) -> None:
     began_s = time.monotonic()
     _states[check.id] = None
     try:
-        found = tuple(check.run(subject))
+        results = tuple(check.run(subject))
     except Exception as problem:  # noqa: BLE001  a check that is wrong must not stop the job
-        found = (check.unknown(f"internal error in this check: {type(problem).__name__}: {problem}"),)
-    findings.setdefault(check.id, tuple(replace(one, took_s=time.monotonic() - began_s) for one in found))
-    _states[check.id] = max((one.status for one in found), key=_ORDER.index, default=Status.SKIPPED)
+        results = (check.unknown(f"internal error in this check: {type(problem).__name__}: {problem}"),)
+    findings.setdefault(check.id, tuple(replace(result, took_s=time.monotonic() - began_s) for result in results))
+    _states[check.id] = max((result.status for result in results), key=_ORDER.index, default=Status.SKIPPED)
 
 
 def states() -> dict[str, Status | None]:

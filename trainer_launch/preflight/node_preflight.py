@@ -80,7 +80,7 @@ class NodeResult(Struct, frozen=True):
 
     report: Report
     measured: Sequence[Measure] = ()  # by all nodes, on node 0
-    seen: PairTests | None = None  # by pairs of nodes, on node 0
+    pair_tests: PairTests | None = None  # on node 0
     names: Sequence[str] = ()  # of all nodes that came, on node 0
     all_nodes: Sequence[Finding] = ()  # what was decided there, with every name
     elsewhere: str = ""  # the node whose log has the whole report, if that is another one
@@ -94,12 +94,12 @@ def preflight(subject: Subject, settings: Settings, selection: Selection, doing:
     doing.place = place_of(subject)
     obstacle = participation.obstacle(subject, settings, selection.chosen, selection.skipped)
     if obstacle is None:
-        told = _together(subject, settings, selection, doing)
+        result = _together(subject, settings, selection, doing)
     else:
-        told = _without_others(subject, settings, selection, doing, obstacle)
+        result = _without_others(subject, settings, selection, doing, obstacle)
     doing.is_over = True
     took_s = time.monotonic() - began_s
-    return replace(told, report=replace(told.report, silenced=selection.skipped, took_s=took_s))
+    return replace(result, report=replace(result.report, silenced=selection.skipped, took_s=took_s))
 
 
 def _without_others(
@@ -137,15 +137,15 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
         doing.release()
         if subject.topology.is_coordinator:
             subject = replace(subject, port_problem=lambda port: None)  # it is the cluster preflight that has it
-        found = selection.run(subject, at_once)
+        early = selection.run(subject, at_once)
 
         @functools.cache
         def here() -> tuple[Finding, ...]:
             last = selection.run(replace(subject, deadline_s=0.0), later)
             order = registry.ids(*Where)
-            return tuple(sorted((*found, *last), key=lambda finding: order.index(finding.check)))
+            return tuple(sorted((*early, *last), key=lambda finding: order.index(finding.check)))
 
-        verdict = part.finish(found, here)
+        verdict = part.finish(early, here)
         decided = selection.kept(verdict.findings)
         own = tuple(explained(here(), decided, is_shared=verdict.is_shared))
         report = Report(findings=merged(own, decided, part.own, registry.ids(Where.CLUSTER)))

@@ -267,8 +267,8 @@ def network(aside: int) -> str:
 
 def network_in(log: str) -> str:
     """The last that it names."""
-    found = (pattern.findall(log) for pattern in _NETWORKS)
-    return next((names[-1] for names in found if names), "")
+    matches = (pattern.findall(log) for pattern in _NETWORKS)
+    return next((names[-1] for names in matches if names), "")
 
 
 if __name__ == "__main__":

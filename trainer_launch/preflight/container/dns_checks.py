@@ -105,25 +105,27 @@ def _leads_on(address: str) -> bool:
     return not (parsed.is_loopback or parsed.is_link_local)
 
 
-def _of_another_family(subject: Subject, found: Mapping[str, Addresses]) -> Finding | None:
+def _of_another_family(subject: Subject, by_name: Mapping[str, Addresses]) -> Finding | None:
     up = (address for one in subject.interfaces if one.is_up for address in one.addresses)
     here = {":" in address for address in up if _leads_on(address)}
-    apart = [name for name, addresses in found.items() if here.isdisjoint(":" in address for address in addresses)]
+    apart = [
+        name for name, addresses in by_name.items() if here.isdisjoint(":" in address for address in addresses)
+    ]
     if not here or not apart:
         return None
     theirs, ours = ("IPv6", "IPv4") if False in here else ("IPv4", "IPv6")
     return dns.failed(
         Fault.NODE,
         f"{listed(apart)}: only {theirs} addresses, and this node has only {ours}",
-        evidence=_evidence(apart, found),
+        evidence=_evidence(apart, by_name),
         action="give all pods of the job the same IP family (ipFamilyPolicy of the Service, the CNI)",
     )
 
 
-def _resolved(peers: Sequence[str], found: Mapping[str, Addresses]) -> Finding:
-    count = str(len(found)) if len(found) == len(peers) else f"{len(found)} of {len(peers)}, enough to start"
-    more = {"measured": len(found), "expected": len(peers), "unit": "names"}
-    return dns.passed(f"names that resolve: {count}", evidence=_evidence([*found], found), **more)
+def _resolved(peers: Sequence[str], by_name: Mapping[str, Addresses]) -> Finding:
+    count = str(len(by_name)) if len(by_name) == len(peers) else f"{len(by_name)} of {len(peers)}, enough to start"
+    more = {"measured": len(by_name), "expected": len(peers), "unit": "names"}
+    return dns.passed(f"names that resolve: {count}", evidence=_evidence([*by_name], by_name), **more)
 
 
 def _absent(subject: Subject, peers: Sequence[str], absent: Mapping[str, Answer], waited_s: float) -> Finding:
@@ -161,8 +163,8 @@ def _own(subject: Subject) -> str | None:
     return members[rank].host if rank is not None and rank < len(members) else None
 
 
-def _evidence(names: Sequence[str], found: Mapping[str, Addresses]) -> tuple[str, ...]:
-    return tuple(f"{name}: {', '.join(sorted(found[name]))}" for name in names[:_SHOWN])
+def _evidence(names: Sequence[str], by_name: Mapping[str, Addresses]) -> tuple[str, ...]:
+    return tuple(f"{name}: {', '.join(sorted(by_name[name]))}" for name in names[:_SHOWN])
 
 
 @check("own-name")
@@ -170,18 +172,21 @@ def own_name(subject: Subject) -> Finding:
     """This host's own name leads to an address of its own: elsewhere gloo listens on loopback or nowhere."""
     name = subject.host.hostname
     try:
-        found = subject.lookup(name)
+        addresses = subject.lookup(name)
     except OSError as problem:
         why = problem.strerror or problem
         return _bad_name(subject, f"this host's own name {name} does not resolve ({why})", "nothing")
     if not subject.interfaces:
         return own_name.unknown("the kernel does not list the network interfaces")
-    shown = ", ".join(sorted(found))
+    shown = ", ".join(sorted(addresses))
     text = f"this host's own name {name} resolves to {shown}"
-    if subject.has_remote_peers and all(ipaddress.ip_address(address).is_loopback for address in found):
+    if subject.has_remote_peers and all(ipaddress.ip_address(address).is_loopback for address in addresses):
         return _bad_name(subject, f"{text}, which other nodes cannot reach", shown)
-    if found.isdisjoint(address for interface in subject.interfaces for address in interface.addresses):
-        has = named([one for one in subject.interfaces if not one.is_loopback]) or "none but loopback's"
+    if addresses.isdisjoint(address for interface in subject.interfaces for address in interface.addresses):
+        has = (
+            named([interface for interface in subject.interfaces if not interface.is_loopback])
+            or "none but loopback's"
+        )
         return _bad_name(subject, f"{text}, but this host has {has}", shown)
     return own_name.passed(f"{name} resolves to {shown}", measured=shown)
 

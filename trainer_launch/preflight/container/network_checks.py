@@ -143,10 +143,10 @@ def nccl_ib_hca(subject: Subject) -> Finding:
             f"NCCL_IB_HCA={spec}, but this container was given no RDMA adapter: NCCL will use plain sockets",
             action="request the RDMA device in the pod's resources, or unset NCCL_IB_HCA",
         )
-    chosen, said = nccl_adapters(spec, subject.adapters), _set_to("NCCL_IB_HCA", spec)
+    chosen, setting = nccl_adapters(spec, subject.adapters), _set_to("NCCL_IB_HCA", spec)
     if chosen:
         names = ", ".join(f"{port.device}:{port.port}" for port in chosen)
-        return nccl_ib_hca.passed(f"{said}: {names}", measured=len(chosen), unit="ports")
+        return nccl_ib_hca.passed(f"{setting}: {names}", measured=len(chosen), unit="ports")
     downs = ("" if port.is_active else " (down)" for port in subject.adapters)
     there = ", ".join(
         f"{port.device}:{port.port}{down}" for port, down in zip(subject.adapters, downs, strict=True)
@@ -154,7 +154,7 @@ def nccl_ib_hca(subject: Subject) -> Finding:
     is_down = not any(port.is_active for port in subject.adapters)
     return nccl_ib_hca.failed(
         Fault.NODE if is_down else Fault.JOB,
-        f"no port of an RDMA adapter is active: {there}" if is_down else f"{said} leaves none of {there}",
+        f"no port of an RDMA adapter is active: {there}" if is_down else f"{setting} leaves none of {there}",
         measured=0,
         unit="ports",
         action="report this node" if is_down else f"set NCCL_IB_HCA to what is here: {there}",

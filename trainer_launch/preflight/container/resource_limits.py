@@ -250,8 +250,13 @@ def compare(folder: str, reading: Reading, settings: Settings) -> None:
 
 def worse(before: Mapping[str, Status], now: Sequence[Finding]) -> list[Finding]:
     """What is worse than it was; what is unknown says nothing."""
-    known = [one for one in now if one.status in _KNOWN and before.get(one.check) in _KNOWN]
-    return [one for one in known if _KNOWN.index(one.status) > _KNOWN.index(before[one.check])]
+    return [
+        finding
+        for finding in now
+        if finding.status in _KNOWN
+        and (then := before.get(finding.check)) in _KNOWN
+        and _KNOWN.index(finding.status) > _KNOWN.index(then)
+    ]
 
 
 def _left_in(folder: str) -> bytes | None:

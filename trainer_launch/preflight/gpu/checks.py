@@ -83,7 +83,8 @@ def gpu_load(subject: Subject) -> Iterator[Finding]:
     bad = [_bad(test, _wrong(test)) for test in tests if _wrong(test)]
     yield from alike(bad)
     if tests and not bad:
-        text = f"{numbered([one.gpu for one in tests])}: {tests[0].repeats} products came out the same, bit by bit"
+        gpus = numbered([test.gpu for test in tests])
+        text = f"{gpus}: {tests[0].repeats} products came out the same, bit by bit"
         patterns = min(test.tested_bytes for test in tests) >> 30
         text += f"; {patterns} GiB of memory kept three patterns" if patterns else ""
         yield gpu_load.passed(text, scope=Scope.GPU)

@@ -104,14 +104,14 @@ def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:
 def earlier_xids(path: str = "/dev/kmsg") -> tuple[tuple[str, int, int], ...]:
     """Errors of the last hours by the kernel's log, where a container may read it: place, number, seconds ago."""
     try:
-        found = [match for line in kernel_log(path).splitlines() if (match := _XID.fullmatch(line))]
+        matches = [match for line in kernel_log(path).splitlines() if (match := _XID.fullmatch(line))]
     except OSError:
         return ()
     now = datetime.now(timezone.utc)
-    ago = [now - datetime.strptime(f"{match[1]}+0000", "%Y-%m-%d %H:%M:%S%z") for match in found]
+    ago = [now - datetime.strptime(f"{match[1]}+0000", "%Y-%m-%d %H:%M:%S%z") for match in matches]
     return tuple(
         (match[2].lower(), int(match[3]), round(since.total_seconds()))
-        for match, since in zip(found, ago, strict=True)
+        for match, since in zip(matches, ago, strict=True)
         if since < _RECENT
     )
 
@@ -187,10 +187,10 @@ def loaded(
     ended = watch.end()
     if ended.timed_out:
         return replace(facts, load_trouble=f"{STUCK}: who watched the GPUs was killed")
-    seen = parse_facts(ended.stdout)
-    by_index = {gpu.index: gpu for gpu in seen.gpus}
-    gpus_seen = (gpu.with_more(by_index[gpu.index]) if gpu.index in by_index else gpu for gpu in facts.gpus)
-    return replace(facts, gpus=tuple(gpus_seen), load_trouble=seen.trouble)
+    watched = parse_facts(ended.stdout)
+    by_index = {gpu.index: gpu for gpu in watched.gpus}
+    both = (gpu.with_more(by_index[gpu.index]) if gpu.index in by_index else gpu for gpu in facts.gpus)
+    return replace(facts, gpus=tuple(both), load_trouble=watched.trouble)
 
 
 def _folder() -> contextlib.AbstractContextManager[str]:

@@ -54,7 +54,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
         return next((name for name in names if name in self.facts or name in self.unknown), "")
 
     def with_more(self, gpu: Gpu) -> Gpu:
-        """The same one, with what is known of it from another look."""
+        """This GPU, with what another look at it has shown."""
         return replace(self, facts={**self.facts, **gpu.facts}, unknown={**self.unknown, **gpu.unknown})
 
     @property
