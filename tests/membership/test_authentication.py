@@ -267,7 +267,7 @@ def link(undo: contextlib.ExitStack, rank: int, at: Endpoint) -> _Link:
 def takes_part(one: _Link) -> None:
     while not isinstance(news := one.receive(60.0), Verdict | None):
         if isinstance(news, preflight_messages.Complete):
-            one.send(preflight_messages.Record({"torch": "2"}, *one.offset))
+            one.send(preflight_messages.NodeReport({"torch": "2"}, *one.offset))
     one.is_decided = news is not None and news.is_shared
 
 

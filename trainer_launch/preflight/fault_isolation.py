@@ -20,10 +20,9 @@ to be unresolved: of two nodes whose only test fails, either may be the faulty o
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, combinations
-from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 from msgspec import Struct, field
@@ -43,7 +42,7 @@ class Trial(Struct, frozen=True, kw_only=True):
     n_nodes: int
     is_deep: bool = False  # the trees' edges, too
     rounds: int = 0
-    results: Mapping[Pair, tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))  # passed, failed
+    results: Mapping[Pair, Sequence[int]] = field(default_factory=dict)  # passed, failed
 
 
 class Link(Struct, frozen=True, kw_only=True):
@@ -68,15 +67,6 @@ class Faulty(Struct, frozen=True, kw_only=True):
 def pair(one: int, other: int) -> Pair:
     """Two nodes in the order that results have them."""
     return (one, other) if one < other else (other, one)
-
-
-def record(trial: Trial, passed: Mapping[Pair, bool]) -> Trial:
-    """Add the results of a round."""
-    results = dict(trial.results)
-    for ends, good in passed.items():
-        n_passed, n_failed = results.get(ends, (0, 0))
-        results[ends] = (n_passed + good, n_failed + (not good))
-    return replace(trial, rounds=trial.rounds + 1, results=results)
 
 
 def next_round(*trials: Trial) -> tuple[Pair, ...]:
@@ -242,32 +232,15 @@ def _parent(node: int, n_nodes: int) -> int:
 
 
 def rounds(n_nodes: int) -> list[tuple[Pair, ...]]:
-    """Both trees' edges but those of the ring, each node once in a round: three rounds."""
-    left = [(one, other) for one, other in double_tree(n_nodes) if other - one not in (1, n_nodes - 1)]
+    """Both trees' edges but those of the ring, each node once in a round: three rounds, or four."""
+    edges = [(one, other) for one, other in double_tree(n_nodes) if other - one not in (1, n_nodes - 1)]
     used: defaultdict[int, set[int]] = defaultdict(set)  # rounds by node
-    found: defaultdict[int, list[Pair]] = defaultdict(list)
-    for edge in _from_the_roots(left):
-        taken = used[edge[0]] | used[edge[1]]
+    chosen: defaultdict[int, list[Pair]] = defaultdict(list)
+    # The long ones, which meet at the roots, come first: then no more rounds are needed than a node has edges.
+    for one, other in sorted(edges, key=lambda ends: (ends[0] - ends[1], -ends[0])):
+        taken = used[one] | used[other]
         number = next(number for number in range(len(taken) + 1) if number not in taken)
-        found[number].append(edge)
-        for node in edge:
-            used[node].add(number)
-    return [tuple(sorted(found[number])) for number in sorted(found)]
-
-
-def _from_the_roots(edges: Iterable[Pair]) -> Iterator[Pair]:
-    """In an order in which one end of each edge is new: then no more rounds are needed than a node has edges."""
-    neighbours: defaultdict[int, list[int]] = defaultdict(list)
-    for one, other in sorted(edges):
-        neighbours[one].append(other)
-        neighbours[other].append(one)
-    seen: set[int] = set()
-    for root in sorted(neighbours):
-        waiting = [] if root in seen else [root]
-        seen.add(root)
-        for node in waiting:
-            for other in neighbours[node]:
-                if other not in seen:
-                    seen.add(other)
-                    waiting.append(other)
-                    yield pair(node, other)
+        chosen[number].append((one, other))
+        used[one].add(number)
+        used[other].add(number)
+    return [tuple(sorted(chosen[number])) for number in sorted(chosen)]

@@ -38,7 +38,7 @@ class _Card(Struct, frozen=True):
 
 
 def _slow_gpus(cluster: Cluster) -> list[Finding]:
-    measures = [node.record.measures for node in cluster.nodes]
+    measures = [node.report.measures for node in cluster.nodes]
     return findings(cluster.names, measures, cluster.settings.table, cluster.settings.shares)
 
 
@@ -50,7 +50,7 @@ SPEED = tuple(
 @check("gpu-checksum", Where.CLUSTER, needs=Needs.LOAD)
 def gpu_checksum(cluster: Cluster) -> Iterator[Finding]:
     """The same numbers through the same kernels come to the same bits on all GPUs of a kind."""
-    yield from differing({node.name: node.record.checksums for node in cluster.nodes})
+    yield from differing({node.name: node.report.checksums for node in cluster.nodes})
 
 
 def findings(

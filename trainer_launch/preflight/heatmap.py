@@ -10,7 +10,7 @@ from html import escape
 
 from trainer_launch.model.units import grouped
 from trainer_launch.observability.html import clean
-from trainer_launch.preflight.cluster.pair_results import PairTests
+from trainer_launch.preflight.cluster.nodes import PairTests
 from trainer_launch.preflight.fault_isolation import Pair
 from trainer_launch.preflight.thresholds import MBYTE
 

@@ -26,9 +26,9 @@ from trainer_launch.observability import live
 from trainer_launch.preflight import gpu_judgement, registry, report_formats, thresholds
 from trainer_launch.preflight.check import Check, Needs, Subject, Where, run, with_gpus
 from trainer_launch.preflight.check import states as check_states
-from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
+from trainer_launch.preflight.cluster import node_report, participation, present_nodes
+from trainer_launch.preflight.cluster.nodes import PairTests
 from trainer_launch.preflight.cluster.outside_look import NodeStage
-from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.container import dns_checks
 from trainer_launch.preflight.gpu import checks as gpu_checks
 from trainer_launch.preflight.mpi import launcher_checks
@@ -109,7 +109,7 @@ def _with(told: Told, more: Sequence[Finding]) -> Told:
 def _without_others(subject: Subject, settings: Settings, selection: Selection, doing: Doing) -> Told:
     """This container with its GPUs, and an MPI launcher's hosts."""
     report = selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))
-    figures, sums = node_facts.measured(subject.cards)
+    figures, sums = node_report.measured(subject.cards)
     told = Told(report, figures)
     if figures or sums:
         table, (_, shares) = thresholds.load_table(settings.reference), thresholds.parse_flag(settings.threshold)
@@ -156,7 +156,7 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
             return Told(report, elsewhere=part.home if is_elsewhere else "")
         held = part.server.preflight
         told = [finding for finding in held.findings if finding.check not in selection.skipped]
-        return Told(report, held.measured(), held.seen, held.names, told)
+        return Told(report, held.measured(), held.pair_tests, held.names, told)
 
 
 def place_of(subject: Subject) -> Place:

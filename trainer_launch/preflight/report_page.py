@@ -11,8 +11,7 @@ from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted, printable
 from trainer_launch.observability.html import document, table
 from trainer_launch.preflight import heatmap
-from trainer_launch.preflight.cluster.node_facts import listed
-from trainer_launch.preflight.cluster.pair_results import PairTests
+from trainer_launch.preflight.cluster.nodes import PairTests, listed
 from trainer_launch.preflight.report_formats import Place, at_fault, heading, loud, summary, tally
 
 _MOST_NODES = 64  # rows; what is wrong with a node comes first

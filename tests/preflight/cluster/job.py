@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from trainer_launch.model import Endpoint
+from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import TICK_S, ClusterPreflight, Phase
@@ -13,7 +13,8 @@ from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 from trainer_launch.preflight.cluster.outside_look import NodeStage, stuck_at
 
 JOB = "job"
-NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
+HOME = Endpoint("job-node-0-0.job", 29500)
+NAMES = Names(home=HOME, seats=Seats(HOME, "job-node-0-#.job", 0, 4096))
 
 Outcome = Callable[[int, int], "tuple[str, int]"]  # of node and partner: why it failed, or "", and the rate
 
@@ -99,7 +100,7 @@ class Simulation:
             tokens = (
                 {} if rank in self.blind else {at: self.found(at, rank, message) for at in self.settings.storage}
             )
-            self.say(rank, msg.Record(facts, self.offsets.get(rank, 0.0), 0.001, own, measures, tokens=tokens))
+            self.say(rank, msg.NodeReport(facts, self.offsets.get(rank, 0.0), 0.001, own, measures, tokens=tokens))
         elif isinstance(message, msg.Test):
             self.rounds = max(self.rounds, message.round + 1)
             one, other = map(int, message.token.split("-")[-2:])

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.preflight.cluster.job import Simulation
-from trainer_launch.preflight.cluster import pair_results
-from trainer_launch.preflight.cluster.pair_results import PairTests
+from trainer_launch.preflight.cluster.nodes import PairTest, PairTests
 from trainer_launch.preflight.fault_isolation import Faulty, Link
 from trainer_launch.preflight.heatmap import drawn
 
@@ -24,7 +23,7 @@ def seen(nodes: int, bad: int, link: tuple[int, int] | None = None) -> PairTests
         ends = (node, node + 1) if node + 1 < nodes else (0, node)
         is_well = bad not in ends and ends != link
         rate = random.Random(node).randrange(1_000_000_000, 1_200_000_000)
-        tests.append(pair_results.Tested(ends, ("", "") if is_well else ("no", "no"), rate if is_well else 0))
+        tests.append(PairTest(ends, ("", "") if is_well else ("no", "no"), rate if is_well else 0))
     links = () if link is None else (Link(ends=link, failed=2, tests=2),)
     return PairTests(
         tuple(f"node {node} (job-node-0-{node})" for node in range(nodes)),
@@ -43,11 +42,11 @@ def outlines(svg: str) -> int:
 
 
 def test_each_pair_is_shown_once_by_its_slowest_test() -> None:
-    tests = (pair_results.Tested((0, 1), ("", ""), 9_000_000), pair_results.Tested((0, 1), ("", ""), 5_000_000))
+    tests = (PairTest((0, 1), ("", ""), 9_000_000), PairTest((0, 1), ("", ""), 5_000_000))
     shown = drawn(
         PairTests(
             ("a", "b", "c"),
-            (*tests, pair_results.Tested((1, 2), ("", "no"), 7), pair_results.Tested((1, 2), ("", ""), 7)),
+            (*tests, PairTest((1, 2), ("", "no"), 7), PairTest((1, 2), ("", ""), 7)),
         )
     )
     assert squares(shown) == ["a - b: 5 MB/s", "b - c: failed"]
@@ -57,22 +56,22 @@ def test_each_pair_is_shown_once_by_its_slowest_test() -> None:
 def test_what_the_cluster_preflight_has_tested_can_be_drawn() -> None:
     job = Simulation(4, outcome=lambda node, partner: ("lost", 0) if 2 in (node, partner) else ("", 10**9))
     job.come(*range(4))
-    shown = drawn(job.hall.seen)
+    shown = drawn(job.hall.pair_tests)
     failed = {title for title in squares(shown) if title.endswith("failed")}
-    names = job.hall.seen.names
+    names = job.hall.pair_tests.names
     assert failed >= {f"{names[1]} - {names[2]}: failed", f"{names[2]} - {names[3]}: failed"}
     assert outlines(shown) == 2
-    assert Simulation(4).hall.seen == PairTests()
+    assert Simulation(4).hall.pair_tests == PairTests()
 
 
 def test_a_node_of_which_one_rail_is_at_fault_is_framed() -> None:
-    tests = (pair_results.Tested((0, 1), ("", ""), 9_000_000, 0), pair_results.Tested((0, 1), ("", "no"), 0, 1))
+    tests = (PairTest((0, 1), ("", ""), 9_000_000, 0), PairTest((0, 1), ("", "no"), 0, 1))
     shown = drawn(PairTests(("a", "b"), tests, Faulty(rails=((1, (1,)),), rounds=2)))
     assert (outlines(shown), squares(shown)) == (2, ["a - b: failed"])
 
 
 def test_a_name_that_is_markup_is_shown_as_it_is() -> None:
-    tests = (pair_results.Tested((0, 1), ("", ""), 9_000_000),)
+    tests = (PairTest((0, 1), ("", ""), 9_000_000),)
     assert squares(drawn(PairTests(("<b>\x1b[31m", "b"), tests))) == ["<b> - b: 9 MB/s"]
 
 

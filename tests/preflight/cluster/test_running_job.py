@@ -13,6 +13,7 @@ import pytest
 from tests.cli.launching import LAUNCHER
 from tests.pods import hosts
 from tests.ports import free_port
+from tests.preflight.cluster.job import NAMES
 from tests.survival.jobs import ELASTIC
 from trainer_launch.membership import protocol as coordinating
 from trainer_launch.membership.client import Client, Connected
@@ -24,10 +25,9 @@ from trainer_launch.model.findings import Status
 from trainer_launch.preflight.cluster import node_link, participation, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict, look_out
-from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.nodes import ClusterSettings
 
 JOB = "job"
-NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
 CLAIM = Claim(3, 1, "0-2", sure=True)
 
 
@@ -57,7 +57,7 @@ def test_seats_are_asked_only_where_the_job_may_do_without_node_0(
     settings = ClusterSettings(
         job=JOB, min_nodes=nodes[0], max_nodes=nodes[1], deadline_s=60.0, names=NAMES, salt="s"
     )
-    assert [place.host for place in participation.seats(settings, own_rank=2)] == hosts_asked
+    assert [place.host for place in participation.seats_of(settings, own_rank=2)] == hosts_asked
 
 
 def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another_seat_is_at_work(

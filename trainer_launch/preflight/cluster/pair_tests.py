@@ -17,7 +17,7 @@ from msgspec import Struct, to_builtins
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import PortRange
 from trainer_launch.model.codec import Count, MessageError, Text, decode
-from trainer_launch.preflight.cluster import pair_rounds
+from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.outside_look import Listener
 
@@ -57,30 +57,25 @@ def failed(test: msg.Test, why: str) -> tuple[msg.Seen, ...]:
 
 def run(test: msg.Test, listener: Listener, child: Sequence[str] = PAIR_TEST_CHILD) -> msg.Result:
     """A test over plain sockets."""
-    limit = str(test.limit_s)
-    if test.rank:
-        seen = _of_child(test, (*child, "dial", test.token, limit, test.host, str(test.port)))
-    else:
-        with listener.lent() as descriptor:
-            seen = _of_child(test, (*child, "listen", test.token, limit, str(descriptor)), descriptor)
-    return msg.Result(test.round, seen)
-
-
-def _of_child(test: msg.Test, argv: Sequence[str], *descriptors: int) -> tuple[msg.Seen, ...]:
-    streams = deadline_subprocess.Streams(pass_fds=descriptors)
-    child = deadline_subprocess.run(argv, None, test.limit_s + _PAIR_TEST_MARGIN_S, streams, reap_s=_REAP_S)
-    if child.problem is not None:
-        return failed(test, f"its test could not be started: {child.problem.strerror}")
-    if child.status is None:
-        return failed(test, "its test hangs in the kernel: not even SIGKILL ends it")
-    if child.timed_out:
-        return failed(test, f"its test hung and was killed after {test.limit_s:g} s")
-    return read_answer(test, child.stdout, f"its test ended with {child.status} and said nothing")
+    with contextlib.nullcontext() if test.rank else listener.lent() as descriptor:
+        lent = () if descriptor is None else (descriptor,)
+        where = ("dial", test.host, str(test.port)) if descriptor is None else ("listen", str(descriptor))
+        argv = (*child, where[0], test.token, str(test.limit_s), *where[1:])
+        streams, limit_s = deadline_subprocess.Streams(pass_fds=lent), test.limit_s + _PAIR_TEST_MARGIN_S
+        ended = deadline_subprocess.run(argv, None, limit_s, streams, reap_s=_REAP_S)
+    otherwise = f"its test ended with {ended.status} and said nothing"
+    if ended.problem is not None:
+        otherwise = f"its test could not be started: {ended.problem.strerror}"
+    elif ended.is_stuck:
+        otherwise = "its test hangs in the kernel: not even SIGKILL ends it"
+    elif ended.timed_out:
+        otherwise = f"its test hung and was killed after {test.limit_s:g} s"
+    return msg.Result(test.round, read_answer(test, ended.stdout, otherwise))
 
 
 def bench(collectives: Collectives | None, test: msg.Test, listener: Listener) -> msg.Result:
     """This node's part in a test of any kind; always comes back in time."""
-    if test.way == pair_rounds.SOCKET:
+    if test.way == pairs.SOCKET:
         return run(test, listener)
     if collectives is None:
         return msg.Result(test.round, failed(test, f"this node has no {test.way}"))
@@ -92,18 +87,18 @@ class Collectives:
 
     def __init__(self, python: Sequence[str], env: Mapping[str, str], ports: PortRange | None = None) -> None:
         self._argv = (*python, str(CHILD))
-        self._ports = ports
+        self._ports = None if ports is None else [ports.low, ports.high]
         self._env = dict(env)
         self._lock = threading.Lock()
         self._closing = False
         self._start()
 
     def _start(self) -> None:
-        self._buffer = b""
         self._can: BenchAnswer | None = None  # its first words
         self._problem = ""
         self._child: subprocess.Popen[bytes] | None = None
         self._sock, theirs = socket.socketpair()
+        self._answers = self._sock.makefile("rb")
         with theirs:
             try:
                 self._child = subprocess.Popen(
@@ -121,7 +116,7 @@ class Collectives:
         """What this node can do, in the words of `means_told`; waits until torch is imported."""
         with self._lock:
             can = self._ready(IMPORT_S) or BenchAnswer(why=self._problem)
-        return pair_rounds.means_told(can.gloo, can.gpus, can.why[:200])
+        return pairs.means_told(can.gloo, can.gpus, can.why[:200])
 
     def _ready(self, limit_s: float) -> BenchAnswer | None:
         if self._can is None and not self._problem:
@@ -146,8 +141,7 @@ class Collectives:
         return read_answer(test, line or b"", "its test said nothing of use")
 
     def _ask(self, test: msg.Test, until_s: float, descriptors: list[int]) -> bytes | None:
-        ports = None if self._ports is None else [self._ports.low, self._ports.high]
-        order = to_builtins(test) | {"limit_s": max(0.1, until_s - time.monotonic()), "ports": ports}
+        order = to_builtins(test) | {"limit_s": max(0.1, until_s - time.monotonic()), "ports": self._ports}
         try:
             self._sock.settimeout(1.0)
             socket.send_fds(self._sock, [json.dumps(order).encode() + b"\n"], descriptors)
@@ -156,19 +150,15 @@ class Collectives:
         return self._line(until_s + _MARGIN_S)
 
     def _line(self, until_s: float) -> bytes | None:
-        while b"\n" not in self._buffer and len(self._buffer) < _MAX_BYTES:
-            try:
-                self._sock.settimeout(max(0.01, until_s - time.monotonic()))
-                data = self._sock.recv(_MAX_BYTES)
-            except OSError:
-                return None
-            if not data:
-                status = self._child.wait() if self._child is not None else None
-                self._problem = f"its process ended with {status}"
-                return None
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
+        try:
+            self._sock.settimeout(max(0.01, until_s - time.monotonic()))
+            line = self._answers.readline(_MAX_BYTES)
+        except OSError:
+            return None
+        if not line:
+            status = self._child.wait() if self._child is not None else None
+            self._problem = f"its process ended with {status}"
+        return line or None
 
     def close(self) -> None:
         """End the child and all that it has started."""
@@ -185,4 +175,5 @@ class Collectives:
                 self._child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(_REAP_S)
+        self._answers.close()
         self._sock.close()

@@ -10,8 +10,7 @@ from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
 from trainer_launch.model.units import grouped
 from trainer_launch.preflight.check import Where, at_once, check
-from trainer_launch.preflight.cluster.node_facts import listed
-from trainer_launch.preflight.cluster.nodes import Cluster, Node
+from trainer_launch.preflight.cluster.nodes import Cluster, Node, listed
 
 NAME = "shared-storage"
 _MOUNT = "mount one volume there in all pods (ReadWriteMany: NFS, Lustre, CephFS ...), no emptyDir or hostPath"
@@ -24,7 +23,7 @@ def shared_storage(cluster: Cluster) -> Iterator[Finding]:
     # Who cannot write there at all is told by its own check.
     able = [node for node in cluster.nodes if not _cannot_write(node)]
     for folder, must in cluster.settings.storage.items() if len(cluster.nodes) > 1 else ():
-        groups = grouped((node.record.tokens[folder], node.name) for node in able if folder in node.record.tokens)
+        groups = grouped((node.report.tokens[folder], node.name) for node in able if folder in node.report.tokens)
         yield _judged(folder, sorted(groups.values(), key=len, reverse=True), must)
 
 
@@ -71,7 +70,7 @@ def _own(folder: str, count: int, must: bool) -> Finding:
 
 
 def _cannot_write(node: Node) -> bool:
-    return any(finding.check == "storage" and finding.status is Status.FAIL for finding in node.record.findings)
+    return any(finding.check == "storage" and finding.status is Status.FAIL for finding in node.report.findings)
 
 
 # -- tokens in shared folders ------------------------------------------------------------------
