@@ -238,7 +238,7 @@ def test_a_cluster_preflight_that_somebody_interferes_with_ends_with_its_verdict
         undo.callback(server.stop)
         middle = Middle(port)
         undo.callback(middle.close)
-        middle.say, done = middle.once(b"record", altered)
+        middle.say, done = middle.once(b"nodereport", altered)
         ends = (Endpoint("127.0.0.1", port), middle.at)
         links = [link(undo, rank, at) for rank, at in enumerate(ends)]
         threads = [threading.Thread(target=takes_part, args=(one,)) for one in links]
