@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from trainer_launch.host import logs
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import NodeError, UsageError
-from trainer_launch.model.findings import Fault, Finding, Measure, Report, Status, raised
+from trainer_launch.model.findings import Finding, Measure, Report, Status, raised
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
 from trainer_launch.model.units import counted
@@ -95,8 +95,8 @@ def preflight(subject: Subject, settings: Settings, selection: Selection, doing:
         told = _together(subject, settings, selection, doing)
     else:
         told = _without_others(subject, settings, selection, doing)
-        if subject.has_peers and not selection.chosen and not launcher_checks.concerns(subject):
-            told = _with(told, [present_nodes.all_present.skipped(obstacle)])
+        if not selection.chosen and not launcher_checks.concerns(subject):
+            told = _with(told, participation.alone(subject, settings, obstacle))
         told = replace(told, is_cluster=False)
     doing.is_over = True
     return replace(told, report=replace(told.report, silenced=selection.skipped))
@@ -177,22 +177,17 @@ def merged(
 
     `checks` are those of all nodes together.
     """
-    alike = {_kind(finding): finding for finding in decided if finding.check not in checks}
+    alike = {present_nodes.kind_of(finding): finding for finding in decided if finding.check not in checks}
     told = []
     for finding in own:
         if finding.status in (*LOUD, Status.UNKNOWN):
-            group = alike.pop(_kind(finding), None)
-            others = [other for other in (group.subject.split(", ") if group else ()) if other != name]
-            told.append(replace(finding, subject=", ".join((name, *others))))
+            group = alike.pop(present_nodes.kind_of(finding), None)
+            whom = name if group is None else group.subject
+            told.append(replace(finding, subject=whom if name in whom else f"{name}, {whom}"))
         else:
             told.append(finding)
     rest = [finding for finding in decided if finding.check in checks or finding in alike.values()]
     return (*rest, *told)
-
-
-def _kind(finding: Finding) -> tuple[str, Status, Fault | None]:
-    """What `ending.grouped` puts together."""
-    return finding.check, finding.status, finding.fault
 
 
 def explained(own: Sequence[Finding], decided: Sequence[Finding], *, is_shared: bool) -> Iterator[Finding]:

@@ -184,7 +184,7 @@ def test_what_this_node_and_others_have_found_alike_is_told_once() -> None:
     decided = [fail("shm", "node 0 (a), node 1 (b)", "on node 0 (a): x"), fail("pairs", "node 2 (c)")]
     told = merged([fail("shm")], decided, "node 1 (b)", registry.ids(Where.CLUSTER))
     assert [finding.check for finding in told] == ["pairs", "shm"]
-    assert told[1].subject == "node 1 (b), node 0 (a)"
+    assert told[1].subject == "node 0 (a), node 1 (b)"
 
 
 def test_what_is_one_nodes_fault_and_what_is_the_jobs_are_two_findings_also_of_one_check() -> None:

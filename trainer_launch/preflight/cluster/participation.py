@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from trainer_launch import contracts
 from trainer_launch.host.files import read_secret
 from trainer_launch.host.network import TOO_FEW_FILES, allow_connections
 from trainer_launch.membership.quarantine import FAILING_NODES
@@ -39,6 +40,9 @@ _PORT_S = 3.0  # for the port to become free
 _SAY_AGAIN_S = 10.0
 _POLL_S = 2.0
 _HOST = re.compile(r"node [0-9]+ \(([^()]+)\)")
+_ONE_NODE = "the job has one node"
+_UNKNOWN_PLACE = "the number of nodes, the node rank or the address of node 0 is unknown"
+_IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # a variable of every pod
 _log = logging.getLogger(__name__)
 
 
@@ -50,14 +54,28 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
     if present_nodes.NAME in skipped or (chosen and not set(chosen) & set(registry.ids(Where.CLUSTER))):
         return "deselected with --only or --skip"
     if topology.pods == 1:
-        return "the job has one node"
+        return _ONE_NODE
     if topology.nodes is None or topology.node_rank is None or topology.coordinator is None:
-        return "the number of nodes, the node rank or the address of node 0 is unknown"
+        return _UNKNOWN_PLACE
     if subject.job.engine not in (None, "torchrun", "plain"):
         return "the nodes of this job do not connect to node 0"
     if subject.job.contract in dns_checks.HIDING and "level" not in settings.model_fields_set:
         return "this operator publishes no DNS names for init containers; elsewhere, request it with --level"
     return None
+
+
+def alone(subject: Subject, settings: Settings, obstacle: str) -> list[Finding]:
+    """What is told of a preflight without other nodes: a warning where the job may have some all the same."""
+    is_assumed = subject.job.contract == contracts.UNKNOWN.name and _IN_KUBERNETES in subject.env
+    if obstacle == _ONE_NODE and is_assumed and "nodes" not in settings.model_fields_set:
+        why = "no platform's variables are set in this container, so the job was taken for one node"
+    elif obstacle == _UNKNOWN_PLACE:
+        why = obstacle
+    else:
+        return [present_nodes.all_present.skipped(obstacle)] if subject.has_peers else []
+    text = f"this node was checked alone, and compared with no other: {why}"
+    action = "name this init container in envInjection.targets of the runtime; for a job of one node, set --nodes 1"
+    return [present_nodes.all_present.warned(text, scope=Scope.JOB, action=action)]
 
 
 class Gathering:
