@@ -137,6 +137,7 @@ def test_the_node_that_differs_is_named_and_a_secret_is_not_told(tmp_path: Path)
     assert [whom for whom in named if whom[1] in ("warn", "fail")] == [
         ("NCCL_ALGO", "fail", "node 2 (job-node-0-2)"),
         ("the program's code", "warn", "node 3 (job-node-0-3)"),
+        ("the command line", "warn", "node 3 (job-node-0-3)"),
         ("NCCL_NET_TOKEN", "warn", "node 1 (job-node-0-1)"),
     ]
     assert "hush" not in json.dumps(ended) + "".join(job.said.values())

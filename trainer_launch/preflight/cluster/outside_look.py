@@ -24,6 +24,7 @@ from trainer_launch.preflight.cluster import preflight_messages as msg
 
 _LATE_S = 0.3  # that an answer may come after its limit
 _SEND_S = 0.5
+_WAKE_S = 1.0  # where closing does not end the wait
 _AGAIN_S = 0.5  # when the machine had no descriptor for a connection
 
 
@@ -155,10 +156,6 @@ class Listener:
         self._here = here
         self._sock = _opened(port, among)
         self.port = int(self._sock.getsockname()[1])
-        self._wake, self._waker = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        for listened in (self._sock, self._wake):
-            self._selector.register(listened, selectors.EVENT_READ)
         self._lock = threading.Lock()  # held by who may accept
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
@@ -166,13 +163,12 @@ class Listener:
 
     def close(self) -> None:
         """Free the port; once is enough."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        self._waker.send(b".")
-        self._thread.join()
-        for closed in (self._selector, self._sock, self._wake, self._waker):
-            closed.close()
+        if not self._closing.is_set():
+            self._closing.set()
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # ends the thread's wait
+            self._thread.join()
+            self._sock.close()
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[int]:
@@ -181,13 +177,14 @@ class Listener:
             yield self._sock.fileno()
 
     def _run(self) -> None:
-        while not self._closing.is_set():
-            ready = [key.fileobj for key, _ in self._selector.select()]
-            if self._sock in ready and self._lock.acquire(timeout=0.05):  # else it is lent
-                try:
-                    self._answer()
-                finally:
-                    self._lock.release()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._sock, selectors.EVENT_READ)
+            while not self._closing.is_set():
+                if selector.select(_WAKE_S) and self._lock.acquire(timeout=0.05):  # else it is lent
+                    try:
+                        self._answer()
+                    finally:
+                        self._lock.release()
 
     def _answer(self) -> None:
         try:
