@@ -13,7 +13,7 @@ from trainer_launch.model import Member
 from trainer_launch.model.findings import Fault, Status
 from trainer_launch.planning.command import parse_command
 from trainer_launch.preflight.mpi import host_queries, launcher_checks
-from trainer_launch.preflight.mpi.host_queries import Answer, Refusal, SshStage, refusal, script_command
+from trainer_launch.preflight.mpi.host_queries import DNS, KEY, Answer, Refusal, SshStage, refusal, script_command
 
 TOKEN = "t0k3n"
 VERSIONS = {"mpirun": "4.1.4", "python": "3.12.3", "trainer-launch": "0.3.0"}
@@ -110,20 +110,24 @@ def test_versions_are_found_in_what_mpiruns_say(said: str, version: str) -> None
 @pytest.mark.parametrize(
     ("code", "err", "stage"),
     [
-        (255, "root@w-0: Permission denied (publickey).", SshStage.KEY),
+        (255, "root@w-0: Permission denied (publickey).", host_queries.KEY),
         (
             255,
             "@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
-            SshStage.HOST_KEY,
+            host_queries.HOST_KEY,
         ),
-        (255, "No ED25519 host key is known for w-0 and you have requested strict checking.", SshStage.HOST_KEY),
-        (255, "ssh: Could not resolve hostname w-0: Name or service not known", SshStage.DNS),
-        (255, "ssh: connect to host w-0 port 22: Connection refused", SshStage.PORT),
-        (255, "kex_exchange_identification: Connection closed by remote host", SshStage.BANNER),
-        (255, "something else", SshStage.BANNER),
-        (1, "This account is currently not available.", SshStage.SHELL),
-        (3, "", SshStage.SHELL),
-        (None, "", SshStage.SHELL),
+        (
+            255,
+            "No ED25519 host key is known for w-0 and you have requested strict checking.",
+            host_queries.HOST_KEY,
+        ),
+        (255, "ssh: Could not resolve hostname w-0: Name or service not known", host_queries.DNS),
+        (255, "ssh: connect to host w-0 port 22: Connection refused", host_queries.PORT),
+        (255, "kex_exchange_identification: Connection closed by remote host", host_queries.BANNER),
+        (255, "something else", host_queries.BANNER),
+        (1, "This account is currently not available.", host_queries.SHELL),
+        (3, "", host_queries.SHELL),
+        (None, "", host_queries.SHELL),
     ],
 )
 def test_the_stage_is_told_by_sshs_own_words(code: int | None, err: str, stage: SshStage) -> None:
@@ -141,7 +145,7 @@ def test_who_ran_the_script_to_its_end_is_not_stuck() -> None:
 
 
 def test_hosts_that_are_stuck_alike_are_told_in_one_sentence() -> None:
-    why = Refusal(SshStage.KEY, "Permission denied (publickey).")
+    why = Refusal(KEY, "Permission denied (publickey).")
     [hosts, ssh] = launcher_checks.reached({"w-0": why, "w-1": None, "w-2": why})
     assert hosts.status is Status.PASS
     assert (ssh.check, ssh.status, ssh.fault) == ("mpi-ssh", Status.FAIL, Fault.JOB)
@@ -150,7 +154,7 @@ def test_hosts_that_are_stuck_alike_are_told_in_one_sentence() -> None:
 
 
 def test_a_host_that_is_not_there_is_the_nodes_fault_and_nobody_passes_it() -> None:
-    found = list(launcher_checks.reached({"w-0": Refusal(SshStage.DNS, "Name or service not known"), "w-1": None}))
+    found = list(launcher_checks.reached({"w-0": Refusal(DNS, "Name or service not known"), "w-1": None}))
     assert [(one.check, one.status) for one in found] == [("mpi-hosts", Status.FAIL), ("mpi-ssh", Status.PASS)]
     assert found[0].fault is Fault.NODE
     assert found[1].text.startswith("1 of 2 hosts")

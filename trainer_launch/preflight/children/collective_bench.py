@@ -16,7 +16,6 @@ import json
 import multiprocessing
 import os
 import random
-import select
 import signal
 import socket
 import sys
@@ -25,8 +24,9 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-pair_bench: Any = importlib.import_module("pair_bench")  # beside this file
-sys.path.pop(0)  # this folder's names are no modules of torch's or the user's
+sys.path[0] = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "cluster")
+pair_bench: Any = importlib.import_module("pair_bench")
+sys.path.pop(0)  # that folder's names are no modules of torch's or the user's
 
 BLOCK = 1 << 16  # numbers of the pattern, repeated
 SMALL, LARGE = {"gloo": 1 << 20, "nccl": 1 << 23}, {"gloo": 1 << 23, "nccl": 1 << 28}  # bytes
@@ -35,13 +35,13 @@ FAST_S = 0.02  # for the small size: then the large one is taken
 MAX_REPEATS = 100
 _TRIED = 50  # ports, at most
 _END_S = 1.0  # for the others to have read the last of it
-_AGAIN_S = 0.02
 _PR_SET_PDEATHSIG = 1
 _FORK = multiprocessing.get_context("fork")
 
 
 def main() -> None:
     """Serve until the other end of the socket is gone."""
+    _end_with_parent()
     orders = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -65,7 +65,7 @@ def main() -> None:
         buffer += data
         if buffer.endswith(b"\n"):
             listener = socket.socket(fileno=descriptors[0]) if descriptors else None
-            _tell(orders, {"rails": serve(json.loads(buffer), listener, orders)})
+            _tell(orders, {"rails": serve(json.loads(buffer), listener)})
             buffer = b""
 
 
@@ -116,7 +116,7 @@ class Child:
 
 def _begun(parent: int, work: Callable[..., None], *args: object) -> None:
     """In the child: end with the parent, and without torch's own end."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _end_with_parent()
     try:
         if os.getppid() == parent:
             work(*args)
@@ -124,20 +124,22 @@ def _begun(parent: int, work: Callable[..., None], *args: object) -> None:
         os._exit(0)
 
 
-# -- one order --------------------------------------------------------------------------------
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def serve(order: Mapping[str, Any], listener: socket.socket | None, orders: socket.socket) -> list[tuple[str, int]]:
+def serve(order: Mapping[str, Any], listener: socket.socket | None) -> list[tuple[str, int]]:
     """Why each rail failed, or "", and its bytes per second."""
     until = time.monotonic() + float(order["limit_s"])
     n_rails = int(order["rails"])
     store = None if listener is None else Child(keep_store, order, until)
     rails: list[Child] = []
     try:
-        port = dial(order, until) if store is None else _port(store.line(until))
+        port = _port(dialed(order, until) if store is None else store.line(until))
         rails = [Child(work, order, rail, until, port) for rail in range(n_rails)]
-        if listener is not None:
-            welcome(order, listener, until, port, orders)
+        for left in range(int(order["size"]) - 1, 0, -1) if listener is not None else ():
+            late = f"{left} of {int(order['size']) - 1} others did not connect in time"
+            pair_bench.accepted(listener, order["token"], until, f"ok {port}\n".encode(), late).close()
         seen = [_seen(child.line(until)) for child in rails]
         last = time.monotonic() + _END_S
         for number, child in enumerate(rails):
@@ -153,6 +155,13 @@ def serve(order: Mapping[str, Any], listener: socket.socket | None, orders: sock
     return seen
 
 
+def dialed(order: Mapping[str, Any], until: float) -> object:
+    """Connect until the first node is at this test; the port of its store, or why there is none."""
+    sock, port = pair_bench.dialed(order["token"], until, str(order["host"]), int(order["port"]))
+    sock.close()
+    return int(port) if port.isascii() and port.isdigit() and len(port) < 6 else ("the other end names no port", 0)
+
+
 def _port(said: object) -> int:
     if isinstance(said, int):
         return said
@@ -163,48 +172,6 @@ def _seen(said: object) -> tuple[str, int]:
     if isinstance(said, tuple):
         return said
     return "its test hung and was killed, or died", 0
-
-
-def welcome(
-    order: Mapping[str, Any], listener: socket.socket, until: float, port: int, orders: socket.socket
-) -> None:
-    """Tell all others where the store is."""
-    answer = f"ok {port}\n".encode()
-    left = int(order["size"]) - 1
-    while left:
-        ready, _, _ = select.select([listener, orders], [], [], max(0.0, until - time.monotonic()))
-        if not ready or orders in ready:  # who gave the order is gone
-            raise pair_bench.PairTestFailed(f"{left} of {int(order['size']) - 1} others did not connect in time")
-        try:
-            sock, _ = listener.accept()
-        except OSError:
-            continue
-        with sock, contextlib.suppress(pair_bench.PairTestFailed):
-            sock.setblocking(True)
-            said = pair_bench.line(sock, min(until, time.monotonic() + pair_bench.TOKEN_S), "no token")
-            if said == order["token"]:  # else a probe, or who is late from an earlier test
-                with pair_bench.in_time(sock, until, "cannot answer"):
-                    sock.sendall(answer)
-                left -= 1
-
-
-def dial(order: Mapping[str, Any], until: float) -> int:
-    """Connect until the first node is at this test; the port of its store."""
-    host, port = str(order["host"]), int(order["port"])
-    where = f"{host}:{port}"
-    while True:
-        with pair_bench.connected(where, host, port, until) as sock:
-            with pair_bench.in_time(sock, until, f"no answer from {where}"):
-                sock.sendall(str(order["token"]).encode() + b"\n")
-            word, _, port_of_store = pair_bench.line(sock, until, f"no answer from {where}").partition(" ")
-        if word == "ok" and port_of_store.isascii() and port_of_store.isdigit() and len(port_of_store) < 6:
-            return int(port_of_store)
-        if time.monotonic() + _AGAIN_S > until:
-            raise pair_bench.PairTestFailed(f"{where} was not ready for the test in time")
-        time.sleep(_AGAIN_S)  # it has not begun yet
-
-
-# -- one rail's part --------------------------------------------------------------------------
 
 
 class DamagedError(Exception):

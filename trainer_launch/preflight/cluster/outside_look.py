@@ -171,10 +171,13 @@ class Listener:
             self._sock.close()
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[int]:
-        """Let somebody else accept what comes: yields the socket's descriptor."""
+    def lent(self) -> Iterator[socket.socket]:
+        """Let somebody else accept what comes."""
         with self._lock:
-            yield self._sock.fileno()
+            try:
+                yield self._sock
+            finally:
+                self._sock.setblocking(False)
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:

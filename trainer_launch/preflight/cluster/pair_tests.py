@@ -1,4 +1,4 @@
-"""One node's part in tests of pairs of nodes, in children that are killed when their time is up."""
+"""One node's part in tests of pairs of nodes. What imports torch is a child that is killed when its time is up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -14,20 +13,16 @@ from pathlib import Path
 
 from msgspec import Struct, to_builtins
 
-from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import PortRange
 from trainer_launch.model.codec import Count, MessageError, Text, decode
-from trainer_launch.preflight.cluster import pairs
+from trainer_launch.preflight.cluster import pair_bench, pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.outside_look import Listener
 
-_CHILDREN = Path(__file__).parents[1] / "children"
-CHILD = _CHILDREN / "collective_bench.py"
-PAIR_TEST_CHILD = (sys.executable, "-I", "-S", str(_CHILDREN / "pair_bench.py"))
+CHILD = Path(__file__).parents[1] / "children" / "collective_bench.py"
 IMPORT_S = 45.0  # for torch, on a cold disk
 # A child gives up by itself before these have passed, too, and says where it was.
 _MARGIN_S = 1.5
-_PAIR_TEST_MARGIN_S = 0.5
 _REAP_S = 0.5
 _MAX_BYTES = 1 << 16
 
@@ -55,22 +50,11 @@ def failed(test: msg.Test, why: str) -> tuple[msg.Seen, ...]:
     return (msg.Seen(why, 0),) * test.rails
 
 
-def run(test: msg.Test, listener: Listener, child: Sequence[str] = PAIR_TEST_CHILD) -> msg.Result:
-    """A test over plain sockets."""
-    with contextlib.nullcontext() if test.rank else listener.lent() as descriptor:
-        lent = () if descriptor is None else (descriptor,)
-        where = ("dial", test.host, str(test.port)) if descriptor is None else ("listen", str(descriptor))
-        argv = (*child, where[0], test.token, str(test.limit_s), *where[1:])
-        streams, limit_s = deadline_subprocess.Streams(pass_fds=lent), test.limit_s + _PAIR_TEST_MARGIN_S
-        ended = deadline_subprocess.run(argv, None, limit_s, streams, reap_s=_REAP_S)
-    otherwise = f"its test ended with {ended.status} and said nothing"
-    if ended.problem is not None:
-        otherwise = f"its test could not be started: {ended.problem.strerror}"
-    elif ended.is_stuck:
-        otherwise = "its test hangs in the kernel: not even SIGKILL ends it"
-    elif ended.timed_out:
-        otherwise = f"its test hung and was killed after {test.limit_s:g} s"
-    return msg.Result(test.round, read_answer(test, ended.stdout, otherwise))
+def run(test: msg.Test, listener: Listener) -> msg.Result:
+    """A test over plain sockets, in this thread: none of its calls outlasts the test."""
+    with contextlib.nullcontext() if test.rank else listener.lent() as lent:
+        why, rate = pair_bench.measured(test.token, test.limit_s, lent, test.host, test.port)
+    return msg.Result(test.round, (msg.Seen(why, rate),) * test.rails)
 
 
 def bench(collectives: Collectives | None, test: msg.Test, listener: Listener) -> msg.Result:
@@ -132,8 +116,8 @@ class Collectives:
         with self._lock:
             if self._ready(test.limit_s) is None:
                 return failed(test, self._problem)
-            with contextlib.nullcontext() if test.rank else listener.lent() as descriptor:
-                line = self._ask(test, until_s, [] if descriptor is None else [descriptor])
+            with contextlib.nullcontext() if test.rank else listener.lent() as lent:
+                line = self._ask(test, until_s, [] if lent is None else [lent.fileno()])
             if line is None and not self._closing:
                 self._end()
                 self._start()

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from pathlib import PurePosixPath
 
 from msgspec import Struct, field
@@ -19,6 +18,7 @@ from trainer_launch.host.deadline_subprocess import Ended, run
 from trainer_launch.host.network import is_here
 from trainer_launch.model import Member
 from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.findings import Fault
 from trainer_launch.model.settings import Settings
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Probes, Threads
@@ -29,6 +29,7 @@ from trainer_launch.preflight.check import Subject, at_once
 
 MPIRUN, PYTHON, LAUNCHER = VERSIONS = ("mpirun", "python", "trainer-launch")  # facts of a host that are versions
 DAEMON, PATH, CPUS, GPUS = "daemon", "path", "cpus", "gpus"  # its other facts
+MPI_HOSTS, MPI_SSH = "mpi-hosts", "mpi-ssh"  # checks
 AT_ONCE = 64  # sessions under way; PRRTE has 128
 _ASK_S = 20.0
 _THREADS = 64
@@ -94,15 +95,69 @@ def version_in(text: str) -> str:
     return match[0].rstrip(",)") if match else text[:_SHOWN]
 
 
-class SshStage(str, Enum):
-    """What a host has to pass, in order."""
+class SshStage(Struct, frozen=True):
+    """What a host has to pass, and what is told of hosts that do not."""
 
-    DNS = "DNS"
-    PORT = "port"
-    BANNER = "banner"
-    HOST_KEY = "host key"
-    KEY = "key"
-    SHELL = "shell"
+    name: str
+    check: str  # its name
+    fault: Fault
+    text: str
+    action: str
+    words: str  # a pattern: what ssh prints then
+
+
+STAGES = (
+    SshStage(
+        "DNS",
+        MPI_HOSTS,
+        Fault.NODE,
+        "no address found for",
+        "see whether the pod and the job's headless Service are there",
+        "Could not resolve hostname",
+    ),
+    SshStage(
+        "port",
+        MPI_HOSTS,
+        Fault.NODE,
+        "cannot connect to sshd of",
+        "check that its sshd runs, its port, and NetworkPolicies",
+        "ssh: connect to host",
+    ),
+    SshStage(
+        "banner",
+        MPI_HOSTS,
+        Fault.NODE,
+        "no sshd answers on",
+        "see that pod's log; check that the port is sshd's",
+        "kex_exchange_identification|banner|Connection (?:closed|reset) by",
+    ),
+    SshStage(
+        "host key",
+        MPI_SSH,
+        Fault.JOB,
+        "another host key than the job's is shown by",
+        "run trainer-launch sshd there, which shows the job's key; a host without it may be an impostor",
+        "REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed|host key is known|no matching host key"
+        "|Server host key|Bad server host key",
+    ),
+    SshStage(
+        "key",
+        MPI_SSH,
+        Fault.JOB,
+        "the job's key is refused by",
+        "mount the same Secret in all pods; see mode and owner of authorized_keys",
+        "Permission denied|Too many authentication failures|no matching key|UNPROTECTED PRIVATE",
+    ),
+    SshStage(
+        "shell",
+        MPI_SSH,
+        Fault.JOB,
+        "no command runs on",
+        "see the login shell and its start-up files (.bashrc, .profile)",
+        "This account is (?:currently )?not available|account is locked|may not log in",
+    ),
+)
+DNS, PORT, BANNER, HOST_KEY, KEY, SHELL = STAGES
 
 
 class Refusal(Struct, frozen=True):
@@ -112,41 +167,25 @@ class Refusal(Struct, frozen=True):
     why: str
 
 
-# By what ssh prints; the first that fits wins.
-_WORDS: Mapping[SshStage, re.Pattern[str]] = {
-    SshStage.HOST_KEY: re.compile(
-        "REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed|host key is known|no matching host key"
-        "|Server host key|Bad server host key"
-    ),
-    SshStage.KEY: re.compile(
-        "Permission denied|Too many authentication failures|no matching key|UNPROTECTED PRIVATE"
-    ),
-    SshStage.SHELL: re.compile("This account is (?:currently )?not available|account is locked|may not log in"),
-    SshStage.DNS: re.compile("Could not resolve hostname"),
-    SshStage.PORT: re.compile("ssh: connect to host"),
-    SshStage.BANNER: re.compile("kex_exchange_identification|banner|Connection (?:closed|reset) by"),
-}
-
-
 def refusal(code: int | None, err: str, answer: Answer) -> Refusal | None:
     """Why a host did not run the script to its end; None: it did. `code` None: it was given up for its time."""
     if _END in answer.facts:
         return None
     if _BEGIN in answer.facts:
         how = "did not end in time" if code is None else f"exited with code {code}"
-        return Refusal(SshStage.SHELL, f"the test command {how}")
+        return Refusal(SHELL, f"the test command {how}")
     lines = [line.strip() for line in err.splitlines() if line.strip()]
-    for stage, pattern in _WORDS.items() if code in (_SSH_FAILED, None) else ():
-        if line := next((line for line in lines if pattern.search(line)), None):
+    for stage in reversed(STAGES) if code in (_SSH_FAILED, None) else ():  # who came far was not stuck before
+        if line := next((line for line in lines if re.search(stage.words, line)), None):
             return Refusal(stage, line.strip("@ \t")[:_SHOWN])
     if code is None:
         why = "login succeeded, but no command ran in time" if answer.said else "no answer in time"
-        return Refusal(SshStage.SHELL, why)
+        return Refusal(SHELL, why)
     last = lines[-1][:_SHOWN] if lines else ""
     if code == _SSH_FAILED:
-        return Refusal(SshStage.BANNER, last or "it said nothing")
+        return Refusal(BANNER, last or "it said nothing")
     said = f"; it said: {answer.said}" if answer.said else f"; {last}" if last else ""
-    return Refusal(SshStage.SHELL, f"its login shell ends with code {code} before any command{said}")
+    return Refusal(SHELL, f"its login shell ends with code {code} before any command{said}")
 
 
 class Own(Struct, frozen=True):
@@ -222,7 +261,7 @@ def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
             probes.tick(time.monotonic())
         probes.rest()
         return {
-            host: Refusal(SshStage[reached.stage.name], reached.why)
+            host: Refusal(STAGES[reached.stage], reached.why)
             for host, reached in probes.readiness.items()
             if reached.stage is not host_readiness.HostStage.READY
         }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host.runtime_directory import private_folder
@@ -20,7 +19,7 @@ from trainer_launch.planning.mpi import KUBEXEC
 from trainer_launch.planning.mpi_options import Typed, is_horovodrun
 from trainer_launch.preflight.check import Check, Subject, Where, check
 from trainer_launch.preflight.mpi import host_queries
-from trainer_launch.preflight.mpi.host_queries import Answer, Hosts, Own, Refusal, SshStage, look
+from trainer_launch.preflight.mpi.host_queries import MPI_HOSTS, MPI_SSH, STAGES, Answer, Hosts, Own, Refusal, look
 
 _SHOWN = 5
 _ACTION_IMAGE = "start launcher and workers from the same image, by digest"
@@ -83,7 +82,7 @@ def _typed(command: Command | None) -> Typed:
     return Typed(mpirun="mpirun", program=command.argv if command is not None else ())
 
 
-@check("mpi-hosts", Where.MPI)
+@check(MPI_HOSTS, Where.MPI)
 def mpi_hosts(hosts: Hosts) -> Iterator[Finding]:
     """Every host has an address, can be connected to, and its sshd answers."""
     if hosts.trouble is not None:
@@ -96,7 +95,7 @@ def mpi_hosts(hosts: Hosts) -> Iterator[Finding]:
 
 mpi_ssh = replace(
     mpi_hosts,
-    id="mpi-ssh",
+    id=MPI_SSH,
     title="Every host accepts the job's key and shows the job's own, and its login shell runs a command.",
 )
 
@@ -115,59 +114,17 @@ def mpi_slots(hosts: Hosts) -> Iterator[Finding]:
         yield from room(hosts.members, hosts.typed.number, hosts.let_in)
 
 
-class _StageRule(Struct, frozen=True):
-    """What is told of hosts that are stuck at a stage."""
-
-    check: Check[Hosts]
-    fault: Fault
-    text: str
-    action: str
-
-
-_STAGES: Mapping[SshStage, _StageRule] = {
-    SshStage.DNS: _StageRule(
-        mpi_hosts,
-        Fault.NODE,
-        "no address found for",
-        "see whether the pod and the job's headless Service are there",
-    ),
-    SshStage.PORT: _StageRule(
-        mpi_hosts,
-        Fault.NODE,
-        "cannot connect to sshd of",
-        "check that its sshd runs, its port, and NetworkPolicies",
-    ),
-    SshStage.BANNER: _StageRule(
-        mpi_hosts, Fault.NODE, "no sshd answers on", "see that pod's log; check that the port is sshd's"
-    ),
-    SshStage.HOST_KEY: _StageRule(
-        mpi_ssh,
-        Fault.JOB,
-        "another host key than the job's is shown by",
-        "run trainer-launch sshd there, which shows the job's key; a host without it may be an impostor",
-    ),
-    SshStage.KEY: _StageRule(
-        mpi_ssh,
-        Fault.JOB,
-        "the job's key is refused by",
-        "mount the same Secret in all pods; see mode and owner of authorized_keys",
-    ),
-    SshStage.SHELL: _StageRule(
-        mpi_ssh, Fault.JOB, "no command runs on", "see the login shell and its start-up files (.bashrc, .profile)"
-    ),
-}
-
-
 def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = True) -> Iterator[Finding]:
     """Who is reached and who lets us in: one finding for each stage and reason at which hosts are stuck."""
     stuck = grouped((refusal, host) for host, refusal in refusals.items() if refusal is not None)
-    at = {_STAGES[refusal.stage].check.id for refusal in stuck}
+    at = {refusal.stage.check for refusal in stuck}
     if mpi_hosts.id not in at:
         yield mpi_hosts.passed(f"name, port and sshd answer on {all_of(len(refusals), 'host')}", scope=Scope.JOB)
-    for refusal, hosts in sorted(stuck.items(), key=lambda item: list(SshStage).index(item[0].stage)):
-        rule, who = _STAGES[refusal.stage], listed(hosts)
-        text, measured = f"{rule.text} {who}: {refusal.why}", refusal.stage.value
-        yield rule.check.failed(rule.fault, text, subject=who, measured=measured, action=rule.action)
+    for refusal, hosts in sorted(stuck.items(), key=lambda group: STAGES.index(group[0].stage)):
+        stage, who = refusal.stage, listed(hosts)
+        told = {"subject": who, "measured": stage.name, "action": stage.action}
+        stuck_at = mpi_hosts if stage.check == mpi_hosts.id else mpi_ssh
+        yield stuck_at.failed(stage.fault, f"{stage.text} {who}: {refusal.why}", **told)
     n_let_in = sum(refusal is None for refusal in refusals.values())
     if n_let_in and mpi_ssh.id not in at:
         is_all = n_let_in == len(refusals)
