@@ -225,7 +225,7 @@ def test_deep_tests_every_edge_of_the_trees_and_then_all_nodes_at_once() -> None
 
 
 def test_the_last_step_can_be_left_out_alone() -> None:
-    job = ended(simulated(8, GLOO, is_deep=True, with_full=False))
+    job = ended(simulated(8, GLOO, is_deep=True, left_out=frozenset({"full-job"})))
     assert not [test for _, _, test in job.tests if test.is_whole]
     assert of_check(job, "full-job") == []
 

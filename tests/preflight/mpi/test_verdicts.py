@@ -13,25 +13,25 @@ from trainer_launch.model import Member
 from trainer_launch.model.findings import Fault, Status
 from trainer_launch.planning.command import parse_command
 from trainer_launch.preflight.mpi import host_queries, launcher_checks
-from trainer_launch.preflight.mpi.host_queries import DNS, KEY, Answer, Refusal, SshStage, refusal, script_command
+from trainer_launch.preflight.mpi.host_queries import DNS, KEY, Facts, Refusal, SshStage, refusal, script_command
 
 TOKEN = "t0k3n"
 VERSIONS = {"mpirun": "4.1.4", "python": "3.12.3", "trainer-launch": "0.3.0"}
 WITHOUT_VERSIONS = {
     "begin": "here", "end": "here", "daemon": "orted", "path": "/usr/bin", "cpus": "8", "gpus": "0"
 }  # fmt: skip
-GOOD = Answer(VERSIONS | WITHOUT_VERSIONS)
+GOOD = VERSIONS | WITHOUT_VERSIONS
 OWN = host_queries.Own(mpirun="mpirun", versions=VERSIONS, daemons=("orted",))
 
 
-def changed(**facts: str) -> Answer:
-    return Answer({**GOOD.facts, **facts})
+def changed(**facts: str) -> Facts:
+    return {**GOOD, **facts}
 
 
 # -- the script and its answer ----------------------------------------------------------------
 
 
-def ask(command: str, *before: str, path: str | None = None) -> Answer:
+def ask(command: str, *before: str, path: str | None = None) -> Facts:
     """Run the script by a shell here, as sshd would."""
     text = "\n".join([*before, command])
     done = subprocess.run(
@@ -54,11 +54,11 @@ def test_the_script_tells_what_is_there(tmp_path: Path) -> None:
     fake(tools, "trainer-launch", "trainer-launch 0.2.0")
     command = script_command(TOKEN, "mpirun", ("orted", "prted"), "python3.9")
     answer = ask(command, path=f"{tools}:/usr/bin:/bin")
-    assert (refusal(0, "", answer), answer.said) == (None, "")
+    assert refusal(0, "", answer) is None
     facts = {"mpirun": "4.1.4", "python": "3.9.2", "trainer-launch": "0.2.0", "daemon": "orted"}
-    assert facts.items() <= answer.facts.items()
-    assert answer.number("cpus")
-    assert answer.number("gpus") is not None
+    assert facts.items() <= answer.items()
+    assert host_queries.number(answer["cpus"])
+    assert host_queries.number(answer["gpus"]) is not None
 
 
 def test_the_script_bears_that_nothing_is_there(tmp_path: Path) -> None:
@@ -66,13 +66,13 @@ def test_the_script_bears_that_nothing_is_there(tmp_path: Path) -> None:
     (tmp_path / "env").symlink_to(shutil.which("env") or "/usr/bin/env")
     answer = ask(script_command(TOKEN, "no mpirun", ("orted",), "python3"), path=str(tmp_path))
     assert refusal(0, "", answer) is None
-    assert answer.facts.keys() <= {"begin", "end", "path", "gpus"}
-    assert answer.number("cpus") is None
+    assert answer.keys() <= {"begin", "end", "path", "gpus"}
 
 
 def test_what_a_login_shell_prints_is_told_apart() -> None:
     answer = ask(script_command(TOKEN, "x", (), "python3"), "echo Welcome", "echo")
-    assert (answer.said, refusal(0, "", answer)) == ("Welcome", None)
+    assert refusal(0, "", answer) is None
+    assert "Welcome" not in str(answer)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_versions_are_found_in_what_mpiruns_say(said: str, version: str) -> None
     ],
 )
 def test_the_stage_is_told_by_sshs_own_words(code: int | None, err: str, stage: SshStage) -> None:
-    found = refusal(code, err, Answer())
+    found = refusal(code, err, {})
     assert found
     assert found.stage is stage
     assert found.why
@@ -184,7 +184,7 @@ def test_an_mpirun_that_is_not_known_is_unknown_and_no_pass(nobody_knows: dict[s
 
 def test_a_missing_daemon_and_other_versions_are_told() -> None:
     other = changed(**{"mpirun": "5.0.1", "python": "3.8.1", "trainer-launch": "0.2.0"})
-    without = Answer({name: fact for name, fact in GOOD.facts.items() if name != "daemon"})
+    without = {name: fact for name, fact in GOOD.items() if name != "daemon"}
     answers = {"w-0": without, "w-1": other, "w-2": GOOD}
     missing, mpirun, python, launcher = launcher_checks.alike(OWN, answers)
     assert missing.text == "no orted is in the PATH of w-0, and mpirun starts it there"
@@ -195,7 +195,7 @@ def test_a_missing_daemon_and_other_versions_are_told() -> None:
 
 
 def test_what_a_host_does_not_have_is_not_compared() -> None:
-    [found] = launcher_checks.alike(OWN, {"w-0": Answer(WITHOUT_VERSIONS)})
+    [found] = launcher_checks.alike(OWN, {"w-0": WITHOUT_VERSIONS})
     assert found.status is Status.PASS
 
 
@@ -210,7 +210,7 @@ def test_what_a_host_does_not_have_is_not_compared() -> None:
     ],
 )
 def test_slots_are_held_against_ranks_and_machines(
-    slots: int, number: int | None, answer: Answer, says: str | None
+    slots: int, number: int | None, answer: Facts, says: str | None
 ) -> None:
     members = (Member("w-0", slots), Member("w-1", slots))
     [found] = launcher_checks.room(members, number, {"w-0": answer, "w-1": answer})

@@ -13,8 +13,8 @@ from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Finding, Measure
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
+from trainer_launch.preflight.cluster import pairs, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster import present_nodes
 from trainer_launch.preflight.cluster.nodes import LEASE_S, Cluster, ClusterSettings, Node, PairTests, label
 from trainer_launch.preflight.cluster.outside_look import Stuck
 from trainer_launch.preflight.cluster.pair_rounds import Rounds
@@ -41,7 +41,8 @@ class Phase(Enum):
 
 def judge(cluster: Cluster) -> list[Finding]:
     """What the reports of all nodes, and the tests of pairs of them, come to. Pure."""
-    runs = dict.fromkeys(check.run for check in registry.at(Where.CLUSTER))
+    checks = [check for check in registry.at(Where.CLUSTER) if check.id not in cluster.settings.left_out]
+    runs = dict.fromkeys(check.run for check in checks)
     return [finding for run in runs for finding in run(cluster)]
 
 
@@ -260,7 +261,7 @@ class ClusterPreflight:
         patient_s = [self._until_s if node.peer else node.lost_s + _COME_BACK_S for node in awaited]
         if now_s < min(self._until_s, max(patient_s, default=now_s)):
             return
-        if awaited or len(self._nodes) < 2 or not self._settings.with_pairs:
+        if awaited or len(self._nodes) < 2 or pairs.NAME in self._settings.left_out:
             self._judge(awaited)
         else:
             self.phase = Phase.TESTING

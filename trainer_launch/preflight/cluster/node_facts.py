@@ -16,7 +16,7 @@ from trainer_launch.model.units import counted, grouped
 from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster.nodes import TOLD, Cluster, listed
 
-FACTS = "facts"
+FACTS, CLOCK = "facts", "clock"
 CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 30.0
 UNSET = "(unset)"
 NCCL = "nccl loaded"
@@ -70,14 +70,14 @@ RULES: Mapping[str, PeerRule] = {
 @check(FACTS, Where.CLUSTER)
 def facts(cluster: Cluster) -> Iterator[Finding]:
     """All nodes have alike what should be: versions, GPUs, adapters, variables, command and code."""
-    if cluster.nodes and cluster.settings.with_facts:
+    if cluster.nodes:
         yield from differences(cluster.names, [node.report.facts for node in cluster.nodes])
 
 
-@check("clock", Where.CLUSTER)
+@check(CLOCK, Where.CLUSTER)
 def clock(cluster: Cluster) -> Iterator[Finding]:
     """All clocks agree."""
-    if cluster.nodes and cluster.settings.with_facts:
+    if cluster.nodes:
         yield from clocks(cluster.names, [(node.report.offset_s, node.report.error_s) for node in cluster.nodes])
 
 

@@ -52,10 +52,8 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     deadline_s: float  # from the start, for all to come
     names: Names
     salt: str
-    with_facts: bool = True
-    with_pairs: bool = True
+    left_out: frozenset[str] = frozenset()  # checks
     is_deep: bool = False
-    with_full: bool = True  # all nodes together, where it is deep
     pair_test: str = "auto"  # or a way
     thresholds: Thresholds = field(default_factory=Thresholds)
     shares: Shares = field(default_factory=Shares)

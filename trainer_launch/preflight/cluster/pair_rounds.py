@@ -60,7 +60,12 @@ class Rounds:
         self._results, self._round = {}, self._trials[0].rounds
         if self._chosen:
             self._order(list(map(self._around, self._chosen)), way.pairs, now_s, _TEST_S * _PATIENCE[way.pairs])
-        elif settings.is_deep and settings.with_full and way.whole is not None and self._are_well():
+        elif (
+            settings.is_deep
+            and pairs.FULL_JOB not in settings.left_out
+            and way.whole is not None
+            and self._are_well()
+        ):
             self._is_whole = True
             self._order([range(len(self._nodes))], way.whole, now_s, _TEST_S * _WHOLE_PATIENCE)
         else:

@@ -75,7 +75,7 @@ def pairs(cluster: Cluster) -> Iterator[Finding]:
 def full_job(cluster: Cluster) -> Iterator[Finding]:
     """A collective of all nodes at once comes out right: some faults show at that scale only."""
     tests, settings = cluster.pairs, cluster.settings
-    if tests is None or not (settings.is_deep and settings.with_full):
+    if tests is None or not settings.is_deep:
         return
     if tests.together is None:
         why = "pairs of nodes fail already" if tests.way.whole else "not all nodes have torch with gloo or NCCL"

@@ -35,6 +35,7 @@ from trainer_launch.preflight.cluster.shared_storage import Tokens
 from trainer_launch.preflight.container import dns_checks
 
 _THOROUGH = ("standard", "deep")  # levels
+_COMPARISONS = (node_facts.FACTS, node_facts.CLOCK, shared_storage.NAME, pairs.NAME, pairs.FULL_JOB)
 _MAX_FOLDERS = 16
 _PORT_S = 3.0  # for the port to become free
 _SAY_AGAIN_S = 10.0
@@ -194,8 +195,8 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
     if home is None or nodes is None or topology.node_rank is None:
         raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
     of_pairs, shares = thresholds.parse_flag(settings.threshold)
-    thorough = settings.level in _THOROUGH
-    folders = subject.storage[:_MAX_FOLDERS] if thorough and shared_storage.NAME not in skipped else ()
+    left_out = (*skipped, *(() if settings.level in _THOROUGH else _COMPARISONS))
+    folders = () if shared_storage.NAME in left_out else subject.storage[:_MAX_FOLDERS]
     return ClusterSettings(
         job=job_name(topology, subject.host.hostname, home),
         min_nodes=nodes.min,
@@ -203,10 +204,8 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
         deadline_s=settings.wait_timeout,
         names=names_of(subject.job, topology, home, subject.host.hostname),
         salt=secrets.token_hex(8),
-        with_facts=thorough and node_facts.FACTS not in skipped,
-        with_pairs=thorough and pairs.NAME not in skipped,
+        left_out=frozenset(left_out),
         is_deep=settings.level == "deep",
-        with_full=pairs.FULL_JOB not in skipped,
         pair_test=settings.pair_test,
         storage={folder: folder in subject.shared for folder in folders},
         thresholds=of_pairs,
@@ -220,7 +219,7 @@ def _collectives(subject: Subject, settings: Settings, cluster: ClusterSettings)
     """The child that imports torch, where it may be of use."""
     wanted = settings.pair_test in (pairs.GLOO, pairs.NCCL) or cluster.is_deep
     wanted = wanted or (settings.pair_test == "auto" and subject.host.gpus.cuda > 0)
-    if not wanted or not cluster.with_pairs:
+    if not wanted or pairs.NAME in cluster.left_out:
         return None
     command = subject.command
     python = command.python if command is not None and command.python else (sys.executable,)

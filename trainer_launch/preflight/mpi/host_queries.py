@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import TypeAlias
 
 from msgspec import Struct, field
 
@@ -63,30 +64,23 @@ def script_command(token: str, mpirun: str, daemons: Sequence[str], python: str)
     return f"exec env T={shlex.quote(token)} sh -c {shlex.quote(_SCRIPT)} sh {args}"
 
 
-class Answer(Struct, frozen=True):
-    """What a host has answered: facts by name, as far as they are known."""
-
-    facts: Mapping[str, str] = field(default_factory=dict)
-    said: str = ""  # the last line that its login shell prints by itself
-
-    def number(self, name: str) -> int | None:
-        """A fact that counts something."""
-        text = self.facts.get(name, "")
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 8 else None
+Facts: TypeAlias = Mapping[str, str]  # what a host has answered, as far as it is known
 
 
-def read(token: str, text: str) -> Answer:
-    """The answer in a session's standard output."""
+def read(token: str, text: str) -> Facts:
+    """The answer in a session's standard output, in which a login shell may print, too."""
     facts: dict[str, str] = {}
-    said = ""
     for line in text.splitlines()[:_MAX_LINES]:
         first, _, rest = line.partition(" ")
         name, _, value = rest.partition(" ")
-        if first != token:
-            said = line.strip()[:_SHOWN] or said
-        elif value.strip():
+        if first == token and value.strip():
             facts.setdefault(name, version_in(value.strip()) if name in VERSIONS else value.strip())
-    return Answer(facts, said)
+    return facts
+
+
+def number(text: str | None) -> int | None:
+    """A fact that counts something."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 8 else None
 
 
 def version_in(text: str) -> str:
@@ -167,11 +161,11 @@ class Refusal(Struct, frozen=True):
     why: str
 
 
-def refusal(code: int | None, err: str, answer: Answer) -> Refusal | None:
+def refusal(code: int | None, err: str, facts: Facts) -> Refusal | None:
     """Why a host did not run the script to its end; None: it did. `code` None: it was given up for its time."""
-    if _END in answer.facts:
+    if _END in facts:
         return None
-    if _BEGIN in answer.facts:
+    if _BEGIN in facts:
         how = "did not end in time" if code is None else f"exited with code {code}"
         return Refusal(SHELL, f"the test command {how}")
     lines = [line.strip() for line in err.splitlines() if line.strip()]
@@ -179,20 +173,18 @@ def refusal(code: int | None, err: str, answer: Answer) -> Refusal | None:
         if line := next((line for line in lines if re.search(stage.words, line)), None):
             return Refusal(stage, line.strip("@ \t")[:_SHOWN])
     if code is None:
-        why = "login succeeded, but no command ran in time" if answer.said else "no answer in time"
-        return Refusal(SHELL, why)
+        return Refusal(SHELL, "no answer in time")
     last = lines[-1][:_SHOWN] if lines else ""
     if code == _SSH_FAILED:
         return Refusal(BANNER, last or "it said nothing")
-    said = f"; it said: {answer.said}" if answer.said else f"; {last}" if last else ""
-    return Refusal(SHELL, f"its login shell ends with code {code} before any command{said}")
+    return Refusal(SHELL, f"its login shell ends with code {code} before any command{f'; {last}' if last else ''}")
 
 
 class Own(Struct, frozen=True):
     """What the launcher itself has, by which the hosts are measured."""
 
     mpirun: str  # as typed; "": ranks are started without MPI
-    versions: Mapping[str, str]
+    versions: Facts
     daemons: Sequence[str] = ()  # names, one of which every host needs; none: it is no mpirun that we know
     is_here: bool = True
     is_needed: bool = True  # by a command that is known
@@ -206,13 +198,13 @@ class Hosts(Struct, frozen=True, kw_only=True):
     trouble: LaunchError | None = None  # no host was asked
     client: SshClient | None = None
     refusals: Mapping[str, Refusal | None] = field(default_factory=dict)
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    answers: Mapping[str, Facts] = field(default_factory=dict)
     own: Own | None = None
 
     @property
-    def let_in(self) -> Mapping[str, Answer]:
+    def let_in(self) -> Mapping[str, Facts]:
         """The hosts that ran the whole script."""
-        return {host: answer for host, answer in self.answers.items() if self.refusals[host] is None}
+        return {host: facts for host, facts in self.answers.items() if self.refusals[host] is None}
 
 
 def look(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s: float) -> Hosts:

@@ -19,7 +19,7 @@ from trainer_launch.planning.mpi import KUBEXEC
 from trainer_launch.planning.mpi_options import Typed, is_horovodrun
 from trainer_launch.preflight.check import Check, Subject, Where, check
 from trainer_launch.preflight.mpi import host_queries
-from trainer_launch.preflight.mpi.host_queries import MPI_HOSTS, MPI_SSH, STAGES, Answer, Hosts, Own, Refusal, look
+from trainer_launch.preflight.mpi.host_queries import MPI_HOSTS, MPI_SSH, STAGES, Facts, Hosts, Own, Refusal, look
 
 _SHOWN = 5
 _ACTION_IMAGE = "start launcher and workers from the same image, by digest"
@@ -134,7 +134,7 @@ def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = T
         yield mpi_ssh.passed(f"{who} accept the job's key, and {shown}", scope=Scope.JOB)
 
 
-def alike(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def alike(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
     """Whether every host has what mpirun starts there, and the launcher's versions; gloo needs no mpirun."""
     findings = [*_without_mpirun(own), *_missing(own, answers), *_other_versions(own, answers)]
     yield from findings
@@ -157,25 +157,28 @@ def _without_mpirun(own: Own) -> Iterator[Finding]:
         yield mpi_programs.unknown(text)
 
 
-def _missing(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
-    without = [host for host, answer in answers.items() if host_queries.DAEMON not in answer.facts]
+def _missing(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
+    without = [host for host, facts in answers.items() if host_queries.DAEMON not in facts]
     if without and own.daemons:
-        names, paths = " or ".join(own.daemons), {host: answers[host].facts.get("path", "") for host in without}
+        names, paths = (
+            " or ".join(own.daemons),
+            {host: answers[host].get(host_queries.PATH, "") for host in without},
+        )
         yield mpi_programs.failed(
             Fault.JOB,
             f"no {names} is in the PATH of {listed(without)}, and mpirun starts it there",
             subject=listed(without),
             expected=names,
-            evidence=tuple(f"{host}: PATH is {paths[host]}" for host in without[:_SHOWN]),
+            evidence=tuple(f"{host}: PATH is {answers[host].get(host_queries.PATH)}" for host in without[:_SHOWN]),
             action="install the same MPI in the workers' image, or have its folder in the PATH that sshd gives",
         )
 
 
-def _other_versions(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def _other_versions(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
     """Who does not have a program, or does not tell its version, is not compared."""
     for fact, (name, fault) in _ALIKE.items():
         expected = own.versions.get(fact)
-        versions = grouped((answer.facts.get(fact), host) for host, answer in answers.items())
+        versions = grouped((facts.get(fact), host) for host, facts in answers.items())
         for version, hosts in versions.items():
             if expected is not None and version not in (None, expected):
                 yield mpi_programs.bad(
@@ -189,7 +192,7 @@ def _other_versions(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding
                 )
 
 
-def room(members: Sequence[Member], number: int | None, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def room(members: Sequence[Member], number: int | None, answers: Mapping[str, Facts]) -> Iterator[Finding]:
     """Whether the slots suffice for the ranks asked for, and each host for its slots."""
     slots = {member.host: member.slots or 1 for member in members}
     total = sum(slots.values())
@@ -211,10 +214,10 @@ def room(members: Sequence[Member], number: int | None, answers: Mapping[str, An
         yield mpi_slots.passed(f"{counted(total, 'slot')} on {counted(len(slots), 'host')}{asked}", scope=Scope.JOB)
 
 
-def _overfull(slots: Mapping[str, int], answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def _overfull(slots: Mapping[str, int], answers: Mapping[str, Facts]) -> Iterator[Finding]:
     """GPUs count only where some host has any; of CPUs a rank may need less than one."""
     for fact, (unit, action) in _ROOM.items():
-        numbers = {host: answer.number(fact) for host, answer in answers.items()}
+        numbers = {host: host_queries.number(facts.get(fact)) for host, facts in answers.items()}
         known = {host: number for host, number in numbers.items() if number is not None}
         over = [host for host, number in known.items() if number < slots.get(host, 0)]
         if over and (fact == host_queries.CPUS or any(known.values())):
