@@ -160,10 +160,7 @@ def _without_mpirun(own: Own) -> Iterator[Finding]:
 def _missing(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
     without = [host for host, facts in answers.items() if host_queries.DAEMON not in facts]
     if without and own.daemons:
-        names, paths = (
-            " or ".join(own.daemons),
-            {host: answers[host].get(host_queries.PATH, "") for host in without},
-        )
+        names = " or ".join(own.daemons)
         yield mpi_programs.failed(
             Fault.JOB,
             f"no {names} is in the PATH of {listed(without)}, and mpirun starts it there",
