@@ -1,7 +1,7 @@
 """Tests of nodes with torch's gloo or NCCL, started by path in the program's own Python.
 
-Imports torch once, then takes orders as JSON lines from the socket that is its input. For each rail of an order a
-process is forked, which never outlives the order's time: this one touches no GPU, so it cannot hang in a driver.
+Imports torch once, then takes orders as JSON, one in a packet of the socket that is its input. For each rail of an
+order a process is forked, which never outlives its time: this one touches no GPU, so it cannot hang in a driver.
 Who is first in a test opens the store, in a process of its own, and tells its port to whoever comes with the token.
 A rail's all-reduces are compared bit by bit.
 """
@@ -41,37 +41,27 @@ _FORK = multiprocessing.get_context("fork")
 
 def main() -> None:
     """Serve until the other end of the socket is gone."""
-    _end_with_parent()
     orders = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         import torch.distributed as dist
 
-        can = {"gloo": dist.is_available() and dist.is_gloo_available(), "gpus": _gpus(dist), "why": ""}
-        if not can["gloo"]:
-            can["why"] = "this torch has no gloo"
+        has_gloo = dist.is_available() and dist.is_gloo_available()
+        can = {"gloo": has_gloo, "gpus": _gpus(dist), "why": "" if has_gloo else "this torch has no gloo"}
     except Exception as problem:  # noqa: BLE001  a broken torch raises whatever it likes
-        can = {
-            "gloo": False,
-            "gpus": 0,
-            "why": f"torch cannot be imported: {type(problem).__name__}: {problem}"[:300],
-        }
+        can = {"why": f"torch cannot be imported: {type(problem).__name__}: {problem}"[:300]}
     _tell(orders, can)
-    buffer = b""
     while True:
-        data, descriptors, _, _ = socket.recv_fds(orders, 1 << 16, 1)
-        if not data:
+        order, descriptors, _, _ = socket.recv_fds(orders, 1 << 16, 1)
+        if not order:
             return
-        buffer += data
-        if buffer.endswith(b"\n"):
-            listener = socket.socket(fileno=descriptors[0]) if descriptors else None
-            _tell(orders, {"rails": serve(json.loads(buffer), listener)})
-            buffer = b""
+        listener = socket.socket(fileno=descriptors[0]) if descriptors else None
+        _tell(orders, {"rails": serve(json.loads(order), listener)})
 
 
 def _tell(orders: socket.socket, said: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):
-        orders.sendall(json.dumps(said).encode() + b"\n")
+        orders.sendall(json.dumps(said).encode())
 
 
 def _gpus(dist: Any) -> int:
@@ -116,16 +106,12 @@ class Child:
 
 def _begun(parent: int, work: Callable[..., None], *args: object) -> None:
     """In the child: end with the parent, and without torch's own end."""
-    _end_with_parent()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         if os.getppid() == parent:
             work(*args)
     finally:
         os._exit(0)
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def serve(order: Mapping[str, Any], listener: socket.socket | None) -> list[tuple[str, int]]:

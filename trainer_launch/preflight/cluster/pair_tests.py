@@ -81,8 +81,7 @@ class Collectives:
         self._can: BenchAnswer | None = None  # its first words
         self._problem = ""
         self._child: subprocess.Popen[bytes] | None = None
-        self._sock, theirs = socket.socketpair()
-        self._answers = self._sock.makefile("rb")
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
                 self._child = subprocess.Popen(
@@ -128,7 +127,7 @@ class Collectives:
         order = to_builtins(test) | {"limit_s": max(0.1, until_s - time.monotonic()), "ports": self._ports}
         try:
             self._sock.settimeout(1.0)
-            socket.send_fds(self._sock, [json.dumps(order).encode() + b"\n"], descriptors)
+            socket.send_fds(self._sock, [json.dumps(order).encode()], descriptors)
         except OSError:
             return None
         return self._line(until_s + _MARGIN_S)
@@ -136,7 +135,7 @@ class Collectives:
     def _line(self, until_s: float) -> bytes | None:
         try:
             self._sock.settimeout(max(0.01, until_s - time.monotonic()))
-            line = self._answers.readline(_MAX_BYTES)
+            line = self._sock.recv(_MAX_BYTES)
         except OSError:
             return None
         if not line:
@@ -159,5 +158,4 @@ class Collectives:
                 self._child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(_REAP_S)
-        self._answers.close()
         self._sock.close()
