@@ -66,7 +66,7 @@ class Node:
             case msg.Complete():
                 self.say(msg.NodeReport(FACTS, 0.0, 0.01))
             case msg.Test():
-                self.say(msg.Result(message.round, (msg.Seen("", 10**9),) * message.rails))
+                self.say(msg.Result(message.round, (msg.RailResult("", 10**9),) * message.rails))
             case msg.Decided(findings):
                 self.verdict = findings
 

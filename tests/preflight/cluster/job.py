@@ -113,7 +113,7 @@ class Simulation:
                     self.on_rail(rank, partner, rail) or self.outcome(rank, partner)
                     for rail in range(message.rails)
                 ]
-            self.say(rank, msg.Result(message.round, tuple(msg.Seen(*one) for one in seen)))
+            self.say(rank, msg.Result(message.round, tuple(msg.RailResult(*one) for one in seen)))
 
     def found(self, folder: str, rank: int, complete: msg.Complete) -> str:
         """The first of the tokens that this node sees there, or its own."""

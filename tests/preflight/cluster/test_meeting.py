@@ -40,7 +40,7 @@ LATEST_S = 30.0
 
 
 def well(test: msg.Test, listener: Listener) -> msg.Result:
-    return msg.Result(test.round, (msg.Seen("", 10**9),) * test.rails)
+    return msg.Result(test.round, (msg.RailResult("", 10**9),) * test.rails)
 
 
 class Job:

@@ -27,7 +27,7 @@ def order(port: int, *, dials: bool, limit_s: float = 5.0) -> msg.Test:
 
 
 def whys(result: msg.Result) -> list[str]:
-    return [seen.why for seen in result.seen]
+    return [rail.why for rail in result.rails]
 
 
 def test_both_ends_measure_what_came(listener: Listener) -> None:
@@ -39,7 +39,7 @@ def test_both_ends_measure_what_came(listener: Listener) -> None:
     results.append(pair_tests.run(order(listener.port, dials=True), listener))
     other.join(10)
     assert [whys(result) for result in results] == [[""]] * 2
-    assert all(result.seen[0].rate > 1_000_000 for result in results)
+    assert all(result.rails[0].rate > 1_000_000 for result in results)
 
 
 def test_who_dials_nobody_says_so(listener: Listener) -> None:

@@ -97,7 +97,7 @@ def test_a_node_to_which_nobody_may_connect_is_found_wherever_it_is(n_nodes: int
 
         def refused(rank: int, message: msg.Message, job=job, answer=answer, closed=closed) -> None:
             if isinstance(message, msg.Test) and message.host == f"job-node-0-{closed}.job":
-                job.say(rank, msg.Result(message.round, (msg.Seen("no connection came", 0),)))
+                job.say(rank, msg.Result(message.round, (msg.RailResult("no connection came", 0),)))
             else:
                 answer(rank, message)
 

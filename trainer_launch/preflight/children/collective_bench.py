@@ -59,9 +59,9 @@ def main() -> None:
         _tell(orders, {"rails": serve(json.loads(order), listener)})
 
 
-def _tell(orders: socket.socket, said: Mapping[str, Any]) -> None:
+def _tell(orders: socket.socket, message: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):
-        orders.sendall(json.dumps(said).encode())
+        orders.sendall(json.dumps(message).encode())
 
 
 def _gpus(dist: Any) -> int:
@@ -75,9 +75,9 @@ def _gpus(dist: Any) -> int:
         tell(torch.cuda.device_count())
 
     child = Child(count)
-    told = child.line(time.monotonic() + 20.0)
+    gpus = child.line(time.monotonic() + 20.0)
     child.end()
-    return told if isinstance(told, int) else 0
+    return gpus if isinstance(gpus, int) else 0
 
 
 class Child:
@@ -126,19 +126,19 @@ def serve(order: Mapping[str, Any], listener: socket.socket | None) -> list[tupl
         for left in range(int(order["size"]) - 1, 0, -1) if listener is not None else ():
             late = f"{left} of {int(order['size']) - 1} others did not connect in time"
             pair_bench.accepted(listener, order["token"], until, f"ok {port}\n".encode(), late).close()
-        seen = [_seen(child.line(until)) for child in rails]
+        results = [_result(child.line(until)) for child in rails]
         last = time.monotonic() + _END_S
         for number, child in enumerate(rails):
-            if not seen[number][0]:
+            if not results[number][0]:
                 child.line(last)  # its end: the others may still read what it has sent
     except pair_bench.PairTestFailed as problem:
-        seen = [(str(problem), 0)] * n_rails
+        results = [(str(problem), 0)] * n_rails
     for number, child in enumerate(rails):
         if not child.end():
-            seen[number] = ("its test hangs in the kernel: not even SIGKILL ends it", 0)
+            results[number] = ("its test hangs in the kernel: not even SIGKILL ends it", 0)
     if store is not None:
         store.end()
-    return seen
+    return results
 
 
 def dialed(order: Mapping[str, Any], until: float) -> object:
@@ -148,15 +148,15 @@ def dialed(order: Mapping[str, Any], until: float) -> object:
     return int(port) if port.isascii() and port.isdigit() and len(port) < 6 else ("the other end names no port", 0)
 
 
-def _port(said: object) -> int:
-    if isinstance(said, int):
-        return said
-    raise pair_bench.PairTestFailed(f"its store could not be opened: {_seen(said)[0]}")
+def _port(word: object) -> int:
+    if isinstance(word, int):
+        return word
+    raise pair_bench.PairTestFailed(f"its store could not be opened: {_result(word)[0]}")
 
 
-def _seen(said: object) -> tuple[str, int]:
-    if isinstance(said, tuple):
-        return said
+def _result(word: object) -> tuple[str, int]:
+    if isinstance(word, tuple):
+        return word
     return "its test hung and was killed, or died", 0
 
 

@@ -58,13 +58,15 @@ def collect(
     key: bytes,
 ) -> msg.NodeReport:
     """The report; `facts` took longer to find out, `key` is for hashes of secrets."""
-    told = dict(quick_facts(subject.env, subject.command, subject.topology.local_world_size, key)) | dict(facts)
+    all_facts = dict(quick_facts(subject.env, subject.command, subject.topology.local_world_size, key)) | dict(
+        facts
+    )
     for check in registry.at(Where.CLUSTER):
         if check.tell is not None:
             with contextlib.suppress(OSError, *MALFORMED):  # it is this node's answer that is missing then
-                told[f"{TOLD}{check.id}"] = check.tell(subject)
-    told |= of_gpus(subject.cards, subject.host.gpus.count) | of_adapters(subject.adapters)
-    return msg.NodeReport(cut(told), *clock, loud(findings), *measured(subject.cards), tokens)
+                all_facts[f"{TOLD}{check.id}"] = check.tell(subject)
+    all_facts |= of_gpus(subject.cards, subject.host.gpus.count) | of_adapters(subject.adapters)
+    return msg.NodeReport(cut(all_facts), *clock, loud(findings), *measured(subject.cards), tokens)
 
 
 def loud(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -80,8 +82,9 @@ def report_s(subject: Subject) -> float:
 
 def measured(cards: Cards | None) -> tuple[tuple[Measure, ...], tuple[Checksum, ...]]:
     """What the GPUs did."""
-    found = cards.facts() if cards is not None and cards.has_load else None
-    return ((), ()) if found is None else (fitted(found.measures), fitted_checksums(found.checksums))
+    if cards is None or not cards.has_load:
+        return (), ()
+    return fitted(cards.facts().measures), fitted_checksums(cards.facts().checksums)
 
 
 def read_meanwhile(command: Command | None, limit_s: float = READ_S) -> Callable[[], Mapping[str, str]]:
@@ -110,10 +113,10 @@ def versions(command: Command | None) -> dict[str, str]:
     python = command.python[0] if command is not None and command.python else sys.executable
     ended = deadline_subprocess.run((python, str(_VERSIONS_PROGRAM)), None, _VERSIONS_S)
     try:
-        told = decode(dict[str, str], ended.stdout) if ended.code == 0 else {}
+        facts = decode(dict[str, str], ended.stdout) if ended.code == 0 else {}
     except MessageError:
         return {}
-    return dict.fromkeys(_OF_TORCH, UNSET) | told if told else {}
+    return dict.fromkeys(_OF_TORCH, UNSET) | facts if facts else {}
 
 
 def code_hash(program: str) -> str | None:
@@ -173,22 +176,22 @@ def of_gpus(cards: Cards | None, count: int) -> dict[str, str]:
     """What all nodes should have alike: GPUs, driver, and the NCCL that is loaded; `count` is without cards."""
     if cards is None:
         return {"gpus": str(count)}
-    found = cards.facts()
-    if found.trouble:
+    gpus = cards.facts()
+    if gpus.trouble:
         return {}
-    models = ", ".join(sorted({gpu.model for gpu in found.gpus if gpu.model}))
-    told = {"gpus": f"{len(found.gpus)} of {models or 'unknown model'}"}
-    if found.driver:
-        told["driver"] = found.driver
-    loaded = {test.facts["nccl"] for test in found.tests if "nccl" in test.facts}
-    return told | ({NCCL: ", ".join(sorted(loaded))} if loaded else {})
+    models = ", ".join(sorted({gpu.model for gpu in gpus.gpus if gpu.model}))
+    facts = {"gpus": f"{len(gpus.gpus)} of {models or 'unknown model'}"}
+    if gpus.driver:
+        facts["driver"] = gpus.driver
+    loaded = {test.facts["nccl"] for test in gpus.tests if "nccl" in test.facts}
+    return facts | ({NCCL: ", ".join(sorted(loaded))} if loaded else {})
 
 
 def of_adapters(ports: Sequence[AdapterPort]) -> dict[str, str]:
     """The RDMA adapters that are up, by their rates: a node with others slows all down, or hangs them."""
     rates = Counter(port.rate or "of unknown rate" for port in ports if port.is_active)
-    told = ", ".join(f"{count} x {rate}" for rate, count in sorted(rates.items()))
-    return {"adapters": told or "none of them"} if ports else {}
+    shown = ", ".join(f"{count} x {rate}" for rate, count in sorted(rates.items()))
+    return {"adapters": shown or "none of them"} if ports else {}
 
 
 def cut(values: Mapping[str, str]) -> dict[str, str]:

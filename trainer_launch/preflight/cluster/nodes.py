@@ -114,7 +114,7 @@ class PairTests(Struct, frozen=True):
     way: Way = Way()
     model: str = ""  # of all GPUs, where the tests were theirs
     thresholds: Thresholds = field(default_factory=Thresholds)  # what they are held against
-    together: tuple[msg.Seen, ...] | None = None  # how a test of all nodes went, by node
+    together: tuple[msg.RailResult, ...] | None = None  # how a test of all nodes went, by node
 
     @property
     def measures(self) -> list[Measure]:

@@ -74,21 +74,21 @@ _MEANING: Mapping[NodeStage, tuple[str, str]] = {
 }
 
 
-def stuck_at(stage: NodeStage, seen: str = "") -> Stuck:
-    """With what was seen, and what it means."""
+def stuck_at(stage: NodeStage, evidence: str = "") -> Stuck:
+    """With the evidence, and what it means."""
     meaning, action = _MEANING[stage]
-    return Stuck(stage, f"{stage.value}{f' ({seen})' if seen else ''}: {meaning}", action)
+    return Stuck(stage, f"{stage.value}{f' ({evidence})' if evidence else ''}: {meaning}", action)
 
 
 def look(place: Endpoint, limit_s: float) -> Stuck:
     """Look a node up, connect, listen. May hang in the resolver for longer: call it in a thread."""
     until_s = time.monotonic() + limit_s
     try:
-        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as problem:
         return stuck_at(NodeStage.NO_RECORD, f"{place.host}: {getattr(problem, 'strerror', None) or problem}")
     worst = stuck_at(NodeStage.NO_RECORD, place.host)
-    for family, _, _, _, address in found[:4]:
+    for family, _, _, _, address in addresses[:4]:
         at = str(Endpoint(str(address[0]), int(address[1])))
         try:
             with socket.socket(family, socket.SOCK_STREAM) as sock:

@@ -21,7 +21,7 @@ _TEST_S = 5.0
 _PATIENCE = {SOCKET: 1, GLOO: 2, NCCL: 4}  # times a test's time, for who has to set more up
 _WHOLE_PATIENCE = 8
 _REPORT_S = 2.0  # from a test's limit until its ends have reported
-_NO_REPORT = msg.Seen("no report", 0)
+_NO_REPORT = msg.RailResult("no report", 0)
 
 
 class Rounds:
@@ -109,7 +109,7 @@ class Rounds:
     def next(self, now_s: float) -> None:
         """Judge the round, and begin the next one."""
         if self._is_whole:
-            together = tuple(max(self._seen(number)) for number in range(len(self._nodes)))  # a reason, if any
+            together = tuple(max(self._result_of(number)) for number in range(len(self._nodes)))  # a reason, if any
             self.tests = replace(self.tests, together=together)
             self.is_over = True
             return
@@ -127,11 +127,11 @@ class Rounds:
         self.begin(now_s)
 
     def _tested(self, ends: Pair) -> Iterator[PairTest]:
-        for rail, (here, there) in enumerate(zip(*map(self._seen, ends), strict=True)):
-            rates = [seen.rate for seen in (here, there) if not seen.why]
+        for rail, (here, there) in enumerate(zip(*map(self._result_of, ends), strict=True)):
+            rates = [end.rate for end in (here, there) if not end.why]
             number = rail if self.tests.way.rails > 1 else None
             yield PairTest(ends, (here.why, there.why), min(rates, default=0), number)
 
-    def _seen(self, number: int) -> tuple[msg.Seen, ...]:
+    def _result_of(self, number: int) -> tuple[msg.RailResult, ...]:
         result, n_rails = self._results.get(number), self.tests.way.rails
-        return (*(() if result is None else result.seen), *[_NO_REPORT] * n_rails)[:n_rails]
+        return (*(() if result is None else result.rails), *[_NO_REPORT] * n_rails)[:n_rails]

@@ -33,10 +33,10 @@ class BenchAnswer(Struct, frozen=True):
     gloo: bool = False
     gpus: Count = 0
     why: Text = ""  # it cannot do more
-    rails: tuple[msg.Seen, ...] = ()
+    rails: tuple[msg.RailResult, ...] = ()
 
 
-def read_answer(test: msg.Test, line: bytes, otherwise: str) -> tuple[msg.Seen, ...]:
+def read_answer(test: msg.Test, line: bytes, otherwise: str) -> tuple[msg.RailResult, ...]:
     """How each rail of a test went; `otherwise` is why all failed where the child has not said it."""
     with contextlib.suppress(MessageError):
         rails = decode(BenchAnswer, line).rails
@@ -45,16 +45,16 @@ def read_answer(test: msg.Test, line: bytes, otherwise: str) -> tuple[msg.Seen, 
     return failed(test, otherwise)
 
 
-def failed(test: msg.Test, why: str) -> tuple[msg.Seen, ...]:
+def failed(test: msg.Test, why: str) -> tuple[msg.RailResult, ...]:
     """All rails failed for one reason."""
-    return (msg.Seen(why, 0),) * test.rails
+    return (msg.RailResult(why, 0),) * test.rails
 
 
 def run(test: msg.Test, listener: Listener) -> msg.Result:
     """A test over plain sockets, in this thread: none of its calls outlasts the test."""
     with contextlib.nullcontext() if test.rank else listener.lent() as lent:
         why, rate = pair_bench.measured(test.token, test.limit_s, lent, test.host, test.port)
-    return msg.Result(test.round, (msg.Seen(why, rate),) * test.rails)
+    return msg.Result(test.round, (msg.RailResult(why, rate),) * test.rails)
 
 
 def bench(collectives: Collectives | None, test: msg.Test, listener: Listener) -> msg.Result:
@@ -109,7 +109,7 @@ class Collectives:
                 self._problem = self._problem or f"torch was not imported within {limit_s:g} s"
         return self._can
 
-    def run(self, test: msg.Test, listener: Listener) -> tuple[msg.Seen, ...]:
+    def run(self, test: msg.Test, listener: Listener) -> tuple[msg.RailResult, ...]:
         """Play this node's part; always comes back in time."""
         until_s = time.monotonic() + test.limit_s
         with self._lock:

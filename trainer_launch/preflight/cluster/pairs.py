@@ -83,9 +83,9 @@ def full_job(cluster: Cluster) -> Iterator[Finding]:
         return
     rails = tests.way.rails
     who = f"{len(tests.names)} nodes together ({tests.way.whole}{f', {rails} GPUs each' if rails > 1 else ''})"
-    failed = grouped((seen.why, name) for name, seen in zip(tests.names, tests.together, strict=True) if seen.why)
+    failed = grouped((end.why, name) for name, end in zip(tests.names, tests.together, strict=True) if end.why)
     if not failed:
-        rate = statistics.median(seen.rate for seen in tests.together) / 1e9
+        rate = statistics.median(end.rate for end in tests.together) / 1e9
         text = f"all {who} reduce correctly, at {rate:.3g} GB/s"
         yield full_job.passed(text, scope=Scope.JOB, measured=round(rate, 3), unit="GB/s")
         return

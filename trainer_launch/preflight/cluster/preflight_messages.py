@@ -36,7 +36,7 @@ _Way: TypeAlias = Annotated[str, Meta(pattern=r"\A(socket|gloo|nccl)\Z")]
 _Findings: TypeAlias = Annotated[tuple[Finding, ...], Meta(max_length=_MAX_FINDINGS)]  # as many as `fitted` leaves
 
 
-class Seen(NamedTuple):
+class RailResult(NamedTuple):
     """One rail of a test, as one end saw it."""
 
     why: Text  # it failed; "": it did not
@@ -79,7 +79,7 @@ class Result(Tagged, frozen=True):
     """How this end saw its test, on each rail."""
 
     round: Nodes
-    seen: Annotated[tuple[Seen, ...], Meta(min_length=1, max_length=MAX_RAILS)]
+    rails: Annotated[tuple[RailResult, ...], Meta(min_length=1, max_length=MAX_RAILS)]
 
 
 class Waiting(Tagged, frozen=True):

@@ -58,8 +58,8 @@ def findings(
         hosts = look(subject, settings, _typed(subject.command), folder, left_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    wanted = {one.id for one in checks}
-    runs = dict.fromkeys(one.run for one in checks)
+    wanted = {check.id for check in checks}
+    runs = dict.fromkeys(check.run for check in checks)
     return tuple(finding for run in runs for finding in run(hosts) if finding.check in wanted)
 
 
@@ -122,9 +122,9 @@ def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = T
         yield mpi_hosts.passed(f"name, port and sshd answer on {all_of(len(refusals), 'host')}", scope=Scope.JOB)
     for refusal, hosts in sorted(stuck.items(), key=lambda group: STAGES.index(group[0].stage)):
         stage, who = refusal.stage, listed(hosts)
-        told = {"subject": who, "measured": stage.name, "action": stage.action}
+        more = {"subject": who, "measured": stage.name, "action": stage.action}
         stuck_at = mpi_hosts if stage.check == mpi_hosts.id else mpi_ssh
-        yield stuck_at.failed(stage.fault, f"{stage.text} {who}: {refusal.why}", **told)
+        yield stuck_at.failed(stage.fault, f"{stage.text} {who}: {refusal.why}", **more)
     n_let_in = sum(refusal is None for refusal in refusals.values())
     if n_let_in and mpi_ssh.id not in at:
         is_all = n_let_in == len(refusals)
@@ -215,10 +215,10 @@ def _overfull(slots: Mapping[str, int], answers: Mapping[str, Facts]) -> Iterato
     """GPUs count only where some host has any; of CPUs a rank may need less than one."""
     for fact, (unit, action) in _ROOM.items():
         numbers = {host: host_queries.number(facts.get(fact)) for host, facts in answers.items()}
-        known = {host: number for host, number in numbers.items() if number is not None}
-        over = [host for host, number in known.items() if number < slots.get(host, 0)]
-        if over and (fact == host_queries.CPUS or any(known.values())):
-            slots_of, there = slots[over[0]], known[over[0]]
+        have = {host: number for host, number in numbers.items() if number is not None}
+        over = [host for host, number in have.items() if number < slots.get(host, 0)]
+        if over and (fact == host_queries.CPUS or any(have.values())):
+            slots_of, there = slots[over[0]], have[over[0]]
             yield mpi_slots.warned(
                 f"more slots than {unit}s on {listed(over)}: {slots_of} slots, {counted(there, unit)}",
                 subject=listed(over),
