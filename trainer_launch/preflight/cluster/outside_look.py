@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from trainer_launch.host.deadline_subprocess import begin_thread
 from trainer_launch.host.network import free_port, listen
+from trainer_launch.membership.client import Lines, LostError
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint, PortRange
-from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import printable
 from trainer_launch.preflight.cluster import preflight_messages as msg
@@ -105,20 +105,10 @@ def look(place: Endpoint, limit_s: float) -> Stuck:
 
 def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
     """Whether somebody to whom there is a connection says anything."""
-    data = b""
-    while b"\n" not in data:
-        sock.settimeout(max(0.05, until_s - time.monotonic()))
-        try:
-            more = sock.recv(4096)
-        except OSError:
-            return stuck_at(NodeStage.SILENT, f"{at} accepts connections")
-        if not more or len(data) > MAX_LINE_BYTES or time.monotonic() > until_s:
-            return stuck_at(NodeStage.SILENT, f"{at} accepts connections, and ends them")
-        data += more
     try:
-        message = msg.parse(data.partition(b"\n")[0])
-    except MessageError:
-        return stuck_at(NodeStage.SILENT, f"what listens at {at} is no preflight")
+        message = Lines(sock, msg.parse, at).next(until_s)
+    except LostError as problem:
+        return stuck_at(NodeStage.SILENT, str(problem))
     if isinstance(message, msg.Here):
         return stuck_at(NodeStage.RUNS, f"it says: {printable(message.stage[:300], ' ')}")
     return stuck_at(NodeStage.RUNS, f"{at} is a coordinator" if isinstance(message, Challenge) else at)
