@@ -13,16 +13,16 @@ from enum import Enum
 
 from msgspec import Struct
 
-from trainer_launch.host.deadline_subprocess import begin_thread
+from trainer_launch.host.dns import Resolving
 from trainer_launch.host.network import free_port, listen
 from trainer_launch.membership.client import Lines, LostError
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import printable
+from trainer_launch.preflight.check import at_once
 from trainer_launch.preflight.cluster import preflight_messages as msg
 
-_LATE_S = 0.3  # that an answer may come after its limit
 _SEND_S = 0.5
 _WAKE_S = 1.0  # where closing does not end the wait
 _AGAIN_S = 0.5  # when the machine had no descriptor for a connection
@@ -80,20 +80,19 @@ def stuck_at(stage: NodeStage, evidence: str = "") -> Stuck:
     return Stuck(stage, f"{stage.value}{f' ({evidence})' if evidence else ''}: {meaning}", action)
 
 
-def look(place: Endpoint, limit_s: float) -> Stuck:
-    """Look a node up, connect, listen. May hang in the resolver for longer: call it in a thread."""
+def look(place: Endpoint | None, limit_s: float) -> Stuck:
+    """Look a node up, connect, listen; None: nobody knows its name."""
+    if place is None:
+        return stuck_at(NodeStage.UNNAMED)
     until_s = time.monotonic() + limit_s
     try:
-        addresses = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as problem:
-        return stuck_at(NodeStage.NO_RECORD, f"{place.host}: {getattr(problem, 'strerror', None) or problem}")
-    worst = stuck_at(NodeStage.NO_RECORD, place.host)
-    for family, _, _, _, address in addresses[:4]:
-        at = str(Endpoint(str(address[0]), int(address[1])))
+        addresses = Resolving(place.host, place.port).within(limit_s)
+    except OSError as problem:
+        return stuck_at(NodeStage.NO_RECORD, f"{place.host}: {problem.strerror or problem}")
+    for address in addresses[:4]:
+        at, left_s = str(Endpoint(address, place.port)), max(0.05, until_s - time.monotonic())
         try:
-            with socket.socket(family, socket.SOCK_STREAM) as sock:
-                sock.settimeout(max(0.05, until_s - time.monotonic()))
-                sock.connect(address)
+            with socket.create_connection((address, place.port), timeout=left_s) as sock:
                 return _hear(sock, at, until_s)
         except TimeoutError:
             worst = stuck_at(NodeStage.TIMEOUT, at)
@@ -115,23 +114,9 @@ def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
 
 
 def look_at_all(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck]:
-    """A look at each, in threads; None: nobody knows its name.
-
-    A node for which the resolver hangs has no DNS record that could be had in time.
-    """
-    late = stuck_at(NodeStage.NO_RECORD, "the resolver did not answer in time")
-    stuck = [stuck_at(NodeStage.UNNAMED) if place is None else late for place in places]
-
-    def work(number: int, place: Endpoint) -> None:
-        stuck[number] = look(place, limit_s)
-
-    named = [(number, place) for number, place in enumerate(places) if place is not None]
-    threads = [begin_thread("look", work, *which) for which in named]
-    until_s = time.monotonic() + limit_s + _LATE_S
-    for thread in threads:
-        if thread is not None:
-            thread.join(max(0.0, until_s - time.monotonic()))
-    return list(stuck)
+    """A look at each, side by side."""
+    stuck = at_once(range(len(places)), lambda number: look(places[number], limit_s), max(1, len(places)))
+    return list(stuck.values())
 
 
 class Listener:
