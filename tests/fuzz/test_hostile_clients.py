@@ -31,7 +31,8 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import HostStage, Probes, Threads
 from trainer_launch.observability import trainjob_status
-from trainer_launch.preflight.cluster import outside_look, pair_bench
+from trainer_launch.preflight.children import pair_bench
+from trainer_launch.preflight.cluster import outside_look
 from trainer_launch.preflight.cluster.pair_tests import CHILD
 
 DEADLINE_S = 120.0

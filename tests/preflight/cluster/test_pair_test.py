@@ -1,9 +1,10 @@
-"""Pair tests over real sockets: both ends agree, every byte counts, and nothing hangs for longer than it may."""
+"""Pair tests in real children: both ends agree, every byte counts, and nothing hangs for longer than it may."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -13,6 +14,8 @@ from trainer_launch.model import Endpoint
 from trainer_launch.preflight.cluster import pair_tests
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.outside_look import Listener, NodeStage, look
+
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture
@@ -79,6 +82,20 @@ def test_data_that_arrives_damaged_is_found(listener: Listener) -> None:
         done.set()
         thread.join(10)
     assert whys(result) == ["the data arrives damaged"]
+
+
+@pytest.mark.parametrize(
+    ("code", "limit_s", "why"),
+    [
+        ("import time; time.sleep(600)", 0.2, "its test hung and was killed after 0.2 s"),
+        ("raise SystemExit(3)", 5.0, "its test ended with 3 and said nothing"),
+    ],
+)
+def test_a_child_that_hangs_or_says_nothing_is_no_pass(
+    listener: Listener, code: str, limit_s: float, why: str
+) -> None:
+    child = (sys.executable, "-I", "-S", "-c", code)
+    assert whys(pair_tests.run(order(1, dials=True, limit_s=limit_s), listener, child)) == [why]
 
 
 def test_a_partner_that_stops_midway_is_given_up_in_time(listener: Listener) -> None:

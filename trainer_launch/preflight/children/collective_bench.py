@@ -24,9 +24,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-sys.path[0] = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "cluster")
-pair_bench: Any = importlib.import_module("pair_bench")
-sys.path.pop(0)  # that folder's names are no modules of torch's or the user's
+pair_bench: Any = importlib.import_module("pair_bench")  # beside this file
+sys.path.pop(0)  # this folder's names are no modules of torch's or the user's
 
 BLOCK = 1 << 16  # numbers of the pattern, repeated
 SMALL, LARGE = {"gloo": 1 << 20, "nccl": 1 << 23}, {"gloo": 1 << 23, "nccl": 1 << 28}  # bytes

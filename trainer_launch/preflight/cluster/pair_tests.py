@@ -1,4 +1,4 @@
-"""One node's part in tests of pairs of nodes. What imports torch is a child that is killed when its time is up."""
+"""One node's part in tests of pairs of nodes, in children that are killed when their time is up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,16 +14,19 @@ from pathlib import Path
 
 from msgspec import Struct, to_builtins
 
+from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import PortRange
 from trainer_launch.model.codec import Count, MessageError, Text, decode
-from trainer_launch.preflight.cluster import pair_bench, pairs
+from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.outside_look import Listener
 
 CHILD = Path(__file__).parents[1] / "children" / "collective_bench.py"
+PAIR_TEST_CHILD = (sys.executable, "-I", "-S", str(CHILD.with_name("pair_bench.py")))
 IMPORT_S = 45.0  # for torch, on a cold disk
 # A child gives up by itself before these have passed, too, and says where it was.
 _MARGIN_S = 1.5
+_PAIR_TEST_MARGIN_S = 0.5
 _REAP_S = 0.5
 _MAX_BYTES = 1 << 16
 
@@ -50,11 +54,19 @@ def failed(test: msg.Test, why: str) -> tuple[msg.RailResult, ...]:
     return (msg.RailResult(why, 0),) * test.rails
 
 
-def run(test: msg.Test, listener: Listener) -> msg.Result:
-    """A test over plain sockets, in this thread: none of its calls outlasts the test."""
+def run(test: msg.Test, listener: Listener, child: Sequence[str] = PAIR_TEST_CHILD) -> msg.Result:
+    """A test over plain sockets."""
     with contextlib.nullcontext() if test.rank else listener.lent() as lent:
-        why, rate = pair_bench.measured(test.token, test.limit_s, lent, test.host, test.port)
-    return msg.Result(test.round, (msg.RailResult(why, rate),) * test.rails)
+        descriptors = () if lent is None else (lent.fileno(),)
+        argv = (*child, test.token, str(test.limit_s), test.host, str(test.port), *map(str, descriptors))
+        streams, limit_s = deadline_subprocess.Streams(pass_fds=descriptors), test.limit_s + _PAIR_TEST_MARGIN_S
+        ended = deadline_subprocess.run(argv, None, limit_s, streams, reap_s=_REAP_S)
+    why = f"its test ended with {ended.status} and said nothing"
+    if ended.problem is not None:
+        why = f"its test could not be started: {ended.problem.strerror}"
+    elif ended.timed_out or ended.is_stuck:
+        why = f"its test hung and was killed after {test.limit_s:g} s"
+    return msg.Result(test.round, read_answer(test, ended.stdout, why))
 
 
 def bench(collectives: Collectives | None, test: msg.Test, listener: Listener) -> msg.Result:

@@ -1,14 +1,19 @@
-"""A test of two nodes over a plain socket: each sends for a moment, and the other compares every byte.
+"""One end of a test of two nodes over a plain socket: each sends for a moment, and the other compares every byte.
 
-Only the standard library: `children/collective_bench.py`, in the program's own Python, meets other nodes likewise.
+Started by path with `-I -S`, with only the standard library: `TOKEN SECONDS HOST PORT [DESCRIPTOR]`; who is given
+the descriptor of a listener waits for the other. A busy process such as node 0's launcher would measure itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import os
+import signal
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterator
 
@@ -21,6 +26,14 @@ _LENGTH = struct.Struct("!Q")
 
 class PairTestFailed(Exception):
     """The test failed; says at which step."""
+
+
+def main() -> None:
+    """Do what the command line says."""
+    token, limit, host, port, *lent = sys.argv[1:]
+    signal.setitimer(signal.ITIMER_REAL, float(limit) + 5)  # should our parent die first
+    listener = socket.socket(fileno=int(lent[0])) if lent else None
+    os.write(1, json.dumps({"rails": [measured(token, float(limit), listener, host, int(port))]}).encode())
 
 
 def measured(token: str, limit_s: float, listener: socket.socket | None, host: str, port: int) -> tuple[str, int]:
@@ -151,3 +164,7 @@ def in_time(sock: socket.socket, until: float, what: str) -> Iterator[None]:
         raise PairTestFailed(f"{what}: out of time") from None
     except OSError as problem:
         raise PairTestFailed(f"{what}: {problem.strerror}") from None
+
+
+if __name__ == "__main__":
+    main()
