@@ -130,7 +130,7 @@ def code_hash(program: str) -> str | None:
     digest = hashlib.sha256()
     script = script.resolve()
     beside = (path for path in script.parent.glob("*.py") if path.is_file() and not path.name.startswith("."))
-    files = sorted({script, *beside})[:_MAX_FILES]
+    files = [script, *sorted({*beside} - {script})][:_MAX_FILES]
     for path in files:
         try:
             content = path.read_bytes()

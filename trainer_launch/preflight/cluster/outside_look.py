@@ -89,6 +89,7 @@ def look(place: Endpoint | None, limit_s: float) -> Stuck:
         addresses = Resolving(place.host, place.port).within(limit_s)
     except OSError as problem:
         return stuck_at(NodeStage.NO_RECORD, f"{place.host}: {problem.strerror or problem}")
+    worst = stuck_at(NodeStage.NO_RECORD, place.host)
     for address in addresses[:4]:
         at, left_s = str(Endpoint(address, place.port)), max(0.05, until_s - time.monotonic())
         try:
