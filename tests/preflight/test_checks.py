@@ -21,7 +21,7 @@ from trainer_launch.model import Cpus, Endpoint, Gpus, Member, Mpi, NodeRange
 from trainer_launch.model.findings import Fault, Finding, Status, Verdict
 from trainer_launch.preflight import check, registry
 from trainer_launch.preflight.check import Subject, Where
-from trainer_launch.preflight.cluster import node_facts
+from trainer_launch.preflight.cluster import node_report
 from trainer_launch.preflight.container import dns_checks, resource_limits
 from trainer_launch.preflight.gpu.collect import Cards
 
@@ -268,7 +268,7 @@ def test_a_job_of_one_node_is_not_stopped_for_a_network_that_it_does_not_use() -
 def test_node_0_waits_for_longer_than_any_check_of_another_node_may_take(folders: tuple[str, ...]) -> None:
     node = subject(storage=folders)
     limits_s = [one.limit_s(node) for one in registry.at(Where.CONTAINER, Where.GPU) if one is not dns_checks.dns]
-    assert node_facts.record_s(node) > max(limits_s) + 30
+    assert node_report.report_s(node) > max(limits_s) + 30
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1"])

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from tests.preflight.cluster.job import Simulation
 from tests.preflight.test_outputs import ALL, FATAL, HERE, RETRYABLE
 from trainer_launch.model.findings import Report, Scope
-from trainer_launch.preflight.cluster import pair_results
-from trainer_launch.preflight.cluster.pair_results import PairTests
+from trainer_launch.preflight.cluster.nodes import PairTest, PairTests
 from trainer_launch.preflight.fault_isolation import Faulty
 from trainer_launch.preflight.report_page import page
 
@@ -31,7 +30,7 @@ def of_ring(nodes: int, bad: int) -> PairTests:
     for node in range(nodes):
         ends = (node, node + 1) if node + 1 < nodes else (0, node)
         whys, rate = (("no", "no"), 0) if bad in ends else (("", ""), 10**9 + node)
-        tests.append(pair_results.Tested(ends, whys, rate))
+        tests.append(PairTest(ends, whys, rate))
     return PairTests(tuple(f"node {node}" for node in range(nodes)), tuple(tests), Faulty(nodes=(bad,), rounds=2))
 
 
@@ -43,9 +42,9 @@ def bars(pairs: PairTests) -> list[tuple[str, str, str, str]]:
 
 
 def test_each_pair_has_a_bar_by_its_slowest_test_the_slowest_first() -> None:
-    tests = (pair_results.Tested((0, 1), ("", ""), 9_000_000), pair_results.Tested((0, 1), ("", ""), 5_000_000))
-    failed = (pair_results.Tested((1, 2), ("", "no"), 7), pair_results.Tested((1, 2), ("", ""), 7))
-    faster = pair_results.Tested((0, 2), ("", ""), 10_000_000)
+    tests = (PairTest((0, 1), ("", ""), 9_000_000), PairTest((0, 1), ("", ""), 5_000_000))
+    failed = (PairTest((1, 2), ("", "no"), 7), PairTest((1, 2), ("", ""), 7))
+    faster = PairTest((0, 2), ("", ""), 10_000_000)
     assert bars(PairTests(("a", "<b>\x1b[31m", "c"), (*tests, *failed, faster), Faulty(unresolved=((1, 2),)))) == [
         ("bad", "&lt;b&gt; - c", "0.0", "failed"),
         ("", "a - &lt;b&gt;", "50.0", "5 MB/s"),
@@ -55,7 +54,7 @@ def test_each_pair_has_a_bar_by_its_slowest_test_the_slowest_first() -> None:
 
 def test_all_pairs_of_a_faulty_node_are_red_also_where_only_a_rail_of_it_is() -> None:
     assert [kind for kind, *_ in bars(of_ring(600, bad=300))] == ["bad"] * 2 + [""] * 254
-    tests = (pair_results.Tested((0, 1), ("", ""), 9_000_000, 0), pair_results.Tested((0, 1), ("", "no"), 0, 1))
+    tests = (PairTest((0, 1), ("", ""), 9_000_000, 0), PairTest((0, 1), ("", "no"), 0, 1))
     assert [kind for kind, *_ in bars(PairTests(("a", "b"), tests, Faulty(rails=((1, (1,)),), rounds=2)))] == [
         "bad"
     ]
@@ -64,8 +63,8 @@ def test_all_pairs_of_a_faulty_node_are_red_also_where_only_a_rail_of_it_is() ->
 def test_what_the_cluster_preflight_has_tested_is_in_the_picture() -> None:
     job = Simulation(4, outcome=lambda node, partner: ("lost", 0) if 2 in (node, partner) else ("", 10**9))
     job.come(*range(4))
-    names = job.hall.seen.names
-    failed = {nodes for _, nodes, _, figure in bars(job.hall.seen) if figure == "failed"}
+    names = job.hall.pair_tests.names
+    failed = {nodes for _, nodes, _, figure in bars(job.hall.pair_tests) if figure == "failed"}
     assert failed >= {f"{names[1]} - {names[2]}", f"{names[2]} - {names[3]}"}
 
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from trainer_launch.host import logs
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import NodeError, UsageError
-from trainer_launch.model.findings import Fault, Finding, Measure, Report, Status, raised
+from trainer_launch.model.findings import Finding, Measure, Report, Status, raised
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
 from trainer_launch.model.units import counted
@@ -26,9 +26,9 @@ from trainer_launch.observability import live
 from trainer_launch.preflight import gpu_judgement, registry, report_formats, thresholds
 from trainer_launch.preflight.check import Check, Needs, Subject, Where, run, with_gpus
 from trainer_launch.preflight.check import states as check_states
-from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
+from trainer_launch.preflight.cluster import node_report, participation, present_nodes
+from trainer_launch.preflight.cluster.nodes import PairTests
 from trainer_launch.preflight.cluster.outside_look import NodeStage
-from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.container import dns_checks
 from trainer_launch.preflight.gpu import checks as gpu_checks
 from trainer_launch.preflight.mpi import launcher_checks
@@ -108,7 +108,7 @@ def _without_others(
     """This container with its GPUs, and an MPI launcher's hosts."""
     began_s = time.monotonic()
     findings = [*selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))]
-    figures, sums = node_facts.measured(subject.cards)
+    figures, sums = node_report.measured(subject.cards)
     if figures or sums:
         table, (_, shares) = thresholds.load_table(settings.reference), thresholds.parse_flag(settings.threshold)
         slow = gpu_judgement.findings([subject.host.hostname], [figures], table, shares)
@@ -118,8 +118,8 @@ def _without_others(
         left_s = settings.wait_timeout - (time.monotonic() - began_s)
         wanted = selection.at(Where.MPI)
         findings += selection.kept(launcher_checks.findings(subject, settings, wanted, left_s))
-    elif subject.has_peers and not selection.chosen:
-        findings += [present_nodes.all_present.skipped(obstacle)]
+    elif not selection.chosen:
+        findings += participation.alone(subject, settings, obstacle)
     return NodeResult(Report(findings=tuple(findings)), figures, is_cluster=False)
 
 
@@ -153,7 +153,7 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
         if part.server is None:
             return NodeResult(report, elsewhere=part.home if is_elsewhere else "")
         held = part.server.preflight
-        return NodeResult(report, held.measured(), held.seen, held.names, selection.kept(held.findings))
+        return NodeResult(report, held.measured(), held.pair_tests, held.names, selection.kept(held.findings))
 
 
 def place_of(subject: Subject) -> Place:
@@ -174,22 +174,17 @@ def merged(
 
     `checks` are those of all nodes together.
     """
-    alike = {_kind(finding): finding for finding in decided if finding.check not in checks}
+    alike = {present_nodes.kind_of(finding): finding for finding in decided if finding.check not in checks}
     told = []
     for finding in own:
         if finding.status in (*LOUD, Status.UNKNOWN):
-            group = alike.pop(_kind(finding), None)
-            others = [other for other in (group.subject.split(", ") if group else ()) if other != name]
-            told.append(replace(finding, subject=", ".join((name, *others))))
+            group = alike.pop(present_nodes.kind_of(finding), None)
+            whom = name if group is None else group.subject
+            told.append(replace(finding, subject=whom if name in whom else f"{name}, {whom}"))
         else:
             told.append(finding)
     rest = [finding for finding in decided if finding.check in checks or finding in alike.values()]
     return (*rest, *told)
-
-
-def _kind(finding: Finding) -> tuple[str, Status, Fault | None]:
-    """What `ending.grouped` puts together."""
-    return finding.check, finding.status, finding.fault
 
 
 def explained(own: Sequence[Finding], decided: Sequence[Finding], *, is_shared: bool) -> Iterator[Finding]:

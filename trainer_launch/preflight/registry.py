@@ -8,7 +8,7 @@ from trainer_launch.host import logs
 from trainer_launch.model.errors import UsageError
 from trainer_launch.preflight import gpu_judgement
 from trainer_launch.preflight.check import Check, Where
-from trainer_launch.preflight.cluster import node_facts, pair_results, present_nodes, shared_storage
+from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes, shared_storage
 from trainer_launch.preflight.container import dns_checks, network_checks, resource_limits
 from trainer_launch.preflight.gpu import checks as gpu_checks
 from trainer_launch.preflight.mpi import launcher_checks
@@ -34,8 +34,8 @@ CHECKS: tuple[Check[Any], ...] = (
     gpu_judgement.gpu_checksum,
     *gpu_judgement.SPEED,
     shared_storage.shared_storage,
-    pair_results.pairs,
-    pair_results.full_job,
+    pairs.pairs,
+    pairs.full_job,
     launcher_checks.mpi_hosts,
     launcher_checks.mpi_ssh,
     launcher_checks.mpi_programs,

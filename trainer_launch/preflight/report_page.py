@@ -10,8 +10,7 @@ from trainer_launch.model.findings import Finding, Report, Scope, Severity, Stat
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted, grouped, printable
 from trainer_launch.observability.html import clean, document, table
-from trainer_launch.preflight.cluster.node_facts import listed
-from trainer_launch.preflight.cluster.pair_results import PairTests
+from trainer_launch.preflight.cluster.nodes import PairTests, listed
 from trainer_launch.preflight.report_formats import Place, at_fault, heading, loud, summary, tally
 from trainer_launch.preflight.thresholds import MBYTE
 

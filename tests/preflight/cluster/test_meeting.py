@@ -40,7 +40,7 @@ LATEST_S = 30.0
 
 
 def well(test: msg.Test, listener: Listener) -> msg.Result:
-    return msg.Result(test.round, (msg.Seen("", 10**9),) * test.rails)
+    return msg.Result(test.round, (msg.RailResult("", 10**9),) * test.rails)
 
 
 class Job:
@@ -105,7 +105,7 @@ def verdict(caller: NodeLink, facts: dict[str, str] | None = None) -> tuple[Find
         if isinstance(news, Verdict):
             return news.findings
         if isinstance(news, msg.Complete):
-            caller.send(msg.Record(facts or {"torch": "2"}, *caller.offset))
+            caller.send(msg.NodeReport(facts or {"torch": "2"}, *caller.offset))
     raise AssertionError("no verdict came")
 
 
@@ -222,7 +222,7 @@ def test_a_mistake_of_this_program_is_told_as_one_and_blames_no_node(job: Callab
     hear = server.preflight.hear
 
     def stumble(peer: int, address: str, message: msg.Message, now_s: float) -> None:
-        if isinstance(message, msg.Record):
+        if isinstance(message, msg.NodeReport):
             raise IndexError("list index out of range")
         hear(peer, address, message, now_s)
 

@@ -18,7 +18,7 @@ from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.host.network import AdapterPort, adapter_ports
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight import check
-from trainer_launch.preflight.cluster import node_facts
+from trainer_launch.preflight.cluster import node_report
 from trainer_launch.preflight.cluster.node_facts import NCCL, differences
 from trainer_launch.preflight.gpu import checks, collect, rules
 from trainer_launch.preflight.gpu.collect import Cards, visible
@@ -63,8 +63,8 @@ def test_the_job_sees_what_the_variable_shows(shown: str | None, indices: list[i
 def test_models_driver_and_the_nccl_that_is_loaded_are_told() -> None:
     test = parse_test(0, "", Ended(status=0, stdout=b'{"facts": {"nccl": "2.28.9"}}'), 1.0)
     cards = Cards(lambda: replace(FACTS, tests=(test,)))
-    assert node_facts.of_gpus(cards, 2) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
-    assert node_facts.of_gpus(None, 2) == {"gpus": "2"}
+    assert node_report.of_gpus(cards, 2) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
+    assert node_report.of_gpus(None, 2) == {"gpus": "2"}
 
 
 def test_a_node_whose_nccl_is_not_known_is_not_another_one_for_that() -> None:
@@ -192,6 +192,6 @@ def test_rates_of_adapters_are_compared_between_nodes(tmp_path: Path) -> None:
         AdapterPort("mlx5_0", 1, True, "400 Gb/sec (4X NDR)"),
         AdapterPort("mlx5_1", 1, False, ""),
     )
-    assert node_facts.of_adapters(ports) == {"adapters": "1 x 400 Gb/sec (4X NDR)"}
-    assert node_facts.of_adapters(ports[1:]) == {"adapters": "none of them"}
-    assert node_facts.of_adapters(()) == {}
+    assert node_report.of_adapters(ports) == {"adapters": "1 x 400 Gb/sec (4X NDR)"}
+    assert node_report.of_adapters(ports[1:]) == {"adapters": "none of them"}
+    assert node_report.of_adapters(()) == {}

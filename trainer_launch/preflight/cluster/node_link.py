@@ -243,10 +243,10 @@ def _findable(test: msg.Test) -> msg.Test:
     if test.rank == 0 or not test.address:
         return test
     try:
-        found = Resolving(test.host, test.port).within(_NAME_S)
+        addresses = Resolving(test.host, test.port).within(_NAME_S)
     except OSError:
-        found = [test.address]
-    return replace(test, host=test.address) if test.address in found else test
+        addresses = [test.address]
+    return replace(test, host=test.address) if test.address in addresses else test
 
 
 def look_out(
