@@ -25,7 +25,7 @@ from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.preflight.cluster import preflight_messages
-from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict
+from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 
@@ -265,7 +265,7 @@ def link(undo: contextlib.ExitStack, rank: int, at: Endpoint) -> _Link:
 
 
 def takes_part(one: _Link) -> None:
-    while not isinstance(news := one.receive(60.0), Verdict | None):
+    while not isinstance(news := one.receive(60.0), ClusterVerdict | None):
         if isinstance(news, preflight_messages.Complete):
             one.send(preflight_messages.NodeReport({"torch": "2"}, *one.offset))
     one.is_decided = news is not None and news.is_shared

@@ -147,7 +147,7 @@ def cluster_preflight_talk(data: bytes) -> None:
         now_s += 1.0
         room.tick(now_s)
         room.measured()
-    assert room.phase is hall.Phase.OVER, "it does not end"
+    assert room.phase is hall.PreflightPhase.OVER, "it does not end"
     assert len(calling.fitted(room.findings)) <= len(room.findings)
 
 

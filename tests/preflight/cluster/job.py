@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.cluster_preflight import TICK_S, ClusterPreflight, Phase
+from trainer_launch.preflight.cluster.cluster_preflight import TICK_S, ClusterPreflight, PreflightPhase
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 from trainer_launch.preflight.cluster.outside_look import NodeStage, stuck_at
 
@@ -122,7 +122,7 @@ class Simulation:
 
     @property
     def is_over(self) -> bool:
-        return self.hall.phase is Phase.OVER
+        return self.hall.phase is PreflightPhase.OVER
 
     def loud(self) -> list[Finding]:
         return [found for found in self.hall.findings if found.status in (Status.FAIL, Status.WARN)]

@@ -20,7 +20,7 @@ from trainer_launch.preflight.cluster import node_report, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_facts import UNSET, clocks, differences
 from trainer_launch.preflight.cluster.node_report import code_hash
-from trainer_launch.preflight.cluster.nodes import Node, names_of
+from trainer_launch.preflight.cluster.nodes import JobNode, names_of
 from trainer_launch.preflight.cluster.participation import failing_nodes
 from trainer_launch.preflight.cluster.preflight_messages import MAX_FACTS, NodeReport, parse, render
 from trainer_launch.preflight.node_preflight import explained, merged
@@ -241,7 +241,7 @@ def test_failing_nodes_are_those_at_fault_themselves(scope: Scope, fault: Fault,
 def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> None:
     names = [f"node {number} (host-{number})" for number in range(20)]
     report = msg.NodeReport(findings=(fail("shm"),))
-    nodes = [Node(n, f"host-{n}", "", "", 1, None, 0.0, report=report) for n in range(20)]
+    nodes = [JobNode(n, f"host-{n}", "", "", 1, None, 0.0, report=report) for n in range(20)]
     (found,) = present_nodes.own_findings(nodes)
     assert len(failing_nodes([found]).split()) == 20
     (told,) = msg.fitted([found])

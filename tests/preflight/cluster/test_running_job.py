@@ -29,7 +29,7 @@ from trainer_launch.model.findings import Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.preflight.cluster import node_link, participation, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict, look_out
+from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink, look_out
 from trainer_launch.preflight.cluster.nodes import ClusterSettings
 
 JOB = "job"
@@ -109,7 +109,7 @@ def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another
         assert isinstance(survivor.receive(10), Connected)
         looking = look_out([away, standby], JOB, None, lambda host: caller.end((present_nodes.runs_already(host),)))
         verdict = caller.receive(10)
-        assert isinstance(verdict, Verdict)
+        assert isinstance(verdict, ClusterVerdict)
         assert [found.status for found in verdict.findings] == [Status.PASS]
         assert "already running (127.0.0.1 is at work)" in verdict.findings[0].text
     finally:

@@ -15,7 +15,7 @@ from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import pairs, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.nodes import LEASE_S, Cluster, ClusterSettings, Node, PairTests, label
+from trainer_launch.preflight.cluster.nodes import LEASE_S, Cluster, ClusterSettings, JobNode, PairTests, label
 from trainer_launch.preflight.cluster.outside_look import Stuck
 from trainer_launch.preflight.cluster.pair_rounds import Rounds
 
@@ -30,7 +30,7 @@ _SOUGHT = 32  # nodes whose tokens all look for in shared folders
 _COME_BACK_S = 4.0  # for who was lost after all were there
 
 
-class Phase(Enum):
+class PreflightPhase(Enum):
     """How far the cluster preflight is."""
 
     CALLING = "calling"
@@ -64,8 +64,8 @@ class ClusterPreflight:
         self._until_s = now_s + settings.deadline_s  # for all to come, later for all to report
         self._news_at_s = now_s + NEWS_S
         self._last_came_s = now_s
-        self._nodes: dict[int, Node] = {}  # by rank, all that have come
-        self._peers: dict[int, Node] = {}  # by connection, those that are here
+        self._nodes: dict[int, JobNode] = {}  # by rank, all that have come
+        self._peers: dict[int, JobNode] = {}  # by connection, those that are here
         self._lost: set[int] = set()  # ranks that were here
         self._unreported: set[int] = set()  # ranks whose report is awaited
         self._at_work = ""  # a host whose job runs already
@@ -73,12 +73,12 @@ class ClusterPreflight:
         self._looking: list[int] | None = None  # ranks that are missing
         self._looked: dict[int, Stuck] = {}
         self._rounds: Rounds | None = None
-        self.phase = Phase.CALLING
+        self.phase = PreflightPhase.CALLING
         self.findings: tuple[Finding, ...] = ()  # when it is over
 
     def hear(self, peer: int, address: str, message: msg.Message, now_s: float) -> None:
         """A message, from the connection with this number."""
-        if self.phase is Phase.OVER:
+        if self.phase is PreflightPhase.OVER:
             return self._send(peer, None)
         node = self._peers.get(peer)
         if node is not None:
@@ -111,7 +111,7 @@ class ClusterPreflight:
             # After this process was stopped, nodes' lines may wait unread.
             was_away = now_s > self._news_at_s + LEASE_S / 2
             self._news_at_s = now_s + NEWS_S
-            missing = self._missing() if self.phase is Phase.CALLING else []
+            missing = self._missing() if self.phase is PreflightPhase.CALLING else []
             news = self._news(now_s, tuple(map(self._name, missing[:_SHOWN])))
             for peer, node in list(self._peers.items()):
                 if was_away:
@@ -159,13 +159,13 @@ class ClusterPreflight:
             self._peers.pop(old.peer, None)
             self._send(old.peer, None)
         self._lost.discard(rank)
-        node = Node(rank, present.host, present.incarnation, address, present.port, peer, now_s)
+        node = JobNode(rank, present.host, present.incarnation, address, present.port, peer, now_s)
         self._nodes[rank] = self._peers[peer] = node
         self._unreported.add(rank)
         self._last_came_s = now_s
-        return self._send(peer, self._news(now_s) if self.phase is Phase.CALLING else self._complete())
+        return self._send(peer, self._news(now_s) if self.phase is PreflightPhase.CALLING else self._complete())
 
-    def _refusal(self, present: msg.Present, old: Node | None) -> msg.Refused | None:
+    def _refusal(self, present: msg.Present, old: JobNode | None) -> msg.Refused | None:
         """Why a node is turned away, if it is: for good where it does not belong to this job."""
         if (refused := other_version(present)) is not None:
             return refused
@@ -179,7 +179,7 @@ class ClusterPreflight:
             text = f"{old.name} is there already, so {present.host} cannot be node {old.rank} as well"
             return msg.Refused(text, retry=True)
         is_back = old is not None and old.incarnation == present.incarnation
-        is_in_time = self.phase is Phase.CALLING or (is_back and self.phase is Phase.REPORTING)
+        is_in_time = self.phase is PreflightPhase.CALLING or (is_back and self.phase is PreflightPhase.REPORTING)
         return None if is_in_time else _TOO_LATE
 
     def _another_job(self, name: str) -> msg.Refused:
@@ -192,7 +192,7 @@ class ClusterPreflight:
             self._lost.add(node.rank)
 
     def _news(self, now_s: float, missing: tuple[str, ...] = ()) -> msg.Waiting:
-        is_calling = self.phase is Phase.CALLING
+        is_calling = self.phase is PreflightPhase.CALLING
         left_s = max(0.0, self._until_s - now_s) if is_calling else self._settings.report_s
         present = len(self._peers)
         return msg.Waiting(present, max(present, self._settings.min_nodes), missing, left_s)
@@ -219,11 +219,15 @@ class ClusterPreflight:
         return self._settings.names.place(rank) if node is None else Endpoint(node.address, node.port)
 
     def _go_on(self, now_s: float) -> None:
-        if self.phase is Phase.CALLING:
+        if self.phase is PreflightPhase.CALLING:
             self._call(now_s)
-        elif self.phase is Phase.REPORTING:
+        elif self.phase is PreflightPhase.REPORTING:
             self._await_reports(now_s)
-        elif self._rounds is not None and self.phase is Phase.TESTING and self._rounds.is_due(now_s, self._lost):
+        elif (
+            self._rounds is not None
+            and self.phase is PreflightPhase.TESTING
+            and self._rounds.is_due(now_s, self._lost)
+        ):
             self._rounds.next(now_s)
             if self._rounds.is_over:
                 self._judge([node for node in self._nodes.values() if node.peer is None])
@@ -234,7 +238,7 @@ class ClusterPreflight:
         if self._at_work and n_present:  # this node itself, at least
             self._decide([present_nodes.runs_already(self._at_work)])
         elif n_present >= settings.max_nodes or (n_present >= settings.min_nodes and gathered):
-            self.phase = Phase.REPORTING
+            self.phase = PreflightPhase.REPORTING
             self._until_s = now_s + settings.report_s
             self._nodes = {node.rank: node for node in sorted(self._peers.values(), key=lambda node: node.rank)}
             self._lost.clear()
@@ -264,11 +268,11 @@ class ClusterPreflight:
         if awaited or len(self._nodes) < 2 or pairs.NAME in self._settings.left_out:
             self._judge(awaited)
         else:
-            self.phase = Phase.TESTING
+            self.phase = PreflightPhase.TESTING
             self._rounds = Rounds(self._settings, list(self._nodes.values()), self._send)
             self._rounds.begin(now_s)
 
-    def _judge(self, lost: Sequence[Node]) -> None:
+    def _judge(self, lost: Sequence[JobNode]) -> None:
         cluster = Cluster(
             settings=self._settings,
             nodes=[node for node in self._nodes.values() if not node.report.is_early],
@@ -279,7 +283,7 @@ class ClusterPreflight:
         self._decide(judge(cluster), list(map(present_nodes.midway, lost)))
 
     def _decide(self, *parts: list[Finding]) -> None:
-        self.phase = Phase.OVER
+        self.phase = PreflightPhase.OVER
         self.findings = tuple(msg.worst_first(finding for part in parts for finding in part))
         decided = msg.Decided(msg.fitted(self.findings))
         for peer in list(self._peers):

@@ -62,7 +62,7 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     report_s: float = 60.0  # for the reports of all nodes
 
 
-class Node(Struct):
+class JobNode(Struct):
     """A node that has come."""
 
     rank: int
@@ -127,7 +127,7 @@ class Cluster(Struct, frozen=True, kw_only=True):
     """All nodes, for the checks that look at all of them: what each has told, seen and measured."""
 
     settings: ClusterSettings
-    nodes: Sequence[Node]  # that have told what they are, in the order of their ranks
+    nodes: Sequence[JobNode]  # that have told what they are, in the order of their ranks
     n_present: int
     collisions: Mapping[int, Collection[str]] = field(default_factory=dict)  # hosts that want one rank
     pairs: PairTests | None = None  # None: there were none

@@ -132,6 +132,8 @@ class Listener:
         self._here = here
         self._sock = _opened(port, among)
         self.port = int(self._sock.getsockname()[1])
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._sock, selectors.EVENT_READ)
         self._lock = threading.Lock()  # held by who may accept
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
@@ -144,6 +146,7 @@ class Listener:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # ends the thread's wait
             self._thread.join()
+            self._selector.close()
             self._sock.close()
 
     @contextlib.contextmanager
@@ -156,14 +159,12 @@ class Listener:
                 self._sock.setblocking(False)
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._sock, selectors.EVENT_READ)
-            while not self._closing.is_set():
-                if selector.select(_WAKE_S) and self._lock.acquire(timeout=0.05):  # else it is lent
-                    try:
-                        self._answer()
-                    finally:
-                        self._lock.release()
+        while not self._closing.is_set():
+            if self._selector.select(_WAKE_S) and self._lock.acquire(timeout=0.05):  # else it is lent
+                try:
+                    self._answer()
+                finally:
+                    self._lock.release()
 
     def _answer(self) -> None:
         try:

@@ -10,7 +10,7 @@ from trainer_launch.model.findings import Measure
 from trainer_launch.preflight import fault_isolation, gpu_judgement
 from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.nodes import ClusterSettings, Node, PairTest, PairTests
+from trainer_launch.preflight.cluster.nodes import ClusterSettings, JobNode, PairTest, PairTests
 from trainer_launch.preflight.cluster.pairs import GLOO, NCCL, SOCKET
 from trainer_launch.preflight.fault_isolation import Pair, Trial
 from trainer_launch.preflight.thresholds import SHARE_OF_PLAIN_SOCKETS
@@ -28,7 +28,7 @@ class Rounds:
     """All rounds of one cluster preflight; nodes have numbers. `tests` has what they came to so far."""
 
     def __init__(
-        self, settings: ClusterSettings, nodes: Sequence[Node], send: Callable[[int, msg.FromServer], None]
+        self, settings: ClusterSettings, nodes: Sequence[JobNode], send: Callable[[int, msg.FromServer], None]
     ) -> None:
         self._settings, self._nodes, self._send = settings, nodes, send
         self._numbers = {node.rank: number for number, node in enumerate(nodes)}

@@ -27,7 +27,7 @@ from trainer_launch.preflight import registry, thresholds
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts, node_report, pairs, present_nodes, shared_storage
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict, look_out
+from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink, look_out
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, label, names_of
 from trainer_launch.preflight.cluster.pair_tests import Collectives, bench
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
@@ -120,7 +120,7 @@ class Gathering:
         read_s = subject.left_s(node_report.LEAST_S, node_report.READ_S)
         self._read_slowly = node_report.read_meanwhile(subject.command, read_s)
 
-    def finish(self, early: Sequence[Finding], check_here: Callable[[], Sequence[Finding]]) -> Verdict:
+    def finish(self, early: Sequence[Finding], check_here: Callable[[], Sequence[Finding]]) -> ClusterVerdict:
         """Wait for all nodes, report what `check_here` finds and what this node is; what was decided for all.
 
         What was found `early` is told at once: all end with one verdict, also when some nodes never come.
@@ -131,7 +131,7 @@ class Gathering:
             match self.link.receive(_POLL_S):
                 case None:
                     self.link.hurry()
-                case Verdict() as verdict:
+                case ClusterVerdict() as verdict:
                     return verdict
                 case msg.Complete(salt, tokens):
                     self._looking.set()

@@ -18,7 +18,7 @@ from trainer_launch.preflight.cluster.cluster_preflight import (
     NOT_YET,
     TICK_S,
     ClusterPreflight,
-    Phase,
+    PreflightPhase,
     other_version,
 )
 from trainer_launch.preflight.cluster.nodes import ClusterSettings
@@ -57,7 +57,7 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
 
     def _run(self) -> None:
         try:
-            while not self._stopping.is_set() and self.preflight.phase is not Phase.OVER:
+            while not self._stopping.is_set() and self.preflight.phase is not PreflightPhase.OVER:
                 self._turn()
             self._accept(False)
             self._listener.close()

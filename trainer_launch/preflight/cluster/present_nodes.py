@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from trainer_launch.model.findings import Fault, Finding, Scope
 from trainer_launch.model.units import counted, grouped
 from trainer_launch.preflight.check import Where, check
-from trainer_launch.preflight.cluster.nodes import Cluster, ClusterSettings, Node, label, listed
+from trainer_launch.preflight.cluster.nodes import Cluster, ClusterSettings, JobNode, label, listed
 from trainer_launch.preflight.cluster.outside_look import NodeStage, Stuck
 
 NAME = "roll-call"
@@ -61,7 +61,7 @@ def _absent(who: str, stuck: Stuck | None, text: str) -> Finding:
     return all_present.failed(Fault.NODE, text, subject=who, **more)
 
 
-def midway(node: Node) -> Finding:
+def midway(node: JobNode) -> Finding:
     """It was there, and then it was not."""
     how = node.lost or "it did not report the results of its own checks"
     text = f"{node.name} was lost during the cluster preflight: {how}"
@@ -111,7 +111,7 @@ def refused(reason: str) -> Finding:
     return all_present.failed(Fault.JOB, f"node 0 refuses this node: {reason}", action=action)
 
 
-def own_findings(nodes: Iterable[Node]) -> list[Finding]:
+def own_findings(nodes: Iterable[JobNode]) -> list[Finding]:
     """What nodes have found themselves, those of one kind together: the first one stands for the others."""
     pairs = ((node.name, finding) for node in nodes for finding in node.report.findings[:_MAX_OF_A_NODE])
     kinds = grouped((kind_of(finding), (name, finding)) for name, finding in pairs)

@@ -10,7 +10,7 @@ from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
 from trainer_launch.model.units import grouped
 from trainer_launch.preflight.check import Where, at_once, check
-from trainer_launch.preflight.cluster.nodes import Cluster, Node, listed
+from trainer_launch.preflight.cluster.nodes import Cluster, JobNode, listed
 
 NAME = "shared-storage"
 _LEAVE_S = 8.0
@@ -29,7 +29,7 @@ def shared_storage(cluster: Cluster) -> Iterator[Finding]:
         yield _judged(folder, sorted(groups.values(), key=len, reverse=True), must)
 
 
-def _cannot_write(node: Node) -> bool:
+def _cannot_write(node: JobNode) -> bool:
     return any(finding.check == "storage" and finding.status is Status.FAIL for finding in node.report.findings)
 
 

@@ -190,7 +190,7 @@ class Own(Struct, frozen=True):
     is_needed: bool = True  # by a command that is known
 
 
-class Hosts(Struct, frozen=True, kw_only=True):
+class HostAnswers(Struct, frozen=True, kw_only=True):
     """All that was found out of the hosts."""
 
     members: Sequence[Member]
@@ -207,7 +207,7 @@ class Hosts(Struct, frozen=True, kw_only=True):
         return {host: facts for host, facts in self.answers.items() if self.refusals[host] is None}
 
 
-def look(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s: float) -> Hosts:
+def look(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s: float) -> HostAnswers:
     """Look at all hosts, for `wait_s` at most if some are not there; `folder` is private and new."""
     members, env = subject.job.members or (), subject.env
     try:
@@ -219,7 +219,7 @@ def look(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s
             path=env.get("PATH"),
         )
     except LaunchError as problem:
-        return Hosts(members=members, typed=typed, trouble=problem)
+        return HostAnswers(members=members, typed=typed, trouble=problem)
     hosts = [member.host for member in members]
     stuck = _wait(hosts, client.port, wait_s)
     own = _own(subject, typed)
@@ -235,7 +235,7 @@ def look(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s
     answers = {host: read(token, session.out) for host, session in ended.items()}
     refusals = {host: refusal(session.code, session.err, answers[host]) for host, session in ended.items()}
     refusals = {host: stuck.get(host) or refusals.get(host) for host in hosts}
-    return Hosts(members=members, typed=typed, client=client, refusals=refusals, answers=answers, own=own)
+    return HostAnswers(members=members, typed=typed, client=client, refusals=refusals, answers=answers, own=own)
 
 
 def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:

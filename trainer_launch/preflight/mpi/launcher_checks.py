@@ -19,7 +19,16 @@ from trainer_launch.planning.mpi import KUBEXEC
 from trainer_launch.planning.mpi_options import Typed, is_horovodrun
 from trainer_launch.preflight.check import Check, Subject, Where, check
 from trainer_launch.preflight.mpi import host_queries
-from trainer_launch.preflight.mpi.host_queries import MPI_HOSTS, MPI_SSH, STAGES, Facts, Hosts, Own, Refusal, look
+from trainer_launch.preflight.mpi.host_queries import (
+    MPI_HOSTS,
+    MPI_SSH,
+    STAGES,
+    Facts,
+    HostAnswers,
+    Own,
+    Refusal,
+    look,
+)
 
 _SHOWN = 5
 _ACTION_IMAGE = "start launcher and workers from the same image, by digest"
@@ -47,7 +56,7 @@ def named(subject: Subject) -> str:
 
 
 def findings(
-    subject: Subject, settings: Settings, checks: Collection[Check[Hosts]], left_s: float
+    subject: Subject, settings: Settings, checks: Collection[Check[HostAnswers]], left_s: float
 ) -> tuple[Finding, ...]:
     """What these checks find; `left_s` is how long hosts have to come."""
     why = _obstacle(subject, settings)
@@ -83,7 +92,7 @@ def _typed(command: Command | None) -> Typed:
 
 
 @check(MPI_HOSTS, Where.MPI)
-def mpi_hosts(hosts: Hosts) -> Iterator[Finding]:
+def mpi_hosts(hosts: HostAnswers) -> Iterator[Finding]:
     """Every host has an address, can be connected to, and its sshd answers."""
     if hosts.trouble is not None:
         text, _, action = str(hosts.trouble).partition("; ")
@@ -101,14 +110,14 @@ mpi_ssh = replace(
 
 
 @check("mpi-programs", Where.MPI)
-def mpi_programs(hosts: Hosts) -> Iterator[Finding]:
+def mpi_programs(hosts: HostAnswers) -> Iterator[Finding]:
     """Every host has what mpirun starts there, and the launcher's versions of MPI, Python and trainer-launch."""
     if hosts.own is not None:
         yield from alike(hosts.own, hosts.let_in)
 
 
 @check("mpi-slots", Where.MPI)
-def mpi_slots(hosts: Hosts) -> Iterator[Finding]:
+def mpi_slots(hosts: HostAnswers) -> Iterator[Finding]:
     """The slots suffice for the ranks asked for, and each host for its slots."""
     if hosts.client is not None:
         yield from room(hosts.members, hosts.typed.number, hosts.let_in)
