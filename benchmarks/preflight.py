@@ -20,9 +20,9 @@ from benchmarks.measuring import Case, Failed, Section, Setup, floats_of
 from benchmarks.peers import version_here
 from trainer_launch.host import network
 from trainer_launch.membership.protocol import Challenge
-from trainer_launch.model import Endpoint
+from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.findings import Finding, Status
-from trainer_launch.preflight.cluster import pair_rounds
+from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
@@ -34,7 +34,7 @@ SIZES = (2, 8, 64, 512, 4096)
 REAL = (2, 8)  # two have a core each here, as pods of their own would
 WHOS = ("quick", "standard", "deep")
 SIMULATED = {"to the verdict": "s", "CPU of node 0": "s", "memory of node 0": "MB"}
-FACTS = {pair_rounds.FACT: "gloo"} | {
+FACTS = {pairs.FACT: "gloo"} | {
     f"env NCCL_BENCHMARK_{number}": "x" * 40 for number in range(60)
 }  # about 4 KB, as a real node has
 
@@ -64,9 +64,9 @@ class Node:
                 self.say(msg.Present(msg.VERSION, JOB, self.rank, name, str(self.rank), 29500))
                 self.say(msg.Time(time.time()))
             case msg.Complete():
-                self.say(msg.Record(FACTS, 0.0, 0.01))
+                self.say(msg.NodeReport(FACTS, 0.0, 0.01))
             case msg.Test():
-                self.say(msg.Result(message.round, (msg.Seen("", 10**9),) * message.rails))
+                self.say(msg.Result(message.round, (msg.RailResult("", 10**9),) * message.rails))
             case msg.Decided(findings):
                 self.verdict = findings
 
@@ -77,7 +77,7 @@ class Node:
 def hold(n_nodes: int, is_deep: bool, pipe: Connection) -> None:
     """Node 0's part, in a process of its own as in a pod."""
     home = Endpoint("127.0.0.1", 0)
-    names = Names(home=home, pattern="job-node-0-#.job")
+    names = Names(home=home, seats=Seats(home, "job-node-0-#.job", 0, n_nodes))
     settings = ClusterSettings(
         job=JOB,
         min_nodes=n_nodes,

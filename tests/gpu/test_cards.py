@@ -136,8 +136,8 @@ def compare(gpu: Gpu, said: ElementTree.Element) -> dict[str, list[str]]:
     """Facts that both tell alike, tell differently, and that one of them does not tell."""
     found: dict[str, list[str]] = {"equal": [], "different": [], "not told": []}
     for name, (path, printed) in FACTS.items():
-        theirs, fact = (said.findtext(path) or "N/A").strip(), gpu.fact(name)
-        ours = printed(fact.value) if fact.is_known else ""
+        theirs = (said.findtext(path) or "N/A").strip()
+        ours = printed(gpu.facts[name]) if name in gpu.facts else ""
         if not ours or theirs in ("N/A", "[N/A]", "Unknown Error"):
             found["not told"].append(name)
         elif ours == theirs:
@@ -146,8 +146,8 @@ def compare(gpu: Gpu, said: ElementTree.Element) -> dict[str, list[str]]:
             found["different"].append(f"{name} ({ours}, nvidia-smi: {theirs})")
     errors = [one for one in said.findall("ecc_errors/volatile/*") if "_uncorrectable" in one.tag]
     counts = [int(text) for one in errors if (text := one.text or "").isdigit()]
-    if gpu.fact("ecc_uncorrected").is_known and counts:
-        is_equal = gpu.value("ecc_uncorrected") == sum(counts)
+    if "ecc_uncorrected" in gpu.facts and counts:
+        is_equal = gpu.facts["ecc_uncorrected"] == sum(counts)
         found["equal" if is_equal else "different"].append("ecc_uncorrected")
     return found
 

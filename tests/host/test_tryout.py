@@ -13,7 +13,6 @@ import pytest
 from tests.conftest import require
 from tests.host.test_cgroup import tree
 from trainer_launch.host import cgroup, deadline_subprocess, network, process_tree
-from trainer_launch.host.cgroup import process_limits as limits
 
 pytestmark = pytest.mark.process
 
@@ -102,20 +101,6 @@ def test_memory_is_locked_or_the_kernels_reason_is_told() -> None:
 
 
 # -- readers ----------------------------------------------------------------------------------
-
-
-def test_limits_of_ports_are_read_with_what_is_reserved(tmp_path: Path) -> None:
-    root = tree(
-        tmp_path,
-        {
-            "proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
-            "proc/sys/net/ipv4/ip_local_reserved_ports": "40000,50000-50010\n",
-        },
-    )
-    read = limits(root)
-    assert read.ephemeral_ports == (32768, 60999)
-    assert read.reserved_ports == ((40000, 40000), (50000, 50010))
-    assert limits(tmp_path / "nothing").ephemeral_ports is None
 
 
 def test_the_nearest_limit_of_processes_counts_in_both_versions(tmp_path: Path) -> None:

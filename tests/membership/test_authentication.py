@@ -25,7 +25,7 @@ from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.preflight.cluster import preflight_messages
-from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict
+from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 
@@ -238,7 +238,7 @@ def test_a_cluster_preflight_that_somebody_interferes_with_ends_with_its_verdict
         undo.callback(server.stop)
         middle = Middle(port)
         undo.callback(middle.close)
-        middle.say, done = middle.once(b"record", altered)
+        middle.say, done = middle.once(b"nodereport", altered)
         ends = (Endpoint("127.0.0.1", port), middle.at)
         links = [link(undo, rank, at) for rank, at in enumerate(ends)]
         threads = [threading.Thread(target=takes_part, args=(one,)) for one in links]
@@ -265,9 +265,9 @@ def link(undo: contextlib.ExitStack, rank: int, at: Endpoint) -> _Link:
 
 
 def takes_part(one: _Link) -> None:
-    while not isinstance(news := one.receive(60.0), Verdict | None):
+    while not isinstance(news := one.receive(60.0), ClusterVerdict | None):
         if isinstance(news, preflight_messages.Complete):
-            one.send(preflight_messages.Record({"torch": "2"}, *one.offset))
+            one.send(preflight_messages.NodeReport({"torch": "2"}, *one.offset))
     one.is_decided = news is not None and news.is_shared
 
 

@@ -5,32 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from trainer_launch.preflight.gpu.collect import Cards
-from trainer_launch.preflight.gpu.facts import LOAD, Ending, Fact, FactState, Gpu, GpuFacts, GpuTest, Peers
+from trainer_launch.preflight.gpu.facts import LOAD, Ending, Gpu, GpuFacts, GpuTest, Peers
 
 
-def known(**values: Any) -> dict[str, Fact]:
-    return {name: Fact(FactState.KNOWN, value) for name, value in values.items()}
-
-
-def under_load(**values: Any) -> dict[str, Fact]:
-    return {f"{LOAD}{name}": fact for name, fact in known(**values).items()}
+def under_load(**values: Any) -> dict[str, Any]:
+    return {f"{LOAD}{name}": value for name, value in values.items()}
 
 
 def card(index: int) -> Gpu:
-    at_rest = known(
-        name="NVIDIA H200",
-        uuid=f"GPU-{index}",
-        recovery=0,
-        ecc_uncorrected=0,
-        remapped=[0, 0, 0, 0],
-        mig=0,
-        memory_used=500 << 20,
-        nvlinks=[1] * 18,
-        margin_c=40,
-    )
-    seen = under_load(
-        clock_reasons={"looks": 9, "times": {"4": 9}}, margin_c=24, pcie_lanes=[16, 16], nvlink_errors=0, xids=[]
-    )
+    at_rest = {
+        "name": "NVIDIA H200",
+        "uuid": f"GPU-{index}",
+        "recovery": 0,
+        "ecc_uncorrected": 0,
+        "remapped": [0, 0, 0, 0],
+        "mig": 0,
+        "memory_used": 500 << 20,
+        "nvlinks": [1] * 18,
+    }
+    seen = under_load(clock_reasons={"looks": 9, "times": {"4": 9}}, pcie_lanes=[16, 16], nvlink_errors=0, xids=[])
     return Gpu(index=index, facts=at_rest | seen)
 
 
@@ -43,8 +36,8 @@ FACTS = GpuFacts(
             gpu=index,
             ending=Ending.DONE,
             repeats=20,
-            lines=("NCCL INFO Using network IB",),
-            peers=Peers(2, good=True, rate=460.0, why=""),
+            network="IB",
+            peers=Peers(good=True, rate=460.0, why=""),
         )
         for index in (0, 1)
     ),

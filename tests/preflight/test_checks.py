@@ -21,7 +21,7 @@ from trainer_launch.model import Cpus, Endpoint, Gpus, Member, Mpi, NodeRange
 from trainer_launch.model.findings import Fault, Finding, Status, Verdict
 from trainer_launch.preflight import check, registry
 from trainer_launch.preflight.check import Subject, Where
-from trainer_launch.preflight.cluster import node_facts
+from trainer_launch.preflight.cluster import node_report
 from trainer_launch.preflight.container import dns_checks, resource_limits
 from trainer_launch.preflight.gpu.collect import Cards
 
@@ -178,11 +178,6 @@ WARNINGS: list[tuple[str, Subject, str]] = [
     ("gloo-socket-ifname", subject(env={"GLOO_SOCKET_IFNAME": "eth9"}), "names eth9, which is not here"),
     ("nccl-ib-hca", subject(has_rdma=False), "this container was given no RDMA adapter"),
     ("nccl-socket-ifname", subject(host=CPU_ONLY, env={"NCCL_SOCKET_IFNAME": "ib"}), "leaves no interface here"),
-    (
-        "subdomain",
-        subject(hosts_file="10.0.0.7 job-node-0-1.net.team.svc.cluster.local job-node-0-1\n"),
-        "this job's pods are in the domain net",
-    ),
     ("cpu", subject(host={"cpus": Cpus(affinity=16, quota=1.5)}), "1.5 CPUs for 2 workers"),
     ("pids", subject(pids=(1000, 200)), "with data loaders 128 in each are usual"),
     ("nofile", subject(limits=limits(nofile_soft=200)), "a worker of 4 ranks may need 264"),
@@ -193,12 +188,6 @@ WARNINGS: list[tuple[str, Subject, str]] = [
     ),
     ("nccl-socket-ifname", subject(interfaces=(LO, ETH0, VETH)), "not all of which lead to other nodes"),
     ("nccl-ib-hca", subject(adapters=()), "NCCL will use plain sockets"),
-    ("ephemeral-ports", subject(limits=limits(ephemeral_ports=(60000, 60500))), "has 501 ports for connections"),
-    (
-        "ephemeral-ports",
-        subject(topology={"coordinator": Endpoint("job-node-0-0.job", 40000)}),
-        "port 40000 of node 0 is one that the kernel gives to any connection",
-    ),
     (
         "storage",
         stored(replace(STORED, values={**STORED.values, "free_inodes": 3.0})),
@@ -244,7 +233,6 @@ def test_what_is_wrong_is_told_with_whose_fault_it_is_and_what_to_do(
 @pytest.mark.parametrize(
     ("check", "broken"),
     [
-        ("ephemeral-ports", subject(limits=limits(ephemeral_ports=None))),
         ("storage", stored(Tried(problem="the child ended with -9 at the stage write"))),
         ("memlock", subject(try_out=lambda what, a, s: STORED if what == "storage" else Tried(timed_out=True))),
     ],
@@ -262,7 +250,7 @@ def test_memory_that_cannot_be_locked_where_nothing_locks_it_is_no_finding() -> 
 
 
 def test_a_job_of_one_node_is_not_stopped_for_a_network_that_it_does_not_use() -> None:
-    sockets = [replace(one, lines=("NCCL INFO Using network Socket",)) for one in FACTS.tests]
+    sockets = [replace(one, network="Socket") for one in FACTS.tests]
     fallen_back = Cards(lambda: replace(FACTS, tests=tuple(sockets)))
     alone = subject(
         topology={"nodes": NodeRange(1, 1), "node_rank": 0},
@@ -280,7 +268,7 @@ def test_a_job_of_one_node_is_not_stopped_for_a_network_that_it_does_not_use() -
 def test_node_0_waits_for_longer_than_any_check_of_another_node_may_take(folders: tuple[str, ...]) -> None:
     node = subject(storage=folders)
     limits_s = [one.limit_s(node) for one in registry.at(Where.CONTAINER, Where.GPU) if one is not dns_checks.dns]
-    assert node_facts.record_s(node) > max(limits_s) + 30
+    assert node_report.report_s(node) > max(limits_s) + 30
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1"])
@@ -381,14 +369,6 @@ def test_dns_that_hangs_is_given_up_soon_after_the_deadline(monkeypatch: pytest.
     assert (finding.status, finding.fault) == (Status.FAIL, Fault.NODE)
     assert "the DNS server does not answer" in finding.text
     assert len(looks) == 2  # both names once: a second look would hang as well
-
-
-def test_a_custom_subdomain_is_fatal_where_node_0_has_no_name_because_of_it() -> None:
-    hosts_file = "10.0.0.7 job-node-0-1.net.team.svc.cluster.local job-node-0-1\n"
-    report = run_all(subject(hosts_file=hosts_file, lookup=of_names(node_0=None)))
-    loud = {finding.check: finding for finding in report.findings if finding.status is Status.FAIL}
-    assert {check: finding.fault for check, finding in loud.items()} == {"subdomain": Fault.JOB, "dns": Fault.NODE}
-    assert "--master-addr job-node-0-0.net" in loud["subdomain"].action
 
 
 def test_an_init_container_without_gpus_knows_that_the_workers_may_have_them() -> None:

@@ -86,17 +86,12 @@ def _refuse() -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_a_silenced_check_does_not_run_and_the_report_says_so() -> None:
-    report = check.run(HEALTHY, [module("raises", raises), module("warns", warns)], silenced=["raises"])
-    assert [finding.check for finding in report.findings] == ["warns"]
-    assert report.silenced == ("raises",)
-
-
-def test_a_check_can_be_made_fatal() -> None:
-    report = check.run(HEALTHY, [module("warns", warns)], fatal=["warns"])
-    assert report.findings[0].severity is Severity.FATAL
-    assert report.findings[0].fault is Fault.JOB
-    assert report.verdict is Verdict.FATAL
+def test_a_check_that_is_skipped_does_not_run_and_one_that_is_fatal_fails() -> None:
+    selection = Selection.of(settings.load({"skip": "dns", "fatal": "cpu"}, {}))
+    assert {check.id for check in selection.at(*Where)} == set(registry.ids(*Where)) - {"dns"}
+    assert selection.kept([Finding(check="dns", status=Status.WARN, text="late")]) == ()
+    (finding,) = selection.kept([Finding(check="cpu", status=Status.WARN, text="few")])
+    assert (finding.severity, finding.fault) == (Severity.FATAL, Fault.JOB)
 
 
 def test_names_are_taken_from_a_list_and_a_wrong_one_is_told() -> None:
@@ -123,8 +118,8 @@ def test_only_checks_that_are_gone_leave_nothing_to_run(caplog: pytest.LogCaptur
 def test_no_name_of_a_check_is_ever_changed() -> None:
     """They are in people's pod templates; a new one is added here, one that goes moves to registry.REMOVED."""
     names = """
-        memory cpu pids nofile memlock shm storage own-name subdomain dns gloo-socket-ifname nccl-socket-ifname
-        nccl-ib-hca ports ephemeral-ports gpu-count gpu-recovery gpu-ecc gpu-remap gpu-mig gpu-memory gpu-load
-        gpu-peers gpu-network gpu-clocks gpu-temperature gpu-pcie gpu-nvlink gpu-xid
+        memory cpu pids nofile memlock shm storage own-name dns gloo-socket-ifname nccl-socket-ifname
+        nccl-ib-hca ports gpu-count gpu-recovery gpu-ecc gpu-remap gpu-mig gpu-memory gpu-load
+        gpu-peers gpu-network gpu-clocks gpu-pcie gpu-nvlink gpu-xid
     """
     assert set(registry.ids(*Where)) >= set(names.split())

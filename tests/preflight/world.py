@@ -22,7 +22,6 @@ MIB = 1 << 20
 GIB = 1 << 30
 ETH0 = Interface(name="eth0", addresses=("10.0.0.7", "fd00::7"))
 LO = Interface(name="lo", addresses=("127.0.0.1", "::1"))
-HOSTS_FILE = "127.0.0.1 localhost\n10.0.0.7 job-node-0-1.job.team.svc.cluster.local job-node-0-1\n"
 ADDRESSES = {
     "job-node-0-0.job": frozenset({"10.0.0.6"}),
     "job-node-0-1.job": frozenset({"10.0.0.7"}),
@@ -91,12 +90,11 @@ HEALTHY = Subject(
         "NCCL_IB_HCA": "mlx5",
     },
     storage=("/checkpoints",),
-    limits=Limits(nofile_soft=65536, nofile_hard=65536, memlock_bytes=None, ephemeral_ports=(32768, 60999)),
+    limits=Limits(nofile_soft=65536, nofile_hard=65536, memlock_bytes=None),
     pids=(10_000, 9_000),
     interfaces=(LO, ETH0),
     adapters=(AdapterPort("mlx5_0", 1, True), AdapterPort("mlx5_1", 1, True)),
     has_rdma=True,
-    hosts_file=HOSTS_FILE,
     cards=HEALTHY_CARDS,
     lookup=Names(ADDRESSES),
     port_problem=lambda port: None,

@@ -18,9 +18,9 @@ from trainer_launch.observability import live, termination_message
 from trainer_launch.planning.reading import live_pod, read
 from trainer_launch.planning.task import ports_of
 from trainer_launch.preflight import node_preflight, registry, report_formats, report_page, thresholds
-from trainer_launch.preflight.check import STATE_FILE, subject_of, with_container, with_network
+from trainer_launch.preflight.check import STATE_FILE, subject_of, with_network
 from trainer_launch.preflight.cluster import participation
-from trainer_launch.preflight.node_preflight import Doing, Selection, Told
+from trainer_launch.preflight.node_preflight import NodeResult, PreflightProgress, Selection
 from trainer_launch.preflight.report_formats import Place
 from trainer_launch.supervisor import outcome
 
@@ -69,7 +69,7 @@ def main(parsed: Parsed) -> int:
         termination_message.write_termination_message(text, settings.termination_log)
 
     try:
-        return _main(parsed, settings, Doing(write_message))
+        return _main(parsed, settings, PreflightProgress(write_message))
     except LaunchError as problem:
         if isinstance(problem, NodeError):
             problem.exit_code = exit_codes.PREFLIGHT_RETRYABLE
@@ -77,36 +77,34 @@ def main(parsed: Parsed) -> int:
         raise
 
 
-def _main(parsed: Parsed, settings: Settings, doing: Doing) -> int:
+def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     selection = Selection.of(settings)
     thresholds.parse_flag(settings.threshold)
     thresholds.load_table(settings.reference)
     ports_of(settings)
     report_formats.check_ending(settings.report)
-    report_formats.check_files(_files(settings))
+    report_formats.check_files({"--state-dir": _in_state_dir(settings, STATE_FILE), "--report": settings.report})
     reading = read(live_pod(parsed.argv), settings)
-    subject = with_network(with_container(subject_of(reading, settings)))
+    subject = with_network(subject_of(reading, settings))
     with doing.view:
         if live.is_wanted():
             doing.view.enter_context(live.progress(doing.steps))
-        told = node_preflight.preflight(subject, settings, selection, doing)
-    report = told.report
-    code = exit_code(report.verdict, enforce=settings.preflight == "enforce")
-    _hand_out(told, doing.place, code, parsed)
-    if told.is_cluster and subject.topology.is_coordinator:
-        failing = participation.failing_nodes(told.all_nodes or report.findings)
-        if settings.report is not None:
-            report_formats.write_file("--report", participation.beside(settings.report), failing)
-        if settings.state_dir is not None:
-            report_formats.write_file("--state-dir", os.path.join(settings.state_dir, FAILING_NODES), failing)
+        result = node_preflight.preflight(subject, settings, selection, doing)
+    code = exit_code(result.report.verdict, enforce=settings.preflight == "enforce")
+    _hand_out(result, doing.place, code, parsed)
+    if result.is_cluster and subject.topology.is_coordinator:
+        failing = participation.failing_nodes(result.all_nodes or result.report.findings)
+        beside = None if settings.report is None else participation.beside(settings.report)
+        report_formats.write_file("--report", beside, failing)
+        report_formats.write_file("--state-dir", _in_state_dir(settings, FAILING_NODES), failing)
     return code
 
 
-def _hand_out(told: Told, here: Place, code: int, parsed: Parsed) -> None:
+def _hand_out(result: NodeResult, here: Place, code: int, parsed: Parsed) -> None:
     """To the pod's status, to the screen, to files. A node that is well only says where the whole report is."""
-    settings, report, elsewhere = parsed.settings, told.report, told.elsewhere
+    settings, report, elsewhere = parsed.settings, result.report, result.elsewhere
     at_s = time.time()
-    measured = thresholds.measured(told.measured, time.strftime("%Y-%m-%d", time.gmtime(at_s)))
+    measured = thresholds.measured(result.measured, time.strftime("%Y-%m-%d", time.gmtime(at_s)))
     document = report_formats.document(
         report, here, mode=settings.preflight, exit_code=code, at_s=at_s, measured=measured
     )
@@ -120,15 +118,11 @@ def _hand_out(told: Told, here: Place, code: int, parsed: Parsed) -> None:
     else:
         sys.stdout.write(report_formats.screen(report, here, code, elsewhere))
     sys.stdout.flush()
-    if settings.state_dir is not None:
-        report_formats.write_file("--state-dir", os.path.join(settings.state_dir, STATE_FILE), made, 0o600)
-    if settings.report is not None:
-        if settings.report.lower().endswith(report_formats.PAGE):
-            made = report_page.page(report, here, code, at_s, told.names, told.seen)
-        report_formats.write_file("--report", settings.report, made)
+    report_formats.write_file("--state-dir", _in_state_dir(settings, STATE_FILE), made, 0o600)
+    if (settings.report or "").lower().endswith(report_formats.PAGE):
+        made = report_page.page(report, here, code, at_s, result.names, result.pair_tests)
+    report_formats.write_file("--report", settings.report, made)
 
 
-def _files(settings: Settings) -> dict[str, str | None]:
-    """What is written in the end, by flag."""
-    state = None if settings.state_dir is None else os.path.join(settings.state_dir, STATE_FILE)
-    return {"--state-dir": state, "--report": settings.report}
+def _in_state_dir(settings: Settings, name: str) -> str | None:
+    return None if settings.state_dir is None else os.path.join(settings.state_dir, name)

@@ -8,7 +8,6 @@ of the host that is not mounted here, and the mount's root is the own group as w
 from __future__ import annotations
 
 import os
-import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,40 +151,23 @@ def _number(text: str) -> int | None:
 # -- limits beside the cgroup's ----------------------------------------------------------------
 
 
-_RESERVED = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
-
-
 class Limits(Struct, frozen=True, kw_only=True):
     """None always means: no limit, or the kernel does not say."""
 
     nofile_soft: int | None
     nofile_hard: int | None
     memlock_bytes: int | None
-    ephemeral_ports: tuple[int, int] | None  # the first and the last that the kernel picks from
-    reserved_ports: tuple[tuple[int, int], ...] = ()  # that it never picks
 
 
-def process_limits(root: Path = Path("/")) -> Limits:
-    """Read them; `root` stands for `/` in tests."""
+def process_limits() -> Limits:
+    """Read them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Limits(
         nofile_soft=_finite(soft),
         nofile_hard=_finite(hard),
         memlock_bytes=_finite(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
-        ephemeral_ports=_range(files.text(root / "proc/sys/net/ipv4/ip_local_port_range")),
-        reserved_ports=_ranges(files.text(root / "proc/sys/net/ipv4/ip_local_reserved_ports")),
     )
 
 
 def _finite(limit: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
-
-
-def _range(text: str) -> tuple[int, int] | None:
-    fields = text.split()
-    return (int(fields[0]), int(fields[1])) if len(fields) == 2 and all(map(str.isdigit, fields)) else None
-
-
-def _ranges(text: str) -> tuple[tuple[int, int], ...]:
-    found = (_RESERVED.fullmatch(part.strip()) for part in text.split(","))
-    return tuple((int(match[1]), int(match[2] or match[1])) for match in found if match)

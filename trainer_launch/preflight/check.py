@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
@@ -22,26 +22,23 @@ from msgspec.structs import replace
 
 from trainer_launch.host import cgroup, deadline_subprocess, dns, network, shm
 from trainer_launch.host.cgroup import Limits
-from trainer_launch.host.cgroup import process_limits as read_limits
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
-from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import Host, Job, Topology
-from trainer_launch.model.findings import Fault, Finding, Report, Status, raised
+from trainer_launch.model.findings import Fault, Finding, Report, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import engines
 from trainer_launch.planning.command import Command
-from trainer_launch.planning.job import place
+from trainer_launch.planning.job import hosts_no_rank, place
 from trainer_launch.planning.reading import Reading
+from trainer_launch.planning.shared_memory import Need
 from trainer_launch.preflight.gpu.collect import Cards, collect
 
 LIMIT_S = 5.0  # for a check that does not say otherwise
 STATE_FILE = "preflight.json"  # the report, in --state-dir
 _SHARED = "shared:"  # before a folder of --storage
 _THREAD = "check "  # and the check's name
-_HOSTS_FILE = "etc/hosts"
-_HOSTS_BYTES = 1 << 20
-_NO_LIMITS = Limits(nofile_soft=None, nofile_hard=None, memlock_bytes=None, ephemeral_ports=None)
+_NO_LIMITS = Limits(nofile_soft=None, nofile_hard=None, memlock_bytes=None)
 _ORDER = (Status.SKIPPED, Status.PASS, Status.UNKNOWN, Status.WARN, Status.FAIL)
 _states: dict[str, Status | None] = {}
 Context = TypeVar("Context")
@@ -109,13 +106,17 @@ def check(
     needs: Needs = Needs.NOTHING,
     limit_s: Callable[[Any], float] | None = None,
     tell: Callable[[Subject], str] | None = None,
-) -> Callable[[Callable[[Context], Iterable[Finding]]], Check[Context]]:
+) -> Callable[[Callable[[Context], Finding | Iterable[Finding]]], Check[Context]]:
     """Make a check of the function that follows; the first line of its docstring is the title."""
 
-    def made(run: Callable[[Context], Iterable[Finding]]) -> Check[Context]:
+    def made(run: Callable[[Context], Finding | Iterable[Finding]]) -> Check[Context]:
+        def findings(context: Context) -> tuple[Finding, ...]:
+            result = run(context)
+            return (result,) if isinstance(result, Finding) else tuple(result)
+
         title = (run.__doc__ or "").partition("\n")[0]
         limit = limit_s or (lambda context: LIMIT_S)
-        return Check(id=name, title=title, run=run, where=where, needs=needs, limit_s=limit, tell=tell)
+        return Check(id=name, title=title, run=findings, where=where, needs=needs, limit_s=limit, tell=tell)
 
     return made
 
@@ -140,7 +141,6 @@ class Subject(Struct, frozen=True, kw_only=True):
     interfaces: tuple[Interface, ...] = ()
     adapters: tuple[AdapterPort, ...] = ()
     has_rdma: bool = False  # the container was given RDMA devices
-    hosts_file: str = ""
     cards: Cards | None = None  # NVIDIA's GPUs, which children look at; None: there is none
 
     lookup: dns.Lookup = dns.lookup
@@ -157,6 +157,15 @@ class Subject(Struct, frozen=True, kw_only=True):
     def workers(self) -> int:
         """Processes on this node."""
         return self.topology.local_world_size or 1
+
+    @property
+    def shm_need(self) -> Need:
+        """What this node's workers may need of /dev/shm."""
+        return Need(
+            workers=0 if hosts_no_rank(self.job) else self.workers,
+            on_gpus=self.host.gpus.cuda > 0,
+            is_mpi=self.job.engine in ("mpirun", "sshd"),
+        )
 
     @property
     def ranks(self) -> int:
@@ -187,8 +196,8 @@ class Subject(Struct, frozen=True, kw_only=True):
         return self.has_peers and not (coordinator is not None and coordinator.is_loopback)
 
 
-def subject_of(reading: Reading, settings: Settings) -> Subject:
-    """What there is to check, without what has to be asked of the container itself.
+def subject_of(reading: Reading, settings: Settings, root: Path = Path("/")) -> Subject:
+    """What there is to check, without network and GPUs.
 
     Raises:
         LaunchError: this node has no place in the job.
@@ -210,14 +219,7 @@ def subject_of(reading: Reading, settings: Settings) -> Subject:
         shm_size=settings.shm_size,
         storage=tuple(path.removeprefix(_SHARED) for path in folders),
         shared=frozenset(path.removeprefix(_SHARED) for path in folders if path.startswith(_SHARED)),
-    )
-
-
-def with_container(subject: Subject, root: Path = Path("/")) -> Subject:
-    """Add what each container has of its own."""
-    return replace(
-        subject,
-        limits=read_limits(root),
+        limits=cgroup.process_limits(),
         pids=cgroup.pids_left(cgroup.own_groups(root)),
         has_rdma=network.may_use_rdma(root),
     )
@@ -229,7 +231,10 @@ def with_gpus(subject: Subject, level: str) -> Subject:
     if not gpus.count or not gpus.is_nvidia:
         return subject
     python = command.python[0] if command is not None and command.python else sys.executable
-    made = functools.partial(collect, subject.env, python, level, gpus.count, subject.left_s)
+    free = subject.host.shm_free_bytes
+    # As for the job's own workers: without room in /dev/shm, GPUs reach each other by other ways.
+    spared = {"NCCL_SHM_DISABLE": "1"} if free is not None and free < subject.shm_need.least_bytes else {}
+    made = functools.partial(collect, {**spared, **subject.env}, python, level, gpus.count, subject.left_s)
     return replace(subject, cards=Cards(made, level))
 
 
@@ -239,7 +244,6 @@ def with_network(subject: Subject, root: Path = Path("/")) -> Subject:
         subject,
         interfaces=network.interfaces(),
         adapters=network.adapter_ports(root),
-        hosts_file=(LiveFiles(_HOSTS_BYTES).read(str(root / _HOSTS_FILE)) or b"").decode(errors="replace"),
     )
 
 
@@ -249,58 +253,36 @@ def at_once(about: Sequence[_About], work: Callable[[_About], _Found], most: int
         return dict(zip(about, pool.map(work, about), strict=True))
 
 
-def run(
-    subject: Subject,
-    checks: Sequence[Check[Subject]],
-    *,
-    silenced: Collection[str] = (),
-    fatal: Collection[str] = (),
-    limit_s: float | None = None,
-) -> Report:
+def run(subject: Subject, checks: Sequence[Check[Subject]], limit_s: float | None = None) -> Report:
     """Check the subject; `limit_s` holds for every check, in place of its own limit."""
     began_s = time.monotonic()
-    running = [_Running(check, subject, limit_s) for check in checks if check.id not in silenced]
-    findings = [raised(finding, fatal) for one in running for finding in one.findings()]
-    return Report(
-        findings=tuple(findings),
-        silenced=tuple(check.id for check in checks if check.id in silenced),
-        took_s=time.monotonic() - began_s,
-    )
+    findings: dict[str, tuple[Finding, ...]] = {}
+
+    def begin(check: Check[Subject]) -> threading.Thread | None:
+        return begin_thread(f"{_THREAD}{check.id}", _judge, check, subject, findings)
+
+    for check, begun in [(check, begin(check)) for check in checks]:
+        thread = begun or begin(check)  # where no more were allowed before, another may have ended
+        most_s = check.limit_s(subject) if limit_s is None else limit_s
+        if thread is not None:
+            thread.join(max(0.0, began_s + most_s - time.monotonic()))
+        why = NO_THREAD if thread is None else f"it did not finish within {most_s:g} s"
+        findings.setdefault(check.id, (check.unknown(why, took_s=time.monotonic() - began_s),))
+    ordered = tuple(finding for check in checks for finding in findings[check.id])
+    return Report(findings=ordered, took_s=time.monotonic() - began_s)
+
+
+def _judge(check: Check[Subject], subject: Subject, findings: dict[str, tuple[Finding, ...]]) -> None:
+    began_s = time.monotonic()
+    _states[check.id] = None
+    try:
+        results = tuple(check.run(subject))
+    except Exception as problem:  # noqa: BLE001  a check that is wrong must not stop the job
+        results = (check.unknown(f"internal error in this check: {type(problem).__name__}: {problem}"),)
+    findings.setdefault(check.id, tuple(replace(result, took_s=time.monotonic() - began_s) for result in results))
+    _states[check.id] = max((result.status for result in results), key=_ORDER.index, default=Status.SKIPPED)
 
 
 def states() -> dict[str, Status | None]:
     """The worst status of each check that has begun; None: it has not ended yet."""
     return dict(_states)
-
-
-class _Running:
-    def __init__(self, check: Check[Subject], subject: Subject, limit_s: float | None) -> None:
-        self._check, self._subject = check, subject
-        self._limit_s = check.limit_s(subject) if limit_s is None else limit_s
-        self._findings: tuple[Finding, ...] | None = None
-        self._began_s = time.monotonic()
-        self._thread = self._start()
-
-    def _start(self) -> threading.Thread | None:
-        return begin_thread(f"{_THREAD}{self._check.id}", self._work)
-
-    def _work(self) -> None:
-        began_s = time.monotonic()
-        _states[self._check.id] = None
-        try:
-            findings = tuple(self._check.run(self._subject))
-        except Exception as problem:  # noqa: BLE001  a check that is wrong must not stop the job
-            why = f"internal error in this check: {type(problem).__name__}: {problem}"
-            findings = (self._check.unknown(why),)
-        self._findings = tuple(replace(finding, took_s=time.monotonic() - began_s) for finding in findings)
-        _states[self._check.id] = max((one.status for one in findings), key=_ORDER.index, default=Status.SKIPPED)
-
-    def findings(self) -> tuple[Finding, ...]:
-        """What it found, at the latest when its time is up."""
-        thread = self._thread or self._start()  # where none was allowed before, one may have ended
-        if thread is not None:
-            thread.join(max(0.0, self._began_s + self._limit_s - time.monotonic()))
-        if self._findings is not None:
-            return self._findings
-        why = NO_THREAD if thread is None else f"it did not finish within {self._limit_s:g} s"
-        return (self._check.unknown(why, took_s=time.monotonic() - self._began_s),)

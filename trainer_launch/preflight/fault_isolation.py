@@ -20,10 +20,9 @@ to be unresolved: of two nodes whose only test fails, either may be the faulty o
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, combinations
-from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 from msgspec import Struct, field
@@ -43,7 +42,7 @@ class Trial(Struct, frozen=True, kw_only=True):
     n_nodes: int
     is_deep: bool = False  # the trees' edges, too
     rounds: int = 0
-    results: Mapping[Pair, tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))  # passed, failed
+    results: Mapping[Pair, Sequence[int]] = field(default_factory=dict)  # passed, failed
 
 
 class Link(Struct, frozen=True, kw_only=True):
@@ -65,18 +64,9 @@ class Faulty(Struct, frozen=True, kw_only=True):
     rounds: int = 0
 
 
-def pair(one: int, other: int) -> Pair:
+def pair(node: int, other: int) -> Pair:
     """Two nodes in the order that results have them."""
-    return (one, other) if one < other else (other, one)
-
-
-def record(trial: Trial, passed: Mapping[Pair, bool]) -> Trial:
-    """Add the results of a round."""
-    results = dict(trial.results)
-    for ends, good in passed.items():
-        n_passed, n_failed = results.get(ends, (0, 0))
-        results[ends] = (n_passed + good, n_failed + (not good))
-    return replace(trial, rounds=trial.rounds + 1, results=results)
+    return (node, other) if node < other else (other, node)
 
 
 def next_round(*trials: Trial) -> tuple[Pair, ...]:
@@ -102,16 +92,16 @@ def verdict(*trials: Trial) -> Faulty:
     each = [_of_rail(trial) for trial in trials]
     if len(each) == 1:
         return each[0]
-    accused = _by_rail((node, rail) for rail, one in enumerate(each) for node in one.nodes)
-    links = _by_rail((link.ends, rail) for rail, one in enumerate(each) for link in one.links)
-    tests = {link.ends: link for one in each for link in one.links}
+    accused = _by_rail((node, rail) for rail, its in enumerate(each) for node in its.nodes)
+    links = _by_rail((link.ends, rail) for rail, its in enumerate(each) for link in its.links)
+    tests = {link.ends: link for its in each for link in its.links}
     return Faulty(
         nodes=tuple(node for node, rails in accused.items() if len(rails) == len(each)),
         rails=tuple((node, rails) for node, rails in accused.items() if len(rails) < len(each)),
         links=tuple(
             replace(tests[ends], rails=rails if len(rails) < len(each) else ()) for ends, rails in links.items()
         ),
-        unresolved=tuple(sorted({ends for one in each for ends in one.unresolved})),
+        unresolved=tuple(sorted({ends for its in each for ends in its.unresolved})),
         rounds=trials[0].rounds,
     )
 
@@ -119,9 +109,9 @@ def verdict(*trials: Trial) -> Faulty:
 _Named = TypeVar("_Named", int, Pair)
 
 
-def _by_rail(found: Iterable[tuple[_Named, int]]) -> dict[_Named, tuple[int, ...]]:
+def _by_rail(pairs: Iterable[tuple[_Named, int]]) -> dict[_Named, tuple[int, ...]]:
     rails: defaultdict[_Named, set[int]] = defaultdict(set)
-    for what, rail in found:
+    for what, rail in pairs:
         rails[what].add(rail)
     return {what: tuple(sorted(rails[what])) for what in sorted(rails)}
 
@@ -215,9 +205,9 @@ def _retests(trial: Trial, standing: _Standing) -> Iterable[Pair]:
 def _first_meetings(trial: Trial, standing: _Standing, busy: set[int]) -> Iterator[Pair]:
     """Suspects with each other, for whom there is no cleared node: a pair that passes clears both."""
     waiting = [node for node in standing.suspects if node not in busy]
-    for one, other in combinations(waiting, 2):
-        if one not in busy and other not in busy and pair(one, other) not in trial.results:
-            yield pair(one, other)
+    for ends in combinations(waiting, 2):
+        if busy.isdisjoint(ends) and pair(*ends) not in trial.results:
+            yield pair(*ends)
 
 
 # -- NCCL's trees ------------------------------------------------------------------------------
@@ -242,32 +232,15 @@ def _parent(node: int, n_nodes: int) -> int:
 
 
 def rounds(n_nodes: int) -> list[tuple[Pair, ...]]:
-    """Both trees' edges but those of the ring, each node once in a round: three rounds."""
-    left = [(one, other) for one, other in double_tree(n_nodes) if other - one not in (1, n_nodes - 1)]
+    """Both trees' edges but those of the ring, each node once in a round: three rounds, or four."""
+    edges = [ends for ends in double_tree(n_nodes) if ends[1] - ends[0] not in (1, n_nodes - 1)]
     used: defaultdict[int, set[int]] = defaultdict(set)  # rounds by node
-    found: defaultdict[int, list[Pair]] = defaultdict(list)
-    for edge in _from_the_roots(left):
-        taken = used[edge[0]] | used[edge[1]]
+    chosen: defaultdict[int, list[Pair]] = defaultdict(list)
+    # The long ones, which meet at the roots, come first: then no more rounds are needed than a node has edges.
+    for ends in sorted(edges, key=lambda ends: (ends[0] - ends[1], -ends[0])):
+        taken = used[ends[0]] | used[ends[1]]
         number = next(number for number in range(len(taken) + 1) if number not in taken)
-        found[number].append(edge)
-        for node in edge:
+        chosen[number].append(ends)
+        for node in ends:
             used[node].add(number)
-    return [tuple(sorted(found[number])) for number in sorted(found)]
-
-
-def _from_the_roots(edges: Iterable[Pair]) -> Iterator[Pair]:
-    """In an order in which one end of each edge is new: then no more rounds are needed than a node has edges."""
-    neighbours: defaultdict[int, list[int]] = defaultdict(list)
-    for one, other in sorted(edges):
-        neighbours[one].append(other)
-        neighbours[other].append(one)
-    seen: set[int] = set()
-    for root in sorted(neighbours):
-        waiting = [] if root in seen else [root]
-        seen.add(root)
-        for node in waiting:
-            for other in neighbours[node]:
-                if other not in seen:
-                    seen.add(other)
-                    waiting.append(other)
-                    yield pair(node, other)
+    return [tuple(sorted(chosen[number])) for number in sorted(chosen)]

@@ -37,8 +37,24 @@ class _Card(Struct, frozen=True):
     is_behind: bool  # its peers
 
 
+class _Group(Struct, frozen=True):
+    """Cards that can be compared: of one model, by one measure in one unit."""
+
+    kind: Kind
+    model: str
+    reference: Reference | None
+    cards: Sequence[_Card]
+
+    def finding(self, status: Status, text: str, value: float, **more: Any) -> Finding:
+        """`value` is what was measured."""
+        expected = None if self.reference is None else round(self.reference.value, 2)
+        more |= {"measured": round(value, 2), "expected": expected, "unit": self.cards[0].measure.unit}
+        fault = Fault.NODE if status is Status.FAIL else None
+        return Finding(check=self.kind.name, status=status, fault=fault, text=text, **more)
+
+
 def _slow_gpus(cluster: Cluster) -> list[Finding]:
-    measures = [node.record.measures for node in cluster.nodes]
+    measures = [node.report.measures for node in cluster.nodes]
     return findings(cluster.names, measures, cluster.settings.table, cluster.settings.shares)
 
 
@@ -50,44 +66,40 @@ SPEED = tuple(
 @check("gpu-checksum", Where.CLUSTER, needs=Needs.LOAD)
 def gpu_checksum(cluster: Cluster) -> Iterator[Finding]:
     """The same numbers through the same kernels come to the same bits on all GPUs of a kind."""
-    yield from differing({node.name: node.record.checksums for node in cluster.nodes})
+    yield from differing({node.name: node.report.checksums for node in cluster.nodes})
 
 
 def findings(
     names: Sequence[str], measures: Sequence[Sequence[Measure]], table: Table, shares: Shares | None = None
 ) -> list[Finding]:
     """What all nodes' measures come to; `names` say whose they are."""
+    pairs = ((node, measure) for node, its in enumerate(measures) for measure in its)
+    groups = grouped(((measure.name, measure.model, measure.unit), (node, measure)) for node, measure in pairs)
     judged: list[Finding] = []
-    for kind, model, cards in _groups(measures, table, shares or Shares()):
-        judged += _judged(kind, model, cards, names, table)
+    for (name, model, _), members in groups.items():
+        kind, reference = kind_of(name), table.of(members[0][1])
+        if kind is not None:
+            group = _Group(kind, model, reference, _cards(kind, members, reference, shares or Shares()))
+            judged += _judged(group, names, is_known=table.knows(model))
     return judged
 
 
 def of_pairs(rates: Sequence[float], model: str, table: Table) -> list[Finding]:
     """What pairs of nodes deliver in GB/s for each GPU, against a model's reference: a finding about the job."""
-    measures = [Measure("pair", rate, "GB/s", model, None) for rate in rates]
-    reference = table.of(measures[0]) if measures else None
-    if reference is None or statistics.median(rates) >= SHARE_OF_PAIRS * reference.value:
+    if not rates:
         return []
-    text = f"{model}: a pair of nodes delivers {_median(measures):.3g} GB/s for each GPU in the median, "
-    text += f"{_median(measures) / reference.value:.0%} of the reference {reference.value:g}"
+    middle, measure = statistics.median(rates), Measure("pair", rates[0], "GB/s", model, None)
+    reference = table.of(measure)
+    if reference is None or middle >= SHARE_OF_PAIRS * reference.value:
+        return []
+    text = f"{model}: a pair of nodes delivers {middle:.3g} GB/s for each GPU in the median, "
+    text += f"{middle / reference.value:.0%} of the reference {reference.value:g}"
     action = (
-        "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, save it with"
+        "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, save it with "
+        "--report FILE.json and pass that as --reference"
     )
-    action += " --report FILE.json and pass that as --reference"
-    return [_of_job(_PAIR, text, measures, reference, action=action)]
-
-
-def _groups(
-    measures: Sequence[Sequence[Measure]], table: Table, shares: Shares
-) -> Iterator[tuple[Kind, str, list[_Card]]]:
-    """Cards that can be compared: of one model, by one measure in one unit."""
-    pairs = ((node, measure) for node, its in enumerate(measures) for measure in its)
-    groups = grouped(((measure.name, measure.model, measure.unit), (node, measure)) for node, measure in pairs)
-    for (name, model, _), members in groups.items():
-        kind = kind_of(name)
-        if kind is not None:
-            yield kind, model, _cards(kind, members, table.of(members[0][1]), shares)
+    group = _Group(_PAIR, model, reference, (_Card(0, measure, None, None, is_short=True, is_behind=False),))
+    return [group.finding(Status.WARN, text, middle, scope=Scope.JOB, basis=Basis.ABSOLUTE, action=action)]
 
 
 def _cards(
@@ -127,102 +139,67 @@ def deviation(values: Iterable[float], middle: float) -> float:
     return _MAD_TO_SIGMA * statistics.median(abs(value - middle) for value in values)
 
 
-def _judged(
-    kind: Kind, model: str, cards: Sequence[_Card], names: Sequence[str], table: Table
-) -> Iterator[Finding]:
-    reference = table.of(cards[0].measure)
-    faulty = [card for card in cards if card.is_short and card.is_behind]
-    behind = [card for card in cards if card.is_behind and not card.is_short]
-    short = [card for card in cards if card.is_short and not card.is_behind]
+def _judged(group: _Group, names: Sequence[str], *, is_known: bool) -> Iterator[Finding]:
+    """Cards that both the reference and their peers accuse, by node; then those of one accuser, which warn."""
+    faulty = [card for card in group.cards if card.is_short and card.is_behind]
+    behind = [card for card in group.cards if card.is_behind and not card.is_short]
+    short = [card for card in group.cards if card.is_short and not card.is_behind]
+    on_node = grouped((card.node, card) for card in group.cards)
     for status, some in ((Status.FAIL, faulty), (Status.WARN, behind)):
-        for node in sorted({card.node for card in some}):
-            its = [card for card in some if card.node == node]
-            n_cards = sum(card.node == node for card in cards)
-            yield _of_node(kind, status, names[node], its, is_whole=1 < n_cards == len(its), reference=reference)
-    if short and reference is not None:
-        yield _short(kind, model, short, len(cards), names, reference)
+        for node, its in sorted(grouped((card.node, card) for card in some).items()):
+            yield _of_node(group, status, names[node], its, is_whole=1 < len(on_node[node]) == len(its))
+    if short and group.reference is not None:
+        yield _short(group, group.reference, short, names)
     if not (faulty or behind or short):
-        yield _well(kind, model, cards, reference, is_known=table.knows(model))
+        yield _well(group, is_known=is_known)
 
 
-def _of_node(
-    kind: Kind, status: Status, name: str, cards: Sequence[_Card], *, is_whole: bool, reference: Reference | None
-) -> Finding:
+def _of_node(group: _Group, status: Status, name: str, cards: Sequence[_Card], *, is_whole: bool) -> Finding:
     worst = min(cards, key=lambda card: card.measure.value)
     measure = worst.measure
     where = name if is_whole else f"{name}, GPU {', '.join(str(card.measure.gpu) for card in cards)}"
     parts = [f"{worst.of_peers:.0%} of what the others of its model do"] if worst.of_peers is not None else []
-    if worst.of_reference is not None and reference is not None:
-        parts.insert(0, f"{worst.of_reference:.0%} of the reference {reference.value:g}")
-    return _finding(
-        kind,
+    if worst.of_reference is not None and group.reference is not None:
+        parts.insert(0, f"{worst.of_reference:.0%} of the reference {group.reference.value:g}")
+    return group.finding(
         status,
         f"{where} delivers {measure.value:.4g} {measure.unit} "
         f"({measure.name}, {measure.model or 'unknown model'}): {' and '.join(parts)}",
-        (measure.value, measure.unit, reference),
+        measure.value,
         scope=Scope.NODE if is_whole else Scope.GPU,
         subject=where,
         basis=Basis.BOTH if status is Status.FAIL else Basis.PEER,
         evidence=tuple(_evidence(card, name) for card in cards[:_SHOWN]) if len(cards) > 1 else (),
-        action=kind.action,
+        action=group.kind.action,
     )
 
 
-def _short(
-    kind: Kind, model: str, short: Sequence[_Card], n_cards: int, names: Sequence[str], reference: Reference
-) -> Finding:
-    measures = [card.measure for card in short]
+def _short(group: _Group, reference: Reference, short: Sequence[_Card], names: Sequence[str]) -> Finding:
+    n_cards, middle = len(group.cards), statistics.median(card.measure.value for card in short)
     which = all_of(n_cards, "GPU") if len(short) == n_cards else f"{len(short)} of {n_cards} GPUs"
-    text = f"{model}: less {measures[0].name} than expected on {which}, {_median(measures):.4g} "
-    text += f"{reference.unit} in the median, {_median(measures) / reference.value:.0%} of the reference "
+    text = f"{group.model}: less {short[0].measure.name} than expected on {which}, {middle:.4g} "
+    text += f"{reference.unit} in the median, {middle / reference.value:.0%} of the reference "
     text += f"{reference.value:g}, while they hardly differ from the others"
-    shown = tuple(_evidence(card, names[card.node]) for card in short) if n_cards <= _SHOWN else ()
-    return _of_job(kind, text, measures, reference, action=_JOB_ACTION, evidence=shown)
+    evidence = tuple(_evidence(card, names[card.node]) for card in short) if n_cards <= _SHOWN else ()
+    more = {"scope": Scope.JOB, "basis": Basis.ABSOLUTE, "action": _JOB_ACTION, "evidence": evidence}
+    return group.finding(Status.WARN, text, middle, **more)
 
 
-def _of_job(kind: Kind, text: str, measures: Sequence[Measure], reference: Reference, **more: Any) -> Finding:
-    figures = (_median(measures), reference.unit, reference)
-    return _finding(kind, Status.WARN, text, figures, scope=Scope.JOB, basis=Basis.ABSOLUTE, **more)
-
-
-def _well(
-    kind: Kind, model: str, cards: Sequence[_Card], reference: Reference | None, *, is_known: bool
-) -> Finding:
-    values = [card.measure.value for card in cards]
-    measure = cards[0].measure
-    text = f"{counted(len(cards), 'GPU')} ({model or 'unknown model'}): "
-    text += f"{min(values):.4g} to {max(values):.4g} {measure.unit} "
-    text += f"of {measure.name}"
-    has_peers = len(cards) > 1
-    if reference is None:
+def _well(group: _Group, *, is_known: bool) -> Finding:
+    values, measure = [card.measure.value for card in group.cards], group.cards[0].measure
+    text = f"{counted(len(values), 'GPU')} ({group.model or 'unknown model'}): "
+    text += f"{min(values):.4g} to {max(values):.4g} {measure.unit} of {measure.name}"
+    has_peers, basis = len(values) > 1, Basis.BOTH if len(values) > 1 else Basis.ABSOLUTE
+    if group.reference is None:
         text += f"; no reference tells {'this of it' if is_known else 'of this model'}"
         text += ", so they were only compared with each other" if has_peers else ""
-    return _finding(
-        kind,
-        Status.PASS if reference is not None or (is_known and has_peers) else Status.UNKNOWN,
-        text,
-        (min(values), measure.unit, reference),
-        scope=Scope.JOB,
-        basis=Basis.PEER if reference is None else Basis.BOTH if has_peers else Basis.ABSOLUTE,
-    )
-
-
-def _finding(
-    kind: Kind, status: Status, text: str, figures: tuple[float, str, Reference | None], **more: Any
-) -> Finding:
-    """`figures` are what was measured, its unit, and what it should be."""
-    measured, unit, reference = figures
-    more |= {"measured": round(measured, 2), "expected": None if reference is None else round(reference.value, 2)}
-    fault = Fault.NODE if status is Status.FAIL else None
-    return Finding(check=kind.name, status=status, fault=fault, text=text, unit=unit, **more)
+        basis = Basis.PEER
+    status = Status.PASS if group.reference is not None or (is_known and has_peers) else Status.UNKNOWN
+    return group.finding(status, text, min(values), scope=Scope.JOB, basis=basis)
 
 
 def _evidence(card: _Card, name: str) -> str:
     return f"{name}, GPU {card.measure.gpu}: {card.measure.value:.4g} {card.measure.unit}"
-
-
-def _median(measures: Iterable[Measure]) -> float:
-    return statistics.median(measure.value for measure in measures)
 
 
 # -- the same numbers through the same kernels must come to the same bits ----------------------
@@ -246,43 +223,20 @@ def differing(nodes: Mapping[str, Sequence[Checksum]]) -> Iterator[Finding]:
 
 
 def _of_kind(kind: str, members: Sequence[tuple[str, Checksum]]) -> Iterator[Finding]:
-    groups = grouped((checksum.value, (node, checksum)) for node, checksum in members)
-    if len(groups) < 2:
+    most, *others = sorted(grouped((member[1].value, member) for member in members).values(), key=len, reverse=True)
+    if not others:
         return
-    ordered = sorted(groups.values(), key=len, reverse=True)
-    if 2 * len(ordered[0]) <= len(members):
-        yield _undecided(kind, members)
+    more = {"basis": Basis.PEER, "action": _ACTION}
+    if 2 * len(most) <= len(members):
+        cards = [f"GPU {card.gpu}{f' of {node}' if node else ''} ({card.value[:8]})" for node, card in members]
+        text = f"the same product differs between GPUs of one kind ({kind}), and no value has a majority: one of "
+        text += f"{listed(cards, _GPUS_SHOWN)} computes wrong results"
+        yield gpu_checksum.failed(Fault.NODE, text, scope=Scope.JOB, **more)
         return
-    for node, its in grouped(pair for group in ordered[1:] for pair in group).items():
-        yield _odd(kind, node, its, len(ordered[0]))
-
-
-def _odd(kind: str, node: str, its: Sequence[Checksum], most: int) -> Finding:
-    where, gpus = f" of {node}" if node else "", ", ".join(f"GPU {checksum.gpu}" for checksum in its)
-    cards = ", ".join(
-        f"GPU {checksum.gpu}{where} ({checksum.uuid})" if checksum.uuid else f"GPU {checksum.gpu}{where}"
-        for checksum in its
-    )
-    return gpu_checksum.failed(
-        Fault.NODE,
-        f"{cards} computes wrong results: {most} others of its kind ({kind}) agree on another result",
-        scope=Scope.GPU,
-        subject=f"{node}, {gpus}" if node else gpus,
-        measured=its[0].value,
-        basis=Basis.PEER,
-        action=_ACTION,
-    )
-
-
-def _undecided(kind: str, members: Sequence[tuple[str, Checksum]]) -> Finding:
-    cards = [
-        f"GPU {checksum.gpu}{f' of {node}' if node else ''} ({checksum.value[:8]})" for node, checksum in members
-    ]
-    return gpu_checksum.failed(
-        Fault.NODE,
-        f"the same product differs between GPUs of one kind ({kind}), and no value has a majority: one of "
-        f"{listed(cards, _GPUS_SHOWN)} computes wrong results",
-        scope=Scope.JOB,
-        basis=Basis.PEER,
-        action=_ACTION,
-    )
+    for node, its in grouped(member for group in others for member in group).items():
+        where, gpus = f" of {node}" if node else "", ", ".join(f"GPU {card.gpu}" for card in its)
+        cards = [f"GPU {card.gpu}{where}{f' ({card.uuid})' if card.uuid else ''}" for card in its]
+        text = f"{', '.join(cards)} computes wrong results: {len(most)} others of its kind ({kind}) agree"
+        subject = f"{node}, {gpus}" if node else gpus
+        more |= {"scope": Scope.GPU, "subject": subject, "measured": its[0].value}
+        yield gpu_checksum.failed(Fault.NODE, f"{text} on another result", **more)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from trainer_launch.host import logs
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import NodeError, UsageError
-from trainer_launch.model.findings import Fault, Finding, Measure, Report, Status, raised
+from trainer_launch.model.findings import Finding, Measure, Report, Status, raised
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
 from trainer_launch.model.units import counted
@@ -26,9 +26,9 @@ from trainer_launch.observability import live
 from trainer_launch.preflight import gpu_judgement, registry, report_formats, thresholds
 from trainer_launch.preflight.check import Check, Needs, Subject, Where, run, with_gpus
 from trainer_launch.preflight.check import states as check_states
-from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
+from trainer_launch.preflight.cluster import node_report, participation, present_nodes
+from trainer_launch.preflight.cluster.nodes import PairTests
 from trainer_launch.preflight.cluster.outside_look import NodeStage
-from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.container import dns_checks
 from trainer_launch.preflight.gpu import checks as gpu_checks
 from trainer_launch.preflight.mpi import launcher_checks
@@ -56,16 +56,17 @@ class Selection(Struct, frozen=True):
         return selection
 
     def at(self, *places: Where) -> list[Check[Any]]:
-        """Those that are not deselected by --only; who is skipped is told as silenced."""
-        return [check for check in registry.at(*places) if not self.chosen or check.id in self.chosen]
+        """Those that are to run there."""
+        chosen = self.chosen or registry.ids(*places)
+        return [check for check in registry.at(*places) if check.id in chosen and check.id not in self.skipped]
 
-    def run(self, subject: Subject, checks: Sequence[Check[Subject]]) -> Report:
+    def run(self, subject: Subject, checks: Sequence[Check[Subject]]) -> tuple[Finding, ...]:
         """In this container."""
-        return run(subject, checks, silenced=self.skipped, fatal=self.fatal)
+        return self.kept(run(subject, checks).findings)
 
-    def loud(self, found: Sequence[Finding]) -> list[Finding]:
-        """What was found by checks that are not skipped."""
-        return [raised(finding, self.fatal) for finding in found if finding.check not in self.skipped]
+    def kept(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+        """What checks found that are not skipped."""
+        return tuple(raised(finding, self.fatal) for finding in findings if finding.check not in self.skipped)
 
     def level(self, settings: Settings) -> str:
         """How far to look at GPUs: no load for checks that do not need it, or where gpu-load is not to be run."""
@@ -74,58 +75,56 @@ class Selection(Struct, frozen=True):
         return "quick" if is_idle else settings.level
 
 
-class Told(Struct, frozen=True):
+class NodeResult(Struct, frozen=True):
     """What was found, and by whom."""
 
     report: Report
     measured: Sequence[Measure] = ()  # by all nodes, on node 0
-    seen: PairTests | None = None  # by pairs of nodes, on node 0
+    pair_tests: PairTests | None = None  # on node 0
     names: Sequence[str] = ()  # of all nodes that came, on node 0
     all_nodes: Sequence[Finding] = ()  # what was decided there, with every name
     elsewhere: str = ""  # the node whose log has the whole report, if that is another one
     is_cluster: bool = True  # there was a cluster preflight
 
 
-def preflight(subject: Subject, settings: Settings, selection: Selection, doing: Doing) -> Told:
+def preflight(subject: Subject, settings: Settings, selection: Selection, doing: PreflightProgress) -> NodeResult:
     """All that is to be done on this node."""
+    began_s = time.monotonic()
     subject = with_gpus(subject, selection.level(settings))
     doing.place = place_of(subject)
     obstacle = participation.obstacle(subject, settings, selection.chosen, selection.skipped)
     if obstacle is None:
-        told = _together(subject, settings, selection, doing)
+        result = _together(subject, settings, selection, doing)
     else:
-        told = _without_others(subject, settings, selection, doing)
-        if subject.has_peers and not selection.chosen and not launcher_checks.concerns(subject):
-            told = _with(told, [present_nodes.all_present.skipped(obstacle)])
-        told = replace(told, is_cluster=False)
+        result = _without_others(subject, settings, selection, doing, obstacle)
     doing.is_over = True
-    return replace(told, report=replace(told.report, silenced=selection.skipped))
+    took_s = time.monotonic() - began_s
+    return replace(result, report=replace(result.report, silenced=selection.skipped, took_s=took_s))
 
 
-def _with(told: Told, more: Sequence[Finding]) -> Told:
-    return replace(told, report=replace(told.report, findings=(*told.report.findings, *more)))
-
-
-def _without_others(subject: Subject, settings: Settings, selection: Selection, doing: Doing) -> Told:
+def _without_others(
+    subject: Subject, settings: Settings, selection: Selection, doing: PreflightProgress, obstacle: str
+) -> NodeResult:
     """This container with its GPUs, and an MPI launcher's hosts."""
-    report = selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))
-    figures, sums = node_facts.measured(subject.cards)
-    told = Told(report, figures)
+    began_s = time.monotonic()
+    findings = [*selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))]
+    figures, sums = node_report.measured(subject.cards)
     if figures or sums:
         table, (_, shares) = thresholds.load_table(settings.reference), thresholds.parse_flag(settings.threshold)
         slow = gpu_judgement.findings([subject.host.hostname], [figures], table, shares)
-        told = _with(told, selection.loud([*gpu_judgement.differing({"": sums}), *slow]))
-    if not launcher_checks.concerns(subject):
-        return told
-    wanted = [check for check in selection.at(Where.MPI) if check.id not in selection.skipped]
-    doing.waiting = lambda: f"waiting for the hosts {launcher_checks.named(subject)}"
-    left_s = settings.wait_timeout - report.took_s
-    return _with(told, selection.loud(launcher_checks.findings(subject, settings, wanted, left_s)))
+        findings += selection.kept([*gpu_judgement.differing({"": sums}), *slow])
+    if launcher_checks.concerns(subject):
+        doing.waiting = lambda: f"waiting for the hosts {launcher_checks.named(subject)}"
+        left_s = settings.wait_timeout - (time.monotonic() - began_s)
+        wanted = selection.at(Where.MPI)
+        findings += selection.kept(launcher_checks.findings(subject, settings, wanted, left_s))
+    elif not selection.chosen:
+        findings += participation.alone(subject, settings, obstacle)
+    return NodeResult(Report(findings=tuple(findings)), figures, is_cluster=False)
 
 
-def _together(subject: Subject, settings: Settings, selection: Selection, doing: Doing) -> Told:
+def _together(subject: Subject, settings: Settings, selection: Selection, doing: PreflightProgress) -> NodeResult:
     """This container's checks while the others are waited for; the names are looked up when they are there."""
-    began_s = time.monotonic()
     checks = selection.at(Where.CONTAINER, Where.GPU)
     at_once = [check for check in checks if check.needs is not Needs.NAMES]
     later = [check for check in checks if check.needs is Needs.NAMES]
@@ -133,30 +132,28 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
     with participation.gathering(subject, settings, selection.skipped) as part:
         if isinstance(part, NodeError):  # the check of the port says so
             doing.release()
-            return Told(selection.run(replace(subject, deadline_s=0.0), checks))
+            return NodeResult(Report(findings=selection.run(replace(subject, deadline_s=0.0), checks)))
         doing.waiting, doing.undo = part.waiting, part.tokens.remove
         doing.release()
         if subject.topology.is_coordinator:
             subject = replace(subject, port_problem=lambda port: None)  # it is the cluster preflight that has it
-        found = selection.run(subject, at_once).findings
+        early = selection.run(subject, at_once)
 
         @functools.cache
         def here() -> tuple[Finding, ...]:
-            last = selection.run(replace(subject, deadline_s=0.0), later).findings
+            last = selection.run(replace(subject, deadline_s=0.0), later)
             order = registry.ids(*Where)
-            return tuple(sorted((*found, *last), key=lambda finding: order.index(finding.check)))
+            return tuple(sorted((*early, *last), key=lambda finding: order.index(finding.check)))
 
-        verdict = part.finish(found, here)
-        decided = selection.loud(verdict.findings)
+        verdict = part.finish(early, here)
+        decided = selection.kept(verdict.findings)
         own = tuple(explained(here(), decided, is_shared=verdict.is_shared))
-        findings = merged(own, decided, part.own, registry.ids(Where.CLUSTER))
-        report = Report(findings=findings, took_s=time.monotonic() - began_s)
+        report = Report(findings=merged(own, decided, part.own, registry.ids(Where.CLUSTER)))
         is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
         if part.server is None:
-            return Told(report, elsewhere=part.home if is_elsewhere else "")
+            return NodeResult(report, elsewhere=part.home if is_elsewhere else "")
         held = part.server.preflight
-        told = [finding for finding in held.findings if finding.check not in selection.skipped]
-        return Told(report, held.measured(), held.seen, held.names, told)
+        return NodeResult(report, held.measured(), held.pair_tests, held.names, selection.kept(held.findings))
 
 
 def place_of(subject: Subject) -> Place:
@@ -177,22 +174,17 @@ def merged(
 
     `checks` are those of all nodes together.
     """
-    alike = {_kind(finding): finding for finding in decided if finding.check not in checks}
+    alike = {present_nodes.kind_of(finding): finding for finding in decided if finding.check not in checks}
     told = []
     for finding in own:
         if finding.status in (*LOUD, Status.UNKNOWN):
-            group = alike.pop(_kind(finding), None)
-            others = [other for other in (group.subject.split(", ") if group else ()) if other != name]
-            told.append(replace(finding, subject=", ".join((name, *others))))
+            group = alike.pop(present_nodes.kind_of(finding), None)
+            whom = name if group is None else group.subject
+            told.append(replace(finding, subject=whom if name in whom else f"{name}, {whom}"))
         else:
             told.append(finding)
     rest = [finding for finding in decided if finding.check in checks or finding in alike.values()]
     return (*rest, *told)
-
-
-def _kind(finding: Finding) -> tuple[str, Status, Fault | None]:
-    """What `ending.grouped` puts together."""
-    return finding.check, finding.status, finding.fault
 
 
 def explained(own: Sequence[Finding], decided: Sequence[Finding], *, is_shared: bool) -> Iterator[Finding]:
@@ -209,7 +201,7 @@ def explained(own: Sequence[Finding], decided: Sequence[Finding], *, is_shared: 
             yield finding
 
 
-class Doing:
+class PreflightProgress:
     """What the preflight does at the moment; those who do it keep this up to date."""
 
     def __init__(self, write_message: Callable[[str], None]) -> None:

@@ -8,7 +8,7 @@ from trainer_launch.host import logs
 from trainer_launch.model.errors import UsageError
 from trainer_launch.preflight import gpu_judgement
 from trainer_launch.preflight.check import Check, Where
-from trainer_launch.preflight.cluster import node_facts, pair_results, present_nodes, shared_storage
+from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes, shared_storage
 from trainer_launch.preflight.container import dns_checks, network_checks, resource_limits
 from trainer_launch.preflight.gpu import checks as gpu_checks
 from trainer_launch.preflight.mpi import launcher_checks
@@ -22,13 +22,11 @@ CHECKS: tuple[Check[Any], ...] = (
     resource_limits.shm,
     resource_limits.storage,
     dns_checks.own_name,
-    dns_checks.subdomain,
     dns_checks.dns,
     network_checks.gloo_socket_ifname,
     network_checks.nccl_socket_ifname,
     network_checks.nccl_ib_hca,
     network_checks.ports,
-    network_checks.ephemeral_ports,
     *gpu_checks.CHECKS,
     present_nodes.all_present,
     node_facts.facts,
@@ -36,8 +34,8 @@ CHECKS: tuple[Check[Any], ...] = (
     gpu_judgement.gpu_checksum,
     *gpu_judgement.SPEED,
     shared_storage.shared_storage,
-    pair_results.pairs,
-    pair_results.full_job,
+    pairs.pairs,
+    pairs.full_job,
     launcher_checks.mpi_hosts,
     launcher_checks.mpi_ssh,
     launcher_checks.mpi_programs,
@@ -47,7 +45,10 @@ CHECKS: tuple[Check[Any], ...] = (
 
 # Checks of 0.2: one that an option still names is a warning in 0.3, and unknown in 0.4.
 REMOVED = frozenset(
-    ("program", "rank-collision", "shm-leftovers", "mtu", "gpu-persistence", "mpi-callback", "mpi-ring"),
+    (
+        *("program", "rank-collision", "shm-leftovers", "mtu", "gpu-persistence", "mpi-callback", "mpi-ring"),
+        *("subdomain", "ephemeral-ports", "gpu-temperature"),
+    )
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import tempfile
 import textwrap
@@ -15,33 +14,26 @@ import msgspec
 from msgspec import Meta, Struct, to_builtins
 from msgspec.structs import asdict, replace
 
-from trainer_launch.host import files, logs
-from trainer_launch.host.deadline_subprocess import begin_thread
+from trainer_launch.host import files, logs, slow_files
 from trainer_launch.model import Json
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Finding, Report, Scope, Severity, Status, Verdict
-from trainer_launch.model.units import listed, printable
+from trainer_launch.model.units import grouped, listed, printable
 from trainer_launch.preflight.thresholds import REPORT, REPORT_VERSION, Reference
 
 MAX_BYTES = 1 << 20  # of a document that is read back
 _MAX_COMPLAINT = 200
 _WIDTH = 80
+# In words, and in the pod's status.
 _WORDS = {
-    Verdict.PASS: "PASSED",
-    Verdict.UNKNOWN: "PASSED: nothing failed, but some results are unknown",
-    Verdict.WARN: "PASSED with warnings",
-    Verdict.RETRYABLE: "FAILED: a node or its environment is faulty; retry on other nodes",
-    Verdict.FATAL: "FAILED: fix the job; a retry will not help",
+    Verdict.PASS: ("PASSED", "PreflightPassed"),
+    Verdict.UNKNOWN: ("PASSED: nothing failed, but some results are unknown", "PreflightIncomplete"),
+    Verdict.WARN: ("PASSED with warnings", "PreflightWarned"),
+    Verdict.RETRYABLE: ("FAILED: a node or its environment is faulty; retry on other nodes", "PreflightRetryable"),
+    Verdict.FATAL: ("FAILED: fix the job; a retry will not help", "PreflightFatal"),
 }
 _MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
 _QUIET = (Status.PASS, Status.SKIPPED)
-_REASONS = {
-    Verdict.PASS: "PreflightPassed",
-    Verdict.UNKNOWN: "PreflightIncomplete",
-    Verdict.WARN: "PreflightWarned",
-    Verdict.RETRYABLE: "PreflightRetryable",
-    Verdict.FATAL: "PreflightFatal",
-}
 _RETRYABLE = {Verdict.RETRYABLE: "retryable=true ", Verdict.FATAL: "retryable=false "}
 _SHOWN_ALIKE = 3
 _MANY_ALIKE = 20
@@ -110,14 +102,10 @@ def parse(data: bytes) -> tuple[Finding, ...]:
     try:
         told = msgspec.json.decode(data, type=_Document)
     except (ValueError, RecursionError) as problem:
-        raise ValueError(_complaint(problem)) from None
+        raise ValueError(f"no finding: {ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}") from None
     if (told.format, told.version) != (REPORT, REPORT_VERSION):
         raise ValueError(f"it is no {REPORT} document of version {REPORT_VERSION}")
     return tuple(map(in_one_line, told.findings))
-
-
-def _complaint(problem: Exception) -> str:
-    return f"no finding: {ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}"
 
 
 def in_one_line(finding: Finding) -> Finding:
@@ -128,7 +116,7 @@ def in_one_line(finding: Finding) -> Finding:
 
 def summary(verdict: Verdict) -> str:
     """The verdict in words: `PASSED with warnings`."""
-    return _WORDS[verdict]
+    return _WORDS[verdict][0]
 
 
 def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
@@ -136,55 +124,50 @@ def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
 
     `elsewhere` is where the report of all nodes can be read, if not here.
     """
-    lines = [f"Preflight {_WORDS[report.verdict]} (exit code {code})", f"  {place}: {tally(report)}"]
-    blamed = at_fault(report)
-    if blamed:
-        lines += _wrapped(f"faulty: {blamed}", "  ", "    ")
+    lines = [f"Preflight {summary(report.verdict)} (exit code {code})", f"  {place}: {tally(report)}"]
+    blamed, findings = at_fault(report), loud(report.findings)
+    lines += _wrapped(f"faulty: {blamed}", "  ", "    ") if blamed else []
     for alike in _alike(
-        sorted(loud(report.findings), key=lambda one: (_weight(one), not _names_in(one, place.name)))
+        sorted(findings, key=lambda finding: (_weight(finding), place.name not in finding.subject))
     ):
         for finding in alike[:_SHOWN_ALIKE]:
             lines += ["", *_paragraph(finding, place)]
         likewise = [finding.subject for finding in alike[_SHOWN_ALIKE:]]
         lines += _wrapped(f"likewise: {listed(likewise, _MANY_ALIKE)}", "    ", "      ") if likewise else []
-    quiet = {
-        status: dict.fromkeys(one.check for one in report.findings if one.status is status) for status in _QUIET
-    }
-    names = {"passed": quiet[Status.PASS], "skipped": quiet[Status.SKIPPED], "silenced": report.silenced}
+    by_status = grouped((finding.status, finding.check) for finding in report.findings)
+    quiet = {"passed": by_status.get(Status.PASS, ()), "skipped": by_status.get(Status.SKIPPED, ())}
     lines += [""]
-    for word, its in names.items():
-        lines += _wrapped(f"{word}: {', '.join(its)}", "", "  ") if its else []
+    for word, checks in {**quiet, "silenced": report.silenced}.items():
+        lines += _wrapped(f"{word}: {', '.join(dict.fromkeys(checks))}", "", "  ") if checks else []
     lines += [f"report of all nodes: the log of {elsewhere}"] if elsewhere else []
     return "\n".join(lines) + "\n"
 
 
 def line(report: Report, place: Place, code: int, elsewhere: str) -> str:
     """What a node says that is well itself, where all of it is told elsewhere: the verdict, and who is at fault."""
-    blamed, own = at_fault(report), [found for found in loud(report.findings) if _names_in(found, place.name)]
+    blamed = at_fault(report)
+    own = [finding for finding in loud(report.findings) if place.name in finding.subject]
     here = "no check failed on this node"
     if own:
-        here += f" ({listed(list(dict.fromkeys(f'{found.status.value}: {found.check}' for found in own)), 4)})"
-    parts = [f"Preflight {_WORDS[report.verdict]} (exit code {code})"]
+        here += f" ({listed([*dict.fromkeys(f'{one.status.value}: {one.check}' for one in own)], 4)})"
+    parts = [f"Preflight {summary(report.verdict)} (exit code {code})"]
     parts += [f"faulty: {blamed}"] if blamed else []
     return "; ".join((*parts, f"{here}; full report: the log of {elsewhere}")) + "\n"
 
 
 def is_involved(report: Report, place: Place) -> bool:
     """Whether this node is named as faulty, or as one that differs from the others."""
-    return any(
-        _names_in(finding, place.name) and (finding.status is Status.FAIL or finding.basis is not None)
-        for finding in loud(report.findings)
-    )
+    own = [finding for finding in loud(report.findings) if place.name in finding.subject]
+    return any(finding.status is Status.FAIL or finding.basis is not None for finding in own)
 
 
 def at_fault(report: Report) -> str:
     """The nodes, links and folders that failures name, the worst first, each with its checks."""
     failed = [finding for finding in loud(report.findings) if finding.status is Status.FAIL]
-    named = [(finding.subject, finding) for finding in failed if finding.subject]
-    blamed: dict[str, dict[str, None]] = {}
-    for subject, finding in named or [("the job", one) for one in failed if one.scope is Scope.JOB]:
-        blamed.setdefault(subject, {})[finding.check] = None
-    return listed([f"{subject}: {', '.join(checks)}" for subject, checks in blamed.items()], _BLAMED, "; ")
+    named = [(finding.subject, finding.check) for finding in failed if finding.subject]
+    blamed = grouped(named or [("the job", finding.check) for finding in failed if finding.scope is Scope.JOB])
+    parts = [f"{subject}: {', '.join(dict.fromkeys(checks))}" for subject, checks in blamed.items()]
+    return listed(parts, _BLAMED, "; ")
 
 
 def tally(report: Report) -> str:
@@ -204,25 +187,20 @@ def _weight(finding: Finding) -> int:
     return list(Severity).index(finding.severity)
 
 
-def _names_in(finding: Finding, name: str) -> bool:
-    """Whether it is about this node: its subject names it, alone, among others, as an end of a link."""
-    return name in finding.subject
-
-
 def _alike(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
     """Those together that say the same of different nodes, such as ten that are missing at one stage."""
-    groups: dict[object, list[Finding]] = {}
-    for number, finding in enumerate(findings):
+
+    def kind(number: int, finding: Finding) -> object:
         is_single = not finding.subject or finding.scope is not Scope.NODE
-        key = number if is_single else (finding.check, finding.status, finding.action)
-        groups.setdefault(key, []).append(finding)
-    return groups.values()
+        return number if is_single else (finding.check, finding.status, finding.action)
+
+    return grouped((kind(number, finding), finding) for number, finding in enumerate(findings)).values()
 
 
 def termination_message(report: Report, place: Place, code: int) -> str:
     """The pod's termination message, before it is cut: the first line can be read alone."""
     found = loud(report.findings)
-    first = f"reason={_REASONS[report.verdict]} exit={code} {_RETRYABLE.get(report.verdict, '')}{_whose(place)}"
+    first = f"reason={_WORDS[report.verdict][1]} exit={code} {_RETRYABLE.get(report.verdict, '')}{_whose(place)}"
     first += f" | {tally(report)}"
     if found:
         first += f": {found[0].check}: {found[0].text}"
@@ -284,16 +262,24 @@ def check_files(paths: Mapping[str, str | None]) -> None:
         UsageError: its folder is not there or not ours.
     """
     for flag, path in paths.items():
-        problem = None if path is None else _within_limit(functools.partial(_try, path))
+        problem = None if path is None else _problem_of(path, _try)
         if problem is not None and problem.errno in _OF_THE_SETTING:
             raise UsageError(f"{flag} {path} cannot be written: {problem.strerror}; name a writable directory")
 
 
-def write_file(flag: str, path: str, text: str, mode: int = 0o644) -> None:
-    """Replace a file, whole or not at all, or warn. What is no file is written as it is."""
-    problem = _within_limit(functools.partial(_write, path, text, mode))
+def write_file(flag: str, path: str | None, text: str, mode: int = 0o644) -> None:
+    """Replace a file, whole or not at all, or warn. What is no file is written as it is; None: nothing to do."""
+    problem = None if path is None else _problem_of(path, _write, text, mode)
     if problem is not None:
         logs.warn(f"{flag}: {path} was not written: {problem.strerror}")
+
+
+def _problem_of(path: str, act: Callable[..., OSError | None], *args: object) -> OSError | None:
+    late: OSError | None = OSError(errno.ETIMEDOUT, f"no answer in {_FILE_LIMIT_S:g} s")
+    try:
+        return slow_files.within(path, late, act, path, *args, wait_s=_FILE_LIMIT_S)
+    except OSError as problem:
+        return problem
 
 
 def _try(path: str) -> None:
@@ -309,20 +295,3 @@ def _write(path: str, text: str, mode: int) -> None:
         Path(path).write_text(text, encoding="utf-8")
     else:
         files.replace(os.path.realpath(path), text.encode(), mode)
-
-
-def _within_limit(act: Callable[[], None]) -> OSError | None:
-    """What an act in a thread of its own came to; one that takes too long is left to itself."""
-    problems: list[OSError | None] = []
-
-    def run() -> None:
-        try:
-            act()
-            problems.append(None)
-        except OSError as problem:
-            problems.append(problem)
-
-    thread = begin_thread("file", run)
-    if thread is not None:
-        thread.join(_FILE_LIMIT_S)
-    return problems[0] if problems else OSError(errno.ETIMEDOUT, f"no answer in {_FILE_LIMIT_S:g} s")

@@ -8,20 +8,23 @@ from html import escape
 
 from trainer_launch.model.findings import Finding, Report, Scope, Severity, Status, Verdict
 from trainer_launch.model.redaction import redact_text
-from trainer_launch.model.units import counted, printable
-from trainer_launch.observability.html import document, table
-from trainer_launch.preflight import heatmap
-from trainer_launch.preflight.cluster.node_facts import listed
-from trainer_launch.preflight.cluster.pair_results import PairTests
+from trainer_launch.model.units import counted, grouped, printable
+from trainer_launch.observability.html import clean, document, table
+from trainer_launch.preflight.cluster.nodes import PairTests, listed
 from trainer_launch.preflight.report_formats import Place, at_fault, heading, loud, summary, tally
+from trainer_launch.preflight.thresholds import MBYTE
 
 _MOST_NODES = 64  # rows; what is wrong with a node comes first
+_MOST_PAIRS = 256
+_GBYTES = 10_000  # MB/s, from which on figures are in GB/s
 _SHEET = """
 .broken li.warn{border-color:#b8860b}.broken li.warn b{color:#8a6508}
 .broken li.unknown{border-color:var(--soft)}.broken li.unknown b{color:var(--soft)}
 .broken ul{margin:4px 0 0;padding-left:18px;color:var(--soft);font-size:13px;list-style:disc}
 @media(max-width:640px){td:empty{display:none}}
-.broken ul li{border:0;margin:0;padding:0}.scroll{overflow-x:auto}.scroll svg{display:block}
+.broken ul li{border:0;margin:0;padding:0}
+.pairs td{white-space:nowrap}.pairs .bar{width:50%}.pairs i{display:block;height:12px;background:var(--idle)}
+.pairs .bad{color:var(--bad)}.pairs .bad i{background:var(--mark)}
 @media(prefers-color-scheme:dark){.broken li.warn b{color:#e3b341}}
 """
 _CLASSES = {Verdict.PASS: "good", Verdict.RETRYABLE: "bad", Verdict.FATAL: "bad"}
@@ -98,13 +101,30 @@ def _checks_of(findings: Sequence[Finding]) -> list[str]:
 
 
 def _pictured(pairs: PairTests | None) -> Sequence[str]:
+    """A bar for each pair, by its slowest test, the slowest first."""
     if pairs is None or not pairs.tests:
         return ()
+    tests = grouped((test.ends, test.rate / MBYTE if test.is_whole else 0.0) for test in pairs.tests)
+    rates = sorted(((min(its), ends) for ends, its in tests.items()))
+    fastest = rates[-1][0] or 1.0
+    unit, size = ("GB/s", 1000.0) if fastest >= _GBYTES else ("MB/s", 1.0)
+    faulty_nodes = {*pairs.faulty.nodes, *(node for node, _ in pairs.faulty.rails)}
+    faulty_pairs = {*(link.ends for link in pairs.faulty.links), *pairs.faulty.unresolved}
+    rows = []
+    for rate, ends in rates[:_MOST_PAIRS]:
+        names = " - ".join(escape(clean(pairs.names[node])) for node in sorted(ends))
+        kind = "bad" if ends in faulty_pairs or faulty_nodes & {*ends} else ""
+        bar = f'<i style="width:{100 * rate / fastest:.1f}%"></i>'
+        figure = f"{rate / size:.4g} {unit}" if rate else "failed"
+        rows.append(f'<tr class="{kind}"><td>{names}</td><td class="bar">{bar}</td><td>{figure}</td></tr>')
     title = f"Bandwidth between {len(pairs.names)} nodes, {counted(len(pairs.tests), 'test')}"
-    return (
-        f'<section><h2>{title}</h2><p class="note">{heatmap.legend(pairs)}</p>'
-        f'<div class="scroll">{heatmap.drawn(pairs)}</div></section>',
-    )
+    note = f"Slowest test of each pair, the slowest first; faulty in red{_rest_of(len(rates))}."
+    body = "".join(rows)
+    return (f'<section><h2>{title}</h2><p class="note">{note}</p><table class="pairs">{body}</table></section>',)
+
+
+def _rest_of(n_pairs: int) -> str:
+    return f"; {n_pairs - _MOST_PAIRS} faster pairs are not shown" if n_pairs > _MOST_PAIRS else ""
 
 
 def _checks(report: Report) -> str:

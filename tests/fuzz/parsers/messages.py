@@ -18,7 +18,7 @@ from trainer_launch.membership import state as states
 from trainer_launch.membership.authentication import Channel
 from trainer_launch.membership.client import Lines, LostError
 from trainer_launch.membership.election import ranks_of, wanted_candidates
-from trainer_launch.model import Endpoint
+from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
 from trainer_launch.mpi.host_readiness import banner_fault
 from trainer_launch.preflight import report_formats
@@ -117,7 +117,8 @@ def cluster_preflight_talk(data: bytes) -> None:
     """Whatever any nodes say in any order, the cluster preflight comes to its end."""
     if not data:
         return
-    names = Names(home=Endpoint("n-0", 1), pattern="n-#")
+    home = Endpoint("n-0", 1)
+    names = Names(home=home, seats=Seats(home, "n-#", 0, 3))
     flags = data[0]
     settings = ClusterSettings(
         job="job",
@@ -146,7 +147,7 @@ def cluster_preflight_talk(data: bytes) -> None:
         now_s += 1.0
         room.tick(now_s)
         room.measured()
-    assert room.phase is hall.Phase.OVER, "it does not end"
+    assert room.phase is hall.PreflightPhase.OVER, "it does not end"
     assert len(calling.fitted(room.findings)) <= len(room.findings)
 
 

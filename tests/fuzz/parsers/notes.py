@@ -86,7 +86,7 @@ def childs_answer(data: bytes) -> None:
     assert isinstance(tried.stage, str)
     assert all(isinstance(value, float | int) for value in tried.values.values())
     msg.render(msg.Result(1, pair_tests.read_answer(_TEST, data, "it said nothing")))
-    attempt(codec.decode, msg.Record, data, kinds=(codec.MessageError,))
+    attempt(codec.decode, msg.NodeReport, data, kinds=(codec.MessageError,))
 
 
 @target(8000)

@@ -37,7 +37,7 @@ def main() -> None:
         if isinstance(news, msg.Complete) and stage == "record":
             print("reached", flush=True)
         elif isinstance(news, msg.Complete):
-            caller.send(msg.Record({}, *caller.offset))
+            caller.send(msg.NodeReport({}, *caller.offset))
 
 
 if __name__ == "__main__":

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from trainer_launch.model import Endpoint
+from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.cluster_preflight import TICK_S, ClusterPreflight, Phase
+from trainer_launch.preflight.cluster.cluster_preflight import TICK_S, ClusterPreflight, PreflightPhase
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 from trainer_launch.preflight.cluster.outside_look import NodeStage, stuck_at
 
 JOB = "job"
-NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
+HOME = Endpoint("job-node-0-0.job", 29500)
+NAMES = Names(home=HOME, seats=Seats(HOME, "job-node-0-#.job", 0, 4096))
 
 Outcome = Callable[[int, int], "tuple[str, int]"]  # of node and partner: why it failed, or "", and the rate
 
@@ -99,7 +100,7 @@ class Simulation:
             tokens = (
                 {} if rank in self.blind else {at: self.found(at, rank, message) for at in self.settings.storage}
             )
-            self.say(rank, msg.Record(facts, self.offsets.get(rank, 0.0), 0.001, own, measures, tokens=tokens))
+            self.say(rank, msg.NodeReport(facts, self.offsets.get(rank, 0.0), 0.001, own, measures, tokens=tokens))
         elif isinstance(message, msg.Test):
             self.rounds = max(self.rounds, message.round + 1)
             one, other = map(int, message.token.split("-")[-2:])
@@ -112,7 +113,7 @@ class Simulation:
                     self.on_rail(rank, partner, rail) or self.outcome(rank, partner)
                     for rail in range(message.rails)
                 ]
-            self.say(rank, msg.Result(message.round, tuple(msg.Seen(*one) for one in seen)))
+            self.say(rank, msg.Result(message.round, tuple(msg.RailResult(*one) for one in seen)))
 
     def found(self, folder: str, rank: int, complete: msg.Complete) -> str:
         """The first of the tokens that this node sees there, or its own."""
@@ -121,7 +122,7 @@ class Simulation:
 
     @property
     def is_over(self) -> bool:
-        return self.hall.phase is Phase.OVER
+        return self.hall.phase is PreflightPhase.OVER
 
     def loud(self) -> list[Finding]:
         return [found for found in self.hall.findings if found.status in (Status.FAIL, Status.WARN)]

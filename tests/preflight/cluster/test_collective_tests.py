@@ -68,9 +68,9 @@ def nodes() -> Iterator[list[Node]]:
             node.close()
 
 
-def held(tests: Mapping[int, tuple[Node, msg.Test]]) -> dict[int, tuple[msg.Seen, ...]]:
+def held(tests: Mapping[int, tuple[Node, msg.Test]]) -> dict[int, tuple[msg.RailResult, ...]]:
     """All parts at the same time."""
-    seen: dict[int, tuple[msg.Seen, ...]] = {}
+    seen: dict[int, tuple[msg.RailResult, ...]] = {}
     threads = [
         threading.Thread(
             target=lambda n=n, node=node, test=test: seen.update({n: node.collectives.run(test, node.listener)})
@@ -109,7 +109,7 @@ def order(
     ]
 
 
-def whys(seen: Mapping[int, tuple[msg.Seen, ...]]) -> list[list[str]]:
+def whys(seen: Mapping[int, tuple[msg.RailResult, ...]]) -> list[list[str]]:
     return [[one.why for one in seen[number]] for number in sorted(seen)]
 
 

@@ -29,7 +29,7 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.preflight.cluster import node_link as meeting
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict
+from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 from trainer_launch.preflight.cluster.outside_look import Listener, NodeStage, look, look_at_all
 from trainer_launch.preflight.cluster.pair_tests import run
@@ -40,7 +40,7 @@ LATEST_S = 30.0
 
 
 def well(test: msg.Test, listener: Listener) -> msg.Result:
-    return msg.Result(test.round, (msg.Seen("", 10**9),) * test.rails)
+    return msg.Result(test.round, (msg.RailResult("", 10**9),) * test.rails)
 
 
 class Job:
@@ -102,10 +102,10 @@ def verdict(caller: NodeLink, facts: dict[str, str] | None = None) -> tuple[Find
     until_s = time.monotonic() + LATEST_S
     while time.monotonic() < until_s:
         news = caller.receive(until_s - time.monotonic())
-        if isinstance(news, Verdict):
+        if isinstance(news, ClusterVerdict):
             return news.findings
         if isinstance(news, msg.Complete):
-            caller.send(msg.Record(facts or {"torch": "2"}, *caller.offset))
+            caller.send(msg.NodeReport(facts or {"torch": "2"}, *caller.offset))
     raise AssertionError("no verdict came")
 
 
@@ -222,7 +222,7 @@ def test_a_mistake_of_this_program_is_told_as_one_and_blames_no_node(job: Callab
     hear = server.preflight.hear
 
     def stumble(peer: int, address: str, message: msg.Message, now_s: float) -> None:
-        if isinstance(message, msg.Record):
+        if isinstance(message, msg.NodeReport):
             raise IndexError("list index out of range")
         hear(peer, address, message, now_s)
 
@@ -378,7 +378,7 @@ def test_a_node_whose_own_part_hangs_says_so_after_the_deadline(
 
     news = eventually(hurried, "the verdict")
     released.set()
-    assert isinstance(news, Verdict)
+    assert isinstance(news, ClusterVerdict)
     assert "host-1 could not ask node 0 within" in news.findings[0].text
 
 

@@ -16,12 +16,13 @@ from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import place
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.preflight.check import Where
-from trainer_launch.preflight.cluster import node_facts, present_nodes
+from trainer_launch.preflight.cluster import node_report, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_facts import clocks, code_hash, differences
-from trainer_launch.preflight.cluster.nodes import names_of
+from trainer_launch.preflight.cluster.node_facts import UNSET, clocks, differences
+from trainer_launch.preflight.cluster.node_report import code_hash
+from trainer_launch.preflight.cluster.nodes import JobNode, names_of
 from trainer_launch.preflight.cluster.participation import failing_nodes
-from trainer_launch.preflight.cluster.preflight_messages import MAX_FACTS, Record, parse, render
+from trainer_launch.preflight.cluster.preflight_messages import MAX_FACTS, NodeReport, parse, render
 from trainer_launch.preflight.node_preflight import explained, merged
 
 NODES = tuple(f"node {number} (host-{number})" for number in range(5))
@@ -39,9 +40,10 @@ NODES = tuple(f"node {number} (host-{number})" for number in range(5))
         ("the command line", "command", None),
         ("the image", "image", None),
         *((name, f"env {name}", Fault.JOB) for name in ("GLOO_DEVICE_TRANSPORT", "UCX_TLS", "FI_PROVIDER")),
-        *((name, f"env {name}", Fault.JOB) for name in ("OMP_NUM_THREADS", "KMP_BLOCKTIME", "TORCH_NCCL_X")),
-        *((name, f"env {name}", None) for name in ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "TORCH_HOME")),
-        *((name, f"env {name}", None) for name in ("FI_LOG_LEVEL", "OMP_PLACES")),
+        *((name, f"env {name}", None) for name in ("OMP_NUM_THREADS", "KMP_BLOCKTIME", "TORCHCOMM_X")),
+        *((name, f"env {name}", None) for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "NCCL_RAS_ADDR")),
+        *((name, f"env {name}", None) for name in ("NCCL_IB_GID_INDEX", "NCCL_DEBUG_FILE", "NCCL_SOCKET_IFNAME")),
+        ("the program's code", "code", None),
     ],
 )
 def test_the_node_that_differs_is_named_and_only_what_must_be_alike_fails(
@@ -83,7 +85,7 @@ def test_a_clock_counts_as_off_by_what_is_sure(offset_s: float, error_s: float, 
 
 def test_secrets_are_told_as_hashes_that_agree_only_with_the_same_salt() -> None:
     def told(value: str, salt: bytes) -> str:
-        return node_facts.variables({"UCX_AUTH_TOKEN": value, "HOME": "/root"}, salt)["UCX_AUTH_TOKEN"]
+        return node_report.variables({"UCX_AUTH_TOKEN": value, "HOME": "/root"}, salt)["UCX_AUTH_TOKEN"]
 
     assert told("hush", b"1") == told("hush", b"1")
     assert told("hush", b"1") != told("hush", b"2")
@@ -93,18 +95,18 @@ def test_secrets_are_told_as_hashes_that_agree_only_with_the_same_salt() -> None
 
 def test_only_variables_that_matter_to_all_nodes_are_told() -> None:
     env = {"NCCL_ALGO": "Ring", "HOSTNAME": "a", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "4"}
-    assert node_facts.variables(env, b"") == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4"}
+    assert node_report.variables(env, b"") == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4"}
 
 
 def test_versions_come_from_the_programs_own_interpreter() -> None:
-    assert node_facts.versions(None)["python"] == platform.python_version()
-    assert node_facts.versions(parse_command(("python-that-is-not-there.py",)))["arch"] == platform.machine()
+    assert node_report.versions(None)["python"] == platform.python_version()
+    assert node_report.versions(parse_command(("python-that-is-not-there.py",)))["arch"] == platform.machine()
 
 
 def test_torchruns_own_options_do_not_make_commands_differ() -> None:
     def told(rank: str) -> str:
         command = parse_command(("torchrun", f"--node-rank={rank}", "train.py", "--lr", "1"))
-        return node_facts.quick_facts({}, command, 1, b"")["command"]
+        return node_report.quick_facts({}, command, 1, b"")["command"]
 
     assert told("0") == told("1") == "train.py --lr 1"
 
@@ -113,7 +115,7 @@ def test_versions_that_could_not_be_found_out_in_time_are_unknown_and_no_differe
     whole = {"python": "3.11", "torch": "2.9", "arch": "x86_64", "gpus": "0"}
     found = list(differences(["a", "b", "c"], [whole, whole, {"gpus": "0"}]))
     assert [(one.status, one.subject) for one in found] == [(Status.UNKNOWN, "c")]
-    without = {key: value for key, value in whole.items() if key != "torch"}
+    without = whole | {"torch": UNSET}
     (one,) = differences(["a", "b", "c"], [whole, whole, without])
     assert (one.status, one.subject) == (Status.FAIL, "c")
 
@@ -122,9 +124,11 @@ def test_code_counts_and_what_it_leaves_behind_does_not(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print(1)")
     before = code_hash(str(script))
-    (tmp_path / "out.json").write_text("{}")
-    (tmp_path / "__pycache__").mkdir()
-    (tmp_path / "__pycache__" / "x.py").write_text("1")
+    (tmp_path / "config.yaml").write_text("lr: 1")
+    (tmp_path / ".hidden.py").write_text("1")
+    for folder in ("__pycache__", "wandb", "another-job"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.py").write_text("1")
     assert code_hash(str(script)) == before
     (tmp_path / "model.py").write_text("2")
     assert code_hash(str(script)) != before
@@ -135,17 +139,17 @@ def test_a_folder_that_hangs_costs_the_code_and_neither_the_versions_nor_the_pre
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over = threading.Event()
-    monkeypatch.setattr(node_facts, "code_hash", lambda program: str(over.wait(60)))
-    monkeypatch.setattr(node_facts, "versions", lambda command: {"python": "3.11"})
-    read_slowly = node_facts.read_meanwhile(parse_command(("train.py",)), 0.3)
+    monkeypatch.setattr(node_report, "code_hash", lambda program: str(over.wait(60)))
+    monkeypatch.setattr(node_report, "versions", lambda command: {"python": "3.11"})
+    read_slowly = node_report.read_meanwhile(parse_command(("train.py",)), 0.3)
     assert read_slowly() == {"python": "3.11"}
     over.set()
 
 
 def test_facts_always_fit_into_a_message() -> None:
-    found = node_facts.cut({f"env NCCL_{number}": "\u20ac" * 1000 for number in range(900)})
+    found = node_report.cut({f"env NCCL_{number}": "\u20ac" * 1000 for number in range(900)})
     assert 0 < len(found) <= MAX_FACTS
-    record = Record(found)
+    record = NodeReport(found)
     assert parse(render(record).rstrip(b"\n")) == record
 
 
@@ -180,7 +184,7 @@ def test_what_this_node_and_others_have_found_alike_is_told_once() -> None:
     decided = [fail("shm", "node 0 (a), node 1 (b)", "on node 0 (a): x"), fail("pairs", "node 2 (c)")]
     told = merged([fail("shm")], decided, "node 1 (b)", registry.ids(Where.CLUSTER))
     assert [finding.check for finding in told] == ["pairs", "shm"]
-    assert told[1].subject == "node 1 (b), node 0 (a)"
+    assert told[1].subject == "node 0 (a), node 1 (b)"
 
 
 def test_what_is_one_nodes_fault_and_what_is_the_jobs_are_two_findings_also_of_one_check() -> None:
@@ -236,7 +240,9 @@ def test_failing_nodes_are_those_at_fault_themselves(scope: Scope, fault: Fault,
 
 def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> None:
     names = [f"node {number} (host-{number})" for number in range(20)]
-    (found,) = present_nodes.grouped({name: [fail("shm")] for name in names})
+    report = msg.NodeReport(findings=(fail("shm"),))
+    nodes = [JobNode(n, f"host-{n}", "", "", 1, None, 0.0, report=report) for n in range(20)]
+    (found,) = present_nodes.own_findings(nodes)
     assert len(failing_nodes([found]).split()) == 20
     (told,) = msg.fitted([found])
     assert told.subject.endswith("node 7 (host-7) and 12 more")

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from trainer_launch.model import Endpoint
 from trainer_launch.preflight.cluster import pair_tests
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.outside_look import Listener
+from trainer_launch.preflight.cluster.outside_look import Listener, NodeStage, look
 
 pytestmark = pytest.mark.process
 
@@ -29,7 +30,7 @@ def order(port: int, *, dials: bool, limit_s: float = 5.0) -> msg.Test:
 
 
 def whys(result: msg.Result) -> list[str]:
-    return [seen.why for seen in result.seen]
+    return [rail.why for rail in result.rails]
 
 
 def test_both_ends_measure_what_came(listener: Listener) -> None:
@@ -41,7 +42,7 @@ def test_both_ends_measure_what_came(listener: Listener) -> None:
     results.append(pair_tests.run(order(listener.port, dials=True), listener))
     other.join(10)
     assert [whys(result) for result in results] == [[""]] * 2
-    assert all(result.seen[0].rate > 1_000_000 for result in results)
+    assert all(result.rails[0].rate > 1_000_000 for result in results)
 
 
 def test_who_dials_nobody_says_so(listener: Listener) -> None:
@@ -83,14 +84,26 @@ def test_data_that_arrives_damaged_is_found(listener: Listener) -> None:
     assert whys(result) == ["the data arrives damaged"]
 
 
-def test_a_child_that_hangs_is_killed_and_named(listener: Listener) -> None:
-    stuck = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)")
-    result = pair_tests.run(order(1, dials=True, limit_s=0.2), listener, child=stuck)
-    assert whys(result) == ["its test hung and was killed after 0.2 s"]
+@pytest.mark.parametrize(
+    ("code", "limit_s", "why"),
+    [
+        ("import time; time.sleep(600)", 0.2, "its test hung and was killed after 0.2 s"),
+        ("raise SystemExit(3)", 5.0, "its test ended with 3 and said nothing"),
+    ],
+)
+def test_a_child_that_hangs_or_says_nothing_is_no_pass(
+    listener: Listener, code: str, limit_s: float, why: str
+) -> None:
+    child = (sys.executable, "-I", "-S", "-c", code)
+    assert whys(pair_tests.run(order(1, dials=True, limit_s=limit_s), listener, child)) == [why]
 
 
-def test_a_child_that_says_nothing_is_no_pass(listener: Listener) -> None:
-    result = pair_tests.run(
-        order(1, dials=True), listener, child=(sys.executable, "-I", "-S", "-c", "raise SystemExit(3)")
-    )
-    assert whys(result) == ["its test ended with 3 and said nothing"]
+def test_a_partner_that_stops_midway_is_given_up_in_time(listener: Listener) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        result = pair_tests.run(order(mute.getsockname()[1], dials=True, limit_s=0.3), listener)
+    assert "out of time" in whys(result)[0]
+
+
+def test_the_listener_answers_again_after_each_test(listener: Listener) -> None:
+    pair_tests.run(order(listener.port, dials=False, limit_s=0.1), listener)
+    assert look(Endpoint("127.0.0.1", listener.port), 5.0).stage is NodeStage.RUNS

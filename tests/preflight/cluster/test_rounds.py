@@ -6,8 +6,9 @@ import pytest
 
 from tests.preflight.cluster.job import Simulation
 from trainer_launch.model.findings import Finding, Measure, Scope, Status
-from trainer_launch.preflight.cluster import pair_rounds
+from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.nodes import Way
 from trainer_launch.preflight.fault_isolation import double_tree
 from trainer_launch.preflight.thresholds import load_table
 
@@ -19,7 +20,7 @@ def simulated(nodes: int, fact: str | None = None, **settings: object) -> Simula
     """Nodes that all say the same of what they can test with."""
     job = Simulation(nodes, **settings)  # type: ignore[arg-type]
     if fact is not None:
-        job.facts = {node: {pair_rounds.FACT: fact} for node in range(nodes)}
+        job.facts = {node: {pairs.FACT: fact} for node in range(nodes)}
     return job
 
 
@@ -44,34 +45,34 @@ def of_check(job: Simulation, check: str) -> list[Finding]:
 @pytest.mark.parametrize(
     ("wanted", "facts", "way"),
     [
-        ("auto", [None, None], pair_rounds.Way()),
-        ("auto", [NCCL_8, NCCL_8], pair_rounds.Way("nccl", 8, "nccl")),
-        ("auto", [NCCL_8, "nccl on 7 GPUs"], pair_rounds.Way("nccl", 7, "nccl")),
-        ("auto", [NCCL_8, GLOO], pair_rounds.Way("socket", 1, "gloo")),
-        ("auto", [NCCL_8, None], pair_rounds.Way()),
-        ("auto", [GLOO, GLOO], pair_rounds.Way("socket", 1, "gloo")),
-        ("socket", [NCCL_8, NCCL_8], pair_rounds.Way("socket", 1, "gloo")),
-        ("gloo", [GLOO, NCCL_8], pair_rounds.Way("gloo", 1, "gloo")),
-        ("gloo", [GLOO, "only plain sockets: x"], pair_rounds.Way("socket", 1, None, f"gloo {MISSING}")),
-        ("nccl", [GLOO, GLOO], pair_rounds.Way("socket", 1, "gloo", f"nccl {MISSING}")),
+        ("auto", [None, None], Way()),
+        ("auto", [NCCL_8, NCCL_8], Way("nccl", 8, "nccl")),
+        ("auto", [NCCL_8, "nccl on 7 GPUs"], Way("nccl", 7, "nccl")),
+        ("auto", [NCCL_8, GLOO], Way("socket", 1, "gloo")),
+        ("auto", [NCCL_8, None], Way()),
+        ("auto", [GLOO, GLOO], Way("socket", 1, "gloo")),
+        ("socket", [NCCL_8, NCCL_8], Way("socket", 1, "gloo")),
+        ("gloo", [GLOO, NCCL_8], Way("gloo", 1, "gloo")),
+        ("gloo", [GLOO, "only plain sockets: x"], Way("socket", 1, None, f"gloo {MISSING}")),
+        ("nccl", [GLOO, GLOO], Way("socket", 1, "gloo", f"nccl {MISSING}")),
     ],
 )  # fmt: skip
 def test_the_way_is_the_fastest_that_all_nodes_have_or_the_one_that_was_asked_for(
-    wanted: str, facts: list[str | None], way: pair_rounds.Way
+    wanted: str, facts: list[str | None], way: Way
 ) -> None:
-    assert pair_rounds.choose_means(wanted, facts) == way
+    assert pairs.choose_means(wanted, facts) == way
 
 
 def test_what_a_node_says_of_itself_is_what_is_understood() -> None:
-    for fact in (pair_rounds.means_told(True, 8, ""), pair_rounds.means_told(False, 8, "")):
-        assert pair_rounds.choose_means("auto", [fact]).rails == 8
-    assert pair_rounds.choose_means("gloo", [pair_rounds.means_told(True, 0, "")]).pairs == "gloo"
-    assert "No module" in pair_rounds.means_told(False, 0, "No module named torch")
+    for fact in (pairs.means_told(True, 8, ""), pairs.means_told(False, 8, "")):
+        assert pairs.choose_means("auto", [fact]).rails == 8
+    assert pairs.choose_means("gloo", [pairs.means_told(True, 0, "")]).pairs == "gloo"
+    assert "No module" in pairs.means_told(False, 0, "No module named torch")
 
 
 def test_a_node_without_what_was_asked_for_is_named_by_the_facts_and_the_others_by_none() -> None:
     job = simulated(4, GLOO, pair_test="gloo")
-    job.facts = {**job.facts, 2: {pair_rounds.FACT: "only plain sockets: torch cannot be imported"}}
+    job.facts = {**job.facts, 2: {pairs.FACT: "only plain sockets: torch cannot be imported"}}
     ended(job)
     assert [found.check for found in job.loud()] == ["facts", "pairs"]
     assert job.loud()[0].subject == "node 2 (job-node-0-2)"
@@ -96,7 +97,7 @@ def test_a_node_to_which_nobody_may_connect_is_found_wherever_it_is(n_nodes: int
 
         def refused(rank: int, message: msg.Message, job=job, answer=answer, closed=closed) -> None:
             if isinstance(message, msg.Test) and message.host == f"job-node-0-{closed}.job":
-                job.say(rank, msg.Result(message.round, (msg.Seen("no connection came", 0),)))
+                job.say(rank, msg.Result(message.round, (msg.RailResult("no connection came", 0),)))
             else:
                 answer(rank, message)
 
@@ -224,7 +225,7 @@ def test_deep_tests_every_edge_of_the_trees_and_then_all_nodes_at_once() -> None
 
 
 def test_the_last_step_can_be_left_out_alone() -> None:
-    job = ended(simulated(8, GLOO, is_deep=True, with_full=False))
+    job = ended(simulated(8, GLOO, is_deep=True, left_out=frozenset({"full-job"})))
     assert not [test for _, _, test in job.tests if test.is_whole]
     assert of_check(job, "full-job") == []
 

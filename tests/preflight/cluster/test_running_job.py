@@ -5,29 +5,34 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.cli.launching import LAUNCHER
 from tests.pods import hosts
 from tests.ports import free_port
+from tests.preflight.cluster.job import NAMES
+from tests.preflight.world import JOB as JOB_HERE
+from tests.preflight.world import subject
 from tests.survival.jobs import ELASTIC
 from trainer_launch.membership import protocol as coordinating
 from trainer_launch.membership.client import Client, Connected
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.server import Server as Coordinator
 from trainer_launch.membership.state import Settings as Coordinating
-from trainer_launch.model import Endpoint
+from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.findings import Status
+from trainer_launch.model.settings import Settings
 from trainer_launch.preflight.cluster import node_link, participation, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict, look_out
-from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink, look_out
+from trainer_launch.preflight.cluster.nodes import ClusterSettings
 
 JOB = "job"
-NAMES = Names(home=Endpoint("job-node-0-0.job", 29500), pattern="job-node-0-#.job")
 CLAIM = Claim(3, 1, "0-2", sure=True)
 
 
@@ -57,7 +62,39 @@ def test_seats_are_asked_only_where_the_job_may_do_without_node_0(
     settings = ClusterSettings(
         job=JOB, min_nodes=nodes[0], max_nodes=nodes[1], deadline_s=60.0, names=NAMES, salt="s"
     )
-    assert [place.host for place in participation.seats(settings, own_rank=2)] == hosts_asked
+    assert [place.host for place in participation.seats_of(settings, own_rank=2)] == hosts_asked
+
+
+IN_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+ONE_NODE = {"nodes": NodeRange(1, 1), "node_rank": 0}
+
+
+@pytest.mark.parametrize(
+    ("contract", "env", "topology", "flags", "status"),
+    [
+        pytest.param("unknown", IN_POD, ONE_NODE, {}, Status.WARN, id="an init container without envInjection"),
+        pytest.param(
+            "trainer-v2-plainml", IN_POD, {"nodes": None}, {}, Status.WARN, id="without a number of nodes"
+        ),
+        pytest.param("unknown", IN_POD, ONE_NODE, {"nodes": "1"}, None, id="one node, as the user says"),
+        pytest.param("trainer-v2-torch", IN_POD, ONE_NODE, {}, None, id="one node, as the platform says"),
+        pytest.param("unknown", {}, ONE_NODE, {}, None, id="no pod"),
+        pytest.param("trainer-v2-torch", IN_POD, {}, {"level": "container"}, Status.SKIPPED, id="as was asked for"),
+    ],
+)
+def test_who_is_checked_alone_for_want_of_variables_is_warned(
+    contract: str,
+    env: Mapping[str, str],
+    topology: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    status: Status | None,
+) -> None:
+    made = subject(job=replace(JOB_HERE, contract=contract), env=env, topology=topology)
+    settings = Settings(flags)
+    obstacle = participation.obstacle(made, settings, (), ())
+    assert obstacle is not None
+    findings = participation.alone(made, settings, obstacle)
+    assert [finding.status for finding in findings] == ([] if status is None else [status])
 
 
 def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another_seat_is_at_work(
@@ -72,7 +109,7 @@ def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another
         assert isinstance(survivor.receive(10), Connected)
         looking = look_out([away, standby], JOB, None, lambda host: caller.end((present_nodes.runs_already(host),)))
         verdict = caller.receive(10)
-        assert isinstance(verdict, Verdict)
+        assert isinstance(verdict, ClusterVerdict)
         assert [found.status for found in verdict.findings] == [Status.PASS]
         assert "already running (127.0.0.1 is at work)" in verdict.findings[0].text
     finally:

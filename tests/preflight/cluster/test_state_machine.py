@@ -253,7 +253,7 @@ def test_4096_nodes_of_which_a_thousand_are_missing_fit_into_one_verdict() -> No
 def test_what_those_have_found_who_came_is_in_the_verdict_of_all_though_others_never_come() -> None:
     job = Simulation(3)
     job.come(0, 1)
-    job.say(1, msg.Found((failure("shm", "too small"),)))
+    job.say(1, msg.NodeReport(findings=(failure("shm", "too small"),), is_early=True))
     job.wait(130)
     assert job.is_over
     told = {(found.check, found.subject) for found in job.loud()}

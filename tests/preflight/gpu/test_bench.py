@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from trainer_launch.host.deadline_subprocess import Ended
+from trainer_launch.preflight.children import gpu_bench
 from trainer_launch.preflight.gpu import collect
 from trainer_launch.preflight.gpu.facts import Ending, GpuFacts, GpuTest, parse_test
 
@@ -65,7 +66,9 @@ def test_everything_is_measured_on_the_cpu_as_on_a_gpu() -> None:
     assert [(one.ending, one.why) for one in (first, second)] == [(Ending.DONE, "")] * 2
     assert [name for name, _, _ in first.figures] == ["gemm", "hbm-copy", "h2d", "d2h"]
     assert all(value > 0 for _, value, _ in first.figures)
-    assert (first.different, first.wrong_words, first.sums_right) == (0, 0, True)
+    assert (first.different, first.wrong_words) == (0, 0)
+    assert first.peers is not None
+    assert first.peers.good
     assert first.tested_bytes > 0
     assert second.tested_bytes == 0
     assert first.checksum == second.checksum != ""
@@ -95,9 +98,7 @@ def test_all_gpus_of_a_node_add_right_together() -> None:
     argv = (sys.executable, collect.BENCH, "--device", "cpu")
     load = collect.loaded(GpuFacts(trouble="no GPU"), ((0, "0"), (1, "1")), env, argv, 100.0)
     assert [(one.ending, one.why) for one in load.tests] == [(Ending.DONE, "")] * 2
-    assert [(one.peers.size, one.peers.good, one.peers.why) for one in load.tests if one.peers] == [
-        (2, True, "")
-    ] * 2
+    assert [(one.peers.good, one.peers.why) for one in load.tests if one.peers] == [(True, "")] * 2
     assert all(one.peers is not None and one.peers.rate > 0 for one in load.tests)
 
 
@@ -139,7 +140,7 @@ def test_a_python_without_torch_says_so() -> None:
     ],
 )
 def test_the_network_is_read_from_nccls_log(lines: list[str], network: str) -> None:
-    assert GpuTest(lines=tuple(lines)).network == network
+    assert gpu_bench.network_in("\n".join(f"host:7:9 [0] {line}" for line in lines)) == network
 
 
 def lines(*told: dict[str, Any]) -> bytes:
@@ -149,7 +150,7 @@ def lines(*told: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize(
     ("seen", "ending", "text"),
     [
-        (Ended(status=-9, timed_out=True), Ending.HUNG, "hung at 'gemm', and was killed after 60 s"),
+        (Ended(status=-9, timed_out=True), Ending.DIED, "hung at 'gemm', and was killed after 60 s"),
         (Ended(status=None, timed_out=True), Ending.STUCK, "not even SIGKILL ends it"),
         (Ended(status=-11, timed_out=False), Ending.DIED, "died at 'gemm' (signal 11)"),
         (Ended(status=3, timed_out=False), Ending.DIED, "died at 'gemm' (exit code 3)"),
@@ -210,5 +211,4 @@ def test_what_is_only_done_with_cuda_runs_too() -> None:
     assert found.facts["model"] == "NVIDIA H200"
     assert found.uuid == "1234"
     assert found.network == "IB"
-    assert [line.partition(" INFO ")[2][:6] for line in found.lines] == ["NET/IB", "Using "]
     assert found.stage == "end"

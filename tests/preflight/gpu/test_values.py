@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -11,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as some
 from msgspec.structs import replace
 
-from tests.preflight.gpus import FACTS, known
+from tests.preflight.gpus import FACTS
 from tests.preflight.world import HEALTHY
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.host.network import AdapterPort, adapter_ports
 from trainer_launch.model.findings import Fault, Finding, Status
-from trainer_launch.preflight.children import gpu_facts
-from trainer_launch.preflight.cluster import node_facts
+from trainer_launch.preflight import check
+from trainer_launch.preflight.cluster import node_report
 from trainer_launch.preflight.cluster.node_facts import NCCL, differences
-from trainer_launch.preflight.gpu import checks
+from trainer_launch.preflight.gpu import checks, collect, rules
 from trainer_launch.preflight.gpu.collect import Cards, visible
-from trainer_launch.preflight.gpu.facts import Fact, FactState, parse_facts, parse_test
+from trainer_launch.preflight.gpu.facts import Gpu, GpuFacts, parse_facts, parse_test
 
 JSON = some.recursive(
     some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=5),
@@ -62,8 +63,8 @@ def test_the_job_sees_what_the_variable_shows(shown: str | None, indices: list[i
 def test_models_driver_and_the_nccl_that_is_loaded_are_told() -> None:
     test = parse_test(0, "", Ended(status=0, stdout=b'{"facts": {"nccl": "2.28.9"}}'), 1.0)
     cards = Cards(lambda: replace(FACTS, tests=(test,)))
-    assert node_facts.of_gpus(cards, 2) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
-    assert node_facts.of_gpus(None, 2) == {"gpus": "2"}
+    assert node_report.of_gpus(cards, 2) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
+    assert node_report.of_gpus(None, 2) == {"gpus": "2"}
 
 
 def test_a_node_whose_nccl_is_not_known_is_not_another_one_for_that() -> None:
@@ -93,18 +94,77 @@ def test_errors_of_the_last_hours_are_read_from_the_kernels_log(
 ) -> None:
     log = tmp_path / "kmsg"
     log.write_text(record)
-    state, told = gpu_facts.earlier_xids(str(log))
-    assert (state, [one[:2] for one in told]) == ("known", found)
+    told = collect.earlier_xids(str(log))
+    assert [[place, xid] for place, xid, _ in told] == found
     assert all(0 <= ago_s < 3600 for _, _, ago_s in told)
-    assert gpu_facts.earlier_xids(str(tmp_path / "none"))[0] == "unknown"
+    assert collect.earlier_xids(str(tmp_path / "none")) == ()
+
+
+def test_records_that_were_overwritten_do_not_end_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel says so once, with EPIPE, and goes on with the oldest that it still has."""
+    log = tmp_path / "kmsg"
+    log.write_text(f"6,100,{NOW},-;{FALLEN}\n")
+    problems, read = [BrokenPipeError()], os.read
+
+    def interrupted(fd: int, size: int) -> bytes:
+        if problems:
+            raise problems.pop()
+        return read(fd, size)
+
+    monkeypatch.setattr(os, "read", interrupted)
+    assert [xid for _, xid, _ in collect.earlier_xids(str(log))] == [79]
+
+
+def loud(*cards: Gpu) -> list[tuple[str, str]]:
+    """What the rules find of a node with these cards."""
+    node = replace(HEALTHY, cards=Cards(lambda: replace(FACTS, gpus=cards)))
+    found = [finding for one in checks.CHECKS for finding in one.run(node)]
+    return [(one.check, one.status.value) for one in found if one.status not in (Status.PASS, Status.SKIPPED)]
+
+
+def card(index: int, **facts: object) -> Gpu:
+    return replace(FACTS.gpus[index], facts={**FACTS.gpus[index].facts, **facts})
+
+
+@pytest.mark.parametrize(
+    ("looks", "slowed", "status"), [(400, 1, "warn"), (400, 39, "warn"), (9, 2, "warn"), (400, 40, "fail")]
+)
+def test_a_card_is_blamed_for_heat_only_where_it_lasts(looks: int, slowed: int, status: str) -> None:
+    hot = card(1, **{"load clock_reasons": {"looks": looks, "times": {"64": slowed}}})
+    assert loud(card(0), hot) == [("gpu-clocks", status)]
+
+
+@pytest.mark.parametrize("model", ["NVIDIA A40", "NVIDIA RTX A6000", "NVIDIA A100-PCIE-40GB", "NVIDIA H100 NVL"])
+def test_cards_that_bridges_connect_in_pairs_may_have_links_that_lead_nowhere(model: str) -> None:
+    """Both with half of their links up, and one without a bridge: at most a warning."""
+    half, none = [1, 1, 0, 0], [0, 0, 0, 0]
+    assert loud(card(0, name=model, nvlinks=half), card(1, name=model, nvlinks=half)) == []
+    assert loud(card(0, name=model, nvlinks=half), card(1, name=model, nvlinks=none)) == [("gpu-nvlink", "warn")]
+
+
+def test_gpus_are_tested_as_the_jobs_workers_will_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run` tells NCCL to do without a /dev/shm that is too small; so does preflight."""
+    seen: list[str | None] = []
+
+    def collected(env: dict[str, str], *args: object) -> GpuFacts:
+        seen.append(env.get("NCCL_SHM_DISABLE"))
+        return FACTS
+
+    monkeypatch.setattr(check, "collect", collected)
+    for size in (1 << 20, 16 << 30):
+        node = replace(HEALTHY, host=replace(HEALTHY.host, shm_free_bytes=size))
+        cards = check.with_gpus(node, "standard").cards
+        assert cards is not None
+        cards.facts()
+    assert seen == ["1", None]
 
 
 def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:
     def told(*xids: int) -> list[Finding]:
-        cards = [replace(one, facts={**one.facts, **known(pci=f"0000:0{one.index}:00.0")}) for one in FACTS.gpus]
-        log = Fact(FactState.KNOWN, [["0000:01:00", xid, 600] for xid in xids])
+        cards = [replace(one, facts={**one.facts, "pci": f"0000:0{one.index}:00.0"}) for one in FACTS.gpus]
+        log = tuple(("0000:01:00", xid, 600) for xid in xids)
         facts = replace(FACTS, gpus=tuple(cards), log=log)
-        found = checks.gpu_xid.run(replace(HEALTHY, cards=Cards(lambda: facts, "quick")))
+        found = rules.xid.run(replace(HEALTHY, cards=Cards(lambda: facts, "quick")))
         return [one for one in found if one.status is not Status.PASS]
 
     (found,) = told(79, 13)
@@ -114,10 +174,9 @@ def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:
 
 
 def test_what_nobody_knows_of_a_card_is_unknown_and_fails_nothing() -> None:
-    unknown = Fact(FactState.UNKNOWN, "no answer")
-    gpus = tuple(replace(gpu, facts=dict.fromkeys(gpu.facts, unknown)) for gpu in FACTS.gpus)
+    gpus = tuple(replace(gpu, facts={}, unknown=dict.fromkeys(gpu.facts, "no answer")) for gpu in FACTS.gpus)
     blind = replace(HEALTHY, cards=Cards(lambda: replace(FACTS, gpus=gpus)))
-    found = {check.id: [finding.status for finding in check.run(blind)] for check in checks.CHECKS}
+    found = {one.id: [finding.status for finding in one.run(blind)] for one in checks.CHECKS}
     of_tests = ("gpu-count", "gpu-load", "gpu-peers", "gpu-network")
     assert found == {name: [Status.PASS if name in of_tests else Status.UNKNOWN] for name in found}
 
@@ -133,6 +192,6 @@ def test_rates_of_adapters_are_compared_between_nodes(tmp_path: Path) -> None:
         AdapterPort("mlx5_0", 1, True, "400 Gb/sec (4X NDR)"),
         AdapterPort("mlx5_1", 1, False, ""),
     )
-    assert node_facts.of_adapters(ports) == {"adapters": "1 x 400 Gb/sec (4X NDR)"}
-    assert node_facts.of_adapters(ports[1:]) == {"adapters": "none of them"}
-    assert node_facts.of_adapters(()) == {}
+    assert node_report.of_adapters(ports) == {"adapters": "1 x 400 Gb/sec (4X NDR)"}
+    assert node_report.of_adapters(ports[1:]) == {"adapters": "none of them"}
+    assert node_report.of_adapters(()) == {}

@@ -177,7 +177,7 @@ listener = socket.create_server(("", 2222))
 while True:
     listener.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\\r\\n" * 2)
 """
-NO_SHELL = "its login shell ends with code 3 before any command; it said: not here"
+NO_SHELL = "its login shell ends with code 3 before any command; not here"
 USED = "sh env cat grep readlink nproc ls wc tail head bash timeout printf"
 
 
@@ -193,7 +193,7 @@ def ill(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Found], int]:
         program(folder / "other" / "python3", "echo Python 3.8.1")
         loud = program(folder / "loud", 'echo Welcome to the cluster; exec /bin/sh "$@"')  # which harms nobody
         made.starts("w-python", env={"PATH": f"{folder}/other:{os.environ['PATH']}"}, shell=loud)
-        made.starts("w-no-shell", shell=program(folder / "exits", "echo not here; exit 3"))
+        made.starts("w-no-shell", shell=program(folder / "exits", "echo not here >&2; exit 3"))
         program(folder / "fake" / "mpirun.openmpi", "echo 'mpirun (Open MPI) 5.0.1'")
         made.starts("w-version", env={"PATH": f"{folder}/fake:{os.environ['PATH']}"})
         made.starts("w-no-orted", env={"PATH": str(only(folder / "few", USED.split()))})

@@ -8,35 +8,30 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from trainer_launch.model import Member
 from trainer_launch.model.findings import Fault, Status
 from trainer_launch.planning.command import parse_command
 from trainer_launch.preflight.mpi import host_queries, launcher_checks
-from trainer_launch.preflight.mpi.host_queries import Answer, Refusal, SshStage, Versions, refusal, script_command
+from trainer_launch.preflight.mpi.host_queries import DNS, KEY, Facts, Refusal, SshStage, refusal, script_command
 
 TOKEN = "t0k3n"
-GOOD = Answer(
-    began=True,
-    ended=True,
-    versions=Versions(mpirun="4.1.4", python="3.12.3", launcher="0.3.0"),
-    daemons=("orted",),
-    path="/usr/bin",
-    cpus=8,
-    gpus=0,
-)
-OWN = host_queries.Own(mpirun="mpirun", versions=GOOD.versions, daemons=("orted",))
+VERSIONS = {"mpirun": "4.1.4", "python": "3.12.3", "trainer-launch": "0.3.0"}
+WITHOUT_VERSIONS = {
+    "begin": "here", "end": "here", "daemon": "orted", "path": "/usr/bin", "cpus": "8", "gpus": "0"
+}  # fmt: skip
+GOOD = VERSIONS | WITHOUT_VERSIONS
+OWN = host_queries.Own(mpirun="mpirun", versions=VERSIONS, daemons=("orted",))
 
 
-def changed(**fields) -> Answer:
-    return replace(GOOD, **fields)
+def changed(**facts: str) -> Facts:
+    return {**GOOD, **facts}
 
 
 # -- the script and its answer ----------------------------------------------------------------
 
 
-def ask(command: str, *before: str, path: str | None = None) -> Answer:
+def ask(command: str, *before: str, path: str | None = None) -> Facts:
     """Run the script by a shell here, as sshd would."""
     text = "\n".join([*before, command])
     done = subprocess.run(
@@ -59,24 +54,25 @@ def test_the_script_tells_what_is_there(tmp_path: Path) -> None:
     fake(tools, "trainer-launch", "trainer-launch 0.2.0")
     command = script_command(TOKEN, "mpirun", ("orted", "prted"), "python3.9")
     answer = ask(command, path=f"{tools}:/usr/bin:/bin")
-    assert (answer.began, answer.ended, answer.said) == (True, True, "")
-    assert answer.versions == Versions(mpirun="4.1.4", python="3.9.2", launcher="0.2.0")
-    assert answer.daemons == ("orted",)
-    assert answer.cpus
-    assert answer.gpus is not None
+    assert refusal(0, "", answer) is None
+    facts = {"mpirun": "4.1.4", "python": "3.9.2", "trainer-launch": "0.2.0", "daemon": "orted"}
+    assert facts.items() <= answer.items()
+    assert host_queries.number(answer["cpus"])
+    assert host_queries.number(answer["gpus"]) is not None
 
 
 def test_the_script_bears_that_nothing_is_there(tmp_path: Path) -> None:
     (tmp_path / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
     (tmp_path / "env").symlink_to(shutil.which("env") or "/usr/bin/env")
     answer = ask(script_command(TOKEN, "no mpirun", ("orted",), "python3"), path=str(tmp_path))
-    assert answer.ended
-    assert (answer.versions, answer.daemons, answer.cpus) == (Versions(), (), None)
+    assert refusal(0, "", answer) is None
+    assert answer.keys() <= {"begin", "end", "path", "gpus"}
 
 
 def test_what_a_login_shell_prints_is_told_apart() -> None:
     answer = ask(script_command(TOKEN, "x", (), "python3"), "echo Welcome", "echo")
-    assert (answer.said, answer.ended) == ("Welcome", True)
+    assert refusal(0, "", answer) is None
+    assert "Welcome" not in str(answer)
 
 
 @pytest.mark.parametrize(
@@ -101,10 +97,10 @@ def test_the_mpirun_its_ranks_and_the_interpreter(line: str, mpirun: str, number
         ("mpirun (Open MPI) 5.0.8", "5.0.8"),
         ("Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307", "2021.9"),
         ("unknown", "unknown"),
-        ("", None),
+        ("", ""),
     ],
 )
-def test_versions_are_found_in_what_mpiruns_say(said: str, version: str | None) -> None:
+def test_versions_are_found_in_what_mpiruns_say(said: str, version: str) -> None:
     assert host_queries.version_in(said) == version
 
 
@@ -114,24 +110,28 @@ def test_versions_are_found_in_what_mpiruns_say(said: str, version: str | None) 
 @pytest.mark.parametrize(
     ("code", "err", "stage"),
     [
-        (255, "root@w-0: Permission denied (publickey).", SshStage.KEY),
+        (255, "root@w-0: Permission denied (publickey).", host_queries.KEY),
         (
             255,
             "@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
-            SshStage.HOST_KEY,
+            host_queries.HOST_KEY,
         ),
-        (255, "No ED25519 host key is known for w-0 and you have requested strict checking.", SshStage.HOST_KEY),
-        (255, "ssh: Could not resolve hostname w-0: Name or service not known", SshStage.DNS),
-        (255, "ssh: connect to host w-0 port 22: Connection refused", SshStage.PORT),
-        (255, "kex_exchange_identification: Connection closed by remote host", SshStage.BANNER),
-        (255, "something else", SshStage.BANNER),
-        (1, "This account is currently not available.", SshStage.SHELL),
-        (3, "", SshStage.SHELL),
-        (None, "", SshStage.SHELL),
+        (
+            255,
+            "No ED25519 host key is known for w-0 and you have requested strict checking.",
+            host_queries.HOST_KEY,
+        ),
+        (255, "ssh: Could not resolve hostname w-0: Name or service not known", host_queries.DNS),
+        (255, "ssh: connect to host w-0 port 22: Connection refused", host_queries.PORT),
+        (255, "kex_exchange_identification: Connection closed by remote host", host_queries.BANNER),
+        (255, "something else", host_queries.BANNER),
+        (1, "This account is currently not available.", host_queries.SHELL),
+        (3, "", host_queries.SHELL),
+        (None, "", host_queries.SHELL),
     ],
 )
 def test_the_stage_is_told_by_sshs_own_words(code: int | None, err: str, stage: SshStage) -> None:
-    found = refusal(code, err, Answer())
+    found = refusal(code, err, {})
     assert found
     assert found.stage is stage
     assert found.why
@@ -145,7 +145,7 @@ def test_who_ran_the_script_to_its_end_is_not_stuck() -> None:
 
 
 def test_hosts_that_are_stuck_alike_are_told_in_one_sentence() -> None:
-    why = Refusal(SshStage.KEY, "Permission denied (publickey).")
+    why = Refusal(KEY, "Permission denied (publickey).")
     [hosts, ssh] = launcher_checks.reached({"w-0": why, "w-1": None, "w-2": why})
     assert hosts.status is Status.PASS
     assert (ssh.check, ssh.status, ssh.fault) == ("mpi-ssh", Status.FAIL, Fault.JOB)
@@ -154,7 +154,7 @@ def test_hosts_that_are_stuck_alike_are_told_in_one_sentence() -> None:
 
 
 def test_a_host_that_is_not_there_is_the_nodes_fault_and_nobody_passes_it() -> None:
-    found = list(launcher_checks.reached({"w-0": Refusal(SshStage.DNS, "Name or service not known"), "w-1": None}))
+    found = list(launcher_checks.reached({"w-0": Refusal(DNS, "Name or service not known"), "w-1": None}))
     assert [(one.check, one.status) for one in found] == [("mpi-hosts", Status.FAIL), ("mpi-ssh", Status.PASS)]
     assert found[0].fault is Fault.NODE
     assert found[1].text.startswith("1 of 2 hosts")
@@ -171,22 +171,21 @@ def test_hosts_like_the_launcher_pass() -> None:
 
 
 def test_a_launcher_without_mpirun_is_no_pass() -> None:
-    [found] = launcher_checks.alike(
-        host_queries.Own(mpirun="mpirun", versions=Versions(), daemons=(), is_here=False), {}
-    )
+    [found] = launcher_checks.alike(host_queries.Own(mpirun="mpirun", versions={}, daemons=(), is_here=False), {})
     assert (found.status, found.fault) == (Status.FAIL, Fault.JOB)
     assert found.text == "mpirun is not in the launcher's PATH, so nothing can be started on the hosts"
 
 
 @pytest.mark.parametrize("nobody_knows", [{"is_here": False, "is_needed": False}, {"is_here": True}])
 def test_an_mpirun_that_is_not_known_is_unknown_and_no_pass(nobody_knows: dict[str, bool]) -> None:
-    own = host_queries.Own(mpirun="mpirun", versions=Versions(), daemons=(), **nobody_knows)
+    own = host_queries.Own(mpirun="mpirun", versions={}, daemons=(), **nobody_knows)
     assert [one.status for one in launcher_checks.alike(own, {"w-0": GOOD})] == [Status.UNKNOWN]
 
 
 def test_a_missing_daemon_and_other_versions_are_told() -> None:
-    other = Versions(mpirun="5.0.1", python="3.8.1", launcher="0.2.0")
-    answers = {"w-0": changed(daemons=()), "w-1": changed(versions=other), "w-2": GOOD}
+    other = changed(**{"mpirun": "5.0.1", "python": "3.8.1", "trainer-launch": "0.2.0"})
+    without = {name: fact for name, fact in GOOD.items() if name != "daemon"}
+    answers = {"w-0": without, "w-1": other, "w-2": GOOD}
     missing, mpirun, python, launcher = launcher_checks.alike(OWN, answers)
     assert missing.text == "no orted is in the PATH of w-0, and mpirun starts it there"
     assert missing.evidence == ("w-0: PATH is /usr/bin",)
@@ -196,7 +195,7 @@ def test_a_missing_daemon_and_other_versions_are_told() -> None:
 
 
 def test_what_a_host_does_not_have_is_not_compared() -> None:
-    [found] = launcher_checks.alike(OWN, {"w-0": changed(versions=Versions())})
+    [found] = launcher_checks.alike(OWN, {"w-0": WITHOUT_VERSIONS})
     assert found.status is Status.PASS
 
 
@@ -206,12 +205,12 @@ def test_what_a_host_does_not_have_is_not_compared() -> None:
         (4, 8, GOOD, None),
         (4, 9, GOOD, "9 ranks asked for, but the hosts have 8 slots"),
         (9, None, GOOD, "more slots than CPUs on w-0, w-1: 9 slots, 8 CPUs"),
-        (4, None, changed(gpus=2), "more slots than GPUs on w-0, w-1: 4 slots, 2 GPUs"),
-        (2, None, changed(gpus=2), None),
+        (4, None, changed(gpus="2"), "more slots than GPUs on w-0, w-1: 4 slots, 2 GPUs"),
+        (2, None, changed(gpus="2"), None),
     ],
 )
 def test_slots_are_held_against_ranks_and_machines(
-    slots: int, number: int | None, answer: Answer, says: str | None
+    slots: int, number: int | None, answer: Facts, says: str | None
 ) -> None:
     members = (Member("w-0", slots), Member("w-1", slots))
     [found] = launcher_checks.room(members, number, {"w-0": answer, "w-1": answer})

@@ -1,7 +1,7 @@
 """Tests of nodes with torch's gloo or NCCL, started by path in the program's own Python.
 
-Imports torch once, then takes orders as JSON lines from the socket that is its input. For each rail of an order a
-process is forked, which never outlives the order's time: this one touches no GPU, so it cannot hang in a driver.
+Imports torch once, then takes orders as JSON, one in a packet of the socket that is its input. For each rail of an
+order a process is forked, which never outlives its time: this one touches no GPU, so it cannot hang in a driver.
 Who is first in a test opens the store, in a process of its own, and tells its port to whoever comes with the token.
 A rail's all-reduces are compared bit by bit.
 """
@@ -16,7 +16,6 @@ import json
 import multiprocessing
 import os
 import random
-import select
 import signal
 import socket
 import sys
@@ -35,7 +34,6 @@ FAST_S = 0.02  # for the small size: then the large one is taken
 MAX_REPEATS = 100
 _TRIED = 50  # ports, at most
 _END_S = 1.0  # for the others to have read the last of it
-_AGAIN_S = 0.02
 _PR_SET_PDEATHSIG = 1
 _FORK = multiprocessing.get_context("fork")
 
@@ -47,31 +45,22 @@ def main() -> None:
     try:
         import torch.distributed as dist
 
-        can = {"gloo": dist.is_available() and dist.is_gloo_available(), "gpus": _gpus(dist), "why": ""}
-        if not can["gloo"]:
-            can["why"] = "this torch has no gloo"
+        has_gloo = dist.is_available() and dist.is_gloo_available()
+        can = {"gloo": has_gloo, "gpus": _gpus(dist), "why": "" if has_gloo else "this torch has no gloo"}
     except Exception as problem:  # noqa: BLE001  a broken torch raises whatever it likes
-        can = {
-            "gloo": False,
-            "gpus": 0,
-            "why": f"torch cannot be imported: {type(problem).__name__}: {problem}"[:300],
-        }
+        can = {"why": f"torch cannot be imported: {type(problem).__name__}: {problem}"[:300]}
     _tell(orders, can)
-    buffer = b""
     while True:
-        data, descriptors, _, _ = socket.recv_fds(orders, 1 << 16, 1)
-        if not data:
+        order, descriptors, _, _ = socket.recv_fds(orders, 1 << 16, 1)
+        if not order:
             return
-        buffer += data
-        if buffer.endswith(b"\n"):
-            listener = socket.socket(fileno=descriptors[0]) if descriptors else None
-            _tell(orders, {"rails": serve(json.loads(buffer), listener, orders)})
-            buffer = b""
+        listener = socket.socket(fileno=descriptors[0]) if descriptors else None
+        _tell(orders, {"rails": serve(json.loads(order), listener)})
 
 
-def _tell(orders: socket.socket, said: Mapping[str, Any]) -> None:
+def _tell(orders: socket.socket, message: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):
-        orders.sendall(json.dumps(said).encode() + b"\n")
+        orders.sendall(json.dumps(message).encode())
 
 
 def _gpus(dist: Any) -> int:
@@ -85,9 +74,9 @@ def _gpus(dist: Any) -> int:
         tell(torch.cuda.device_count())
 
     child = Child(count)
-    told = child.line(time.monotonic() + 20.0)
+    gpus = child.line(time.monotonic() + 20.0)
     child.end()
-    return told if isinstance(told, int) else 0
+    return gpus if isinstance(gpus, int) else 0
 
 
 class Child:
@@ -124,87 +113,50 @@ def _begun(parent: int, work: Callable[..., None], *args: object) -> None:
         os._exit(0)
 
 
-# -- one order --------------------------------------------------------------------------------
-
-
-def serve(order: Mapping[str, Any], listener: socket.socket | None, orders: socket.socket) -> list[tuple[str, int]]:
+def serve(order: Mapping[str, Any], listener: socket.socket | None) -> list[tuple[str, int]]:
     """Why each rail failed, or "", and its bytes per second."""
     until = time.monotonic() + float(order["limit_s"])
     n_rails = int(order["rails"])
     store = None if listener is None else Child(keep_store, order, until)
     rails: list[Child] = []
     try:
-        port = dial(order, until) if store is None else _port(store.line(until))
+        port = _port(dialed(order, until) if store is None else store.line(until))
         rails = [Child(work, order, rail, until, port) for rail in range(n_rails)]
-        if listener is not None:
-            welcome(order, listener, until, port, orders)
-        seen = [_seen(child.line(until)) for child in rails]
+        for left in range(int(order["size"]) - 1, 0, -1) if listener is not None else ():
+            late = f"{left} of {int(order['size']) - 1} others did not connect in time"
+            pair_bench.accepted(listener, order["token"], until, f"ok {port}\n".encode(), late).close()
+        results = [_result(child.line(until)) for child in rails]
         last = time.monotonic() + _END_S
         for number, child in enumerate(rails):
-            if not seen[number][0]:
+            if not results[number][0]:
                 child.line(last)  # its end: the others may still read what it has sent
     except pair_bench.PairTestFailed as problem:
-        seen = [(str(problem), 0)] * n_rails
+        results = [(str(problem), 0)] * n_rails
     for number, child in enumerate(rails):
         if not child.end():
-            seen[number] = ("its test hangs in the kernel: not even SIGKILL ends it", 0)
+            results[number] = ("its test hangs in the kernel: not even SIGKILL ends it", 0)
     if store is not None:
         store.end()
-    return seen
+    return results
 
 
-def _port(said: object) -> int:
-    if isinstance(said, int):
-        return said
-    raise pair_bench.PairTestFailed(f"its store could not be opened: {_seen(said)[0]}")
+def dialed(order: Mapping[str, Any], until: float) -> object:
+    """Connect until the first node is at this test; the port of its store, or why there is none."""
+    sock, port = pair_bench.dialed(order["token"], until, str(order["host"]), int(order["port"]))
+    sock.close()
+    return int(port) if port.isascii() and port.isdigit() and len(port) < 6 else ("the other end names no port", 0)
 
 
-def _seen(said: object) -> tuple[str, int]:
-    if isinstance(said, tuple):
-        return said
+def _port(word: object) -> int:
+    if isinstance(word, int):
+        return word
+    raise pair_bench.PairTestFailed(f"its store could not be opened: {_result(word)[0]}")
+
+
+def _result(word: object) -> tuple[str, int]:
+    if isinstance(word, tuple):
+        return word
     return "its test hung and was killed, or died", 0
-
-
-def welcome(
-    order: Mapping[str, Any], listener: socket.socket, until: float, port: int, orders: socket.socket
-) -> None:
-    """Tell all others where the store is."""
-    answer = f"ok {port}\n".encode()
-    left = int(order["size"]) - 1
-    while left:
-        ready, _, _ = select.select([listener, orders], [], [], max(0.0, until - time.monotonic()))
-        if not ready or orders in ready:  # who gave the order is gone
-            raise pair_bench.PairTestFailed(f"{left} of {int(order['size']) - 1} others did not connect in time")
-        try:
-            sock, _ = listener.accept()
-        except OSError:
-            continue
-        with sock, contextlib.suppress(pair_bench.PairTestFailed):
-            sock.setblocking(True)
-            said = pair_bench.line(sock, min(until, time.monotonic() + pair_bench.TOKEN_S), "no token")
-            if said == order["token"]:  # else a probe, or who is late from an earlier test
-                with pair_bench.in_time(sock, until, "cannot answer"):
-                    sock.sendall(answer)
-                left -= 1
-
-
-def dial(order: Mapping[str, Any], until: float) -> int:
-    """Connect until the first node is at this test; the port of its store."""
-    host, port = str(order["host"]), int(order["port"])
-    where = f"{host}:{port}"
-    while True:
-        with pair_bench.connected(where, host, port, until) as sock:
-            with pair_bench.in_time(sock, until, f"no answer from {where}"):
-                sock.sendall(str(order["token"]).encode() + b"\n")
-            word, _, port_of_store = pair_bench.line(sock, until, f"no answer from {where}").partition(" ")
-        if word == "ok" and port_of_store.isascii() and port_of_store.isdigit() and len(port_of_store) < 6:
-            return int(port_of_store)
-        if time.monotonic() + _AGAIN_S > until:
-            raise pair_bench.PairTestFailed(f"{where} was not ready for the test in time")
-        time.sleep(_AGAIN_S)  # it has not begun yet
-
-
-# -- one rail's part --------------------------------------------------------------------------
 
 
 class DamagedError(Exception):

@@ -3,8 +3,8 @@
 `watch` in its command line: what happens to them while others load them. It looks many times a second until its
 input ends, and tells the worst of each GPU, and the XID errors that the driver told meanwhile.
 
-A call may hang in the driver, so this runs in a child that can be killed. Every fact is ["known", value],
-["unsupported"] or ["unknown", why]: what a card or a driver does not tell is no fault.
+A call may hang in the driver, so this runs in a child that can be killed. What a driver does not tell is in
+`unknown`, with the reason; what a card does not have is neither there nor among the facts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import ctypes
 import importlib
 import json
 import os
-import re
 import select
 import signal
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,25 +30,18 @@ except ImportError:
 # By what they are called in nvml.h; a library that is older than a name does not have it.
 _UNSUPPORTED, _FUNCTION_NOT_FOUND, _LOST, _RESET_REQUIRED = 3, 13, 15, 16
 _RECOVERY_ACTION = 230
-_NVLINK_SPEED, _NVLINK_SPEED_COMMON = 164, 90
 _NVLINK_ERRORS = (161, 162, 163)  # replay, recovery, CRC
-_OLD_NVLINK_ERRORS = (0, 1, 2, 3)  # replay, recovery, CRC of flits and of data
 _MAX_LINKS = 18
 _FABRIC_DONE = 3
-_UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
-_SLOWDOWN = 1  # a temperature
+_UNCORRECTED, _VOLATILE = 1, 0
 _VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a field, by its type
 _LIMIT_S, _WATCH_LIMIT_S = 60, 600
-_XID = re.compile(r"^[^;]*?,[^;]*?,(\d+)[^;]*;NVRM: Xid \(PCI:([0-9A-Fa-f:]+)[^)]*\): (\d+)")
-_RECENT_S, _RECORD_BYTES = 7200, 8192
 INTERVAL_S = 0.05
 _XID_EVENT = 8  # the type of event
 _TIMED_OUT = 10
 _IDLE = 1  # the bit of the reasons
 _MAX_EVENTS = 100
 _LAST_MS = 100  # an event may come a moment after what it tells of
-
-Fact = list[Any]
 
 
 def main() -> None:
@@ -77,37 +68,47 @@ def answer(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def at_rest() -> dict[str, Any]:
     """All facts."""
     gpus = [of_gpu(index) for index in range(nvml.nvmlDeviceGetCount())]
-    state, *version = fact(lambda: text(nvml.nvmlSystemGetDriverVersion()))
-    driver = version[0] if state == "known" else ""
-    return {"trouble": "", "driver": driver, "gpus": gpus, "log": earlier_xids()}
+    driver = Facts()
+    driver.ask("version", lambda: text(nvml.nvmlSystemGetDriverVersion()))
+    return {"trouble": "", "driver": driver.known.get("version", ""), "gpus": gpus}
 
 
 def of_gpu(index: int) -> dict[str, Any]:
     """All facts of one GPU; `lost`: the driver says that it is gone, or must be reset."""
-    lost: list[str] = []
+    facts = Facts()
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as problem:
         return {"index": index, "lost": str(problem)}
-    facts = {name: fact(partial(read, gpu), lost) for name, read in {**AT_REST, **TEMPERATURES}.items()}
-    return {"index": index, "lost": lost[0] if lost else "", "facts": facts}
+    for name, read in AT_REST.items():
+        facts.ask(name, partial(read, gpu))
+    return {"index": index, "lost": facts.lost, "facts": facts.known, "unknown": facts.unknown}
 
 
-def fact(read: Callable[[], Any], lost: list[str] | None = None) -> Fact:
-    """What a call gives, or why it gives nothing."""
-    try:
-        return ["known", read()]
-    except nvml.NVMLError as problem:
-        code = getattr(problem, "value", None)
-        if code == _UNSUPPORTED:
-            return ["unsupported"]
-        if code in (_LOST, _RESET_REQUIRED) and lost is not None:
-            lost.append(str(problem))
-        return ["unknown", "the driver is too old for it" if code == _FUNCTION_NOT_FOUND else str(problem)]
-    except AttributeError:
-        return ["unknown", "nvidia-ml-py is too old for it"]
-    except Exception as problem:  # noqa: BLE001  the bindings are made of ctypes, and differ by version
-        return ["unknown", f"{type(problem).__name__}: {problem}"[:200]]
+class Facts:
+    """What calls give, and why others give nothing."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Any] = {}
+        self.unknown: dict[str, str] = {}
+        self.lost = ""
+
+    def ask(self, name: str, read: Callable[[], Any]) -> None:
+        """Once; the newest answer counts."""
+        self.unknown.pop(name, None)
+        try:
+            self.known[name] = read()
+        except nvml.NVMLError as problem:
+            code = getattr(problem, "value", None)
+            if code in (_LOST, _RESET_REQUIRED):
+                self.lost = self.lost or str(problem)
+            if code != _UNSUPPORTED:
+                is_old = code == _FUNCTION_NOT_FOUND
+                self.unknown[name] = "the driver is too old for it" if is_old else str(problem)
+        except AttributeError:
+            self.unknown[name] = "nvidia-ml-py is too old for it"
+        except Exception as problem:  # noqa: BLE001  the bindings are made of ctypes, and differ by version
+            self.unknown[name] = f"{type(problem).__name__}: {problem}"[:200]
 
 
 def text(value: Any) -> str:
@@ -130,14 +131,10 @@ def field(gpu: Any, number: int, link: int | None = None) -> Any:
 
 
 def clock_reasons(gpu: Any) -> int:
-    """Bits that say why clocks are below their maximum; the call had another name once."""
+    """Bits that say why clocks are below their maximum; bindings and drivers had another name for it once."""
     try:
         return nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
-    except AttributeError:
-        return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-    except nvml.NVMLError as problem:
-        if getattr(problem, "value", None) != _FUNCTION_NOT_FOUND:
-            raise
+    except (nvml.NVMLError, AttributeError):
         return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
 
 
@@ -158,28 +155,10 @@ def nvlinks(gpu: Any) -> list[int]:
     return links
 
 
-def nvlink_mbps(gpu: Any) -> int:
-    """Of the slowest link that is up."""
-    up = [link for link, is_up in enumerate(nvlinks(gpu)) if is_up]
-    if not up:
-        raise nvml.NVMLError(_UNSUPPORTED)
-    try:
-        return min(field(gpu, _NVLINK_SPEED, link) for link in up)
-    except nvml.NVMLError:
-        return field(gpu, _NVLINK_SPEED_COMMON)
-
-
 def nvlink_errors(gpu: Any) -> int:
     """All errors of all links since the driver was loaded."""
     links = range(len(nvlinks(gpu)))
-    try:
-        return sum(field(gpu, number, link) for link in links for number in _NVLINK_ERRORS)
-    except nvml.NVMLError:
-        return sum(
-            nvml.nvmlDeviceGetNvLinkErrorCounter(gpu, link, number)
-            for link in links
-            for number in _OLD_NVLINK_ERRORS
-        )
+    return sum(field(gpu, number, link) for link in links for number in _NVLINK_ERRORS)
 
 
 def pcie_generation(gpu: Any) -> list[int]:
@@ -200,21 +179,6 @@ def fabric_error(gpu: Any) -> int:
     return int(info.status) if info.state == _FABRIC_DONE else 0
 
 
-def earlier_xids(path: str = "/dev/kmsg") -> Fact:
-    """Errors of the last hours by the kernel's log, where a container may read it: place, number, seconds ago."""
-    xids: list[list[Any]] = []
-    try:
-        log = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as problem:
-        return ["unknown", f"{path}: {problem.strerror}"]
-    with open(log, "rb", buffering=0) as file, contextlib.suppress(OSError):  # there is no more of it now
-        while (record := file.read(_RECORD_BYTES)) and len(xids) < _MAX_EVENTS:
-            if match := _XID.match(record.decode(errors="replace")):
-                ago_s = time.clock_gettime(time.CLOCK_MONOTONIC) - int(match[1]) / 1e6
-                xids += [[match[2].lower(), int(match[3]), round(ago_s)]] if ago_s < _RECENT_S else []
-    return ["known", xids]
-
-
 # How each fact of a GPU is asked for.
 AT_REST: dict[str, Callable[[Any], Any]] = {
     "name": lambda gpu: text(nvml.nvmlDeviceGetName(gpu)),
@@ -222,31 +186,13 @@ AT_REST: dict[str, Callable[[Any], Any]] = {
     "pci": pci,
     "recovery": lambda gpu: field(gpu, _RECOVERY_ACTION),
     "ecc_uncorrected": lambda gpu: nvml.nvmlDeviceGetTotalEccErrors(gpu, _UNCORRECTED, _VOLATILE),
-    "ecc_uncorrected_ever": lambda gpu: nvml.nvmlDeviceGetTotalEccErrors(gpu, _UNCORRECTED, _AGGREGATE),
     "remapped": lambda gpu: list(nvml.nvmlDeviceGetRemappedRows(gpu)),
     "retired_pending": lambda gpu: nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu),
     "mig": lambda gpu: nvml.nvmlDeviceGetMigMode(gpu)[0],
     "memory_total": lambda gpu: memory(gpu).total,
     "memory_used": lambda gpu: memory(gpu).used,
-    "slowdown_c": lambda gpu: nvml.nvmlDeviceGetTemperatureThreshold(gpu, _SLOWDOWN),
     "nvlinks": nvlinks,
-    "nvlink_mbps": nvlink_mbps,
     "fabric_error": fabric_error,
-}
-TEMPERATURES: dict[str, Callable[[Any], Any]] = {
-    "temperature_c": lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, 0),
-    "margin_c": lambda gpu: nvml.nvmlDeviceGetMarginTemperature(gpu),
-}
-COUNTERS: dict[str, Callable[[Any], Any]] = {  # many calls, and only their growth matters
-    "pcie_replays": lambda gpu: nvml.nvmlDeviceGetPcieReplayCounter(gpu),
-    "nvlink_errors": nvlink_errors,
-}
-MOVING: dict[str, Callable[[Any], Any]] = {
-    **TEMPERATURES,
-    **COUNTERS,
-    "clock_reasons": clock_reasons,
-    "pcie_generation": pcie_generation,
-    "pcie_lanes": pcie_lanes,
 }
 
 
@@ -265,11 +211,11 @@ class WatchedGpu:
 
     def __init__(self, index: int) -> None:
         self._index, self._gpu = index, nvml.nvmlDeviceGetHandleByIndex(index)
-        self._last: dict[str, Fact] = {}
-        self._values: dict[str, list[Any]] = {name: [] for name in MOVING}
+        self._facts, self._start = Facts(), Facts()
+        self._looks, self._times = 0, Counter[int]()
         self._xids: list[int] = []
-        self._event_set = fact(self._register)
-        self._see(COUNTERS)
+        self._start.ask("nvlink_errors", partial(nvlink_errors, self._gpu))
+        self._start.ask("events", self._register)
 
     def _register(self) -> Any:
         made = nvml.nvmlEventSetCreate()
@@ -278,48 +224,49 @@ class WatchedGpu:
 
     def look(self) -> None:
         """Once."""
-        self._see([name for name in MOVING if name not in COUNTERS])
+        for name, read in (("load pcie_generation", pcie_generation), ("load pcie_lanes", pcie_lanes)):
+            self._facts.ask(name, partial(self._best, name, read))
+        self._facts.ask("load clock_reasons", self._clocks)
         self._hear(0)
 
-    def _see(self, names: Iterable[str]) -> None:
-        for name in names:
-            if self._last.get(name) != ["unsupported"]:
-                self._last[name] = fact(partial(MOVING[name], self._gpu))
-                self._values[name] += self._last[name][1:] if self._last[name][0] == "known" else []
+    def _best(self, name: str, read: Callable[[Any], list[int]]) -> list[int]:
+        return max(read(self._gpu), self._facts.known.get(name, []))
+
+    def _clocks(self) -> dict[str, Any]:
+        """How often what slowed the clocks down, while the GPU was busy."""
+        bits = int(clock_reasons(self._gpu))
+        if not bits & _IDLE:
+            self._looks += 1
+            self._times.update(1 << bit for bit in range(bits.bit_length()) if bits >> bit & 1)
+        return {"looks": self._looks, "times": self._times}
 
     def _hear(self, wait_ms: int) -> None:
-        while self._event_set[0] == "known" and len(self._xids) < _MAX_EVENTS:
+        events = self._start.known
+        while "events" in events and len(self._xids) < _MAX_EVENTS:
             try:
-                heard = nvml.nvmlEventSetWait_v2(self._event_set[1], wait_ms)
+                heard = nvml.nvmlEventSetWait_v2(events["events"], wait_ms)
             except nvml.NVMLError as problem:
                 if getattr(problem, "value", None) != _TIMED_OUT:
-                    self._event_set = ["unknown", str(problem)]
+                    del events["events"]
+                    self._start.unknown["events"] = str(problem)
                 return
-            if heard.eventType == _XID_EVENT:
-                self._xids.append(int(heard.eventData))
+            self._xids += [int(heard.eventData)] if heard.eventType == _XID_EVENT else []
 
     def summary(self) -> dict[str, Any]:
         """The worst of each fact, and the errors that the driver told."""
         self._hear(_LAST_MS)
-        self._see(COUNTERS)
-        facts = {name: worst(name, self._values[name]) or last for name, last in self._last.items()}
-        facts["xids"] = ["known", self._xids] if self._event_set[0] == "known" else self._event_set
-        return {"index": self._index, "facts": facts}
-
-
-def worst(name: str, values: list[Any]) -> Fact:
-    """The worst of what was seen; how much a counter grew; how often what slowed the clocks down."""
-    if not values:
-        return []
-    if name in COUNTERS:
-        return ["known", values[-1] - values[0]]
-    if name != "clock_reasons":
-        return ["known", min(values) if name == "margin_c" else max(values)]
-    busy = [bits for bits in values if not bits & _IDLE]
-    times = Counter(1 << bit for bits in busy for bit in range(int(bits).bit_length()) if bits >> bit & 1)
-    return (
-        ["known", {"looks": len(busy), "times": times}] if busy else ["unknown", "it was idle whenever we looked"]
-    )
+        known, unknown = self._facts.known, self._facts.unknown
+        if "nvlink_errors" in self._start.known:
+            before = self._start.known["nvlink_errors"]
+            self._facts.ask("load nvlink_errors", lambda: nvlink_errors(self._gpu) - before)
+        if "events" in self._start.known:
+            known["load xids"] = self._xids
+        elif "events" in self._start.unknown:
+            unknown["load xids"] = self._start.unknown["events"]
+        if not self._looks and known.pop("load clock_reasons", None):
+            unknown["load clock_reasons"] = "it was idle whenever we looked"
+        unknown = {name: why for name, why in unknown.items() if name not in known}
+        return {"index": self._index, "facts": known, "unknown": unknown}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One end of a test of two nodes, started by path with `-I -S`: only the standard library.
+"""One end of a test of two nodes over a plain socket: each sends for a moment, and the other compares every byte.
 
-`dial TOKEN SECONDS HOST PORT` or `listen TOKEN SECONDS DESCRIPTOR`. Both send for a moment, one after the other,
-data that follows from the token; who receives compares every byte and takes the time.
+Started by path with `-I -S`, with only the standard library: `TOKEN SECONDS HOST PORT [DESCRIPTOR]`; who is given
+the descriptor of a listener waits for the other. A busy process such as node 0's launcher would measure itself.
 """
 
 from __future__ import annotations
@@ -30,31 +30,40 @@ class PairTestFailed(Exception):
 
 def main() -> None:
     """Do what the command line says."""
-    role, token, limit = sys.argv[1:4]
+    token, limit, host, port, *lent = sys.argv[1:]
     signal.setitimer(signal.ITIMER_REAL, float(limit) + 5)  # should our parent die first
-    until = time.monotonic() + float(limit)
-    rate, why = 0, ""
+    listener = socket.socket(fileno=int(lent[0])) if lent else None
+    os.write(1, json.dumps({"rails": [measured(token, float(limit), listener, host, int(port))]}).encode())
+
+
+def measured(token: str, limit_s: float, listener: socket.socket | None, host: str, port: int) -> tuple[str, int]:
+    """Why the test failed, or "", and the bytes per second that came; who has a listener waits for the other."""
+    until = time.monotonic() + limit_s
     try:
-        if role == "dial":
-            rate = dial(token, until, sys.argv[4], int(sys.argv[5]))
-        else:
-            rate = answer(token, until, int(sys.argv[4]))
+        if listener is None:
+            with dialed(token, until, host, port)[0] as sock:
+                send(sock, token, until)
+                return "", receive(sock, token, until)
+        with accepted(listener, token, until, b"ok\n", "the other end did not connect in time") as sock:
+            rate = receive(sock, token, until)
+            send(sock, token, until)
+            return "", rate
     except PairTestFailed as problem:
-        why = str(problem)
-    os.write(1, json.dumps({"rails": [[why, rate]]}).encode())
+        return str(problem), 0
 
 
-def dial(token: str, until: float, host: str, port: int) -> int:
-    """Connect until the other end is at the test, then send first; bytes per second that came back."""
+def dialed(token: str, until: float, host: str, port: int) -> tuple[socket.socket, str]:
+    """Connect until the other end is at the test; the connection, and what it says besides."""
     where = f"{host}:{port}"
     while True:
-        sock = connected(where, host, port, until)
-        with sock:
+        with contextlib.ExitStack() as undo:
+            sock = undo.enter_context(connected(where, host, port, until))
             with in_time(sock, until, f"no answer from {where}"):
                 sock.sendall(token.encode() + b"\n")
-            if line(sock, until, f"no answer from {where}") == "ok":
-                send(sock, token, until)
-                return receive(sock, token, until)
+            word, _, rest = line(sock, until, f"no answer from {where}").partition(" ")
+            if word == "ok":
+                undo.pop_all()
+                return sock, rest
         if time.monotonic() + _AGAIN_S > until:
             raise PairTestFailed(f"{where} was not ready for the test in time")
         time.sleep(_AGAIN_S)  # it has not begun yet
@@ -72,26 +81,22 @@ def connected(where: str, host: str, port: int, until: float) -> socket.socket:
         ) from None
 
 
-def answer(token: str, until: float, descriptor: int) -> int:
-    """Wait for who knows the token, receive first, then send; bytes per second that came."""
-    listener = socket.socket(fileno=descriptor)
+def accepted(listener: socket.socket, token: str, until: float, answer: bytes, late: str) -> socket.socket:
+    """Wait for who knows the token, and answer; `late` is the failure when nobody comes in time."""
     while True:
         listener.settimeout(max(0.01, until - time.monotonic()))
         try:
             sock, _ = listener.accept()
         except OSError:
-            raise PairTestFailed("the other end did not connect in time") from None
-        with sock:
-            try:
-                if line(sock, min(until, time.monotonic() + TOKEN_S), "no token") != token:
-                    continue  # a probe, or who is late from an earlier test
-            except PairTestFailed:
-                continue
-            with in_time(sock, until, "cannot answer"):
-                sock.sendall(b"ok\n")
-            rate = receive(sock, token, until)
-            send(sock, token, until)
-            return rate
+            raise PairTestFailed(late) from None
+        with contextlib.ExitStack() as undo, contextlib.suppress(PairTestFailed):
+            undo.enter_context(sock)
+            if line(sock, min(until, time.monotonic() + TOKEN_S), "no token") == token:
+                with in_time(sock, until, "cannot answer"):
+                    sock.sendall(answer)
+                undo.pop_all()
+                return sock
+        # It was a probe, or who is late from an earlier test.
 
 
 def send(sock: socket.socket, token: str, until: float) -> None:

@@ -1,4 +1,4 @@
-"""Node 0's part in the cluster preflight: gather reports, judge them, have pairs tested, decide.
+"""Node 0's part in the cluster preflight: gather reports, have pairs tested, judge once, tell all nodes.
 
 It knows neither sockets nor a clock: what nodes say and what time it is come as arguments of its calls.
 """
@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from msgspec.structs import replace
-
 from trainer_launch.membership.protocol import Hello, refused_version
 from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Finding, Measure
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
+from trainer_launch.preflight.cluster import pairs, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster import present_nodes
-from trainer_launch.preflight.cluster.nodes import LEASE_S, Cluster, ClusterSettings, Node, label
+from trainer_launch.preflight.cluster.nodes import LEASE_S, Cluster, ClusterSettings, JobNode, PairTests, label
 from trainer_launch.preflight.cluster.outside_look import Stuck
-from trainer_launch.preflight.cluster.pair_results import PairTests
 from trainer_launch.preflight.cluster.pair_rounds import Rounds
 
 TICK_S = 0.25
@@ -33,13 +30,20 @@ _SOUGHT = 32  # nodes whose tokens all look for in shared folders
 _COME_BACK_S = 4.0  # for who was lost after all were there
 
 
-class Phase(Enum):
+class PreflightPhase(Enum):
     """How far the cluster preflight is."""
 
     CALLING = "calling"
-    RECORDING = "recording"
+    REPORTING = "reporting"
     TESTING = "testing"
     OVER = "over"
+
+
+def judge(cluster: Cluster) -> list[Finding]:
+    """What the reports of all nodes, and the tests of pairs of them, come to. Pure."""
+    checks = [check for check in registry.at(Where.CLUSTER) if check.id not in cluster.settings.left_out]
+    runs = dict.fromkeys(check.run for check in checks)
+    return [finding for run in runs for finding in run(cluster)]
 
 
 class ClusterPreflight:
@@ -57,29 +61,24 @@ class ClusterPreflight:
         look: Callable[[Sequence[Endpoint | None], float], None],
     ) -> None:
         self._settings, self._send, self._look = settings, send, look
-        self._until_s = now_s + settings.deadline_s
-        self._look_at_s = self._until_s - min(_LOOK_S, settings.deadline_s / 3)
+        self._until_s = now_s + settings.deadline_s  # for all to come, later for all to report
         self._news_at_s = now_s + NEWS_S
         self._last_came_s = now_s
-        self._nodes: dict[int, Node] = {}  # by rank, all that have come
-        self._peers: dict[int, Node] = {}  # by connection, those that are here
+        self._nodes: dict[int, JobNode] = {}  # by rank, all that have come
+        self._peers: dict[int, JobNode] = {}  # by connection, those that are here
         self._lost: set[int] = set()  # ranks that were here
-        self._unrecorded: set[int] = set()  # ranks whose record is awaited
+        self._unreported: set[int] = set()  # ranks whose report is awaited
         self._at_work = ""  # a host whose job runs already
         self._collisions: dict[int, set[str]] = {}
         self._looking: list[int] | None = None  # ranks that are missing
         self._looked: dict[int, Stuck] = {}
-        self._record_until_s = 0.0
         self._rounds: Rounds | None = None
-        self.seen = PairTests()  # the pair tests, when it is over
-        self.phase = Phase.CALLING
+        self.phase = PreflightPhase.CALLING
         self.findings: tuple[Finding, ...] = ()  # when it is over
-
-    # -- what happens -------------------------------------------------------------------------
 
     def hear(self, peer: int, address: str, message: msg.Message, now_s: float) -> None:
         """A message, from the connection with this number."""
-        if self.phase is Phase.OVER:
+        if self.phase is PreflightPhase.OVER:
             return self._send(peer, None)
         node = self._peers.get(peer)
         if node is not None:
@@ -89,11 +88,10 @@ class ClusterPreflight:
                 self._meet_worker(peer, message)
             case msg.Present():
                 self._greet(peer, address, message, now_s)
-            case msg.Record() if node is not None:
-                node.record, node.has_record = message, True
-                self._unrecorded.discard(node.rank)
-            case msg.Found() if node is not None and not node.has_record:
-                node.record = replace(node.record, findings=message.findings)
+            case msg.NodeReport() if node is not None and node.report.is_early:
+                node.report = message
+                if not message.is_early:
+                    self._unreported.discard(node.rank)
             case msg.Result() if node is not None and self._rounds is not None:
                 self._rounds.take(node.rank, message)
         return self._go_on(now_s)
@@ -113,7 +111,7 @@ class ClusterPreflight:
             # After this process was stopped, nodes' lines may wait unread.
             was_away = now_s > self._news_at_s + LEASE_S / 2
             self._news_at_s = now_s + NEWS_S
-            missing = self._missing() if self.phase is Phase.CALLING else []
+            missing = self._missing() if self.phase is PreflightPhase.CALLING else []
             news = self._news(now_s, tuple(map(self._name, missing[:_SHOWN])))
             for peer, node in list(self._peers.items()):
                 if was_away:
@@ -127,9 +125,22 @@ class ClusterPreflight:
 
     def break_off(self, mistake: Exception) -> None:
         """After a mistake of this program: what nodes have found themselves stands, all else is unknown."""
-        self._decide([present_nodes.broken(mistake)], self._own_findings())
+        self._decide([present_nodes.broken(mistake)], present_nodes.own_findings(self._peers.values()))
 
-    # -- who is there -------------------------------------------------------------------------
+    @property
+    def names(self) -> list[str]:
+        """The nodes that came, for people."""
+        return [self._nodes[rank].name for rank in sorted(self._nodes)]
+
+    @property
+    def pair_tests(self) -> PairTests:
+        """How pairs were tested so far."""
+        return PairTests() if self._rounds is None else self._rounds.tests
+
+    def measured(self) -> list[Measure]:
+        """What all nodes have measured."""
+        of_nodes = (measure for node in self._nodes.values() for measure in node.report.measures)
+        return [*of_nodes, *self.pair_tests.measures]
 
     def _meet_worker(self, peer: int, hello: Hello) -> None:
         """A node that looks for a coordinator: its job runs already, or it is of another one."""
@@ -148,13 +159,13 @@ class ClusterPreflight:
             self._peers.pop(old.peer, None)
             self._send(old.peer, None)
         self._lost.discard(rank)
-        node = Node(rank, present.host, present.incarnation, address, present.port, peer, now_s)
+        node = JobNode(rank, present.host, present.incarnation, address, present.port, peer, now_s)
         self._nodes[rank] = self._peers[peer] = node
-        self._unrecorded.add(rank)
+        self._unreported.add(rank)
         self._last_came_s = now_s
-        return self._send(peer, self._news(now_s) if self.phase is Phase.CALLING else self._complete())
+        return self._send(peer, self._news(now_s) if self.phase is PreflightPhase.CALLING else self._complete())
 
-    def _refusal(self, present: msg.Present, old: Node | None) -> msg.Refused | None:
+    def _refusal(self, present: msg.Present, old: JobNode | None) -> msg.Refused | None:
         """Why a node is turned away, if it is: for good where it does not belong to this job."""
         if (refused := other_version(present)) is not None:
             return refused
@@ -168,7 +179,7 @@ class ClusterPreflight:
             text = f"{old.name} is there already, so {present.host} cannot be node {old.rank} as well"
             return msg.Refused(text, retry=True)
         is_back = old is not None and old.incarnation == present.incarnation
-        is_in_time = self.phase is Phase.CALLING or (is_back and self.phase is Phase.RECORDING)
+        is_in_time = self.phase is PreflightPhase.CALLING or (is_back and self.phase is PreflightPhase.REPORTING)
         return None if is_in_time else _TOO_LATE
 
     def _another_job(self, name: str) -> msg.Refused:
@@ -181,8 +192,8 @@ class ClusterPreflight:
             self._lost.add(node.rank)
 
     def _news(self, now_s: float, missing: tuple[str, ...] = ()) -> msg.Waiting:
-        is_calling = self.phase is Phase.CALLING
-        left_s = max(0.0, self._until_s - now_s) if is_calling else self._settings.record_s
+        is_calling = self.phase is PreflightPhase.CALLING
+        left_s = max(0.0, self._until_s - now_s) if is_calling else self._settings.report_s
         present = len(self._peers)
         return msg.Waiting(present, max(present, self._settings.min_nodes), missing, left_s)
 
@@ -207,15 +218,19 @@ class ClusterPreflight:
         node = self._nodes.get(rank)
         return self._settings.names.place(rank) if node is None else Endpoint(node.address, node.port)
 
-    # -- how it goes on -----------------------------------------------------------------------
-
     def _go_on(self, now_s: float) -> None:
-        if self.phase is Phase.CALLING:
+        if self.phase is PreflightPhase.CALLING:
             self._call(now_s)
-        elif self.phase is Phase.RECORDING:
-            self._record(now_s)
-        elif self.phase is Phase.TESTING:
-            self._test(now_s)
+        elif self.phase is PreflightPhase.REPORTING:
+            self._await_reports(now_s)
+        elif (
+            self._rounds is not None
+            and self.phase is PreflightPhase.TESTING
+            and self._rounds.is_due(now_s, self._lost)
+        ):
+            self._rounds.next(now_s)
+            if self._rounds.is_over:
+                self._judge([node for node in self._nodes.values() if node.peer is None])
 
     def _call(self, now_s: float) -> None:
         settings, n_present = self._settings, len(self._peers)
@@ -223,81 +238,52 @@ class ClusterPreflight:
         if self._at_work and n_present:  # this node itself, at least
             self._decide([present_nodes.runs_already(self._at_work)])
         elif n_present >= settings.max_nodes or (n_present >= settings.min_nodes and gathered):
-            self.phase = Phase.RECORDING
-            self._record_until_s = now_s + settings.record_s
+            self.phase = PreflightPhase.REPORTING
+            self._until_s = now_s + settings.report_s
             self._nodes = {node.rank: node for node in sorted(self._peers.values(), key=lambda node: node.rank)}
             self._lost.clear()
-            self._unrecorded = {node.rank for node in self._nodes.values() if not node.has_record}
+            self._unreported = {node.rank for node in self._nodes.values() if node.report.is_early}
             complete = self._complete()
             for peer in list(self._peers):
                 self._send(peer, complete)
         elif now_s >= self._until_s:
+            missing = {rank: self._name(rank) for rank in self._missing()}
+            lost = {rank: node.lost for rank, node in self._nodes.items()}
             self._decide(
-                present_nodes.absent(
-                    {rank: self._name(rank) for rank in self._missing()},
-                    self._looked,
-                    {rank: node.lost for rank, node in self._nodes.items()},
-                    n_present,
-                    settings,
-                ),
+                present_nodes.absent(missing, self._looked, lost, n_present, settings),
                 present_nodes.collided(self._collisions),
-                self._own_findings(),
+                present_nodes.own_findings(self._peers.values()),
             )
-        elif now_s >= self._look_at_s and self._looking is None:
+        elif self._looking is None and now_s >= self._until_s - min(_LOOK_S, settings.deadline_s / 3):
             self._looking = self._missing()[: present_nodes.MAX_NAMED]
             self._look(list(map(self._place, self._looking)), max(0.2, self._until_s - now_s - 0.4))
 
-    def _record(self, now_s: float) -> None:
-        if self._unrecorded and not self._lost and now_s < self._record_until_s:
+    def _await_reports(self, now_s: float) -> None:
+        if self._unreported and not self._lost and now_s < self._until_s:
             return
-        awaited = [node for node in self._nodes.values() if not node.has_record or node.peer is None]
-        patient_s = [self._record_until_s if node.peer else node.lost_s + _COME_BACK_S for node in awaited]
-        if now_s < min(self._record_until_s, max(patient_s, default=now_s)):
+        awaited = [node for node in self._nodes.values() if node.report.is_early or node.peer is None]
+        patient_s = [self._until_s if node.peer else node.lost_s + _COME_BACK_S for node in awaited]
+        if now_s < min(self._until_s, max(patient_s, default=now_s)):
             return
-        if awaited or len(self._nodes) < 2 or not self._settings.with_pairs:
-            self._decide(self._compared(), list(map(present_nodes.midway, awaited)))
-            return
-        self.phase = Phase.TESTING
-        self._rounds = Rounds(self._settings, list(self._nodes.values()), self._send)
-        self._rounds.begin(now_s)
+        if awaited or len(self._nodes) < 2 or pairs.NAME in self._settings.left_out:
+            self._judge(awaited)
+        else:
+            self.phase = PreflightPhase.TESTING
+            self._rounds = Rounds(self._settings, list(self._nodes.values()), self._send)
+            self._rounds.begin(now_s)
 
-    def _test(self, now_s: float) -> None:
-        rounds = self._rounds
-        if rounds is None or not rounds.is_due(now_s, self._lost):
-            return
-        rounds.next(now_s)
-        if rounds.is_over:
-            self.seen = rounds.seen()
-            away = [node for node in self._nodes.values() if node.peer is None]
-            self._decide(self._compared(), list(map(present_nodes.midway, away)))
-
-    def _compared(self) -> list[Finding]:
+    def _judge(self, lost: Sequence[JobNode]) -> None:
         cluster = Cluster(
             settings=self._settings,
-            nodes=[node for node in self._nodes.values() if node.has_record],
+            nodes=[node for node in self._nodes.values() if not node.report.is_early],
             n_present=len(self._nodes),
             collisions=self._collisions,
-            rounds=self._rounds,
+            pairs=None if self._rounds is None else self._rounds.tests,
         )
-        runs = dict.fromkeys(check.run for check in registry.at(Where.CLUSTER))
-        return [finding for run in runs for finding in run(cluster)]
-
-    def _own_findings(self) -> list[Finding]:
-        here = [node for node in self._nodes.values() if node.peer is not None]
-        return present_nodes.grouped({node.name: node.record.findings for node in here})
-
-    @property
-    def names(self) -> list[str]:
-        """The nodes that came, for people."""
-        return [self._nodes[rank].name for rank in sorted(self._nodes)]
-
-    def measured(self) -> list[Measure]:
-        """What all nodes have measured."""
-        of_pairs = [] if self._rounds is None else self._rounds.measured()
-        return [*(measure for node in self._nodes.values() for measure in node.record.measures), *of_pairs]
+        self._decide(judge(cluster), list(map(present_nodes.midway, lost)))
 
     def _decide(self, *parts: list[Finding]) -> None:
-        self.phase = Phase.OVER
+        self.phase = PreflightPhase.OVER
         self.findings = tuple(msg.worst_first(finding for part in parts for finding in part))
         decided = msg.Decided(msg.fitted(self.findings))
         for peer in list(self._peers):

@@ -43,14 +43,14 @@ _SEAT_PAUSE_S = 1.0  # before each seat is asked
 _SEAT_ANSWER_S = 1.0
 
 
-class Verdict(Struct, frozen=True):
+class ClusterVerdict(Struct, frozen=True):
     """The end: what was found, the same on every node that node 0 could tell it to."""
 
     findings: tuple[Finding, ...]
     is_shared: bool = False  # node 0 has decided it, and tells it in its own log, too
 
 
-News: TypeAlias = msg.Complete | msg.Waiting | Verdict
+News: TypeAlias = msg.Complete | msg.Waiting | ClusterVerdict
 
 
 class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
@@ -101,7 +101,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
     def end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
         """This is the verdict, whatever node 0 may say."""
         self._is_over = True
-        self._tell(Verdict(findings, is_shared))
+        self._tell(ClusterVerdict(findings, is_shared))
 
     def close(self) -> None:
         """End all, and free the port."""
@@ -243,10 +243,10 @@ def _findable(test: msg.Test) -> msg.Test:
     if test.rank == 0 or not test.address:
         return test
     try:
-        found = Resolving(test.host, test.port).within(_NAME_S)
+        addresses = Resolving(test.host, test.port).within(_NAME_S)
     except OSError:
-        found = [test.address]
-    return replace(test, host=test.address) if test.address in found else test
+        addresses = [test.address]
+    return replace(test, host=test.address) if test.address in addresses else test
 
 
 def look_out(

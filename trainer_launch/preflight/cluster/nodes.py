@@ -1,42 +1,38 @@
-"""The nodes of a cluster preflight: their names, what each has reported, and what all are held against."""
+"""The values of a cluster preflight: who should come, who came, what each reported, how pairs were tested."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from trainer_launch.model import Endpoint, Job, Topology
+from trainer_launch.model import Endpoint, Job, Seats, Topology, units
+from trainer_launch.model.findings import Measure
 from trainer_launch.planning.torch import seats_by_index
+from trainer_launch.preflight.check import Check
 from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.fault_isolation import Faulty, Pair
 from trainer_launch.preflight.thresholds import Shares, Table, Thresholds
-
-if TYPE_CHECKING:
-    from trainer_launch.preflight.check import Check
-    from trainer_launch.preflight.cluster.pair_rounds import Rounds
 
 TOLD = "check "  # how a fact begins that is a check's own, and not compared
 LEASE_S = 6.0  # a node that says nothing for so long is lost
+_SHOWN = 8
 
 
 class Names(Struct, frozen=True, kw_only=True):
-    """Host names by node rank; `pattern` has # for an index."""
+    """Host names by node rank: those that the contract lists, or those of seats."""
 
     home: Endpoint  # node 0's
     members: tuple[str, ...] = ()
-    pattern: str | None = None
-    offset: int = 0  # from a node's rank to the index in its name
+    seats: Seats | None = None
 
     def place(self, rank: int) -> Endpoint | None:
         """Where a node should be found, None when nothing tells."""
-        if rank == 0:
-            return self.home
-        if rank < len(self.members):
+        if 0 < rank < len(self.members):
             return Endpoint(self.members[rank], self.home.port)
-        if self.pattern is None:
-            return None
-        return Endpoint(self.pattern.replace("#", str(rank + self.offset)), self.home.port)
+        if rank and self.seats is not None:
+            return self.seats.endpoint(rank)
+        return None if rank else self.home
 
 
 def names_of(job: Job, topology: Topology, home: Endpoint, hostname: str) -> Names:
@@ -44,9 +40,7 @@ def names_of(job: Job, topology: Topology, home: Endpoint, hostname: str) -> Nam
     members = tuple(member.host for member in job.members or ())
     rank = topology.node_rank
     seats = None if members or rank is None else seats_by_index(home, rank, hostname, rank + 1)
-    if seats is None:
-        return Names(home=home, members=members)
-    return Names(home=home, pattern=seats.pattern, offset=seats.offset)
+    return Names(home=home, members=members, seats=seats)
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True):
@@ -58,19 +52,17 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     deadline_s: float  # from the start, for all to come
     names: Names
     salt: str
-    with_facts: bool = True
-    with_pairs: bool = True
+    left_out: frozenset[str] = frozenset()  # checks
     is_deep: bool = False
-    with_full: bool = True  # all nodes together, where it is deep
     pair_test: str = "auto"  # or a way
     thresholds: Thresholds = field(default_factory=Thresholds)
     shares: Shares = field(default_factory=Shares)
     table: Table = field(default_factory=Table)  # what GPUs should deliver
     storage: Mapping[str, bool] = field(default_factory=dict)  # folders, and whether each has to be shared
-    record_s: float = 60.0  # for the records of all nodes
+    report_s: float = 60.0  # for the reports of all nodes
 
 
-class Node(Struct):
+class JobNode(Struct):
     """A node that has come."""
 
     rank: int
@@ -82,8 +74,7 @@ class Node(Struct):
     heard_s: float
     lost: str = ""  # how, while it is not connected
     lost_s: float = 0.0
-    record: msg.Record = msg.Record()  # what it has reported; before that, at most early findings
-    has_record: bool = False
+    report: msg.NodeReport = msg.NodeReport(is_early=True)
 
     @property
     def name(self) -> str:
@@ -91,14 +82,55 @@ class Node(Struct):
         return label(self.rank, self.host)
 
 
+class PairTest(Struct, frozen=True):
+    """One test of a pair on one rail, as both its ends saw it: the lower index first."""
+
+    ends: Pair
+    whys: tuple[str, str]  # "": it went well
+    rate: int  # bytes per second, the slowest that was seen
+    rail: int | None = None  # where there are several
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all data came through, at whatever speed."""
+        return not any(self.whys)
+
+
+class Way(Struct, frozen=True):
+    """How pairs are tested, and how all nodes together."""
+
+    pairs: str = "socket"
+    rails: int = 1
+    whole: str | None = None  # None: nothing can test them together
+    trouble: str = ""  # why it is not what was asked for
+
+
+class PairTests(Struct, frozen=True):
+    """All pair tests of a cluster preflight, and what they found faulty; nodes by their place in `names`."""
+
+    names: tuple[str, ...] = ()
+    tests: tuple[PairTest, ...] = ()
+    faulty: Faulty = field(default_factory=Faulty)
+    way: Way = Way()
+    model: str = ""  # of all GPUs, where the tests were theirs
+    thresholds: Thresholds = field(default_factory=Thresholds)  # what they are held against
+    together: tuple[msg.RailResult, ...] | None = None  # how a test of all nodes went, by node
+
+    @property
+    def measures(self) -> list[Measure]:
+        """The rates of pairs of GPUs."""
+        good = [test for test in self.tests if test.is_whole and self.model]
+        return [Measure("pair", test.rate / 1e9, "GB/s", self.model, None) for test in good]
+
+
 class Cluster(Struct, frozen=True, kw_only=True):
     """All nodes, for the checks that look at all of them: what each has told, seen and measured."""
 
     settings: ClusterSettings
-    nodes: Sequence[Node]  # that have told what they are, in the order of their ranks
+    nodes: Sequence[JobNode]  # that have told what they are, in the order of their ranks
     n_present: int
     collisions: Mapping[int, Collection[str]] = field(default_factory=dict)  # hosts that want one rank
-    rounds: Rounds | None = None  # of pair tests, if there were any
+    pairs: PairTests | None = None  # None: there were none
 
     @property
     def names(self) -> list[str]:
@@ -108,9 +140,14 @@ class Cluster(Struct, frozen=True, kw_only=True):
     def told(self, check: Check[Cluster]) -> dict[str, str]:
         """What each node's `tell` has said for a check, by the node's name."""
         key = f"{TOLD}{check.id}"
-        return {node.name: node.record.facts[key] for node in self.nodes if key in node.record.facts}
+        return {node.name: node.report.facts[key] for node in self.nodes if key in node.report.facts}
 
 
 def label(rank: int, host: str | None) -> str:
     """A node for people."""
     return f"node {rank} ({host})" if host else f"node {rank}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few nodes, and how many more there are."""
+    return units.listed(names, _SHOWN)

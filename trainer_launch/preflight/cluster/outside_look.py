@@ -13,17 +13,18 @@ from enum import Enum
 
 from msgspec import Struct
 
-from trainer_launch.host.deadline_subprocess import begin_thread
+from trainer_launch.host.dns import Resolving
 from trainer_launch.host.network import free_port, listen
+from trainer_launch.membership.client import Lines, LostError
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint, PortRange
-from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import printable
+from trainer_launch.preflight.check import at_once
 from trainer_launch.preflight.cluster import preflight_messages as msg
 
-_LATE_S = 0.3  # that an answer may come after its limit
 _SEND_S = 0.5
+_WAKE_S = 1.0  # where closing does not end the wait
 _AGAIN_S = 0.5  # when the machine had no descriptor for a connection
 
 
@@ -73,26 +74,26 @@ _MEANING: Mapping[NodeStage, tuple[str, str]] = {
 }
 
 
-def stuck_at(stage: NodeStage, seen: str = "") -> Stuck:
-    """With what was seen, and what it means."""
+def stuck_at(stage: NodeStage, evidence: str = "") -> Stuck:
+    """With the evidence, and what it means."""
     meaning, action = _MEANING[stage]
-    return Stuck(stage, f"{stage.value}{f' ({seen})' if seen else ''}: {meaning}", action)
+    return Stuck(stage, f"{stage.value}{f' ({evidence})' if evidence else ''}: {meaning}", action)
 
 
-def look(place: Endpoint, limit_s: float) -> Stuck:
-    """Look a node up, connect, listen. May hang in the resolver for longer: call it in a thread."""
+def look(place: Endpoint | None, limit_s: float) -> Stuck:
+    """Look a node up, connect, listen; None: nobody knows its name."""
+    if place is None:
+        return stuck_at(NodeStage.UNNAMED)
     until_s = time.monotonic() + limit_s
     try:
-        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as problem:
-        return stuck_at(NodeStage.NO_RECORD, f"{place.host}: {getattr(problem, 'strerror', None) or problem}")
+        addresses = Resolving(place.host, place.port).within(limit_s)
+    except OSError as problem:
+        return stuck_at(NodeStage.NO_RECORD, f"{place.host}: {problem.strerror or problem}")
     worst = stuck_at(NodeStage.NO_RECORD, place.host)
-    for family, _, _, _, address in found[:4]:
-        at = str(Endpoint(str(address[0]), int(address[1])))
+    for address in addresses[:4]:
+        at, left_s = str(Endpoint(address, place.port)), max(0.05, until_s - time.monotonic())
         try:
-            with socket.socket(family, socket.SOCK_STREAM) as sock:
-                sock.settimeout(max(0.05, until_s - time.monotonic()))
-                sock.connect(address)
+            with socket.create_connection((address, place.port), timeout=left_s) as sock:
                 return _hear(sock, at, until_s)
         except TimeoutError:
             worst = stuck_at(NodeStage.TIMEOUT, at)
@@ -104,43 +105,19 @@ def look(place: Endpoint, limit_s: float) -> Stuck:
 
 def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
     """Whether somebody to whom there is a connection says anything."""
-    data = b""
-    while b"\n" not in data:
-        sock.settimeout(max(0.05, until_s - time.monotonic()))
-        try:
-            more = sock.recv(4096)
-        except OSError:
-            return stuck_at(NodeStage.SILENT, f"{at} accepts connections")
-        if not more or len(data) > MAX_LINE_BYTES or time.monotonic() > until_s:
-            return stuck_at(NodeStage.SILENT, f"{at} accepts connections, and ends them")
-        data += more
     try:
-        message = msg.parse(data.partition(b"\n")[0])
-    except MessageError:
-        return stuck_at(NodeStage.SILENT, f"what listens at {at} is no preflight")
+        message = Lines(sock, msg.parse, at).next(until_s)
+    except LostError as problem:
+        return stuck_at(NodeStage.SILENT, str(problem))
     if isinstance(message, msg.Here):
         return stuck_at(NodeStage.RUNS, f"it says: {printable(message.stage[:300], ' ')}")
     return stuck_at(NodeStage.RUNS, f"{at} is a coordinator" if isinstance(message, Challenge) else at)
 
 
 def look_at_all(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck]:
-    """A look at each, in threads; None: nobody knows its name.
-
-    A node for which the resolver hangs has no DNS record that could be had in time.
-    """
-    late = stuck_at(NodeStage.NO_RECORD, "the resolver did not answer in time")
-    stuck = [stuck_at(NodeStage.UNNAMED) if place is None else late for place in places]
-
-    def work(number: int, place: Endpoint) -> None:
-        stuck[number] = look(place, limit_s)
-
-    named = [(number, place) for number, place in enumerate(places) if place is not None]
-    threads = [begin_thread("look", work, *which) for which in named]
-    until_s = time.monotonic() + limit_s + _LATE_S
-    for thread in threads:
-        if thread is not None:
-            thread.join(max(0.0, until_s - time.monotonic()))
-    return list(stuck)
+    """A look at each, side by side."""
+    stuck = at_once(range(len(places)), lambda number: look(places[number], limit_s), max(1, len(places)))
+    return list(stuck.values())
 
 
 class Listener:
@@ -155,10 +132,8 @@ class Listener:
         self._here = here
         self._sock = _opened(port, among)
         self.port = int(self._sock.getsockname()[1])
-        self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
-        for listened in (self._sock, self._wake):
-            self._selector.register(listened, selectors.EVENT_READ)
+        self._selector.register(self._sock, selectors.EVENT_READ)
         self._lock = threading.Lock()  # held by who may accept
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
@@ -166,24 +141,26 @@ class Listener:
 
     def close(self) -> None:
         """Free the port; once is enough."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        self._waker.send(b".")
-        self._thread.join()
-        for closed in (self._selector, self._sock, self._wake, self._waker):
-            closed.close()
+        if not self._closing.is_set():
+            self._closing.set()
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # ends the thread's wait
+            self._thread.join()
+            self._selector.close()
+            self._sock.close()
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[int]:
-        """Let somebody else accept what comes: yields the socket's descriptor."""
+    def lent(self) -> Iterator[socket.socket]:
+        """Let somebody else accept what comes."""
         with self._lock:
-            yield self._sock.fileno()
+            try:
+                yield self._sock
+            finally:
+                self._sock.setblocking(False)
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            ready = [key.fileobj for key, _ in self._selector.select()]
-            if self._sock in ready and self._lock.acquire(timeout=0.05):  # else it is lent
+            if self._selector.select(_WAKE_S) and self._lock.acquire(timeout=0.05):  # else it is lent
                 try:
                     self._answer()
                 finally:

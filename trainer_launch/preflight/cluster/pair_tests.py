@@ -17,13 +17,12 @@ from msgspec import Struct, to_builtins
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import PortRange
 from trainer_launch.model.codec import Count, MessageError, Text, decode
-from trainer_launch.preflight.cluster import pair_rounds
+from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.outside_look import Listener
 
-_CHILDREN = Path(__file__).parents[1] / "children"
-CHILD = _CHILDREN / "collective_bench.py"
-PAIR_TEST_CHILD = (sys.executable, "-I", "-S", str(_CHILDREN / "pair_bench.py"))
+CHILD = Path(__file__).parents[1] / "children" / "collective_bench.py"
+PAIR_TEST_CHILD = (sys.executable, "-I", "-S", str(CHILD.with_name("pair_bench.py")))
 IMPORT_S = 45.0  # for torch, on a cold disk
 # A child gives up by itself before these have passed, too, and says where it was.
 _MARGIN_S = 1.5
@@ -38,10 +37,10 @@ class BenchAnswer(Struct, frozen=True):
     gloo: bool = False
     gpus: Count = 0
     why: Text = ""  # it cannot do more
-    rails: tuple[msg.Seen, ...] = ()
+    rails: tuple[msg.RailResult, ...] = ()
 
 
-def read_answer(test: msg.Test, line: bytes, otherwise: str) -> tuple[msg.Seen, ...]:
+def read_answer(test: msg.Test, line: bytes, otherwise: str) -> tuple[msg.RailResult, ...]:
     """How each rail of a test went; `otherwise` is why all failed where the child has not said it."""
     with contextlib.suppress(MessageError):
         rails = decode(BenchAnswer, line).rails
@@ -50,37 +49,29 @@ def read_answer(test: msg.Test, line: bytes, otherwise: str) -> tuple[msg.Seen, 
     return failed(test, otherwise)
 
 
-def failed(test: msg.Test, why: str) -> tuple[msg.Seen, ...]:
+def failed(test: msg.Test, why: str) -> tuple[msg.RailResult, ...]:
     """All rails failed for one reason."""
-    return (msg.Seen(why, 0),) * test.rails
+    return (msg.RailResult(why, 0),) * test.rails
 
 
 def run(test: msg.Test, listener: Listener, child: Sequence[str] = PAIR_TEST_CHILD) -> msg.Result:
     """A test over plain sockets."""
-    limit = str(test.limit_s)
-    if test.rank:
-        seen = _of_child(test, (*child, "dial", test.token, limit, test.host, str(test.port)))
-    else:
-        with listener.lent() as descriptor:
-            seen = _of_child(test, (*child, "listen", test.token, limit, str(descriptor)), descriptor)
-    return msg.Result(test.round, seen)
-
-
-def _of_child(test: msg.Test, argv: Sequence[str], *descriptors: int) -> tuple[msg.Seen, ...]:
-    streams = deadline_subprocess.Streams(pass_fds=descriptors)
-    child = deadline_subprocess.run(argv, None, test.limit_s + _PAIR_TEST_MARGIN_S, streams, reap_s=_REAP_S)
-    if child.problem is not None:
-        return failed(test, f"its test could not be started: {child.problem.strerror}")
-    if child.status is None:
-        return failed(test, "its test hangs in the kernel: not even SIGKILL ends it")
-    if child.timed_out:
-        return failed(test, f"its test hung and was killed after {test.limit_s:g} s")
-    return read_answer(test, child.stdout, f"its test ended with {child.status} and said nothing")
+    with contextlib.nullcontext() if test.rank else listener.lent() as lent:
+        descriptors = () if lent is None else (lent.fileno(),)
+        argv = (*child, test.token, str(test.limit_s), test.host, str(test.port), *map(str, descriptors))
+        streams, limit_s = deadline_subprocess.Streams(pass_fds=descriptors), test.limit_s + _PAIR_TEST_MARGIN_S
+        ended = deadline_subprocess.run(argv, None, limit_s, streams, reap_s=_REAP_S)
+    why = f"its test ended with {ended.status} and said nothing"
+    if ended.problem is not None:
+        why = f"its test could not be started: {ended.problem.strerror}"
+    elif ended.timed_out or ended.is_stuck:
+        why = f"its test hung and was killed after {test.limit_s:g} s"
+    return msg.Result(test.round, read_answer(test, ended.stdout, why))
 
 
 def bench(collectives: Collectives | None, test: msg.Test, listener: Listener) -> msg.Result:
     """This node's part in a test of any kind; always comes back in time."""
-    if test.way == pair_rounds.SOCKET:
+    if test.way == pairs.SOCKET:
         return run(test, listener)
     if collectives is None:
         return msg.Result(test.round, failed(test, f"this node has no {test.way}"))
@@ -92,18 +83,17 @@ class Collectives:
 
     def __init__(self, python: Sequence[str], env: Mapping[str, str], ports: PortRange | None = None) -> None:
         self._argv = (*python, str(CHILD))
-        self._ports = ports
+        self._ports = None if ports is None else [ports.low, ports.high]
         self._env = dict(env)
         self._lock = threading.Lock()
         self._closing = False
         self._start()
 
     def _start(self) -> None:
-        self._buffer = b""
         self._can: BenchAnswer | None = None  # its first words
         self._problem = ""
         self._child: subprocess.Popen[bytes] | None = None
-        self._sock, theirs = socket.socketpair()
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
                 self._child = subprocess.Popen(
@@ -121,7 +111,7 @@ class Collectives:
         """What this node can do, in the words of `means_told`; waits until torch is imported."""
         with self._lock:
             can = self._ready(IMPORT_S) or BenchAnswer(why=self._problem)
-        return pair_rounds.means_told(can.gloo, can.gpus, can.why[:200])
+        return pairs.means_told(can.gloo, can.gpus, can.why[:200])
 
     def _ready(self, limit_s: float) -> BenchAnswer | None:
         if self._can is None and not self._problem:
@@ -131,14 +121,14 @@ class Collectives:
                 self._problem = self._problem or f"torch was not imported within {limit_s:g} s"
         return self._can
 
-    def run(self, test: msg.Test, listener: Listener) -> tuple[msg.Seen, ...]:
+    def run(self, test: msg.Test, listener: Listener) -> tuple[msg.RailResult, ...]:
         """Play this node's part; always comes back in time."""
         until_s = time.monotonic() + test.limit_s
         with self._lock:
             if self._ready(test.limit_s) is None:
                 return failed(test, self._problem)
-            with contextlib.nullcontext() if test.rank else listener.lent() as descriptor:
-                line = self._ask(test, until_s, [] if descriptor is None else [descriptor])
+            with contextlib.nullcontext() if test.rank else listener.lent() as lent:
+                line = self._ask(test, until_s, [] if lent is None else [lent.fileno()])
             if line is None and not self._closing:
                 self._end()
                 self._start()
@@ -146,29 +136,24 @@ class Collectives:
         return read_answer(test, line or b"", "its test said nothing of use")
 
     def _ask(self, test: msg.Test, until_s: float, descriptors: list[int]) -> bytes | None:
-        ports = None if self._ports is None else [self._ports.low, self._ports.high]
-        order = to_builtins(test) | {"limit_s": max(0.1, until_s - time.monotonic()), "ports": ports}
+        order = to_builtins(test) | {"limit_s": max(0.1, until_s - time.monotonic()), "ports": self._ports}
         try:
             self._sock.settimeout(1.0)
-            socket.send_fds(self._sock, [json.dumps(order).encode() + b"\n"], descriptors)
+            socket.send_fds(self._sock, [json.dumps(order).encode()], descriptors)
         except OSError:
             return None
         return self._line(until_s + _MARGIN_S)
 
     def _line(self, until_s: float) -> bytes | None:
-        while b"\n" not in self._buffer and len(self._buffer) < _MAX_BYTES:
-            try:
-                self._sock.settimeout(max(0.01, until_s - time.monotonic()))
-                data = self._sock.recv(_MAX_BYTES)
-            except OSError:
-                return None
-            if not data:
-                status = self._child.wait() if self._child is not None else None
-                self._problem = f"its process ended with {status}"
-                return None
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
+        try:
+            self._sock.settimeout(max(0.01, until_s - time.monotonic()))
+            line = self._sock.recv(_MAX_BYTES)
+        except OSError:
+            return None
+        if not line:
+            status = self._child.wait() if self._child is not None else None
+            self._problem = f"its process ended with {status}"
+        return line or None
 
     def close(self) -> None:
         """End the child and all that it has started."""

@@ -1,4 +1,4 @@
-"""One node's part in the cluster preflight: collect, report, test pairs, receive the verdict. Node 0 holds it."""
+"""One node's part in the cluster preflight: report, test pairs, receive the verdict. Node 0 holds it."""
 
 from __future__ import annotations
 
@@ -12,35 +12,38 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from trainer_launch import contracts
 from trainer_launch.host.files import read_secret
 from trainer_launch.host.network import TOO_FEW_FILES, allow_connections
 from trainer_launch.membership.quarantine import FAILING_NODES
 from trainer_launch.model import Endpoint
-from trainer_launch.model.errors import MALFORMED, NodeError
-from trainer_launch.model.findings import Fault, Finding, Scope, Status
+from trainer_launch.model.errors import NodeError
+from trainer_launch.model.findings import Fault, Finding, Scope
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import counted
 from trainer_launch.planning.task import ports_of
 from trainer_launch.planning.torch import job_name
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.preflight.check import Subject, Where
-from trainer_launch.preflight.cluster import node_facts, pair_results, pair_rounds, present_nodes, shared_storage
+from trainer_launch.preflight.cluster import node_facts, node_report, pairs, present_nodes, shared_storage
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import NodeLink, Verdict, look_out
-from trainer_launch.preflight.cluster.nodes import TOLD, ClusterSettings, label, names_of
+from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink, look_out
+from trainer_launch.preflight.cluster.nodes import ClusterSettings, label, names_of
 from trainer_launch.preflight.cluster.pair_tests import Collectives, bench
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.preflight.cluster.shared_storage import Tokens
 from trainer_launch.preflight.container import dns_checks
 
 _THOROUGH = ("standard", "deep")  # levels
+_COMPARISONS = (node_facts.FACTS, node_facts.CLOCK, shared_storage.NAME, pairs.NAME, pairs.FULL_JOB)
 _MAX_FOLDERS = 16
 _PORT_S = 3.0  # for the port to become free
-_RECORD_BYTES = 10_000  # of own findings
 _SAY_AGAIN_S = 10.0
 _POLL_S = 2.0
-_LOUD = (Status.FAIL, Status.WARN)
 _HOST = re.compile(r"node [0-9]+ \(([^()]+)\)")
+_ONE_NODE = "the job has one node"
+_UNKNOWN_PLACE = "the number of nodes, the node rank or the address of node 0 is unknown"
+_IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # a variable of every pod
 _log = logging.getLogger(__name__)
 
 
@@ -52,14 +55,28 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
     if present_nodes.NAME in skipped or (chosen and not set(chosen) & set(registry.ids(Where.CLUSTER))):
         return "deselected with --only or --skip"
     if topology.pods == 1:
-        return "the job has one node"
+        return _ONE_NODE
     if topology.nodes is None or topology.node_rank is None or topology.coordinator is None:
-        return "the number of nodes, the node rank or the address of node 0 is unknown"
+        return _UNKNOWN_PLACE
     if subject.job.engine not in (None, "torchrun", "plain"):
         return "the nodes of this job do not connect to node 0"
     if subject.job.contract in dns_checks.HIDING and "level" not in settings.model_fields_set:
         return "this operator publishes no DNS names for init containers; elsewhere, request it with --level"
     return None
+
+
+def alone(subject: Subject, settings: Settings, obstacle: str) -> list[Finding]:
+    """What is told of a preflight without other nodes: a warning where the job may have some all the same."""
+    is_assumed = subject.job.contract == contracts.UNKNOWN.name and _IN_KUBERNETES in subject.env
+    if obstacle == _ONE_NODE and is_assumed and "nodes" not in settings.model_fields_set:
+        why = "no platform's variables are set in this container, so the job was taken for one node"
+    elif obstacle == _UNKNOWN_PLACE:
+        why = obstacle
+    else:
+        return [present_nodes.all_present.skipped(obstacle)] if subject.has_peers else []
+    text = f"this node was checked alone, and compared with no other: {why}"
+    action = "name this init container in envInjection.targets of the runtime; for a job of one node, set --nodes 1"
+    return [present_nodes.all_present.warned(text, scope=Scope.JOB, action=action)]
 
 
 class Gathering:
@@ -95,36 +112,34 @@ class Gathering:
             bench=functools.partial(bench, self._collectives),
         )
         undo.callback(self.link.close)
+        seats = seats_of(cluster, rank)
         self._looking = look_out(
-            seats(cluster, rank),
-            cluster.job,
-            self._secret,
-            lambda host: self.link.end((present_nodes.runs_already(host),)),
+            seats, cluster.job, self._secret, lambda host: self.link.end((present_nodes.runs_already(host),))
         )
         undo.callback(self._looking.set)
-        read_s = subject.left_s(node_facts.LEAST_S, node_facts.READ_S)
-        self._read_slowly = node_facts.read_meanwhile(subject.command, read_s)
+        read_s = subject.left_s(node_report.LEAST_S, node_report.READ_S)
+        self._read_slowly = node_report.read_meanwhile(subject.command, read_s)
 
-    def finish(self, early: Sequence[Finding], check_here: Callable[[], Sequence[Finding]]) -> Verdict:
+    def finish(self, early: Sequence[Finding], check_here: Callable[[], Sequence[Finding]]) -> ClusterVerdict:
         """Wait for all nodes, report what `check_here` finds and what this node is; what was decided for all.
 
         What was found `early` is told at once: all end with one verdict, also when some nodes never come.
         """
-        self.link.send(msg.Found(_loud(early)))
-        said_s = -_SAY_AGAIN_S
+        self.link.send(msg.NodeReport(findings=node_report.loud(early), is_early=True))
+        logged_s = -_SAY_AGAIN_S
         while True:
-            news = self.link.receive(_POLL_S)
-            match news:
+            match self.link.receive(_POLL_S):
                 case None:
                     self.link.hurry()
-                case Verdict():
-                    return news
+                case ClusterVerdict() as verdict:
+                    return verdict
                 case msg.Complete(salt, tokens):
                     self._looking.set()
                     self.link.send(self._report(salt, tokens, check_here()))
-                case msg.Waiting() if news.present < news.wanted and time.monotonic() - said_s >= _SAY_AGAIN_S:
-                    said_s = time.monotonic()
-                    _log.info("cluster preflight: %s", _waiting(news))
+                case msg.Waiting() as news if news.present < news.wanted:
+                    if time.monotonic() - logged_s >= _SAY_AGAIN_S:
+                        logged_s = time.monotonic()
+                        _log.info("cluster preflight: %s", _waiting(news))
 
     def waiting(self) -> str:
         """For whom this node waits, in words."""
@@ -135,26 +150,13 @@ class Gathering:
             return f"waiting for nodes: {_waiting(news)}"
         return f"comparing and testing {counted(news.present, 'node')}"
 
-    def _report(self, salt: str, tokens: Sequence[str], found: Sequence[Finding]) -> msg.Record:
-        subject = self._subject
-        key, n_workers = salt.encode() + (self._secret or b""), subject.topology.local_world_size
-        facts = node_facts.quick_facts(subject.env, subject.command, n_workers, key)
-        facts |= self._read_slowly()
+    def _report(self, salt: str, tokens: Sequence[str], findings: Sequence[Finding]) -> msg.NodeReport:
+        facts = dict(self._read_slowly())
         if self._collectives is not None:
-            facts[pair_rounds.FACT] = self._collectives.ability()
-        for check in registry.at(Where.CLUSTER):
-            if check.tell is not None:
-                with contextlib.suppress(OSError, *MALFORMED):  # it is this node's answer that is missing then
-                    facts[f"{TOLD}{check.id}"] = check.tell(subject)
-        facts |= node_facts.of_gpus(subject.cards, subject.host.gpus.count) | node_facts.of_adapters(
-            subject.adapters
-        )
-        measured, seen = node_facts.measured(subject.cards), self.tokens.seek(tokens)
-        return msg.Record(node_facts.cut(facts), *self.link.offset, _loud(found), *measured, seen)
-
-
-def _loud(found: Sequence[Finding]) -> tuple[Finding, ...]:
-    return msg.fitted((finding for finding in found if finding.status in _LOUD), _RECORD_BYTES)
+            facts[pairs.FACT] = self._collectives.ability()
+        key = salt.encode() + (self._secret or b"")
+        seen = self.tokens.seek(tokens)
+        return node_report.collect(self._subject, facts, findings, self.link.offset, seen, key)
 
 
 def _waiting(news: msg.Waiting) -> str:
@@ -193,8 +195,8 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
     if home is None or nodes is None or topology.node_rank is None:
         raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
     of_pairs, shares = thresholds.parse_flag(settings.threshold)
-    thorough = settings.level in _THOROUGH
-    folders = subject.storage[:_MAX_FOLDERS] if thorough and shared_storage.NAME not in skipped else ()
+    left_out = (*skipped, *(() if settings.level in _THOROUGH else _COMPARISONS))
+    folders = () if shared_storage.NAME in left_out else subject.storage[:_MAX_FOLDERS]
     return ClusterSettings(
         job=job_name(topology, subject.host.hostname, home),
         min_nodes=nodes.min,
@@ -202,24 +204,22 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
         deadline_s=settings.wait_timeout,
         names=names_of(subject.job, topology, home, subject.host.hostname),
         salt=secrets.token_hex(8),
-        with_facts=thorough and node_facts.FACTS not in skipped,
-        with_pairs=thorough and pair_results.NAME not in skipped,
+        left_out=frozenset(left_out),
         is_deep=settings.level == "deep",
-        with_full=pair_results.FULL_JOB not in skipped,
         pair_test=settings.pair_test,
         storage={folder: folder in subject.shared for folder in folders},
         thresholds=of_pairs,
         shares=shares,
         table=thresholds.load_table(settings.reference),
-        record_s=node_facts.record_s(subject),
+        report_s=node_report.report_s(subject),
     )
 
 
 def _collectives(subject: Subject, settings: Settings, cluster: ClusterSettings) -> Collectives | None:
     """The child that imports torch, where it may be of use."""
-    wanted = settings.pair_test in (pair_rounds.GLOO, pair_rounds.NCCL) or cluster.is_deep
+    wanted = settings.pair_test in (pairs.GLOO, pairs.NCCL) or cluster.is_deep
     wanted = wanted or (settings.pair_test == "auto" and subject.host.gpus.cuda > 0)
-    if not wanted or not cluster.with_pairs:
+    if not wanted or pairs.NAME in cluster.left_out:
         return None
     command = subject.command
     python = command.python if command is not None and command.python else (sys.executable,)
@@ -241,10 +241,10 @@ def _start(server: PreflightServer, nodes: int) -> None:
         time.sleep(0.1)
 
 
-def seats(cluster: ClusterSettings, own_rank: int) -> list[Endpoint]:
+def seats_of(cluster: ClusterSettings, own_rank: int) -> list[Endpoint]:
     """Where the job may be at work without node 0; nowhere, where it needs all nodes."""
-    others = [rank for rank in range(1, cluster.max_nodes) if rank != own_rank]
-    places = [cluster.names.place(rank) for rank in others] if cluster.min_nodes < cluster.max_nodes else []
+    others = range(1, cluster.max_nodes if cluster.min_nodes < cluster.max_nodes else 1)
+    places = [cluster.names.place(rank) for rank in others if rank != own_rank]
     return [place for place in places if place is not None]
 
 

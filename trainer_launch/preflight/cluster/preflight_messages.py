@@ -20,7 +20,7 @@ from trainer_launch.model.findings import Checksums, Finding, Measures, Severity
 from trainer_launch.model.units import counted, listed
 from trainer_launch.preflight.report_formats import in_one_line
 
-VERSION = 4
+VERSION = 5
 MAX_RAILS = 64
 MAX_FACTS = 400
 MAX_VALUE = 300  # characters of one fact
@@ -36,14 +36,11 @@ _Way: TypeAlias = Annotated[str, Meta(pattern=r"\A(socket|gloo|nccl)\Z")]
 _Findings: TypeAlias = Annotated[tuple[Finding, ...], Meta(max_length=_MAX_FINDINGS)]  # as many as `fitted` leaves
 
 
-class Seen(NamedTuple):
+class RailResult(NamedTuple):
     """One rail of a test, as one end saw it."""
 
     why: Text  # it failed; "": it did not
     rate: Count  # bytes per second, the slower direction; 0 when it failed
-
-
-# -- from a node ------------------------------------------------------------------------------
 
 
 class Present(Tagged, frozen=True, forbid_unknown_fields=False):
@@ -62,8 +59,11 @@ class Alive(Tagged, frozen=True):
     """Still here."""
 
 
-class Record(Tagged, frozen=True):
-    """What this node is, by stable names, and what its own checks found that others must know."""
+class NodeReport(Tagged, frozen=True):
+    """What this node is, by stable names, and what its own checks found that others must know.
+
+    An early one has the findings alone: the others are told of them, should some nodes never be there.
+    """
 
     facts: _Facts = field(default_factory=dict)
     offset_s: Real = 0.0  # node 0's clock minus this one's
@@ -72,22 +72,14 @@ class Record(Tagged, frozen=True):
     measures: Measures = ()
     checksums: Checksums = ()
     tokens: _Facts = field(default_factory=dict)  # whose this node found, by folder
+    is_early: bool = False
 
 
 class Result(Tagged, frozen=True):
     """How this end saw its test, on each rail."""
 
     round: Nodes
-    seen: Annotated[tuple[Seen, ...], Meta(min_length=1, max_length=MAX_RAILS)]
-
-
-class Found(Tagged, frozen=True):
-    """What this node's own checks have found before all were there: the others are told, should they never be."""
-
-    findings: _Findings
-
-
-# -- from the server --------------------------------------------------------------------------
+    rails: Annotated[tuple[RailResult, ...], Meta(min_length=1, max_length=MAX_RAILS)]
 
 
 class Waiting(Tagged, frozen=True):
@@ -108,7 +100,7 @@ class TimeIs(Tagged, frozen=True):
 
 
 class Complete(Tagged, frozen=True):
-    """All are there: send the record. Secrets are compared by hashes with this salt."""
+    """All are there: send the report. Secrets are compared by hashes with this salt."""
 
     salt: Name
     tokens: tuple[Name, ...]  # the incarnations of the nodes to look for in folders for checkpoints
@@ -136,16 +128,13 @@ class Decided(Tagged, frozen=True):
     findings: _Findings
 
 
-# -- from a node's listener, to whoever connects there ----------------------------------------
-
-
 class Here(Tagged, frozen=True):
-    """This node runs; how far it has come with the cluster preflight."""
+    """This node runs, says its listener to whoever connects; how far it has come with the cluster preflight."""
 
     stage: Text
 
 
-FromNode: TypeAlias = Present | Alive | Time | Record | Result | Found | Hello | StatusQuery
+FromNode: TypeAlias = Present | Alive | Time | NodeReport | Result | Hello | StatusQuery
 FromServer: TypeAlias = Challenge | Waiting | TimeIs | Complete | Test | Decided | Refused
 Message: TypeAlias = FromNode | FromServer | Here
 
@@ -161,7 +150,7 @@ def parse(line: bytes) -> Message:
         MessageError: it is none.
     """
     message = _CODEC.decode(line)
-    if isinstance(message, Record | Found | Decided):
+    if isinstance(message, NodeReport | Decided):
         return replace(message, findings=tuple(map(in_one_line, message.findings)))
     return message
 

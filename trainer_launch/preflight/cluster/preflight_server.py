@@ -18,7 +18,7 @@ from trainer_launch.preflight.cluster.cluster_preflight import (
     NOT_YET,
     TICK_S,
     ClusterPreflight,
-    Phase,
+    PreflightPhase,
     other_version,
 )
 from trainer_launch.preflight.cluster.nodes import ClusterSettings
@@ -33,13 +33,8 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
     """The cluster preflight of one job, on the port that its nodes meet at; it is free again after `stop`."""
 
     def __init__(self, settings: ClusterSettings, endpoint: Endpoint, secret: bytes | None = None) -> None:
-        super().__init__(
-            msg.parse,
-            msg.render,
-            secret=secret,
-            silence_s=_SILENCE_S,
-            complain=Complaints("cluster preflight", lambda text: _log.info("%s", text)),
-        )
+        complain = Complaints("cluster preflight", lambda text: _log.info("%s", text))
+        super().__init__(msg.parse, msg.render, secret=secret, silence_s=_SILENCE_S, complain=complain)
         self._settings = settings
         self._endpoint = endpoint
         self._events: deque[Callable[[float], None]] = deque()  # calls of the preflight, with the time then
@@ -60,11 +55,9 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
         self._nudge()
         self._thread.join()
 
-    # -- the loop -----------------------------------------------------------------------------
-
     def _run(self) -> None:
         try:
-            while not self._stopping.is_set() and self.preflight.phase is not Phase.OVER:
+            while not self._stopping.is_set() and self.preflight.phase is not PreflightPhase.OVER:
                 self._turn()
             self._accept(False)
             self._listener.close()
@@ -83,10 +76,9 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
             self._events.append(self.preflight.tick)
         self._drop_silent(now_s)
         while self._events or self._to_flush:
-            if self._events:
+            while self._events:
                 self._play(self._events.popleft())
-            else:
-                self._flush_all()  # may bring news of those that are gone
+            self._flush_all()  # may bring news of those that are gone
 
     def _play(self, event: Callable[[float], None]) -> None:
         try:
@@ -108,27 +100,23 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
 
         threading.Thread(target=look, daemon=True, name="look").start()
 
-    # -- connections --------------------------------------------------------------------------
-
     def _gone(self, connection: Connection, *, ended: bool) -> None:
         self._events.append(lambda now_s: self.preflight.lose(connection.peer, now_s))
 
     def _heard(self, connection: Connection, message: msg.Message) -> None:
+        peer, address = connection.peer, connection.address
         if isinstance(message, msg.Time):
             now = time.time()
-            self._send(connection.peer, msg.TimeIs(message.sent, now, time.time()))
-        elif isinstance(message, StatusQuery):
-            self._send(connection.peer, NOT_YET)
-            self._close_after_flush(connection.peer)
-        elif connection.is_greeted or self._is_let_in(connection, message):
-            peer, address = connection.peer, connection.address
-            self._events.append(lambda now_s: self.preflight.hear(peer, address, message, now_s))
-
-    def _is_let_in(self, connection: Connection, message: msg.Message) -> bool:
-        """Whether its first words are those of a node of this job."""
-        if not isinstance(message, msg.Present | Hello):
-            raise MessageError("did not say first who it is")
-        if self._is_admitted(connection, message, other_version(message)):
+            self._send(peer, msg.TimeIs(message.sent, now, time.time()))
+            return
+        if isinstance(message, StatusQuery):
+            self._send(peer, NOT_YET)
+            self._close_after_flush(peer)
+            return
+        if not connection.is_greeted:
+            if not isinstance(message, msg.Present | Hello):
+                raise MessageError("did not say first who it is")
+            if not self._is_admitted(connection, message, other_version(message)):
+                return
             self._greeted(connection)
-            return True
-        return False
+        self._events.append(lambda now_s: self.preflight.hear(peer, address, message, now_s))

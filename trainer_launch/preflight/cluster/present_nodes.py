@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from trainer_launch.model import units
 from trainer_launch.model.findings import Fault, Finding, Scope
-from trainer_launch.model.units import counted
+from trainer_launch.model.units import counted, grouped
 from trainer_launch.preflight.check import Where, check
-from trainer_launch.preflight.cluster.node_facts import listed
-from trainer_launch.preflight.cluster.nodes import Cluster, ClusterSettings, Node, label
+from trainer_launch.preflight.cluster.nodes import Cluster, ClusterSettings, JobNode, label, listed
 from trainer_launch.preflight.cluster.outside_look import NodeStage, Stuck
 
 NAME = "roll-call"
@@ -26,7 +24,7 @@ def all_present(cluster: Cluster) -> Iterator[Finding]:
     count = cluster.n_present
     yield all_present.passed(f"all {count} nodes are present", scope=Scope.JOB, measured=count, unit="nodes")
     yield from collided(cluster.collisions)
-    yield from grouped({node.name: node.record.findings for node in cluster.nodes})
+    yield from own_findings(cluster.nodes)
 
 
 def absent(
@@ -41,30 +39,29 @@ def absent(
     `missing` has their names by rank, `lost` how those were lost that had come before.
     """
     names = list(missing.values())
+    text = f"{n_present} of {settings.min_nodes} nodes were present after {settings.deadline_s:g} s; "
     n_missing = settings.min_nodes - n_present
-    text = f"{n_present} of {settings.min_nodes} nodes were present after {settings.deadline_s:g} s"
-    text += f"; missing: {listed(names)}" if names else f"; {n_missing} are missing, and their names are unknown"
+    text += f"missing: {listed(names)}" if names else f"{n_missing} are missing, and their names are unknown"
     counts = {"measured": n_present, "expected": settings.min_nodes, "unit": "nodes"}
     action = "check why these pods are not running, or wait longer with --wait-timeout"
-    found = [all_present.failed(Fault.NODE, text, scope=Scope.JOB, action=action, **counts)]
+    findings = [all_present.failed(Fault.NODE, text, scope=Scope.JOB, action=action, **counts)]
     for rank, name in list(missing.items())[:MAX_NAMED]:
-        stuck, how = looked.get(rank), lost.get(rank)
+        stuck = looked.get(rank)
         why = "" if stuck is None else f": {stuck.text}"
-        was_here = f"; it was here before, and {how}" if how else ""
-        found.append(_absent(name, stuck, f"{name} is missing{why}{was_here}"))
-    rest = names[MAX_NAMED:]
-    if rest:
+        was_here = f"; it was here before, and {lost[rank]}" if lost.get(rank) else ""
+        findings.append(_absent(name, stuck, f"{name} is missing{why}{was_here}"))
+    if rest := names[MAX_NAMED:]:
         text = f"missing, too, {counted(len(rest), 'more node')}: {listed(rest)}"
-        found.append(_absent(", ".join(rest), None, text))
-    return found
+        findings.append(_absent(", ".join(rest), None, text))
+    return findings
 
 
 def _absent(who: str, stuck: Stuck | None, text: str) -> Finding:
-    seen = {} if stuck is None else {"measured": stuck.stage.value, "action": stuck.action}
-    return all_present.failed(Fault.NODE, text, subject=who, **seen)
+    more = {} if stuck is None else {"measured": stuck.stage.value, "action": stuck.action}
+    return all_present.failed(Fault.NODE, text, subject=who, **more)
 
 
-def midway(node: Node) -> Finding:
+def midway(node: JobNode) -> Finding:
     """It was there, and then it was not."""
     how = node.lost or "it did not report the results of its own checks"
     text = f"{node.name} was lost during the cluster preflight: {how}"
@@ -73,7 +70,7 @@ def midway(node: Node) -> Finding:
 
 
 def broken(mistake: Exception) -> Finding:
-    """No node is at fault for that."""
+    """This program made a mistake, and no node."""
     text = f"the cluster preflight failed: {type(mistake).__name__}: {mistake}"
     action = "no node is faulty; report this bug with the log of node 0"
     return all_present.unknown(text, scope=Scope.JOB, action=action)
@@ -82,12 +79,12 @@ def broken(mistake: Exception) -> Finding:
 def collided(collisions: Mapping[int, Collection[str]]) -> list[Finding]:
     """Hosts that want the same rank."""
     action = "give each pod an index of its own (PET_NODE_RANK, --node-rank), in one replicatedJob"
-    found = []
+    findings = []
     for rank, hosts in collisions.items():
         ordered = sorted(hosts)
         text = f"{' and '.join(ordered)} both claim to be node {rank}"
-        found.append(all_present.failed(Fault.JOB, text, subject=label(rank, ordered[0]), action=action))
-    return found
+        findings.append(all_present.failed(Fault.JOB, text, subject=label(rank, ordered[0]), action=action))
+    return findings
 
 
 def runs_already(host: str | None) -> Finding:
@@ -114,14 +111,19 @@ def refused(reason: str) -> Finding:
     return all_present.failed(Fault.JOB, f"node 0 refuses this node: {reason}", action=action)
 
 
-def grouped(findings: Mapping[str, Sequence[Finding]]) -> list[Finding]:
-    """The nodes' own findings by node, those of one kind together: the first one stands for the others."""
-    pairs = ((name, finding) for name, its in findings.items() for finding in its[:_MAX_OF_A_NODE])
-    groups = units.grouped(((one.check, one.status, one.fault), (name, one)) for name, one in pairs)
-    return [_group(members) for members in groups.values()]
+def own_findings(nodes: Iterable[JobNode]) -> list[Finding]:
+    """What nodes have found themselves, those of one kind together: the first one stands for the others."""
+    pairs = ((node.name, finding) for node in nodes for finding in node.report.findings[:_MAX_OF_A_NODE])
+    kinds = grouped((kind_of(finding), (name, finding)) for name, finding in pairs)
+    return [_together(members) for members in kinds.values()]
 
 
-def _group(members: Sequence[tuple[str, Finding]]) -> Finding:
+def kind_of(finding: Finding) -> object:
+    """What findings of several nodes are put together by."""
+    return finding.check, finding.status, finding.fault
+
+
+def _together(members: Sequence[tuple[str, Finding]]) -> Finding:
     names = list(dict.fromkeys(name for name, _ in members))
     first = members[0][1]
     others = f" (there; {len(names) - 1} more nodes have this, too)" if len(names) > 1 else ""

@@ -10,10 +10,11 @@ from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
 from trainer_launch.model.units import grouped
 from trainer_launch.preflight.check import Where, at_once, check
-from trainer_launch.preflight.cluster.node_facts import listed
-from trainer_launch.preflight.cluster.nodes import Cluster, Node
+from trainer_launch.preflight.cluster.nodes import Cluster, JobNode, listed
 
 NAME = "shared-storage"
+_LEAVE_S = 8.0
+_SEEK_S = 10.0
 _MOUNT = "mount one volume there in all pods (ReadWriteMany: NFS, Lustre, CephFS ...), no emptyDir or hostPath"
 _SEE = "see the mount of that volume on its machine, and its access mode"
 
@@ -24,8 +25,12 @@ def shared_storage(cluster: Cluster) -> Iterator[Finding]:
     # Who cannot write there at all is told by its own check.
     able = [node for node in cluster.nodes if not _cannot_write(node)]
     for folder, must in cluster.settings.storage.items() if len(cluster.nodes) > 1 else ():
-        groups = grouped((node.record.tokens[folder], node.name) for node in able if folder in node.record.tokens)
+        groups = grouped((node.report.tokens[folder], node.name) for node in able if folder in node.report.tokens)
         yield _judged(folder, sorted(groups.values(), key=len, reverse=True), must)
+
+
+def _cannot_write(node: JobNode) -> bool:
+    return any(finding.check == "storage" and finding.status is Status.FAIL for finding in node.report.findings)
 
 
 def _judged(folder: str, groups: Sequence[Sequence[str]], must: bool) -> Finding:
@@ -37,48 +42,20 @@ def _judged(folder: str, groups: Sequence[Sequence[str]], must: bool) -> Finding
         text = f"{folder} is one shared directory on all {count} nodes"
         return shared_storage.passed(text, scope=Scope.JOB, measured=True)
     if len(groups) == count:
-        return _own(folder, count, must)
-    return _divided(folder, groups, count, must)
-
-
-def _divided(folder: str, groups: Sequence[Sequence[str]], count: int, must: bool) -> Finding:
-    has_majority = 2 * len(groups[0]) > count
-    odd = [name for group in groups[1:] for name in group] if has_majority else []
-    if has_majority:
+        text = f"{folder} is not shared: each of the {count} nodes has its own directory there"
+        if not must:
+            return shared_storage.passed(text, scope=Scope.JOB, measured=False)
+        more = {"scope": Scope.JOB, "measured": False, "expected": True, "action": _MOUNT}
+        return shared_storage.failed(Fault.JOB, text, **more)
+    more = {"measured": len(groups[0]), "expected": count, "unit": "nodes", "basis": Basis.PEER}
+    if 2 * len(groups[0]) > count:
+        odd = [name for group in groups[1:] for name in group]
         text = f"{folder} is one folder for {len(groups[0])} of {count} nodes, and another one on {listed(odd)}"
-    else:
-        members = "; ".join(listed(group) for group in groups[:4])
-        text = f"{folder} is one folder for some nodes each, and not for all: {members}"
-    fault = Fault.NODE if has_majority else Fault.JOB
-    return shared_storage.bad(
-        fault if must else None,
-        text,
-        scope=Scope.NODE if has_majority else Scope.JOB,
-        subject=", ".join(odd),
-        measured=len(groups[0]),
-        expected=count,
-        unit="nodes",
-        basis=Basis.PEER,
-        action=_SEE if has_majority else _MOUNT,
-    )
-
-
-def _own(folder: str, count: int, must: bool) -> Finding:
-    text = f"{folder} is not shared: each of the {count} nodes has its own directory there"
-    if not must:
-        return shared_storage.passed(text, scope=Scope.JOB, measured=False)
-    return shared_storage.failed(Fault.JOB, text, scope=Scope.JOB, measured=False, expected=True, action=_MOUNT)
-
-
-def _cannot_write(node: Node) -> bool:
-    return any(finding.check == "storage" and finding.status is Status.FAIL for finding in node.record.findings)
-
-
-# -- tokens in shared folders ------------------------------------------------------------------
-
-
-_LEAVE_S = 8.0
-_SEEK_S = 10.0
+        more |= {"scope": Scope.NODE, "subject": ", ".join(odd), "action": _SEE}
+        return shared_storage.bad(Fault.NODE if must else None, text, **more)
+    members = "; ".join(listed(group) for group in groups[:4])
+    text = f"{folder} is one folder for some nodes each, and not for all: {members}"
+    return shared_storage.bad(Fault.JOB if must else None, text, scope=Scope.JOB, action=_MOUNT, **more)
 
 
 class Tokens:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from trainer_launch.host import dns as resolver
 from trainer_launch.host.dns import Addresses, Answer
@@ -30,8 +29,15 @@ ALL_UP_TO, SOME = 64, 16
 
 # Whose Services name only pods that are ready; their main containers have names some seconds after they start.
 HIDING = frozenset(("pytorchjob-v1", "pytorchjob-v1-elastic", "tfjob-v1", "xgboostjob-v1", "paddlejob-v1"))
-HIDING |= {"jaxjob-v1", "mpijob-v1", "mpijob-v2beta1", "flyte-elastic", "flyte-kfmpi"}
-HIDDEN_S = 10.0  # how long to hope there
+HIDING |= {"jaxjob-v1", "mxjob-v1", "mpijob-v1", "mpijob-v2beta1", "flyte-elastic", "flyte-kfmpi"}
+HIDDEN_S = 3.0  # how long to hope there
+
+_ALL_ABSENT = (
+    "none of the job's names is known: does its headless Service exist, with the pods' subdomain and with "
+    "publishNotReadyAddresses: true (without it pods in init containers have no names)?"
+)
+_SOME_ABSENT = "their pods are not there yet: see whether they are scheduled and have started"
+_NO_DNS = "DNS does not work here: check the cluster's DNS pods, and network policies for port 53"
 
 
 def _limit_s(subject: Subject) -> float:
@@ -39,16 +45,16 @@ def _limit_s(subject: Subject) -> float:
 
 
 @check("dns", needs=Needs.NAMES, limit_s=_limit_s)
-def dns(subject: Subject) -> Iterable[Finding]:
+def dns(subject: Subject) -> Finding:
     """All nodes' names resolve before the deadline."""
     peers = _peers(subject)
     if not peers:
-        return [dns.skipped("there are no names of other nodes to look up")]
+        return dns.skipped("there are no names of other nodes to look up")
     began_s = time.monotonic()
     addresses, absent = _wait(subject, peers)
     if absent and not _is_enough(subject, peers, addresses):
-        return [_absent(subject, peers, absent, time.monotonic() - began_s)]
-    return [_found(subject, peers, addresses)]
+        return _absent(subject, peers, absent, time.monotonic() - began_s)
+    return _of_another_family(subject, addresses) or _resolved(peers, addresses)
 
 
 def _peers(subject: Subject) -> list[str]:
@@ -99,36 +105,38 @@ def _leads_on(address: str) -> bool:
     return not (parsed.is_loopback or parsed.is_link_local)
 
 
-def _found(subject: Subject, peers: Sequence[str], found: Mapping[str, Addresses]) -> Finding:
-    kinds = {name: {":" in address for address in addresses} for name, addresses in found.items()}
+def _of_another_family(subject: Subject, by_name: Mapping[str, Addresses]) -> Finding | None:
     up = (address for one in subject.interfaces if one.is_up for address in one.addresses)
     here = {":" in address for address in up if _leads_on(address)}
-    apart = [name for name in found if here and not kinds[name] & here]
-    if apart:
-        theirs, ours = ("IPv6", "IPv4") if False in here else ("IPv4", "IPv6")
-        return dns.failed(
-            Fault.NODE,
-            f"{listed(apart)}: only {theirs} addresses, and this node has only {ours}",
-            evidence=_evidence(apart, found),
-            action="give all pods of the job the same IP family (ipFamilyPolicy of the Service, the CNI)",
-        )
-    families = Counter("+".join(sorted("AAAA" if is_v6 else "A" for is_v6 in kinds[name])) for name in found)
-    count = str(len(found)) if len(found) == len(peers) else f"{len(found)} of {len(peers)}, enough to start,"
-    told = ", ".join(f"{number} with {kind}" for kind, number in families.items())
-    return dns.passed(
-        f"names that resolve: {count}: {told}",
-        measured=len(found),
-        expected=len(peers),
-        unit="names",
-        evidence=_evidence([*found], found),
+    apart = [
+        name for name, addresses in by_name.items() if here.isdisjoint(":" in address for address in addresses)
+    ]
+    if not here or not apart:
+        return None
+    theirs, ours = ("IPv6", "IPv4") if False in here else ("IPv4", "IPv6")
+    return dns.failed(
+        Fault.NODE,
+        f"{listed(apart)}: only {theirs} addresses, and this node has only {ours}",
+        evidence=_evidence(apart, by_name),
+        action="give all pods of the job the same IP family (ipFamilyPolicy of the Service, the CNI)",
     )
+
+
+def _resolved(peers: Sequence[str], by_name: Mapping[str, Addresses]) -> Finding:
+    count = str(len(by_name)) if len(by_name) == len(peers) else f"{len(by_name)} of {len(peers)}, enough to start"
+    more = {"measured": len(by_name), "expected": len(peers), "unit": "names"}
+    return dns.passed(f"names that resolve: {count}", evidence=_evidence([*by_name], by_name), **more)
 
 
 def _absent(subject: Subject, peers: Sequence[str], absent: Mapping[str, Answer], waited_s: float) -> Finding:
     by_answer = grouped((absent[name], name) for name in _telling(subject, absent))
     is_denied = by_answer.keys() <= {Answer.NXDOMAIN, Answer.NO_DATA}
     if is_denied and subject.job.contract in HIDING:
-        return _hidden(subject, list(absent))
+        return dns.unknown(
+            f"{listed([*absent])}: not in DNS yet; Services of {subject.job.contract} name only pods that are "
+            f"ready, which pods in init containers are not",
+            action="nothing: `run` waits for the names it needs; --skip dns saves these seconds",
+        )
     is_all = len(absent) == len(peers) and is_denied
     fault = Fault.JOB if is_all and waited_s >= SETTLED_S and _own(subject) in absent else Fault.NODE
     more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
@@ -139,15 +147,7 @@ def _absent(subject: Subject, peers: Sequence[str], absent: Mapping[str, Answer]
         measured=len(peers) - len(absent),
         expected=len(peers),
         unit="names",
-        action=_advice(is_denied=is_denied, is_all=is_all),
-    )
-
-
-def _hidden(subject: Subject, absent: Sequence[str]) -> Finding:
-    return dns.unknown(
-        f"{listed(absent)}: not in DNS yet; Services of {subject.job.contract} name only pods that are ready, "
-        f"which pods in init containers are not",
-        action="nothing: `run` waits for the names it needs; --skip dns saves these seconds",
+        action=_ALL_ABSENT if is_all else _SOME_ABSENT if is_denied else _NO_DNS,
     )
 
 
@@ -163,47 +163,32 @@ def _own(subject: Subject) -> str | None:
     return members[rank].host if rank is not None and rank < len(members) else None
 
 
-def _advice(*, is_denied: bool, is_all: bool) -> str:
-    if is_all:
-        return (
-            "none of the job's names is known: does its headless Service exist, with the pods' subdomain and with "
-            "publishNotReadyAddresses: true (without it pods in init containers have no names)?"
-        )
-    if is_denied:
-        return "their pods are not there yet: see whether they are scheduled and have started"
-    return "DNS does not work here: check the cluster's DNS pods, and network policies for port 53"
-
-
-def _evidence(names: Sequence[str], found: Mapping[str, Addresses]) -> tuple[str, ...]:
-    return tuple(f"{name}: {', '.join(sorted(found[name]))}" for name in names[:_SHOWN])
+def _evidence(names: Sequence[str], by_name: Mapping[str, Addresses]) -> tuple[str, ...]:
+    return tuple(f"{name}: {', '.join(sorted(by_name[name]))}" for name in names[:_SHOWN])
 
 
 @check("own-name")
-def own_name(subject: Subject) -> Iterator[Finding]:
+def own_name(subject: Subject) -> Finding:
     """This host's own name leads to an address of its own: elsewhere gloo listens on loopback or nowhere."""
     name = subject.host.hostname
     try:
-        found = subject.lookup(name)
+        addresses = subject.lookup(name)
     except OSError as problem:
-        yield _bad_name(
-            subject, f"this host's own name {name} does not resolve ({problem.strerror or problem})", "nothing"
-        )
-        return
+        why = problem.strerror or problem
+        return _bad_name(subject, f"this host's own name {name} does not resolve ({why})", "nothing")
     if not subject.interfaces:
-        yield own_name.unknown("the kernel does not list the network interfaces")
-        return
-    own = {address for interface in subject.interfaces for address in interface.addresses}
-    shown = ", ".join(sorted(found))
-    beyond = [address for address in found if not ipaddress.ip_address(address).is_loopback]
-    if subject.has_remote_peers and not beyond:
-        yield _bad_name(
-            subject, f"this host's own name {name} resolves to {shown}, which other nodes cannot reach", shown
+        return own_name.unknown("the kernel does not list the network interfaces")
+    shown = ", ".join(sorted(addresses))
+    text = f"this host's own name {name} resolves to {shown}"
+    if subject.has_remote_peers and all(ipaddress.ip_address(address).is_loopback for address in addresses):
+        return _bad_name(subject, f"{text}, which other nodes cannot reach", shown)
+    if addresses.isdisjoint(address for interface in subject.interfaces for address in interface.addresses):
+        has = (
+            named([interface for interface in subject.interfaces if not interface.is_loopback])
+            or "none but loopback's"
         )
-    elif not found & own:
-        has = named([one for one in subject.interfaces if not one.is_loopback]) or "none but loopback's"
-        yield _bad_name(subject, f"this host's own name {name} resolves to {shown}, but this host has {has}", shown)
-    else:
-        yield own_name.passed(f"{name} resolves to {shown}", measured=shown)
+        return _bad_name(subject, f"{text}, but this host has {has}", shown)
+    return own_name.passed(f"{name} resolves to {shown}", measured=shown)
 
 
 def _bad_name(subject: Subject, text: str, measured: str) -> Finding:
@@ -217,49 +202,3 @@ def _bad_name(subject: Subject, text: str, measured: str) -> Finding:
         expected="an address of an interface here, not loopback",
         action=f"set GLOO_SOCKET_IFNAME={subject.way_out or 'INTERFACE'} (an exact name), or fix /etc/hosts",
     )
-
-
-@check("subdomain")
-def subdomain(subject: Subject) -> Iterator[Finding]:
-    """Node 0's address is in this pod's DNS domain: Trainer v2 names it without regard to a JobSet's subdomain."""
-    if not subject.job.contract.startswith("trainer-v2"):
-        yield subdomain.skipped("only Kubeflow Trainer v2 makes such names")
-        return
-    own = own_subdomain(subject.hosts_file, subject.host.hostname)
-    told = subject.topology.coordinator.host.split(".") if subject.topology.coordinator else []
-    job = subject.host.hostname.rpartition("-")[0].rpartition("-")[0].rpartition("-")[0]
-    if own is None or len(told) < 2 or not told[0].startswith(f"{job}-"):
-        yield subdomain.skipped("this pod has no name in a domain to compare with")
-    elif told[1] == own:
-        yield subdomain.passed(f"node 0 is in this pod's domain {own}", measured=own)
-    else:
-        right = ".".join((told[0], own, *told[2:]))
-        yield subdomain.bad(
-            None if _resolves(subject, ".".join(told)) else Fault.JOB,
-            f"node 0 is said to be {'.'.join(told)}, but this job's pods are in the domain {own}",
-            measured=told[1],
-            expected=own,
-            action=f"remove network.subdomain from the JobSet template, or set --master-addr {right}",
-        )
-
-
-def _resolves(subject: Subject, name: str) -> bool:
-    try:
-        return bool(subject.lookup(name))
-    except OSError:
-        return False
-
-
-def own_subdomain(hosts_file: str, hostname: str) -> str | None:
-    """The label after the host's own in its full name, None when there is no full name.
-
-    Kubelet writes it to /etc/hosts: `address host.subdomain.namespace.svc.zone host`.
-    """
-    for line in hosts_file.splitlines():
-        names = line.partition("#")[0].split()[1:]
-        if hostname in names:
-            for name in names:
-                labels = name.split(".")
-                if labels[0] == hostname and len(labels) > 2 and "svc" in labels:
-                    return labels[1]
-    return None

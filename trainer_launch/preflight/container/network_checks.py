@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from trainer_launch.host.network import AdapterPort, Interface, named
 from trainer_launch.model.findings import Fault, Finding
 from trainer_launch.model.value_parsers import parse_number
 from trainer_launch.preflight.check import Subject, check
 
-# Ports of a node: for services of all kinds; for each worker, as NCCL listens once for each channel and peer; for
-# the connections to each rank.
-BASE_PORTS, PORTS_OF_EACH_WORKER, PORTS_OF_EACH_RANK = 1024, 256, 1
-_WIDEN = "widen sysctl net.ipv4.ip_local_port_range in the pod's securityContext.sysctls (it is a safe one)"
 _FAMILIES = {"AF_INET": ".", "AF_INET6": ":"}  # what an address of it has in it
 
 
@@ -73,66 +69,59 @@ def _fits(name: str, port: int | None, word: str, *, exact: bool) -> bool:
 
 
 @check("gloo-socket-ifname")
-def gloo_socket_ifname(subject: Subject) -> Iterator[Finding]:
+def gloo_socket_ifname(subject: Subject) -> Finding:
     """GLOO_SOCKET_IFNAME names interfaces that are here: gloo wants exact names, and each of them."""
     spec = subject.env.get("GLOO_SOCKET_IFNAME")
     if spec is None or len(spec) < 2:  # torch passes over a single letter, too
-        yield gloo_socket_ifname.skipped("it is not set; own-name tells what gloo does then")
-        return
+        return gloo_socket_ifname.skipped("it is not set; own-name tells what gloo does then")
     if not subject.interfaces:
-        yield gloo_socket_ifname.unknown("the kernel does not list the network interfaces")
-        return
+        return gloo_socket_ifname.unknown("the kernel does not list the network interfaces")
     found, missing = gloo_interfaces(spec, subject.interfaces)
     if missing:
-        text = f"GLOO_SOCKET_IFNAME={spec} names {', '.join(missing)}, which is not here"
-        if any(mark in spec for mark in "^=*:"):
-            text += "; gloo knows no patterns"
-        yield _bad_for_gloo(subject, text)
+        problem = f"names {', '.join(missing)}, which is not here"
+        problem += "; gloo knows no patterns" if any(mark in spec for mark in "^=*:") else ""
     elif subject.has_remote_peers and any(one.is_loopback for one in found):
-        yield _bad_for_gloo(subject, f"GLOO_SOCKET_IFNAME={spec} takes loopback, which other nodes cannot reach")
+        problem = "takes loopback, which other nodes cannot reach"
     else:
-        yield gloo_socket_ifname.passed(f"GLOO_SOCKET_IFNAME={spec} is here", measured=spec)
-
-
-def _bad_for_gloo(subject: Subject, text: str) -> Finding:
-    """A failure where gloo will be used; beside NCCL it may not be."""
-    fails = subject.is_torch and not subject.may_use_gpus
-    usable = subject.way_out
-    action = f"set GLOO_SOCKET_IFNAME={usable}" if usable else "unset it"
-    return gloo_socket_ifname.bad(Fault.JOB if fails else None, text, evidence=_here(subject), action=action)
+        return gloo_socket_ifname.passed(f"GLOO_SOCKET_IFNAME={spec} is here", measured=spec)
+    return gloo_socket_ifname.bad(
+        Fault.JOB if subject.is_torch and not subject.may_use_gpus else None,  # beside NCCL it may not be used
+        f"GLOO_SOCKET_IFNAME={spec} {problem}",
+        evidence=_here(subject),
+        action=f"set GLOO_SOCKET_IFNAME={subject.way_out}" if subject.way_out else "unset it",
+    )
 
 
 @check("nccl-socket-ifname")
-def nccl_socket_ifname(subject: Subject) -> Iterator[Finding]:
+def nccl_socket_ifname(subject: Subject) -> Finding:
     """NCCL_SOCKET_IFNAME, or what NCCL takes without it, leaves an interface that other nodes can reach."""
     spec = subject.env.get("NCCL_SOCKET_IFNAME")
     if spec is None and subject.host.gpus.cuda == 0:
-        yield nccl_socket_ifname.skipped("it is not set, and no GPU is here")
-        return
+        return nccl_socket_ifname.skipped("it is not set, and no GPU is here")
     if not subject.interfaces:
-        yield nccl_socket_ifname.unknown("the kernel does not list the network interfaces")
-        return
+        return nccl_socket_ifname.unknown("the kernel does not list the network interfaces")
     chosen = nccl_interfaces(spec, subject.interfaces, subject.env.get("NCCL_SOCKET_FAMILY"))
-    names = named(chosen)
-    said = "NCCL_SOCKET_IFNAME is not set" if spec is None else f"NCCL_SOCKET_IFNAME={spec}"
+    names, is_certain = named(chosen), True
     if not chosen:
-        yield _bad_for_nccl(subject, f"{said} leaves no interface here")
+        problem = "leaves no interface here"
     elif subject.has_remote_peers and all(found.is_loopback for found in chosen):
-        yield _bad_for_nccl(subject, f"{said} leaves only {names}, which other nodes cannot reach")
+        problem = f"leaves only {names}, which other nodes cannot reach"
     elif subject.has_remote_peers and any(found.is_local_only for found in chosen):
-        yield _bad_for_nccl(
-            subject, f"{said} takes {names}, not all of which lead to other nodes", is_certain=False
-        )
+        problem, is_certain = f"takes {names}, not all of which lead to other nodes", False
     else:
-        yield nccl_socket_ifname.passed(f"{said}: {names}", measured=names)
-
-
-def _bad_for_nccl(subject: Subject, text: str, *, is_certain: bool = True) -> Finding:
-    """A failure where there are GPUs; elsewhere NCCL is not used, unless this container only does not see them."""
-    fails = is_certain and subject.host.gpus.cuda > 0
+        return nccl_socket_ifname.passed(f"{_set_to('NCCL_SOCKET_IFNAME', spec)}: {names}", measured=names)
     usable = subject.way_out
-    action = f"set NCCL_SOCKET_IFNAME=={usable} (= for an exact name)" if usable else "give the pod a network"
-    return nccl_socket_ifname.bad(Fault.JOB if fails else None, text, evidence=_here(subject), action=action)
+    return nccl_socket_ifname.bad(
+        # Without GPUs NCCL is not used, unless this container only does not see them.
+        Fault.JOB if is_certain and subject.host.gpus.cuda > 0 else None,
+        f"{_set_to('NCCL_SOCKET_IFNAME', spec)} {problem}",
+        evidence=_here(subject),
+        action=f"set NCCL_SOCKET_IFNAME=={usable} (= for an exact name)" if usable else "give the pod a network",
+    )
+
+
+def _set_to(name: str, value: str | None) -> str:
+    return f"{name} is not set" if value is None else f"{name}={value}"
 
 
 def _here(subject: Subject) -> tuple[str]:
@@ -140,37 +129,32 @@ def _here(subject: Subject) -> tuple[str]:
 
 
 @check("nccl-ib-hca")
-def nccl_ib_hca(subject: Subject) -> Iterator[Finding]:
+def nccl_ib_hca(subject: Subject) -> Finding:
     """NCCL_IB_HCA leaves an adapter: otherwise NCCL goes on over plain sockets and says nothing."""
-    spec = subject.env.get("NCCL_IB_HCA")
+    spec = subject.env.get("NCCL_IB_HCA") or None
     if not subject.has_peers:
-        yield nccl_ib_hca.skipped("there are no other nodes")
-    elif subject.env.get("NCCL_IB_DISABLE") == "1":
-        yield nccl_ib_hca.skipped("NCCL_IB_DISABLE=1")
-    elif not (subject.adapters and subject.has_rdma) and not spec:
-        yield nccl_ib_hca.skipped("this container was given no RDMA adapter")
-    elif not (subject.adapters and subject.has_rdma):
-        yield nccl_ib_hca.warned(
+        return nccl_ib_hca.skipped("there are no other nodes")
+    if subject.env.get("NCCL_IB_DISABLE") == "1":
+        return nccl_ib_hca.skipped("NCCL_IB_DISABLE=1")
+    if not (subject.adapters and subject.has_rdma):
+        if not spec:
+            return nccl_ib_hca.skipped("this container was given no RDMA adapter")
+        return nccl_ib_hca.warned(
             f"NCCL_IB_HCA={spec}, but this container was given no RDMA adapter: NCCL will use plain sockets",
             action="request the RDMA device in the pod's resources, or unset NCCL_IB_HCA",
         )
-    else:
-        yield _adapters(subject, spec)
-
-
-def _adapters(subject: Subject, spec: str | None) -> Finding:
-    there = ", ".join(
-        f"{port.device}:{port.port}{'' if port.is_active else ' (down)'}" for port in subject.adapters
-    )
-    chosen = nccl_adapters(spec, subject.adapters)
-    said = f"NCCL_IB_HCA={spec}" if spec else "NCCL_IB_HCA is not set"
+    chosen, setting = nccl_adapters(spec, subject.adapters), _set_to("NCCL_IB_HCA", spec)
     if chosen:
         names = ", ".join(f"{port.device}:{port.port}" for port in chosen)
-        return nccl_ib_hca.passed(f"{said}: {names}", measured=len(chosen), unit="ports")
+        return nccl_ib_hca.passed(f"{setting}: {names}", measured=len(chosen), unit="ports")
+    downs = ("" if port.is_active else " (down)" for port in subject.adapters)
+    there = ", ".join(
+        f"{port.device}:{port.port}{down}" for port, down in zip(subject.adapters, downs, strict=True)
+    )
     is_down = not any(port.is_active for port in subject.adapters)
     return nccl_ib_hca.failed(
         Fault.NODE if is_down else Fault.JOB,
-        f"no port of an RDMA adapter is active: {there}" if is_down else f"{said} leaves none of {there}",
+        f"no port of an RDMA adapter is active: {there}" if is_down else f"{setting} leaves none of {there}",
         measured=0,
         unit="ports",
         action="report this node" if is_down else f"set NCCL_IB_HCA to what is here: {there}",
@@ -178,55 +162,21 @@ def _adapters(subject: Subject, spec: str | None) -> Finding:
 
 
 @check("ports")
-def ports(subject: Subject) -> Iterator[Finding]:
+def ports(subject: Subject) -> Finding:
     """The port that all nodes meet at is free on the node that opens it."""
     coordinator = subject.topology.coordinator
     if coordinator is None or not subject.has_peers or not subject.topology.is_coordinator:
-        yield ports.skipped("this node opens no port that others know")
-        return
+        return ports.skipped("this node opens no port that others know")
     problem = subject.port_problem(coordinator.port)
     if problem is None:
-        yield ports.passed(f"port {coordinator.port} is free")
-        return
+        return ports.passed(f"port {coordinator.port} is free")
     number, holder = problem
     may_not = number in (errno.EACCES, errno.EPERM)
-    yield ports.failed(
+    ending = "end what has it, a sidecar or with hostNetwork another pod, or choose another port"
+    return ports.failed(
         Fault.JOB if may_not else Fault.NODE,
         f"port {coordinator.port} of node 0 cannot be opened here: {os.strerror(number)}"
         + (f", {holder} has it" if holder else ""),
         measured=coordinator.port,
-        action="choose a port above 1023"
-        if may_not
-        else "end what has it, a sidecar or with hostNetwork another pod, or choose another port",
+        action="choose a port above 1023" if may_not else ending,
     )
-
-
-@check("ephemeral-ports")
-def ephemeral_ports(subject: Subject) -> Iterator[Finding]:
-    """The kernel has enough ports for the job's connections, and does not give away the one that nodes meet at."""
-    if subject.limits.ephemeral_ports is None:
-        yield ephemeral_ports.unknown("the kernel does not tell its range of ports")
-        return
-    low, high = subject.limits.ephemeral_ports
-    reserved = subject.limits.reserved_ports
-    count = high - low + 1 - sum(max(0, min(high, last) - max(low, first) + 1) for first, last in reserved)
-    need = BASE_PORTS + PORTS_OF_EACH_WORKER * subject.workers + PORTS_OF_EACH_RANK * subject.ranks
-    if count < need:
-        yield ephemeral_ports.warned(
-            f"the kernel has {count} ports for connections ({low} to {high}); this job may need {need}",
-            measured=count,
-            expected=need,
-            unit="ports",
-            action=_WIDEN,
-        )
-    coordinator = subject.topology.coordinator
-    port = coordinator.port if coordinator is not None and subject.has_peers else None
-    exposed = port is not None and low <= port <= high and not any(a <= port <= b for a, b in reserved)
-    if exposed:
-        yield ephemeral_ports.warned(
-            f"port {port} of node 0 is one that the kernel gives to any connection ({low} to {high})",
-            measured=port,
-            action=f"choose a port below {low}, or reserve it (sysctl net.ipv4.ip_local_reserved_ports={port})",
-        )
-    elif count >= need:
-        yield ephemeral_ports.passed(f"{count} ports, {low} to {high}", measured=count, unit="ports")

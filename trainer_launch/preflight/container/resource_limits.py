@@ -17,8 +17,6 @@ from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.findings import Fault, Finding, Scope
 from trainer_launch.model.units import MIB, counted, in_mib, in_units
 from trainer_launch.planning import shared_memory
-from trainer_launch.planning.job import hosts_no_rank
-from trainer_launch.planning.shared_memory import Need
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.check import STATE_FILE, Subject, at_once, check
 
@@ -50,12 +48,11 @@ _HEADROOM = 8  # of the memory limit's rest, this part at most is locked or writ
 
 
 @check("memory")
-def memory(subject: Subject) -> Iterator[Finding]:
+def memory(subject: Subject) -> Finding:
     """The container's memory limit is enough for this node's workers to start."""
     limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes or 0
     if limit is None:
-        yield memory.passed("the container's memory is not limited")
-        return
+        return memory.passed("the container's memory is not limited")
     each, usual = (LEAST_GPU_MIB, USUAL_GPU_MIB) if subject.host.gpus.cuda else (LEAST_MIB, USUAL_MIB)
     least = each * subject.workers
     left, measured = max(0, limit - used) // MIB, limit // MIB
@@ -63,15 +60,15 @@ def memory(subject: Subject) -> Iterator[Finding]:
     action = "raise resources.limits.memory, or start fewer workers"
     if left < least and subject.is_torch:
         text, expected = f"{text}; torch alone takes {each} MiB in each", least + used // MIB
-        yield memory.failed(Fault.JOB, text, measured=measured, expected=expected, unit="MiB", action=action)
-    elif left < usual * subject.workers:
-        yield memory.warned(f"{text}; {usual} MiB for each are usual", measured=measured, unit="MiB", action=action)
-    else:
-        yield memory.passed(text, measured=measured, unit="MiB")
+        return memory.failed(Fault.JOB, text, measured=measured, expected=expected, unit="MiB", action=action)
+    if left < usual * subject.workers:
+        text = f"{text}; {usual} MiB for each are usual"
+        return memory.warned(text, measured=measured, unit="MiB", action=action)
+    return memory.passed(text, measured=measured, unit="MiB")
 
 
 @check("cpu")
-def cpu(subject: Subject) -> Iterator[Finding]:
+def cpu(subject: Subject) -> Finding:
     """There are CPUs for this node's workers: less than one each makes collectives many times slower."""
     cpus = subject.host.cpus
     usable = float(cpus.affinity if cpus.quota is None else min(cpus.affinity, cpus.quota))
@@ -79,46 +76,40 @@ def cpu(subject: Subject) -> Iterator[Finding]:
     have, workers = f"{usable:g} {'CPU' if usable == 1 else 'CPUs'}", counted(subject.workers, "worker")
     text = f"{have} for {workers} ({cpus.affinity} in the affinity mask, {quota})"
     if usable >= subject.workers:
-        yield cpu.passed(text, measured=usable, unit="CPUs")
-        return
+        return cpu.passed(text, measured=usable, unit="CPUs")
     action = "raise resources.limits.cpu to at least one for each worker, data loaders not counted"
-    yield cpu.warned(text, measured=usable, expected=subject.workers, unit="CPUs", action=action)
+    return cpu.warned(text, measured=usable, expected=subject.workers, unit="CPUs", action=action)
 
 
 @check("pids")
-def pids(subject: Subject) -> Iterator[Finding]:
+def pids(subject: Subject) -> Finding:
     """The container may have as many processes and threads as its workers will start."""
     if subject.pids is None:
-        yield pids.passed("processes and threads are not limited")
-        return
+        return pids.passed("processes and threads are not limited")
     limit, left = subject.pids
     text = f"{left} more processes and threads are allowed (limit {limit}) for {counted(subject.workers, 'worker')}"
-    action = "raise the kubelet's podPidsLimit (or --pids-limit), or start fewer workers"
-    if left < LEAST_THREADS * subject.workers:
-        text, expected = f"{text}; torch alone takes {LEAST_THREADS} in each", LEAST_THREADS * subject.workers
-        yield pids.failed(
-            Fault.JOB, text, measured=limit, expected=limit - left + expected, unit="pids", action=action
-        )
-    elif left < USUAL_THREADS * subject.workers:
+    action, least = "raise the kubelet's podPidsLimit (or --pids-limit), or start fewer workers", LEAST_THREADS
+    if left < least * subject.workers:
+        text, expected = f"{text}; torch alone takes {least} in each", limit - left + least * subject.workers
+        return pids.failed(Fault.JOB, text, measured=limit, expected=expected, unit="pids", action=action)
+    if left < USUAL_THREADS * subject.workers:
         text = f"{text}; with data loaders {USUAL_THREADS} in each are usual"
-        yield pids.warned(text, measured=limit, unit="pids", action=action)
-    else:
-        yield pids.passed(text, measured=limit, unit="pids")
+        return pids.warned(text, measured=limit, unit="pids", action=action)
+    return pids.passed(text, measured=limit, unit="pids")
 
 
 @check("nofile")
-def nofile(subject: Subject) -> Iterator[Finding]:
+def nofile(subject: Subject) -> Finding:
     """A process may open as many files and sockets as a worker of a job this large does."""
     soft, hard = subject.limits.nofile_soft, subject.limits.nofile_hard  # a program starts with the soft one
     need = BASE_FILES + FILES_OF_EACH_RANK * subject.ranks
     if soft is None or soft >= need:
         allowed = f"{soft} open files are allowed, {need} may be needed"
-        yield nofile.passed("open files are not limited" if soft is None else allowed, measured=soft, unit="files")
-        return
+        return nofile.passed("open files are not limited" if soft is None else allowed, measured=soft, unit="files")
     is_gloo = subject.is_torch and not subject.may_use_gpus  # it connects each rank with each, surely
     is_certain = soft < BASE_FILES // 2 or (is_gloo and soft < subject.ranks)
     raising = f"raise LimitNOFILE of the container runtime on the nodes (hard limit {hard})"
-    yield nofile.bad(
+    return nofile.bad(
         Fault.JOB if is_certain else None,
         f"a process may open {soft} files; a worker of {counted(subject.ranks, 'rank')} may need {need}",
         measured=soft,
@@ -129,59 +120,49 @@ def nofile(subject: Subject) -> Iterator[Finding]:
 
 
 @check("memlock", limit_s=lambda subject: _LOCK_S + 1)
-def memlock(subject: Subject) -> Iterator[Finding]:
+def memlock(subject: Subject) -> Finding:
     """Memory can be locked, as RDMA needs it. The limit is not believed: with CAP_IPC_LOCK it means nothing."""
     size = _bearable(subject, LOCKED_BYTES)
     tried = subject.try_out("memlock", str(size), _LOCK_S)
     if tried.is_good:
-        yield memlock.passed(f"{in_mib(size)} can be locked", measured=size // MIB, unit="MiB")
-        return
+        return memlock.passed(f"{in_mib(size)} can be locked", measured=size // MIB, unit="MiB")
     if tried.errno is None:
         why = tried.problem or "the child did not end in time"
-        yield memlock.unknown(f"whether memory can be locked is not known: {why}")
-        return
+        return memlock.unknown(f"whether memory can be locked is not known: {why}")
     allowed = subject.limits.memlock_bytes
-    allowed_text = "none" if allowed is None else f"{allowed // 1024} KiB"
-    text = f"{in_mib(size)} of memory cannot be locked: {os.strerror(tried.errno)}; the limit is {allowed_text}"
+    limit = "none" if allowed is None else f"{allowed // 1024} KiB"
+    text = f"{in_mib(size)} of memory cannot be locked: {os.strerror(tried.errno)}; the limit is {limit}"
     if not subject.has_rdma or not subject.has_peers:
         why = "there are no other nodes" if subject.has_rdma else "no RDMA device is here"
-        yield memlock.skipped(f"{text}; only RDMA needs it, and {why}")
-        return
+        return memlock.skipped(f"{text}; only RDMA needs it, and {why}")
     action = "add IPC_LOCK to securityContext.capabilities.add (as root; without, raise LimitMEMLOCK of the "
     action += "container runtime)"
-    yield memlock.failed(Fault.JOB, text, measured=0, expected=size // MIB, unit="MiB", action=action)
+    return memlock.failed(Fault.JOB, text, measured=0, expected=size // MIB, unit="MiB", action=action)
 
 
 @check("shm")
-def shm(subject: Subject) -> Iterator[Finding]:
+def shm(subject: Subject) -> Finding:
     """/dev/shm is large enough for this node's workers, as `run` estimates it, and can be written."""
-    host = subject.host
+    host, need = subject.host, subject.shm_need
     size, free = host.shm_bytes, host.shm_free_bytes
     if size is None or free is None:
         action = "mount an emptyDir with medium: Memory at /dev/shm"
-        yield shm.failed(Fault.JOB, "/dev/shm is not there", unit="MiB", action=action)
-        return
-    need = Need(
-        workers=0 if hosts_no_rank(subject.job) else subject.workers,
-        on_gpus=host.gpus.cuda > 0,
-        is_mpi=subject.job.engine in ("mpirun", "sshd"),
-    )
+        return shm.failed(Fault.JOB, "/dev/shm is not there", unit="MiB", action=action)
     number = subject.write_problem(_bearable(subject, _WRITTEN_BYTES))
-    if subject.shm_size == "keep":  # it stays as it is; whether it is enough is a question all the same
-        host = replace(host, may_enlarge_shm=False)
-    decision = shared_memory.decide(host, need, "auto" if subject.shm_size == "keep" else subject.shm_size)
     if number is not None:
         text = f"/dev/shm ({in_mib(size)}, {in_mib(free)} free) cannot be written: {os.strerror(number)}"
         action = "remove what fills it, or mount an emptyDir with medium: Memory there"
-        yield shm.failed(Fault.JOB, text, measured=size // MIB, unit="MiB", action=action)
-    elif decision.warning:
-        # No failure: GPUs that reach each other directly need none of it, and `run` tells engines to use less.
-        text, _, action = decision.warning.partition(". To enlarge it: ")
-        if decision.is_short:
-            text += f"; NCCL and MPI alone may take {in_mib(need.least_bytes)}, and die of SIGBUS"
-        yield shm.warned(text, measured=size // MIB, unit="MiB", action=action)
-    else:
-        yield shm.passed(f"{in_mib(size)}; {decision.text}", measured=size // MIB, unit="MiB")
+        return shm.failed(Fault.JOB, text, measured=size // MIB, unit="MiB", action=action)
+    if subject.shm_size == "keep":  # it stays as it is; whether it is enough is a question all the same
+        host = replace(host, may_enlarge_shm=False)
+    decision = shared_memory.decide(host, need, "auto" if subject.shm_size == "keep" else subject.shm_size)
+    if not decision.warning:
+        return shm.passed(f"{in_mib(size)}; {decision.text}", measured=size // MIB, unit="MiB")
+    # No failure: GPUs that reach each other directly need none of it, and `run` tells engines to use less.
+    text, _, action = decision.warning.partition(". To enlarge it: ")
+    if decision.is_short:
+        text += f"; NCCL and MPI alone may take {in_mib(need.least_bytes)}, and die of SIGBUS"
+    return shm.warned(text, measured=size // MIB, unit="MiB", action=action)
 
 
 def _bearable(subject: Subject, most: int) -> int:
@@ -200,31 +181,27 @@ def storage(subject: Subject) -> Iterator[Finding]:
     folders = subject.storage
     tried = at_once(folders, lambda folder: subject.try_out("storage", folder, limit_s), len(folders))
     for folder in folders:
-        fault, text, action = _wrong(folder, tried[folder], limit_s)
-        if fault is not None:
-            yield storage.failed(fault, text, subject=folder, action=action)
-        elif text:
-            yield storage.unknown(text, subject=folder)
-        else:
-            yield _room(folder, tried[folder].values)
+        finding = _wrong(folder, tried[folder], limit_s) or _room(folder, tried[folder].values)
+        yield replace(finding, subject=folder)
 
 
-def _wrong(folder: str, tried: Tried, limit_s: float) -> tuple[Fault | None, str, str]:
-    """Whose fault it is, what is wrong, and what to do; no fault where nothing could be found out."""
+def _wrong(folder: str, tried: Tried, limit_s: float) -> Finding | None:
+    """What is wrong with a folder; unknown where nothing could be found out."""
     if tried.timed_out:
         text = f"{folder} hangs at {tried.stage or 'the start'}, after {limit_s:.0f} s"
         text += "; the process that waits for it cannot be killed" if tried.stuck else ""
-        return Fault.NODE, text, "check the file server and this node's connection to it (mount, CSI driver)"
+        action = "check the file server and this node's connection to it (mount, CSI driver)"
+        return storage.failed(Fault.NODE, text, action=action)
     if tried.errno is not None:
         fault = Fault.JOB if tried.errno in _JOBS else Fault.NODE
         action = _ADVICE.get(tried.errno, "see the volume and its server")
-        return fault, f"{folder}: {os.strerror(tried.errno)} at {tried.stage}", action
+        return storage.failed(fault, f"{folder}: {os.strerror(tried.errno)} at {tried.stage}", action=action)
     if tried.problem:
-        return None, f"{folder} could not be tested: {tried.problem}", ""
+        return storage.unknown(f"{folder} could not be tested: {tried.problem}")
     if not tried.values["same"]:
         text = f"{folder}: the data read back differs from the data written"
-        return Fault.NODE, text, "do not train on this volume; see its server and this node"
-    return None, "", ""
+        return storage.failed(Fault.NODE, text, action="do not train on this volume; see its server and this node")
+    return None
 
 
 def _room(folder: str, values: Mapping[str, float]) -> Finding:
@@ -233,12 +210,11 @@ def _room(folder: str, values: Mapping[str, float]) -> Finding:
     problems = ["it is nearly full"] * (free < _LOW_BYTES)
     problems += [f"room for only {counted(inodes, 'more file')}"] * (0 <= inodes < _LOW_INODES)
     problems += ["it is slow"] * (seconds > _SLOW_S)
-    more: dict[str, Any] = {"subject": folder, "measured": round(seconds, 3), "expected": _SLOW_S, "unit": "s"}
+    more: dict[str, Any] = {"measured": round(seconds, 3), "expected": _SLOW_S, "unit": "s"}
     if not problems:
         return storage.passed(text, **more)
-    return storage.warned(
-        "; ".join((text, *problems)), action="make room on the volume, or see why it is slow", **more
-    )
+    action = "make room on the volume, or see why it is slow"
+    return storage.warned("; ".join((text, *problems)), action=action, **more)
 
 
 def fault_of(folder: str, host: str) -> str:

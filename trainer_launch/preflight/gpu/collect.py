@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import MappingProxyType
 
 from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
-from trainer_launch.preflight.gpu.facts import LOAD, Gpu, GpuFacts, GpuTest, parse_facts, parse_test
+from trainer_launch.host.incident_facts import kernel_log
+from trainer_launch.preflight.gpu.facts import Gpu, GpuFacts, GpuTest, parse_facts, parse_test
 
 _CHILD = Path(__file__).parents[1] / "children"
 FACTS = (sys.executable, str(_CHILD / "gpu_facts.py"))
@@ -34,6 +37,8 @@ _FIRST_PAUSE_S = 0.5
 _NOT_OURS = frozenset(("NCCL_DEBUG_FILE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
 _TALK = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 _STREAMS = deadline_subprocess.Streams(stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+_XID = re.compile(r"(\S+ \S+) NVRM: Xid \(PCI:([0-9A-Fa-f:]+)[^)]*\): (\d+).*")
+_RECENT = timedelta(hours=2)
 _Env = Mapping[str, str]
 
 
@@ -77,6 +82,7 @@ def collect(
     """
     shown = env.get("CUDA_VISIBLE_DEVICES")
     facts = settled(asked(env, left_s(LEAST_S, FACTS_S), shown), env, shown, left_s(0.0, SETTLE_S))
+    facts = replace(facts, log=earlier_xids())
     if level not in LOAD_S:
         return facts
     return loaded(facts, targets(facts, shown, count), env, (python, BENCH, "--level", level), LOAD_S[level])
@@ -93,6 +99,21 @@ def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:
         return GpuFacts(trouble=f"{STUCK}: no answer within {limit_s:g} s")
     facts = parse_facts(ended.stdout)
     return replace(facts, gpus=visible(facts.gpus, shown))
+
+
+def earlier_xids(path: str = "/dev/kmsg") -> tuple[tuple[str, int, int], ...]:
+    """Errors of the last hours by the kernel's log, where a container may read it: place, number, seconds ago."""
+    try:
+        matches = [match for line in kernel_log(path).splitlines() if (match := _XID.fullmatch(line))]
+    except OSError:
+        return ()
+    now = datetime.now(timezone.utc)
+    ago = [now - datetime.strptime(f"{match[1]}+0000", "%Y-%m-%d %H:%M:%S%z") for match in matches]
+    return tuple(
+        (match[2].lower(), int(match[3]), round(since.total_seconds()))
+        for match, since in zip(matches, ago, strict=True)
+        if since < _RECENT
+    )
 
 
 def visible(gpus: Sequence[Gpu], shown: str | None) -> tuple[Gpu, ...]:
@@ -118,7 +139,7 @@ def settled(facts: GpuFacts, env: _Env, shown: str | None, limit_s: float) -> Gp
 
 def is_held(gpu: Gpu) -> bool:
     """Whether more of its memory is in use than a driver needs for itself."""
-    return bool(gpu.value("memory_used", 0) > MOST_HELD_BYTES)
+    return bool(gpu.facts.get("memory_used", 0) > MOST_HELD_BYTES)
 
 
 def targets(facts: GpuFacts, shown: str | None, count: int) -> tuple[tuple[int, str], ...]:
@@ -128,7 +149,7 @@ def targets(facts: GpuFacts, shown: str | None, count: int) -> tuple[tuple[int, 
     if facts.trouble:
         words = [w.strip() for w in shown.split(",")] if shown else [str(number) for number in range(count)]
         return tuple(enumerate(words[:count]))
-    usable = [gpu for gpu in facts.gpus if not (gpu.lost or is_held(gpu) or gpu.value("mig", 0))]
+    usable = [gpu for gpu in facts.gpus if not (gpu.lost or is_held(gpu) or gpu.facts.get("mig"))]
     return tuple((gpu.index, gpu.uuid or str(gpu.index)) for gpu in usable)
 
 
@@ -161,10 +182,15 @@ def loaded(
     facts = replace(facts, tests=tuple(tests))
     if watch is None:
         return replace(facts, load_trouble=facts.trouble or "no child could be started")
-    watched = _watched(watch)
-    by_index = {gpu.index: {f"{LOAD}{name}": fact for name, fact in gpu.facts.items()} for gpu in watched.gpus}
-    gpus_watched = (replace(gpu, facts={**gpu.facts, **by_index.get(gpu.index, {})}) for gpu in facts.gpus)
-    return replace(facts, gpus=tuple(gpus_watched), load_trouble=watched.trouble)
+    watch.close_input()
+    watch.stop(WATCH_S)
+    ended = watch.end()
+    if ended.timed_out:
+        return replace(facts, load_trouble=f"{STUCK}: who watched the GPUs was killed")
+    watched = parse_facts(ended.stdout)
+    by_index = {gpu.index: gpu for gpu in watched.gpus}
+    both = (gpu.with_more(by_index[gpu.index]) if gpu.index in by_index else gpu for gpu in facts.gpus)
+    return replace(facts, gpus=tuple(both), load_trouble=watched.trouble)
 
 
 def _folder() -> contextlib.AbstractContextManager[str]:
@@ -180,14 +206,3 @@ def _started(argv: Sequence[str], env: _Env) -> deadline_subprocess.Child | None
         return deadline_subprocess.Child(argv, env, _STREAMS)
     except OSError:
         return None
-
-
-def _watched(watch: deadline_subprocess.Child) -> GpuFacts:
-    watch.close_input()
-    watch.stop(WATCH_S)
-    ended = watch.end()
-    return (
-        GpuFacts(trouble=f"{STUCK}: who watched the GPUs was killed")
-        if ended.timed_out
-        else parse_facts(ended.stdout)
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any
@@ -17,90 +16,51 @@ from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.findings import Checksum, Measure
 from trainer_launch.model.units import in_ranges, in_units
 
+IMPORT = "import torch"  # the stage of a test before it touches the device
 PEERS = "peers"  # the stage of a test in which GPUs need each other
 LOAD = "load "  # how the facts begin that were seen under load
-_NETWORK = re.compile(r"Using network (\S+)|Assigned NET plugin (\S+) to comm")
-_NETS_FOUND = re.compile(r"NET/(\S+)\s*: Using \[")
-
-
-class FactState(Enum):
-    """How well a fact is known."""
-
-    KNOWN = "known"
-    UNSUPPORTED = "unsupported"  # this card has no such thing
-    UNKNOWN = "unknown"
-
-
-class Fact(Struct, frozen=True, array_like=True):
-    """The answer to a question about a GPU: its value, or why it is unknown."""
-
-    state: FactState
-    value: Any = None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there is a value."""
-        return self.state is FactState.KNOWN
-
-
-_NOT_TOLD = Fact(FactState.UNKNOWN, "it was not told")
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
-    """One GPU as NVIDIA's library sees it."""
+    """One GPU as NVIDIA's library sees it. A fact that the card does not have is neither known nor unknown."""
 
     index: int
     lost: str = ""  # what the driver says of a GPU that is gone, or must be reset
-    facts: Mapping[str, Fact] = field(default_factory=dict)
-
-    def fact(self, name: str) -> Fact:
-        """A fact, known or not."""
-        return self.facts.get(name, _NOT_TOLD)
-
-    def value(self, name: str, default: Any = None) -> Any:
-        """A fact's value where it is known."""
-        fact = self.fact(name)
-        return fact.value if fact.is_known else default
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)  # why a fact is not known
 
     @property
     def uuid(self) -> str:
         """Which card it is, wherever it is put; empty where it is not told."""
-        return str(self.value("uuid", ""))
+        return str(self.facts.get("uuid", ""))
 
     @property
     def model(self) -> str:
         """As in NVIDIA H200; empty where it is not told."""
-        return str(self.value("name", ""))
-
-    @property
-    def memory(self) -> str:
-        """All of it, in units."""
-        return in_units(self.value("memory_total", 0))
+        return str(self.facts.get("name", ""))
 
     @property
     def down_links(self) -> str:
         """Their numbers."""
-        return ", ".join(str(number) for number, is_up in enumerate(self.value("nvlinks", ())) if not is_up)
+        return ", ".join(str(number) for number, is_up in enumerate(self.facts.get("nvlinks", ())) if not is_up)
+
+    @property
+    def memory(self) -> str:
+        """All of it, in units."""
+        return in_units(self.facts.get("memory_total", 0))
+
+    def first(self, names: Sequence[str]) -> str:
+        """The first of these facts that this kind of card has, known or not; empty: it has none."""
+        return next((name for name in names if name in self.facts or name in self.unknown), "")
+
+    def with_more(self, gpu: Gpu) -> Gpu:
+        """This GPU, with what another look at it has shown."""
+        return replace(self, facts={**self.facts, **gpu.facts}, unknown={**self.unknown, **gpu.unknown})
 
     @property
     def is_watched(self) -> bool:
         """Whether it was looked at under load."""
-        return any(name.startswith(LOAD) for name in self.facts)
-
-    @property
-    def when(self) -> str:
-        """When temperatures were looked at."""
-        return "under load" if self.is_watched else "at rest"
-
-    @property
-    def margin(self) -> float | None:
-        """In \u00b0C: a card's own margin where it tells that, else what is left to its slowdown threshold."""
-        at = LOAD if self.is_watched else ""
-        margin, hottest = self.value(f"{at}margin_c"), self.value(f"{at}temperature_c")
-        threshold = self.value("slowdown_c")
-        if margin is not None:
-            return float(margin)
-        return None if hottest is None or threshold is None else float(threshold - hottest)
+        return any(name.startswith(LOAD) for name in (*self.facts, *self.unknown))
 
 
 class Ending(Enum):
@@ -109,16 +69,14 @@ class Ending(Enum):
     DONE = "done"
     NO_TORCH = "import"  # its Python has no torch
     FAILED = "failed"  # a test failed
-    HUNG = "hung"  # it was killed when its time was up
+    DIED = "died"  # by itself, or when its time was up, and said nothing of it
     STUCK = "stuck"  # not even SIGKILL ended it: it is inside the driver
-    DIED = "died"  # by itself, and said nothing of it
-    NOT_RUN = "not run"
+    NOT_RUN = "not run"  # or not so far that it touched the device
 
 
 class Peers(Struct, frozen=True):
     """What all GPUs of a node did together, as one of them saw it."""
 
-    size: int
     good: bool  # all sums were right
     rate: float  # of an all-reduce of 1 GiB, as bus bandwidth in GB/s
     why: str  # it did not come to that
@@ -139,16 +97,8 @@ class GpuTest(Struct, frozen=True, kw_only=True):
     different: int = 0  # of the repeats: those that did not come out as the first
     tested_bytes: int = 0  # of memory, with patterns
     wrong_words: int = 0
-    sums_right: bool = True  # of the collective
-    lines: tuple[str, ...] = ()  # of NCCL's own log
-    peers: Peers | None = None  # how it did together with the node's other GPUs
-
-    @property
-    def network(self) -> str:
-        """What NCCL says that it uses between nodes, such as IB or Socket, or else has; empty: it did not say."""
-        chosen = [match[1] or match[2] for match in map(_NETWORK.search, self.lines) if match]
-        available = [match[1] for match in map(_NETS_FOUND.search, self.lines) if match]
-        return (chosen or available or [""])[-1]
+    network: str = ""  # what NCCL says that it uses between nodes, such as IB or Socket; "": it did not say
+    peers: Peers | None = None  # how it did together with the node's other GPUs, or alone
 
 
 class GpuFacts(Struct, frozen=True, kw_only=True):
@@ -157,7 +107,7 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
     trouble: str  # why nothing is known of them
     driver: str = ""
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=64)] = ()
-    log: Fact = _NOT_TOLD  # XID errors of the last two hours: place on the bus, number, seconds ago
+    log: tuple[tuple[str, int, int], ...] = ()  # XID errors of two hours: place on the bus, number, seconds ago
     tests: tuple[GpuTest, ...] = ()
     load_trouble: str = ""  # why they were not put under load, or not watched there
 
@@ -193,21 +143,29 @@ def parse_facts(data: bytes) -> GpuFacts:
 
 
 def parse_test(gpu: int, uuid: str, ended: Ended, limit_s: float) -> GpuTest:
-    """What a test found, by the last of its lines that can be read, and how it ended within `limit_s`."""
+    """What a test found, by the last of its lines that can be read, and how it ended within `limit_s`.
+
+    What happens before it touches the device, as on a slow disk, says nothing of the GPU: it was not tested.
+    """
     test = GpuTest()
     for line in reversed(ended.stdout.splitlines()):
         with contextlib.suppress(*MALFORMED):
             test = msgspec.json.decode(line, type=GpuTest)
             break
     test = replace(test, gpu=gpu, uuid=uuid or test.facts.get("uuid", ""))
-    if test.ending is not Ending.NOT_RUN:
-        return test
+    if test.ending is Ending.NOT_RUN:
+        test = _unfinished(test, ended, limit_s)
+    is_before = test.stage in ("", IMPORT) and test.ending is not Ending.NO_TORCH
+    return replace(test, ending=Ending.NOT_RUN) if is_before else test
+
+
+def _unfinished(test: GpuTest, ended: Ended, limit_s: float) -> GpuTest:
+    """A test that did not say how it ended."""
     at = f"at {test.stage!r}" if test.stage else "at its start"
     if ended.status is None:
-        why = f"its test hangs {at}, and not even SIGKILL ends it: it is stuck inside the driver"
-        return replace(test, ending=Ending.STUCK, why=why)
+        return replace(test, ending=Ending.STUCK, why=f"its test hangs {at}, and not even SIGKILL ends it")
     if ended.timed_out:
-        return replace(test, ending=Ending.HUNG, why=f"its test hung {at}, and was killed after {limit_s:g} s")
+        return replace(test, ending=Ending.DIED, why=f"its test hung {at}, and was killed after {limit_s:g} s")
     how = f"signal {-ended.status}" if ended.status < 0 else f"exit code {ended.status}"
     return replace(test, ending=Ending.DIED, why=f"its test died {at} ({how})")
 

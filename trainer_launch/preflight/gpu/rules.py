@@ -1,7 +1,7 @@
-"""What is wrong with a GPU: a table of rules, each about one fact of a card; and what they come to. Pure.
+"""What is wrong with a GPU: checks as tables of rules, each about one fact of a card; and what they come to. Pure.
 
-One finding tells of all GPUs of a node, with the bad ones named. What a card does not tell is unknown, by
-`findings_of` alone.
+One finding tells of all GPUs of a node, with the bad ones named. What a card does not tell is unknown, in one
+place: `_ruled`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,16 @@ from msgspec.structs import replace
 
 from trainer_launch.model.findings import Fault, Finding, Scope, Value
 from trainer_launch.model.units import grouped, in_units
-from trainer_launch.preflight.check import Check, Subject
+from trainer_launch.preflight.check import LIMIT_S, Check, Needs, Subject, Where
 from trainer_launch.preflight.gpu.collect import MOST_HELD_BYTES
-from trainer_launch.preflight.gpu.facts import LOAD, Fact, FactState, Gpu, numbered
+from trainer_launch.preflight.gpu.facts import LOAD, Gpu, numbered
 
 DRAIN = "drain this node, and have the card reset, tested or replaced"
 _RESET = "have the GPU reset before it is used: a bad row of its memory is still in use"
-_CARDS_WITH_BRIDGES = ("PCIe", "NVL")  # in models' names: they have links, and not all of them need lead anywhere
-_LINKS_DOWN = "has {value[0]} of {value[1]} NVLinks up (down: {gpu.down_links})"
-_XIDS_SEEN = "had XID {value} during our tests"
-_WITHOUT = {
-    "lost": Fact(FactState.UNSUPPORTED),
-    "margin": Fact(FactState.UNKNOWN, "neither margin nor threshold is told"),
-}
-_NEAR_C = 5
-_MANY_REPLAYS = 80
+# In models' names: cards that have links for bridges, and not all of them need lead anywhere.
+_BRIDGED = ("pcie", "nvl", "a30", "a40", "rtx", "quadro", "titan", "geforce")
+_IN_PARTS = "is in MIG mode, in which {value} workers of one job cannot work together"
+_LASTS = 0.1, 3  # slower clocks, in this share of the looks and in so many: a single look is no fault
 # As nvmlGpuRecoveryAction has them.
 _RECOVERY = {
     1: "a reset of the GPU",
@@ -46,9 +41,9 @@ _SLOWED_BY = {
     0x40: "heat, by the hardware",
     0x80: "the power supply (power brake)",
 }
-POWER_CAP = 0x04
+_CLOCKS = f"{LOAD}clock_reasons"
 # As NVIDIA's catalogue has them; those that no fault of the card need have caused only warn.
-XID_WORDS = {
+_XID_WORDS = {
     48: "uncorrected memory error",
     62: "halt of its own controller",
     63: "a row of memory was remapped",
@@ -67,7 +62,7 @@ XID_WORDS = {
 _MILD = frozenset((13, 31, 43, 45, 63, 92, 94, 121, 126))
 
 
-class Rule(Struct, frozen=True, kw_only=True):
+class GpuRule(Struct, frozen=True, kw_only=True):
     """What is wrong with a GPU of which a fact is known and bad.
 
     Without `bad`, a fact is bad that is above `expected`, that is below it in a pair, or that is true. Text and
@@ -78,22 +73,23 @@ class Rule(Struct, frozen=True, kw_only=True):
     text: str  # what the GPU has, does or needs
     bad: Callable[[Any], object] | None = None
     is_pair: bool = False  # the fact is a number and what is expected of it
-    expected: float | None = None
+    expected: Value = None
     words: Callable[[Any], Any] = lambda value: value
     measured: Callable[[Any], Value] = lambda value: value
     unit: str = ""
     fault: Fault | None = Fault.NODE  # None: a warning
+    is_mild: Callable[[Any], object] = lambda value: False  # values that only warn
     action: str = DRAIN
 
     def finding(self, check: Check[Subject], gpu: Gpu) -> Finding | None:
         """What is wrong with this GPU; None: nothing, or it is not known."""
-        fact = gpu.fact(self.fact)
-        if not fact.is_known or not self._is_bad(fact.value):
+        if self.fact not in gpu.facts or not self._is_bad(gpu.facts[self.fact]):
             return None
-        text, action = (form.format(value=self.words(fact.value), gpu=gpu) for form in (self.text, self.action))
-        measured, expected = fact.value if self.is_pair else (self.measured(fact.value), self.expected)
+        value = gpu.facts[self.fact]
+        text, action = (form.format(value=self.words(value), gpu=gpu) for form in (self.text, self.action))
+        measured, expected = value[:2] if self.is_pair else (self.measured(value), self.expected)
         more = {"measured": measured, "expected": expected, "unit": self.unit, "action": action}
-        return of_gpu(check, self.fault, gpu.index, text, **more)
+        return of_gpu(check, None if self.is_mild(value) else self.fault, gpu.index, text, **more)
 
     def _is_bad(self, value: Any) -> object:
         if self.bad is not None:
@@ -101,6 +97,99 @@ class Rule(Struct, frozen=True, kw_only=True):
         if self.is_pair:
             return value[0] < value[1]
         return value if self.expected is None else value > self.expected
+
+
+def limit_s(subject: Subject) -> float:
+    """What a check may take that waits until GPUs were asked and loaded."""
+    return LIMIT_S if subject.cards is None else subject.cards.limit_s
+
+
+def _ruled(
+    name: str,
+    title: str,
+    facts: Sequence[str],
+    good: str,
+    *rules: GpuRule,
+    needs: Needs = Needs.NOTHING,
+) -> Check[Subject]:
+    """A check of these rules, of which the first that fits a GPU speaks; a lost GPU has no other fault.
+
+    Of each GPU the first of `facts` that this kind of card has must be known. `good` is said of GPUs without fault.
+    """
+
+    def run(subject: Subject) -> Iterator[Finding]:
+        gpus = [gpu for gpu in _with_derived(subject) if not gpu.lost or "lost" in facts]
+        bad = [next(filter(None, (rule.finding(made, gpu) for rule in rules)), None) for gpu in gpus]
+        yield from alike(filter(None, bad))
+        asked = [gpu for gpu in gpus if gpu.is_watched or not facts[0].startswith(LOAD)]
+        unknown = {gpu.index: gpu.unknown[name] for gpu in asked if (name := gpu.first(facts)) in gpu.unknown}
+        answered = [gpu.index for gpu in asked if gpu.first(facts) in gpu.facts]
+        if unknown:
+            text = f"not known of {numbered([*unknown])}: {next(iter(unknown.values()))}"
+            yield made.unknown(text, scope=Scope.GPU)
+        elif asked and not answered:
+            text = f"{numbered([gpu.index for gpu in asked])}: this kind of card has no such thing"
+            yield made.skipped(text, scope=Scope.GPU)
+        if answered and not any(bad):
+            yield made.passed(f"{numbered(answered)}: {good}", scope=Scope.GPU)
+
+    made = Check(id=name, title=title, run=run, where=Where.GPU, needs=needs, limit_s=limit_s)
+    return made
+
+
+def of_gpu(check: Check[Subject], fault: Fault | None, gpu: int, text: str, **more: Any) -> Finding:
+    """What is wrong with one GPU."""
+    return check.bad(fault, f"GPU {gpu} {text}", scope=Scope.GPU, subject=f"GPU {gpu}", **{"action": DRAIN, **more})
+
+
+def alike(bad: Iterable[Finding]) -> Iterator[Finding]:
+    """A finding for all GPUs with faults of a kind, failures first."""
+    kinds = grouped((finding.fault, finding) for finding in bad)
+    for fault in sorted(kinds, key=lambda fault: fault is None):
+        its = kinds[fault]
+        subject, text = ", ".join(finding.subject for finding in its), "; ".join(finding.text for finding in its)
+        yield replace(its[0], subject=subject, text=text)
+
+
+def _with_derived(subject: Subject) -> list[Gpu]:
+    """This node's GPUs, with facts that are made of others."""
+    if subject.cards is None:
+        return []
+    report = subject.cards.facts()
+    links = _links([gpu for gpu in report.gpus if "nvlinks" in gpu.facts and not gpu.lost])
+    made = []
+    for gpu in report.gpus:
+        place = str(gpu.facts.get("pci", "?"))
+        derived: dict[str, Any] = {**links.get(gpu.index, {}), **_mig(subject, gpu)}
+        derived["logged xids"] = {xid: ago_s for at, xid, ago_s in report.log if place.startswith(at)}
+        derived |= {"lost": gpu.lost} if gpu.lost else {}
+        made.append(replace(gpu, facts={**gpu.facts, **derived}))
+    return made
+
+
+def _mig(subject: Subject, gpu: Gpu) -> dict[str, int]:
+    """MIG is the job's own wish where it was given parts by name, and what somebody left behind elsewhere."""
+    shown = (subject.env.get(name, "") for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"))
+    if not gpu.facts.get("mig"):
+        return {}
+    if not any("MIG-" in words for words in shown):
+        return {"mig left on": subject.workers}
+    return {"mig asked for": subject.workers} if subject.workers > 1 else {}
+
+
+def _links(gpus: Sequence[Gpu]) -> dict[int, dict[str, Any]]:
+    """Each GPU's links beside what they should be: all it has, or as many as on the others."""
+    most = max((sum(gpu.facts["nvlinks"]) for gpu in gpus), default=0)
+    facts = {}
+    for gpu in gpus:
+        links = gpu.facts["nvlinks"]
+        is_bridged = any(word in gpu.model.casefold() for word in _BRIDGED)
+        wanted = most if is_bridged or not any(links) else len(links)
+        facts[gpu.index] = {
+            "no links": not most and not is_bridged,
+            "links": (sum(links), wanted, is_bridged),
+        }
+    return facts
 
 
 def _recovery(number: int) -> str:
@@ -115,6 +204,11 @@ def _slowing(slowed: Mapping[str, Any]) -> list[int]:
     return [bit for bit in _SLOWED_BY if slowed["times"].get(str(bit))]
 
 
+def _is_lasting(slowed: Mapping[str, Any]) -> bool:
+    share, least = _LASTS
+    return any(slowed["times"][str(bit)] >= max(least, share * slowed["looks"]) for bit in _slowing(slowed))
+
+
 def _slowed(slowed: Mapping[str, Any]) -> tuple[str, int, int]:
     """By what, in how many looks, and of how many."""
     bits = _slowing(slowed)
@@ -127,235 +221,190 @@ def _serious(xids: Iterable[int]) -> set[int]:
 
 
 def _xids(xids: Iterable[int]) -> str:
-    return ", ".join(f"{xid} ({XID_WORDS[xid]})" if xid in XID_WORDS else str(xid) for xid in sorted(set(xids)))
+    return ", ".join(f"{xid} ({_XID_WORDS[xid]})" if xid in _XID_WORDS else str(xid) for xid in sorted(set(xids)))
 
 
 def _logged(log: Mapping[int, int]) -> str:
-    return ", ".join(f"{_xids([xid])} {ago_s / 60:.0f} min ago" for xid, ago_s in log.items())
+    return ", ".join(f"{_xids([xid])} {ago_s / 60:.0f} min ago" for xid, ago_s in log.items() if xid not in _MILD)
 
 
-# The first rule of a check that fits speaks.
-RULES: Mapping[str, Sequence[Rule]] = {
-    "gpu-recovery": (
-        Rule(fact="lost", text="does not answer: {value}"),
-        Rule(
-            fact="recovery",
-            expected=0,
-            words=_recovery,
-            text="needs {value}, says the driver ({gpu.uuid})",
-            action="drain this node: it needs {value}",
-        ),
+recovery = _ruled(
+    "gpu-recovery",
+    "The driver asks for no reset of a GPU, and none is gone.",
+    ("lost", "recovery"),
+    "the driver asks for no recovery",
+    GpuRule(fact="lost", text="does not answer: {value}"),
+    GpuRule(
+        fact="recovery",
+        expected=0,
+        words=_recovery,
+        text="needs {value}, says the driver ({gpu.uuid})",
+        action="drain this node: it needs {value}",
     ),
-    "gpu-ecc": (
-        Rule(
-            fact="ecc_uncorrected",
-            expected=0,
-            text="had {value} uncorrected memory errors since the driver was loaded ({gpu.uuid})",
-            unit="errors",
-            action="have the GPU reset before it is used; if the errors come back, have the card replaced",
-        ),
+)
+ecc = _ruled(
+    "gpu-ecc",
+    "GPU memory had no error that could not be corrected since the driver was loaded.",
+    ("ecc_uncorrected",),
+    "no uncorrected memory error since the driver was loaded",
+    GpuRule(
+        fact="ecc_uncorrected",
+        expected=0,
+        text="had {value} uncorrected memory errors since the driver was loaded ({gpu.uuid})",
+        unit="errors",
+        action="have the GPU reset before it is used; if the errors come back, have the card replaced",
     ),
-    "gpu-remap": (
-        Rule(
-            fact="remapped",
-            bad=lambda rows: rows[3],
-            text="has a bad row of memory and no spare one for it: remapping failed ({gpu.uuid})",
-            measured=lambda rows: "failed",
-            action="drain this node for good: replace the card",
-        ),
-        Rule(
-            fact="remapped",
-            bad=lambda rows: rows[2],
-            text="has a bad row of memory whose remapping waits for a reset ({value[1]} so far, {gpu.uuid})",
-            measured=lambda rows: "pending",
-            action=_RESET,
-        ),
-        Rule(
-            fact="retired_pending",
-            text="has a bad page of memory whose retirement waits for a reset ({gpu.uuid})",
-            measured=lambda pages: "pending",
-            action=_RESET,
-        ),
+)
+remap = _ruled(  # cards have remapped rows from A100 on, older ones retired pages
+    "gpu-remap",
+    "No bad row of GPU memory waits for a spare one, which takes a reset, and there are spare ones left.",
+    ("remapped", "retired_pending"),
+    "no bad row or page of memory waits for a reset",
+    GpuRule(
+        fact="remapped",
+        bad=lambda rows: rows[3],
+        text="has a bad row of memory and no spare one for it: remapping failed ({gpu.uuid})",
+        measured=lambda rows: "failed",
+        action="drain this node for good: replace the card",
     ),
-    "gpu-memory": (
-        Rule(
-            fact="memory_used",
-            expected=MOST_HELD_BYTES,
-            words=in_units,
-            text="has {value} of its {gpu.memory} in use before the job starts",
-            unit="bytes",
-            action="see on that machine who holds it (nvidia-smi): a process that was left behind, or another pod",
-        ),
+    GpuRule(
+        fact="remapped",
+        bad=lambda rows: rows[2],
+        text="has a bad row of memory whose remapping waits for a reset ({value[1]} so far, {gpu.uuid})",
+        measured=lambda rows: "pending",
+        action=_RESET,
     ),
-    "gpu-clocks": (
-        Rule(
-            fact=f"{LOAD}clock_reasons",
-            bad=_slowing,
-            words=_slowed,
-            text="is slowed down under load by {value[0]}, in {value[1]} of {value[2]} looks",
-            measured=lambda slowed: " ".join(f"{bit:#x}" for bit in _slowing(slowed)),
-            action="drain this node: see the cooling and the power supply of that machine",
-        ),
+    GpuRule(
+        fact="retired_pending",
+        text="has a bad page of memory whose retirement waits for a reset ({gpu.uuid})",
+        measured=lambda pages: "pending",
+        action=_RESET,
     ),
-    "gpu-temperature": (
-        Rule(
-            fact="margin",
-            bad=lambda margin: margin < _NEAR_C,
-            text="is {value:g} \u00b0C {gpu.when} from the temperature at which it slows down",
-            expected=_NEAR_C,
-            unit="\u00b0C",
-            fault=None,
-            action="see the cooling of that machine",
-        ),
+)
+mig = _ruled(
+    "gpu-mig",
+    "No GPU is cut into parts (MIG), one of which serves one process, and none together with other GPUs.",
+    ("mig",),
+    "whole",
+    GpuRule(
+        fact="mig asked for",
+        text=_IN_PARTS,
+        measured=bool,
+        expected=False,
+        fault=Fault.JOB,
+        action="request whole GPUs",
     ),
-    "gpu-pcie": (
-        Rule(
-            fact=f"{LOAD}pcie_lanes",
-            is_pair=True,
-            bad=_is_slower,
-            text="has {value[0]} of {value[1]} PCIe lanes under load",
-            unit="lanes",
-            action="drain this node: have the card, its slot and its riser seen to",
-        ),
-        Rule(
-            fact=f"{LOAD}pcie_generation",
-            is_pair=True,
-            bad=_is_slower,
-            text="is at PCIe generation {value[0]} under load, and could be at {value[1]}",
-            fault=None,
-            action="see the BIOS of that machine, and the card's slot",
-        ),
-        Rule(
-            fact=f"{LOAD}pcie_replays",
-            expected=_MANY_REPLAYS,
-            text="had to send {value} PCIe packets again during our tests",
-            unit="replays",
-            fault=None,
-        ),
+    GpuRule(
+        fact="mig left on",
+        text=_IN_PARTS,
+        measured=bool,
+        expected=False,
+        action="turn MIG off on that machine (nvidia-smi -mig 0), or drain it",
     ),
-    "gpu-nvlink": (
-        Rule(
-            fact="no links",
-            text="has NVLinks, and none is up",
-            measured=lambda is_so: 0,
-            fault=None,
-            action="see the fabric manager of that machine; without NVLink GPUs talk over PCIe, many times slower",
-        ),
-        Rule(fact="links", is_pair=True, text=_LINKS_DOWN, unit="links"),
-        Rule(fact="bridges", is_pair=True, text=_LINKS_DOWN, unit="links", fault=None),
-        Rule(
-            fact="link speed",
-            is_pair=True,
-            words=lambda pair: [mbps / 1000 for mbps in pair],
-            text="has an NVLink at {value[0]:g} GB/s, others are at {value[1]:g}",
-            unit="MB/s",
-        ),
-        Rule(fact="fabric_error", text="could not join its NVLink fabric (error {value})"),
-        Rule(
-            fact=f"{LOAD}nvlink_errors",
-            expected=0,
-            text="had {value} errors on its NVLinks during our tests",
-            unit="errors",
-            fault=None,
-        ),
+)
+memory = _ruled(  # asked before any context of ours; a container does not see others' processes, but their memory
+    "gpu-memory",
+    "GPU memory is free: somebody who died a moment ago may hold it for a while, others for ever.",
+    ("memory_used",),
+    "no more memory in use than the driver itself needs",
+    GpuRule(
+        fact="memory_used",
+        expected=MOST_HELD_BYTES,
+        words=in_units,
+        text="has {value} of its {gpu.memory} in use before the job starts",
+        unit="bytes",
+        action="see on that machine who holds it (nvidia-smi): a process that was left behind, or another pod",
     ),
-    "gpu-xid": (
-        Rule(
-            fact=f"{LOAD}xids",
-            bad=_serious,
-            words=_xids,
-            text=_XIDS_SEEN,
-            measured=lambda xids: min(_serious(xids)),
-            unit="XID",
-        ),
-        Rule(fact=f"{LOAD}xids", words=_xids, text=_XIDS_SEEN, measured=min, unit="XID", fault=None),
-        Rule(  # the card may have been reset since
-            fact="logged xids",
-            words=_logged,
-            text="had XID {value}, by the kernel's log",
-            measured=min,
-            unit="XID",
-            fault=None,
-        ),
+)
+clocks = _ruled(
+    "gpu-clocks",
+    "Under load no GPU is slowed down by heat or by its power supply; its own power limit is nothing unusual.",
+    (_CLOCKS,),
+    "not slowed down under load",
+    GpuRule(
+        fact=_CLOCKS,
+        bad=_slowing,
+        is_mild=lambda slowed: not _is_lasting(slowed),
+        words=_slowed,
+        text="is slowed down under load by {value[0]}, in {value[1]} of {value[2]} looks",
+        measured=lambda slowed: " ".join(f"{bit:#x}" for bit in _slowing(slowed)),
+        action="see the cooling and the power supply of that machine, and drain it if this goes on",
     ),
-}
-
-
-def judged(
-    check: Check[Subject], subject: Subject, facts: Sequence[str], good: Callable[[Sequence[Gpu]], str]
-) -> Iterator[Finding]:
-    """What the rules of a check find of this node's GPUs; a lost GPU has no other fault.
-
-    Of each GPU the first of `facts` that this kind of card has must be known.
-    """
-    gpus = [gpu for gpu in with_derived(subject) if not gpu.lost or "lost" in facts]
-    asked = {gpu.index: _first(gpu, facts) for gpu in gpus if gpu.is_watched or not facts[0].startswith(LOAD)}
-    findings = ((rule.finding(check, gpu) for rule in RULES[check.id]) for gpu in gpus)
-    bad = [finding for its in findings if (finding := next(filter(None, its), None)) is not None]
-    yield from findings_of(check, asked, bad, good(gpus) if gpus else "")
-
-
-def _first(gpu: Gpu, names: Sequence[str]) -> Fact:
-    facts = [gpu.fact(name) for name in names]
-    return next((fact for fact in facts if fact.state is not FactState.UNSUPPORTED), facts[-1])
-
-
-def of_gpu(check: Check[Subject], fault: Fault | None, gpu: int, text: str, **more: Any) -> Finding:
-    """What is wrong with one GPU."""
-    return check.bad(fault, f"GPU {gpu} {text}", scope=Scope.GPU, subject=f"GPU {gpu}", **{"action": DRAIN, **more})
-
-
-def findings_of(
-    check: Check[Subject], asked: Mapping[int, Fact], bad: Iterable[Finding], good: str
-) -> Iterator[Finding]:
-    """A finding for the GPUs with faults of each kind, one for those that are unknown, or one for all.
-
-    `asked` has the fact of each GPU that decides whether anything is known of it.
-    """
-    kinds = grouped((finding.fault, finding) for finding in bad)
-    for fault in sorted(kinds, key=lambda fault: fault is None):
-        its = kinds[fault]
-        subject, text = ", ".join(finding.subject for finding in its), "; ".join(finding.text for finding in its)
-        yield replace(its[0], subject=subject, text=text)
-    unknown = [index for index, fact in asked.items() if fact.state is FactState.UNKNOWN]
-    answered = [index for index, fact in asked.items() if fact.is_known]
-    if unknown:
-        yield check.unknown(f"not known of {numbered(unknown)}: {asked[unknown[0]].value}", scope=Scope.GPU)
-    elif asked and not answered:
-        yield check.skipped(f"{numbered([*asked])}: this kind of card has no such thing", scope=Scope.GPU)
-    if answered and not kinds:
-        yield check.passed(f"{numbered(answered)}: {good}", scope=Scope.GPU)
-
-
-def with_derived(subject: Subject) -> list[Gpu]:
-    """This node's GPUs, with facts that are made of others."""
-    if subject.cards is None:
-        return []
-    report = subject.cards.facts()
-    log = report.log.value if report.log.is_known else ()
-    links = _links([gpu for gpu in report.gpus if gpu.fact("nvlinks").is_known and not gpu.lost])
-    made = []
-    for gpu in report.gpus:
-        place = str(gpu.value("pci", "?"))
-        logged = {xid: ago_s for at, xid, ago_s in log if place.startswith(at) and xid not in _MILD}
-        values = {**links.get(gpu.index, {}), "lost": gpu.lost or None, "margin": gpu.margin, "logged xids": logged}
-        facts = {name: Fact(FactState.KNOWN, value) for name, value in values.items() if value is not None}
-        made.append(replace(gpu, facts={**_WITHOUT, **gpu.facts, **facts}))
-    return made
-
-
-def _links(gpus: Sequence[Gpu]) -> dict[int, dict[str, Any]]:
-    """Each GPU's links beside what they should be: all it has, or as many as on the others; as fast as theirs."""
-    most = max((sum(gpu.value("nvlinks")) for gpu in gpus), default=0)
-    fastest = max((gpu.value("nvlink_mbps", 0) for gpu in gpus), default=0)
-    bridged = {gpu.index for gpu in gpus if any(word in gpu.model for word in _CARDS_WITH_BRIDGES)}
-    facts = {}
-    for gpu in gpus:
-        links = gpu.value("nvlinks")
-        wanted = most if gpu.index in bridged or not any(links) else len(links)
-        facts[gpu.index] = {
-            "no links": not most and not bridged,
-            "bridges" if gpu.index in bridged else "links": (sum(links), wanted),
-            "link speed": (gpu.value("nvlink_mbps", fastest), fastest),
-        }
-    return facts
+    needs=Needs.LOAD,
+)
+pcie = _ruled(
+    "gpu-pcie",
+    "The way from the processor to each GPU is as wide and as fast under load as card and slot allow.",
+    (f"{LOAD}pcie_lanes",),
+    "PCIe as wide and as fast as it can be",
+    GpuRule(
+        fact=f"{LOAD}pcie_lanes",
+        is_pair=True,
+        bad=_is_slower,
+        text="has {value[0]} of {value[1]} PCIe lanes under load",
+        unit="lanes",
+        action="drain this node: have the card, its slot and its riser seen to",
+    ),
+    GpuRule(
+        fact=f"{LOAD}pcie_generation",
+        is_pair=True,
+        bad=_is_slower,
+        text="is at PCIe generation {value[0]} under load, and could be at {value[1]}",
+        fault=None,
+        action="see the BIOS of that machine, and the card's slot",
+    ),
+    needs=Needs.LOAD,
+)
+nvlink = _ruled(
+    "gpu-nvlink",
+    "The links between this node's GPUs are up, on each as many as on the others.",
+    ("nvlinks",),
+    "all NVLinks up",
+    GpuRule(
+        fact="no links",
+        text="has NVLinks, and none is up",
+        measured=lambda is_so: 0,
+        fault=None,
+        action="see the fabric manager of that machine; without NVLink GPUs talk over PCIe, many times slower",
+    ),
+    GpuRule(
+        fact="links",
+        is_pair=True,
+        is_mild=lambda links: links[2],
+        text="has {value[0]} of {value[1]} NVLinks up (down: {gpu.down_links})",
+        unit="links",
+    ),
+    GpuRule(fact="fabric_error", text="could not join its NVLink fabric (error {value})"),
+    GpuRule(
+        fact=f"{LOAD}nvlink_errors",
+        expected=0,
+        text="had {value} errors on its NVLinks during our tests",
+        unit="errors",
+        fault=None,
+    ),
+    needs=Needs.LOAD,
+)
+xid = _ruled(
+    "gpu-xid",
+    "The driver told no error (XID) of a GPU while it was tested, nor lately where the kernel's log is known.",
+    (f"{LOAD}xids",),
+    "no XID error during our tests",
+    GpuRule(
+        fact=f"{LOAD}xids",
+        is_mild=lambda xids: not _serious(xids),
+        words=_xids,
+        text="had XID {value} during our tests",
+        measured=lambda xids: min(_serious(xids) or xids),
+        unit="XID",
+    ),
+    GpuRule(  # the card may have been reset since
+        fact="logged xids",
+        bad=_serious,
+        words=_logged,
+        text="had XID {value}, by the kernel's log",
+        measured=lambda log: min(_serious(log)),
+        unit="XID",
+        fault=None,
+    ),
+    needs=Needs.LOAD,
+)

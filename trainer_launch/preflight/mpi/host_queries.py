@@ -9,8 +9,8 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from pathlib import PurePosixPath
+from typing import TypeAlias
 
 from msgspec import Struct, field
 
@@ -19,6 +19,7 @@ from trainer_launch.host.deadline_subprocess import Ended, run
 from trainer_launch.host.network import is_here
 from trainer_launch.model import Member
 from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.findings import Fault
 from trainer_launch.model.settings import Settings
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Probes, Threads
@@ -27,6 +28,9 @@ from trainer_launch.mpi.ssh_client import SshClient, prepared
 from trainer_launch.planning.mpi_options import Typed
 from trainer_launch.preflight.check import Subject, at_once
 
+MPIRUN, PYTHON, LAUNCHER = VERSIONS = ("mpirun", "python", "trainer-launch")  # facts of a host that are versions
+DAEMON, PATH, CPUS, GPUS = "daemon", "path", "cpus", "gpus"  # its other facts
+MPI_HOSTS, MPI_SSH = "mpi-hosts", "mpi-ssh"  # checks
 AT_ONCE = 64  # sessions under way; PRRTE has 128
 _ASK_S = 20.0
 _THREADS = 64
@@ -36,12 +40,13 @@ _MAX_LINES = 200
 _SSH_FAILED = 255
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S{0,20}")
+_BEGIN, _END = "begin", "end"
 
 # $1 mpirun, $2 the programs by which it starts ranks, $3 the Python of the ranks.
 _SCRIPT = r"""
 say() { printf '%s %s\n' "$T" "$*"; }
 version() { command -v "$1" >/dev/null 2>&1 && "$@" 2>&1 </dev/null; }
-say begin
+say begin here
 say mpirun "$(version "$1" --version | grep -m 1 -i -e version -e mpi -e prrte)"
 for name in $2; do command -v "$name" >/dev/null 2>&1 && say daemon "$name"; done
 say python "$(version "$3" --version | tail -n 1)"
@@ -49,7 +54,7 @@ say trainer-launch "$(version trainer-launch version | tail -n 1)"
 say path "$PATH"
 say cpus "$(nproc 2>/dev/null)"
 say gpus "$(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)"
-say end
+say end here
 """
 
 
@@ -59,141 +64,133 @@ def script_command(token: str, mpirun: str, daemons: Sequence[str], python: str)
     return f"exec env T={shlex.quote(token)} sh -c {shlex.quote(_SCRIPT)} sh {args}"
 
 
-class Versions(Struct, frozen=True, kw_only=True):
-    """Versions of what launcher and workers have in common; None: it is not there, or its version is not known."""
-
-    mpirun: str | None = None
-    python: str | None = None
-    launcher: str | None = None  # of trainer-launch
+Facts: TypeAlias = Mapping[str, str]  # what a host has answered, as far as it is known
 
 
-class Answer(Struct, frozen=True, kw_only=True):
-    """What a host has answered."""
-
-    began: bool = False
-    ended: bool = False
-    said: str = ""  # the last line that its login shell prints by itself
-    versions: Versions = Versions()
-    daemons: tuple[str, ...] = ()
-    path: str = ""
-    cpus: int | None = None
-    gpus: int | None = None
-
-
-def read(token: str, text: str) -> Answer:
-    """The answer in a session's standard output."""
-    values: dict[str, str] = {}
-    daemons: list[str] = []
-    said = ""
+def read(token: str, text: str) -> Facts:
+    """The answer in a session's standard output, in which a login shell may print, too."""
+    facts: dict[str, str] = {}
     for line in text.splitlines()[:_MAX_LINES]:
         first, _, rest = line.partition(" ")
-        word, _, value = rest.partition(" ")
-        if first != token:
-            said = line.strip()[:_SHOWN] or said
-        elif word == "daemon":
-            daemons.append(value.strip()[:_SHOWN])
-        else:
-            values.setdefault(word, value.strip())
-    return Answer(
-        began="begin" in values,
-        ended="end" in values,
-        said=said,
-        versions=Versions(
-            mpirun=version_in(values.get("mpirun", "")),
-            python=version_in(values.get("python", "")),
-            launcher=version_in(values.get("trainer-launch", "")),
-        ),
-        daemons=tuple(daemons),
-        path=values.get("path", ""),
-        cpus=_number(values.get("cpus", "")),
-        gpus=_number(values.get("gpus", "")),
-    )
+        name, _, value = rest.partition(" ")
+        if first == token and value.strip():
+            facts.setdefault(name, version_in(value.strip()) if name in VERSIONS else value.strip())
+    return facts
 
 
-def version_in(text: str) -> str | None:
+def number(text: str | None) -> int | None:
+    """A fact that counts something."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 8 else None
+
+
+def version_in(text: str) -> str:
     """The version in a program's own words; the words themselves where there is none."""
     match = _VERSION.search(text)
-    return match[0].rstrip(",)") if match else text[:_SHOWN] or None
+    return match[0].rstrip(",)") if match else text[:_SHOWN]
 
 
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 8 else None
+class SshStage(Struct, frozen=True):
+    """What a host has to pass, and what is told of hosts that do not."""
+
+    name: str
+    check: str  # its name
+    fault: Fault
+    text: str
+    action: str
+    words: str  # a pattern: what ssh prints then
 
 
-# -- why a host did not run what ssh was asked for ---------------------------------------------
-
-
-class SshStage(str, Enum):
-    """What a host has to pass, in order."""
-
-    DNS = "DNS"
-    PORT = "port"
-    BANNER = "banner"
-    HOST_KEY = "host key"
-    KEY = "key"
-    SHELL = "shell"
+STAGES = (
+    SshStage(
+        "DNS",
+        MPI_HOSTS,
+        Fault.NODE,
+        "no address found for",
+        "see whether the pod and the job's headless Service are there",
+        "Could not resolve hostname",
+    ),
+    SshStage(
+        "port",
+        MPI_HOSTS,
+        Fault.NODE,
+        "cannot connect to sshd of",
+        "check that its sshd runs, its port, and NetworkPolicies",
+        "ssh: connect to host",
+    ),
+    SshStage(
+        "banner",
+        MPI_HOSTS,
+        Fault.NODE,
+        "no sshd answers on",
+        "see that pod's log; check that the port is sshd's",
+        "kex_exchange_identification|banner|Connection (?:closed|reset) by",
+    ),
+    SshStage(
+        "host key",
+        MPI_SSH,
+        Fault.JOB,
+        "another host key than the job's is shown by",
+        "run trainer-launch sshd there, which shows the job's key; a host without it may be an impostor",
+        "REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed|host key is known|no matching host key"
+        "|Server host key|Bad server host key",
+    ),
+    SshStage(
+        "key",
+        MPI_SSH,
+        Fault.JOB,
+        "the job's key is refused by",
+        "mount the same Secret in all pods; see mode and owner of authorized_keys",
+        "Permission denied|Too many authentication failures|no matching key|UNPROTECTED PRIVATE",
+    ),
+    SshStage(
+        "shell",
+        MPI_SSH,
+        Fault.JOB,
+        "no command runs on",
+        "see the login shell and its start-up files (.bashrc, .profile)",
+        "This account is (?:currently )?not available|account is locked|may not log in",
+    ),
+)
+DNS, PORT, BANNER, HOST_KEY, KEY, SHELL = STAGES
 
 
 class Refusal(Struct, frozen=True):
-    """Where a host is stuck, and why."""
+    """Where a host is stuck, and why it did not run what ssh was asked for."""
 
     stage: SshStage
     why: str
 
 
-# By what ssh prints; the first that fits wins.
-_WORDS: Mapping[SshStage, re.Pattern[str]] = {
-    SshStage.HOST_KEY: re.compile(
-        "REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed|host key is known|no matching host key"
-        "|Server host key|Bad server host key"
-    ),
-    SshStage.KEY: re.compile(
-        "Permission denied|Too many authentication failures|no matching key|UNPROTECTED PRIVATE"
-    ),
-    SshStage.SHELL: re.compile("This account is (?:currently )?not available|account is locked|may not log in"),
-    SshStage.DNS: re.compile("Could not resolve hostname"),
-    SshStage.PORT: re.compile("ssh: connect to host"),
-    SshStage.BANNER: re.compile("kex_exchange_identification|banner|Connection (?:closed|reset) by"),
-}
-
-
-def refusal(code: int | None, err: str, answer: Answer) -> Refusal | None:
+def refusal(code: int | None, err: str, facts: Facts) -> Refusal | None:
     """Why a host did not run the script to its end; None: it did. `code` None: it was given up for its time."""
-    lines = [line.strip() for line in err.splitlines() if line.strip()]
-    if answer.ended:
+    if _END in facts:
         return None
-    if answer.began:
+    if _BEGIN in facts:
         how = "did not end in time" if code is None else f"exited with code {code}"
-        return Refusal(SshStage.SHELL, f"the test command {how}")
-    if code == _SSH_FAILED or code is None:
-        for stage, pattern in _WORDS.items():
-            line = next((line for line in lines if pattern.search(line)), None)
-            if line:
-                return Refusal(stage, line.strip("@ \t")[:_SHOWN])
+        return Refusal(SHELL, f"the test command {how}")
+    lines = [line.strip() for line in err.splitlines() if line.strip()]
+    for stage in reversed(STAGES) if code in (_SSH_FAILED, None) else ():  # who came far was not stuck before
+        if line := next((line for line in lines if re.search(stage.words, line)), None):
+            return Refusal(stage, line.strip("@ \t")[:_SHOWN])
     if code is None:
-        why = "login succeeded, but no command ran in time" if answer.said else "no answer in time"
-        return Refusal(SshStage.SHELL, why)
-    last = lines[-1][:_SHOWN] if lines else "it said nothing"
+        return Refusal(SHELL, "no answer in time")
+    last = lines[-1][:_SHOWN] if lines else ""
     if code == _SSH_FAILED:
-        return Refusal(SshStage.BANNER, last)
-    said = f"; it said: {answer.said}" if answer.said else f"; {last}" if lines else ""
-    return Refusal(SshStage.SHELL, f"its login shell ends with code {code} before any command{said}")
-
-
-# -- the launcher, and the answers of its hosts -------------------------------------------------
+        return Refusal(BANNER, last or "it said nothing")
+    return Refusal(SHELL, f"its login shell ends with code {code} before any command{f'; {last}' if last else ''}")
 
 
 class Own(Struct, frozen=True):
     """What the launcher itself has, by which the hosts are measured."""
 
     mpirun: str  # as typed; "": ranks are started without MPI
-    versions: Versions
+    versions: Facts
     daemons: Sequence[str] = ()  # names, one of which every host needs; none: it is no mpirun that we know
     is_here: bool = True
     is_needed: bool = True  # by a command that is known
 
 
-class Hosts(Struct, frozen=True, kw_only=True):
+class HostAnswers(Struct, frozen=True, kw_only=True):
     """All that was found out of the hosts."""
 
     members: Sequence[Member]
@@ -201,16 +198,16 @@ class Hosts(Struct, frozen=True, kw_only=True):
     trouble: LaunchError | None = None  # no host was asked
     client: SshClient | None = None
     refusals: Mapping[str, Refusal | None] = field(default_factory=dict)
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    answers: Mapping[str, Facts] = field(default_factory=dict)
     own: Own | None = None
 
     @property
-    def let_in(self) -> Mapping[str, Answer]:
+    def let_in(self) -> Mapping[str, Facts]:
         """The hosts that ran the whole script."""
-        return {host: answer for host, answer in self.answers.items() if self.refusals[host] is None}
+        return {host: facts for host, facts in self.answers.items() if self.refusals[host] is None}
 
 
-def look(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s: float) -> Hosts:
+def look(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s: float) -> HostAnswers:
     """Look at all hosts, for `wait_s` at most if some are not there; `folder` is private and new."""
     members, env = subject.job.members or (), subject.env
     try:
@@ -222,7 +219,7 @@ def look(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s
             path=env.get("PATH"),
         )
     except LaunchError as problem:
-        return Hosts(members=members, typed=typed, trouble=problem)
+        return HostAnswers(members=members, typed=typed, trouble=problem)
     hosts = [member.host for member in members]
     stuck = _wait(hosts, client.port, wait_s)
     own = _own(subject, typed)
@@ -235,16 +232,10 @@ def look(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s
         return run(argv, env, _ASK_S)
 
     ended = at_once([host for host in hosts if host not in stuck], asked, AT_ONCE)
-    answers = {host: read(token, one.out) for host, one in ended.items()}
-    refusals = {host: refusal(one.code, one.err, answers[host]) for host, one in ended.items()}
-    return Hosts(
-        members=members,
-        typed=typed,
-        client=client,
-        refusals={host: stuck.get(host) or refusals.get(host) for host in hosts},
-        answers=answers,
-        own=own,
-    )
+    answers = {host: read(token, session.out) for host, session in ended.items()}
+    refusals = {host: refusal(session.code, session.err, answers[host]) for host, session in ended.items()}
+    refusals = {host: stuck.get(host) or refusals.get(host) for host in hosts}
+    return HostAnswers(members=members, typed=typed, client=client, refusals=refusals, answers=answers, own=own)
 
 
 def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
@@ -262,7 +253,7 @@ def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
             probes.tick(time.monotonic())
         probes.rest()
         return {
-            host: Refusal(SshStage[reached.stage.name], reached.why)
+            host: Refusal(STAGES[reached.stage], reached.why)
             for host, reached in probes.readiness.items()
             if reached.stage is not host_readiness.HostStage.READY
         }
@@ -271,18 +262,20 @@ def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
 def _own(subject: Subject, typed: Typed) -> Own:
     """The launcher's versions, and what its mpirun starts on other hosts."""
     env, mpirun = subject.env, typed.mpirun
+    versions = {LAUNCHER: __version__}
     ended = run((python_of(typed.program), "--version"), env, _ASK_S)
-    python = version_in((ended.out + ended.err).strip()) if ended.code == 0 else None
+    if ended.code == 0:
+        versions[PYTHON] = version_in((ended.out + ended.err).strip())
     path = shutil.which(mpirun, path=env.get("PATH")) if mpirun else None
     if path is None:
-        versions = Versions(python=python, launcher=__version__)
         return Own(mpirun, versions, is_here=False, is_needed=subject.command is not None)
     ended = run((path, "--version"), env, _ASK_S)
+    if match := next(filter(None, map(_VERSION.search, ended.out.splitlines())), None):
+        versions[MPIRUN] = version_in(match[0])
     daemons = _daemons(recognised(ended.out + ended.err))
     if "/" in mpirun:  # it starts what lies beside itself
         daemons = tuple(str(PurePosixPath(mpirun).parent / name) for name in daemons)
-    line = next((text for text in ended.out.splitlines() if version_in(text) != text[:_SHOWN]), "")
-    return Own(mpirun, Versions(mpirun=version_in(line), python=python, launcher=__version__), daemons)
+    return Own(mpirun, versions, daemons)
 
 
 def _daemons(dialect: Dialect | None) -> tuple[str, ...]:

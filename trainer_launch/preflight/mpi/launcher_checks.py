@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Member
-from trainer_launch.model.errors import LaunchError, UsageError
+from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import all_of, counted, grouped, listed
@@ -19,14 +18,31 @@ from trainer_launch.planning.command import Command
 from trainer_launch.planning.mpi import KUBEXEC
 from trainer_launch.planning.mpi_options import Typed, is_horovodrun
 from trainer_launch.preflight.check import Check, Subject, Where, check
-from trainer_launch.preflight.mpi.host_queries import Answer, Hosts, Own, Refusal, SshStage, look
+from trainer_launch.preflight.mpi import host_queries
+from trainer_launch.preflight.mpi.host_queries import (
+    MPI_HOSTS,
+    MPI_SSH,
+    STAGES,
+    Facts,
+    HostAnswers,
+    Own,
+    Refusal,
+    look,
+)
 
 _SHOWN = 5
-_ACTIONS_OVERFULL = {
-    "GPUs": "lower slotsPerWorker, or see which devices the host has lost",
-    "CPUs": "raise the workers' CPU limit, or lower slotsPerWorker",
-}
 _ACTION_IMAGE = "start launcher and workers from the same image, by digest"
+# What a host should have as the launcher has it: what it is called, and whose fault it is where it differs.
+_ALIKE: Mapping[str, tuple[str, Fault | None]] = {
+    host_queries.MPIRUN: ("mpirun", Fault.JOB),
+    host_queries.PYTHON: ("Python", None),
+    host_queries.LAUNCHER: ("trainer-launch", None),
+}
+# What a slot needs one of, and what to do where there are fewer.
+_ROOM: Mapping[str, tuple[str, str]] = {
+    host_queries.GPUS: ("GPU", "lower slotsPerWorker, or see which devices the host has lost"),
+    host_queries.CPUS: ("CPU", "raise the workers' CPU limit, or lower slotsPerWorker"),
+}
 
 
 def concerns(subject: Subject) -> bool:
@@ -40,7 +56,7 @@ def named(subject: Subject) -> str:
 
 
 def findings(
-    subject: Subject, settings: Settings, checks: Collection[Check[Hosts]], left_s: float
+    subject: Subject, settings: Settings, checks: Collection[Check[HostAnswers]], left_s: float
 ) -> tuple[Finding, ...]:
     """What these checks find; `left_s` is how long hosts have to come."""
     why = _obstacle(subject, settings)
@@ -49,11 +65,11 @@ def findings(
     folder = private_folder()
     try:
         hosts = look(subject, settings, _typed(subject.command), folder, left_s)
-        found = [finding for run in dict.fromkeys(one.run for one in checks) for finding in run(hosts)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    wanted = {one.id for one in checks}
-    return tuple(finding for finding in found if finding.check in wanted)
+    wanted = {check.id for check in checks}
+    runs = dict.fromkeys(check.run for check in checks)
+    return tuple(finding for run in runs for finding in run(hosts) if finding.check in wanted)
 
 
 def _obstacle(subject: Subject, settings: Settings) -> str | None:
@@ -75,101 +91,49 @@ def _typed(command: Command | None) -> Typed:
     return Typed(mpirun="mpirun", program=command.argv if command is not None else ())
 
 
-# -- the checks -------------------------------------------------------------------------------
-
-
-@check("mpi-hosts", Where.MPI)
-def mpi_hosts(hosts: Hosts) -> Iterator[Finding]:
+@check(MPI_HOSTS, Where.MPI)
+def mpi_hosts(hosts: HostAnswers) -> Iterator[Finding]:
     """Every host has an address, can be connected to, and its sshd answers."""
     if hosts.trouble is not None:
-        yield _no_client(hosts.trouble)
+        text, _, action = str(hosts.trouble).partition("; ")
+        fault = Fault.JOB if isinstance(hosts.trouble, UsageError) else Fault.NODE
+        yield mpi_ssh.failed(fault, text, action=action or "mount the job's Secret, or set --ssh-dir")
     elif hosts.client is not None:
         yield from reached(hosts.refusals, check_host_keys=hosts.client.checks_host_keys)
 
 
 mpi_ssh = replace(
     mpi_hosts,
-    id="mpi-ssh",
+    id=MPI_SSH,
     title="Every host accepts the job's key and shows the job's own, and its login shell runs a command.",
 )
 
 
-def _no_client(problem: LaunchError) -> Finding:
-    text, _, action = str(problem).partition("; ")
-    fault = Fault.JOB if isinstance(problem, UsageError) else Fault.NODE
-    return mpi_ssh.failed(fault, text, action=action or "mount the job's Secret, or set --ssh-dir")
-
-
 @check("mpi-programs", Where.MPI)
-def mpi_programs(hosts: Hosts) -> Iterator[Finding]:
+def mpi_programs(hosts: HostAnswers) -> Iterator[Finding]:
     """Every host has what mpirun starts there, and the launcher's versions of MPI, Python and trainer-launch."""
     if hosts.own is not None:
         yield from alike(hosts.own, hosts.let_in)
 
 
 @check("mpi-slots", Where.MPI)
-def mpi_slots(hosts: Hosts) -> Iterator[Finding]:
+def mpi_slots(hosts: HostAnswers) -> Iterator[Finding]:
     """The slots suffice for the ranks asked for, and each host for its slots."""
     if hosts.client is not None:
         yield from room(hosts.members, hosts.typed.number, hosts.let_in)
 
 
-# -- what the hosts' answers come to: findings, each with the hosts that it is about ----------
-
-
-class _StageTold(NamedTuple):
-    """What is told of hosts that are stuck at a stage."""
-
-    check: Check[Hosts]
-    fault: Fault
-    text: str
-    action: str
-
-
-_TOLD: Mapping[SshStage, _StageTold] = {
-    SshStage.DNS: _StageTold(
-        mpi_hosts,
-        Fault.NODE,
-        "no address found for",
-        "see whether the pod and the job's headless Service are there",
-    ),
-    SshStage.PORT: _StageTold(
-        mpi_hosts,
-        Fault.NODE,
-        "cannot connect to sshd of",
-        "check that its sshd runs, its port, and NetworkPolicies",
-    ),
-    SshStage.BANNER: _StageTold(
-        mpi_hosts, Fault.NODE, "no sshd answers on", "see that pod's log; check that the port is sshd's"
-    ),
-    SshStage.HOST_KEY: _StageTold(
-        mpi_ssh,
-        Fault.JOB,
-        "another host key than the job's is shown by",
-        "run trainer-launch sshd there, which shows the job's key; a host without it may be an impostor",
-    ),
-    SshStage.KEY: _StageTold(
-        mpi_ssh,
-        Fault.JOB,
-        "the job's key is refused by",
-        "mount the same Secret in all pods; see mode and owner of authorized_keys",
-    ),
-    SshStage.SHELL: _StageTold(
-        mpi_ssh, Fault.JOB, "no command runs on", "see the login shell and its start-up files (.bashrc, .profile)"
-    ),
-}
-
-
 def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = True) -> Iterator[Finding]:
     """Who is reached and who lets us in: one finding for each stage and reason at which hosts are stuck."""
     stuck = grouped((refusal, host) for host, refusal in refusals.items() if refusal is not None)
-    at = {_TOLD[refusal.stage].check.id for refusal in stuck}
+    at = {refusal.stage.check for refusal in stuck}
     if mpi_hosts.id not in at:
         yield mpi_hosts.passed(f"name, port and sshd answer on {all_of(len(refusals), 'host')}", scope=Scope.JOB)
-    for refusal, hosts in sorted(stuck.items(), key=lambda item: list(SshStage).index(item[0].stage)):
-        told, who = _TOLD[refusal.stage], listed(hosts)
-        text, measured = f"{told.text} {who}: {refusal.why}", refusal.stage.value
-        yield told.check.failed(told.fault, text, subject=who, measured=measured, action=told.action)
+    for refusal, hosts in sorted(stuck.items(), key=lambda group: STAGES.index(group[0].stage)):
+        stage, who = refusal.stage, listed(hosts)
+        more = {"subject": who, "measured": stage.name, "action": stage.action}
+        stuck_at = mpi_hosts if stage.check == mpi_hosts.id else mpi_ssh
+        yield stuck_at.failed(stage.fault, f"{stage.text} {who}: {refusal.why}", **more)
     n_let_in = sum(refusal is None for refusal in refusals.values())
     if n_let_in and mpi_ssh.id not in at:
         is_all = n_let_in == len(refusals)
@@ -179,12 +143,12 @@ def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = T
         yield mpi_ssh.passed(f"{who} accept the job's key, and {shown}", scope=Scope.JOB)
 
 
-def alike(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def alike(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
     """Whether every host has what mpirun starts there, and the launcher's versions; gloo needs no mpirun."""
     findings = [*_without_mpirun(own), *_missing(own, answers), *_other_versions(own, answers)]
     yield from findings
     if answers and not findings and own.mpirun:
-        names = f"mpirun {own.versions.mpirun}" if own.versions.mpirun else "mpirun"
+        names = " ".join(("mpirun", *filter(None, (own.versions.get(host_queries.MPIRUN),))))
         text = f"{names} and what it starts there are the same on {all_of(len(answers), 'host')}"
         yield mpi_programs.passed(text, scope=Scope.JOB)
 
@@ -202,8 +166,8 @@ def _without_mpirun(own: Own) -> Iterator[Finding]:
         yield mpi_programs.unknown(text)
 
 
-def _missing(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
-    without = [host for host, answer in answers.items() if not answer.daemons]
+def _missing(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
+    without = [host for host, facts in answers.items() if host_queries.DAEMON not in facts]
     if without and own.daemons:
         names = " or ".join(own.daemons)
         yield mpi_programs.failed(
@@ -211,34 +175,30 @@ def _missing(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
             f"no {names} is in the PATH of {listed(without)}, and mpirun starts it there",
             subject=listed(without),
             expected=names,
-            evidence=tuple(f"{host}: PATH is {answers[host].path}" for host in without[:_SHOWN]),
+            evidence=tuple(f"{host}: PATH is {answers[host].get(host_queries.PATH)}" for host in without[:_SHOWN]),
             action="install the same MPI in the workers' image, or have its folder in the PATH that sshd gives",
         )
 
 
-_NAMES = {"mpirun": "mpirun", "python": "Python", "launcher": "trainer-launch"}
-
-
-def _other_versions(own: Own, answers: Mapping[str, Answer]) -> Iterator[Finding]:
-    """A failure for another mpirun, a warning for the rest; who does not have a program is not compared."""
-    for field, name in _NAMES.items():
-        expected = getattr(own.versions, field)
-        versions = grouped((getattr(answer.versions, field), host) for host, answer in answers.items())
+def _other_versions(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Who does not have a program, or does not tell its version, is not compared."""
+    for fact, (name, fault) in _ALIKE.items():
+        expected = own.versions.get(fact)
+        versions = grouped((facts.get(fact), host) for host, facts in answers.items())
         for version, hosts in versions.items():
-            if expected is None or version in (None, expected):
-                continue
-            yield mpi_programs.bad(
-                Fault.JOB if field == "mpirun" else None,
-                f"{name} is {version} on {listed(hosts)}, and {expected} on the launcher",
-                subject=listed(hosts),
-                measured=version,
-                expected=expected,
-                basis=Basis.PEER,
-                action=_ACTION_IMAGE,
-            )
+            if expected is not None and version not in (None, expected):
+                yield mpi_programs.bad(
+                    fault,
+                    f"{name} is {version} on {listed(hosts)}, and {expected} on the launcher",
+                    subject=listed(hosts),
+                    measured=version,
+                    expected=expected,
+                    basis=Basis.PEER,
+                    action=_ACTION_IMAGE,
+                )
 
 
-def room(members: Sequence[Member], number: int | None, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def room(members: Sequence[Member], number: int | None, answers: Mapping[str, Facts]) -> Iterator[Finding]:
     """Whether the slots suffice for the ranks asked for, and each host for its slots."""
     slots = {member.host: member.slots or 1 for member in members}
     total = sum(slots.values())
@@ -260,21 +220,20 @@ def room(members: Sequence[Member], number: int | None, answers: Mapping[str, An
         yield mpi_slots.passed(f"{counted(total, 'slot')} on {counted(len(slots), 'host')}{asked}", scope=Scope.JOB)
 
 
-def _overfull(slots: Mapping[str, int], answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def _overfull(slots: Mapping[str, int], answers: Mapping[str, Facts]) -> Iterator[Finding]:
     """GPUs count only where some host has any; of CPUs a rank may need less than one."""
-    gpus = {host: answer.gpus for host, answer in answers.items()}
-    has = {"GPUs": gpus if any(gpus.values()) else {}, "CPUs": {host: one.cpus for host, one in answers.items()}}
-    for unit, numbers in has.items():
-        over = [host for host, number in numbers.items() if number is not None and number < slots.get(host, 0)]
-        if over:
-            first = over[0]
-            there = counted(numbers[first] or 0, unit[:-1])
+    for fact, (unit, action) in _ROOM.items():
+        numbers = {host: host_queries.number(facts.get(fact)) for host, facts in answers.items()}
+        have = {host: number for host, number in numbers.items() if number is not None}
+        over = [host for host, number in have.items() if number < slots.get(host, 0)]
+        if over and (fact == host_queries.CPUS or any(have.values())):
+            slots_of, there = slots[over[0]], have[over[0]]
             yield mpi_slots.warned(
-                f"more slots than {unit} on {listed(over)}: {slots[first]} slots, {there}",
+                f"more slots than {unit}s on {listed(over)}: {slots_of} slots, {counted(there, unit)}",
                 subject=listed(over),
-                measured=numbers[first],
-                expected=slots[first],
-                unit=unit,
+                measured=there,
+                expected=slots_of,
+                unit=f"{unit}s",
                 basis=Basis.ABSOLUTE,
-                action=_ACTIONS_OVERFULL[unit],
+                action=action,
             )

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-STAGES = ("import torch", "device", "gemm", "repeats", "memory", "pcie", "nccl", "peers")
 NODE = json.loads(Path(os.environ["FAKE_NVML"]).read_text())
 SHOWN = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[0]
 SIZE = int(sys.argv[sys.argv.index("--peers") + 1].split(":")[1])
+STAGES = ("import torch", "device", "gemm", "repeats", "memory", "pcie", "peers" if SIZE > 1 else "nccl")
 CARD = {**NODE["bench"], **next((gpu["bench"] for gpu in NODE["gpus"] if gpu["uuid"] == SHOWN), {})}
 
 
@@ -52,9 +52,8 @@ for stage in STAGES:
     elif stage == "pcie":
         measured("h2d", CARD["h2d"], "GB/s")
         measured("d2h", 55.1, "GB/s")
-    elif stage == "nccl":
-        say(sums_right=CARD["adds"], lines=[f"NCCL INFO Using network {CARD['network']}"])
-    elif stage == "peers" and SIZE > 1:
-        say(peers={"size": SIZE, "good": CARD["adds_together"], "rate": 460.0, "why": CARD["alone"]})
+    elif stage in ("nccl", "peers"):
+        say(network=CARD["network"])
+        say(peers={"good": CARD["adds_together"], "rate": 460.0, "why": CARD["alone"]})
 time.sleep(CARD.get("works_s", 0.3))  # long enough to be watched
 say(ending="done")

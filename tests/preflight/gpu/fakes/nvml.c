@@ -9,7 +9,6 @@ enum { SUCCESS = 0, NOT_SUPPORTED = 3, INVALID = 2, TIMED_OUT = 10 };
 
 struct Pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
 struct Memory { unsigned version; unsigned long long total, reserved, free, used; };
-struct Margin { unsigned version; int margin; };
 struct Fabric { unsigned version; unsigned char cluster[16]; unsigned status, clique, state, health; };
 struct Event { Device device; unsigned long long type, data; unsigned instance, compute; };
 struct Field {
@@ -41,25 +40,17 @@ int nvmlDeviceGetMemoryInfo_v2(Device d, struct Memory *memory) {
   return memory->total = 150754820096ULL, memory->used = 4194304, SUCCESS;
 }
 int nvmlDeviceGetCurrentClocksThrottleReasons(Device d, unsigned long long *reasons) { return *reasons = 4, SUCCESS; }
-int nvmlDeviceGetTemperatureThreshold(Device d, unsigned kind, unsigned *c) { return *c = kind == 1 ? 89 : 95, SUCCESS; }
-int nvmlDeviceGetTemperature(Device d, unsigned sensor, unsigned *c) { return *c = 61, SUCCESS; }
-int nvmlDeviceGetMarginTemperature(Device d, struct Margin *margin) {
-  if (margin->version != (sizeof *margin | 1u << 24)) return INVALID;
-  return margin->margin = 24, SUCCESS;
-}
 int nvmlDeviceGetCurrPcieLinkGeneration(Device d, unsigned *gen) { return *gen = 5, SUCCESS; }
 int nvmlDeviceGetMaxPcieLinkGeneration(Device d, unsigned *gen) { return *gen = 5, SUCCESS; }
 int nvmlDeviceGetCurrPcieLinkWidth(Device d, unsigned *width) { return *width = 8, SUCCESS; }
 int nvmlDeviceGetMaxPcieLinkWidth(Device d, unsigned *width) { return *width = 16, SUCCESS; }
-int nvmlDeviceGetPcieReplayCounter(Device d, unsigned *count) { return *count = 7, SUCCESS; }
 int nvmlDeviceGetNvLinkState(Device d, unsigned link, unsigned *up) {
   return link < 18 ? (*up = link != 17, SUCCESS) : INVALID;
 }
 int nvmlDeviceGetFieldValues(Device d, int count, struct Field *fields) {
   for (int i = 0; i < count; i++) {
     fields[i].result = SUCCESS;
-    if (fields[i].id == 164) fields[i].type = 1, fields[i].value.ui = fields[i].scope == 3 ? 25000 : 26562;
-    else if (fields[i].id >= 161 && fields[i].id <= 163) fields[i].type = 3, fields[i].value.ull = fields[i].scope == 2;
+    if (fields[i].id >= 161 && fields[i].id <= 163) fields[i].type = 3, fields[i].value.ull = fields[i].scope == 2;
     else fields[i].result = NOT_SUPPORTED;
   }
   return SUCCESS;

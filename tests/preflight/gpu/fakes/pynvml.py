@@ -69,8 +69,8 @@ def nvmlDeviceGetPciInfo(gpu):
 
 
 def nvmlDeviceGetTotalEccErrors(gpu, kind, counter):
-    assert kind == 1
-    return asked("uncorrected" + ("", "_ever")[counter], gpu)
+    assert (kind, counter) == (1, 0)
+    return asked("uncorrected", gpu)
 
 
 def nvmlDeviceGetMigMode(gpu):
@@ -85,15 +85,6 @@ def nvmlDeviceGetMemoryInfo(gpu, version=None):
     return SimpleNamespace(total=asked("memory_total", gpu), used=used)
 
 
-def nvmlDeviceGetTemperatureThreshold(gpu, kind):
-    assert kind == 1
-    return asked("slowdown", gpu)
-
-
-def nvmlDeviceGetTemperature(gpu, sensor):
-    return asked("temperature", gpu)
-
-
 def nvmlDeviceGetNvLinkState(gpu, link):
     links = asked("nvlinks", gpu)
     if link >= len(links):
@@ -101,18 +92,12 @@ def nvmlDeviceGetNvLinkState(gpu, link):
     return links[link]
 
 
-def nvmlDeviceGetNvLinkErrorCounter(gpu, link, counter):
-    return asked("nvlink_errors", gpu)
-
-
 def nvmlDeviceGetFieldValues(gpu, fields):
     value = SimpleNamespace(uiVal=0)
     found = SimpleNamespace(nvmlReturn=0, valueType=1, value=value)
     number = fields[0][0] if isinstance(fields[0], tuple) else fields[0]
     try:
-        value.uiVal = asked(
-            {230: "recovery", 164: "nvlink_mbps", 90: "nvlink_mbps"}.get(number, "nvlink_errors"), gpu
-        )
+        value.uiVal = asked({230: "recovery"}.get(number, "nvlink_errors"), gpu)
     except NVMLError as problem:
         found.nvmlReturn = problem.value
     return [found]
@@ -143,12 +128,10 @@ _PLAIN = {
     "nvmlDeviceGetUUID": "uuid",
     "nvmlDeviceGetRemappedRows": "remapped",
     "nvmlDeviceGetRetiredPagesPendingStatus": "retired_pending",
-    "nvmlDeviceGetMarginTemperature": "margin",
     "nvmlDeviceGetCurrPcieLinkGeneration": "pcie_gen",
     "nvmlDeviceGetMaxPcieLinkGeneration": "pcie_gen_max",
     "nvmlDeviceGetCurrPcieLinkWidth": "pcie_width",
     "nvmlDeviceGetMaxPcieLinkWidth": "pcie_width_max",
-    "nvmlDeviceGetPcieReplayCounter": "pcie_replays",
     "nvmlDeviceGetCurrentClocksEventReasons": "reasons",
     "nvmlDeviceGetCurrentClocksThrottleReasons": "old_reasons",
 }

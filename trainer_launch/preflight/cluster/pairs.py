@@ -1,0 +1,258 @@
+"""Tests of pairs of nodes: what nodes can test with, and which node, rail or link the tests show to be faulty.
+
+Pure. `pair_rounds.py` has the tests made.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from trainer_launch.model.findings import Basis, Fault, Finding, Scope
+from trainer_launch.model.units import counted, grouped
+from trainer_launch.preflight import gpu_judgement
+from trainer_launch.preflight.check import Where, check
+from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.nodes import Cluster, PairTest, PairTests, Way, listed
+from trainer_launch.preflight.fault_isolation import Link, Pair
+from trainer_launch.preflight.thresholds import MBYTE, Thresholds
+
+NAME = "pairs"
+FULL_JOB = "full-job"
+FACT = "pair tests"  # a node's own words, among its facts
+SOCKET, GLOO, NCCL = "socket", "gloo", "nccl"
+_NCCL_FACT = re.compile(r"nccl on (\d{1,4}) GPUs")
+_ENOUGH = 4  # pairs that can be compared with each other
+_SHOWN = 6
+_ACTION_NODE = "put the job on other machines than that one, and see its network card, cable and switch port"
+_ACTION_LINK = "see the switches, cables, routes and network policies between the two"
+_ACTION_SLOW = "see the network card, cable and switch port for errors and their negotiated speed"
+_ACTION_WAY = "see what the nodes' own facts say of their pair tests (check facts), or leave --pair-test away"
+_ACTION_FULL = (
+    "see limits of open files and connections, tables of switches and network cards, and NCCL's "
+    "topology and tuning files; try with half of the nodes"
+)
+
+
+def means_told(gloo: bool, gpus: int, why: str) -> str:
+    """What a node can do, as its fact."""
+    if gpus:
+        return f"nccl on {gpus} GPUs"
+    return GLOO if gloo else f"only plain sockets: {why}"
+
+
+def choose_means(wanted: str, facts: Sequence[str | None]) -> Way:
+    """The fastest means that all nodes have by their facts, unless one is `wanted`; else that is auto."""
+    matches = [_NCCL_FACT.fullmatch(fact or "") for fact in facts]
+    gpus = [0 if match is None else int(match[1]) for match in matches]
+    has_gloo = all(fact == GLOO or match is not None for fact, match in zip(facts, matches, strict=True))
+    rails = min(*gpus, msg.MAX_RAILS) if gpus else 0
+    if rails and wanted in ("auto", NCCL):
+        return Way(NCCL, rails, NCCL)
+    whole = GLOO if has_gloo else None
+    if has_gloo and wanted == GLOO:
+        return Way(GLOO, 1, whole)
+    trouble = "" if wanted in ("auto", SOCKET) else f"{wanted} was asked for, and not all nodes have it"
+    return Way(SOCKET, 1, whole, trouble)
+
+
+@check(NAME, Where.CLUSTER)
+def pairs(cluster: Cluster) -> Iterator[Finding]:
+    """Every tested pair of nodes exchanges data unharmed, fast enough and about as fast as the others."""
+    if cluster.pairs is None:
+        return
+    yield from of_pairs(cluster.pairs)
+    if cluster.pairs.way.trouble:
+        text = f"pairs were tested over plain sockets: {cluster.pairs.way.trouble}"
+        yield pairs.warned(text, scope=Scope.JOB, action=_ACTION_WAY)
+    rates = [measure.value for measure in cluster.pairs.measures]
+    yield from gpu_judgement.of_pairs(rates, cluster.pairs.model, cluster.settings.table)
+
+
+@check(FULL_JOB, Where.CLUSTER)
+def full_job(cluster: Cluster) -> Iterator[Finding]:
+    """A collective of all nodes at once comes out right: some faults show at that scale only."""
+    tests, settings = cluster.pairs, cluster.settings
+    if tests is None or not settings.is_deep:
+        return
+    if tests.together is None:
+        why = "pairs of nodes fail already" if tests.way.whole else "not all nodes have torch with gloo or NCCL"
+        yield full_job.skipped(f"all nodes were not tested together, since {why}", scope=Scope.JOB)
+        return
+    rails = tests.way.rails
+    who = f"{len(tests.names)} nodes together ({tests.way.whole}{f', {rails} GPUs each' if rails > 1 else ''})"
+    failed = grouped((end.why, name) for name, end in zip(tests.names, tests.together, strict=True) if end.why)
+    if not failed:
+        rate = statistics.median(end.rate for end in tests.together) / 1e9
+        text = f"all {who} reduce correctly, at {rate:.3g} GB/s"
+        yield full_job.passed(text, scope=Scope.JOB, measured=round(rate, 3), unit="GB/s")
+        return
+    n_failed = sum(map(len, failed.values()))
+    ordered = sorted(failed.items(), key=lambda group: (len(group[1]), group[0]))  # who differs tells most
+    yield full_job.failed(
+        Fault.NODE,
+        f"all pairs pass, but all {who} fail, as {n_failed} of them report: the fault shows at full scale only",
+        scope=Scope.JOB,
+        measured=n_failed,
+        expected=0,
+        unit="nodes",
+        evidence=tuple(f"{listed(its)}: {why}" for why, its in ordered[:_SHOWN]),
+        action=_ACTION_FULL,
+    )
+
+
+class Standard:
+    """What tests are held against: one floor for all, each other, and for each pair and node what it does best.
+
+    A node is slow only if its best is: its partners do better with others. A pair is, likewise: one slow test of
+    three may be other work on a machine. And tests of suspects with nodes that are cleared must not move what all
+    are compared with.
+    """
+
+    def __init__(self, thresholds: Thresholds, tests: Sequence[PairTest]) -> None:
+        self.thresholds = thresholds
+        of_pairs = grouped(((test.ends, test.rail), test.rate) for test in tests if test.is_whole)
+        of_nodes = grouped(((end, test.rail), test.rate) for test in tests if test.is_whole for end in test.ends)
+        firsts, bests = [rates[0] for rates in of_pairs.values()], {at: max(its) for at, its in of_nodes.items()}
+        self.of_pairs, self.of_nodes = (statistics.median(rates or [0]) for rates in (firsts, bests.values()))
+        self._bests = {at: max(rates) for at, rates in of_pairs.items()}
+        self._slowest = _slowest_allowed(thresholds, firsts)
+        allowed = _slowest_allowed(thresholds, list(bests.values()))
+        self._slow = {at for at, rate in bests.items() if rate < allowed}
+
+    def is_bad(self, test: PairTest) -> bool:
+        """Whether the pair failed, or is too slow."""
+        if not test.is_whole or self._bests.get((test.ends, test.rail), 0) < self._slowest:
+            return True
+        return any((end, test.rail) in self._slow for end in test.ends)
+
+    def is_hard(self, tests: Iterable[PairTest]) -> bool:
+        """Whether it is more than slowness by comparison, which only warns."""
+        wanted = max(self.thresholds.floor, self.thresholds.expected)
+        return any(not test.is_whole or test.rate < wanted for test in tests)
+
+
+def _slowest_allowed(thresholds: Thresholds, rates: Sequence[int]) -> float:
+    """Bytes per second below which it is too slow for anything, or by far slower than the others."""
+    if len(rates) < _ENOUGH:
+        return thresholds.floor
+    middle = statistics.median(rates)
+    least = middle - gpu_judgement.SIGMAS * gpu_judgement.deviation(rates, middle)
+    return max(thresholds.floor, min(thresholds.share * middle, least))
+
+
+def of_pairs(tests: PairTests) -> Iterator[Finding]:
+    """Nodes, then links, then what could not be decided; or that all have passed."""
+    standard, faulty = Standard(tests.thresholds, tests.tests), tests.faulty
+    by_node = grouped((end, test) for test in tests.tests for end in test.ends)
+    for node, rails in (*((node, ()) for node in faulty.nodes), *faulty.rails):
+        its = [test for test in by_node.get(node, []) if not rails or test.rail in rails]
+        yield _of_node(node, rails, tests.names, its, standard)
+    by_ends = grouped((test.ends, test) for test in tests.tests)
+    for link in faulty.links:
+        its = [test for test in by_ends.get(link.ends, []) if not link.rails or test.rail in link.rails]
+        yield _of_link(link, tests.names, its, standard)
+    for ends in faulty.unresolved:
+        yield _unresolved(ends, tests.names, by_ends.get(ends, []), standard)
+    if tests.tests and not (faulty.nodes or faulty.rails or faulty.links or faulty.unresolved):
+        yield _well(tests, standard)
+
+
+def _of_node(
+    node: int,
+    rails: Sequence[int],  # of which only these are at fault
+    names: Sequence[str],
+    its: Sequence[PairTest],
+    standard: Standard,
+) -> Finding:
+    name = f"{names[node]}{_on(rails)}"
+    bad = [test for test in its if standard.is_bad(test)]
+    partners = listed(list(dict.fromkeys(names[sum(test.ends) - node] for test in bad)))
+    hard, middle = standard.is_hard(bad), standard.of_nodes
+    text = (
+        f"{name} fails in {len(bad)} of {len(its)} pair tests, with {partners}, "
+        f"which pass with other nodes: the faulty part is this {'GPU or its network card' if rails else 'node'}"
+        if hard
+        else f"{name} is slow with all its partners ({partners}): {_rates(bad)}, while nodes reach "
+        f"{_shown(middle)} in the median"
+    )
+    more = {"scope": Scope.RAIL if rails else Scope.NODE, "action": _ACTION_NODE if hard else _ACTION_SLOW}
+    return _blamed(bad, names, standard, text, subject=name, middle=middle, **more)
+
+
+def _of_link(link: Link, names: Sequence[str], its: Sequence[PairTest], standard: Standard) -> Finding:
+    bad = [test for test in its if standard.is_bad(test)]
+    first, second = (names[end] for end in link.ends)
+    how, how_slow = "fails", ""
+    if not standard.is_hard(bad):
+        how, how_slow = "is slow", f": {_rates(bad)}, the median of all pairs is {_shown(standard.of_pairs)}"
+    text = (
+        f"the link between {first} and {second}{_on(link.rails)} {how} in {link.failed} of {link.tests} tests, "
+        f"while both pass with other nodes{how_slow}"
+    )
+    subject = f"{first} - {second}{_on(link.rails)}"
+    return _blamed(bad, names, standard, text, subject=subject, middle=standard.of_pairs)
+
+
+def _unresolved(ends: Pair, names: Sequence[str], its: Sequence[PairTest], standard: Standard) -> Finding:
+    first, second = (names[end] for end in ends)
+    how = "fail" if standard.is_hard(its) else "are slow"
+    text = (
+        f"{first} and {second} {how} with each other; whether it is one of them or the way between them cannot be "
+        "told (unresolved)"
+    )
+    return _blamed(its, names, standard, text, subject=f"{first} - {second}")
+
+
+def _blamed(
+    bad: Sequence[PairTest],
+    names: Sequence[str],
+    standard: Standard,
+    text: str,
+    *,
+    middle: float | None = None,  # of what `bad` are held against, if that explains them
+    **more: Any,
+) -> Finding:
+    is_hard = standard.is_hard(bad)
+    if middle is not None:
+        more["measured"] = round(max(test.rate for test in bad) / MBYTE, 1) if bad else None
+        more["expected"] = round(max(standard.thresholds.floor, standard.thresholds.share * middle) / MBYTE, 1)
+        more |= {"unit": "MB/s", "basis": Basis.BOTH if is_hard else Basis.PEER}
+    evidence = tuple(_evidence(test, names) for test in bad[:_SHOWN])
+    more = {"scope": Scope.LINK, "action": _ACTION_LINK} | more
+    return pairs.bad(Fault.NODE if is_hard else None, text, evidence=evidence, **more)
+
+
+def _on(rails: Sequence[int]) -> str:
+    return f", rail {', '.join(map(str, rails))}" if rails else ""
+
+
+def _well(tests: PairTests, standard: Standard) -> Finding:
+    slowest, rails = min(test.rate for test in tests.tests), tests.way.rails
+    text = (
+        f"{counted(len(tests.tests) // rails, 'pair test')} in {counted(tests.faulty.rounds, 'round')} passed"
+        f"{f' on each of {rails} rails' if rails > 1 else ''}, from {_shown(slowest)} to "
+        f"{_shown(max(test.rate for test in tests.tests))}, median {_shown(standard.of_pairs)}"
+    )
+    return pairs.passed(text, scope=Scope.JOB, measured=round(slowest / MBYTE, 1), unit="MB/s")
+
+
+def _evidence(test: PairTest, names: Sequence[str]) -> str:
+    first, second = (names[end] for end in test.ends)
+    where = f"{first} - {second}{'' if test.rail is None else _on([test.rail])}"
+    if test.is_whole:
+        return f"{where}: {_shown(test.rate)}"
+    if all(test.whys):
+        return f"{where}: {test.whys[0]}; the other node: {test.whys[1]}"
+    well, ill = (second, first) if test.whys[0] else (first, second)
+    return f"{where}: one way only: {well} saw nothing wrong, {ill} says: {''.join(test.whys)}"
+
+
+def _rates(tests: Sequence[PairTest]) -> str:
+    return ", ".join(_shown(test.rate) for test in tests[:_SHOWN])
+
+
+def _shown(rate: float) -> str:
+    return f"{rate / MBYTE:.3g} MB/s"
