@@ -23,7 +23,8 @@ from trainer_launch.diagnosis.worker_samples import Workers
 from trainer_launch.host import incident_facts, process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
 from trainer_launch.model import Failure, exit_codes
-from trainer_launch.model.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain, spans
+from trainer_launch.model.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain
+from trainer_launch.model.units import spans
 
 FAILURE_S = 0.3  # for workers to answer when a restart waits for it
 HANG_S = 2.0

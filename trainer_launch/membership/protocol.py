@@ -5,8 +5,7 @@ The server's first line is a Challenge, the client's first is a Hello; all else 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct, field
@@ -16,6 +15,7 @@ from trainer_launch.model.codec import MAX_TEXT, Amount, Codec, Count, Name, Por
 from trainer_launch.model.collectives import MAX_ENTERED, Entries, RankState
 from trainer_launch.model.goodput import Seconds, Told
 from trainer_launch.model.stragglers import Lateness
+from trainer_launch.model.units import ranges_in
 
 VERSION = 7
 MAX_NODES = 65536
@@ -25,29 +25,19 @@ MAX_RANKS = 1024  # of one node
 MAX_SUSPECTS = 16  # that are told at once
 MAX_STATES = 16384  # of all nodes, in an explanation
 _MAX_NAME = 253
-_RANKS = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
 # -- fields ------------------------------------------------------------------------------------
 
 
-def spans(ranks: str) -> Iterator[tuple[int, int]]:
-    """The first and the last rank of each run in a text such as 0-3,7."""
-    for part in ranks.split(","):
-        low, _, high = part.partition("-")
-        yield int(low), int(high or low)
-
-
 def _ascend(ranks: str) -> bool:
     """Each rank once, so that as many are read out of it as there are nodes at most: strangers send it, too."""
-    if not _RANKS.fullmatch(ranks):
-        return False
-    before = -1
-    for low, high in spans(ranks):
-        if not before < low <= high < MAX_NODES:
+    end = 0
+    for part in (parts := ranges_in(ranks)):
+        if not (end <= part.start < part.stop <= MAX_NODES and part.step == 1):
             return False
-        before = high
-    return True
+        end = part.stop
+    return bool(parts)
 
 
 NodeRank: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES - 1)]
