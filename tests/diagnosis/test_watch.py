@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.diagnosis.test_frames import BATCH, REDUCE, SAVE
+from trainer_launch.diagnosis.collectives import Explanation
 from trainer_launch.diagnosis.hang_detection import PATIENCE, Rules, Sample, Worker
 from trainer_launch.diagnosis.hang_watch import ANSWER_S, Watch, Watched
 from trainer_launch.diagnosis.incident_collection import About, Collected, Collector, Sources
-from trainer_launch.membership import protocol as msg
 
 T = 10.0
 ZERO, ONE = (Worker(f"rank {rank}", 2**22 + rank, 1, rank, rank) for rank in (1, 2))
@@ -132,7 +132,7 @@ class Coordinator:
 
 
 def explained(*ranks, accuses=True, cause="", active=False):
-    return msg.Explained(1, "a sentence", ranks, cause, None, accuses, active)
+    return Explanation(text="a sentence", ranks=ranks, reason=cause, accuses=accuses, active=active)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import pytest
 from tests.supervisor.fakes import TERM, FakeSystem, Program
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Plan, Process
-from trainer_launch.model.goodput import Kind
+from trainer_launch.observability.goodput import Kind
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
+from trainer_launch.observability.step_lines import PrintedSteps
 from trainer_launch.supervisor.program_loop import supervise
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
-from trainer_launch.supervisor.step_lines import PrintedSteps
+from trainer_launch.supervisor.run_observer import Activity, RunObserver, RunPhase
 
 
 def reports(folder: Path, local_rank: int, at_s: float, first_s: float, step: int | None, **more: object) -> None:
@@ -101,43 +101,51 @@ def test_a_preflight_report_that_is_none_or_old_counts_as_nothing(tmp_path: Path
         assert spent.get(Kind.PREFLIGHT, 0.0) == 0.0
 
 
-class Kinds(RunObserver):
+class Activities(RunObserver):
     """Keeps what each second was spent on."""
 
     def __init__(self) -> None:
-        self.kinds: list[Kind] = []
+        self.activities: list[Activity] = []
 
-    def enter(self, phase: RunPhase, kind: Kind, since_s: float | None = None) -> None:
-        if self.kinds[-1:] != [kind]:
-            self.kinds.append(kind)
+    def enter(self, phase: RunPhase, activity: Activity, since_s: float | None = None) -> None:
+        if self.activities[-1:] != [activity]:
+            self.activities.append(activity)
 
 
 SLOW = Program(ends_s=2, code=1, leaves=(Program(),))  # what it leaves behind takes a moment
 
 
 @pytest.mark.parametrize(
-    ("changes", "system", "kinds"),
+    ("changes", "system", "activities"),
     [
-        ({}, FakeSystem({"a": [Program(2)]}), [Kind.TRAINING, Kind.ENDING]),
-        ({}, FakeSystem().signalled(3, TERM), [Kind.TRAINING, Kind.ENDING]),
-        ({}, FakeSystem({"a": [SLOW]}), [Kind.TRAINING, Kind.STOPPING, Kind.ENDING]),
-        ({}, FakeSystem({"a": [SLOW]}).signalled(2.05, TERM), [Kind.TRAINING, Kind.STOPPING, Kind.ENDING]),
-        ({"wait_for": ("x",), "wait_s": 5.0}, FakeSystem(), [Kind.WAITING, Kind.ENDING]),
+        ({}, FakeSystem({"a": [Program(2)]}), [Activity.TRAINING, Activity.ENDING]),
+        ({}, FakeSystem().signalled(3, TERM), [Activity.TRAINING, Activity.ENDING]),
+        ({}, FakeSystem({"a": [SLOW]}), [Activity.TRAINING, Activity.STOPPING, Activity.ENDING]),
+        (
+            {},
+            FakeSystem({"a": [SLOW]}).signalled(2.05, TERM),
+            [Activity.TRAINING, Activity.STOPPING, Activity.ENDING],
+        ),
+        ({"wait_for": ("x",), "wait_s": 5.0}, FakeSystem(), [Activity.WAITING, Activity.ENDING]),
         (
             {"restarts": 1},
             FakeSystem({"a": [Program(2, number=9, leaves=(Program(),)), Program(2)]}),
-            [Kind.TRAINING, Kind.STOPPING, Kind.TRAINING, Kind.ENDING],
+            [Activity.TRAINING, Activity.STOPPING, Activity.TRAINING, Activity.ENDING],
         ),
     ],
 )
 def test_what_a_node_does_that_runs_any_program(
-    changes: dict[str, Any], system: FakeSystem, kinds: list[Kind]
+    changes: dict[str, Any], system: FakeSystem, activities: list[Activity]
 ) -> None:
-    observer, process = Kinds(), Process(name="a", argv=("a",), env={})
+    observer, process = Activities(), Process(name="a", argv=("a",), env={})
     supervise(
         Plan(**{"engine": "test", "processes": (process,), "grace_s": 10.0, **changes}), system, observer=observer
     )
-    assert observer.kinds == kinds
+    assert observer.activities == activities
+
+
+def test_each_activity_is_a_kind_of_the_ledger() -> None:
+    assert {activity.name for activity in Activity} <= {kind.name for kind in Kind}
 
 
 def test_metrics_count_up_to_the_last_progress_and_never_back(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ import pytest
 
 from tests.pytorch.nodes import PLAN
 from tests.supervisor.fakes import FakeSystem
+from trainer_launch.diagnosis.collectives import Group, Life, RankState, explain
 from trainer_launch.diagnosis.incident_bundle import HANG, Incident
 from trainer_launch.diagnosis.incident_collection import Collected
+from trainer_launch.diagnosis.topics import Ranks
 from trainer_launch.diagnosis.worker_samples import Place
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death
-from trainer_launch.model.collectives import Group, Life, RankState, explain
 from trainer_launch.pytorch import worker_group
 from trainer_launch.pytorch.group_incidents import GroupIncidents
 from trainer_launch.pytorch.worker_group import WorkerGroup
@@ -46,9 +47,10 @@ def told_of(*states: RankState) -> tuple[RankState, ...]:
     told: list[say.FromNode] = []
     incidents = GroupIncidents(group, told.append, None)
     incidents.tell_ranks(incident(*states))
-    (ranks,) = told
-    assert isinstance(ranks, say.Ranks)
-    return ranks.states
+    (note,) = told
+    assert isinstance(note, say.Note)
+    assert isinstance(note.body, Ranks)
+    return note.body.states
 
 
 def waits(rank: int) -> RankState:

@@ -33,6 +33,7 @@ from trainer_launch.planning.task import Task, Trial
 from trainer_launch.supervisor import inherited, outcome, shared_memory_care
 
 if TYPE_CHECKING:  # all else is loaded when the plan has been made, while the fork server imports torch
+    from trainer_launch.membership.notes import Judge
     from trainer_launch.observability.observer import Observer
     from trainer_launch.pytorch.fork_server import ForkServer
     from trainer_launch.supervisor.system import System
@@ -141,9 +142,9 @@ def _carried_out(
     from trainer_launch.observability import event_log, node_view
     from trainer_launch.observability.goodput_keeper import GoodputKeeper
     from trainer_launch.observability.observer import observed
+    from trainer_launch.observability.step_lines import PrintedSteps
     from trainer_launch.observability.termination_message import conclude, use_color
     from trainer_launch.supervisor.rate_limit import Flood
-    from trainer_launch.supervisor.step_lines import PrintedSteps
     from trainer_launch.supervisor.system import System
 
     settings = task.settings
@@ -189,17 +190,25 @@ def _supervised(
         return incidents.concluded(
             supervise(plan, system, processes, incidents.watch(), observer, incidents.failed)
         )
-    from trainer_launch.pytorch import node  # only a torch job needs it
+    from trainer_launch.diagnosis.straggler_samples import StragglerSamples
+    from trainer_launch.diagnosis.topics import STRAGGLERS  # only a torch job needs these
+    from trainer_launch.membership.protocol import Note
+    from trainer_launch.pytorch import node
     from trainer_launch.pytorch.fork_server import Starter
     from trainer_launch.pytorch.group_incidents import GroupIncidents
-    from trainer_launch.pytorch.group_stragglers import GroupStragglers
     from trainer_launch.pytorch.worker_group import WorkerGroup
 
     group = WorkerGroup(plan, system, processes)
-    client = node.client_of(group, secret, observer.ledger)
+    client = node.client_of(group, secret, observer.notes)
     incidents = Incidents(settings, task, plan, system, processes, group)
     reports = GroupIncidents(group, client.send, incidents.collector)
-    stragglers = GroupStragglers(group, client.send, observer.stragglers)
+    stragglers = StragglerSamples(
+        group.recorders,
+        group.workers,
+        lambda: group.places,
+        lambda body: client.send(Note(group.generation, STRAGGLERS, body)),
+        observer.stragglers,
+    )
     diagnosis = node.Diagnosis(reports, stragglers, incidents.watch(reports.tell_ranks))
     here = node.Node(group, client, Starter(group, server), diagnosis, observer)
     return incidents.concluded(here.run())
@@ -276,9 +285,15 @@ def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[No
     if plan.hosting is None:
         yield
         return
-    from trainer_launch.membership.server import serve  # only node 0 of a torch job needs it
+    from trainer_launch.diagnosis import lateness  # only node 0 of a torch job needs these
+    from trainer_launch.diagnosis.stall import StallJudge
+    from trainer_launch.membership.server import serve
+    from trainer_launch.observability.training_judge import TrainingJudge
 
-    with serve(plan.hosting, secret, observer.coordinator_said, observer.progress_and_age, observer.spent):
+    judges: list[Judge] = [StallJudge(), TrainingJudge(shown=observer.training)]
+    if plan.hosting.finds_stragglers:
+        judges.append(lateness.StragglerJudge(every_s=lateness.EVERY_S))
+    with serve(plan.hosting, secret, observer.coordinator_said, judges):
         yield
 
 

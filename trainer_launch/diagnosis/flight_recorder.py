@@ -19,8 +19,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from trainer_launch.diagnosis.collectives import MAX_GROUPS, MAX_LOOKS
 from trainer_launch.model.codec import MAX_TEXT
-from trainer_launch.model.collectives import MAX_GROUPS, MAX_LOOKS
 from trainer_launch.model.units import spans
 
 MOST = 64  # collectives of each process group that are told

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis import hang_detection
+from trainer_launch.diagnosis.collectives import Explanation
 from trainer_launch.diagnosis.hang_detection import Hang, Kind, Rules, Worker
 from trainer_launch.diagnosis.incident_bundle import HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
@@ -29,26 +29,6 @@ from trainer_launch.model import Death
 ANSWER_S = 8.0  # for the coordinator to explain; longer than all nodes have to tell it what they know
 FRESH_S = 15.0  # an older explanation is no reason to end anybody
 log = logging.getLogger(__name__)
-
-
-class Explained(Protocol):
-    """What all nodes together know; `protocol.Explained` is it."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Whom it is about."""
-
-    @property
-    def cause(self) -> str:
-        """The exit reason that it proves."""
-
-    @property
-    def accuses(self) -> bool:
-        """Whether somebody hangs."""
-
-    @property
-    def active(self) -> bool:
-        """Whether the cause still shows progress."""
 
 
 class Watched(Struct, frozen=True, kw_only=True):
@@ -88,7 +68,7 @@ class Watch:
         self._tell = tell  # the coordinator, which asks all nodes; None: there is none
         self._told: tuple[object, float] | None = None  # of which quiet, and when
         self._seen: tuple[str, tuple[str, ...], Collected | None] | None = None  # what it was told
-        self._explained: tuple[Explained, object, float] | None = None  # of which quiet, and when
+        self._explained: tuple[Explanation, object, float] | None = None  # of which quiet, and when
         self._node = hang_detection.begin(now())
         self._asked_at_s: float | None = None  # the begin of an idleness that was looked into
         self._elsewhere: tuple[Worker, ...] = ()  # who then did not wait for others
@@ -118,7 +98,7 @@ class Watch:
         self._has_reported, self._reported_at_s = True, self._node.sign_at_s
         self._node = replace(self._node, at_s=self._now())
 
-    def explained(self, told: Explained) -> None:
+    def explained(self, told: Explanation) -> None:
         """What all nodes together know of the present quiet."""
         self._explained = told, self._quiet, self._node.at_s
         if not told.accuses:
@@ -148,7 +128,7 @@ class Watch:
             if not told.accuses and not told.ranks:
                 return self._named(found, now_s)  # nothing explains it
             own = tuple(worker for worker in self._node.tracks if worker.rank in told.ranks)
-            is_ours = told.accuses and (own or told.cause or not told.ranks)
+            is_ours = told.accuses and (own or told.reason or not told.ranks)
             is_due = is_ours or found.for_s >= hang_detection.others_s(found)
             return replace(found, workers=own or found.workers) if is_due else None
         if self._told is None or self._told[0] != self._quiet or now_s >= self._told[1] + FRESH_S:

@@ -21,11 +21,11 @@ from datetime import datetime, timezone
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainer_launch.diagnosis.collectives import RankState
 from trainer_launch.host import files
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.slow_files import within
 from trainer_launch.model.codec import MAX_TEXT, Count, MessageError, Name, Real, Text, decode, encode
-from trainer_launch.model.collectives import RankState
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import redact_text
 

@@ -17,13 +17,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis import incident_bundle, stacks
+from trainer_launch.diagnosis.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain
 from trainer_launch.diagnosis.hang_detection import Quiet, Worker
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, HOST, OUTPUT, RECORDER, STACKS, Incident
 from trainer_launch.diagnosis.worker_samples import Workers
 from trainer_launch.host import incident_facts, process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
 from trainer_launch.model import Failure, exit_codes
-from trainer_launch.model.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain
 from trainer_launch.model.units import spans
 
 FAILURE_S = 0.3  # for workers to answer when a restart waits for it

@@ -20,12 +20,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from trainer_launch.diagnosis import straggler_samples, topics
+from trainer_launch.diagnosis.collectives import Explanation
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.gpu_holders import GpuHolders
 from trainer_launch.host.machine import machine_name
@@ -35,13 +37,11 @@ from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected, News
 from trainer_launch.model import Death, Failure, GivenUp, Outcome, Verdict, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
-from trainer_launch.model.goodput import Kind, Told
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends, worker_processes
 from trainer_launch.pytorch.fork_server import ServerError, Starter
 from trainer_launch.pytorch.group_incidents import GroupIncidents, aborted
-from trainer_launch.pytorch.group_stragglers import GroupStragglers
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.pytorch.worker_processes import LogFolders
 from trainer_launch.supervisor import error_lines, failure
@@ -49,7 +49,7 @@ from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.name_wait import NameWait
 from trainer_launch.supervisor.processes import Rung
 from trainer_launch.supervisor.program_loop import DRAIN_S
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
+from trainer_launch.supervisor.run_observer import Activity, RunObserver, RunPhase
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
@@ -73,11 +73,11 @@ class Diagnosis(NamedTuple):
     """Who looks at the workers."""
 
     incidents: GroupIncidents
-    stragglers: GroupStragglers
+    stragglers: straggler_samples.StragglerSamples
     watch: Watch | None  # for hangs
 
 
-def client_of(group: WorkerGroup, secret: bytes | None, ledger: Callable[[], Told | None]) -> Client:
+def client_of(group: WorkerGroup, secret: bytes | None, carried: Callable[[], Mapping[str, object]]) -> Client:
     """The connection of this node to its coordinator.
 
     Raises:
@@ -93,7 +93,8 @@ def client_of(group: WorkerGroup, secret: bytes | None, ledger: Callable[[], Tol
         fault=me.fault,
         label=me.label,
     )
-    return Client(me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir, ledger)
+    connected = me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir
+    return Client(*connected, carried, straggler_samples.answer)
 
 
 class Node:
@@ -181,7 +182,6 @@ class Node:
                 self._join()
             self._ask(self._starter.answer)  # before the news: behind a Formed it would answer what that asks for
             while (news := self._client.receive(0)) is not None:
-                self._stragglers.hear(news, now_s)
                 self.hear(news, now_s)
             for pid, status in happened.ended:
                 self._on_child(pid, status, now_s)
@@ -228,7 +228,8 @@ class Node:
 
     def hear(self, news: News, now_s: float) -> None:
         """The coordinator said something, or is out of reach, or is back."""
-        self._incidents.hear(news, self._watch)
+        if isinstance(news, say.Note):
+            self._hear_note(topics.opened_by_node(news, self._group.generation), now_s)
         match news:
             case Disconnected():
                 self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
@@ -242,11 +243,17 @@ class Node:
                 self._go = news
                 self._start_when_ready(now_s)
             case say.Restart():
+                self._stragglers.end()
                 self.on_restart(news, now_s)
             case say.GiveUp() | say.Finished() | say.Quarantined() | say.Refused(retry=False):
+                self._stragglers.end()
                 self._on_job_end(news, now_s)
-            case say.Explained(accuses=True, generation=number) if number == self._group.generation:
-                self._observer.suspect()
+
+    def _hear_note(self, body: topics.ToNode | None, now_s: float) -> None:
+        self._incidents.hear(body, self._watch)
+        self._stragglers.hear(body, now_s)
+        if isinstance(body, Explanation) and body.accuses:
+            self._observer.suspect()
 
     def _tell(self, message: say.FromNode) -> None:
         self._client.send(self._incidents.completed(message))
@@ -302,8 +309,7 @@ class Node:
         self._leave_generation()
         self.phase, self._formed, self._ends = NodePhase.FORMED, formed, worker_ends.UNKNOWN_ENDS
         self._group.enter_generation(formed.generation, hosts_store=formed.is_store_host)
-        if formed.goodput is not None:
-            self._observer.adopt(formed.goodput)
+        self._observer.adopt(formed.notes)
         self._ask(self._prepare)
 
     def _prepare(self) -> bool:
@@ -550,24 +556,24 @@ class Node:
     def _observe(self, since_s: float | None = None) -> None:
         phases = {NodePhase.RUNNING: self._processes.phase, NodePhase.DONE: RunPhase.CLEARING}
         phases[NodePhase.ENDED] = RunPhase.DONE
-        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._kind(), since_s)
+        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._activity(), since_s)
 
-    def _kind(self) -> Kind:
+    def _activity(self) -> Activity:
         """What the node's seconds are spent on."""
         if self._stop_signal is not None or self._end is not None:
-            return Kind.ENDING
+            return Activity.ENDING
         match self.phase:
             case NodePhase.WAITING | NodePhase.JOINING:
-                return Kind.WAITING
+                return Activity.WAITING
             case NodePhase.FORMED if self._is_prepared:
-                return Kind.MEETING
+                return Activity.MEETING
             case NodePhase.FORMED:  # the fork server still imports torch
-                return Kind.RESTARTING if self._starts else Kind.STARTING
+                return Activity.RESTARTING if self._starts else Activity.STARTING
             case NodePhase.RUNNING if self._processes.is_running and not self._is_ending:
-                return Kind.TRAINING
+                return Activity.TRAINING
             case NodePhase.RUNNING if self._is_ending:
-                return Kind.STOPPING
-        return Kind.ENDING
+                return Activity.STOPPING
+        return Activity.ENDING
 
     # -- how it ended -------------------------------------------------------------------------
 

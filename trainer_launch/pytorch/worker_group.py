@@ -6,11 +6,11 @@ import time
 import uuid
 from collections.abc import Mapping
 
+from trainer_launch.diagnosis.collectives import Life, RankState, Recorded
 from trainer_launch.diagnosis.recorder_questions import Recorders
+from trainer_launch.diagnosis.stall import SHOW_RANKS_S
 from trainer_launch.diagnosis.worker_samples import Place
-from trainer_launch.membership import timeouts
 from trainer_launch.model import Death, Membership, Plan, Workers
-from trainer_launch.model.collectives import Life, RankState, Recorded
 from trainer_launch.model.errors import InternalError
 from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Processes
@@ -56,7 +56,7 @@ class WorkerGroup:
     def ended(self) -> list[RankState]:
         """The ranks of this generation that have no process any more."""
         reports, node = self.recorders.at_end, self.node_rank
-        seen_s = time.time() - timeouts.SHOW_RANKS_S / 2  # what other nodes tell may be as old
+        seen_s = time.time() - SHOW_RANKS_S / 2  # what other nodes tell may be as old
         return [
             rank_state(
                 death,

@@ -11,13 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
-from trainer_launch.model.goodput import Kind
 from trainer_launch.observability import event_log, progress
+from trainer_launch.observability.goodput import Kind
+from trainer_launch.observability.step_lines import OutputScanner
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.kubelet.pods import Kubelet
 from trainer_launch.rehearsal.pod_processes import PodProcesses
 from trainer_launch.rehearsal.report.history import HistoryEntry, What
-from trainer_launch.supervisor.step_lines import OutputScanner
 
 _EVERY_S = 0.25  # between two looks into files
 

@@ -17,13 +17,12 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from trainer_launch.model import Death, Failure, Outcome, Plan, Verdict, exit_codes
-from trainer_launch.model.goodput import Kind
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
 from trainer_launch.supervisor import failure
 from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.name_wait import NameWait
 from trainer_launch.supervisor.processes import Processes, Rung
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
+from trainer_launch.supervisor.run_observer import Activity, RunObserver, RunPhase
 from trainer_launch.supervisor.system import System
 
 DRAIN_S = 1.0  # for the last output, once nothing of ours runs any more
@@ -243,17 +242,17 @@ class ProgramLoop:
     def _observe(self) -> None:
         phase = RunPhase.WAITING if self._names.until_s is not None else self._processes.phase
         since_s = self._hang.at_s if self._hang is not None else None
-        self._observer.enter(RunPhase.DONE if self._is_done else phase, self._kind(), since_s)
+        self._observer.enter(RunPhase.DONE if self._is_done else phase, self._activity(), since_s)
 
-    def _kind(self) -> Kind:
+    def _activity(self) -> Activity:
         """What the seconds from now on are spent on."""
         if self._names.until_s is not None:
-            return Kind.WAITING
+            return Activity.WAITING
         has_failed = self._cause is not None or self._hang is not None
         if self._processes.is_running and not has_failed:
-            return Kind.TRAINING
+            return Activity.TRAINING
         is_end = self._is_done or self._stop_signal is not None or self._processes.is_draining
-        return Kind.STOPPING if has_failed and not is_end else Kind.ENDING
+        return Activity.STOPPING if has_failed and not is_end else Activity.ENDING
 
     # -- how it ended -------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from itertools import islice
 
 from msgspec import Struct
 
-from trainer_launch.model.goodput import Signs
 from trainer_launch.model.value_parsers import MAX_LINE
+from trainer_launch.observability.goodput import Signs
 from trainer_launch.supervisor.rate_limit import LINE_BYTES
 
 _TAKES_OVER = 20

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from trainer_launch.model.collectives import (
+from trainer_launch.diagnosis.collectives import (
     Collective,
     Doing,
     Explanation,

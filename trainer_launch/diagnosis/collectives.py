@@ -15,13 +15,14 @@ from typing import Annotated, NamedTuple, TypeAlias
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.model.codec import Amount, Count, Text
+from trainer_launch.model.codec import Amount, Count, Tagged, Text
 from trainer_launch.model.units import listed, numbers_in, spans
 
 MAX_BYTES = 1 << 20  # of one rank's answer
 MAX_ENTRIES, MAX_GROUPS, MAX_LOOKS = 512, 64, 64  # of one rank
 MAX_ENTERED = 16  # collectives that the ranks of one node entered last
 _NAMED = 4  # ranks, places
+_MOST_ACCUSED = 1024  # ranks, in a message
 _NAME_CHARS = 100
 _SECOND_NS = 1_000_000_000
 # Their tensors have the same sizes on all ranks.
@@ -238,12 +239,12 @@ def entered_in_words(entered: Mapping[str, Collection[int]]) -> str:
     return f"last entered: {listed(words, _NAMED)}" if words else ""
 
 
-class Explanation(Struct, frozen=True, kw_only=True):
-    """Why a job does not go on: one sentence, and what follows from it."""
+class Explanation(Tagged, frozen=True, kw_only=True):
+    """Why a job does not go on: one sentence, and what follows from it. The coordinator tells it to all nodes."""
 
-    text: str
-    ranks: tuple[int, ...] = ()  # who is waited for, or who disagrees
-    reason: str = ""  # the exit reason that it proves, "": none
+    text: Text
+    ranks: Annotated[tuple[_Rank, ...], Meta(max_length=_MOST_ACCUSED)] = ()  # who is waited for, or who disagrees
+    reason: Text = ""  # the exit reason that it proves, "": none
     helps: bool | None = None  # whether a restart can help, None: unknown
     accuses: bool = True  # False: this may take as long as it does
     active: bool = False  # the cause still shows progress: nobody hangs
