@@ -14,7 +14,7 @@ from trainer_launch.diagnosis.stall import StallJudge
 from trainer_launch.diagnosis.topics import STALL, Ranks
 from trainer_launch.membership import notes
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.notes import Judge, Judgement, Member, Members, Tell
+from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell
 from trainer_launch.membership.state import deadline_s, status
 from trainer_launch.model.codec import MAX_LINE_BYTES, Count, MessageError
 
@@ -29,7 +29,7 @@ class Weather(Judge, frozen=True, kw_only=True):
     carried = Count
     total: int = 0
 
-    def begin(self, members: Sequence[Member], now_s: float) -> Judge:
+    def begin(self, members: Sequence[MemberView], now_s: float) -> Judge:
         return Weather(due_s=now_s + 10.0 if members else None)
 
     def hear(self, number: int, body: int, members: Members, now_s: float) -> Judgement:

@@ -16,7 +16,7 @@ from trainer_launch.observability.goodput import Kind
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.observability.step_lines import PrintedSteps
 from trainer_launch.supervisor.program_loop import supervise
-from trainer_launch.supervisor.run_observer import Activity, RunObserver, RunPhase
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 
 
 def reports(folder: Path, local_rank: int, at_s: float, first_s: float, step: int | None, **more: object) -> None:
@@ -101,51 +101,51 @@ def test_a_preflight_report_that_is_none_or_old_counts_as_nothing(tmp_path: Path
         assert spent.get(Kind.PREFLIGHT, 0.0) == 0.0
 
 
-class Activities(RunObserver):
+class TimeUses(RunObserver):
     """Keeps what each second was spent on."""
 
     def __init__(self) -> None:
-        self.activities: list[Activity] = []
+        self.uses: list[TimeUse] = []
 
-    def enter(self, phase: RunPhase, activity: Activity, since_s: float | None = None) -> None:
-        if self.activities[-1:] != [activity]:
-            self.activities.append(activity)
+    def enter(self, phase: RunPhase, use: TimeUse, since_s: float | None = None) -> None:
+        if self.uses[-1:] != [use]:
+            self.uses.append(use)
 
 
 SLOW = Program(ends_s=2, code=1, leaves=(Program(),))  # what it leaves behind takes a moment
 
 
 @pytest.mark.parametrize(
-    ("changes", "system", "activities"),
+    ("changes", "system", "uses"),
     [
-        ({}, FakeSystem({"a": [Program(2)]}), [Activity.TRAINING, Activity.ENDING]),
-        ({}, FakeSystem().signalled(3, TERM), [Activity.TRAINING, Activity.ENDING]),
-        ({}, FakeSystem({"a": [SLOW]}), [Activity.TRAINING, Activity.STOPPING, Activity.ENDING]),
+        ({}, FakeSystem({"a": [Program(2)]}), [TimeUse.TRAINING, TimeUse.ENDING]),
+        ({}, FakeSystem().signalled(3, TERM), [TimeUse.TRAINING, TimeUse.ENDING]),
+        ({}, FakeSystem({"a": [SLOW]}), [TimeUse.TRAINING, TimeUse.STOPPING, TimeUse.ENDING]),
         (
             {},
             FakeSystem({"a": [SLOW]}).signalled(2.05, TERM),
-            [Activity.TRAINING, Activity.STOPPING, Activity.ENDING],
+            [TimeUse.TRAINING, TimeUse.STOPPING, TimeUse.ENDING],
         ),
-        ({"wait_for": ("x",), "wait_s": 5.0}, FakeSystem(), [Activity.WAITING, Activity.ENDING]),
+        ({"wait_for": ("x",), "wait_s": 5.0}, FakeSystem(), [TimeUse.WAITING, TimeUse.ENDING]),
         (
             {"restarts": 1},
             FakeSystem({"a": [Program(2, number=9, leaves=(Program(),)), Program(2)]}),
-            [Activity.TRAINING, Activity.STOPPING, Activity.TRAINING, Activity.ENDING],
+            [TimeUse.TRAINING, TimeUse.STOPPING, TimeUse.TRAINING, TimeUse.ENDING],
         ),
     ],
 )
 def test_what_a_node_does_that_runs_any_program(
-    changes: dict[str, Any], system: FakeSystem, activities: list[Activity]
+    changes: dict[str, Any], system: FakeSystem, uses: list[TimeUse]
 ) -> None:
-    observer, process = Activities(), Process(name="a", argv=("a",), env={})
+    observer, process = TimeUses(), Process(name="a", argv=("a",), env={})
     supervise(
         Plan(**{"engine": "test", "processes": (process,), "grace_s": 10.0, **changes}), system, observer=observer
     )
-    assert observer.activities == activities
+    assert observer.uses == uses
 
 
 def test_each_activity_is_a_kind_of_the_ledger() -> None:
-    assert {activity.name for activity in Activity} <= {kind.name for kind in Kind}
+    assert {use.name for use in TimeUse} <= {kind.name for kind in Kind}
 
 
 def test_metrics_count_up_to_the_last_progress_and_never_back(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from trainer_launch.diagnosis.topics import (
     Stragglers,
     StragglerStatus,
 )
-from trainer_launch.membership.notes import Judge, Judgement, Member, Members, Tell
+from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell
 from trainer_launch.model.units import printable
 
 EVERY_S = 60.0  # between two samples
@@ -88,7 +88,7 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
     latest: tuple[Lateness, ...] = ()
     latest_s: float | None = None
 
-    def begin(self, members: Sequence[Member], now_s: float) -> Judge:
+    def begin(self, members: Sequence[MemberView], now_s: float) -> Judge:
         """The first sample is due after an interval. Who is alone waits for nobody."""
         workers = [len(member.ranks) for member in members]
         is_asked = all(workers) and sum(workers) > 1  # workers of torch's own agents are not
@@ -138,7 +138,7 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
 
     # -- what a sample tells ----------------------------------------------------------------------
 
-    def _judged(self, sample: _Sample, members: Sequence[Member], now_s: float) -> Judgement:
+    def _judged(self, sample: _Sample, members: Sequence[MemberView], now_s: float) -> Judgement:
         measured = {number: answer.clock for number, answer in sample.answers.items() if answer.clock is not None}
         clocks = {number: _compared(self.clocks.get(number), clock) for number, clock in measured.items()}
         late = {one.rank: one for one in judge(_timelines(members, sample, clocks))}
@@ -195,7 +195,7 @@ def _compared(before: _Clock | None, now: _Clock) -> _Clock:
     return replace(now, since_ns=before.since_ns) if is_steady else now
 
 
-def _timelines(members: Sequence[Member], sample: _Sample, clocks: Mapping[int, _Clock]) -> Iterator[Timeline]:
+def _timelines(members: Sequence[MemberView], sample: _Sample, clocks: Mapping[int, _Clock]) -> Iterator[Timeline]:
     """All ranks' entries by our clock; a rank counts once, and on the node whose it is."""
     for member in members:
         number, answer = member.number, sample.answers.get(member.number)
@@ -206,7 +206,9 @@ def _timelines(members: Sequence[Member], sample: _Sample, clocks: Mapping[int, 
             yield timeline(one, number, clock.offset_ns, clock.error_ns, clock.since_ns)
 
 
-def _news(members: Sequence[Member], before: Sequence[Lateness], now: Sequence[Lateness]) -> Iterator[Tell | str]:
+def _news(
+    members: Sequence[MemberView], before: Sequence[Lateness], now: Sequence[Lateness]
+) -> Iterator[Tell | str]:
     """People are told of who is new; each node which of its ranks are stragglers, where that has changed."""
     known, named = {one.rank for one in before}, {one.rank for one in now}
     changed = {one.node or 0 for one in (*before, *now) if one.rank in known ^ named}

@@ -30,7 +30,7 @@ from trainer_launch.diagnosis.collectives import (
     unexplained,
 )
 from trainer_launch.diagnosis.topics import MAX_STATES, STALL, LastEntered, Ranks, ShowRanks, StallStatus
-from trainer_launch.membership.notes import Judge, Judgement, Member, Members, Tell
+from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell
 from trainer_launch.membership.protocol import MAX_RANKS
 
 SHOW_RANKS_S = 6.0  # for all members to tell what their ranks show: each asks its workers for half of it
@@ -55,7 +55,7 @@ class StallJudge(Judge, frozen=True, kw_only=True):
     explained: Explanation | None = None  # the last stall
     explained_s: float = 0.0  # and when
 
-    def begin(self, members: Sequence[Member], now_s: float) -> Judge:
+    def begin(self, members: Sequence[MemberView], now_s: float) -> Judge:
         """Nothing of a generation that is over is told."""
         return StallJudge()
 
@@ -116,7 +116,7 @@ class StallJudge(Judge, frozen=True, kw_only=True):
         return StallStatus(last.text, round(max(0.0, now_s - self.explained_s), 1))
 
 
-def _finished(members: Sequence[Member], seen_s: float) -> Iterator[RankState]:
+def _finished(members: Sequence[MemberView], seen_s: float) -> Iterator[RankState]:
     """The ranks of nodes that are done; the others' states are not older than `seen_s`."""
     for member in members:
         if member.done_s is not None:

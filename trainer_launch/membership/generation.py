@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import quarantine, timeouts
 from trainer_launch.membership.election import binding, may_form, remember
-from trainer_launch.membership.notes import Joined, Judge, Judgement, Member, ignore, opened
+from trainer_launch.membership.notes import Joined, Judge, Judgement, MemberView, ignore, opened
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.retry_policy import why_not_again, why_spent
 from trainer_launch.membership.state import (
@@ -512,7 +512,7 @@ def hear_note(state: State, node: Node, note: msg.Note, now_s: float) -> Step:
     return _judged(state, judge, judge.hear(number, body, partial(members_of, state), now_s))
 
 
-def begin_judging(state: State, members: Sequence[Member], now_s: float) -> State:
+def begin_judging(state: State, members: Sequence[MemberView], now_s: float) -> State:
     """These members' workers are started; or, without members, the generation is over."""
     return replace(state, judges=tuple(judge.begin(members, now_s) for judge in state.judges))
 

@@ -19,7 +19,7 @@ from trainer_launch.model.codec import MessageError, convert
 _log = logging.getLogger(__name__)
 
 
-class Member(Struct, frozen=True, kw_only=True):
+class MemberView(Struct, frozen=True, kw_only=True):
     """A member of the generation, as a judge sees it."""
 
     number: int  # its group rank
@@ -46,7 +46,7 @@ class Tell(Struct, frozen=True):
     body: object
 
 
-Members: TypeAlias = Callable[[], Sequence[Member]]  # a list of all takes a while where there are thousands
+Members: TypeAlias = Callable[[], Sequence[MemberView]]  # a list of all takes a while where there are thousands
 Judgement: TypeAlias = "tuple[Judge, Sequence[Tell | str]]"  # a text is for people
 
 
@@ -62,7 +62,7 @@ class Judge(Struct, frozen=True, kw_only=True):
         """A generation forms of these: the bodies for its members, by number."""
         return {}
 
-    def begin(self, members: Sequence[Member], now_s: float) -> Judge:
+    def begin(self, members: Sequence[MemberView], now_s: float) -> Judge:
         """The workers of these members are started; or, without members, the generation is over."""
         return self
 

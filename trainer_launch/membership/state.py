@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
-from trainer_launch.membership.notes import Judge, Member
+from trainer_launch.membership.notes import Judge, MemberView
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model import Death
 from trainer_launch.model.codec import MAX_LINE_BYTES, encode
@@ -288,7 +288,7 @@ def has_finished(state: State, key: Key) -> bool:
     return runs(state) and state.run is not None and key in state.run.done
 
 
-def members_of(state: State) -> list[Member]:
+def members_of(state: State) -> list[MemberView]:
     """The members of the generation, as judges see them."""
     run, members, first = state.run, [], 0
     for number, key in enumerate(() if run is None else run.members):
@@ -296,7 +296,7 @@ def members_of(state: State) -> list[Member]:
         ranks = range(first, first + node.workers)
         first = ranks.stop
         members.append(
-            Member(
+            MemberView(
                 number=number,
                 name=node.name,
                 ranks=ranks,

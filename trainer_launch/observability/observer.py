@@ -29,7 +29,7 @@ from trainer_launch.observability.event_log import EventLog
 from trainer_launch.observability.goodput import Kind, Told
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.planning.task import Task
-from trainer_launch.supervisor.run_observer import Activity, RunObserver, RunPhase
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
@@ -112,10 +112,10 @@ class Observer(RunObserver):
             case "restarting", {"restart": int(number)}:
                 self._note(attempt=1 + number)
 
-    def enter(self, phase: RunPhase, activity: Activity, since_s: float | None = None) -> None:
+    def enter(self, phase: RunPhase, use: TimeUse, since_s: float | None = None) -> None:
         """Where the run is from now on, and what its seconds are spent on."""
         if self.goodput is not None:
-            self.goodput.enter(Kind[activity.name], time.monotonic(), since_s)
+            self.goodput.enter(Kind[use.name], time.monotonic(), since_s)
             before, now = self.view.ledger, self.goodput.ledger
             trains_again = now.kind is Kind.TRAINING and now.has_trained
             if trains_again and (before is None or before.kind is not now.kind) and self._events is not None:

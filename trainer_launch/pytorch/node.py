@@ -49,7 +49,7 @@ from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.name_wait import NameWait
 from trainer_launch.supervisor.processes import Rung
 from trainer_launch.supervisor.program_loop import DRAIN_S
-from trainer_launch.supervisor.run_observer import Activity, RunObserver, RunPhase
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
@@ -556,24 +556,24 @@ class Node:
     def _observe(self, since_s: float | None = None) -> None:
         phases = {NodePhase.RUNNING: self._processes.phase, NodePhase.DONE: RunPhase.CLEARING}
         phases[NodePhase.ENDED] = RunPhase.DONE
-        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._activity(), since_s)
+        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._time_use(), since_s)
 
-    def _activity(self) -> Activity:
+    def _time_use(self) -> TimeUse:
         """What the node's seconds are spent on."""
         if self._stop_signal is not None or self._end is not None:
-            return Activity.ENDING
+            return TimeUse.ENDING
         match self.phase:
             case NodePhase.WAITING | NodePhase.JOINING:
-                return Activity.WAITING
+                return TimeUse.WAITING
             case NodePhase.FORMED if self._is_prepared:
-                return Activity.MEETING
+                return TimeUse.MEETING
             case NodePhase.FORMED:  # the fork server still imports torch
-                return Activity.RESTARTING if self._starts else Activity.STARTING
+                return TimeUse.RESTARTING if self._starts else TimeUse.STARTING
             case NodePhase.RUNNING if self._processes.is_running and not self._is_ending:
-                return Activity.TRAINING
+                return TimeUse.TRAINING
             case NodePhase.RUNNING if self._is_ending:
-                return Activity.STOPPING
-        return Activity.ENDING
+                return TimeUse.STOPPING
+        return TimeUse.ENDING
 
     # -- how it ended -------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from trainer_launch.supervisor import failure
 from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.name_wait import NameWait
 from trainer_launch.supervisor.processes import Processes, Rung
-from trainer_launch.supervisor.run_observer import Activity, RunObserver, RunPhase
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 from trainer_launch.supervisor.system import System
 
 DRAIN_S = 1.0  # for the last output, once nothing of ours runs any more
@@ -242,17 +242,17 @@ class ProgramLoop:
     def _observe(self) -> None:
         phase = RunPhase.WAITING if self._names.until_s is not None else self._processes.phase
         since_s = self._hang.at_s if self._hang is not None else None
-        self._observer.enter(RunPhase.DONE if self._is_done else phase, self._activity(), since_s)
+        self._observer.enter(RunPhase.DONE if self._is_done else phase, self._time_use(), since_s)
 
-    def _activity(self) -> Activity:
+    def _time_use(self) -> TimeUse:
         """What the seconds from now on are spent on."""
         if self._names.until_s is not None:
-            return Activity.WAITING
+            return TimeUse.WAITING
         has_failed = self._cause is not None or self._hang is not None
         if self._processes.is_running and not has_failed:
-            return Activity.TRAINING
+            return TimeUse.TRAINING
         is_end = self._is_done or self._stop_signal is not None or self._processes.is_draining
-        return Activity.STOPPING if has_failed and not is_end else Activity.ENDING
+        return TimeUse.STOPPING if has_failed and not is_end else TimeUse.ENDING
 
     # -- how it ended -------------------------------------------------------------------------
 

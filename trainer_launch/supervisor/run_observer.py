@@ -18,7 +18,7 @@ class RunPhase(str, Enum):
     DONE = "done"
 
 
-class Activity(Enum):
+class TimeUse(Enum):
     """What a run's seconds are spent on, as far as its loop knows."""
 
     STARTING = "starting"
@@ -36,7 +36,7 @@ class RunObserver:
     def tell(self, event: str, **values: str | int | bool | tuple[str, ...] | None) -> None:
         """Something has happened, in the words of the event log."""
 
-    def enter(self, phase: RunPhase, activity: Activity, since_s: float | None = None) -> None:
+    def enter(self, phase: RunPhase, use: TimeUse, since_s: float | None = None) -> None:
         """Where the run is now, and what its seconds are spent on: since `since_s`, where that went unnoticed."""
 
     def asked_to_stop(self, number: int) -> None:
