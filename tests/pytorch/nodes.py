@@ -17,7 +17,7 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.pytorch.fork_server import Starter
 from trainer_launch.pytorch.group_incidents import GroupIncidents
 from trainer_launch.pytorch.group_stragglers import GroupStragglers
-from trainer_launch.pytorch.node import Diagnosis, Node
+from trainer_launch.pytorch.node import Diagnosis, TorchNode
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver
@@ -160,7 +160,7 @@ class Here:
         group = WorkerGroup(plan, self.system, Processes(plan, self.system, RunObserver()))
         self.starter = FakeStarter(group, self.system)
         diagnosis = Diagnosis(GroupIncidents(group, client.send, None), GroupStragglers(group, client.send), watch)
-        self.node = Node(group, client, cast(Starter, self.starter), diagnosis, RunObserver())
+        self.node = TorchNode(group, client, cast(Starter, self.starter), diagnosis, RunObserver())
         self.coordinator.tell(Connected())
 
     def hears(self, at_s: float, *news: Any) -> Here:

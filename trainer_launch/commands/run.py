@@ -201,7 +201,7 @@ def _supervised(
     reports = GroupIncidents(group, client.send, incidents.collector)
     stragglers = GroupStragglers(group, client.send, observer.stragglers)
     diagnosis = node.Diagnosis(reports, stragglers, incidents.watch(reports.tell_ranks))
-    here = node.Node(group, client, Starter(group, server), diagnosis, observer)
+    here = node.TorchNode(group, client, Starter(group, server), diagnosis, observer)
     return incidents.concluded(here.run())
 
 

@@ -306,6 +306,7 @@ class Say(Struct, frozen=True):
 
     text: str
     warns: bool = True  # False: the job goes its ordinary way
+    is_said: bool = False  # the job's first node says it, too, with what it does about it
 
 
 Reply: TypeAlias = Send | Disconnect | Say
