@@ -9,7 +9,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import quarantine, timeouts
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.election import binding, may_form, remember
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.retry_policy import why_not_again, why_spent
@@ -173,13 +173,9 @@ def _choose(state: State) -> list[Node]:
     last = (
         {node.key for node in joined if node.returning} if run is None else run.members
     )  # a new coordinator is told
-    joined.sort(
-        key=lambda node: (
-            quarantine.why_not(state, node.host, node.machine) is not None,
-            node.key not in last,
-            node.order,
-        )
-    )
+    fit = [node for node in joined if not node.is_faulty]
+    joined = fit if len(fit) >= state.settings.min_nodes else joined  # a faulty one trains only where it is needed
+    joined.sort(key=lambda node: (node.is_faulty, node.key not in last, node.order))
     return sorted(joined[: state.settings.max_nodes], key=lambda node: node.place)
 
 

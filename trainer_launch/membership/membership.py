@@ -149,11 +149,14 @@ def _join(state: State, node: Node, join: msg.Join, now_s: float) -> Step:
     is_new = runs(state) or not node.joined  # else it only tells that it can start workers now
     known = state.nodes[node.key]
     joined = replace(known, joined=True, prepared=join.prepared, goodput=join.goodput, told_s=now_s)
+    joined = replace(joined, is_faulty=quarantine.why_not(state, node.host, node.machine) is not None)
     state = replace(_with_node(state, joined), joined_s=now_s if is_new else state.joined_s)
-    is_own = node.node_rank == (state.settings.candidate or 0)  # this launcher's own node serves the coordinator
-    if join.device_fault or not is_own:
+    if node.node_rank != (state.settings.candidate or 0):
         state, told = quarantine.evict(state, joined)
         replies += told
+    elif join.device_fault and joined.is_faulty:  # who ends takes the coordinator, and with it this list, along
+        text = f"{node.name} is quarantined: it serves the coordinator, and trains only if too few others are there"
+        replies += (Say(text),)
     return settle(state, replies, now_s)
 
 
