@@ -23,7 +23,7 @@ while not (folder / "enough").exists():
     time.sleep(0.1)
 """
 SPARE = Contract(
-    tuple(f"job-node-0-{node}" for node in range(3)),
+    FIXED.names,
     lambda node: trainer_v2(node) | {"TRAINER_LAUNCH_SPARES": "1"},
 )
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import UNKNOWN
-from trainer_launch.host import logs, runtime_directory
+from trainer_launch.host import logs, process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles, read_secret
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.host.slow_files import within
@@ -128,6 +128,7 @@ def _fork_server(plan: Plan) -> ForkServer | None:
     from trainer_launch.pytorch.fork_server import ForkServer, ServerError, ServerSettings
 
     inherited.hear(())  # workers get the signal mask and what is ignored from the server
+    process_tree.mark_descendants()
     try:
         return ForkServer(ServerSettings.of(plan.workers), plan.workers.env)
     except ServerError:

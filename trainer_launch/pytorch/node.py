@@ -134,7 +134,7 @@ class TorchNode(RunLoop):
         super().__init__(group.plan, group.system, group.processes, diagnosis.watch, observer)
         self._group, self._client, self._starter = group, client, starter
         self._workers, self._membership = group.workers, group.membership
-        self._incidents, self._stragglers = diagnosis.incidents, diagnosis.stragglers
+        self._incidents, self._stragglers, self._hang_watch = diagnosis
         group.system.mark = runtime_directory.VARIABLE, self._workers.run_dir
         self._gpus = GpuHolders(self._workers.env)
         self._folders = LogFolders(self._workers, self._membership.job)
@@ -225,7 +225,7 @@ class TorchNode(RunLoop):
 
     def hear(self, news: News, now_s: float) -> None:
         """The coordinator said something, or is out of reach, or is back."""
-        self._incidents.hear(news, self._watch)
+        self._incidents.hear(news, self._hang_watch)
         match news:
             case Disconnected():
                 self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
