@@ -35,7 +35,7 @@ from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected, News
 from trainer_launch.model import Death, Failure, GivenUp, Outcome, Verdict, exit_codes
-from trainer_launch.model.errors import LaunchError, NodeError
+from trainer_launch.model.errors import InternalError, LaunchError, NodeError
 from trainer_launch.model.goodput import Kind, Told
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends, worker_processes
@@ -514,7 +514,8 @@ class TorchNode(RunLoop):
             self._ending = replace(self._ending, ends=self._ending.ends or self._ends_now())
         if self._stop_signal is not None:
             self._leave(ASKED)
-        elif self._names.is_late(now_s):
+        elif (late := self.unresolved(now_s)) is not None:
+            self._end = late
             self._leave()
         elif self._unstartable is not None and self.phase not in (*_LIVES, NodePhase.DONE):
             self._end = self._unstartable
@@ -618,7 +619,7 @@ class TorchNode(RunLoop):
             case say.Finished():
                 return None
             case None:
-                return failure.unresolved(self._names.why)
+                raise InternalError("the node ended for no reason")
             case Death() as death:
                 return failure.classify(death, self._evidence)
             case say.GiveUp() as end:

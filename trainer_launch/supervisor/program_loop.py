@@ -67,7 +67,6 @@ class ProgramLoop(RunLoop):
         self._cause: Death | None = None  # the first failure, or a hang
         self._stop_at_s: float | None = None  # when the others are stopped, after a victim
         self._restarts_s: list[float] = []  # when something was started again
-        self._unresolved: str | None = None  # why nothing was started
 
     def begin(self, now_s: float) -> None:
         """Start all, also anew: how an earlier attempt ended is forgotten."""
@@ -86,8 +85,6 @@ class ProgramLoop(RunLoop):
     def on_time(self, now_s: float) -> None:
         """Do what is due, but for what `Processes` does."""
         super().on_time(now_s)
-        if self._names.is_late(now_s):
-            self._unresolved = self._names.why
         if self._stop_at_s is not None and now_s >= self._stop_at_s:
             self._stop(now_s)
 
@@ -160,8 +157,9 @@ class ProgramLoop(RunLoop):
 
     def settle(self, now_s: float) -> None:
         """Nothing lives any more: the end, or a new start on clean ground."""
-        is_waiting = self._names.until_s is not None and self._stop_signal is None and self._unresolved is None
-        if not self._processes.is_over or is_waiting:
+        self._cause = self._cause or self.unresolved(now_s)
+        is_waiting = self._resolve_until_s is not None and not (self._cause or self._stop_signal)
+        if is_waiting or not self._processes.is_over:
             return
         why = self._why_again()
         if why is None:
@@ -192,13 +190,13 @@ class ProgramLoop(RunLoop):
         self._observer.tell("restarting", restart=len(self._restarts_s), restarts_at_most=at_most)
 
     def _observe(self) -> None:
-        phase = RunPhase.WAITING if self._names.until_s is not None else self._processes.phase
+        phase = RunPhase.WAITING if self._resolve_until_s is not None else self._processes.phase
         since_s = self._cause.at_s if self._cause is not None and _is_hang(self._cause) else None
         self._observer.enter(RunPhase.DONE if self.is_done else phase, self._kind(), since_s)
 
     def _kind(self) -> Kind:
         """What the seconds from now on are spent on."""
-        if self._names.until_s is not None:
+        if self._resolve_until_s is not None:
             return Kind.WAITING
         has_failed = self._cause is not None
         if self._processes.is_running and not has_failed:
@@ -210,8 +208,7 @@ class ProgramLoop(RunLoop):
 
     def outcome(self) -> Outcome:
         """How it ended, and why."""
-        has_failed = self._unresolved is not None or self._cause is not None
-        verdict = Verdict.FAILED if has_failed else Verdict.SUCCEEDED
+        verdict = Verdict.SUCCEEDED if self._cause is None else Verdict.FAILED
         return Outcome(
             verdict=verdict if self._stop_signal is None else Verdict.STOPPED,
             failure=self._failure(),
@@ -223,8 +220,6 @@ class ProgramLoop(RunLoop):
         )
 
     def _failure(self) -> Failure | None:
-        if self._unresolved is not None:
-            return failure.unresolved(self._unresolved)
         cause, is_stopped = self._cause, self._stop_signal is not None
         if cause is not None and _is_hang(cause):  # however what hung then ended, if it did
             return failure.classify(cause, self._evidence)

@@ -6,12 +6,12 @@ import logging
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from trainer_launch.model import Death, Plan
+from trainer_launch.model import Death, Plan, exit_codes
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver
-from trainer_launch.supervisor.system import Happened, System
+from trainer_launch.supervisor.system import System
 
 DRAIN_S = 1.0  # for the last output, once nothing of ours runs any more
 log = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ class RunLoop(ABC):
     ) -> None:
         self._plan, self._system, self._processes = plan, system, processes
         self._watch, self._observer = watch, observer
-        self._names = NameWait(plan, system, observer)
+        self._resolve_until_s: float | None = None  # while the plan's names are awaited
+        self._unresolved = f"the resolver has not answered for {', '.join(plan.wait_for)}"
         self._evidence = Evidence()  # of the first failure
         self.is_done = False
         self._stop_signal: int | None = None  # the first that asked to stop, or to start nothing again
@@ -42,8 +43,13 @@ class RunLoop(ABC):
 
     def to_the_end(self) -> None:
         """Wait and act until it is done; what has happened before is settled before anything else happens."""
-        self._names.begin()
-        if self._names.until_s is None:
+        plan = self._plan
+        if plan.wait_for:
+            log.info("waiting up to %g s for %s to resolve", plan.wait_s, ", ".join(plan.wait_for))
+            self._observer.tell("waiting", names=plan.wait_for)
+            self._resolve_until_s = self._started_at_s + plan.wait_s
+            self._system.resolve_names(plan.wait_for)
+        else:
             self.begin(self._started_at_s)
         while True:
             now_s = self._system.now()
@@ -58,19 +64,36 @@ class RunLoop(ABC):
             now_s = self._system.now()
             for number in happened.signals:  # first: a worker that had the same SIGTERM as we has not failed
                 self.on_signal(number, now_s)
-            if self._names.is_over(happened):
+            if happened.unresolved:
+                self._unresolved = happened.unresolved
+                log.warning("%s", happened.unresolved)
+                self._observer.tell("unresolved", text=happened.unresolved)
+            if happened.resolved:
+                self._observer.tell("resolved")
+                self._stop_resolving()
                 self.begin(now_s)
             self.on_news(now_s)
             for pid, status in happened.ended:
                 self.on_child(pid, status, now_s)
-        self._names.end()
+        self._stop_resolving()
         self._observe()
         self._system.drain(DRAIN_S)
+
+    def _stop_resolving(self) -> None:
+        if self._resolve_until_s is not None:
+            self._resolve_until_s = None
+            self._system.stop_resolving()
+
+    def unresolved(self, now_s: float) -> Death | None:
+        """Why nothing can begin, once names have not resolved in time."""
+        if self._resolve_until_s is None or now_s < self._resolve_until_s:
+            return None
+        return Death(reason="Unresolved", message=self._unresolved, code=exit_codes.INFRASTRUCTURE)
 
     def times(self) -> tuple[float | None, ...]:
         """When something is due; None: never."""
         watch_s = self._watch.due_s if self._watch is not None and self._processes.is_running else None
-        return self._processes.deadline_s, self._names.until_s, watch_s
+        return self._processes.deadline_s, self._resolve_until_s, watch_s
 
     def on_time(self, now_s: float) -> None:
         """Do what is due, but for what `Processes` does."""
@@ -120,44 +143,3 @@ class RunLoop(ABC):
 
     @abstractmethod
     def _observe(self) -> None: ...
-
-
-class NameWait:
-    """The wait until the names of a plan resolve; where there are none it is over at once."""
-
-    def __init__(self, plan: Plan, system: System, observer: RunObserver) -> None:
-        self._plan, self._system, self._observer = plan, system, observer
-        self.why = f"the resolver has not answered for {', '.join(plan.wait_for)}"  # it takes so long
-        self.until_s: float | None = None  # while it lasts
-
-    def begin(self) -> None:
-        """Begin to resolve."""
-        plan = self._plan
-        if plan.wait_for:
-            log.info("waiting up to %g s for %s to resolve", plan.wait_s, ", ".join(plan.wait_for))
-            self._observer.tell("waiting", names=plan.wait_for)
-            self.until_s = self._system.now() + plan.wait_s
-            self._system.resolve_names(plan.wait_for)
-
-    def is_over(self, happened: Happened) -> bool:
-        """Whether all names resolve since this has happened."""
-        if self.until_s is None:
-            return False
-        if happened.unresolved:
-            self.why = happened.unresolved
-            log.warning("%s", happened.unresolved)
-            self._observer.tell("unresolved", text=happened.unresolved)
-        if happened.resolved:
-            self._observer.tell("resolved")
-            self.end()
-        return happened.resolved
-
-    def is_late(self, now_s: float) -> bool:
-        """Whether they do not resolve in time."""
-        return self.until_s is not None and now_s >= self.until_s
-
-    def end(self) -> None:
-        """Wait no longer."""
-        if self.until_s is not None:
-            self.until_s = None
-            self._system.stop_resolving()
