@@ -34,8 +34,8 @@ from trainer_launch.host.slow_files import within
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected, News
-from trainer_launch.model import Death, Failure, GivenUp, Outcome, Verdict, exit_codes
-from trainer_launch.model.errors import InternalError, LaunchError, NodeError
+from trainer_launch.model import Death, Failure, GivenUp, Outcome, exit_codes
+from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.goodput import Kind, Told
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends, worker_processes
@@ -157,7 +157,6 @@ class TorchNode(RunLoop):
             self._incidents.close()
             self._client.close()
             self._starter.close()
-        self._hand_up()
         return self._outcome()
 
     # -- what happens -------------------------------------------------------------------------
@@ -574,18 +573,15 @@ class TorchNode(RunLoop):
 
     # -- how it ended -------------------------------------------------------------------------
 
-    def _hand_up(self) -> None:
-        """Give what a worker of this node said before it ended the job to who asks us for it."""
-        own, end = self._ending.death, self._end
-        place = self._group.places.get(f"rank {own.rank}") if own is not None else None
-        if own is not None and place is not None and isinstance(end, say.GiveUp) and end.rank == own.rank:
-            code = -own.signal if own.signal is not None else own.code or 0
-            error_lines.hand_up(place.error_file, code, self._workers.env.get("TORCHELASTIC_ERROR_FILE"))
-
     def _outcome(self) -> Outcome:
-        end, given_up, note = self._end, None, ""
-        verdict = Verdict.SUCCEEDED if isinstance(end, say.Finished) else Verdict.FAILED
+        end, own = self._end, self._ending.death
+        if own is None or not isinstance(end, say.GiveUp) or end.rank != own.rank:
+            own = None  # the job did not end for it
+        outcome = self.ended(
+            self._cause(own), self._exits, max(1, self._starts), well=isinstance(end, say.Finished)
+        )
         if isinstance(end, say.GiveUp):
+            self._hand_up(own)
             given_up = GivenUp(
                 reason=end.reason,
                 rank=end.rank,
@@ -593,21 +589,20 @@ class TorchNode(RunLoop):
                 signal=end.signal,
                 message=end.message or "",
             )
+            return replace(outcome, given_up=given_up)
         if isinstance(end, say.Finished) and self._formation is None and self._stop_signal is None:
-            note = "this node was a spare, and the job did not need it" + (" any more" if self._starts else "")
-        return Outcome(
-            verdict=verdict if self._stop_signal is None else Verdict.STOPPED,
-            failure=self._cause(),
-            given_up=given_up,
-            stop_signal=self._stop_signal,
-            exits=self._exits,
-            took_s=self._system.now() - self._started_at_s,
-            attempt=max(1, self._starts),
-            survivors=self._processes.stuck(),
-            note=note,
-        )
+            more = " any more" if self._starts else ""
+            return replace(outcome, note=f"this node was a spare, and the job did not need it{more}")
+        return outcome
 
-    def _cause(self) -> Failure | None:
+    def _hand_up(self, own: Death | None) -> None:
+        """Give what the worker said to who asks us for it."""
+        place = self._group.places.get(own.process) if own is not None else None
+        if own is not None and place is not None:
+            code = -own.signal if own.signal is not None else own.code or 0
+            error_lines.hand_up(place.error_file, code, self._workers.env.get("TORCHELASTIC_ERROR_FILE"))
+
+    def _cause(self, own: Death | None) -> Failure | None:
         if self._stop_signal is not None:  # worth a word when a worker did not leave with 0
             death = next((death for death in self._exits if death.exit_code != 0), None)
             if death is None:
@@ -616,16 +611,11 @@ class TorchNode(RunLoop):
             lines = self._system.last_lines(death.process)
             return failure.classify(plain, replace(self._evidence, last_lines=lines, stopped=True))
         match self._end:
-            case say.Finished():
-                return None
-            case None:
-                raise InternalError("the node ended for no reason")
             case Death() as death:
                 return failure.classify(death, self._evidence)
             case say.GiveUp() as end:
-                own = self._ending.death
-                own = own if own is not None and own.rank == end.rank else None
-                death = worker_ends.given_up_for(end, own)
-                lines = self._system.last_lines(own.process) if own is not None and own.process else ()
-                cause = failure.classify(death, replace(self._evidence, last_lines=lines))
+                lines = self._system.last_lines(own.process) if own is not None else ()
+                evidence = replace(self._evidence, last_lines=lines)
+                cause = failure.classify(worker_ends.given_up_for(end, own), evidence)
                 return replace(cause, message=f"{cause.message}; {end.seen}") if end.seen else cause
+        return None

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from trainer_launch.model import Death, Failure, Outcome, Plan, Verdict, exit_codes
+from trainer_launch.model import Death, Failure, Outcome, Plan, exit_codes
 from trainer_launch.model.goodput import Kind
 from trainer_launch.supervisor import failure
 from trainer_launch.supervisor.failure import Evidence, how
@@ -208,16 +208,8 @@ class ProgramLoop(RunLoop):
 
     def outcome(self) -> Outcome:
         """How it ended, and why."""
-        verdict = Verdict.SUCCEEDED if self._cause is None else Verdict.FAILED
-        return Outcome(
-            verdict=verdict if self._stop_signal is None else Verdict.STOPPED,
-            failure=self._failure(),
-            stop_signal=self._stop_signal,
-            exits=tuple(self._deaths),
-            took_s=self._system.now() - self._started_at_s,
-            attempt=1 + len(self._restarts_s),
-            survivors=self._processes.stuck(),
-        )
+        attempt = 1 + len(self._restarts_s)
+        return self.ended(self._failure(), tuple(self._deaths), attempt, well=self._cause is None)
 
     def _failure(self) -> Failure | None:
         cause, is_stopped = self._cause, self._stop_signal is not None

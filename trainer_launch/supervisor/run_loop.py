@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from trainer_launch.model import Death, Plan, exit_codes
+from trainer_launch.model import Death, Failure, Outcome, Plan, Verdict, exit_codes
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.processes import Processes
@@ -116,6 +116,19 @@ class RunLoop(ABC):
             self._processes.on_signal(number, now_s)
         elif asks or action is SignalAction.DRAIN:
             self._processes.note_request(number)
+
+    def ended(self, failure: Failure | None, exits: tuple[Death, ...], attempt: int, *, well: bool) -> Outcome:
+        """How it ended: `well`, unless it was asked to stop."""
+        verdict = Verdict.SUCCEEDED if well else Verdict.FAILED
+        return Outcome(
+            verdict=verdict if self._stop_signal is None else Verdict.STOPPED,
+            failure=failure,
+            stop_signal=self._stop_signal,
+            exits=exits,
+            took_s=self._system.now() - self._started_at_s,
+            attempt=attempt,
+            survivors=self._processes.stuck(),
+        )
 
     @property
     @abstractmethod
