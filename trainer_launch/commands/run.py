@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -143,16 +142,15 @@ def _carried_out(
     from trainer_launch.observability.goodput_keeper import GoodputKeeper
     from trainer_launch.observability.observer import observed
     from trainer_launch.observability.termination_message import conclude, use_color
-    from trainer_launch.supervisor.rate_limit import Flood
     from trainer_launch.supervisor.step_lines import PrintedSteps
     from trainer_launch.supervisor.system import System
 
     settings = task.settings
     secret = _secret(settings, task, plan)
     watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
-    flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
     printed = PrintedSteps()
-    system = System(color=use_color(), watched=watched, flood=flood, listener=printed.heard)
+    limit = settings.output_limit
+    system = System(color=use_color(), watched=watched, lines_per_s=limit, listener=printed.heard)
     system.clean = sweep
     system.launchers = lambda: {view.pid for view in node_view.find()}
     keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))

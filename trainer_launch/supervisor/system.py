@@ -30,7 +30,6 @@ from trainer_launch.model.units import in_units
 from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.output import Listener, Output, Sieve
-from trainer_launch.supervisor.rate_limit import Flood
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ class System:
         *,
         color: bool = False,
         watched: bool = False,
-        flood: Flood | None = None,
+        lines_per_s: int = 0,
         resolver: Lookup = lookup,
         listener: Listener | None = None,
         sieve: Sieve | None = None,
@@ -67,7 +66,7 @@ class System:
         self._old_handlers = inherited.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
         inherited.become_reaper()
         self._witness = Witness()
-        self._output = Output(color=color, watched=watched, flood=flood, listener=listener, sieve=sieve)
+        self._output = Output(color=color, watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
         output = self._output
         self.last_lines, self.last_line, self.heard = output.last_lines, output.last_line, output.heard
         self.say = output.say  # a line of the launcher's own to stderr, never inside a labelled process's line
