@@ -64,7 +64,7 @@ class OutputScanner:
             yield ScannedLine(shown(last), self.last)
 
     def _told(self, text: bytes) -> Iterator[tuple[bytes, int]]:
-        """Steps that count, with their lines; of a flood its first and last lines: nobody begins anew in between."""
+        """Steps that count, with their lines; of a flood the first and the last: nobody begins anew in between."""
         if _WORD not in text.lower():
             return
         lines = [line for line in text.replace(b"\r", b"\n").split(b"\n") if _WORD in line.lower()]
