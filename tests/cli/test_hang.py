@@ -73,8 +73,8 @@ def test_a_stopped_worker_and_one_that_only_burns_cpu_start_again_and_a_long_ste
     assert "rank 1 has been stopped (SIGSTOP) for" in stopped
     assert "state T" in stopped
     assert "rank 1 has been busy without progress for" in busy
-    assert "generation 1 is over: rank 1" in said
-    assert "generation 2 is over: rank 1" in said
+    assert "hang: rank 1 has been stopped (SIGSTOP) for" in said
+    assert "generation 3: 1 node, 2 restarts so far" in said
 
 
 BEAT = "import time\nfor n in range(16):\n    print('beat', n)\n    time.sleep(0.3)\n"

@@ -17,7 +17,7 @@ from trainer_launch.model import Death, Endpoint, Membership, Outcome, Plan, Wor
 from trainer_launch.model.errors import NodeError
 from trainer_launch.pytorch.fork_server import Starter
 from trainer_launch.pytorch.group_incidents import GroupIncidents
-from trainer_launch.pytorch.node import Diagnosis, Node
+from trainer_launch.pytorch.node import Diagnosis, TorchNode
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver
@@ -161,7 +161,7 @@ class Here:
         self.starter = FakeStarter(group, self.system)
         samples = StragglerSamples(group.recorders, group.workers, lambda: group.places, lambda body: None)
         diagnosis = Diagnosis(GroupIncidents(group, client.send, None), samples, watch)
-        self.node = Node(group, client, cast(Starter, self.starter), diagnosis, RunObserver())
+        self.node = TorchNode(group, client, cast(Starter, self.starter), diagnosis, RunObserver())
         self.coordinator.tell(Connected())
 
     def hears(self, at_s: float, *news: Any) -> Here:

@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import UNKNOWN
-from trainer_launch.host import logs, runtime_directory
+from trainer_launch.host import logs, process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles, read_secret
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.host.slow_files import within
@@ -129,6 +128,7 @@ def _fork_server(plan: Plan) -> ForkServer | None:
     from trainer_launch.pytorch.fork_server import ForkServer, ServerError, ServerSettings
 
     inherited.hear(())  # workers get the signal mask and what is ignored from the server
+    process_tree.mark_descendants()
     try:
         return ForkServer(ServerSettings.of(plan.workers), plan.workers.env)
     except ServerError:
@@ -144,15 +144,14 @@ def _carried_out(
     from trainer_launch.observability.observer import observed
     from trainer_launch.observability.step_lines import PrintedSteps
     from trainer_launch.observability.termination_message import conclude, use_color
-    from trainer_launch.supervisor.rate_limit import Flood
     from trainer_launch.supervisor.system import System
 
     settings = task.settings
     secret = _secret(settings, task, plan)
     watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
-    flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
     printed = PrintedSteps()
-    system = System(color=use_color(), watched=watched, flood=flood, listener=printed.heard)
+    limit = settings.output_limit
+    system = System(color=use_color(), watched=watched, lines_per_s=limit, listener=printed.heard)
     system.clean = sweep
     system.launchers = lambda: {view.pid for view in node_view.find()}
     keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))
@@ -210,7 +209,7 @@ def _supervised(
         observer.stragglers,
     )
     diagnosis = node.Diagnosis(reports, stragglers, incidents.watch(reports.tell_ranks))
-    here = node.Node(group, client, Starter(group, server), diagnosis, observer)
+    here = node.TorchNode(group, client, Starter(group, server), diagnosis, observer)
     return incidents.concluded(here.run())
 
 

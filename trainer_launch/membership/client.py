@@ -413,7 +413,6 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             case msg.Waiting(present=size, running=True):
                 _log.info("the job runs on %s until this node can start workers", counted(size, "other node"))
             case msg.Restart(generation=number, reason=reason):
-                _log.info("generation %d ends: %s", number, reason)
                 tell(self._run_dir, "generation_ended", generation=number, reason=reason)
             case msg.GiveUp(reason=reason):
                 tell(self._run_dir, "given_up", reason=reason)

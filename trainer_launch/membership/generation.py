@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import quarantine, timeouts
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.election import binding, may_form, remember
 from trainer_launch.membership.notes import Joined, Judge, Judgement, MemberView, ignore, opened
 from trainer_launch.membership.protocol import Claim
@@ -38,6 +38,7 @@ from trainer_launch.model.units import counted, in_ranges, listed
 Step: TypeAlias = tuple[State, tuple[Reply, ...]]
 _UNEVEN = "ProgramError"  # the exit reason of a job whose ranks do not run the same number of steps
 _MOST_NAMED = 8
+_MESSAGE_CHARS = 300  # of an exception
 
 
 # -- forming one ----------------------------------------------------------------------------------
@@ -79,9 +80,15 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
         said=None,
     )
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
-    say = Say(f"generation {run.number}: {size}, {restarts} so far{_placed(chosen)}", warns=run.number > 1)
+    say = Say(f"generation {run.number}: {size}, {restarts} so far", is_said=True)
     formed = msg.Formed(run.number, 0, len(chosen), state.restarts, False, claim)
-    return reckon(state), (*replaced, say, *_unlabelled(chosen), *_tell(state, chosen, formed, now_s))
+    return reckon(state), (
+        *replaced,
+        say,
+        *_placed(run.number, chosen),
+        *_unlabelled(chosen),
+        *_tell(state, chosen, formed, now_s),
+    )
 
 
 def _replaced(state: State, members: Mapping[Key, int]) -> tuple[Say, ...]:
@@ -94,9 +101,10 @@ def _replaced(state: State, members: Mapping[Key, int]) -> tuple[Say, ...]:
     return (Say(f"{listed(new, _MOST_NAMED)} replaces {listed(lost, _MOST_NAMED)}"),)
 
 
-def _placed(chosen: list[Node]) -> str:
+def _placed(number: int, chosen: list[Node]) -> tuple[Say, ...]:
     labels = [f"{node.name} at {node.label}" for node in chosen if node.label]
-    return f"; ranks by topology: {listed(labels, _MOST_NAMED)}" if labels else ""
+    text = f"generation {number}: ranks by topology: {listed(labels, _MOST_NAMED)}"
+    return (Say(text, warns=number > 1),) if labels else ()
 
 
 def _unlabelled(chosen: list[Node]) -> tuple[Say, ...]:
@@ -157,13 +165,9 @@ def _choose(state: State) -> list[Node]:
     last = (
         {node.key for node in joined if node.returning} if run is None else run.members
     )  # a new coordinator is told
-    joined.sort(
-        key=lambda node: (
-            quarantine.why_not(state, node.host, node.machine) is not None,
-            node.key not in last,
-            node.order,
-        )
-    )
+    fit = [node for node in joined if not node.is_faulty]
+    joined = fit if len(fit) >= state.settings.min_nodes else joined  # a faulty one trains only where it is needed
+    joined.sort(key=lambda node: (node.is_faulty, node.key not in last, node.order))
     return sorted(joined[: state.settings.max_nodes], key=lambda node: node.place)
 
 
@@ -238,7 +242,7 @@ def die(
     others = peers_of(state, tuple(key for key in run.members if key != but))
     state = replace(begin_judging(state, (), now_s), phase=Phase.GATHERING, gather_from_s=now_s, admit_at_s=None)
     told: tuple[Reply, ...] = (
-        Say(f"generation {run.number} is over: {reason}"),
+        Say(f"generation {run.number} is over: {reason}", is_said=True),
         *(Send(peer, restart) for peer in others),
     )
     return settle(state, told, now_s)
@@ -306,7 +310,10 @@ def _lasted_s(state: State, now_s: float) -> float:
 
 def suspect(state: State, suspicion: Suspicion, now_s: float) -> Step:
     """End the generation at once, and charge it when its members are back or in a moment."""
-    state, told = die(replace(state, suspicion=suspicion), suspicion.reason, now_s, suspicion.key)
+    failure = state.failure
+    message = "" if failure is None or failure.rank is None else " ".join((failure.message or "").split())
+    reason = f"{suspicion.reason}: {message[:_MESSAGE_CHARS]}" if message else suspicion.reason
+    state, told = die(replace(state, suspicion=suspicion), reason, now_s, suspicion.key)
     if state.run is not None and [*state.run.members] == [suspicion.key]:  # who could have been lost?
         state, more = charge(state)
         told += more

@@ -152,11 +152,14 @@ def _join(state: State, node: Node, join: msg.Join, now_s: float) -> Step:
     is_new = runs(state) or not node.joined  # else it only tells that it can start workers now
     known = state.nodes[node.key]
     joined = replace(known, joined=True, prepared=join.prepared, notes=notes, joined_s=now_s)
+    joined = replace(joined, is_faulty=quarantine.why_not(state, node.host, node.machine) is not None)
     state = replace(_with_node(state, joined), joined_s=now_s if is_new else state.joined_s)
-    is_own = node.node_rank == (state.settings.candidate or 0)  # this launcher's own node serves the coordinator
-    if join.device_fault or not is_own:
+    if node.node_rank != (state.settings.candidate or 0):
         state, told = quarantine.evict(state, joined)
         replies += told
+    elif join.device_fault and joined.is_faulty:  # who ends takes the coordinator, and with it this list, along
+        text = f"{node.name} is quarantined: it serves the coordinator, and trains only if too few others are there"
+        replies += (Say(text),)
     return settle(state, replies, now_s)
 
 
@@ -474,8 +477,11 @@ def _stop_waiting(state: State, now_s: float) -> Step:
 
 
 def _say(state: State) -> Step:
-    """Tell those that wait what they wait for, when it is new to them."""
+    """Tell those that wait what they wait for, when it is new to them: more than workers that are being stopped."""
     now = waiting(state)
+    stopping = sum(node.returning and not node.joined and node.peer is not None for node in state.nodes.values())
+    if now.missing and stopping == now.wanted - now.present:
+        return replace(state, say_at_s=None), ()
     peers = frozenset(node.peer for node in state.nodes.values() if node.joined and node.peer is not None)
     known, told = state.said or (None, frozenset())
     state = replace(state, say_at_s=None, said=(now, peers))

@@ -395,7 +395,8 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
         )
         self._settings = settings
         self._endpoint = endpoint
-        self._log = self.warn = log  # `warn` is told what is not the job's ordinary way
+        # `warn` is told what is not the job's ordinary way, `note` what this launcher's node says, too.
+        self._log = self.warn = self.note = log
         self._candidates = CandidateWatch(seats, settings.job, secret, self._nudge)
         self._state = begin(settings, judges)
         self._events: deque[Event] = deque()
@@ -467,8 +468,9 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
                     self._send(peer, message)
                 case Disconnect(peer):
                     self._close_after_flush(peer)
-                case Say(text, warns):
-                    (self.warn if warns else self._log)(text)
+                case Say(text, warns, is_said):
+                    say = self.note if is_said else self.warn if warns else self._log
+                    say(text)
 
     # -- connections --------------------------------------------------------------------------
 
@@ -533,6 +535,7 @@ def serve(
         _log.warning(TOO_FEW_FILES, settings.all_nodes)
     server = Server(settings, Endpoint(hosting.host, hosting.port), secret, say, hosting.seats, judges)
     server.warn = functools.partial(say, level=logging.WARNING)
+    server.note = functools.partial(say, level=logging.DEBUG)
     try:
         server.start()
     except NodeError as problem:

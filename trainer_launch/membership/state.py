@@ -69,6 +69,7 @@ class Node(Struct, frozen=True, kw_only=True):
     joined: bool = False  # waits for a generation
     prepared: bool = True  # could start workers at once
     returning: bool = False  # has been in a generation; if it is alive it will join again
+    is_faulty: bool = False  # it is quarantined, and here only because it serves the coordinator
     lost_s: float | None = None  # when its connection ended
     away_from_s: float | None = None  # its connection was reset after a line at this time; its lease is not over
     claims: tuple[Claim, ...] = ()  # the generations that it has taken
@@ -243,6 +244,7 @@ class Say(Struct, frozen=True):
 
     text: str
     warns: bool = True  # False: the job goes its ordinary way
+    is_said: bool = False  # the job's first node says it, too, with what it does about it
 
 
 Reply: TypeAlias = Send | Disconnect | Say
@@ -316,7 +318,8 @@ def room(state: State) -> int:
 def newcomers(state: State) -> tuple[Node, ...]:
     """Who is not in the generation that runs and could start workers: it does not stop for a node that imports."""
     members = state.run.members if state.run is not None else ()
-    return tuple(node for node in state.nodes.values() if node.joined and node.prepared and node.key not in members)
+    waiting = (node for node in state.nodes.values() if node.joined and node.prepared and not node.is_faulty)
+    return tuple(node for node in waiting if node.key not in members)
 
 
 def waiting(state: State) -> msg.Waiting:
