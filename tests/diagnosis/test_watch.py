@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.diagnosis.test_frames import BATCH, REDUCE, SAVE
-from trainer_launch.diagnosis.hang_detection import PATIENCE, Rules, Sample, Worker
+from trainer_launch.diagnosis.hang_detection import PATIENCE, Activity, Rules, Sample, Worker
 from trainer_launch.diagnosis.hang_watch import ANSWER_S, Watch, Watched
 from trainer_launch.diagnosis.incident_collection import About, Collected, Collector, Sources
 from trainer_launch.membership import protocol as msg
@@ -30,7 +30,7 @@ class Workers:
         self.looks += 1
         signs = (min(self.looks, 3),)
         return {
-            worker: Sample(state=self.states.get(worker, "S"), cpu_s=0.0, switches=0, signs=signs)
+            worker: Sample(processes=(Activity(pid=worker.pid, state=self.states.get(worker, "S")),), signs=signs)
             for worker in self.stacks
         }
 
@@ -176,7 +176,8 @@ class Spinning(Workers):
     def look(self):
         signs = (min(self.looks, int(2 * T / Rules(timeout_s=T).pace_s)),)
         return {
-            worker: replace(one, cpu_s=float(self.looks), signs=signs) for worker, one in super().look().items()
+            worker: Sample(processes=(replace(look.processes[0], cpu_s=float(self.looks)),), signs=signs)
+            for worker, look in super().look().items()
         }
 
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from trainer_launch.diagnosis.hang_detection import Sample, Worker
-from trainer_launch.host import process_tree, runtime_directory
-from trainer_launch.host.files import LiveFiles
+from trainer_launch.diagnosis.hang_detection import Activity, Sample, Worker
+from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.slow_files import within
 from trainer_launch.model.errors import MALFORMED
 
@@ -52,7 +52,6 @@ class Workers:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._files = LiveFiles(_MAX_BYTES)
 
     def look(self) -> dict[Worker, Sample]:
         """Take one sample of each."""
@@ -110,23 +109,20 @@ class Workers:
     # -- sampling -----------------------------------------------------------------------------
 
     def _sample(self, name: str, worker: Worker, below: Below, far: int) -> Sample | None:
-        own = read(worker.pid)
-        if own is None:
+        main = process_tree.read(worker.pid)
+        if main is None:
             return None
-        others = [entry.pid for entry in _subtree(worker.pid, below)]
-        seen = [own, *[one for pid in others if (one := read(pid)) is not None]]
-        pids = (worker.pid, *others)
-        return Sample(
-            state=own.state,
-            cpu_s=sum(one.cpu_s for one in seen),
-            switches=max(one.switches for one in seen),
-            signs=(*self._signs(name, worker), *_written(pids), far, self._own_writes(name, worker, pids)),
+        entries = (main, *_subtree(worker.pid, below))
+        processes = [activity for entry in entries if (activity := read(entry)) is not None]
+        if not processes or processes[0].pid != worker.pid:
+            return None
+        own = processes[0]
+        processes[0] = replace(
+            own,
+            written=own.written - _size(worker.stacks or ""),
+            beside_bytes=own.beside_bytes - self._sources.answered(name),
         )
-
-    def _own_writes(self, name: str, worker: Worker, pids: Iterable[int]) -> int:
-        """Bytes that they have written, wherever to, but for what we have asked for."""
-        asked = self._sources.answered(name) + _size(worker.stacks or "")
-        return sum(map(bytes_written, pids)) - asked
+        return Sample(processes=tuple(processes), signs=(*self._signs(name, worker), far))
 
     def _signs(self, name: str, worker: Worker) -> tuple[int, ...]:
         sources = self._sources
@@ -150,8 +146,8 @@ class Workers:
 
     def _ask_for_stacks(self, worker: Worker, pid: int) -> int | None:
         """Send the signal; the size of the file before, None: this process cannot answer."""
-        seen = read(pid)
-        if worker.stacks is None or seen is None or seen.state in "TtDZX":
+        entry = process_tree.read(pid)
+        if worker.stacks is None or entry is None or entry.state in "TtDZX":
             return None
         if not process_tree.catches(pid, STACKS_SIGNAL):
             return None
@@ -173,18 +169,17 @@ def _subtree(pid: int, below: Below) -> tuple[process_tree.Entry, ...]:
     return tuple(entry for child in children for entry in (child, *_subtree(child.pid, below)))
 
 
-def _written(pids: Iterable[int]) -> tuple[int, ...]:
+def _output_ns(pid: int) -> int:
     """When output that goes to files was last written: torch's --redirects, a shell's `> log`."""
-    times = set()
-    for pid in pids:
-        for stream in (1, 2):
-            with contextlib.suppress(OSError):
-                link = f"/proc/{pid}/fd/{stream}"
-                path = os.readlink(link)
-                found = within(path, None, os.stat, link) if path.startswith("/") else None
-                if found is not None and stat.S_ISREG(found.st_mode):
-                    times.add(found.st_mtime_ns)
-    return (max(times, default=0),)
+    times = {0}
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):
+            link = f"/proc/{pid}/fd/{stream}"
+            path = os.readlink(link)
+            status = within(path, None, os.stat, link) if path.startswith("/") else None
+            if status is not None and stat.S_ISREG(status.st_mode):
+                times.add(status.st_mtime_ns)
+    return max(times)
 
 
 def _changed(path: str) -> int:
@@ -221,38 +216,46 @@ def _read_from(path: str, start: int) -> bytes:
 
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+_SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+_READ_WRITTEN = re.compile(r"^[rw]char: (\d+)", re.MULTILINE)
 
 
-_WRITTEN = re.compile(rb"^wchar: (\d+)", re.MULTILINE)
-
-
-def bytes_written(pid: int, proc: str = "/proc") -> int:
-    """By system calls that write, so far; 0 where that cannot be seen."""
-    try:
-        with open(f"{proc}/{pid}/io", "rb") as file:
-            found = _WRITTEN.search(file.read())
-        return int(found[1]) if found else 0
-    except OSError:
-        return 0
-
-
-class Activity(Struct, frozen=True):
-    """One process, with all its threads."""
-
-    state: str  # of the main thread; T: suspended, t: held by a debugger, D: in the kernel
-    cpu_s: float
-    switches: int  # how often its main thread went to sleep by itself
-
-
-def read(pid: int, proc: str = "/proc") -> Activity | None:
+def read(entry: process_tree.Entry, proc: str = "/proc") -> Activity | None:
     """Look at one process, None when it is gone."""
+    folder = f"{proc}/{entry.pid}"
+    main = f"{folder}/task/{entry.pid}"
     try:
-        with open(f"{proc}/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        with open(f"{proc}/{pid}/status", "rb") as file:
-            switches = _SWITCHES.search(file.read())
+        times = [int(ticks) * _TICK_S for ticks in _fields(folder)[11:15]]  # its own, and of children that ended
+        fields = _fields(main)
         cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
-        return Activity(fields[0].decode(), cpu_s, int(switches[1]) if switches else 0)
+        switches = _SWITCHES.search(files.text(f"{folder}/status"))  # of the main thread
+        done, has_read, has_written = _io(folder), *_io(main)
+        return Activity(
+            pid=entry.pid,
+            parent=entry.parent,
+            started=entry.started,
+            age_s=time.clock_gettime(time.CLOCK_BOOTTIME) - entry.started * _TICK_S,
+            state=fields[0],
+            waits_for_child=process_tree.sleeps_in(entry.pid, proc).startswith("do_wait"),
+            cpu_s=cpu_s,
+            switches=int(switches[1]) if switches else 0,
+            read=has_read,
+            written=has_written,
+            output_ns=_output_ns(entry.pid),
+            beside_cpu_s=sum(times) - cpu_s,
+            beside_bytes=sum(done) - has_read - has_written,
+        )
     except (FileNotFoundError, ProcessLookupError, *MALFORMED):  # a sandbox may show less than Linux
         return None
+
+
+def _fields(folder: str) -> list[str]:
+    """Of a process or a thread, from its state on."""
+    with open(f"{folder}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
+
+
+def _io(folder: str) -> tuple[int, int]:
+    """Bytes read and written by system calls so far; 0 where that cannot be seen."""
+    counts = [int(count) for count in _READ_WRITTEN.findall(files.text(f"{folder}/io"))]
+    return (counts[0], counts[1]) if len(counts) == 2 else (0, 0)
