@@ -64,9 +64,8 @@ def kernel_file(data: bytes) -> None:
 
 
 def _processes(proc: str) -> None:
-    if os.path.exists(f"{proc}/7/stat"):
-        if (entry := process_tree.read(7, proc)) is not None:
-            worker_samples.read(entry, proc)
+    if os.path.exists(f"{proc}/7/stat") and (entry := process_tree.read(7, proc)) is not None:
+        worker_samples.read(entry, proc)
 
 
 @target()
