@@ -27,14 +27,8 @@ MIB = 1 << 20
 class NoWorkers:
     """Nothing of the job is alive."""
 
-    def look(self) -> dict[Any, Any]:
+    def present(self) -> dict[Any, str]:
         return {}
-
-    def ask_at_once(self, workers: object, until_s: float) -> dict[int, str]:
-        return {}
-
-    def children(self, worker: object) -> tuple[()]:
-        return ()
 
 
 def collector(place: Path, lines: Callable[[], tuple[str, ...]] = tuple) -> Collector:

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.diagnosis.test_frames import BATCH, REDUCE, SAVE
+from trainer_launch.diagnosis import stacks
 from trainer_launch.diagnosis.hang_detection import PATIENCE, Activity, Rules, Sample, Worker
 from trainer_launch.diagnosis.hang_watch import ANSWER_S, Watch, Watched
 from trainer_launch.diagnosis.incident_collection import About, Collected, Collector, Sources
@@ -34,8 +35,11 @@ class Workers:
             for worker in self.stacks
         }
 
-    def children(self, worker):
-        return ()
+    def present(self):
+        return {worker: self.states.get(worker, "S") for worker in self.stacks}
+
+    def children(self, workers):
+        return dict.fromkeys(workers, ())
 
     def ask_all(self, workers):
         self.asked += 1
@@ -53,10 +57,11 @@ class Timed(Watch):
 
 
 @pytest.fixture
-def watch(tmp_path):
+def watch(tmp_path, monkeypatch):
     made = []
 
     def make(workers, *, alone=True, tell=None, **rules):
+        monkeypatch.setattr(stacks, "ask_all", workers.ask_all)
         watched = Watched(**{"rules": Rules(timeout_s=T), **rules}, alone=alone, explained=tell is not None)
         about = About(place=str(tmp_path / "stacks"), env={})
         made.append(Collector(about, Sources(workers=workers, last_lines=lambda name: ())))

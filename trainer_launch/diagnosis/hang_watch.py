@@ -11,13 +11,13 @@ for minutes, gets `PATIENCE` times as long. Nobody is ended while the cause show
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis import hang_detection
+from trainer_launch.diagnosis import hang_detection, stacks
 from trainer_launch.diagnosis.hang_detection import Hang, Kind, Rules, Worker
 from trainer_launch.diagnosis.incident_bundle import HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
@@ -183,7 +183,7 @@ class Watch:
         )
 
     def _main_threads(self) -> dict[Worker, tuple[Frame, ...]]:
-        texts = self._workers.ask_all(self._node.tracks)
+        texts = stacks.ask_all(self._workers.children(self._node.tracks))
         return {worker: main_thread(texts.get(worker.pid, "")) for worker in self._node.tracks}
 
     # -- acting -------------------------------------------------------------------------------
@@ -223,10 +223,10 @@ class Watch:
 
     def _collected(self, found: Hang) -> tuple[str, tuple[str, ...], Collected | None]:
         """The hang in a sentence, where each worker is, and what was collected."""
-        workers = tuple(self._node.tracks)
-        texts = self._workers.ask_all(workers)
-        digest = stacks_digest({worker: self._place(worker, texts) for worker in workers})
-        digest += self._loaders(workers, texts)
+        children = self._workers.children(self._node.tracks)
+        texts = stacks.ask_all(children)
+        digest = stacks_digest({worker: self._place(worker, texts) for worker in children})
+        digest += self._loaders(children, texts)
         if self._collector is None:
             return found.text, digest, None
         report = "".join(f"{line}\n" for line in (found.text, *digest))
@@ -244,10 +244,12 @@ class Watch:
         state = self._node.tracks[worker].last.state
         return f"state {state}" + (f", in the kernel's {kernel}" if kernel else "")
 
-    def _loaders(self, workers: tuple[Worker, ...], texts: Mapping[int, str]) -> tuple[str, ...]:
+    def _loaders(
+        self, children: Mapping[Worker, Sequence[process_tree.Entry]], texts: Mapping[int, str]
+    ) -> tuple[str, ...]:
         return tuple(
             f"{worker.name}'s {entry.name} (pid {entry.pid}): {where(known)}"
-            for worker in workers
-            for entry in self._workers.children(worker)
+            for worker, entries in children.items()
+            for entry in entries
             if (known := main_thread(texts.get(entry.pid, "")))
         )

@@ -1,7 +1,7 @@
-"""Collect an incident before anything is killed: ask all workers at once, then write what came in time.
+"""Collect an incident before anything is killed: ask all workers at once, and take what comes in time.
 
-What is gone a moment later comes first: stacks, flight recorders, last lines. What stays may be slow: a thread
-collects it, so that a restart does not wait for it. Nothing here may fail a job.
+Only what is gone a moment later is waited for: stacks, flight recorders, last lines. A thread writes it to the
+folder while workers are stopped and start again, then collects what stays. Nothing here may fail a job.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from trainer_launch.model.collectives import Doing, Explanation, Life, RankState
 FAILURE_S = 0.3  # for workers to answer when a restart waits for it
 HANG_S = 2.0
 _FACTS_S = 5.0  # for what stays, when the run is over
+_LATER_S = 1.0  # until what stays is collected: the restart after a failure needs the CPUs
 _SHOWN = 64  # processes below a worker
 _KEPT = 8  # collectives of each group in incident.json
 _NO_FACTS_YET = f"{HOST}/: no answer yet"  # until the thread has written them
@@ -84,9 +85,11 @@ class Collector:
     def __init__(self, about: About, sources: Sources) -> None:
         self._about, self._sources = about, sources
         self._count = 0  # so that no folder has the name of one that was dropped
-        self._last: tuple[Collected, Sequence[str]] | None = None  # and whose output counted
+        # And whose output counted, and whether all that was taken is written.
+        self._last: tuple[Collected, Sequence[str], threading.Event] | None = None
         self._announced: set[str] = set()  # folders that people were told of
         self._threads: list[threading.Thread] = []
+        self._is_over = threading.Event()  # the run: nothing is put off any more
         self._lock = threading.Lock()
 
     def collect(
@@ -108,12 +111,13 @@ class Collector:
         folder, why = self._folder(at_s)
         until_s = begun_s + (HANG_S if kind == HANG else FAILURE_S)
         number = self._sources.question(f"{folder}/{RECORDER}" if folder else None, until_s)
-        alive = self._sources.workers.look()
-        texts = self._sources.workers.ask_at_once(alive, until_s) if texts is None else texts
+        alive = self._sources.workers.present()
+        asked = stacks.ask(alive) if texts is None else {}
         recorded = self._sources.answers(number, until_s)
+        texts = stacks.answers(asked, until_s) if texts is None else texts
         states = [
-            self._state(worker, sample.state, texts.get(worker.pid, ""), recorded.get(worker.name))
-            for worker, sample in alive.items()
+            self._state(worker, state, texts.get(worker.pid, ""), recorded.get(worker.name))
+            for worker, state in alive.items()
             if worker.rank is not None
         ]
         with_process = {state.rank for state in states}
@@ -123,8 +127,9 @@ class Collector:
         explanation = explain(states, time.time_ns())
         told = explanation or Explanation(text=sentence)
         names = tuple(dict.fromkeys([*names, *(worker.name for worker in alive)]))
-        files = {"report.txt": report, **self._outputs(names), **self._stacks(alive, texts)} if folder else {}
-        lost = [problem for name, text in files.items() if (problem := incident_bundle.add(folder, name, text))]
+        # A worker that is about to be stopped for another one's failure has told enough by its Python stacks.
+        silent = {worker for worker in alive if kind == HANG or not texts.get(worker.pid)}
+        texts_by_file = {**self._outputs(names), **self._stacks(alive, texts, silent)} if folder else {}
         incident = Incident(
             sentence=sentence if keeps_sentence or kind == FAILURE else told.text,
             kind=kind,
@@ -137,14 +142,14 @@ class Collector:
             ranks=told.ranks,
             restart_helps=told.helps,
             states=tuple(brief(state, _KEPT) for state in states),
-            missing=(*why, *lost, *self._silent(alive, texts, recorded)),
+            missing=(*why, *self._silent(alive, texts, recorded)),
             took_s=round(time.monotonic() - begun_s, 3),
         )
         collected = Collected(folder=folder, incident=incident, explanation=explanation)
-        self._last = collected, names
-        self._begin_facts(collected)
-        if kind == FAILURE:
-            self.tell(collected)
+        is_written = self._begin_writing(collected, {"report.txt": report, **texts_by_file})
+        if kind == HANG:  # no restart waits for it, and who looks next finds all of it
+            is_written.wait(HANG_S)
+        self._last = collected, names, is_written
         return collected
 
     def explained(
@@ -180,11 +185,13 @@ class Collector:
 
     def concluded(self, failure: Failure) -> None:
         """The run is over: its last failure in the words of the termination message, and all that was written."""
-        collected, names = self._last or (None, ())
-        if collected is None or collected.incident.kind != FAILURE:
+        if self._last is None:
             return
-        if collected.incident.generation != self._sources.generation():
+        collected, names, is_written = self._last
+        incident = collected.incident
+        if incident.kind != FAILURE or incident.generation != self._sources.generation():
             return
+        is_written.wait(_FACTS_S)
         if collected.folder:
             for name, text in self._outputs(names).items():
                 incident_bundle.add(collected.folder, name, text)
@@ -194,6 +201,7 @@ class Collector:
 
     def close(self) -> None:
         """Wait until what was begun is written."""
+        self._is_over.set()
         end_s = time.monotonic() + _FACTS_S
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
@@ -232,25 +240,29 @@ class Collector:
         lines = {name: self._sources.last_lines(name) for name in names}
         return {_file_of(OUTPUT, name): "".join(f"{line}\n" for line in each) for name, each in lines.items()}
 
-    def _stacks(self, alive: Mapping[Worker, object], texts: Mapping[int, str]) -> dict[str, str]:
-        """Each worker and what it has started, as it says itself and as the kernel has it."""
-        files, shown = {}, set[int]()
+    def _stacks(
+        self, alive: Collection[Worker], texts: Mapping[int, str], seen: Collection[Worker]
+    ) -> dict[str, str]:
+        """Each worker as it says itself; of these, what they have started, and both as the kernel has them."""
+        written, shown = {}, set[int]()
+        children = self._sources.workers.children(seen) if seen else {}
         for worker in alive:
-            text = texts.get(worker.pid, "") + process_tree.describe(worker.pid)
-            children = self._sources.workers.children(worker)
-            shown |= {worker.pid, *(process.pid for process in children)}
-            for process in children[:_SHOWN]:
-                text += f"\n== {process.name}, pid {process.pid}\n"
-                text += texts.get(process.pid, "") + process_tree.describe(process.pid)
-            files[_file_of(STACKS, worker.name)] = text
+            text = texts.get(worker.pid, "")
+            if worker in seen:
+                text += process_tree.describe(worker.pid)
+                shown |= {worker.pid, *(process.pid for process in children[worker])}
+                for process in children[worker][:_SHOWN]:
+                    text += f"\n== {process.name}, pid {process.pid}\n"
+                    text += texts.get(process.pid, "") + process_tree.describe(process.pid)
+            written[_file_of(STACKS, worker.name)] = text
         # What a program that has ended has left; a group's fork server is none of it.
         left = () if self._sources.is_group else process_tree.descendants(os.getpid())
         for process in [each for each in left if each.pid not in shown][:_SHOWN]:
-            files[_file_of(STACKS, f"{process.name} pid {process.pid}")] = process_tree.describe(process.pid)
-        return files
+            written[_file_of(STACKS, f"{process.name} pid {process.pid}")] = process_tree.describe(process.pid)
+        return written
 
     def _silent(
-        self, alive: Mapping[Worker, object], texts: Mapping[int, str], recorded: Mapping[str, Recorded]
+        self, alive: Collection[Worker], texts: Mapping[int, str], recorded: Mapping[str, Recorded]
     ) -> Iterator[str]:
         for worker in alive if self._sources.is_group else ():
             if not texts.get(worker.pid):
@@ -272,19 +284,36 @@ class Collector:
             now = incident_bundle.finish(collected.folder, now)
         return replace(collected, incident=now)
 
-    def _begin_facts(self, collected: Collected) -> None:
-        """Save what is known, should we be killed, and begin with what a restart does not wait for."""
-        if not collected.folder:
-            return
-        self._save(collected, [_NO_FACTS_YET])
+    def _begin_writing(self, collected: Collected, texts: Mapping[str, str]) -> threading.Event:
+        """Write what was taken, should we be killed, then collect what stays; nobody waits for either."""
+        is_written = threading.Event()
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = begin_thread("incident", self._facts, collected)
-        if thread is None:
-            self._save(collected, [f"{HOST}/: {NO_THREAD}"])
-        else:
+        thread = begin_thread("incident", self._write, collected, texts, is_written)
+        if thread is not None:
             self._threads.append(thread)
+        else:
+            self._write_taken(collected, texts, f"{HOST}/: {NO_THREAD}")
+            is_written.set()
+        return is_written
 
-    def _facts(self, collected: Collected) -> None:
+    def _write(self, collected: Collected, texts: Mapping[str, str], is_written: threading.Event) -> None:
+        try:
+            self._write_taken(collected, texts, _NO_FACTS_YET)
+        finally:
+            is_written.set()
+        if collected.incident.kind == FAILURE:
+            self._is_over.wait(_LATER_S)
+        if collected.folder:
+            self._write_facts(collected)
+
+    def _write_taken(self, collected: Collected, texts: Mapping[str, str], facts: str) -> None:
+        if collected.folder:
+            problems = [incident_bundle.add(collected.folder, name, text) for name, text in texts.items()]
+            self._save(collected, [*(problem for problem in problems if problem is not None), facts])
+        if collected.incident.kind == FAILURE:
+            self.tell(collected)
+
+    def _write_facts(self, collected: Collected) -> None:
         """Write each as it comes: one of them may hang."""
         variables = incident_facts.environment(self._about.env)
         missing = [incident_bundle.add(collected.folder, "environment.txt", variables)]

@@ -1,11 +1,10 @@
-"""This node's training processes, as the hang watch needs them: found, sampled, asked for their stacks."""
+"""This node's training processes, as the hang watch needs them: found, and sampled."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import signal
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,16 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainer_launch.diagnosis import stacks
 from trainer_launch.diagnosis.hang_detection import Activity, Sample, Worker
 from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.slow_files import within
 from trainer_launch.model.errors import MALFORMED
-
-STACKS_SIGNAL = signal.SIGRTMAX - 1  # on which a forked worker writes its threads' stacks
-_MAX_BYTES = 1 << 20  # of any file that is read
-_ANSWER_S = 0.5  # for one process to write its stacks
-ALL_ANSWERS_S = 3.0  # for all of them: PID 1 waits so long at most
-_LOOK_S = 0.005
 
 Below = Mapping[int, tuple[process_tree.Entry, ...]]  # children by parent
 
@@ -56,70 +50,43 @@ class Workers:
     def look(self) -> dict[Worker, Sample]:
         """Take one sample of each."""
         below = _by_parent(process_tree.descendants(os.getpid()))
-        far = self._sources.how_far()
+        far, own = self._sources.how_far(), {entry.pid: entry for entry in below.get(os.getpid(), ())}
         samples = {}
         for name, pid in self._sources.pids().items():
-            for worker in self._find(name, pid, below):
-                sample = self._sample(name, worker, below, far.get(name, 0))
+            if pid in own:
+                worker, entries = self._worker(name, own[pid]), (own[pid], *_subtree(pid, below))
+                sample = self._sample(name, worker, entries, far.get(name, 0))
                 if sample is not None:
                     samples[worker] = sample
         return samples
 
-    def children(self, worker: Worker) -> tuple[process_tree.Entry, ...]:
-        """Everything alive below a worker, such as its data loaders."""
-        return _subtree(worker.pid, _by_parent(process_tree.descendants(os.getpid())))
+    def present(self) -> dict[Worker, str]:
+        """Those that are alive, with the states of their main threads; nothing else is looked at."""
+        entries = {name: process_tree.read(pid) for name, pid in self._sources.pids().items()}
+        return {
+            self._worker(name, entry): entry.state
+            for name, entry in entries.items()
+            if entry is not None and entry.parent == os.getpid() and entry.state not in "ZX"
+        }
 
-    def ask_all(self, workers: Iterable[Worker]) -> dict[int, str]:
-        """Let every worker and what it has forked write their stacks; texts by pid, of those who could."""
-        end_s = time.monotonic() + ALL_ANSWERS_S
-        texts = {}
-        for worker in workers:
-            for pid in (worker.pid, *[entry.pid for entry in self.children(worker)]):
-                text = self._ask(worker, pid, min(end_s, time.monotonic() + _ANSWER_S))
-                if text:
-                    texts[pid] = text
-        return texts
+    def children(self, workers: Iterable[Worker]) -> dict[Worker, tuple[process_tree.Entry, ...]]:
+        """Everything alive below each worker, such as its data loaders."""
+        below = _by_parent(process_tree.descendants(os.getpid()))
+        return {worker: _subtree(worker.pid, below) for worker in workers}
 
-    def ask_at_once(self, workers: Iterable[Worker], until_s: float) -> dict[int, str]:
-        """Let all workers write their stacks at the same time, without what they have forked; texts by pid."""
-        asked = {}
-        for worker in workers:
-            if worker.stacks is not None and (before := self._ask_for_stacks(worker, worker.pid)) is not None:
-                asked[worker] = before
-        sizes = dict(asked)
-        texts: dict[int, str] = {}
-        while len(texts) < len(asked) and time.monotonic() < until_s:
-            time.sleep(_LOOK_S)
-            for worker, before in asked.items():
-                last, sizes[worker] = sizes[worker], _size(worker.stacks or "")
-                if worker.pid not in texts and last == sizes[worker] > before:
-                    texts[worker.pid] = _tail(worker.stacks or "", before)
-        return texts
-
-    # -- finding ------------------------------------------------------------------------------
-
-    def _find(self, name: str, pid: int, below: Below) -> list[Worker]:
-        entry = next((child for child in below.get(os.getpid(), ()) if child.pid == pid), None)
-        if entry is None:
-            return []
+    def _worker(self, name: str, entry: process_tree.Entry) -> Worker:
         place = self._sources.place_of(name)
         known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
-        return [Worker(name, pid, entry.started, *known)]
+        return Worker(name, entry.pid, entry.started, *known)
 
-    # -- sampling -----------------------------------------------------------------------------
-
-    def _sample(self, name: str, worker: Worker, below: Below, far: int) -> Sample | None:
-        main = process_tree.read(worker.pid)
-        if main is None:
-            return None
-        entries = (main, *_subtree(worker.pid, below))
+    def _sample(self, name: str, worker: Worker, entries: Iterable[process_tree.Entry], far: int) -> Sample | None:
         processes = [activity for entry in entries if (activity := read(entry)) is not None]
         if not processes or processes[0].pid != worker.pid:
             return None
         own = processes[0]
         processes[0] = replace(
             own,
-            written=own.written - _size(worker.stacks or ""),
+            written=own.written - stacks.size(worker.stacks),
             beside_bytes=own.beside_bytes - self._sources.answered(name),
         )
         return Sample(processes=tuple(processes), signs=(*self._signs(name, worker), far))
@@ -127,34 +94,8 @@ class Workers:
     def _signs(self, name: str, worker: Worker) -> tuple[int, ...]:
         sources = self._sources
         report = runtime_directory.progress_file(sources.run_dir, worker.local_rank or 0)
-        return sources.heard(name), _changed(report)
-
-    # -- stacks -------------------------------------------------------------------------------
-
-    def _ask(self, worker: Worker, pid: int, until_s: float) -> str:
-        """Let one process write its stacks; "" when it has no handler, or does not come to it."""
-        before = self._ask_for_stacks(worker, pid)
-        if worker.stacks is None or before is None:
-            return ""
-        size = before
-        while time.monotonic() < until_s:
-            time.sleep(_LOOK_S)
-            last, size = size, _size(worker.stacks)
-            if last == size > before:
-                break  # it has stopped growing
-        return _tail(worker.stacks, before)
-
-    def _ask_for_stacks(self, worker: Worker, pid: int) -> int | None:
-        """Send the signal; the size of the file before, None: this process cannot answer."""
-        entry = process_tree.read(pid)
-        if worker.stacks is None or entry is None or entry.state in "TtDZX":
-            return None
-        if not process_tree.catches(pid, STACKS_SIGNAL):
-            return None
-        before = _size(worker.stacks)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, STACKS_SIGNAL)
-        return before
+        status = stacks.status_of(report)
+        return sources.heard(name), 0 if status is None else status.st_mtime_ns
 
 
 def _by_parent(entries: Iterable[process_tree.Entry]) -> Below:
@@ -180,36 +121,6 @@ def _output_ns(pid: int) -> int:
             if status is not None and stat.S_ISREG(status.st_mode):
                 times.add(status.st_mtime_ns)
     return max(times)
-
-
-def _changed(path: str) -> int:
-    found = _stat(path)
-    return 0 if found is None else found.st_mtime_ns
-
-
-def _size(path: str) -> int:
-    found = _stat(path)
-    return 0 if found is None else found.st_size
-
-
-def _stat(path: str) -> os.stat_result | None:
-    try:
-        return within(path, None, os.stat, path)
-    except OSError:
-        return None
-
-
-def _tail(path: str, start: int) -> str:
-    try:
-        return within(path, b"", _read_from, path, start).decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _read_from(path: str, start: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(start)
-        return file.read(_MAX_BYTES)
 
 
 # -- what a process has done -------------------------------------------------------------------
