@@ -230,6 +230,24 @@ def test_who_showed_progress_and_then_hangs_is_reported_though_it_was_asked_befo
     assert [state.quiet_s for state in told[0].incident.states] == [pytest.approx(T, abs=1)]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "again"), [((ONE.rank,), True), ((), True), ((77,), False)], ids=["ours", "unknown", "another node's"]
+)
+def test_whoever_may_have_the_cause_reports_again_where_it_has_hung_by_the_time_of_the_explanation(
+    watch, ranks, again
+):
+    told: list[Collected] = []
+    made = watch(
+        Workers({ZERO: REDUCE, ONE: BATCH}), alone=False, tell=told.append, rules=None, report=Rules(timeout_s=T)
+    )
+    while not told:
+        made.look(made.due_s)
+    made.explained(explained(*ranks, accuses=False, active=True))
+    while made.due_s < 6 * T:
+        made.look(made.due_s)
+    assert len(told) == 1 + again, "once, as long as nobody explains it"
+
+
 def test_nobody_is_ended_for_what_was_known_of_an_earlier_quiet(watch):
     workers = Workers({ZERO: REDUCE, ONE: BATCH})
     coordinator = Coordinator(None)

@@ -39,16 +39,23 @@ class GroupIncidents:
     ) -> None:
         self._group, self._recorders, self._send, self._collector = group, group.recorders, send, collector
         self._stalled: Collected | None = None  # what was told to the coordinator last
+        self._unexplained = 0, 0  # a generation, and how often ranks were told there without an explanation since
         self._failed: tuple[int, Mapping[str, tuple[int, ...]]] = (0, {})  # who entered what last, of a generation
         self._explained: say.Explained | None = None  # why no rank went on when all nodes were asked last
 
     def close(self) -> None:
         """Wait a moment for what is being written."""
+        if self._explained is not None and not self._explained.accuses and not self._unexplained[1]:
+            self._drop_stalled()
         if self._collector is not None:
             self._collector.close()
 
     def tell_ranks(self, collected: Collected | None) -> None:
         """Tell the coordinator what our ranks show, which asks all others, too."""
+        if collected is not self._stalled:
+            self._drop_stalled()
+        generation, count = self._unexplained
+        self._unexplained = self._group.generation, 1 if generation != self._group.generation else count + 1
         self._stalled = collected
         states = () if collected is None else fitting((*collected.incident.states, *self._ending(collected)))
         limit_s = 0.0 if collected is None else collected.limit_s
@@ -124,13 +131,19 @@ class GroupIncidents:
             seen = seen.with_quiet(quiet) if seen is not None and quiet is not None else seen
         self.tell_ranks(seen)
 
+    def _drop_stalled(self) -> None:
+        """It was no incident, unless people know of it."""
+        if self._collector is not None and self._stalled is not None:
+            self._collector.drop(self._stalled)
+        self._stalled = None
+
     def _note_explanation(self, told: say.Explained) -> None:
-        self._explained, seen = told, self._stalled
+        self._explained, seen, (_, rounds) = told, self._stalled, self._unexplained
+        self._unexplained = self._group.generation, 0
         if not told.accuses:
             _log.info("no progress: %s", told.text)
-            if self._collector is not None and seen is not None:
-                self._stalled = None
-                self._collector.drop(seen)
+            if rounds <= 1:  # what was told since may have begun the next round, which is explained with it
+                self._drop_stalled()
             return
         where = f"; collected in {seen.folder}" if seen is not None and seen.folder else ""
         _log.warning("suspected hang: %s%s", told.text, where)
