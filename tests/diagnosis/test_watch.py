@@ -11,7 +11,7 @@ from tests.diagnosis.test_frames import BATCH, REDUCE, SAVE
 from trainer_launch.diagnosis import stacks
 from trainer_launch.diagnosis.hang_detection import PATIENCE, Activity, Rules, Sample, Worker
 from trainer_launch.diagnosis.hang_watch import ANSWER_S, Watch, Watched
-from trainer_launch.diagnosis.incident_collection import About, Collected, Collector, Sources
+from trainer_launch.diagnosis.incident_collection import About, Collected, Collector
 from trainer_launch.membership import protocol as msg
 
 T = 10.0
@@ -64,7 +64,7 @@ def watch(tmp_path, monkeypatch):
         monkeypatch.setattr(stacks, "ask_all", workers.ask_all)
         watched = Watched(**{"rules": Rules(timeout_s=T), **rules}, alone=alone, explained=tell is not None)
         about = About(place=str(tmp_path / "stacks"), env={})
-        made.append(Collector(about, Sources(workers=workers, last_lines=lambda name: ())))
+        made.append(Collector(about, workers, lambda name: ()))
         return Timed(watched, workers, lambda: workers.at_s, made[-1], tell)
 
     yield make

@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.waiting import eventually
 from trainer_launch.diagnosis import stacks
+from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.diagnosis.stacks import STACKS_SIGNAL
-from trainer_launch.diagnosis.worker_samples import Place, Sources, Workers
+from trainer_launch.diagnosis.worker_samples import Place, Workers
 from trainer_launch.host import process_tree
 
 pytestmark = pytest.mark.process
@@ -42,13 +45,9 @@ def world(request, tmp_path):
     process = subprocess.Popen(argv, start_new_session=True)
     eventually((tmp_path / "ready").exists, "the worker is ready")
     place = Place(4, 0, f"{tmp_path}/stacks" if request.param == "says" else None)
-    sources = Sources(
-        pids=lambda: {"rank 4": process.pid},
-        heard=lambda *_: 7,
-        run_dir=str(tmp_path),
-        place_of={"rank 4": place}.get,
-    )
-    yield Workers(sources), tmp_path, request.param == "says"
+    group: Any = SimpleNamespace(places={"rank 4": place}, recorders=Recorders())
+    workers = Workers(lambda: {"rank 4": process.pid}, lambda *_: 7, str(tmp_path), group)
+    yield workers, tmp_path, request.param == "says"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(DEADLINE_S)
 

@@ -189,9 +189,9 @@ def _supervised(
         return incidents.concluded(
             supervise(plan, system, processes, incidents.watch(), observer, incidents.failed)
         )
+    from trainer_launch.diagnosis.group_incidents import GroupIncidents
     from trainer_launch.pytorch import node  # only a torch job needs it
     from trainer_launch.pytorch.fork_server import Starter
-    from trainer_launch.pytorch.group_incidents import GroupIncidents
     from trainer_launch.pytorch.group_stragglers import GroupStragglers
     from trainer_launch.pytorch.worker_group import WorkerGroup
 

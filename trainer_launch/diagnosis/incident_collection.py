@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from trainer_launch.diagnosis import incident_bundle, stacks
 from trainer_launch.diagnosis.hang_detection import Quiet, Worker
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, HOST, OUTPUT, RECORDER, STACKS, Incident
-from trainer_launch.diagnosis.worker_samples import Workers
+from trainer_launch.diagnosis.worker_samples import WatchedGroup, Workers
 from trainer_launch.host import incident_facts, process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
 from trainer_launch.model import Failure, exit_codes
@@ -47,20 +47,6 @@ class About(Struct, frozen=True, kw_only=True):
     run_dir: str = ""  # where `status` and the event log look for news
 
 
-class Sources(Struct, frozen=True, kw_only=True):
-    """Whom it asks."""
-
-    workers: Workers
-    last_lines: Callable[[str], Sequence[str]]  # of a process, by name
-    is_group: bool = True  # forked torch workers; False: any program, with whatever it has started
-    # To all flight recorders, until when they may save their dumps; its number.
-    question: Callable[[str | None, float], int] = lambda folder, until_s: 0
-    answers: Callable[[int, float], Mapping[str, Recorded]] = lambda number, until_s: {}  # by process
-    ended: Callable[[], Sequence[RankState]] = tuple  # the ranks of this generation without a process
-    generation: Callable[[], int] = int
-    saving: Callable[[], Collection[int]] = tuple  # pids that have reported a checkpoint
-
-
 class Collected(Struct, frozen=True, kw_only=True):
     """An incident, and what its ranks show."""
 
@@ -82,8 +68,20 @@ class Collected(Struct, frozen=True, kw_only=True):
 class Collector:
     """Collects the incidents of one run."""
 
-    def __init__(self, about: About, sources: Sources) -> None:
-        self._about, self._sources = about, sources
+    def __init__(
+        self,
+        about: About,
+        workers: Workers,
+        last_lines: Callable[[str], Sequence[str]],
+        group: WatchedGroup | None = None,
+        saving: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        """Collect what `workers` of a `group` show, without one those of any program.
+
+        `last_lines` are those of a process, by its name; `saving` are pids that have reported a checkpoint.
+        """
+        self._about, self._workers, self._last_lines = about, workers, last_lines
+        self._group, self._saving = group, saving
         self._count = 0  # so that no folder has the name of one that was dropped
         # And whose output counted, and whether all that was taken is written.
         self._last: tuple[Collected, Sequence[str], threading.Event] | None = None
@@ -110,10 +108,11 @@ class Collector:
         at_s, begun_s = time.time(), time.monotonic()
         folder, why = self._folder(at_s)
         until_s = begun_s + (HANG_S if kind == HANG else FAILURE_S)
-        number = self._sources.question(f"{folder}/{RECORDER}" if folder else None, until_s)
-        alive = self._sources.workers.present()
+        group, recorders = self._group, None if self._group is None else self._group.recorders
+        number = recorders.question(f"{folder}/{RECORDER}" if folder else None, until_s) if recorders else 0
+        alive = self._workers.present()
         asked = stacks.ask(alive) if texts is None else {}
-        recorded = self._sources.answers(number, until_s)
+        recorded = recorders.answers(number, until_s) if recorders else {}
         texts = stacks.answers(asked, until_s) if texts is None else texts
         states = [
             self._state(worker, state, texts.get(worker.pid, ""), recorded.get(worker.name))
@@ -121,7 +120,7 @@ class Collector:
             if worker.rank is not None
         ]
         with_process = {state.rank for state in states}
-        states += [state for state in self._sources.ended() if state.rank not in with_process]
+        states += [state for state in (group.ended() if group else ()) if state.rank not in with_process]
         states.sort(key=lambda state: state.rank)
         sentence = sentence if isinstance(sentence, str) else sentence(states)
         explanation = explain(states, time.time_ns())
@@ -137,7 +136,7 @@ class Collector:
             job=self._about.job,
             host=self._about.host,
             node_rank=self._about.node_rank,
-            generation=self._sources.generation(),
+            generation=self._generation,
             reason=told.reason,
             ranks=told.ranks,
             restart_helps=told.helps,
@@ -151,6 +150,10 @@ class Collector:
             is_written.wait(HANG_S)
         self._last = collected, names, is_written
         return collected
+
+    @property
+    def _generation(self) -> int:
+        return 0 if self._group is None else self._group.generation
 
     def explained(
         self, collected: Collected, sentence: str, reason: str, ranks: tuple[int, ...], helps: bool | None
@@ -189,7 +192,7 @@ class Collector:
             return
         collected, names, is_written = self._last
         incident = collected.incident
-        if incident.kind != FAILURE or incident.generation != self._sources.generation():
+        if incident.kind != FAILURE or incident.generation != self._generation:
             return
         is_written.wait(_FACTS_S)
         if collected.folder:
@@ -207,10 +210,10 @@ class Collector:
             thread.join(max(0.0, end_s - time.monotonic()))
 
     def _state(self, worker: Worker, state: str, text: str, answer: Recorded | None) -> RankState:
-        silence = "it did not answer in time" if self._sources.is_group else ""
+        silence = "it did not answer in time" if self._group else ""
         frames = stacks.main_thread(text)
         doing = stacks.doing(frames)
-        if doing is Doing.UNKNOWN and worker.pid in self._sources.saving():
+        if doing is Doing.UNKNOWN and worker.pid in self._saving():
             doing = Doing.CHECKPOINT
         return RankState(
             rank=worker.rank or 0,
@@ -237,7 +240,7 @@ class Collector:
             return "", (why,)
 
     def _outputs(self, names: Sequence[str]) -> dict[str, str]:
-        lines = {name: self._sources.last_lines(name) for name in names}
+        lines = {name: self._last_lines(name) for name in names}
         return {_file_of(OUTPUT, name): "".join(f"{line}\n" for line in each) for name, each in lines.items()}
 
     def _stacks(
@@ -245,7 +248,7 @@ class Collector:
     ) -> dict[str, str]:
         """Each worker as it says itself; of these, what they have started, and both as the kernel has them."""
         written, shown = {}, set[int]()
-        children = self._sources.workers.children(seen) if seen else {}
+        children = self._workers.children(seen) if seen else {}
         for worker in alive:
             text = texts.get(worker.pid, "")
             if worker in seen:
@@ -256,7 +259,7 @@ class Collector:
                     text += texts.get(process.pid, "") + process_tree.describe(process.pid)
             written[_file_of(STACKS, worker.name)] = text
         # What a program that has ended has left; a group's fork server is none of it.
-        left = () if self._sources.is_group else process_tree.descendants(os.getpid())
+        left = () if self._group else process_tree.descendants(os.getpid())
         for process in [each for each in left if each.pid not in shown][:_SHOWN]:
             written[_file_of(STACKS, f"{process.name} pid {process.pid}")] = process_tree.describe(process.pid)
         return written
@@ -264,7 +267,7 @@ class Collector:
     def _silent(
         self, alive: Collection[Worker], texts: Mapping[int, str], recorded: Mapping[str, Recorded]
     ) -> Iterator[str]:
-        for worker in alive if self._sources.is_group else ():
+        for worker in alive if self._group else ():
             if not texts.get(worker.pid):
                 yield f"{worker.name}: no Python stacks"
             answer = recorded.get(worker.name)

@@ -89,7 +89,7 @@ def answers(asked: Mapping[Worker, int], until_s: float) -> dict[int, str]:
 def ask_all(children: Mapping[Worker, Collection[process_tree.Entry]]) -> dict[int, str]:
     """Let every worker and what it has forked write their stacks, one after the other; texts by pid."""
     end_s = time.monotonic() + ALL_ANSWERS_S
-    texts = {}
+    texts: dict[int, str] = {}
     for worker, entries in children.items():
         for pid in (worker.pid, *(entry.pid for entry in entries)):
             before = _ask(worker.stacks, pid)

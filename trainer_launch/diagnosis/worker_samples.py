@@ -7,16 +7,20 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis import stacks
 from trainer_launch.diagnosis.hang_detection import Activity, Sample, Worker
+from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.slow_files import within
+from trainer_launch.model.collectives import RankState
 from trainer_launch.model.errors import MALFORMED
+from trainer_launch.supervisor.processes import Processes
 
 Below = Mapping[int, tuple[process_tree.Entry, ...]]  # children by parent
 
@@ -30,29 +34,42 @@ class Place(Struct, frozen=True):
     error_file: str = ""
 
 
-class Sources(Struct, frozen=True, kw_only=True):
-    """Where signs of life come from."""
+class WatchedGroup(Protocol):
+    """What is read of a torch worker group, by whoever diagnoses it."""
 
-    pids: Callable[[], Mapping[str, int]]  # processes that PID 1 has started, by name
-    heard: Callable[[str], int]  # bytes that a process has written so far
-    run_dir: str  # where workers say who they are, and how far
-    place_of: Callable[[str], Place | None] = lambda name: None  # of processes that are workers of torch's
-    how_far: Callable[[], Mapping[str, int]] = dict  # collectives that each process has entered and ended
-    answered: Callable[[str], int] = lambda name: 0  # bytes that a process has written to answer us
+    generation: int  # the last one that this node was in
+    places: Mapping[str, Place]  # by the names of the processes
+    recorders: Recorders
+    processes: Processes
+
+    @property
+    def node_rank(self) -> int:
+        """This node's."""
+
+    def ended(self) -> Sequence[RankState]:
+        """The ranks of this generation that have no process any more."""
 
 
 class Workers:
-    """The workers that are alive now."""
+    """The workers that are alive now; without a group any program's processes, whatever they have started."""
 
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
+    def __init__(
+        self,
+        pids: Callable[[], Mapping[str, int]],
+        heard: Callable[[str], int],
+        run_dir: str,
+        group: WatchedGroup | None = None,
+    ) -> None:
+        """Watch the processes that PID 1 has started: their pids by name, and how many bytes each has written."""
+        self._pids, self._heard, self._run_dir, self._group = pids, heard, run_dir, group
 
     def look(self) -> dict[Worker, Sample]:
         """Take one sample of each."""
         below = _by_parent(process_tree.descendants(os.getpid()))
-        far, own = self._sources.how_far(), {entry.pid: entry for entry in below.get(os.getpid(), ())}
+        far = {} if self._group is None else self._group.recorders.how_far()
+        own = {entry.pid: entry for entry in below.get(os.getpid(), ())}
         samples = {}
-        for name, pid in self._sources.pids().items():
+        for name, pid in self._pids().items():
             if pid in own:
                 worker, entries = self._worker(name, own[pid]), (own[pid], *_subtree(pid, below))
                 sample = self._sample(name, worker, entries, far.get(name, 0))
@@ -62,7 +79,7 @@ class Workers:
 
     def present(self) -> dict[Worker, str]:
         """Those that are alive, with the states of their main threads; nothing else is looked at."""
-        entries = {name: process_tree.read(pid) for name, pid in self._sources.pids().items()}
+        entries = {name: process_tree.read(pid) for name, pid in self._pids().items()}
         return {
             self._worker(name, entry): entry.state
             for name, entry in entries.items()
@@ -75,7 +92,7 @@ class Workers:
         return {worker: _subtree(worker.pid, below) for worker in workers}
 
     def _worker(self, name: str, entry: process_tree.Entry) -> Worker:
-        place = self._sources.place_of(name)
+        place = None if self._group is None else self._group.places.get(name)
         known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
         return Worker(name, entry.pid, entry.started, *known)
 
@@ -83,19 +100,13 @@ class Workers:
         processes = [activity for entry in entries if (activity := read(entry)) is not None]
         if not processes or processes[0].pid != worker.pid:
             return None
-        own = processes[0]
+        own, answered = processes[0], 0 if self._group is None else self._group.recorders.answered(name)
         processes[0] = replace(
-            own,
-            written=own.written - stacks.size(worker.stacks),
-            beside_bytes=own.beside_bytes - self._sources.answered(name),
+            own, written=own.written - stacks.size(worker.stacks), beside_bytes=own.beside_bytes - answered
         )
-        return Sample(processes=tuple(processes), signs=(*self._signs(name, worker), far))
-
-    def _signs(self, name: str, worker: Worker) -> tuple[int, ...]:
-        sources = self._sources
-        report = runtime_directory.progress_file(sources.run_dir, worker.local_rank or 0)
-        status = stacks.status_of(report)
-        return sources.heard(name), 0 if status is None else status.st_mtime_ns
+        report = stacks.status_of(runtime_directory.progress_file(self._run_dir, worker.local_rank or 0))
+        signs = (self._heard(name), 0 if report is None else report.st_mtime_ns, far)
+        return Sample(processes=tuple(processes), signs=signs)
 
 
 def _by_parent(entries: Iterable[process_tree.Entry]) -> Below:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from trainer_launch.diagnosis.group_incidents import GroupIncidents, aborted
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.gpu_holders import GpuHolders
 from trainer_launch.host.machine import machine_name
@@ -40,7 +41,6 @@ from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, actio
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends, worker_processes
 from trainer_launch.pytorch.fork_server import ServerError, Starter
-from trainer_launch.pytorch.group_incidents import GroupIncidents, aborted
 from trainer_launch.pytorch.group_stragglers import GroupStragglers
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.pytorch.worker_processes import LogFolders

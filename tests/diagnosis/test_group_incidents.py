@@ -9,6 +9,7 @@ import pytest
 
 from tests.pytorch.nodes import PLAN
 from tests.supervisor.fakes import FakeSystem
+from trainer_launch.diagnosis.group_incidents import GroupIncidents
 from trainer_launch.diagnosis.incident_bundle import HANG, Incident
 from trainer_launch.diagnosis.incident_collection import Collected
 from trainer_launch.diagnosis.worker_samples import Place
@@ -16,7 +17,6 @@ from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death
 from trainer_launch.model.collectives import Group, Life, RankState, explain
 from trainer_launch.pytorch import worker_group
-from trainer_launch.pytorch.group_incidents import GroupIncidents
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver

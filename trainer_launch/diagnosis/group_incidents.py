@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from trainer_launch.diagnosis.hang_detection import Quiet
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
+from trainer_launch.diagnosis.worker_samples import WatchedGroup
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import News
 from trainer_launch.model import Death
 from trainer_launch.model.codec import encode
 from trainer_launch.model.collectives import RankState, brief, entered_in_words, last_entered
-from trainer_launch.pytorch.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
@@ -35,7 +35,7 @@ class GroupIncidents:
     """The incidents of one group; without a collector nothing is collected, and nothing is known of ranks."""
 
     def __init__(
-        self, group: WorkerGroup, send: Callable[[say.FromNode], None], collector: Collector | None
+        self, group: WatchedGroup, send: Callable[[say.FromNode], None], collector: Collector | None
     ) -> None:
         self._group, self._recorders, self._send, self._collector = group, group.recorders, send, collector
         self._stalled: Collected | None = None  # what was told to the coordinator last
