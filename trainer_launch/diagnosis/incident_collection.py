@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -85,7 +86,7 @@ class Collector:
         self._count = 0  # so that no folder has the name of one that was dropped
         # And whose output counted, and whether all that was taken is written.
         self._last: tuple[Collected, Sequence[str], threading.Event] | None = None
-        self._announced: set[str] = set()  # folders that people were told of
+        self._announced: deque[str] = deque(maxlen=incident_bundle.KEPT)  # folders that people were told of
         self._threads: list[threading.Thread] = []
         self._is_over = threading.Event()  # the run: nothing is put off any more
         self._lock = threading.Lock()
@@ -170,7 +171,7 @@ class Collector:
     def tell(self, collected: Collected) -> None:
         """Tell `status` and the event log, and people where it is; it may take the place of an old one."""
         if collected.folder:
-            self._announced.add(collected.folder)
+            self._announced.append(collected.folder)
             incident_bundle.remove_old(collected.folder)
         incident, where = collected.incident, os.path.basename(collected.folder)
         runtime_directory.tell(
