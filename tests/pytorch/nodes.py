@@ -10,13 +10,13 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from tests.supervisor.fakes import FakeSystem, Program
+from trainer_launch.diagnosis.group_incidents import GroupIncidents
 from trainer_launch.diagnosis.straggler_samples import StragglerSamples
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.model import Death, Endpoint, Membership, Outcome, Plan, Workers
 from trainer_launch.model.errors import NodeError
 from trainer_launch.pytorch.fork_server import Starter
-from trainer_launch.pytorch.group_incidents import GroupIncidents
 from trainer_launch.pytorch.node import Diagnosis, TorchNode
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.processes import Processes

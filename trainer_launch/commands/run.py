@@ -189,12 +189,12 @@ def _supervised(
         return incidents.concluded(
             supervise(plan, system, processes, incidents.watch(), observer, incidents.failed)
         )
+    from trainer_launch.diagnosis.group_incidents import GroupIncidents
     from trainer_launch.diagnosis.straggler_samples import StragglerSamples
     from trainer_launch.diagnosis.topics import STRAGGLERS  # only a torch job needs these
     from trainer_launch.membership.protocol import Note
     from trainer_launch.pytorch import node
     from trainer_launch.pytorch.fork_server import Starter
-    from trainer_launch.pytorch.group_incidents import GroupIncidents
     from trainer_launch.pytorch.worker_group import WorkerGroup
 
     group = WorkerGroup(plan, system, processes)

@@ -29,6 +29,7 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis import straggler_samples, topics
 from trainer_launch.diagnosis.collectives import Explanation
+from trainer_launch.diagnosis.group_incidents import GroupIncidents, aborted
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.gpu_holders import GpuHolders
 from trainer_launch.host.machine import machine_name
@@ -41,7 +42,6 @@ from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends, worker_processes
 from trainer_launch.pytorch.fork_server import ServerError, Starter
-from trainer_launch.pytorch.group_incidents import GroupIncidents, aborted
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.pytorch.worker_processes import LogFolders
 from trainer_launch.supervisor import error_lines, failure

@@ -149,6 +149,9 @@ class System:
         """Something is about to start: what was killed for memory before is not what it dies of."""
         self._witness.begin()
         self._sessions.intersection_update(self._popens)
+        for keys in self._told.values():  # of those that are gone nothing has to be known
+            gone = {key for key in keys if (entry := process_tree.read(key[0])) is None or entry.key != key}
+            keys.difference_update(gone)
 
     def adopt(self, pid: int, *, keep: bool = False) -> None:
         """Take a child that somebody else has started for us as ours, or keep it from signals to all."""

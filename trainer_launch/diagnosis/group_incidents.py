@@ -16,10 +16,10 @@ from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
 from trainer_launch.diagnosis.stall import SHOW_RANKS_S
 from trainer_launch.diagnosis.topics import STALL, Ranks, ShowRanks
+from trainer_launch.diagnosis.worker_samples import WatchedGroup
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death
 from trainer_launch.model.codec import encode
-from trainer_launch.pytorch.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
@@ -35,20 +35,28 @@ class GroupIncidents:
     """The incidents of one group; without a collector nothing is collected, and nothing is known of ranks."""
 
     def __init__(
-        self, group: WorkerGroup, send: Callable[[say.FromNode], None], collector: Collector | None
+        self, group: WatchedGroup, send: Callable[[say.FromNode], None], collector: Collector | None
     ) -> None:
         self._group, self._recorders, self._send, self._collector = group, group.recorders, send, collector
         self._stalled: Collected | None = None  # what was told to the coordinator last
+        self._unexplained = 0, 0  # a generation, and how often ranks were told there without an explanation since
         self._failed: tuple[int, Mapping[str, tuple[int, ...]]] = (0, {})  # who entered what last, of a generation
         self._explained: tuple[int, Explanation | None] = (0, None)  # of a generation: why no rank went on
 
     def close(self) -> None:
         """Wait a moment for what is being written."""
+        _, last = self._explained
+        if last is not None and not last.accuses and not self._unexplained[1]:
+            self._drop_stalled()
         if self._collector is not None:
             self._collector.close()
 
     def tell_ranks(self, collected: Collected | None) -> None:
         """Tell the coordinator what our ranks show, which asks all others, too."""
+        if collected is not self._stalled:
+            self._drop_stalled()
+        generation, count = self._unexplained
+        self._unexplained = self._group.generation, 1 if generation != self._group.generation else count + 1
         self._stalled = collected
         states = () if collected is None else fitting((*collected.incident.states, *self._ending(collected)))
         limit_s = 0.0 if collected is None else collected.limit_s
@@ -125,13 +133,19 @@ class GroupIncidents:
             seen = seen.with_quiet(quiet) if seen is not None and quiet is not None else seen
         self.tell_ranks(seen)
 
+    def _drop_stalled(self) -> None:
+        """It was no incident, unless people know of it."""
+        if self._collector is not None and self._stalled is not None:
+            self._collector.drop(self._stalled)
+        self._stalled = None
+
     def _note_explanation(self, told: Explanation) -> None:
-        self._explained, seen = (self._group.generation, told), self._stalled
+        self._explained, seen, (_, rounds) = (self._group.generation, told), self._stalled, self._unexplained
+        self._unexplained = self._group.generation, 0
         if not told.accuses:
             _log.info("no progress: %s", told.text)
-            if self._collector is not None and seen is not None:
-                self._stalled = None
-                self._collector.drop(seen)
+            if rounds <= 1:  # what was told since may have begun the next round, which is explained with it
+                self._drop_stalled()
             return
         where = f"; collected in {seen.folder}" if seen is not None and seen.folder else ""
         _log.warning("suspected hang: %s%s", told.text, where)
