@@ -15,7 +15,7 @@ PACKAGE = ROOT / "trainer_launch"
 NODES_SIDE = (
     "supervisor/processes.py",
     "supervisor/program_loop.py",
-    "supervisor/name_wait.py",
+    "supervisor/run_loop.py",
     "supervisor/run_observer.py",
     "pytorch/node.py",
     "pytorch/worker_ends.py",

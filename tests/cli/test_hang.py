@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,8 +74,72 @@ def test_a_stopped_worker_and_one_that_only_burns_cpu_start_again_and_a_long_ste
     assert "rank 1 has been stopped (SIGSTOP) for" in stopped
     assert "state T" in stopped
     assert "rank 1 has been busy without progress for" in busy
-    assert "generation 1 is over: rank 1" in said
-    assert "generation 2 is over: rank 1" in said
+    assert "hang: rank 1 has been stopped (SIGSTOP) for" in said
+    assert "generation 3: 1 node, 2 restarts so far" in said
+
+
+METRICS = """
+import os, subprocess, sys, threading, time
+service = "import time\\nwhile True:\\n    open('metrics', 'a').write('x')\\n    time.sleep(0.2)"
+subprocess.Popen([sys.executable, "-S", "-c", service])
+def write_metrics():
+    with open("metrics", "a", 1) as file:
+        while True:
+            file.write("cpu=1\\n")
+            time.sleep(0.5)
+threading.Thread(target=write_metrics, daemon=True).start()
+for step in range(3):
+    time.sleep(1)
+    print("step", step)
+"""
+HANGS = """
+def read_batch():
+    threading.Event().wait()
+read_batch()
+"""
+WAITS = """
+def evaluate():
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        pass
+def save():
+    with open("checkpoint", "wb", 0) as file:
+        for _ in range(10):
+            file.write(b"weights")
+            time.sleep(0.5)
+helper = threading.Thread(target=evaluate)
+helper.start()
+helper.join()
+print("evaluated")
+subprocess.run([sys.executable, "-S", "-c", "import time\\nfor _ in range(100): time.sleep(0.05)"])
+print("uploaded")
+save()
+print("done")
+"""
+
+
+@pytest.mark.torch
+def test_who_writes_metrics_does_not_hide_that_the_main_thread_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    watched = ("--hang-timeout", "2", "--max-restarts", "0", "--incident-dir", str(tmp_path / "stacks"))
+    ended = launch("run", *watched, "--nproc-per-node", "2", "--", script(tmp_path, METRICS + HANGS))
+    assert ended.returncode == 138, ended.stderr
+    assert "hang: ranks 0-1 have been idle" in ended.stderr
+    assert re.search(r"hang: ranks 0-1: in wait, called from train\.py:\d+ \(read_batch\)", ended.stderr)
+
+
+@pytest.mark.torch
+def test_a_thread_a_program_and_a_slow_checkpoint_that_the_main_thread_waits_for_are_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    watched = ("--hang-timeout", "2", "--max-restarts", "0", "--incident-dir", str(tmp_path / "stacks"))
+    ended = launch("run", *watched, "--nproc-per-node", "1", "--", "python", script(tmp_path, METRICS + WAITS))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("evaluated\nuploaded\ndone\n")
+    assert saved(tmp_path / "stacks") == []
 
 
 BEAT = "import time\nfor n in range(16):\n    print('beat', n)\n    time.sleep(0.3)\n"

@@ -401,7 +401,9 @@ if not segment.exists():
                 os._exit(0)
             (folder / f"pid-{{os.getpid()}}").touch()
             time.sleep(60)
-    while len(list(folder.glob("pid-*"))) < 3:
+    bare = subprocess.Popen(["setsid", "env", "-i", "sleep", "60"])
+    (folder / f"pid-{{bare.pid}}").touch()
+    while len(list(folder.glob("pid-*"))) < 4:
         time.sleep(0.01)
     segment.write_text(leaked.name)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -413,12 +415,12 @@ print(" ".join(map(str, seen)) + "\\n", end="")  # at once: the other worker wri
 
 
 def test_workers_start_again_after_a_cleanup(tmp_path: Path) -> None:
-    """Children that left their session, daemons, deaf to SIGTERM, and shared memory of a worker that was killed."""
+    """Daemons, deaf to SIGTERM, or with an empty environment, and shared memory of a worker that was killed."""
     train = script(tmp_path, RANK + LEAVES.format(folder=str(tmp_path)))
     words = ("run", "--nproc-per-node", "2", "--max-restarts", "1", "--", train)
     ended = launch(*words, within=shm_of_its_own())
     assert ended.returncode == 0, ended.stderr
-    assert "before: 3 alive: 0 shared: False" in ended.stdout
+    assert "before: 4 alive: 0 shared: False" in ended.stdout
     assert "the grace period is over; sending SIGKILL to the remaining processes" in ended.stderr, ended.stderr
     assert "removed 1 shared memory segment (1 MiB) of dead workers" in ended.stderr, ended.stderr
 

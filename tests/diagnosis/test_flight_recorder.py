@@ -19,10 +19,11 @@ import pytest
 
 from tests.cli.launching import clean_env
 from tests.waiting import eventually
+from trainer_launch.diagnosis.collectives import MAX_BYTES, Entries, Group, RankState, Recorded, explain
 from trainer_launch.diagnosis.flight_recorder import answer, entered, told
 from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.model.codec import decode
-from trainer_launch.model.collectives import MAX_BYTES, Entries, Group, RankState, Recorded, explain, numbers_in
+from trainer_launch.model.units import numbers_in
 
 pytestmark = pytest.mark.process
 WITHIN_S = 20.0

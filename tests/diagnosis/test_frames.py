@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainer_launch.diagnosis import stacks
+from trainer_launch.diagnosis.collectives import Doing
 from trainer_launch.diagnosis.hang_detection import Worker
-from trainer_launch.model.collectives import Doing
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 REDUCE = f'''Thread 0x00007f5b2a9fe6c0 (most recent call first):

@@ -9,13 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_launch.diagnosis import hang_detection
-from trainer_launch.diagnosis.hang_detection import Kind, Rules, Sample, Worker
+from trainer_launch.diagnosis.hang_detection import Activity, Kind, Rules, Sample, Worker
 from trainer_launch.model.units import in_ranges
 
 T = 10.0
 RULES = Rules(timeout_s=T)
 RANKS = tuple(Worker(f"rank {rank}", 100 + rank, 1, rank, rank) for rank in range(3))
 ZERO, ONE, TWO = RANKS
+
+
+def sample(state, cpu_s, switches, sign):
+    """A look at a worker that is one process."""
+    return Sample(processes=(Activity(pid=1, state=state, cpu_s=cpu_s, switches=switches),), signs=(sign,))
 
 
 class Node:
@@ -25,7 +30,7 @@ class Node:
         self.rules = rules
         self.at_s = 0.0
         self.node = hang_detection.begin(0.0)
-        self.samples = {worker: Sample(state="S", cpu_s=0.0, switches=0, signs=(0,)) for worker in workers}
+        self.samples = {worker: sample("S", 0.0, 0, 0) for worker in workers}
 
     def live(self, for_s, *, busy=(), states=None, sign_every_s=None, by=ZERO):
         """Let time pass; the first verdict and when it came, counted from the begin of this stretch."""
@@ -36,13 +41,13 @@ class Node:
             signs = sign_every_s is not None and self.at_s >= next_sign_s
             next_sign_s += sign_every_s if signs else 0.0
             self.samples = {
-                worker: Sample(
-                    state=(states or {}).get(worker, "S"),
-                    cpu_s=sample.cpu_s + (pace_s if worker in busy else 0.002 * pace_s),
-                    switches=sample.switches + (1 if worker in busy else 0),
-                    signs=(sample.signs[0] + int(signs and worker is by),),
+                worker: sample(
+                    (states or {}).get(worker, "S"),
+                    last.processes[0].cpu_s + (pace_s if worker in busy else 0.002 * pace_s),
+                    last.processes[0].switches + (1 if worker in busy else 0),
+                    last.signs[0] + int(signs and worker is by),
                 )
-                for worker, sample in self.samples.items()
+                for worker, last in self.samples.items()
             }
             self.node = hang_detection.observe(self.node, self.samples, self.at_s, self.rules)
             found = hang_detection.judge(self.node, self.rules)
@@ -152,9 +157,7 @@ def test_who_starts_has_more_patience_also_without_any_sign():
 def test_new_workers_start_anew():
     node = running()
     node.lives(T - 1)
-    node.samples = {
-        Worker(w.name, w.pid + 1000, 2, w.rank, w.local_rank): sample for w, sample in node.samples.items()
-    }
+    node.samples = {Worker(w.name, w.pid + 1000, 2, w.rank, w.local_rank): last for w, last in node.samples.items()}
     node.lives(hang_detection.PATIENCE * T - 1)
     assert node.live(3)[0].kind is Kind.IDLE
 
@@ -204,6 +207,97 @@ def test_auto_does_nothing_before_it_has_learned_and_then_takes_ten_times_the_lo
     found, after_s = quick.live(600)
     assert found.kind is Kind.IDLE
     assert after_s == pytest.approx(60, abs=7)
+
+
+def living(for_s=3 * T, worker=ZERO, child_begins_s=-3600.0, **per_s):
+    """The verdict on a worker whose main thread sleeps for ever, 60 s after it has begun to.
+
+    It and its child, which has begun then, do this in each second: `main_…`, `beside_…`, `child_…`.
+    """
+    node, pace_s = hang_detection.begin(0.0), RULES.pace_s
+    waits = per_s.pop("main_waits_for_child", False)
+    for number in range(round((60 + for_s) / pace_s)):
+        at_s = number * pace_s
+        quiet_s = max(0.0, at_s - 60)
+        did = {name: count * quiet_s for name, count in per_s.items()}
+        main = Activity(
+            pid=1,
+            cpu_s=min(at_s, 60.0) + did.get("main_cpu_s", 0.0),
+            written=int(did.get("main_written", 0)),
+            beside_cpu_s=did.get("beside_cpu_s", 0.0),
+            beside_bytes=int(did.get("beside_bytes", 0)),
+            waits_for_child=waits and at_s > 60,
+        )
+        child = Activity(
+            pid=2,
+            parent=1,
+            age_s=quiet_s - child_begins_s,
+            cpu_s=did.get("child_cpu_s", 0.0),
+            switches=int(did.get("child_switches", 0)),
+            read=int(did.get("child_read", 0)),
+            written=int(did.get("child_written", 0)),
+        )
+        processes = (main,) if quiet_s < child_begins_s else (main, child)
+        look = Sample(processes=processes, signs=(int(min(at_s, 60.0) // 5),))
+        node = hang_detection.observe(node, {worker: look}, at_s, RULES)
+        if (hang := hang_detection.judge(node, RULES)) is not None:
+            return hang.kind
+    return None
+
+
+KiB = 1 << 10
+
+
+@pytest.mark.parametrize(
+    "per_s",
+    [
+        {},
+        {"beside_bytes": 3, "beside_cpu_s": 0.001},
+        {"beside_bytes": 150 * KiB, "beside_cpu_s": 0.01},
+        {"child_written": KiB, "child_read": 35 * KiB, "child_cpu_s": 0.004, "child_switches": 20},
+        {"child_switches": 2, "child_begins_s": 15.0},
+    ],
+    ids=["quiet", "heartbeat", "MLflow each second", "W&B each second", "a program that a thread has started"],
+)
+def test_whoever_writes_metrics_beside_a_main_thread_that_hangs_hides_nothing(per_s):
+    assert living(**per_s) is Kind.IDLE
+
+
+@pytest.mark.parametrize(
+    "per_s",
+    [
+        {"main_written": 3},
+        {"main_cpu_s": 0.05},
+        {"beside_cpu_s": 0.1},
+        {"beside_bytes": 1024 * KiB},
+        {"child_cpu_s": 0.1},
+        {"child_read": 1024 * KiB},
+        {"child_switches": 2, "child_begins_s": 0.0},
+        {"child_switches": 2, "main_waits_for_child": True},
+    ],
+    ids=[
+        "it writes a checkpoint",
+        "it computes a little",
+        "a thread evaluates",
+        "a thread uploads",
+        "a data loader decodes",
+        "a data loader reads",
+        "a program that it has started for this and polls",
+        "a program that it waits for",
+    ],
+)
+def test_a_main_thread_that_only_waits_while_others_work_for_it_does_not_hang(per_s):
+    assert living(for_s=2.9 * T, **per_s) is None
+
+
+def test_what_works_beside_a_main_thread_for_too_long_is_busy_without_progress():
+    assert living(for_s=10 * T, beside_cpu_s=0.5) is Kind.BUSY
+
+
+def test_in_a_program_of_unknown_shape_every_main_thread_counts_but_no_writer_beside_it():
+    program = Worker("program", 1, 1)
+    assert living(worker=program, for_s=2.9 * T, child_switches=2) is None
+    assert living(worker=program, beside_bytes=3) is Kind.IDLE
 
 
 LATE = Rules(timeout_s=None, unlearned_s=1800.0)
@@ -260,8 +354,7 @@ def history(steps, rules=RULES):
         sign_s = at_s if output else sign_s
         stopped_s = stopped_s + pause_s if state == "T" else 0.0
         cpu_s, switches, signs = cpu_s + used_s, switches + woken, signs + output
-        sample = Sample(state=state, cpu_s=cpu_s, switches=switches, signs=(signs,))
-        node = hang_detection.observe(node, {ZERO: sample}, at_s, rules)
+        node = hang_detection.observe(node, {ZERO: sample(state, cpu_s, switches, signs)}, at_s, rules)
         yield at_s, sign_s, stopped_s, hang_detection.judge(node, rules)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from trainer_launch.diagnosis import incident_bundle, incident_collection
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, MAX_BYTES, Incident
-from trainer_launch.diagnosis.incident_collection import About, Collector, Sources
+from trainer_launch.diagnosis.incident_collection import About, Collector
 from trainer_launch.host import incident_facts
 from trainer_launch.model import Failure
 
@@ -27,20 +27,14 @@ MIB = 1 << 20
 class NoWorkers:
     """Nothing of the job is alive."""
 
-    def look(self) -> dict[Any, Any]:
+    def present(self) -> dict[Any, str]:
         return {}
-
-    def ask_at_once(self, workers: object, until_s: float) -> dict[int, str]:
-        return {}
-
-    def children(self, worker: object) -> tuple[()]:
-        return ()
 
 
 def collector(place: Path, lines: Callable[[], tuple[str, ...]] = tuple) -> Collector:
     workers: Any = NoWorkers()
     about = About(place=str(place), env={}, job="job", node_rank=0)
-    return Collector(about, Sources(workers=workers, last_lines=lambda name: lines()))
+    return Collector(about, workers, lambda name: lines())
 
 
 def test_where_no_thread_is_allowed_an_incident_is_kept_and_says_what_is_missing(

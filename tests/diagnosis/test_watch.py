@@ -8,10 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.diagnosis.test_frames import BATCH, REDUCE, SAVE
-from trainer_launch.diagnosis.hang_detection import PATIENCE, Rules, Sample, Worker
+from trainer_launch.diagnosis import stacks
+from trainer_launch.diagnosis.collectives import Explanation
+from trainer_launch.diagnosis.hang_detection import PATIENCE, Activity, Rules, Sample, Worker
 from trainer_launch.diagnosis.hang_watch import ANSWER_S, Watch, Watched
-from trainer_launch.diagnosis.incident_collection import About, Collected, Collector, Sources
-from trainer_launch.membership import protocol as msg
+from trainer_launch.diagnosis.incident_collection import About, Collected, Collector
 
 T = 10.0
 ZERO, ONE = (Worker(f"rank {rank}", 2**22 + rank, 1, rank, rank) for rank in (1, 2))
@@ -30,12 +31,15 @@ class Workers:
         self.looks += 1
         signs = (min(self.looks, 3),)
         return {
-            worker: Sample(state=self.states.get(worker, "S"), cpu_s=0.0, switches=0, signs=signs)
+            worker: Sample(processes=(Activity(pid=worker.pid, state=self.states.get(worker, "S")),), signs=signs)
             for worker in self.stacks
         }
 
-    def children(self, worker):
-        return ()
+    def present(self):
+        return {worker: self.states.get(worker, "S") for worker in self.stacks}
+
+    def children(self, workers):
+        return dict.fromkeys(workers, ())
 
     def ask_all(self, workers):
         self.asked += 1
@@ -53,13 +57,14 @@ class Timed(Watch):
 
 
 @pytest.fixture
-def watch(tmp_path):
+def watch(tmp_path, monkeypatch):
     made = []
 
     def make(workers, *, alone=True, tell=None, **rules):
+        monkeypatch.setattr(stacks, "ask_all", workers.ask_all)
         watched = Watched(**{"rules": Rules(timeout_s=T), **rules}, alone=alone, explained=tell is not None)
         about = About(place=str(tmp_path / "stacks"), env={})
-        made.append(Collector(about, Sources(workers=workers, last_lines=lambda name: ())))
+        made.append(Collector(about, workers, lambda name: ()))
         return Timed(watched, workers, lambda: workers.at_s, made[-1], tell)
 
     yield make
@@ -132,7 +137,7 @@ class Coordinator:
 
 
 def explained(*ranks, accuses=True, cause="", active=False):
-    return msg.Explained(1, "a sentence", ranks, cause, None, accuses, active)
+    return Explanation(text="a sentence", ranks=ranks, reason=cause, accuses=accuses, active=active)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +181,8 @@ class Spinning(Workers):
     def look(self):
         signs = (min(self.looks, int(2 * T / Rules(timeout_s=T).pace_s)),)
         return {
-            worker: replace(one, cpu_s=float(self.looks), signs=signs) for worker, one in super().look().items()
+            worker: Sample(processes=(replace(look.processes[0], cpu_s=float(self.looks)),), signs=signs)
+            for worker, look in super().look().items()
         }
 
 
@@ -222,6 +228,24 @@ def test_who_showed_progress_and_then_hangs_is_reported_though_it_was_asked_befo
         made.look(made.due_s)
     assert [one.limit_s for one in told] == [T]
     assert [state.quiet_s for state in told[0].incident.states] == [pytest.approx(T, abs=1)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "again"), [((ONE.rank,), True), ((), True), ((77,), False)], ids=["ours", "unknown", "another node's"]
+)
+def test_whoever_may_have_the_cause_reports_again_where_it_has_hung_by_the_time_of_the_explanation(
+    watch, ranks, again
+):
+    told: list[Collected] = []
+    made = watch(
+        Workers({ZERO: REDUCE, ONE: BATCH}), alone=False, tell=told.append, rules=None, report=Rules(timeout_s=T)
+    )
+    while not told:
+        made.look(made.due_s)
+    made.explained(explained(*ranks, accuses=False, active=True))
+    while made.due_s < 6 * T:
+        made.look(made.due_s)
+    assert len(told) == 1 + again, "once, as long as nobody explains it"
 
 
 def test_nobody_is_ended_for_what_was_known_of_an_earlier_quiet(watch):

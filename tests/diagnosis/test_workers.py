@@ -6,12 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.waiting import eventually
 from trainer_launch.diagnosis import stacks
-from trainer_launch.diagnosis.worker_samples import STACKS_SIGNAL, Place, Sources, Workers
+from trainer_launch.diagnosis.recorder_questions import Recorders
+from trainer_launch.diagnosis.stacks import STACKS_SIGNAL
+from trainer_launch.diagnosis.worker_samples import Place, Workers
 from trainer_launch.host import process_tree
 
 pytestmark = pytest.mark.process
@@ -41,13 +45,9 @@ def world(request, tmp_path):
     process = subprocess.Popen(argv, start_new_session=True)
     eventually((tmp_path / "ready").exists, "the worker is ready")
     place = Place(4, 0, f"{tmp_path}/stacks" if request.param == "says" else None)
-    sources = Sources(
-        pids=lambda: {"rank 4": process.pid},
-        heard=lambda *_: 7,
-        run_dir=str(tmp_path),
-        place_of={"rank 4": place}.get,
-    )
-    yield Workers(sources), tmp_path, request.param == "says"
+    group: Any = SimpleNamespace(places={"rank 4": place}, recorders=Recorders())
+    workers = Workers(lambda: {"rank 4": process.pid}, lambda *_: 7, str(tmp_path), group)
+    yield workers, tmp_path, request.param == "says"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(DEADLINE_S)
 
@@ -60,7 +60,9 @@ def test_workers_are_found_and_sampled_with_all_below_them(world):
     assert sample.signs[1] == 0, "it has reported nothing"
     (folder / "progress-0.json").write_text("{}")
     assert workers.look()[worker].signs[1] == (folder / "progress-0.json").stat().st_mtime_ns
-    assert len(workers.children(worker)) == 1
+    (children,) = workers.children([worker]).values()
+    assert len(children) == 1
+    assert {process.pid for process in sample.processes} == {worker.pid, children[0].pid}
 
 
 def test_who_is_stopped_is_seen_as_stopped_and_is_not_asked(world):
@@ -68,17 +70,19 @@ def test_who_is_stopped_is_seen_as_stopped_and_is_not_asked(world):
     (worker,) = workers.look()
     os.kill(worker.pid, signal.SIGSTOP)
     eventually(lambda: workers.look()[worker].state == "T", "it is stopped")
-    assert worker.pid not in workers.ask_all([worker])
+    assert workers.present()[worker] == "T"
+    assert worker.pid not in stacks.ask_all(workers.children([worker]))
 
 
 def test_stacks_come_from_those_who_can_write_them_and_nobody_else_is_harmed(world):
     workers, _, says = world
     (worker,) = workers.look()
-    (child,) = workers.children(worker)
+    below = workers.children([worker])
+    (child,) = below[worker]
     eventually(
         lambda: all("nanosleep" in process_tree.sleeps_in(pid) for pid in (worker.pid, child.pid)), "both sleep"
     )
-    texts = workers.ask_all([worker])
+    texts = stacks.ask_all(below)
     if says:
         assert stacks.where(stacks.main_thread(texts[worker.pid])) == "in train.py:9 (train)"
         assert stacks.where(stacks.main_thread(texts[child.pid])) == "in train.py:7 (load)"

@@ -12,10 +12,13 @@ from tests.contracts import nasty
 from tests.contracts.pods import CASES
 from tests.fuzz import corpus
 from tests.rehearsal.controllers.manifests import cases as manifests
+from trainer_launch.diagnosis.collectives import Entries, Explanation, RankState
+from trainer_launch.diagnosis.topics import STALL, STRAGGLERS, ClockAnswer, Entered, Ranks
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.observability import node_view
+from trainer_launch.observability.goodput import TRAINING, Kind, Told
 from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.preflight.report_formats import finding_as_json
 
@@ -60,13 +63,17 @@ _CONVERSATION = (
     coordination.Failed(1, 0, 1, None, "boom", "ValueError"), coordination.Renew(), coordination.Done(1),
     coordination.Leave("bye"), coordination.StatusQuery(coordination.VERSION, "job"),
     coordination.Hello(coordination.VERSION, "job", 2, "n-2", "i2", 2**31 - 1),
+    coordination.Note(1, STALL, Ranks((RankState(rank=0), RankState(rank=1, place="x")), 5, 1.0)),
+    coordination.Note(1, STRAGGLERS, ClockAnswer(1, 5)), coordination.Note(1, STRAGGLERS, Entered((Entries(rank=0),))),
+    coordination.Join("i0", 1, notes={STALL: {"all_reduce #1": (0,)}, TRAINING: Told({Kind.TRAINING: 1.0}, 5)}),
 )  # fmt: skip
 _FROM_SERVER = (
     coordination.Challenge("ab"), coordination.Welcome(5.0), coordination.Refused("no", True),
     coordination.Quarantined("no", False),
     coordination.Waiting(1, 2, ("n-1",)), coordination.Formed(1, 0, 2, 0, True, Claim(1, 0, "0-1", False), 8, 16, 4, 8),
     coordination.Go(1, "h", 1), coordination.Restart(1, "x"), coordination.GiveUp("x", "n", 1, 1, None, "m"),
-    coordination.Finished(), coordination.Status("running", 1, 0, 3, 1, 2, 2, ((0, "h", "up", 1.0),), 0.5, 1.0, None),
+    coordination.Finished(), coordination.Status("running", 1, 0, 3, 1, 2, 2, ((0, "h", "up", 1.0),), None),
+    coordination.Note(1, STALL, Explanation(text="text", ranks=(1,))),
 )  # fmt: skip
 _CALLED = (
     calling.Present(calling.VERSION, "job", 0, "n-0", "i0", 4000), calling.Present(calling.VERSION, "job", 1, "n-1", "i1", 1),

@@ -141,7 +141,7 @@ class Divided:
         elif isinstance(message, msg.Go) and agent.claims and agent.claims[-1].generation == message.generation:
             agent.claims = remember((), replace(agent.claims[-1], sure=True))
             run = self.launchers[seat].run
-            self.members[message.generation, seat] = run.members
+            self.members[message.generation, seat] = tuple(run.members)
             agent.training = message.generation, seat
             self.check()
         elif isinstance(message, msg.Restart):

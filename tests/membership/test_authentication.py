@@ -14,6 +14,8 @@ import pytest
 from tests.fuzz import hostile
 from tests.membership.test_server import Cluster, await_
 from tests.waiting import eventually
+from trainer_launch.diagnosis.stall import StallJudge
+from trainer_launch.diagnosis.topics import STALL, Ranks
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.authentication import (
     WRONG_SECRET,
@@ -101,7 +103,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def middle(cluster: Cluster) -> Middle:
     """Between node 1 and the coordinator of a job of two nodes that runs."""
-    cluster.serve(2, secret=SECRET, lease_s=1.0)
+    cluster.serve(2, secret=SECRET, judges=[StallJudge()], lease_s=1.0)
     made = Middle(cluster.port)
     cluster.open.callback(made.close)
     return made
@@ -148,7 +150,7 @@ def test_what_the_coordinator_says_cannot_be_altered_and_the_node_says_so(
     cluster: Cluster, middle: Middle, nodes: list[Client], altered: Alter
 ) -> None:
     middle.hear, done = middle.once(b"showranks", altered)
-    nodes[0].send(msg.Ranks(1, (), 1, limit_s=5.0))
+    nodes[0].send(msg.Note(1, STALL, Ranks((), 1, limit_s=5.0)))
     assert done.wait(30)
     if not altered(b""):  # a line that was left out is noticed with the next one
         nodes[0].send(msg.Failed(1, 0, 1, None))

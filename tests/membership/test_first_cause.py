@@ -6,6 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.membership.world import running
+from trainer_launch.diagnosis.stall import StallJudge
+from trainer_launch.diagnosis.topics import STALL
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.state import Gone
 
@@ -52,12 +54,12 @@ def test_several_ranks_that_finished_are_all_named_once():
 
 
 def test_the_sentence_has_what_each_rank_entered_last_as_far_as_its_node_knows():
-    world, (zero, one) = running(2)
+    world, (zero, one) = running(2, judges=[StallJudge()])
     eleventh, tenth = ({f"all_reduce #{number} of default_pg": (rank,)} for number, rank in ((11, 0), (10, 1)))
-    failed = msg.Failed(world.number, 0, 1, None, CLOSED, "RuntimeError", True, entered=eleventh)
+    failed = msg.Failed(world.number, 0, 1, None, CLOSED, "RuntimeError", True, notes={STALL: eleventh})
     world.say(zero, failed)
     for _ in range(2):  # a node may say it again
-        world.say(one, msg.Join(world.incarnations[one], world.number, (1,), entered=tenth))
+        world.say(one, msg.Join(world.incarnations[one], world.number, (1,), notes={STALL: tenth}))
     world.join(zero)
     assert world.last(zero, msg.GiveUp).reason == SENTENCE.replace(
         ": uneven",
@@ -66,11 +68,11 @@ def test_the_sentence_has_what_each_rank_entered_last_as_far_as_its_node_knows()
 
 
 def test_of_a_killed_rank_all_nodes_tell_what_the_others_entered_last():
-    world, (zero, one, two) = running(3, max_restarts=0)
+    world, (zero, one, two) = running(3, judges=[StallJudge()], max_restarts=0)
     sixth = "all_reduce #6 of default_pg"
     world.say(one, msg.Failed(world.number, 1, None, 9))
     for rank, peer in ((2, two), (0, zero)):
-        world.say(peer, msg.Join(world.incarnations[peer], world.number, entered={sixth: (rank,)}))
+        world.say(peer, msg.Join(world.incarnations[peer], world.number, notes={STALL: {sixth: (rank,)}}))
     world.join(one)
     ends = [world.last(peer, msg.GiveUp) for peer in (zero, one, two)]
     assert {end.seen for end in ends} == {f"last entered: ranks 0,2 {sixth}"}
@@ -84,8 +86,8 @@ def test_of_a_killed_rank_all_nodes_tell_what_the_others_entered_last():
     ],
 )
 def test_who_says_of_its_end_something_itself_needs_no_collectives(said):
-    world, (peer,) = running(1, max_restarts=0)
-    world.say(peer, replace(said, entered={"all_reduce #6": (0,)}))
+    world, (peer,) = running(1, judges=[StallJudge()], max_restarts=0)
+    world.say(peer, replace(said, notes={STALL: {"all_reduce #6": (0,)}}))
     assert world.last(peer, msg.GiveUp).seen == ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from tests.membership.world import World
@@ -42,7 +43,7 @@ def fails(world, peers, rank, proof=ECC):
 
 
 def members(world):
-    return world.state.run and world.state.run.members
+    return world.state.run and tuple(world.state.run.members)
 
 
 def listed(world):
@@ -90,6 +91,28 @@ def test_an_elastic_job_goes_on_without_it():
     fails(world, peers, 2)
     world.pass_time(1)
     assert members(world) == (0, 1)
+
+
+@pytest.mark.parametrize(("nodes", "spares"), [(2, 1), ((1, 3), 0)], ids=["spare", "elastic"])
+def test_a_node_0_whose_device_failed_serves_the_coordinator_on_and_the_others_train(nodes, spares):
+    """If it ended, the coordinator's list would end with it, and its pod would come back to the same machine."""
+    world = World(*(nodes if isinstance(nodes, tuple) else (nodes,)), spares=spares, max_restarts=99)
+    peers = {rank: call(world, rank) for rank in range(3)}
+    world.open_store()
+    fails(world, peers, 0)
+    world.pass_time(6)
+    assert (members(world), world.last(peers[0], msg.Refused)) == ((1, 2), None)
+    world.open_store()
+    world.pass_time(60)
+    assert (world.number, world.phase) == (2, Phase.RUNNING), "nothing stops to let it join"
+
+
+def test_a_job_that_needs_node_0_trains_there_again_until_its_budget_is_used_up():
+    world, peers = running(2, spares=0, max_restarts=1)
+    fails(world, peers, 0)
+    assert members(world) == (0, 1)
+    fails(world, peers, 0)
+    assert world.last(peers[0], msg.GiveUp).rank == 0
 
 
 def test_a_failure_that_proves_nothing_about_a_device_quarantines_nobody():

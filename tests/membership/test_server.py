@@ -33,9 +33,9 @@ class Cluster:
         self.said: list[str] = []
         self.open = contextlib.ExitStack()
 
-    def serve(self, n=3, port=0, secret=None, **fields):
+    def serve(self, n=3, port=0, secret=None, judges=(), **fields):
         settings = Settings(**{"job": "job", "min_nodes": n, "max_nodes": n, "max_restarts": 3, **fields})
-        self.server = Server(settings, Endpoint("127.0.0.1", port), secret, self.said.append)
+        self.server = Server(settings, Endpoint("127.0.0.1", port), secret, self.said.append, judges=judges)
         self.port = self.server.start()
         self.open.callback(self.server.stop)
         return self.server

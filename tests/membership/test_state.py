@@ -433,7 +433,8 @@ def test_hours_later_a_syntax_error_may_be_of_data_or_of_a_torn_cache_file_and_c
     world.pass_time(36_000)
     fails(world, one, rank=1, message="SyntaxError: invalid syntax (<string>, line 1)", error="SyntaxError")
     assert not world.is_over
-    assert world.last(zero, msg.Restart).reason == "rank 1 failed on node 1 (pod-1) with exit code 1"
+    reason = world.last(zero, msg.Restart).reason
+    assert reason.startswith("rank 1 failed on node 1 (pod-1) with exit code 1: SyntaxError: invalid syntax")
 
 
 def test_an_import_that_fails_twice_in_a_row_at_the_start_is_not_tried_a_third_time():

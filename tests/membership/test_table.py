@@ -9,6 +9,9 @@ from msgspec.structs import replace
 
 from tests.membership.test_server import Cluster, await_, cluster  # noqa: F401  a fixture
 from tests.membership.world import World, running
+from trainer_launch.diagnosis.lateness import StragglerJudge
+from trainer_launch.diagnosis.stragglers import Lateness
+from trainer_launch.diagnosis.topics import MAX_SUSPECTS, STRAGGLERS
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import state
 from trainer_launch.membership.candidates import ask
@@ -16,7 +19,6 @@ from trainer_launch.membership.state import Close, Gone, Said
 from trainer_launch.model import Endpoint
 from trainer_launch.model.codec import MAX_LINE_BYTES
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.stragglers import Lateness
 
 
 def states(world):
@@ -33,9 +35,9 @@ def test_nodes_that_have_not_called_are_missing():
 
 def test_a_running_job_has_its_generation_and_its_budget():
     world, _ = running(2)
-    now = state.status(world.state, world.now_s, (0.5, 3.0))
+    now = state.status(world.state, world.now_s)
     assert (now.phase, now.generation, now.restarts, now.max_restarts) == ("running", 1, 0, 3)
-    assert (now.min_nodes, now.max_nodes, now.n_nodes, now.progress, now.progress_age_s) == (2, 2, 2, 0.5, 3.0)
+    assert (now.min_nodes, now.max_nodes, now.n_nodes) == (2, 2, 2)
     assert states(world) == [(0, "running"), (1, "running")]
 
 
@@ -80,18 +82,18 @@ def test_a_table_that_does_not_fit_shows_the_absent_first():
 
 def test_a_table_fits_beside_all_else_that_nodes_have_told():
     world, _ = running(2000)
-    late = tuple(Lateness(rank=rank, place="é" * 200, device="é" * 200) for rank in range(msg.MAX_SUSPECTS))
+    late = tuple(Lateness(rank=rank, place="é" * 200, device="é" * 200) for rank in range(MAX_SUSPECTS))
     quarantined = (msg.Quarantine("h" * 253, "m" * 253, '"' * 200),) * msg.MAX_QUARANTINED
-    sampling = state.Sampling(generation=1, due_s=0.0, named=late)
-    now = state.status(replace(world.state, sampling=sampling, quarantined=quarantined), world.now_s)
+    judges = (StragglerJudge(every_s=60.0, named=late),)
+    now = state.status(replace(world.state, judges=judges, quarantined=quarantined), world.now_s)
     assert len(msg.render(now)) <= MAX_LINE_BYTES
-    assert now.stragglers == late
+    assert now.notes[STRAGGLERS].stragglers == late
     assert 100 < len(now.nodes) < 2000
 
 
 @pytest.mark.parametrize("query", [msg.StatusQuery(9, "job"), msg.StatusQuery(msg.VERSION, "another")])
 def test_who_asks_for_something_else_is_refused(query):
-    assert isinstance(state.answer(query, World(2).state, 0.0, None), msg.Refused)
+    assert isinstance(state.answer(query, World(2).state, 0.0), msg.Refused)
 
 
 # -- asked of real servers --------------------------------------------------------------------

@@ -22,9 +22,9 @@ JOB = "job"
 class World:
     """Plays events into the machine; `told[peer]` is all that a peer was sent."""
 
-    def __init__(self, low=3, high=None, **fields):
+    def __init__(self, low=3, high=None, judges=(), **fields):
         settings = {"job": JOB, "min_nodes": low, "max_nodes": high or low, "max_restarts": 3, **fields}
-        self.state = begin(Settings(**settings))
+        self.state = begin(Settings(**settings), judges)
         self.now_s = 100.0
         self.told: dict[int, list[msg.Message]] = {}
         self.said: list[str] = []
@@ -58,6 +58,10 @@ class World:
     def say(self, peer, message):
         self.play(Said(peer, message))
 
+    def note(self, peer, topic, body, generation=None):
+        """A node sends a note, of the present generation unless it is said otherwise."""
+        self.say(peer, msg.Note(self.number if generation is None else generation, topic, body))
+
     def join(self, *peers, after=None, prepared=True):
         for peer in peers:
             generation = self.number if after is None else after
@@ -71,7 +75,7 @@ class World:
 
     def open_store(self):
         assert self.state.run is not None
-        host = self.state.nodes[self.state.run.members[0]].peer
+        host = self.state.nodes[next(iter(self.state.run.members))].peer
         self.say(host, msg.Store(self.number, "10.0.0.1", 4000))
 
     def fail(self, peer, rank=0, code=1):
@@ -102,16 +106,21 @@ class World:
     def is_over(self):
         return self.state.phase is Phase.OVER
 
+    def heard(self, peer, kind):
+        """All messages of this kind, or the bodies of all such notes, that a node was sent."""
+        bodies = (m.body if isinstance(m, msg.Note) else m for m in self.told.get(peer, []))
+        return [body for body in bodies if isinstance(body, kind)]
+
     def last(self, peer, kind):
-        return next((m for m in reversed(self.told.get(peer, [])) if isinstance(m, kind)), None)
+        return next(reversed(self.heard(peer, kind)), None)
 
     def count(self, peer, kind):
-        return sum(isinstance(m, kind) for m in self.told.get(peer, []))
+        return len(self.heard(peer, kind))
 
 
-def running(low=3, high=None, *, ranks=None, **fields):
+def running(low=3, high=None, *, ranks=None, judges=(), **fields):
     """A job whose workers run, and its nodes' peers; nodes beyond its size are spares."""
-    world = World(low, high, **fields)
+    world = World(low, high, judges, **fields)
     peers = world.come(*(range((high or low) + fields.get("spares", 0)) if ranks is None else ranks))
     world.pass_time(1.0)
     world.open_store()

@@ -12,11 +12,11 @@ import pytest
 from tests.supervisor.fakes import TERM, FakeSystem, Program
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Plan, Process
-from trainer_launch.model.goodput import Kind
+from trainer_launch.observability.goodput import Kind
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
+from trainer_launch.observability.step_lines import PrintedSteps
 from trainer_launch.supervisor.program_loop import supervise
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
-from trainer_launch.supervisor.step_lines import PrintedSteps
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 
 
 def reports(folder: Path, local_rank: int, at_s: float, first_s: float, step: int | None, **more: object) -> None:
@@ -101,43 +101,51 @@ def test_a_preflight_report_that_is_none_or_old_counts_as_nothing(tmp_path: Path
         assert spent.get(Kind.PREFLIGHT, 0.0) == 0.0
 
 
-class Kinds(RunObserver):
+class TimeUses(RunObserver):
     """Keeps what each second was spent on."""
 
     def __init__(self) -> None:
-        self.kinds: list[Kind] = []
+        self.uses: list[TimeUse] = []
 
-    def enter(self, phase: RunPhase, kind: Kind, since_s: float | None = None) -> None:
-        if self.kinds[-1:] != [kind]:
-            self.kinds.append(kind)
+    def enter(self, phase: RunPhase, use: TimeUse, since_s: float | None = None) -> None:
+        if self.uses[-1:] != [use]:
+            self.uses.append(use)
 
 
 SLOW = Program(ends_s=2, code=1, leaves=(Program(),))  # what it leaves behind takes a moment
 
 
 @pytest.mark.parametrize(
-    ("changes", "system", "kinds"),
+    ("changes", "system", "uses"),
     [
-        ({}, FakeSystem({"a": [Program(2)]}), [Kind.TRAINING, Kind.ENDING]),
-        ({}, FakeSystem().signalled(3, TERM), [Kind.TRAINING, Kind.ENDING]),
-        ({}, FakeSystem({"a": [SLOW]}), [Kind.TRAINING, Kind.STOPPING, Kind.ENDING]),
-        ({}, FakeSystem({"a": [SLOW]}).signalled(2.05, TERM), [Kind.TRAINING, Kind.STOPPING, Kind.ENDING]),
-        ({"wait_for": ("x",), "wait_s": 5.0}, FakeSystem(), [Kind.WAITING, Kind.ENDING]),
+        ({}, FakeSystem({"a": [Program(2)]}), [TimeUse.TRAINING, TimeUse.ENDING]),
+        ({}, FakeSystem().signalled(3, TERM), [TimeUse.TRAINING, TimeUse.ENDING]),
+        ({}, FakeSystem({"a": [SLOW]}), [TimeUse.TRAINING, TimeUse.STOPPING, TimeUse.ENDING]),
+        (
+            {},
+            FakeSystem({"a": [SLOW]}).signalled(2.05, TERM),
+            [TimeUse.TRAINING, TimeUse.STOPPING, TimeUse.ENDING],
+        ),
+        ({"wait_for": ("x",), "wait_s": 5.0}, FakeSystem(), [TimeUse.WAITING, TimeUse.ENDING]),
         (
             {"restarts": 1},
             FakeSystem({"a": [Program(2, number=9, leaves=(Program(),)), Program(2)]}),
-            [Kind.TRAINING, Kind.STOPPING, Kind.TRAINING, Kind.ENDING],
+            [TimeUse.TRAINING, TimeUse.STOPPING, TimeUse.TRAINING, TimeUse.ENDING],
         ),
     ],
 )
 def test_what_a_node_does_that_runs_any_program(
-    changes: dict[str, Any], system: FakeSystem, kinds: list[Kind]
+    changes: dict[str, Any], system: FakeSystem, uses: list[TimeUse]
 ) -> None:
-    observer, process = Kinds(), Process(name="a", argv=("a",), env={})
+    observer, process = TimeUses(), Process(name="a", argv=("a",), env={})
     supervise(
         Plan(**{"engine": "test", "processes": (process,), "grace_s": 10.0, **changes}), system, observer=observer
     )
-    assert observer.kinds == kinds
+    assert observer.uses == uses
+
+
+def test_each_activity_is_a_kind_of_the_ledger() -> None:
+    assert {use.name for use in TimeUse} <= {kind.name for kind in Kind}
 
 
 def test_metrics_count_up_to_the_last_progress_and_never_back(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.rehearsal.browser import browser_in
 from trainer_launch.diagnosis import incident_bundle
+from trainer_launch.diagnosis.collectives import Collective, Group, Life, RankState
 from trainer_launch.diagnosis.incident_bundle import HANG, Incident, Stored
-from trainer_launch.model.collectives import Collective, Group, Life, RankState
 from trainer_launch.observability.incident_page import page
 
 NOW_S = 1_795_504_000.0

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.observability.exposition import parse
-from trainer_launch.model.goodput import Kind
 from trainer_launch.observability import metrics
 from trainer_launch.observability.event_log import Standing
+from trainer_launch.observability.goodput import Kind
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.observer import Observer
 from trainer_launch.observability.progress import Progress

@@ -20,7 +20,7 @@ from tests.process.world import (
     worker,
 )
 from tests.waiting import eventually
-from trainer_launch.supervisor.rate_limit import CUT
+from trainer_launch.supervisor.lines import CUT
 
 pytestmark = pytest.mark.process
 

@@ -149,8 +149,9 @@ def test_below_a_shell_that_dies_of_the_request_a_program_has_the_grace_to_save(
         assert launcher.notes() == ["ready", "term", "saved"]
 
 
-def test_a_suspended_worker_hears_the_request(tmp_path):
-    with Launcher(tmp_path, worker("save:0:0", "note:ready", "die:19")) as launcher:
+@pytest.mark.parametrize("signals", ["", "TERM=drain"], ids=["a request", "a drain"])
+def test_a_suspended_worker_hears_a_request_and_a_drain(tmp_path, signals):
+    with Launcher(tmp_path, worker("save:0:0", "note:ready", "die:19"), signals=signals) as launcher:
         launcher.await_note("ready")
         launcher.await_log("started")
         pid = int(launcher.log().rpartition(" ")[2])

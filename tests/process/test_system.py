@@ -72,3 +72,27 @@ system.wait(began_s + 20)
 print(json.dumps(system.now() - began_s < 10))
 """
     assert told(code) is True
+
+
+def test_a_descendant_is_known_without_its_session_and_its_environment_and_another_commands_orphan_is_not() -> None:
+    """A worker's daemon with an empty environment, and what a `kubectl exec` has left behind in this container."""
+    code = """
+system.mark = "RUN", "this one"
+unmarked = "echo 0x33 > /proc/self/coredump_filter;"
+leave = "{} setsid env -i sh -c 'sleep 60; :' >/dev/null & exit 0"
+env = {**os.environ, "RUN": "this one"}
+argvs = [("sh", "-c", leave.format(how)) for how in ("", unmarked)]
+pids = [system.spawn(Process(name="rank", argv=argv, env=env)) for argv in argvs]
+for pid in pids:
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+assert {pid for pid, status in system.wait(0).ended} == set(pids)
+daemons = lambda: [entry for entry in genuine(os.getpid()) if entry.name == "sh" and entry.session == entry.pid]
+eventually(lambda: len(daemons()) == 2, "both daemons")
+system.signal_all(signal.SIGKILL, again=True)
+eventually(lambda: system.wait(0) is None or system.is_alone(), "the one that is ours ends")
+left = daemons()
+print(json.dumps([len(left), len(system.left())]))
+for entry in genuine(os.getpid()):
+    os.kill(entry.pid, signal.SIGKILL)
+"""
+    assert told(code) == [1, 0]

@@ -10,14 +10,14 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from tests.supervisor.fakes import FakeSystem, Program
+from trainer_launch.diagnosis.group_incidents import GroupIncidents
+from trainer_launch.diagnosis.straggler_samples import StragglerSamples
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.model import Death, Endpoint, Membership, Outcome, Plan, Workers
 from trainer_launch.model.errors import NodeError
 from trainer_launch.pytorch.fork_server import Starter
-from trainer_launch.pytorch.group_incidents import GroupIncidents
-from trainer_launch.pytorch.group_stragglers import GroupStragglers
-from trainer_launch.pytorch.node import Diagnosis, Node
+from trainer_launch.pytorch.node import Diagnosis, TorchNode
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver
@@ -159,8 +159,9 @@ class Here:
         client = cast(Client, self.coordinator)
         group = WorkerGroup(plan, self.system, Processes(plan, self.system, RunObserver()))
         self.starter = FakeStarter(group, self.system)
-        diagnosis = Diagnosis(GroupIncidents(group, client.send, None), GroupStragglers(group, client.send), watch)
-        self.node = Node(group, client, cast(Starter, self.starter), diagnosis, RunObserver())
+        samples = StragglerSamples(group.recorders, group.workers, lambda: group.places, lambda body: None)
+        diagnosis = Diagnosis(GroupIncidents(group, client.send, None), samples, watch)
+        self.node = TorchNode(group, client, cast(Starter, self.starter), diagnosis, RunObserver())
         self.coordinator.tell(Connected())
 
     def hears(self, at_s: float, *news: Any) -> Here:

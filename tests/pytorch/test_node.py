@@ -246,6 +246,18 @@ def test_workers_that_end_after_a_drain_end_the_node_as_one_that_was_stopped(tmp
     assert how(here.run()) == (Verdict.STOPPED, None, 143)
 
 
+def test_a_worker_that_fails_while_the_node_drains_is_named_and_the_others_do_not_wait_for_it(
+    tmp_path: Path, caplog
+) -> None:
+    """In a collective they would wait for ever, as would those of other nodes, which hear that this one leaves."""
+    here = draining(tmp_path, rank_1=[Program(8, code=7, error="ValueError: no")], rank_0=[Program(term_s=3)])
+    ended = here.run()
+    assert (how(ended)[::2], round(ended.took_s, 1)) == ((Verdict.STOPPED, 143), 11)
+    assert (8, "leader", "rank 0", TERM) in here.system.calls
+    assert (here.coordinator.failures, here.coordinator.said[-2:]) == ([], [say.Leave("asked to stop")] * 2)
+    assert "rank 1 ended with exit code 7: ValueError: no" in caplog.text
+
+
 @pytest.mark.parametrize(
     "news", [say.Restart(1, "node 1 was lost"), say.GiveUp("the job has failed"), say.Finished()]
 )

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from trainer_launch.diagnosis.group_incidents import aborted
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death
-from trainer_launch.pytorch.group_incidents import aborted
 from trainer_launch.pytorch.worker_ends import Ends, ends_of, failed_message
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:23696"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rehearsal.told import Tale, finished, restarted
-from trainer_launch.model.goodput import Kind
+from trainer_launch.observability.goodput import Kind
 from trainer_launch.rehearsal.report.fault_costs import FaultReport
 from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.report.rehearsal_report import report_of

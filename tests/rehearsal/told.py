@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainer_launch.model.goodput import Kind
+from trainer_launch.observability.goodput import Kind
 from trainer_launch.rehearsal.report.history import History, HistoryEntry, PodResult, What
 from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport, report_of
 

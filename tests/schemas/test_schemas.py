@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.contracts.pods import CASES
 from tests.membership.world import World, running
 from tests.schemas.validator import NAMES, SCHEMAS, schema, violations
 from trainer_launch.cli import run_command
+from trainer_launch.commands.status import job_table
+from trainer_launch.diagnosis.lateness import StragglerJudge
+from trainer_launch.diagnosis.stall import StallJudge
 from trainer_launch.membership import state
 from trainer_launch.observability import event_log
+from trainer_launch.observability.goodput import Kind, TrainingStatus
+from trainer_launch.observability.training_judge import TrainingJudge
 
 ROOT = Path(__file__).parents[2]
 GOOD = [name for name, case in CASES.items() if "error" not in case]
@@ -49,12 +55,12 @@ def test_without_a_plan_it_is_so_too(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_job_as_status_shows_it_is_so_too() -> None:
-    worlds = [World(3), running()[0], World(2)]
-    worlds[-1].come(0)
-    for world in worlds:
-        for progress in (None, (0.5, 3.0), (None, 1.0)):
-            made = json.loads(json.dumps(to_builtins(state.status(world.state, world.now_s, progress))))
-            del made["kind"]  # of the message
+    for shown in (TrainingStatus(), TrainingStatus(progress=0.5, progress_age_s=3.0, goodput={Kind.TRAINING: 1.0})):
+        judges = [StallJudge(), StragglerJudge(every_s=60.0), TrainingJudge(shown=partial(replace, shown))]
+        worlds = [World(3), running(judges=judges)[0], World(2, judges=judges)]
+        worlds[-1].come(0)
+        for world in worlds:
+            made = json.loads(json.dumps(job_table(state.status(world.state, world.now_s))))
             told = {"launchers": [], "job": made, "job_problem": None}
             assert violations("status", told) == []
 

@@ -168,7 +168,7 @@ class FakeSystem(System):
     def begin_start(self):
         pass
 
-    def signal_leader(self, pid, number):
+    def signal_leader(self, pid, number, *, wakes=False):
         if pid in self.alive:
             self._note("leader", self.alive[pid].process.name, int(number))
             self._hears(pid, number)

@@ -15,7 +15,6 @@ from trainer_launch.supervisor.failure import (
     Evidence,
     classify,
     parse_agent_failure,
-    unresolved,
     with_agents_word,
     with_device_fault,
     with_error_file,
@@ -170,7 +169,8 @@ def test_an_agent_that_was_killed_itself_left_a_note_about_something_else():
 
 
 def test_names_that_never_resolve_are_lost_peers():
-    assert (unresolved("x").reason, unresolved("x").exit_code) == ("PeerLost", 138)
+    cause = classify(Death(reason="Unresolved", message="x"), Evidence())
+    assert (cause.reason, cause.message, cause.exit_code) == ("PeerLost", "x", 138)
 
 
 def test_a_note_is_read_leniently():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.supervisor.rate_limit import CUT, LINE_BYTES, Source, Stream
+from trainer_launch.supervisor.lines import CUT, LINE_BYTES, Source, Stream
 
 
 def pair():

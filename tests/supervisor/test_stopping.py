@@ -12,6 +12,7 @@ from tests.supervisor.fakes import KILL, TERM, FakeSystem, Program, failure_of
 from trainer_launch.model import Death, Outcome, Plan, Process, Verdict
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.supervisor import outcome
+from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.processes import LAST_KILL_S
 from trainer_launch.supervisor.program_loop import supervise
 
@@ -166,6 +167,13 @@ def test_how_an_earlier_attempt_ended_is_no_word_about_how_this_one_took_the_req
     assert (ended.verdict, ended.failure) == (Verdict.STOPPED, None)
 
 
+def test_what_an_earlier_attempt_died_of_is_no_evidence_about_how_this_one_took_the_request_to_stop() -> None:
+    killed_for_memory = Evidence(oom_kills_before=0, oom_kills_after=1)
+    system = FakeSystem({"a": [KILLED, Program(term_s=None)]}, evidence=killed_for_memory).signalled(5, TERM)
+    ended, _ = run(plan(restarts=1), system)
+    assert (failure_of(ended).reason, failure_of(ended).evidence) == ("Stopped", ())
+
+
 def test_what_an_earlier_attempts_agent_has_noted_is_not_about_this_one() -> None:
     system = FakeSystem({"a": [KILLED, Program(ends_s=1, code=5)]})
     system.at(0.5, lambda: system.files.update(note='{"rank": 3, "exit_code": 9}'))
@@ -221,9 +229,9 @@ def test_after_a_drain_no_failure_stops_the_others_and_the_run_was_stopped() -> 
     assert (ended.verdict, ended.took_s, (2, "leader", "b", TERM) in calls) == (Verdict.STOPPED, 5.0, False)
 
 
-def test_a_request_to_stop_puts_a_bound_to_a_drain() -> None:
+def test_a_request_to_stop_puts_a_bound_to_a_drain_and_the_first_of_both_is_told() -> None:
     ended, calls = run(plan(), FakeSystem({"a": [IGNORES]}).signalled(1, USR2).signalled(5, TERM))
-    assert (ended.stop_signal, (15, "all again", KILL) in calls) == (TERM, True)
+    assert (ended.stop_signal, (15, "all again", KILL) in calls) == (USR2, True)
 
 
 def test_any_signal_can_be_a_request_to_stop_and_leaders_hear_the_plans_own() -> None:

@@ -24,7 +24,7 @@ from trainer_launch.membership.timeouts import UNSEEN_S
 
 Fault = Callable[[Job], None]
 DEADLINE_S = 120.0
-_FAILURES = re.compile(r"store at .*, (\d+) failures? so far")
+_FAILURES = re.compile(r"generation .*, (\d+) restarts? so far; this is node")
 _STEADY = 5  # steps after which a job is running, and not just starting
 
 # Without a barrier at the end, as in many a script: rank 0 leaves, and when it has ended, rank 1 dies, once.

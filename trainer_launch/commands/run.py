@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import UNKNOWN
-from trainer_launch.host import logs, runtime_directory
+from trainer_launch.host import logs, process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles, read_secret
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.host.slow_files import within
@@ -35,6 +34,7 @@ from trainer_launch.planning.task import Task, Trial
 from trainer_launch.supervisor import inherited, outcome, shared_memory_care
 
 if TYPE_CHECKING:  # all else is loaded when the plan has been made, while the fork server imports torch
+    from trainer_launch.membership.notes import Judge
     from trainer_launch.mpi.preparation import Preparation
     from trainer_launch.observability.observer import Observer
     from trainer_launch.pytorch.fork_server import ForkServer
@@ -134,6 +134,7 @@ def _fork_server(plan: Plan) -> ForkServer | None:
     if workers.caller is not None:
         return CallerFork(*workers.caller)
     inherited.hear(())  # workers get the signal mask and what is ignored from the server
+    process_tree.mark_descendants()
     try:
         return ForkServer(workers)
     except ServerError:
@@ -147,19 +148,18 @@ def _carried_out(
     from trainer_launch.observability import event_log, node_view
     from trainer_launch.observability.goodput_keeper import GoodputKeeper
     from trainer_launch.observability.observer import observed
+    from trainer_launch.observability.step_lines import PrintedSteps
     from trainer_launch.observability.termination_message import conclude, use_color
-    from trainer_launch.supervisor.rate_limit import Flood
-    from trainer_launch.supervisor.step_lines import PrintedSteps
     from trainer_launch.supervisor.system import System
 
     settings = task.settings
     secret = _secret(settings, task, plan)
     mpi = _mpi_job(task, plan)  # before there is a system: it starts children, and waits for them
     watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
-    flood = Flood(lines_per_s=settings.output_limit, clock=time.monotonic)
     printed = PrintedSteps()
     listeners = (printed.heard,) if mpi is None else (printed.heard, mpi.program.hear)
-    system = System(color=use_color(), watched=watched, flood=flood, listener=partial(_hear, listeners))
+    listener, limit = partial(_hear, listeners), settings.output_limit
+    system = System(color=use_color(), watched=watched, lines_per_s=limit, listener=listener)
     system.clean = sweep
     system.launchers = lambda: {view.pid for view in node_view.find()}
     keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))
@@ -214,19 +214,27 @@ def _supervised(
         return incidents.concluded(
             supervise(plan, system, processes, incidents.watch(), observer, incidents.failed)
         )
-    from trainer_launch.pytorch import node  # only a torch job needs it
+    from trainer_launch.diagnosis.group_incidents import GroupIncidents
+    from trainer_launch.diagnosis.straggler_samples import StragglerSamples
+    from trainer_launch.diagnosis.topics import STRAGGLERS  # only a torch job needs these
+    from trainer_launch.membership.protocol import Note
+    from trainer_launch.pytorch import node
     from trainer_launch.pytorch.fork_server import Starter
-    from trainer_launch.pytorch.group_incidents import GroupIncidents
-    from trainer_launch.pytorch.group_stragglers import GroupStragglers
     from trainer_launch.pytorch.worker_group import WorkerGroup
 
     group = WorkerGroup(plan, system, processes)
-    client = node.client_of(group, secret, observer.ledger)
+    client = node.client_of(group, secret, observer.notes)
     incidents = Incidents(settings, task, plan, system, processes, group)
     reports = GroupIncidents(group, client.send, incidents.collector)
-    stragglers = GroupStragglers(group, client.send, observer.stragglers)
+    stragglers = StragglerSamples(
+        group.recorders,
+        group.workers,
+        lambda: group.places,
+        lambda body: client.send(Note(group.generation, STRAGGLERS, body)),
+        observer.stragglers,
+    )
     diagnosis = node.Diagnosis(reports, stragglers, incidents.watch(reports.tell_ranks))
-    here = node.Node(group, client, Starter(group, server), diagnosis, observer)
+    here = node.TorchNode(group, client, Starter(group, server), diagnosis, observer)
     return incidents.concluded(here.run())
 
 
@@ -308,9 +316,15 @@ def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[No
     if plan.hosting is None:
         yield
         return
-    from trainer_launch.membership.server import serve  # only node 0 of a torch job needs it
+    from trainer_launch.diagnosis import lateness  # only node 0 of a torch job needs these
+    from trainer_launch.diagnosis.stall import StallJudge
+    from trainer_launch.membership.server import serve
+    from trainer_launch.observability.training_judge import TrainingJudge
 
-    with serve(plan.hosting, secret, observer.coordinator_said, observer.progress_and_age, observer.spent):
+    judges: list[Judge] = [StallJudge(), TrainingJudge(shown=observer.training)]
+    if plan.hosting.finds_stragglers:
+        judges.append(lateness.StragglerJudge(every_s=lateness.EVERY_S))
+    with serve(plan.hosting, secret, observer.coordinator_said, judges):
         yield
 
 

@@ -15,13 +15,17 @@ from typing import Any
 from msgspec import Struct, to_builtins
 
 from trainer_launch.commands.options import Parsed
+from trainer_launch.diagnosis.stragglers import Lateness
+from trainer_launch.diagnosis.topics import STALL, STRAGGLERS, StallStatus, StragglerStatus
 from trainer_launch.host.files import read_secret
-from trainer_launch.model import Endpoint, Json, goodput
+from trainer_launch.membership.notes import opened
+from trainer_launch.membership.protocol import Status
+from trainer_launch.model import Endpoint, Json
 from trainer_launch.model.errors import NodeError, UsageError
-from trainer_launch.model.stragglers import Lateness
 from trainer_launch.model.units import aligned, counted, duration, grouped, listed, printable
-from trainer_launch.observability import event_log, node_view, progress
+from trainer_launch.observability import event_log, goodput, node_view, progress
 from trainer_launch.observability.event_log import strict
+from trainer_launch.observability.goodput import TRAINING, TrainingStatus
 from trainer_launch.observability.goodput_keeper import as_json, shown
 
 HELP = "show the state of this pod's run and of its job"
@@ -142,13 +146,22 @@ def _ask(views: Sequence[node_view.View]) -> tuple[dict[str, Json] | None, str |
             problems.append(str(failed))
             continue
         if status.generation >= generation:
-            table = to_builtins(status)
-            del table["kind"]
-            return {**table, "goodput": as_json(status.goodput)}, None
+            return job_table(status), None
         problems.append(
             f"the coordinator at {Endpoint(*place)} does not know generation {generation}, which this node was in"
         )
     return None, problems[0] if problems else _NOWHERE
+
+
+def job_table(status: Status) -> dict[str, Json]:
+    """The job's table, with what the notes add to it."""
+    table, kinds = to_builtins(status), {STALL: StallStatus, STRAGGLERS: StragglerStatus, TRAINING: TrainingStatus}
+    del table["kind"]
+    notes = table.pop("notes")
+    for topic, kind in kinds.items():
+        table |= to_builtins(opened(kind, notes.get(topic), topic) or kind())
+    seconds = table["goodput"]
+    return {**table, "goodput": None if seconds is None else as_json(goodput.read(seconds))}
 
 
 def _questions(view: node_view.View) -> Iterator[tuple[str, tuple[str, int], str | None, int]]:

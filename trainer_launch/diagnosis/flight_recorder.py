@@ -20,8 +20,9 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from trainer_launch.diagnosis.collectives import MAX_GROUPS, MAX_LOOKS
 from trainer_launch.model.codec import MAX_TEXT
-from trainer_launch.model.collectives import MAX_GROUPS, MAX_LOOKS, spans
+from trainer_launch.model.units import spans
 
 MOST = 64  # collectives of each process group that are told
 _QUESTION_BYTES = 65536

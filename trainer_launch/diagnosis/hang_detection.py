@@ -1,7 +1,8 @@
 """Decide whether this node's workers hang: samples in, verdict out. Pure; `watch` takes the samples and acts.
 
-Strong signs of life are output and reported progress. Ranks work in lockstep, so anybody's counts for the node, and
-often only rank 0 has any. Weak signs are CPU time and wake-ups of a main thread. T is the timeout:
+Strong signs of life are output, reported progress, collectives that advance, and what a main thread writes. Ranks
+work in lockstep, so anybody's counts for the node, and often only rank 0 has any. Weak signs are CPU time and
+wake-ups of a main thread. T is the timeout:
 
 - stopped: a worker is suspended (SIGSTOP) for T. Nobody else is asked, and nobody is idle: the others wait for it.
 - idle: no strong sign for T, and no worker did more than wait: next to no CPU time, next to no wake-ups.
@@ -12,6 +13,11 @@ often only rank 0 has any. Weak signs are CPU time and wake-ups of a main thread
 A collective that never ends may sleep (gloo) or spin (NCCL): the first is idle, the second busy, whose fault it is.
 
 A worker that a debugger holds pauses everything, and so does a gap in our own observation: we were suspended too.
+
+Whose main thread counts: a worker's own, and that of a program that it waits for. All else beside them, threads and
+children alike, counts only once it does more than a writer of metrics does, which outlives a hang: W&B and MLflow
+with their system metrics take at most 1 % of a CPU and 140 KB/s, even where they look each second. A backward
+pass, a thread that evaluates, a compiler or a data loader takes more.
 """
 
 from __future__ import annotations
@@ -31,10 +37,15 @@ LEARN = 5  # pauses, before anything is known about them
 REMEMBER = 100  # pauses
 AUTO_FLOOR_S = 60.0  # no learned timeout is shorter
 UNLEARNED_S = 1800.0  # before it is learned; it allows for the start as well
+_WINDOW = 10  # looks that are compared: half of a timeout
 _IDLE_CPU = 0.02  # of one CPU: gloo's own thread, which wakes up 100 times a second, takes 0.002
 _IDLE_CPU_FLOOR_S = 0.05  # a few of the kernel's ticks
 _IDLE_SWITCHES_PER_S = 1.0  # a data loader's consumer looks after its workers every 5 s
 _IDLE_SWITCHES_FLOOR = 4
+_BESIDE_CPU = 0.05  # of one CPU: what threads and children beside a main thread may take for metrics and logs
+_BESIDE_CPU_FLOOR_S = 0.1
+_BESIDE_BYTES_PER_S = 256 << 10  # read and written
+_BESIDE_BYTES_FLOOR = 512 << 10
 
 
 class Rules(Struct, frozen=True, kw_only=True):
@@ -61,13 +72,58 @@ class Worker(Struct, frozen=True):
     stacks: str | None = None  # where it writes its threads' stacks when it is asked
 
 
+class Activity(Struct, frozen=True, kw_only=True):
+    """What one process of a worker has done so far: its main thread, and all its other threads."""
+
+    pid: int
+    parent: int = 0
+    started: int = 0
+    age_s: float = 0.0
+    state: str = "S"  # of its main thread, as /proc has it; T: suspended, t: held by a debugger, D: in the kernel
+    waits_for_child: bool = False  # its main thread, for that a child ends
+    cpu_s: float = 0.0  # of its main thread
+    switches: int = 0  # how often its main thread went to sleep by itself
+    read: int = 0  # bytes, by its main thread
+    written: int = 0  # likewise, less what it was asked for
+    output_ns: int = 0  # when a file that is its output has changed
+    beside_cpu_s: float = 0.0  # of its other threads, and of children that have ended
+    beside_bytes: int = 0  # that its other threads have read and written, less what they were asked for
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from a later process with the same number."""
+        return self.pid, self.started
+
+
 class Sample(Struct, frozen=True, kw_only=True):
     """One look at one worker."""
 
-    state: str  # of its main thread, as /proc has it
-    cpu_s: float  # so far, with everything below it
-    switches: int  # how often a main thread went to sleep; of it and those below it, who did most
+    processes: tuple[Activity, ...]  # the worker's own first, then everything below it
     signs: tuple[int, ...] = ()  # strong ones: whatever changes
+
+    @property
+    def state(self) -> str:
+        """Of the worker's main thread."""
+        return self.processes[0].state
+
+
+class MainThread(NamedTuple):
+    """What is remembered of one process's main thread."""
+
+    since: Activity  # what it had done some time ago
+    since_at_s: float
+    work_at_s: float  # when it was last seen to have done more than wait
+
+
+class Beside(NamedTuple):
+    """What is done beside the main threads that count."""
+
+    since_at_s: float
+    work_at_s: float  # when that was last seen to be much
+    cpu_s: float = 0.0
+    read_written: int = 0
+    since_cpu_s: float = 0.0  # so much it was some time ago
+    since_read_written: int = 0
 
 
 class Track(Struct, frozen=True):
@@ -75,8 +131,9 @@ class Track(Struct, frozen=True):
 
     born_at_s: float
     last: Sample
-    quiet: Sample  # since this one it did next to nothing
-    quiet_at_s: float
+    main_threads: Mapping[tuple[int, int], MainThread]
+    beside: Beside
+    quiet_at_s: float  # since then it did next to nothing
     stopped_at_s: float | None = None
     sign_at_s: float | None = None  # its own last strong sign
 
@@ -125,11 +182,14 @@ def observe(node: Node, samples: Mapping[Worker, Sample], at_s: float, rules: Ru
     """Take in one look at all workers that are alive."""
     has_others = any(worker not in node.tracks for worker in samples)
     if has_others or at_s - node.at_s > max(5.0, 4 * rules.pace_s):
-        fresh = {worker: Track(at_s, sample, sample, at_s) for worker, sample in samples.items()}
+        fresh = {worker: _begun(sample, at_s) for worker, sample in samples.items()}
         return Node(fresh, at_s, pauses_s=node.pauses_s) if has_others else _resumed(node, fresh, at_s)
-    tracks = {worker: _follow(node.tracks[worker], sample, at_s) for worker, sample in samples.items()}
+    tracks = {
+        worker: _follow(node.tracks[worker], sample, at_s, rules.pace_s, is_program=worker.rank is None)
+        for worker, sample in samples.items()
+    }
     node_now = replace(node, tracks=tracks, at_s=at_s)
-    if all(node.tracks[worker].last.signs == sample.signs for worker, sample in samples.items()):
+    if all(track.sign_at_s != at_s for track in tracks.values()):
         return node_now
     first_s = at_s if node.first_sign_at_s is None else node.first_sign_at_s
     pauses_s = node.pauses_s if node.sign_at_s is None else (*node.pauses_s, at_s - node.sign_at_s)[-REMEMBER:]
@@ -184,19 +244,99 @@ def others_s(found: Hang) -> float:
     return PATIENCE * found.limit_s + min(10.0, max(2.0, found.limit_s / 4))
 
 
-def _follow(track: Track, sample: Sample, at_s: float) -> Track:
-    since_s = at_s - track.quiet_at_s
-    cpu_s = sample.cpu_s - track.quiet.cpu_s
-    switches = sample.switches - track.quiet.switches
-    # Less than before: one of those below it has ended, which is progress, too.
-    is_quiet = (
-        0 <= cpu_s <= _IDLE_CPU_FLOOR_S + _IDLE_CPU * since_s
-        and 0 <= switches <= _IDLE_SWITCHES_FLOOR + _IDLE_SWITCHES_PER_S * since_s
+def _begun(sample: Sample, at_s: float) -> Track:
+    mains = {process.key: MainThread(process, at_s, at_s) for process in sample.processes}
+    return Track(at_s, sample, mains, Beside(at_s, at_s), at_s)
+
+
+def _follow(track: Track, sample: Sample, at_s: float, pace_s: float, *, is_program: bool) -> Track:
+    """Take in one look; every main thread counts in a program, whose shape is unknown."""
+    window_s, before = _WINDOW * pace_s, {process.key: process for process in track.last.processes}
+    mains = {
+        process.key: _main_thread(track.main_threads.get(process.key), process, at_s, window_s)
+        for process in sample.processes
+    }
+    counted = [*sample.processes] if is_program else _counted(sample, mains, at_s, 2 * pace_s)
+    beside = _beside(track.beside, _added(sample, before, counted), at_s, window_s)
+    has_sign = track.last.signs != sample.signs or any(
+        process.written > earlier.written or process.output_ns > earlier.output_ns
+        for process in counted
+        if (earlier := before.get(process.key)) is not None
     )
     stopped_at_s = None if sample.state != "T" else at_s if track.stopped_at_s is None else track.stopped_at_s
-    sign_at_s = track.sign_at_s if track.last.signs == sample.signs else at_s
-    now = replace(track, last=sample, stopped_at_s=stopped_at_s, sign_at_s=sign_at_s)
-    return now if is_quiet else replace(now, quiet=sample, quiet_at_s=at_s)
+    return replace(
+        track,
+        last=sample,
+        main_threads=mains,
+        beside=beside,
+        quiet_at_s=max(beside.work_at_s, *(mains[process.key].work_at_s for process in counted)),
+        stopped_at_s=stopped_at_s,
+        sign_at_s=at_s if has_sign else track.sign_at_s,
+    )
+
+
+def _main_thread(before: MainThread | None, now: Activity, at_s: float, window_s: float) -> MainThread:
+    if before is None:
+        return MainThread(now, at_s, at_s)
+    for_s = at_s - before.since_at_s
+    is_quiet = (
+        now.cpu_s - before.since.cpu_s <= _IDLE_CPU_FLOOR_S + _IDLE_CPU * for_s
+        and now.switches - before.since.switches <= _IDLE_SWITCHES_FLOOR + _IDLE_SWITCHES_PER_S * for_s
+        and now.written <= before.since.written
+    )
+    if is_quiet and for_s < window_s:
+        return before
+    return MainThread(now, at_s, before.work_at_s if is_quiet else at_s)
+
+
+def _beside(before: Beside, added: tuple[float, int], at_s: float, window_s: float) -> Beside:
+    for_s = at_s - before.since_at_s
+    now = before._replace(cpu_s=before.cpu_s + added[0], read_written=before.read_written + added[1])
+    is_little = (
+        now.cpu_s - now.since_cpu_s <= _BESIDE_CPU_FLOOR_S + _BESIDE_CPU * for_s
+        and now.read_written - now.since_read_written <= _BESIDE_BYTES_FLOOR + _BESIDE_BYTES_PER_S * for_s
+    )
+    if is_little and for_s < window_s:
+        return now
+    return Beside(
+        *(at_s, now.work_at_s if is_little else at_s),
+        *(now.cpu_s, now.read_written, now.cpu_s, now.read_written),
+    )
+
+
+def _counted(
+    sample: Sample, mains: Mapping[tuple[int, int], MainThread], at_s: float, near_s: float
+) -> list[Activity]:
+    """The worker's own process and the programs that it waits for: their main threads count.
+
+    A main thread waits for a child in wait(), or began it and did nothing since. A child that is there for longer,
+    such as a data loader or a service for metrics, or that begins later, is none that it waits for.
+    """
+    counted, others = [sample.processes[0]], sample.processes[1:]
+    for parent in counted:  # which grows
+        work_at_s = mains[parent.key].work_at_s
+        counted += [
+            process
+            for process in others
+            if process.parent == parent.pid
+            and (parent.waits_for_child or abs(at_s - process.age_s - work_at_s) <= near_s)
+        ]
+    return counted
+
+
+def _added(
+    sample: Sample, before: Mapping[tuple[int, int], Activity], counted: Sequence[Activity]
+) -> tuple[float, int]:
+    """CPU seconds and bytes since the look before: of other threads, and of processes that do not count."""
+    cpu_s, read_written, main_counts = 0.0, 0, {process.pid for process in counted}
+    for now in sample.processes:
+        then = before.get(now.key, Activity(pid=now.pid))
+        cpu_s += now.beside_cpu_s - then.beside_cpu_s
+        read_written += now.beside_bytes - then.beside_bytes
+        if now.pid not in main_counts:
+            cpu_s += now.cpu_s - then.cpu_s
+            read_written += now.read + now.written - then.read - then.written
+    return cpu_s, read_written
 
 
 def _stopped(node: Node, limit: float) -> Hang | None:

@@ -11,13 +11,13 @@ for minutes, gets `PATIENCE` times as long. Nobody is ended while the cause show
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis import hang_detection
+from trainer_launch.diagnosis import hang_detection, stacks
+from trainer_launch.diagnosis.collectives import Explanation
 from trainer_launch.diagnosis.hang_detection import Hang, Kind, Rules, Worker
 from trainer_launch.diagnosis.incident_bundle import HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
@@ -29,26 +29,6 @@ from trainer_launch.model import Death
 ANSWER_S = 8.0  # for the coordinator to explain; longer than all nodes have to tell it what they know
 FRESH_S = 15.0  # an older explanation is no reason to end anybody
 log = logging.getLogger(__name__)
-
-
-class Explained(Protocol):
-    """What all nodes together know; `protocol.Explained` is it."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Whom it is about."""
-
-    @property
-    def cause(self) -> str:
-        """The exit reason that it proves."""
-
-    @property
-    def accuses(self) -> bool:
-        """Whether somebody hangs."""
-
-    @property
-    def active(self) -> bool:
-        """Whether the cause still shows progress."""
 
 
 class Watched(Struct, frozen=True, kw_only=True):
@@ -88,12 +68,13 @@ class Watch:
         self._tell = tell  # the coordinator, which asks all nodes; None: there is none
         self._told: tuple[object, float] | None = None  # of which quiet, and when
         self._seen: tuple[str, tuple[str, ...], Collected | None] | None = None  # what it was told
-        self._explained: tuple[Explained, object, float] | None = None  # of which quiet, and when
+        self._explained: tuple[Explanation, object, float] | None = None  # of which quiet, and when
         self._node = hang_detection.begin(now())
         self._asked_at_s: float | None = None  # the begin of an idleness that was looked into
         self._elsewhere: tuple[Worker, ...] = ()  # who then did not wait for others
         self._reported_at_s: float | None = None  # the last progress before the hang that was reported
         self._has_reported = False
+        self._again_at_s: float | None = None  # when it is reported again, though nobody has made progress since
         self.due_s = self._node.at_s
 
     def look(self, now_s: float) -> Death | None:
@@ -106,8 +87,9 @@ class Watch:
         to_end = None if found is None else self._to_end(found, now_s)
         if to_end is not None:
             return self._strike(to_end, now_s)
-        has_changed = self._reported_at_s != self._node.sign_at_s
-        if watched.report is not None and (has_changed or not self._has_reported):
+        is_new = not self._has_reported or self._reported_at_s != self._node.sign_at_s
+        is_due = is_new or (self._again_at_s is not None and now_s >= self._again_at_s)
+        if watched.report is not None and is_due:
             found = self._judged(watched.report)
             if found is not None:
                 self._report_only(found)
@@ -115,16 +97,26 @@ class Watch:
 
     def reported(self) -> None:
         """Nothing more is reported until somebody makes progress; to have collected is no gap in the watch."""
-        self._has_reported, self._reported_at_s = True, self._node.sign_at_s
+        self._has_reported, self._reported_at_s, self._again_at_s = True, self._node.sign_at_s, None
         self._node = replace(self._node, at_s=self._now())
 
-    def explained(self, told: Explained) -> None:
-        """What all nodes together know of the present quiet."""
-        self._explained = told, self._quiet, self._node.at_s
+    def explained(self, told: Explanation) -> None:
+        """What all nodes together know of the present quiet.
+
+        Where the cause still shows progress, whoever may have it reports again should that have ended: at once, or
+        after a while where it seems to have ended by now. Who only waits for the cause does not ask again.
+        """
+        now_s = self._node.at_s
+        self._explained = told, self._quiet, now_s
         if not told.accuses:
             self._seen = None  # nothing is kept of it
-        if told.active and all(self._judged(rules) is None for rules in self._watched.all_rules):
-            self._has_reported, self._explained = False, None  # should progress end here, that is another hang
+        if not told.active:
+            return
+        may_be_ours = not told.ranks or any(worker.rank in told.ranks for worker in self._node.tracks)
+        if all(self._judged(rules) is None for rules in self._watched.all_rules):
+            self._again_at_s, self._explained = now_s, None
+        elif may_be_ours:
+            self._again_at_s = now_s + FRESH_S
 
     def quiet(self) -> dict[int, hang_detection.Quiet]:
         """How long ago each rank has done something."""
@@ -148,7 +140,7 @@ class Watch:
             if not told.accuses and not told.ranks:
                 return self._named(found, now_s)  # nothing explains it
             own = tuple(worker for worker in self._node.tracks if worker.rank in told.ranks)
-            is_ours = told.accuses and (own or told.cause or not told.ranks)
+            is_ours = told.accuses and (own or told.reason or not told.ranks)
             is_due = is_ours or found.for_s >= hang_detection.others_s(found)
             return replace(found, workers=own or found.workers) if is_due else None
         if self._told is None or self._told[0] != self._quiet or now_s >= self._told[1] + FRESH_S:
@@ -183,7 +175,7 @@ class Watch:
         )
 
     def _main_threads(self) -> dict[Worker, tuple[Frame, ...]]:
-        texts = self._workers.ask_all(self._node.tracks)
+        texts = stacks.ask_all(self._workers.children(self._node.tracks))
         return {worker: main_thread(texts.get(worker.pid, "")) for worker in self._node.tracks}
 
     # -- acting -------------------------------------------------------------------------------
@@ -223,10 +215,10 @@ class Watch:
 
     def _collected(self, found: Hang) -> tuple[str, tuple[str, ...], Collected | None]:
         """The hang in a sentence, where each worker is, and what was collected."""
-        workers = tuple(self._node.tracks)
-        texts = self._workers.ask_all(workers)
-        digest = stacks_digest({worker: self._place(worker, texts) for worker in workers})
-        digest += self._loaders(workers, texts)
+        children = self._workers.children(self._node.tracks)
+        texts = stacks.ask_all(children)
+        digest = stacks_digest({worker: self._place(worker, texts) for worker in children})
+        digest += self._loaders(children, texts)
         if self._collector is None:
             return found.text, digest, None
         report = "".join(f"{line}\n" for line in (found.text, *digest))
@@ -244,10 +236,12 @@ class Watch:
         state = self._node.tracks[worker].last.state
         return f"state {state}" + (f", in the kernel's {kernel}" if kernel else "")
 
-    def _loaders(self, workers: tuple[Worker, ...], texts: Mapping[int, str]) -> tuple[str, ...]:
+    def _loaders(
+        self, children: Mapping[Worker, Sequence[process_tree.Entry]], texts: Mapping[int, str]
+    ) -> tuple[str, ...]:
         return tuple(
             f"{worker.name}'s {entry.name} (pid {entry.pid}): {where(known)}"
-            for worker in workers
-            for entry in self._workers.children(worker)
+            for worker, entries in children.items()
+            for entry in entries
             if (known := main_thread(texts.get(entry.pid, "")))
         )

@@ -21,11 +21,11 @@ from datetime import datetime, timezone
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainer_launch.diagnosis.collectives import RankState
 from trainer_launch.host import files
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.slow_files import within
 from trainer_launch.model.codec import MAX_TEXT, Count, MessageError, Name, Real, Text, decode, encode
-from trainer_launch.model.collectives import RankState
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import redact_text
 
@@ -178,7 +178,7 @@ def remove_old(folder: str) -> None:
 
 def _remove_old(folder: str) -> None:
     place, last = os.path.split(folder)
-    own = [name for name in _ids(place) if name <= last and _name_of(name) == _name_of(last)]
+    own = [name for name in _ids(place) if _order(name) <= _order(last) and _name_of(name) == _name_of(last)]
     for old in own[:-KEPT]:
         shutil.rmtree(f"{place}/{old}", ignore_errors=True)
 
@@ -266,8 +266,15 @@ def as_json(entry: Stored) -> Mapping[str, object]:
 
 def _ids(place: str) -> list[str]:
     with contextlib.suppress(OSError):
-        return sorted(name for name in os.listdir(place) if _ID.fullmatch(name))
+        return sorted((name for name in os.listdir(place) if _ID.fullmatch(name)), key=_order)
     return []
+
+
+def _order(entry_id: str) -> tuple[str, int]:
+    """By time, then by number."""
+    at, _, rest = entry_id.partition("-")
+    number = rest.rpartition("-")[2]
+    return at, int(number) if number.isdecimal() else 0
 
 
 def _name_of(entry_id: str) -> str:

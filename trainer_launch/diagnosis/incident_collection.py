@@ -1,7 +1,7 @@
-"""Collect an incident before anything is killed: ask all workers at once, then write what came in time.
+"""Collect an incident before anything is killed: ask all workers at once, and take what comes in time.
 
-What is gone a moment later comes first: stacks, flight recorders, last lines. What stays may be slow: a thread
-collects it, so that a restart does not wait for it. Nothing here may fail a job.
+Only what is gone a moment later is waited for: stacks, flight recorders, last lines. A thread writes it to the
+folder while workers are stopped and start again, then collects what stays. Nothing here may fail a job.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,17 +18,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis import incident_bundle, stacks
+from trainer_launch.diagnosis.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain
 from trainer_launch.diagnosis.hang_detection import Quiet, Worker
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, HOST, OUTPUT, RECORDER, STACKS, Incident
-from trainer_launch.diagnosis.worker_samples import Workers
+from trainer_launch.diagnosis.worker_samples import WatchedGroup, Workers
 from trainer_launch.host import incident_facts, process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
 from trainer_launch.model import Failure, exit_codes
-from trainer_launch.model.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain, spans
+from trainer_launch.model.units import spans
 
 FAILURE_S = 0.3  # for workers to answer when a restart waits for it
 HANG_S = 2.0
 _FACTS_S = 5.0  # for what stays, when the run is over
+_LATER_S = 1.0  # until what stays is collected: the restart after a failure needs the CPUs
 _SHOWN = 64  # processes below a worker
 _KEPT = 8  # collectives of each group in incident.json
 _NO_FACTS_YET = f"{HOST}/: no answer yet"  # until the thread has written them
@@ -44,20 +47,6 @@ class About(Struct, frozen=True, kw_only=True):
     node_rank: int | None = None
     env: Mapping[str, str]
     run_dir: str = ""  # where `status` and the event log look for news
-
-
-class Sources(Struct, frozen=True, kw_only=True):
-    """Whom it asks."""
-
-    workers: Workers
-    last_lines: Callable[[str], Sequence[str]]  # of a process, by name
-    is_group: bool = True  # forked torch workers; False: any program, with whatever it has started
-    # To all flight recorders, until when they may save their dumps; its number.
-    question: Callable[[str | None, float], int] = lambda folder, until_s: 0
-    answers: Callable[[int, float], Mapping[str, Recorded]] = lambda number, until_s: {}  # by process
-    ended: Callable[[], Sequence[RankState]] = tuple  # the ranks of this generation without a process
-    generation: Callable[[], int] = int
-    saving: Callable[[], Collection[int]] = tuple  # pids that have reported a checkpoint
 
 
 class Collected(Struct, frozen=True, kw_only=True):
@@ -81,12 +70,26 @@ class Collected(Struct, frozen=True, kw_only=True):
 class Collector:
     """Collects the incidents of one run."""
 
-    def __init__(self, about: About, sources: Sources) -> None:
-        self._about, self._sources = about, sources
+    def __init__(
+        self,
+        about: About,
+        workers: Workers,
+        last_lines: Callable[[str], Sequence[str]],
+        group: WatchedGroup | None = None,
+        saving: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        """Collect what `workers` of a `group` show, without one those of any program.
+
+        `last_lines` are those of a process, by its name; `saving` are pids that have reported a checkpoint.
+        """
+        self._about, self._workers, self._last_lines = about, workers, last_lines
+        self._group, self._saving = group, saving
         self._count = 0  # so that no folder has the name of one that was dropped
-        self._last: tuple[Collected, Sequence[str]] | None = None  # and whose output counted
-        self._announced: set[str] = set()  # folders that people were told of
+        # And whose output counted, and whether all that was taken is written.
+        self._last: tuple[Collected, Sequence[str], threading.Event] | None = None
+        self._announced: deque[str] = deque(maxlen=incident_bundle.KEPT)  # folders that people were told of
         self._threads: list[threading.Thread] = []
+        self._is_over = threading.Event()  # the run: nothing is put off any more
         self._lock = threading.Lock()
 
     def collect(
@@ -107,24 +110,27 @@ class Collector:
         at_s, begun_s = time.time(), time.monotonic()
         folder, why = self._folder(at_s)
         until_s = begun_s + (HANG_S if kind == HANG else FAILURE_S)
-        number = self._sources.question(f"{folder}/{RECORDER}" if folder else None, until_s)
-        alive = self._sources.workers.look()
-        texts = self._sources.workers.ask_at_once(alive, until_s) if texts is None else texts
-        recorded = self._sources.answers(number, until_s)
+        group, recorders = self._group, None if self._group is None else self._group.recorders
+        number = recorders.question(f"{folder}/{RECORDER}" if folder else None, until_s) if recorders else 0
+        alive = self._workers.present()
+        asked = stacks.ask(alive) if texts is None else {}
+        recorded = recorders.answers(number, until_s) if recorders else {}
+        texts = stacks.answers(asked, until_s) if texts is None else texts
         states = [
-            self._state(worker, sample.state, texts.get(worker.pid, ""), recorded.get(worker.name))
-            for worker, sample in alive.items()
+            self._state(worker, state, texts.get(worker.pid, ""), recorded.get(worker.name))
+            for worker, state in alive.items()
             if worker.rank is not None
         ]
         with_process = {state.rank for state in states}
-        states += [state for state in self._sources.ended() if state.rank not in with_process]
+        states += [state for state in (group.ended() if group else ()) if state.rank not in with_process]
         states.sort(key=lambda state: state.rank)
         sentence = sentence if isinstance(sentence, str) else sentence(states)
         explanation = explain(states, time.time_ns())
         told = explanation or Explanation(text=sentence)
         names = tuple(dict.fromkeys([*names, *(worker.name for worker in alive)]))
-        files = {"report.txt": report, **self._outputs(names), **self._stacks(alive, texts)} if folder else {}
-        lost = [problem for name, text in files.items() if (problem := incident_bundle.add(folder, name, text))]
+        # A worker that is about to be stopped for another one's failure has told enough by its Python stacks.
+        silent = {worker for worker in alive if kind == HANG or not texts.get(worker.pid)}
+        texts_by_file = {**self._outputs(names), **self._stacks(alive, texts, silent)} if folder else {}
         incident = Incident(
             sentence=sentence if keeps_sentence or kind == FAILURE else told.text,
             kind=kind,
@@ -132,20 +138,24 @@ class Collector:
             job=self._about.job,
             host=self._about.host,
             node_rank=self._about.node_rank,
-            generation=self._sources.generation(),
+            generation=self._generation,
             reason=told.reason,
             ranks=told.ranks,
             restart_helps=told.helps,
             states=tuple(brief(state, _KEPT) for state in states),
-            missing=(*why, *lost, *self._silent(alive, texts, recorded)),
+            missing=(*why, *self._silent(alive, texts, recorded)),
             took_s=round(time.monotonic() - begun_s, 3),
         )
         collected = Collected(folder=folder, incident=incident, explanation=explanation)
-        self._last = collected, names
-        self._begin_facts(collected)
-        if kind == FAILURE:
-            self.tell(collected)
+        is_written = self._begin_writing(collected, {"report.txt": report, **texts_by_file})
+        if kind == HANG:  # no restart waits for it, and who looks next finds all of it
+            is_written.wait(HANG_S)
+        self._last = collected, names, is_written
         return collected
+
+    @property
+    def _generation(self) -> int:
+        return 0 if self._group is None else self._group.generation
 
     def explained(
         self, collected: Collected, sentence: str, reason: str, ranks: tuple[int, ...], helps: bool | None
@@ -162,7 +172,7 @@ class Collector:
     def tell(self, collected: Collected) -> None:
         """Tell `status` and the event log, and people where it is; it may take the place of an old one."""
         if collected.folder:
-            self._announced.add(collected.folder)
+            self._announced.append(collected.folder)
             incident_bundle.remove_old(collected.folder)
         incident, where = collected.incident, os.path.basename(collected.folder)
         runtime_directory.tell(
@@ -180,11 +190,13 @@ class Collector:
 
     def concluded(self, failure: Failure) -> None:
         """The run is over: its last failure in the words of the termination message, and all that was written."""
-        collected, names = self._last or (None, ())
-        if collected is None or collected.incident.kind != FAILURE:
+        if self._last is None:
             return
-        if collected.incident.generation != self._sources.generation():
+        collected, names, is_written = self._last
+        incident = collected.incident
+        if incident.kind != FAILURE or incident.generation != self._generation:
             return
+        is_written.wait(_FACTS_S)
         if collected.folder:
             for name, text in self._outputs(names).items():
                 incident_bundle.add(collected.folder, name, text)
@@ -194,15 +206,16 @@ class Collector:
 
     def close(self) -> None:
         """Wait until what was begun is written."""
+        self._is_over.set()
         end_s = time.monotonic() + _FACTS_S
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
 
     def _state(self, worker: Worker, state: str, text: str, answer: Recorded | None) -> RankState:
-        silence = "it did not answer in time" if self._sources.is_group else ""
+        silence = "it did not answer in time" if self._group else ""
         frames = stacks.main_thread(text)
         doing = stacks.doing(frames)
-        if doing is Doing.UNKNOWN and worker.pid in self._sources.saving():
+        if doing is Doing.UNKNOWN and worker.pid in self._saving():
             doing = Doing.CHECKPOINT
         return RankState(
             rank=worker.rank or 0,
@@ -229,30 +242,34 @@ class Collector:
             return "", (why,)
 
     def _outputs(self, names: Sequence[str]) -> dict[str, str]:
-        lines = {name: self._sources.last_lines(name) for name in names}
+        lines = {name: self._last_lines(name) for name in names}
         return {_file_of(OUTPUT, name): "".join(f"{line}\n" for line in each) for name, each in lines.items()}
 
-    def _stacks(self, alive: Mapping[Worker, object], texts: Mapping[int, str]) -> dict[str, str]:
-        """Each worker and what it has started, as it says itself and as the kernel has it."""
-        files, shown = {}, set[int]()
+    def _stacks(
+        self, alive: Collection[Worker], texts: Mapping[int, str], seen: Collection[Worker]
+    ) -> dict[str, str]:
+        """Each worker as it says itself; of these, what they have started, and both as the kernel has them."""
+        written, shown = {}, set[int]()
+        children = self._workers.children(seen) if seen else {}
         for worker in alive:
-            text = texts.get(worker.pid, "") + process_tree.describe(worker.pid)
-            children = self._sources.workers.children(worker)
-            shown |= {worker.pid, *(process.pid for process in children)}
-            for process in children[:_SHOWN]:
-                text += f"\n== {process.name}, pid {process.pid}\n"
-                text += texts.get(process.pid, "") + process_tree.describe(process.pid)
-            files[_file_of(STACKS, worker.name)] = text
+            text = texts.get(worker.pid, "")
+            if worker in seen:
+                text += process_tree.describe(worker.pid)
+                shown |= {worker.pid, *(process.pid for process in children[worker])}
+                for process in children[worker][:_SHOWN]:
+                    text += f"\n== {process.name}, pid {process.pid}\n"
+                    text += texts.get(process.pid, "") + process_tree.describe(process.pid)
+            written[_file_of(STACKS, worker.name)] = text
         # What a program that has ended has left; a group's fork server is none of it.
-        left = () if self._sources.is_group else process_tree.descendants(os.getpid())
+        left = () if self._group else process_tree.descendants(os.getpid())
         for process in [each for each in left if each.pid not in shown][:_SHOWN]:
-            files[_file_of(STACKS, f"{process.name} pid {process.pid}")] = process_tree.describe(process.pid)
-        return files
+            written[_file_of(STACKS, f"{process.name} pid {process.pid}")] = process_tree.describe(process.pid)
+        return written
 
     def _silent(
-        self, alive: Mapping[Worker, object], texts: Mapping[int, str], recorded: Mapping[str, Recorded]
+        self, alive: Collection[Worker], texts: Mapping[int, str], recorded: Mapping[str, Recorded]
     ) -> Iterator[str]:
-        for worker in alive if self._sources.is_group else ():
+        for worker in alive if self._group else ():
             if not texts.get(worker.pid):
                 yield f"{worker.name}: no Python stacks"
             answer = recorded.get(worker.name)
@@ -272,19 +289,36 @@ class Collector:
             now = incident_bundle.finish(collected.folder, now)
         return replace(collected, incident=now)
 
-    def _begin_facts(self, collected: Collected) -> None:
-        """Save what is known, should we be killed, and begin with what a restart does not wait for."""
-        if not collected.folder:
-            return
-        self._save(collected, [_NO_FACTS_YET])
+    def _begin_writing(self, collected: Collected, texts: Mapping[str, str]) -> threading.Event:
+        """Write what was taken, should we be killed, then collect what stays; nobody waits for either."""
+        is_written = threading.Event()
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = begin_thread("incident", self._facts, collected)
-        if thread is None:
-            self._save(collected, [f"{HOST}/: {NO_THREAD}"])
-        else:
+        thread = begin_thread("incident", self._write, collected, texts, is_written)
+        if thread is not None:
             self._threads.append(thread)
+        else:
+            self._write_taken(collected, texts, f"{HOST}/: {NO_THREAD}")
+            is_written.set()
+        return is_written
 
-    def _facts(self, collected: Collected) -> None:
+    def _write(self, collected: Collected, texts: Mapping[str, str], is_written: threading.Event) -> None:
+        try:
+            self._write_taken(collected, texts, _NO_FACTS_YET)
+        finally:
+            is_written.set()
+        if collected.incident.kind == FAILURE:
+            self._is_over.wait(_LATER_S)
+        if collected.folder:
+            self._write_facts(collected)
+
+    def _write_taken(self, collected: Collected, texts: Mapping[str, str], facts: str) -> None:
+        if collected.folder:
+            problems = [incident_bundle.add(collected.folder, name, text) for name, text in texts.items()]
+            self._save(collected, [*(problem for problem in problems if problem is not None), facts])
+        if collected.incident.kind == FAILURE:
+            self.tell(collected)
+
+    def _write_facts(self, collected: Collected) -> None:
         """Write each as it comes: one of them may hang."""
         variables = incident_facts.environment(self._about.env)
         missing = [incident_bundle.add(collected.folder, "environment.txt", variables)]

@@ -9,8 +9,8 @@ import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 
+from trainer_launch.diagnosis.collectives import MAX_BYTES, Recorded
 from trainer_launch.model.codec import MessageError, decode
-from trainer_launch.model.collectives import MAX_BYTES, Recorded
 
 _READ_BYTES = 65536
 _FAR_S = 0.1  # for all to say how far they are; who is stopped does not

@@ -1,15 +1,30 @@
-"""Stacks as faulthandler writes them, read: where a main thread is, in one phrase, and what it is in. Pure."""
+"""Stacks of workers: asked for by a signal, as faulthandler writes them; where a main thread is, in one phrase.
+
+A forked worker and what it has forked write to one file. A handler does so, whatever the main thread is in.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Mapping
+import signal
+import time
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from trainer_launch.diagnosis.collectives import Doing
 from trainer_launch.diagnosis.hang_detection import Worker, label
-from trainer_launch.model.collectives import Doing
+from trainer_launch.host import process_tree
+from trainer_launch.host.slow_files import within
 
+STACKS_SIGNAL = signal.SIGRTMAX - 1  # on which a forked worker writes its threads' stacks
+_MAX_BYTES = 1 << 20
+_ANSWER_S = 0.5  # for one process to write its stacks
+ALL_ANSWERS_S = 3.0  # for all of them: PID 1 waits so long at most
+_LOOK_S = 0.005  # a file that has not grown for so long is complete
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}) in (?P<function>.*)$')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen |/multiprocessing/|/trainer_launch/|<string>")
@@ -50,6 +65,77 @@ class Frame(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.file.rpartition('/')[2]}:{self.line} ({self.function})"
+
+
+def ask(workers: Collection[Worker]) -> dict[Worker, int]:
+    """Let all workers write their stacks at the same time; sizes of their files before, of those that can."""
+    asked = {worker: _ask(worker.stacks, worker.pid) for worker in workers if worker.stacks is not None}
+    return {worker: before for worker, before in asked.items() if before is not None}
+
+
+def answers(asked: Mapping[Worker, int], until_s: float) -> dict[int, str]:
+    """What they have written by then, by pid."""
+    sizes, written = dict(asked), dict[int, str]()
+    while len(written) < len(asked) and time.monotonic() < until_s:
+        for worker in [worker for worker in asked if worker.pid not in written]:
+            last, sizes[worker] = sizes[worker], size(worker.stacks)
+            if last == sizes[worker] > asked[worker]:
+                written[worker.pid] = _tail(worker.stacks or "", asked[worker])
+        if len(written) < len(asked):
+            time.sleep(_LOOK_S)
+    return written
+
+
+def ask_all(children: Mapping[Worker, Collection[process_tree.Entry]]) -> dict[int, str]:
+    """Let every worker and what it has forked write their stacks, one after the other; texts by pid."""
+    end_s = time.monotonic() + ALL_ANSWERS_S
+    texts: dict[int, str] = {}
+    for worker, entries in children.items():
+        for pid in (worker.pid, *(entry.pid for entry in entries)):
+            before = _ask(worker.stacks, pid)
+            if before is not None:
+                until_s = min(end_s, time.monotonic() + _ANSWER_S)
+                written = answers({replace(worker, pid=pid): before}, until_s)
+                texts |= written or {pid: _tail(worker.stacks or "", before)}
+    return {pid: text for pid, text in texts.items() if text}
+
+
+def _ask(path: str | None, pid: int) -> int | None:
+    """Send the signal; the size of the file before, None: this process cannot answer."""
+    entry = None if path is None else process_tree.read(pid)
+    if entry is None or entry.state in "TtDZX" or not process_tree.catches(pid, STACKS_SIGNAL):
+        return None
+    before = size(path)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, STACKS_SIGNAL)
+    return before
+
+
+def size(path: str | None) -> int:
+    """Of what has been written there so far."""
+    status = status_of(path) if path else None
+    return 0 if status is None else status.st_size
+
+
+def status_of(path: str) -> os.stat_result | None:
+    """None where nothing is, or where its file server does not answer."""
+    try:
+        return within(path, None, os.stat, path)
+    except OSError:
+        return None
+
+
+def _tail(path: str, start: int) -> str:
+    try:
+        return within(path, b"", _read_from, path, start).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _read_from(path: str, start: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(start)
+        return file.read(_MAX_BYTES)
 
 
 def main_thread(text: str) -> tuple[Frame, ...]:

@@ -16,8 +16,7 @@ from msgspec import Struct
 
 from trainer_launch.host import files, machine
 from trainer_launch.model import Binding, Gpus
-from trainer_launch.model.collectives import numbers_in
-from trainer_launch.model.units import grouped, in_ranges
+from trainer_launch.model.units import grouped, in_ranges, numbers_in
 
 _CPU = "sys/devices/system/cpu/cpu"
 _PROC = "proc/driver/nvidia/gpus"

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache
 
 from msgspec import Struct
 
@@ -69,7 +70,7 @@ def read(pid: int, proc: str = "/proc") -> Entry | None:
     try:
         with open(f"{proc}/{pid}/stat", "rb") as file:
             return parse_stat(file.read().decode(errors="replace"))
-    except (FileNotFoundError, ProcessLookupError, *MALFORMED):  # a sandbox may show less than Linux
+    except (OSError, *MALFORMED):  # it has ended, or a sandbox shows less than Linux
         return None
 
 
@@ -81,6 +82,34 @@ def environment(pid: int, proc: str = "/proc") -> dict[str, str] | None:
     except OSError:
         return None
     return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)
+
+
+# Bits of /proc/PID/coredump_filter for memory that lies on persistent devices, which no training process has.
+_MARKS = (0x100, 0x80)
+
+
+@cache
+def mark_descendants() -> int:
+    """Mark all that this process starts from now on, and all that those start; return the mark, 0 where it cannot.
+
+    It stays over `fork`, `exec`, a session of its own and an empty environment. What `kubectl exec` starts has
+    another parent, and no mark. A launcher below another one takes the mark that it has not inherited.
+    """
+    try:
+        with open("/proc/self/coredump_filter", "r+", encoding="ascii") as file:
+            value = int(file.read(), 16)
+            mark = next((mark for mark in _MARKS if not value & mark), 0)
+            file.seek(0)
+            file.write(f"{value & ~sum(_MARKS) | mark:#x}")
+    except (OSError, ValueError):  # a sandbox may show less than Linux
+        return 0
+    return mark
+
+
+def mark_of(pid: int) -> int:
+    """The mark of a process; 0: it has none, or has ended."""
+    text = files.text(f"/proc/{pid}/coredump_filter").strip()
+    return int(text, 16) & sum(_MARKS) if text else 0
 
 
 def descendants(of: int, proc: str = "/proc") -> tuple[Entry, ...]:

@@ -19,7 +19,7 @@ LOCAL = (
     *("overlay", "proc", "ramfs", "sysfs", "tmpfs", "xfs", "zfs"),
 )
 _KNOWN_S = 60.0  # how long a path's mount is taken to be the same
-_MOST = 1000  # paths
+_MOST = 100  # paths: each restart has others
 _MOST_LINKS = 40  # symbolic links of a path, as in the kernel
 T = TypeVar("T")
 _mounts: dict[str, tuple[float, str, bool]] = {}  # by path: when it was looked up, its mount, whether that is local

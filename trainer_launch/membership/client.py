@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from queue import Empty, Queue
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -36,7 +36,6 @@ from trainer_launch.membership.protocol import Claim
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.goodput import Told
 from trainer_launch.model.units import counted
 
 _READ_BYTES = 65536
@@ -348,9 +347,10 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         seats: Seats | None = None,
         wake: Callable[[], None] = lambda: None,
         run_dir: str = "",
-        goodput: Callable[[], Told | None] = lambda: None,
+        notes: Callable[[], Mapping[str, object]] = dict,
+        answer: Callable[[msg.Note], msg.Note | None] = lambda note: None,
     ) -> None:
-        """`goodput` is this node's ledger; it is asked when a Join is sent."""
+        """`notes` gives what a Join carries when it is sent, `answer` what is said to a note at once, or None."""
         super().__init__("the coordinator", msg.render, timeouts.FIRST_PAUSE_S, wake)
         self._home = self._endpoint = endpoint
         self._seats = seats
@@ -368,7 +368,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._joined_after = -1  # the generation of the last Join
         self._lease_s = timeouts.LEASE_S
         self._was_let_in = False
-        self._goodput = goodput
+        self._notes, self._answer_to = notes, answer
         self._thread.start()
 
     def send(self, message: msg.FromNode) -> None:
@@ -413,7 +413,6 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             case msg.Waiting(present=size, running=True):
                 _log.info("the job runs on %s until this node can start workers", counted(size, "other node"))
             case msg.Restart(generation=number, reason=reason):
-                _log.info("generation %d ends: %s", number, reason)
                 tell(self._run_dir, "generation_ended", generation=number, reason=reason)
             case msg.GiveUp(reason=reason):
                 tell(self._run_dir, "given_up", reason=reason)
@@ -448,8 +447,11 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
     # -- the thread ---------------------------------------------------------------------------
 
     def _write(self, lines: Lines[msg.Message], *messages: msg.FromNode) -> None:
-        """A Join may have waited for a coordinator for long: its ledger is of now."""
-        now = (replace(one, goodput=self._goodput()) if isinstance(one, msg.Join) else one for one in messages)
+        """A Join may have waited for a coordinator for long: its notes are of now."""
+        now = (
+            replace(one, notes={**one.notes, **self._notes()}) if isinstance(one, msg.Join) else one
+            for one in messages
+        )
         super()._write(lines, *now)
 
     def _connect_once(self) -> bool:
@@ -559,8 +561,8 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
     def _take(self, message: msg.Message) -> None:
         """Remember what a next Hello must say, and drop what a later Join has answered already."""
-        if isinstance(message, msg.ClockQuestion):  # answered at once
-            return super().send(msg.ClockAnswer(message.number, time.time_ns()))
+        if isinstance(message, msg.Note) and (answer := self._answer_to(message)) is not None:
+            return super().send(answer)
         with self._lock:
             if isinstance(message, msg.Formed):
                 self._hello = replace(self._hello, generation=message.generation, restarts=message.restarts)

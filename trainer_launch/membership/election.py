@@ -21,8 +21,9 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from trainer_launch.membership import timeouts
-from trainer_launch.membership.protocol import MAX_CLAIMS, Claim, spans
+from trainer_launch.membership.protocol import MAX_CLAIMS, Claim
 from trainer_launch.membership.state import Looked, Node, Phase, State, runs
+from trainer_launch.model.units import numbers_in
 
 
 def may_form(state: State) -> bool:
@@ -98,7 +99,7 @@ def remember(claims: Iterable[Claim], new: Claim) -> tuple[Claim, ...]:
 
 def ranks_of(claim: Claim) -> frozenset[int]:
     """Its members' ranks."""
-    return frozenset(rank for low, high in spans(claim.ranks) for rank in range(low, high + 1))
+    return frozenset(numbers_in(claim.ranks))
 
 
 def _has_majority(state: State, claim: Claim, joined: dict[int | None, Node]) -> bool:

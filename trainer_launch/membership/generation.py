@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import quarantine, timeouts
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.election import binding, may_form, remember
+from trainer_launch.membership.notes import Joined, Judge, Judgement, MemberView, ignore, opened
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.retry_policy import why_not_again, why_spent
 from trainer_launch.membership.state import (
     Key,
     Loss,
-    Members,
     Node,
     Phase,
     Reply,
@@ -25,19 +26,19 @@ from trainer_launch.membership.state import (
     Send,
     State,
     Suspicion,
+    members_of,
     newcomers,
     room,
     runs,
 )
 from trainer_launch.model import Death
 from trainer_launch.model.codec import MAX_TEXT
-from trainer_launch.model.collectives import MAX_ENTERED, entered_in_words
-from trainer_launch.model.goodput import LONGEST_S, Kind, Told
 from trainer_launch.model.units import counted, in_ranges, listed
 
 Step: TypeAlias = tuple[State, tuple[Reply, ...]]
 _UNEVEN = "ProgramError"  # the exit reason of a job whose ranks do not run the same number of steps
 _MOST_NAMED = 8
+_MESSAGE_CHARS = 300  # of an exception
 
 
 # -- forming one ----------------------------------------------------------------------------------
@@ -55,8 +56,11 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
     if state.form_at_s is None or now_s < state.form_at_s:
         return state, ()
     chosen = _choose(state)
-    goodput = _goodput(chosen, now_s)
-    run = Run(number=state.generation + 1, members=Members.of(chosen), formed_s=now_s)
+    run = Run(
+        number=state.generation + 1,
+        members={node.key: number for number, node in enumerate(chosen)},
+        formed_s=now_s,
+    )
     replaced = _replaced(state, run.members)
     members = {node.key: replace(node, joined=False, returning=True) for node in chosen}
     # Who is neither here nor in it is forgotten: names of pods that never return must not pile up.
@@ -76,12 +80,18 @@ def form_when_due(state: State, now_s: float) -> tuple[State, tuple[Reply, ...]]
         said=None,
     )
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
-    say = Say(f"generation {run.number}: {size}, {restarts} so far{_placed(chosen)}", warns=run.number > 1)
+    say = Say(f"generation {run.number}: {size}, {restarts} so far", is_said=True)
     formed = msg.Formed(run.number, 0, len(chosen), state.restarts, False, claim)
-    return reckon(state), (*replaced, say, *_unlabelled(chosen), *_tell(chosen, formed, goodput))
+    return reckon(state), (
+        *replaced,
+        say,
+        *_placed(run.number, chosen),
+        *_unlabelled(chosen),
+        *_tell(state, chosen, formed, now_s),
+    )
 
 
-def _replaced(state: State, members: Members) -> tuple[Say, ...]:
+def _replaced(state: State, members: Mapping[Key, int]) -> tuple[Say, ...]:
     """Which nodes take the places of which."""
     before = () if state.run is None else state.run.members
     lost = [state.nodes[key].name if key in state.nodes else f"node {key}" for key in before if key not in members]
@@ -91,9 +101,10 @@ def _replaced(state: State, members: Members) -> tuple[Say, ...]:
     return (Say(f"{listed(new, _MOST_NAMED)} replaces {listed(lost, _MOST_NAMED)}"),)
 
 
-def _placed(chosen: list[Node]) -> str:
+def _placed(number: int, chosen: list[Node]) -> tuple[Say, ...]:
     labels = [f"{node.name} at {node.label}" for node in chosen if node.label]
-    return f"; ranks by topology: {listed(labels, _MOST_NAMED)}" if labels else ""
+    text = f"generation {number}: ranks by topology: {listed(labels, _MOST_NAMED)}"
+    return (Say(text, warns=number > 1),) if labels else ()
 
 
 def _unlabelled(chosen: list[Node]) -> tuple[Say, ...]:
@@ -114,33 +125,22 @@ def _claim(state: State, chosen: list[Node], number: int) -> Claim | None:
     return Claim(number, state.settings.candidate, ranks, sure=False) if len(ranks) <= MAX_TEXT else None
 
 
-def _tell(chosen: list[Node], formed: msg.Formed, goodput: Mapping[Key, Told]) -> list[Reply]:
+def _tell(state: State, chosen: list[Node], formed: msg.Formed, now_s: float) -> list[Reply]:
+    notes: dict[int, dict[str, object]] = {}
+    for judge in state.judges:
+        joined = [
+            Joined(number, not node.returning, node.notes.get(judge.topic), node.joined_s)
+            for number, node in enumerate(chosen)
+        ]
+        for number, body in judge.form(joined, now_s).items():
+            notes.setdefault(number, {})[judge.topic] = body
     told: list[Reply] = []
     for i, (node, (first, world, first_role, role_world)) in enumerate(zip(chosen, _ranks(chosen), strict=True)):
         own = replace(formed, group_rank=i, is_store_host=i == 0, first_rank=first, world_size=world)
-        own = replace(own, first_role_rank=first_role, role_world_size=role_world, goodput=goodput.get(node.key))
+        own = replace(own, first_role_rank=first_role, role_world_size=role_world, notes=notes.get(i, {}))
         if node.peer is not None:
             told.append(Send(node.peer, own))
     return told
-
-
-def _goodput(chosen: list[Node], now_s: float) -> dict[Key, Told]:
-    """By newcomer: the ledger of the first node that was in the job before, at the beginning the longest one."""
-    known = [node for node in chosen if node.goodput is not None and _sum_s(node) < LONGEST_S]
-    lasted = {node.key: _sum_s(node) + now_s - node.told_s for node in known}
-    source = next((node for node in known if node.returning), None)
-    source = source or max(known, key=lambda node: lasted[node.key], default=None)
-    if source is None or source.goodput is None:
-        return {}
-    told = source.goodput
-    waited_s = told.spent_s.get(Kind.WAITING, 0.0) + max(0.0, now_s - source.told_s)  # since it told it
-    steps = [node.goodput.step for node in known if node.goodput and node.goodput.step is not None]
-    told = Told({**told.spent_s, Kind.WAITING: waited_s}, max(steps, default=None))
-    return {node.key: told for node in chosen if not node.returning and node is not source}
-
-
-def _sum_s(node: Node) -> float:
-    return 0.0 if node.goodput is None else sum(node.goodput.spent_s.values())
 
 
 def _ranks(chosen: list[Node]) -> Iterator[tuple[int, int, int, int]]:
@@ -165,13 +165,9 @@ def _choose(state: State) -> list[Node]:
     last = (
         {node.key for node in joined if node.returning} if run is None else run.members
     )  # a new coordinator is told
-    joined.sort(
-        key=lambda node: (
-            quarantine.why_not(state, node.host, node.machine) is not None,
-            node.key not in last,
-            node.order,
-        )
-    )
+    fit = [node for node in joined if not node.is_faulty]
+    joined = fit if len(fit) >= state.settings.min_nodes else joined  # a faulty one trains only where it is needed
+    joined.sort(key=lambda node: (node.is_faulty, node.key not in last, node.order))
     return sorted(joined[: state.settings.max_nodes], key=lambda node: node.place)
 
 
@@ -244,9 +240,9 @@ def die(
     unnoticed_s = 0.0 if since_s is None else round(max(0.0, now_s - since_s), 3)
     restart = msg.Restart(run.number, reason, unnoticed_s, grows)
     others = peers_of(state, tuple(key for key in run.members if key != but))
-    state = replace(state, phase=Phase.GATHERING, gather_from_s=now_s, admit_at_s=None)
+    state = replace(begin_judging(state, (), now_s), phase=Phase.GATHERING, gather_from_s=now_s, admit_at_s=None)
     told: tuple[Reply, ...] = (
-        Say(f"generation {run.number} is over: {reason}"),
+        Say(f"generation {run.number} is over: {reason}", is_said=True),
         *(Send(peer, restart) for peer in others),
     )
     return settle(state, told, now_s)
@@ -267,10 +263,10 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> Step:
     if failed.cause is not None:
         proven = replace(first, cause=failed.cause, message=None)
         return give_up(replace(state, failure=proven), failed.message)
-    first = replace(first, seen=_seen(first, failed.entered))
+    suspicion = suspicion_of(state, failed, reason, node.key, now_s)
+    first = replace(first, seen=_seen(state, first, suspicion))
     is_early = _lasted_s(state, now_s) < timeouts.START_S
     why_not = why_not_again(record, state.early_failure, is_early=is_early)
-    suspicion = replace(suspicion_of(failed, reason, node.key, now_s), before=state.early_failure)
     state = replace(state, failure=first, early_failure=record if is_early else None)
     if why_not is not None:
         return give_up(state, f"{reason}; not restarted, because {why_not}")
@@ -314,8 +310,11 @@ def _lasted_s(state: State, now_s: float) -> float:
 
 def suspect(state: State, suspicion: Suspicion, now_s: float) -> Step:
     """End the generation at once, and charge it when its members are back or in a moment."""
-    state, told = die(replace(state, suspicion=suspicion), suspicion.reason, now_s, suspicion.key)
-    if state.run is not None and state.run.members == (suspicion.key,):  # who could have been lost?
+    failure = state.failure
+    message = "" if failure is None or failure.rank is None else " ".join((failure.message or "").split())
+    reason = f"{suspicion.reason}: {message[:_MESSAGE_CHARS]}" if message else suspicion.reason
+    state, told = die(replace(state, suspicion=suspicion), reason, now_s, suspicion.key)
+    if state.run is not None and [*state.run.members] == [suspicion.key]:  # who could have been lost?
         state, more = charge(state)
         told += more
     return state, told
@@ -341,7 +340,7 @@ def charge(state: State) -> Step:
     if unevenly is not None and failure is not None:
         return give_up(replace(state, failure=replace(failure, cause=_UNEVEN)), unevenly)
     if failure is not None:
-        state = replace(state, failure=replace(failure, seen=_seen(failure, suspicion.entered)))
+        state = replace(state, failure=replace(failure, seen=_seen(state, failure, suspicion)))
     spent = why_spent(state.restarts, settings.max_restarts)
     if spent is not None:
         return give_up(state, f"{reason}, and {spent}")
@@ -387,9 +386,18 @@ def _is_one_stage(losses: tuple[Loss, ...]) -> bool:
     return len(latest) == timeouts.LOSSES and (is_early or max(latest) <= timeouts.SAME_STAGE * min(latest))
 
 
-def _seen(failure: msg.GiveUp, entered: Mapping[str, tuple[int, ...]]) -> str:
+def _seen(state: State, failure: msg.GiveUp, suspicion: Suspicion) -> str:
     """Who is killed cannot say why; what it and the others were in says more."""
-    return "" if failure.signal is None else entered_in_words(entered)
+    return "" if failure.signal is None else _noted(state, suspicion)
+
+
+def _noted(state: State, suspicion: Suspicion) -> str:
+    """What judges read in the notes of the nodes whose workers have ended."""
+    texts = [
+        judge.explain_end([notes[judge.topic] for notes in suspicion.notes if judge.topic in notes])
+        for judge in state.judges
+    ]
+    return "; ".join(filter(None, texts))
 
 
 def give_up(state: State, reason: str) -> Step:
@@ -403,7 +411,13 @@ def end(state: State, word: msg.GiveUp | msg.Finished) -> Step:
     text = f"the job has failed: {word.reason}" if isinstance(word, msg.GiveUp) else "all nodes are done"
     # A failure that was only suspected is none any more.
     over = replace(
-        state, phase=Phase.OVER, end=word, suspicion=None, form_at_s=None, admit_at_s=None, say_at_s=None
+        begin_judging(state, (), 0.0),
+        phase=Phase.OVER,
+        end=word,
+        suspicion=None,
+        form_at_s=None,
+        admit_at_s=None,
+        say_at_s=None,
     )
     return over, (Say(text, warns=failed), *(Send(peer, word) for peer in state.peers))
 
@@ -424,7 +438,7 @@ def settle(state: State, replies: tuple[Reply, ...], now_s: float) -> Step:
     return state, (*replies, *formed)
 
 
-def peers_of(state: State, keys: tuple[Key, ...]) -> list[int]:
+def peers_of(state: State, keys: Iterable[Key]) -> list[int]:
     """The connections of these nodes."""
     peers = (state.nodes[key].peer for key in keys if key in state.nodes)
     return [peer for peer in peers if peer is not None]
@@ -433,23 +447,28 @@ def peers_of(state: State, keys: tuple[Key, ...]) -> list[int]:
 # -- ranks that finished while others waited for them ---------------------------------------------
 
 
-def suspicion_of(failed: msg.Failed, reason: str, key: Key, now_s: float) -> Suspicion:
+def suspicion_of(state: State, failed: msg.Failed, reason: str, key: Key, now_s: float) -> Suspicion:
     """What a failure makes the coordinator suspect, with what its node saw of its other workers."""
-    waited = failed.rank if failed.lost_peer else None
-    found = Suspicion(key=key, reason=reason, at_s=now_s, waited=waited, finished=frozenset(failed.finished))
-    return replace(found, entered=failed.entered)
+    return Suspicion(
+        key=key,
+        reason=reason,
+        at_s=now_s,
+        waited=failed.rank if failed.lost_peer else None,
+        finished=frozenset(failed.finished),
+        notes=(carried(state, failed.notes),),
+        before=state.early_failure,
+    )
 
 
-def note_ends(state: State, key: Key, join: msg.Join) -> State:
+def note_ends(state: State, key: Key, join: msg.Join, notes: Mapping[str, Any]) -> State:
     """Take in what a member of the last generation says of its workers when it joins again."""
     before, run = state.suspicion, state.run
     if before is None or run is None or key == before.key or key not in run.members:
         return state
     waited = None if join.failed else before.waited
     finished = before.finished | frozenset(join.finished)
-    told = {what: (*before.entered.get(what, ()), *ranks) for what, ranks in join.entered.items()}
-    entered = dict([*{**before.entered, **told}.items()][:MAX_ENTERED])
-    found = replace(before, waited=waited, finished=finished, entered=entered, reported=before.reported | {key})
+    found = replace(before, waited=waited, finished=finished, reported=before.reported | {key})
+    found = replace(found, notes=(*before.notes, notes))
     return replace(state, suspicion=found)
 
 
@@ -467,11 +486,63 @@ def _uneven_data(state: State) -> str | None:
         return None
     who, it = _ranks_in_words(sorted(found.finished)), "it" if len(found.finished) == 1 else "them"
     text = f"{who} finished with exit code 0 while rank {found.waited} still waited for {it}"
-    told = entered_in_words(found.entered)
-    return f"{text}{f'; {told}' if told else ''}: uneven data, a restart will not help"
+    noted = _noted(state, found)
+    return f"{text}{f'; {noted}' if noted else ''}: uneven data, a restart will not help"
 
 
 def _ranks_in_words(ranks: list[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {listed(list(map(str, ranks)), _MOST_NAMED)}"
+
+
+# -- notes, and their judges ------------------------------------------------------------------------
+
+
+def carried(state: State, notes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The notes in a Join or a Failed, as far as judges want them."""
+    wanted = [judge for judge in state.judges if judge.topic in notes]
+    bodies = {judge.topic: opened(judge.carried, notes[judge.topic], judge.topic) for judge in wanted}
+    return {topic: body for topic, body in bodies.items() if body is not None}
+
+
+def hear_note(state: State, node: Node, note: msg.Note, now_s: float) -> Step:
+    """A member's note goes to the judge of its topic."""
+    judge = next((judge for judge in state.judges if judge.topic == note.topic), None)
+    if judge is None:
+        ignore(note.topic, "this coordinator has no use for it")
+        return state, ()
+    body, run = opened(judge.hears, note.body, note.topic), state.run
+    if body is None or run is None:
+        return state, ()
+    number = run.members[node.key]
+    return _judged(state, judge, judge.hear(number, body, partial(members_of, state), now_s))
+
+
+def begin_judging(state: State, members: Sequence[MemberView], now_s: float) -> State:
+    """These members' workers are started; or, without members, the generation is over."""
+    return replace(state, judges=tuple(judge.begin(members, now_s) for judge in state.judges))
+
+
+def tick_judges(state: State, now_s: float) -> Step:
+    """Time has passed, for some of them perhaps enough."""
+    replies: tuple[Reply, ...] = ()
+    for judge in state.judges:
+        if judge.due_s is not None and now_s >= judge.due_s:
+            state, more = _judged(state, judge, judge.tick(partial(members_of, state), now_s))
+            replies += more
+    return state, replies
+
+
+def _judged(state: State, before: Judge, judgement: Judgement) -> Step:
+    """The state with the judge as it is now, and its notes on their way."""
+    after, told = judgement
+    state = replace(state, judges=tuple(after if judge is before else judge for judge in state.judges))
+    replies: list[Reply] = []
+    for tell in told:
+        if isinstance(tell, str):
+            replies.append(Say(tell))
+        elif state.run is not None:
+            note, keys = msg.Note(state.run.number, after.topic, tell.body), [*state.run.members]
+            replies += (Send(peer, note) for peer in peers_of(state, [keys[number] for number in tell.numbers]))
+    return state, tuple(replies)

@@ -17,16 +17,18 @@ Every way from FORMED or RUNNING to GATHERING tells the other members once to st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
 
-from trainer_launch.membership import lateness, quarantine, stall, timeouts
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import quarantine, timeouts
 from trainer_launch.membership.election import binding, note_look
 from trainer_launch.membership.generation import (
     Step,
+    begin_judging,
+    carried,
     charge,
     correct,
     die,
@@ -34,12 +36,15 @@ from trainer_launch.membership.generation import (
     fail,
     forgive,
     give_up,
+    hear_note,
     note_ends,
     note_loss,
     peers_of,
     settle,
     stumble,
+    tick_judges,
 )
+from trainer_launch.membership.notes import Judge
 from trainer_launch.membership.state import (
     Close,
     Disconnect,
@@ -60,6 +65,7 @@ from trainer_launch.membership.state import (
     give_up_at_s,
     has_finished,
     is_working,
+    members_of,
     missing,
     newcomers,
     runs,
@@ -72,9 +78,9 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-def begin(settings: Settings) -> State:
+def begin(settings: Settings, judges: Sequence[Judge] = ()) -> State:
     """Know nothing of the job but its settings; what ran before is learned from those who call."""
-    return State(settings=settings, quarantined=quarantine.named(settings.failing))
+    return State(settings=settings, quarantined=quarantine.named(settings.failing), judges=tuple(judges))
 
 
 def step(state: State, event: Event, now_s: float) -> Step:
@@ -119,12 +125,8 @@ def _hear(state: State, node: Node, message: msg.Message, now_s: float) -> Step:
             return note(state, node, message, now_s)
         case msg.Done(generation) if _is_current(state, node, generation):
             return _note_done(state, node, now_s)
-        case msg.Ranks(generation) if _is_current(state, node, generation):
-            return stall.note_ranks(state, node, message, now_s)
-        case msg.ClockAnswer():
-            return lateness.note_clock(state, node, message, now_s)
-        case msg.Entered(generation) if _is_current(state, node, generation):
-            return lateness.note_entries(state, node, message, now_s)
+        case msg.Note(generation) if _is_current(state, node, generation):
+            return hear_note(state, node, message, now_s)
         case msg.Leave(reason):
             return _leave(state, node, reason, now_s)
     return state, ()  # about a generation that is over
@@ -140,26 +142,30 @@ def _join(state: State, node: Node, join: msg.Join, now_s: float) -> Step:
     if state.end is not None:
         return state, (Send(node.peer, state.end),)
     replies: tuple[Reply, ...] = ()
+    notes = carried(state, join.notes)
     if is_working(state, node.key) and state.run is not None:
         if join.generation < state.run.number:  # said before it heard of this generation
             return state, ()
         state, replies = die(state, f"{node.name} starts again", now_s, but=node.key)
     if state.run is not None and join.generation == state.run.number:
-        state = quarantine.hear(note_ends(state, node.key, join), node, join)
+        state = quarantine.hear(note_ends(state, node.key, join, notes), node, join)
     is_new = runs(state) or not node.joined  # else it only tells that it can start workers now
     known = state.nodes[node.key]
-    joined = replace(known, joined=True, prepared=join.prepared, goodput=join.goodput, told_s=now_s)
+    joined = replace(known, joined=True, prepared=join.prepared, notes=notes, joined_s=now_s)
+    joined = replace(joined, is_faulty=quarantine.why_not(state, node.host, node.machine) is not None)
     state = replace(_with_node(state, joined), joined_s=now_s if is_new else state.joined_s)
-    is_own = node.node_rank == (state.settings.candidate or 0)  # this launcher's own node serves the coordinator
-    if join.device_fault or not is_own:
+    if node.node_rank != (state.settings.candidate or 0):
         state, told = quarantine.evict(state, joined)
         replies += told
+    elif join.device_fault and joined.is_faulty:  # who ends takes the coordinator, and with it this list, along
+        text = f"{node.name} is quarantined: it serves the coordinator, and trains only if too few others are there"
+        replies += (Say(text),)
     return settle(state, replies, now_s)
 
 
 def _note_store(state: State, node: Node, store: msg.Store, now_s: float) -> Step:
     run = state.run
-    if run is None or state.phase is not Phase.FORMED or run.members[0] != node.key:
+    if run is None or state.phase is not Phase.FORMED or run.members.get(node.key) != 0:
         return state, ()
     return _go(replace(state, run=replace(run, store=store)), now_s)
 
@@ -181,7 +187,7 @@ def _go(state: State, now_s: float) -> Step:
             return state, ()
         claims = (replace(claims[-1], sure=True),)
     state = replace(state, phase=Phase.RUNNING, run=replace(run, go_s=now_s), claims=claims)
-    state = lateness.begin(state, now_s)
+    state = begin_judging(state, members_of(state), now_s)
     go = msg.Go(run.number, run.store.host, run.store.port)
     return state, tuple(Send(peer, go) for peer in peers_of(state, run.members))
 
@@ -448,9 +454,8 @@ def _tick(state: State, now_s: float) -> Step:
         names = ", ".join(node.name for node in newcomers(state))
         state, more = die(state, f"{names[:500]} may join", now_s, grows=True)
         replies += more
-    for tick in (stall.tick, lateness.tick):
-        state, more = tick(state, now_s)
-        replies += more
+    state, more = tick_judges(state, now_s)
+    replies += more
     state, more = settle(state, (), now_s)
     replies += more
     if state.say_at_s is not None and now_s >= state.say_at_s:
@@ -461,7 +466,7 @@ def _tick(state: State, now_s: float) -> Step:
 
 def _stop_waiting(state: State, now_s: float) -> Step:
     if state.phase is Phase.FORMED and state.run is not None:
-        host = state.nodes[state.run.members[0]].name
+        host = state.nodes[next(iter(state.run.members))].name
         reason = f"{host} did not open the store in {state.settings.store_timeout_s:g} s"
         state, told = stumble(state, reason, now_s)
         if state.phase is Phase.OVER:
@@ -472,8 +477,11 @@ def _stop_waiting(state: State, now_s: float) -> Step:
 
 
 def _say(state: State) -> Step:
-    """Tell those that wait what they wait for, when it is new to them."""
+    """Tell those that wait what they wait for, when it is new to them: more than workers that are being stopped."""
     now = waiting(state)
+    stopping = sum(node.returning and not node.joined and node.peer is not None for node in state.nodes.values())
+    if now.missing and stopping == now.wanted - now.present:
+        return replace(state, say_at_s=None), ()
     peers = frozenset(node.peer for node in state.nodes.values() if node.joined and node.peer is not None)
     known, told = state.said or (None, frozenset())
     state = replace(state, say_at_s=None, said=(now, peers))

@@ -5,49 +5,35 @@ The server's first line is a Challenge, the client's first is a Hello; all else 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct, field
 
 from trainer_launch import __version__
 from trainer_launch.model.codec import MAX_TEXT, Amount, Codec, Count, Name, Port, Real, Tagged, Text
-from trainer_launch.model.collectives import MAX_ENTERED, Entries, RankState
-from trainer_launch.model.goodput import Seconds, Told
-from trainer_launch.model.stragglers import Lateness
+from trainer_launch.model.units import ranges_in
 
-VERSION = 7
+VERSION = 8
 MAX_NODES = 65536
 MAX_CLAIMS = 32
 MAX_QUARANTINED = 16
 MAX_RANKS = 1024  # of one node
-MAX_SUSPECTS = 16  # that are told at once
-MAX_STATES = 16384  # of all nodes, in an explanation
+MAX_TOPICS = 8  # of the notes in one message
 _MAX_NAME = 253
-_RANKS = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
 # -- fields ------------------------------------------------------------------------------------
 
 
-def spans(ranks: str) -> Iterator[tuple[int, int]]:
-    """The first and the last rank of each run in a text such as 0-3,7."""
-    for part in ranks.split(","):
-        low, _, high = part.partition("-")
-        yield int(low), int(high or low)
-
-
 def _ascend(ranks: str) -> bool:
     """Each rank once, so that as many are read out of it as there are nodes at most: strangers send it, too."""
-    if not _RANKS.fullmatch(ranks):
-        return False
-    before = -1
-    for low, high in spans(ranks):
-        if not before < low <= high < MAX_NODES:
+    end = 0
+    for part in (parts := ranges_in(ranks)):
+        if not (end <= part.start < part.stop <= MAX_NODES and part.step == 1):
             return False
-        before = high
-    return True
+        end = part.stop
+    return bool(parts)
 
 
 NodeRank: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES - 1)]
@@ -59,9 +45,7 @@ _Workers: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RANKS)]  # of one node
 _AllWorkers: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES * MAX_RANKS)]
 _Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Ranks: TypeAlias = Annotated[tuple[_Rank, ...], Meta(max_length=MAX_RANKS)]
-# By collective, the ranks that entered it last when a generation failed.
-_LastEntered: TypeAlias = Annotated[Mapping[Name, _Ranks], Meta(max_length=MAX_ENTERED)]
-_Suspects: TypeAlias = Annotated[tuple[_Rank, ...], Meta(max_length=MAX_SUSPECTS)]
+_Notes: TypeAlias = Annotated[Mapping[Name, Any], Meta(max_length=MAX_TOPICS)]  # their bodies
 _Code: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
 _Lease: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e6)]  # seconds
 
@@ -125,19 +109,10 @@ class Status(Tagged, frozen=True):
     nodes: Annotated[
         tuple[Row, ...], Meta(max_length=MAX_NODES)
     ]  # node rank, host, state, seconds since it was lost
-    progress: Amount | None  # of rank 0
-    progress_age_s: Amount | None
     end: Text | None  # why the job is over
-    stall: Text | None = None  # why the present generation did not go on, the last time that it did not
-    stall_age_s: Amount | None = None
     spares: Nodes = 0  # beyond `max_nodes`
-    goodput: Seconds | None = None  # by what they were spent on, since the job's oldest launcher started
-    stragglers: Annotated[tuple[Lateness, ...], Meta(max_length=MAX_SUSPECTS)] = ()
-    lateness: Annotated[
-        tuple[Lateness, ...], Meta(max_length=MAX_SUSPECTS)
-    ] = ()  # of the latest ranks in the last sample
-    lateness_age_s: Amount | None = None
     quarantined: _Quarantined = ()
+    notes: _Notes = field(default_factory=dict)
 
 
 # -- from a node ------------------------------------------------------------------------------
@@ -170,9 +145,8 @@ class Join(Tagged, frozen=True):
     finished: _Ranks = ()  # ranks that had ended with exit code 0 before that one was over
     failed: bool = False  # whether a worker had failed for a reason of its own
     prepared: bool = True  # False: it cannot start workers yet, and joins again when it can
-    goodput: Told | None = None  # its ledger
     device_fault: Text = ""  # the worker's last error, which proves that a device failed
-    entered: _LastEntered = field(default_factory=dict)
+    notes: _Notes = field(default_factory=dict)
 
 
 class Renew(Tagged, frozen=True):
@@ -205,7 +179,7 @@ class Failed(Tagged, frozen=True):
     lost_peer: bool = False  # whether all that failed on this node say that the connection to a peer was closed
     finished: _Ranks = ()  # ranks that had ended with exit code 0 before
     cause: Name | None = None  # the exit reason for all nodes, where a restart cannot help
-    entered: _LastEntered = field(default_factory=dict)
+    notes: _Notes = field(default_factory=dict)
 
 
 class Leave(Tagged, frozen=True):
@@ -214,28 +188,12 @@ class Leave(Tagged, frozen=True):
     reason: Text
 
 
-class Ranks(Tagged, frozen=True):
-    """What this node's ranks show: it sees no progress, or was asked."""
+class Note(Tagged, frozen=True):
+    """Of the coordinator or of a node, to the owner of its topic; see notes.py."""
 
     generation: Count
-    states: Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANKS)]
-    at_ns: Annotated[int, Meta(ge=0, le=2**63 - 1)]  # since the epoch
-    limit_s: Amount = 0.0  # it has seen none for so long; 0: it was asked
-
-
-class ClockAnswer(Tagged, frozen=True):
-    """What this node's clock shows, ns since the epoch; said at once."""
-
-    number: Count
-    at_ns: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-
-
-class Entered(Tagged, frozen=True):
-    """When this node's ranks entered their last collectives, and what is known of the GPUs of the suspects."""
-
-    generation: Count
-    ranks: Annotated[tuple[Entries, ...], Meta(max_length=MAX_RANKS)]
-    devices: Annotated[tuple[tuple[_Rank, Text], ...], Meta(max_length=MAX_SUSPECTS)] = ()
+    topic: Name
+    body: Any
 
 
 class Done(Tagged, frozen=True):
@@ -300,7 +258,7 @@ class Formed(Tagged, frozen=True):
     world_size: _AllWorkers = 0  # workers of all nodes; 0: a node has not said how many it has
     first_role_rank: _AllWorkers = 0  # of this node's workers, among the workers of its role
     role_world_size: _AllWorkers = 0
-    goodput: Told | None = None  # for a newcomer: the ledger of a node that was in the job before
+    notes: _Notes = field(default_factory=dict)
 
 
 class Go(Tagged, frozen=True):
@@ -320,46 +278,6 @@ class Restart(Tagged, frozen=True):
     grows: bool = False  # nothing has failed: newcomers may join
 
 
-class ShowRanks(Tagged, frozen=True):
-    """Another node sees no progress: tell what your ranks show."""
-
-    generation: Count
-
-
-class Explained(Tagged, frozen=True):
-    """Why the job does not go on, from what all nodes have told."""
-
-    generation: Count
-    text: Text
-    ranks: _Ranks = ()  # whom it is about
-    cause: Text = ""  # the exit reason that it proves, "": none
-    helps: bool | None = None  # whether a restart can help
-    accuses: bool = True  # False: this may take as long as it does
-    active: bool = False  # the cause still shows progress: nobody hangs
-
-
-class ClockQuestion(Tagged, frozen=True):
-    """What does this node's clock show? The answer is said at once."""
-
-    number: Count
-
-
-class ShowEntries(Tagged, frozen=True):
-    """Tell when your ranks have entered their last collectives."""
-
-    generation: Count
-    most: Count  # of each rank
-    suspects: _Suspects = ()  # have been late before; where are they?
-    looks_us: Count = 0  # for so long
-
-
-class Stragglers(Tagged, frozen=True):
-    """Which ranks of this node are stragglers now; those that are no longer told have recovered."""
-
-    generation: Count
-    ranks: Annotated[tuple[Lateness, ...], Meta(max_length=MAX_SUSPECTS)]
-
-
 class GiveUp(Tagged, frozen=True):
     """The job is over and has failed; the rest names the first failure of its last generation, if there was one."""
 
@@ -370,16 +288,14 @@ class GiveUp(Tagged, frozen=True):
     signal: _Code | None = None
     message: Text | None = None
     cause: Name | None = None  # the exit reason for all nodes, where the failure has one of its own
-    seen: Text = ""  # which collectives the ranks entered last
+    seen: Text = ""  # what the notes of the nodes say of it
 
 
 class Finished(Tagged, frozen=True):
     """All nodes are done."""
 
 
-FromNode: TypeAlias = (
-    Hello | Join | Renew | Took | Store | Failed | Leave | Done | Ranks | ClockAnswer | Entered | StatusQuery | Time
-)
+FromNode: TypeAlias = Hello | Join | Renew | Took | Store | Failed | Leave | Done | Note | StatusQuery | Time
 FromServer: TypeAlias = (
     Challenge
     | Welcome
@@ -392,11 +308,7 @@ FromServer: TypeAlias = (
     | GiveUp
     | Finished
     | Status
-    | ShowRanks
-    | Explained
-    | ClockQuestion
-    | ShowEntries
-    | Stragglers
+    | Note
 )
 Message: TypeAlias = FromNode | FromServer
 

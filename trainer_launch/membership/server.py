@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from trainer_launch.host.network import TOO_FEW_FILES, allow_connections, listen, spare_files, tune
@@ -30,13 +30,13 @@ from trainer_launch.membership.authentication import (
 from trainer_launch.membership.candidates import CandidateWatch
 from trainer_launch.membership.election import wanted_candidates
 from trainer_launch.membership.membership import begin, step
+from trainer_launch.membership.notes import Judge
 from trainer_launch.membership.protocol import Challenge, Refused
 from trainer_launch.membership.state import (
     Close,
     Disconnect,
     Event,
     Gone,
-    Progress,
     Said,
     Say,
     Send,
@@ -49,7 +49,6 @@ from trainer_launch.membership.state import (
 from trainer_launch.model import Endpoint, Hosting, Seats
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.goodput import Seconds
 
 # -- connections: let them in, hear them, answer, drop who misbehaves ----------------------------
 
@@ -384,8 +383,8 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
         endpoint: Endpoint,
         secret: bytes | None = None,
         log: Callable[[str], None] = print,
-        progress: Callable[[], Progress | None] = lambda: None,
         seats: Seats | None = None,
+        judges: Sequence[Judge] = (),
     ) -> None:
         super().__init__(
             msg.parse,
@@ -396,11 +395,10 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
         )
         self._settings = settings
         self._endpoint = endpoint
-        self._log = self.warn = log  # `warn` is told what is not the job's ordinary way
-        self.goodput: Callable[[], Seconds | None] = lambda: None  # of the node that hosts this
-        self._progress = progress
+        # `warn` is told what is not the job's ordinary way, `note` what this launcher's node says, too.
+        self._log = self.warn = self.note = log
         self._candidates = CandidateWatch(seats, settings.job, secret, self._nudge)
-        self._state = begin(settings)
+        self._state = begin(settings, judges)
         self._events: deque[Event] = deque()
         self._close_reason: str | None = None
 
@@ -470,8 +468,9 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
                     self._send(peer, message)
                 case Disconnect(peer):
                     self._close_after_flush(peer)
-                case Say(text, warns):
-                    (self.warn if warns else self._log)(text)
+                case Say(text, warns, is_said):
+                    say = self.note if is_said else self.warn if warns else self._log
+                    say(text)
 
     # -- connections --------------------------------------------------------------------------
 
@@ -498,7 +497,7 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
         return self._greeted(connection)
 
     def _answer(self, query: msg.StatusQuery) -> msg.FromServer:
-        return answer(query, self._state, time.monotonic(), self._progress(), self.goodput())
+        return answer(query, self._state, time.monotonic())
 
 
 # -- for a launcher that hosts it --------------------------------------------------------------
@@ -509,10 +508,9 @@ def serve(
     hosting: Hosting,
     secret: bytes | None,
     heard: Callable[[str], None] = lambda text: None,
-    progress: Callable[[], Progress | None] = lambda: None,
-    goodput: Callable[[], Seconds | None] = lambda: None,
+    judges: Sequence[Judge] = (),
 ) -> Iterator[Server | None]:
-    """Serve the job's nodes in a thread of this process; `heard` is called with what it says.
+    """Serve the job's nodes in a thread of this process; `heard` is called with what it says, `judges` judge notes.
 
     Raises:
         NodeError: the port is taken; a standby goes without.
@@ -526,7 +524,6 @@ def serve(
         rejoin_timeout_s=hosting.rejoin_timeout_s,
         max_restarts=hosting.max_restarts,
         shrink_after_s=hosting.shrink_after_s,
-        straggler_interval_s=timeouts.STRAGGLERS_S if hosting.finds_stragglers else 0.0,
         candidate=None if hosting.seats is None else hosting.seat,
     )
 
@@ -536,9 +533,9 @@ def serve(
 
     if not allow_connections(settings.all_nodes):
         _log.warning(TOO_FEW_FILES, settings.all_nodes)
-    server = Server(settings, Endpoint(hosting.host, hosting.port), secret, say, progress, hosting.seats)
-    server.goodput = goodput
+    server = Server(settings, Endpoint(hosting.host, hosting.port), secret, say, hosting.seats, judges)
     server.warn = functools.partial(say, level=logging.WARNING)
+    server.note = functools.partial(say, level=logging.DEBUG)
     try:
         server.start()
     except NodeError as problem:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from heapq import nsmallest
 from itertools import islice
@@ -18,12 +18,10 @@ from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
+from trainer_launch.membership.notes import Judge, MemberView
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model import Death
 from trainer_launch.model.codec import MAX_LINE_BYTES, encode
-from trainer_launch.model.collectives import RankState
-from trainer_launch.model.goodput import Seconds, Told
-from trainer_launch.model.stragglers import Lateness
 
 Key: TypeAlias = "int | str"  # a node's rank, or its host when it has none
 MAX_NAMED = 16  # names in a Waiting
@@ -49,7 +47,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     candidate: int | None = None  # the rank of the node whose launcher this is; None: only node 0's is a candidate
     unseen_s: float = timeouts.UNSEEN_S
     crash_loop: int = 5  # generations in a row that fail within CRASH_LOOP_S
-    straggler_interval_s: float = 0.0  # between two looks for stragglers; 0: none
 
     @property
     def all_nodes(self) -> int:
@@ -72,12 +69,13 @@ class Node(Struct, frozen=True, kw_only=True):
     joined: bool = False  # waits for a generation
     prepared: bool = True  # could start workers at once
     returning: bool = False  # has been in a generation; if it is alive it will join again
+    is_faulty: bool = False  # it is quarantined, and here only because it serves the coordinator
     lost_s: float | None = None  # when its connection ended
     away_from_s: float | None = None  # its connection was reset after a line at this time; its lease is not over
     claims: tuple[Claim, ...] = ()  # the generations that it has taken
     workers: int = 0  # 0: it has not said
-    goodput: Told | None = None  # its ledger when it joined,
-    told_s: float = 0.0  # which was then
+    notes: Mapping[str, Any] = field(default_factory=_empty)  # of its last Join, by topic
+    joined_s: float = 0.0  # when that came
     role: str = ""
     machine: str = ""
     label: str = ""
@@ -110,27 +108,11 @@ def _natural(text: str) -> tuple[str | int, ...]:
     return tuple(int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", text)))
 
 
-class Members(tuple[Key, ...]):  # noqa: SLOT001 - a tuple's subclass cannot have slots with values
-    """The members of a generation by group rank, with a set: every line asks whether its node is one of them."""
-
-    _keys: frozenset[Key]
-
-    @classmethod
-    def of(cls, nodes: Iterable[Node]) -> Members:
-        """These nodes, in this order."""
-        members = cls(node.key for node in nodes)
-        members._keys = frozenset(members)
-        return members
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._keys
-
-
 class Run(Struct, frozen=True, kw_only=True):
     """A generation: the one that runs or, while nodes gather, the last one."""
 
     number: int
-    members: Members
+    members: Mapping[Key, int]  # their numbers, in their order
     formed_s: float
     go_s: float | None = None
     store: msg.Store | None = None
@@ -146,7 +128,7 @@ class Suspicion(Struct, frozen=True, kw_only=True):
     at_s: float
     waited: int | None = None  # its rank, if nothing is known but that its connection to a peer was closed
     finished: frozenset[int] = frozenset()  # ranks that had ended with exit code 0 before
-    entered: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by collective, whose last one it is
+    notes: tuple[Mapping[str, Any], ...] = ()  # of its node and of those that have joined again
     reported: frozenset[Key] = frozenset()  # the other members that have said how their workers ended
     before: Death | None = None  # how the attempt before this one failed, if it did so soon after its start
 
@@ -157,47 +139,6 @@ class Loss(Struct, frozen=True):
     key: Key
     generation: int
     lasted_s: float  # since its workers started
-
-
-class Stall(Struct, frozen=True, kw_only=True):
-    """A member sees no progress, and all are asked what their ranks show."""
-
-    generation: int
-    asked_s: float
-    waiting: frozenset[Key]  # who has not answered
-    states: tuple[RankState, ...] = ()
-    at_ns: int = 0  # when they were seen, since the epoch
-    limit_s: float = 0.0  # for how long the member has seen none
-
-
-class Clock(Struct, frozen=True, kw_only=True):
-    """A node's clock against ours, which is monotonic."""
-
-    offset_ns: int = 0
-    error_ns: int = 1 << 62
-    at_s: float = 0.0  # when it was measured
-    since_ns: int = 0  # by that clock: it was set then
-
-
-class Sampling(Struct, frozen=True, kw_only=True):
-    """The looks for stragglers of one generation; see lateness.py."""
-
-    generation: int
-    due_s: float  # the next one
-    asked_s: float | None = None  # the present one
-    until_s: float = 0.0  # it ends, whoever has not answered
-    waiting: frozenset[Key] = frozenset()
-    rounds: Mapping[Key, tuple[int, float]] = field(
-        default_factory=_empty
-    )  # the question about its clock, and when
-    fresh: Mapping[Key, Clock] = field(default_factory=_empty)  # as measured in the present one
-    clocks: Mapping[Key, Clock] = field(default_factory=_empty)  # in the one before
-    told: Mapping[Key, msg.Entered] = field(default_factory=_empty)
-    strikes: Mapping[int, int] = field(default_factory=_empty)  # samples in a row that speak against a rank
-    step_s: float = 0.0
-    named: tuple[Lateness, ...] = ()
-    latest: tuple[Lateness, ...] = ()
-    latest_s: float | None = None
 
 
 class Phase(Enum):
@@ -231,10 +172,7 @@ class State(Struct, frozen=True, kw_only=True):
     losses: tuple[Loss, ...] = ()  # of one node, in a row
     suspicion: Suspicion | None = None
     quarantined: tuple[msg.Quarantine, ...] = ()
-    stall: Stall | None = None
-    explained: msg.Explained | None = None  # the last stall
-    explained_s: float | None = None  # and when
-    sampling: Sampling | None = None
+    judges: tuple[Judge, ...] = ()  # of notes
     failure: msg.GiveUp | None = None  # the first failure of the last generation, as it would be told
     early_failure: Death | None = None  # the latest one at the start of a generation
     end: msg.GiveUp | msg.Finished | None = None
@@ -306,6 +244,7 @@ class Say(Struct, frozen=True):
 
     text: str
     warns: bool = True  # False: the job goes its ordinary way
+    is_said: bool = False  # the job's first node says it, too, with what it does about it
 
 
 Reply: TypeAlias = Send | Disconnect | Say
@@ -318,17 +257,8 @@ def deadline_s(state: State) -> float | None:
     """When `step` wants a Tick, None: never."""
     times = [state.lease_check_s, state.say_at_s, state.form_at_s, state.admit_at_s, give_up_at_s(state)]
     times.append(charge_at_s(state))
-    times.append(None if state.stall is None else state.stall.asked_s + timeouts.SHOW_RANKS_S)
-    times.append(sample_at_s(state))
+    times += [judge.due_s for judge in state.judges]
     return min((time for time in times if time is not None), default=None)
-
-
-def sample_at_s(state: State) -> float | None:
-    """When a look for stragglers begins or ends."""
-    sampling = state.sampling
-    if sampling is None or state.phase is not Phase.RUNNING:
-        return None
-    return sampling.due_s if sampling.asked_s is None else sampling.until_s
 
 
 def give_up_at_s(state: State) -> float | None:
@@ -360,6 +290,26 @@ def has_finished(state: State, key: Key) -> bool:
     return runs(state) and state.run is not None and key in state.run.done
 
 
+def members_of(state: State) -> list[MemberView]:
+    """The members of the generation, as judges see them."""
+    run, members, first = state.run, [], 0
+    for number, key in enumerate(() if run is None else run.members):
+        node, done_s = state.nodes[key], None if run is None else run.done.get(key)
+        ranks = range(first, first + node.workers)
+        first = ranks.stop
+        members.append(
+            MemberView(
+                number=number,
+                name=node.name,
+                ranks=ranks,
+                answers=node.peer is not None and done_s is None,
+                done_s=done_s,
+                is_own=key == (state.settings.candidate or 0),
+            )
+        )
+    return members
+
+
 def room(state: State) -> int:
     """For how many more nodes the generation that runs has room."""
     return 0 if state.run is None else state.settings.max_nodes - len(state.run.members)
@@ -368,7 +318,8 @@ def room(state: State) -> int:
 def newcomers(state: State) -> tuple[Node, ...]:
     """Who is not in the generation that runs and could start workers: it does not stop for a node that imports."""
     members = state.run.members if state.run is not None else ()
-    return tuple(node for node in state.nodes.values() if node.joined and node.prepared and node.key not in members)
+    waiting = (node for node in state.nodes.values() if node.joined and node.prepared and not node.is_faulty)
+    return tuple(node for node in waiting if node.key not in members)
 
 
 def waiting(state: State) -> msg.Waiting:
@@ -398,18 +349,15 @@ def missing(state: State) -> tuple[str, ...]:
 
 # -- how the job stands, for who asks ------------------------------------------------------------
 
-Progress: TypeAlias = "tuple[float | None, float]"  # the part that is done, and how long ago that was said
 ROWS_BYTES = 40_000  # at most, which leaves room in a line for all else
 _HEAD_BYTES = 100  # of a message, with its newline
 _ROW_BYTES = 60  # a row without its host
 _LOST, _MISSING = "lost", "missing"
 
 
-def answer(
-    query: msg.StatusQuery, state: State, now_s: float, progress: Progress | None, goodput: Seconds | None = None
-) -> msg.FromServer:
+def answer(query: msg.StatusQuery, state: State, now_s: float) -> msg.FromServer:
     """What to say to who asks."""
-    return why_stranger(state.settings.job, query) or status(state, now_s, progress, goodput)
+    return why_stranger(state.settings.job, query) or status(state, now_s)
 
 
 def why_stranger(job: str, said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
@@ -424,17 +372,11 @@ def other_version(said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
     return msg.refused_version("the coordinator", msg.VERSION, said.version)
 
 
-def status(
-    state: State, now_s: float, progress: Progress | None = None, goodput: Seconds | None = None
-) -> msg.Status:
+def status(state: State, now_s: float) -> msg.Status:
     """The whole table, or as much of it as fits into a line."""
     known = sorted(state.nodes.values(), key=lambda node: node.order)
     rows = [*(_row(state, node, now_s) for node in known), *_never_seen(state)]
-    done, age_s = progress if progress is not None else (None, None)
     ended = state.end
-    is_of_run = state.explained is not None and runs(state) and state.explained.generation == state.generation
-    stall = state.explained if is_of_run and state.explained and state.explained.accuses else None
-    late = state.sampling if state.phase is Phase.RUNNING else None
     told = msg.Status(
         phase=state.phase.value,
         generation=state.generation,
@@ -446,15 +388,8 @@ def status(
         quarantined=state.quarantined,
         n_nodes=len(rows),
         nodes=(),
-        progress=done,
-        progress_age_s=age_s,
         end=None if ended is None else ended.reason if isinstance(ended, msg.GiveUp) else "all nodes are done",
-        stall=None if stall is None else stall.text,
-        stall_age_s=None if stall is None else round(max(0.0, now_s - (state.explained_s or now_s)), 1),
-        goodput=goodput,
-        stragglers=() if late is None else late.named[: msg.MAX_SUSPECTS],
-        lateness=() if late is None else late.latest,
-        lateness_age_s=None if late is None or late.latest_s is None else round(now_s - late.latest_s, 1),
+        notes={judge.topic: judge.status(now_s) for judge in state.judges},
     )
     return replace(told, nodes=_fitting(rows, min(ROWS_BYTES, MAX_LINE_BYTES - _HEAD_BYTES - len(encode(told)))))
 

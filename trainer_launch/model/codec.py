@@ -98,15 +98,31 @@ def decode(kind: type[_T], data: bytes | str, max_bytes: int = MAX_FILE_BYTES) -
         except msgspec.DecodeError:  # no JSON, or a text that `encode` left to Python's json
             return msgspec.convert(json.loads(data, parse_constant=_refuse), kind)
     except msgspec.ValidationError as problem:
-        text = ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]  # it quotes what strangers sent
-        raise MessageError(text[:1].lower() + text[1:]) from None
+        raise MessageError(_complaint(problem)) from None
     except (ValueError, RecursionError):
         raise MessageError("not JSON") from None
+
+
+def convert(kind: type[_T], value: object) -> _T:
+    """The value of this kind that a part of a decoded JSON object is; `kind` may be a union.
+
+    Raises:
+        MessageError: it is none.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as problem:
+        raise MessageError(_complaint(problem)) from None
 
 
 @functools.cache
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
+
+
+def _complaint(problem: msgspec.ValidationError) -> str:
+    text = ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]  # it quotes what strangers sent
+    return text[:1].lower() + text[1:]
 
 
 def _refuse(word: str) -> NoReturn:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import TypeVar
 
 _Key = TypeVar("_Key")
 _Member = TypeVar("_Member")
 MIB = 1 << 20
+_MOST = 1 << 20  # no number in a text of ranges is higher
+_MOST_RANGES = 1 << 16  # of a text
+_REPEATS = 4  # ranges alike at equal distances are written as one
+_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::(?:([0-9]{1,9})/)?([1-9][0-9]{0,8}))?)?")
 
 
 def in_units(size_bytes: float) -> str:
@@ -52,13 +58,62 @@ def listed(words: Sequence[str], most: int = 5, between: str = ", ") -> str:
 
 def in_ranges(numbers: Iterable[int], between: str = ",") -> str:
     """Whole numbers as the kernel writes them: 0-3,7."""
+    return between.join(_run(low, high) for low, high in _runs(numbers))
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """0, 1, 2, 5 as `0-2,5`; 0, 2, 4, 6 as `0-6:2`; 0, 1, 8, 9, 16, 17, 24, 25 as `0-25:2/8`: 2 of every 8."""
+    runs = _runs(numbers)
+    parts, begin = [], 0
+    while begin < len(runs):
+        (low, high), end = runs[begin], begin + 1
+        step = runs[end][0] - low if end < len(runs) else 0
+        while end < len(runs) and runs[end] == [one + step for one in runs[end - 1]]:
+            end += 1
+        if end - begin >= _REPEATS:
+            size = high - low + 1
+            parts.append(f"{low}-{runs[end - 1][1]}:{step if size == 1 else f'{size}/{step}'}")
+        else:
+            end = begin + 1
+            parts.append(_run(low, high))
+        begin = end
+    return ",".join(parts)
+
+
+def ranges_in(text: str) -> list[range]:
+    """The numbers of such a text; none in one that is no such text."""
+    parts = [_PART.fullmatch(part) for part in text.split(",")] if text else []
+    if not all(parts):
+        return []
+    return list(islice(chain.from_iterable(_ranges(part) for part in parts if part is not None), _MOST_RANGES))
+
+
+def _ranges(part: re.Match[str]) -> Iterator[range]:
+    low, size, step = int(part[1]), int(part[3] or 1), int(part[4] or 1)
+    end = min(int(part[2] or low), _MOST) + 1
+    if size == 1:
+        return iter([range(low, end, step)])
+    return (range(first, min(first + size, end)) for first in range(low, end, step))
+
+
+def numbers_in(text: str) -> list[int]:
+    """The same one by one, at most as many as there may be ranks."""
+    return list(islice(chain.from_iterable(ranges_in(text)), _MOST))
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    """The first and the last number of each run."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return between.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+    return runs
+
+
+def _run(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}-{high}"
 
 
 def grouped(pairs: Iterable[tuple[_Key, _Member]]) -> dict[_Key, list[_Member]]:

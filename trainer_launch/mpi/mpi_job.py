@@ -27,7 +27,6 @@ from msgspec.structs import replace
 from trainer_launch.host import logs
 from trainer_launch.membership import retry_policy, timeouts
 from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Verdict, exit_codes
-from trainer_launch.model.goodput import Kind
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of, name_of, signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import host_readiness, mpirun_messages
@@ -39,8 +38,8 @@ from trainer_launch.planning.mpi import Spec
 from trainer_launch.supervisor import failure
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.processes import Processes, Rung
-from trainer_launch.supervisor.program_loop import DRAIN_S, AnyWatch
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
+from trainer_launch.supervisor.run_loop import DRAIN_S, AnyWatch
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 from trainer_launch.supervisor.system import System
 
 MAX_RESTARTS = 3  # of failed ranks, unless the user says
@@ -483,15 +482,15 @@ class MpiJob:
         phases = {MpiPhase.RUNNING: self._processes.phase, MpiPhase.SETTLING: RunPhase.CLEARING}
         phases[MpiPhase.ENDED] = RunPhase.DONE
         since_s = self._hang.at_s if self._hang is not None else None
-        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._kind(), since_s)
+        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._time_use(), since_s)
 
-    def _kind(self) -> Kind:
+    def _time_use(self) -> TimeUse:
         """What the seconds from now on are spent on."""
         if self._stop_signal is not None or self.phase is MpiPhase.ENDED:
-            return Kind.ENDING
+            return TimeUse.ENDING
         if self.phase is MpiPhase.WAITING:
-            return Kind.WAITING
-        return Kind.TRAINING if self._is_training else Kind.STOPPING
+            return TimeUse.WAITING
+        return TimeUse.TRAINING if self._is_training else TimeUse.STOPPING
 
     # -- how it ended -------------------------------------------------------------------------
 

@@ -19,11 +19,11 @@ from msgspec import Struct
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.slow_files import within
-from trainer_launch.model import Outcome, codec, goodput
+from trainer_launch.model import Outcome, codec
 from trainer_launch.model.exit_codes import retryable
-from trainer_launch.model.goodput import Kind
 from trainer_launch.model.redaction import redact_text
-from trainer_launch.observability import progress
+from trainer_launch.observability import goodput, progress
+from trainer_launch.observability.goodput import Kind
 from trainer_launch.observability.progress import Progress
 from trainer_launch.supervisor import outcome as ends
 

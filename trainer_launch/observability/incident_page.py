@@ -12,10 +12,10 @@ from html import escape
 from msgspec import Struct
 
 from trainer_launch.diagnosis import incident_bundle
+from trainer_launch.diagnosis.collectives import RankState
 from trainer_launch.diagnosis.incident_bundle import HOST, OUTPUT, RECORDER, STACKS, Stored
-from trainer_launch.model.collectives import RankState, spans
 from trainer_launch.model.redaction import redact_text
-from trainer_launch.model.units import counted
+from trainer_launch.model.units import counted, spans
 from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
 
 _EACH_MOST = 32  # ranks that have a row each; beyond, alike ones share it

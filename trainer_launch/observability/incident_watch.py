@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from trainer_launch.diagnosis.incident_bundle import DEFAULT, FAILURE, NOWHERE
 from trainer_launch.host import process_tree
 from trainer_launch.model import Failure, Outcome, Plan
@@ -22,7 +20,7 @@ from trainer_launch.supervisor.system import System
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
     from trainer_launch.diagnosis.incident_collection import Collected, Collector
-    from trainer_launch.diagnosis.worker_samples import Sources
+    from trainer_launch.diagnosis.worker_samples import Workers
     from trainer_launch.pytorch.worker_group import WorkerGroup
 
 OFF = "off"
@@ -55,20 +53,10 @@ class Incidents:
         self._processes, self._group = processes, group
 
     @cached_property
-    def _sources(self) -> Sources:
-        from trainer_launch.diagnosis.worker_samples import Sources
+    def _workers(self) -> Workers:
+        from trainer_launch.diagnosis.worker_samples import Workers
 
-        group, system, run_dir = self._group, self._system, self._task.trial.scratch
-        if group is None:
-            return Sources(pids=self._processes.pids, heard=system.heard, run_dir=run_dir)
-        return Sources(
-            pids=self._processes.pids,
-            heard=system.heard,
-            run_dir=run_dir,
-            place_of=lambda name: group.places.get(name),
-            how_far=group.recorders.how_far,
-            answered=group.recorders.answered,
-        )
+        return Workers(self._processes.pids, self._system.heard, self._task.trial.scratch, self._group)
 
     @cached_property
     def collector(self) -> Collector | None:
@@ -76,11 +64,10 @@ class Incidents:
         place = place_of(self._settings)
         if place is None or not process_tree.readable():
             return None
-        from trainer_launch.diagnosis import incident_collection as collection
-        from trainer_launch.diagnosis.worker_samples import Workers
+        from trainer_launch.diagnosis.incident_collection import About, Collector
 
-        task, plan, group = self._task, self._plan, self._group
-        about = collection.About(
+        task, plan = self._task, self._plan
+        about = About(
             place=place,
             is_default=not self._settings.incident_dir,
             job="" if plan.membership is None else plan.membership.job,
@@ -89,18 +76,11 @@ class Incidents:
             env=plan.processes[0].env if plan.workers is None else plan.workers.env,
             run_dir=task.trial.scratch,
         )
-        workers = Workers(replace(self._sources, how_far=dict))
-        asked = collection.Sources(workers=workers, last_lines=self._system.last_lines, is_group=group is not None)
-        if group is not None:
-            asked = replace(
-                asked,
-                question=group.recorders.question,
-                answers=group.recorders.answers,
-                ended=group.ended,
-                generation=lambda: group.generation,
-                saving=lambda: [one.pid for one in progress.read(task.trial.scratch) if one.checkpointing],
-            )
-        return collection.Collector(about, asked)
+        return Collector(about, self._workers, self._system.last_lines, self._group, self._saving)
+
+    def _saving(self) -> list[int]:
+        """The pids of processes that have reported a checkpoint."""
+        return [report.pid for report in progress.read(self._task.trial.scratch) if report.checkpointing]
 
     def watch(self, tell_ranks: Callable[[Collected], None] | None = None) -> Watch | None:
         """Watch the workers for hangs, where somebody wants that and this machine shows processes.
@@ -119,7 +99,6 @@ class Incidents:
             return None
         from trainer_launch.diagnosis.hang_detection import UNLEARNED_S, Rules
         from trainer_launch.diagnosis.hang_watch import Watch, Watched
-        from trainer_launch.diagnosis.worker_samples import Workers
 
         job, nodes = self._task.job, self._task.topology.nodes
         # What an MPI launcher starts and an MPI worker waits for is not below us.
@@ -137,7 +116,7 @@ class Incidents:
             alone=nodes is not None and nodes.max == 1,
             explained=group is not None and self.collector is not None,
         )
-        return Watch(watched, Workers(self._sources), self._system.now, self.collector, tell_ranks or self._warn)
+        return Watch(watched, self._workers, self._system.now, self.collector, tell_ranks or self._warn)
 
     def failed(self, failure: Failure, process: str) -> None:
         """A program has failed, and what it has started is still there."""

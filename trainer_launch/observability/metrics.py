@@ -11,10 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from trainer_launch.host import network
-from trainer_launch.model import Endpoint, goodput
+from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.goodput import Kind
+from trainer_launch.observability import goodput
 from trainer_launch.observability.event_log import Standing
+from trainer_launch.observability.goodput import Kind
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.progress import Progress
 from trainer_launch.supervisor.run_observer import RunPhase

@@ -11,13 +11,13 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from trainer_launch.diagnosis.stragglers import Lateness
 from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
 from trainer_launch.model.codec import MAX_TEXT, Count, Port, Text, Whole
-from trainer_launch.model.goodput import Ledger
-from trainer_launch.model.stragglers import Lateness
+from trainer_launch.observability.goodput import Ledger
 
 _MAX_BYTES = 262_144
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]

@@ -12,24 +12,24 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from trainer_launch import __version__
+from trainer_launch.diagnosis.stragglers import Lateness
 from trainer_launch.host import logs as our_log
 from trainer_launch.host import process_tree
 from trainer_launch.model import Outcome, Plan, StatusEndpoint, Verdict
 from trainer_launch.model.errors import LaunchError
-from trainer_launch.model.goodput import Kind, Told
 from trainer_launch.model.redaction import redact_command
 from trainer_launch.model.settings import Settings
-from trainer_launch.model.stragglers import Lateness
-from trainer_launch.observability import event_log, node_view, progress
+from trainer_launch.observability import event_log, goodput, node_view, progress
 from trainer_launch.observability.event_log import EventLog
+from trainer_launch.observability.goodput import Kind, Told
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.planning.task import Task
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ STDOUT = "-"  # where events may go, in place of a file
 class Observer(RunObserver):
     """The observer of one run."""
 
-    def __init__(self, view: node_view.View, goodput: GoodputKeeper | None = None) -> None:
-        self.view = view = view if goodput is None else replace(view, ledger=goodput.ledger)
-        self.goodput = goodput  # None: what runs here trains nothing
+    def __init__(self, view: node_view.View, keeper: GoodputKeeper | None = None) -> None:
+        self.view = view = view if keeper is None else replace(view, ledger=keeper.ledger)
+        self.goodput = keeper  # None: what runs here trains nothing
         self._events: EventLog | None = None
         self._warnings = _Warnings(self.tell_all)
         self._poster: Poster | None = None
@@ -57,14 +57,13 @@ class Observer(RunObserver):
         """What the lowest rank of this node has reported last."""
         return progress.first(progress.read(self.view.run_dir))
 
-    def progress_and_age(self) -> tuple[float | None, float] | None:
-        """The same for the coordinator's table: the part that is done, and how long ago that was said."""
-        latest = self.latest()
-        return None if latest is None else (latest.progress, max(0.0, time.monotonic() - latest.at_s))
-
-    def spent(self) -> Mapping[Kind, float] | None:
-        """Seconds of the wall time up to now, by what they were spent on."""
-        return None if self.goodput is None else self.goodput.totals()
+    def training(self) -> goodput.TrainingStatus:
+        """The training as this node sees it, for the coordinator that it hosts."""
+        latest, spent = self.latest(), None if self.goodput is None else self.goodput.totals()
+        if latest is None:
+            return goodput.TrainingStatus(goodput=spent)
+        age_s = max(0.0, time.monotonic() - latest.at_s)
+        return goodput.TrainingStatus(progress=latest.progress, progress_age_s=age_s, goodput=spent)
 
     # -- who wants to know --------------------------------------------------------------------
 
@@ -113,10 +112,10 @@ class Observer(RunObserver):
             case "restarting", {"restart": int(number)}:
                 self._note(attempt=1 + number)
 
-    def enter(self, phase: RunPhase, kind: Kind, since_s: float | None = None) -> None:
+    def enter(self, phase: RunPhase, use: TimeUse, since_s: float | None = None) -> None:
         """Where the run is from now on, and what its seconds are spent on."""
         if self.goodput is not None:
-            self.goodput.enter(kind, time.monotonic(), since_s)
+            self.goodput.enter(Kind[use.name], time.monotonic(), since_s)
             before, now = self.view.ledger, self.goodput.ledger
             trains_again = now.kind is Kind.TRAINING and now.has_trained
             if trains_again and (before is None or before.kind is not now.kind) and self._events is not None:
@@ -139,14 +138,17 @@ class Observer(RunObserver):
         if self.goodput is not None:
             self.goodput.suspect()
 
-    def adopt(self, ledger: Told) -> None:
-        """What other nodes have spent their time on."""
-        if self.goodput is not None:
+    def adopt(self, notes: Mapping[str, Any]) -> None:
+        """What the coordinator tells of the job, by topic: what other nodes have spent their time on."""
+        from trainer_launch.membership.notes import opened  # only a torch job needs it
+
+        ledger = opened(Told, notes.get(goodput.TRAINING), goodput.TRAINING)
+        if self.goodput is not None and ledger is not None:
             self.goodput.adopt(ledger)
 
-    def ledger(self) -> Told | None:
+    def notes(self) -> Mapping[str, object]:
         """What this node has spent its time on, for other nodes."""
-        return None if self.goodput is None else self.goodput.told()
+        return {} if self.goodput is None else {goodput.TRAINING: self.goodput.told()}
 
     def stragglers(self, ranks: Sequence[Lateness]) -> None:
         """These of this node's ranks are stragglers now."""
@@ -207,10 +209,10 @@ class _Warnings(logging.Handler):
 
 @contextlib.contextmanager
 def observed(
-    task: Task, plan: Plan, settings: Settings, system: System, goodput: GoodputKeeper | None = None
+    task: Task, plan: Plan, settings: Settings, system: System, keeper: GoodputKeeper | None = None
 ) -> Iterator[Observer]:
     """The observer of a run that is about to begin; without a keeper of its goodput it trains nothing."""
-    observer = Observer(first_view(task, plan), goodput)
+    observer = Observer(first_view(task, plan), keeper)
     with contextlib.ExitStack() as stack:
         if settings.events == STDOUT:
             observer.write_events(system.print, _started(observer.view, task))

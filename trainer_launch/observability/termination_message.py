@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.slow_files import within
-from trainer_launch.model import Outcome, Verdict, goodput
+from trainer_launch.model import Outcome, Verdict
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.settings import Settings
+from trainer_launch.observability import goodput
 from trainer_launch.observability.observer import Observer
 from trainer_launch.planning.task import Task
 from trainer_launch.supervisor import inherited, outcome
@@ -33,15 +34,17 @@ def use_color() -> bool:
 def conclude(ended: Outcome, task: Task, settings: Settings, observer: Observer) -> Outcome:
     """Report how the run ended to the log, the termination message and the observer."""
     ended = outcome.placed(ended, task.topology.node_rank, task.host.hostname)
+    sentence = ""
     if observer.goodput is not None:
         spent = observer.goodput.totals(has_succeeded=ended.verdict is Verdict.SUCCEEDED)
         ended = replace(ended, spent_s={kind.value: one_s for kind, one_s in spent.items()})
+        sentence = f"Goodput: {goodput.sentence(spent)}"
         _log.info("goodput: %s", goodput.sentence(spent))
     _log.info("%s", outcome.summary(ended))
     if ended.failure and ended.failure.hint:
         _log.info("what to do: %s", ended.failure.hint)
     if not _is_told_below(observer, settings.termination_log):
-        write_termination_message(outcome.termination_message(ended), settings.termination_log)
+        write_termination_message(outcome.termination_message(ended, sentence), settings.termination_log)
     inherited.leave()
     observer.finished(ended)
     return ended

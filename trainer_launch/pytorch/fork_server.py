@@ -16,7 +16,6 @@ from trainer_launch.host import slow_files
 from trainer_launch.model import Binding
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError, UsageError
-from trainer_launch.model.units import counted
 from trainer_launch.pytorch import messages
 from trainer_launch.pytorch.messages import ForkWorkers, OpenStore, Ready, RequestFailed, Started
 from trainer_launch.supervisor import inherited
@@ -439,7 +438,6 @@ class Starter:
         for process, pid in zip(processes, pids, strict=True):
             self._system.adopt(pid)
             self._group.processes.add(process, pid)
-        _say_started(pids)
         return []
 
     def _execute(self, processes: Sequence[Process]) -> list[Death]:
@@ -450,8 +448,7 @@ class Starter:
                 pids.append(self._system.spawn(process, self._bound(local_rank, prepare)))
                 self._group.processes.add(process, pids[-1])
             except NotRunnableError as error:  # noqa: PERF203  the others are started, and ended again
-                deaths.append(self._not_started(process, error))
-        _say_started(pids)
+                deaths.append(self._group.processes.not_started(process, error.exit_code, str(error)))
         return deaths
 
     def _bound(self, local_rank: int, prepare: Callable[[], None] | None) -> Callable[[], None] | None:
@@ -475,9 +472,3 @@ class Starter:
         self._group.recorders.close()
         self.close_store()
         self._end_server()
-
-
-def _say_started(pids: Sequence[int]) -> None:
-    if pids:
-        listed = ", ".join(map(str, pids))
-        _log.info("started %s (%s %s)", counted(len(pids), "worker"), "pids" if pids[1:] else "pid", listed)

@@ -4,15 +4,15 @@ phase    | leaves it when
 ---------|--------------------------------------------------------------------------------------------------------
 WAITING  | node 0's name resolves: JOINING; it does not in time: ENDED
 JOINING  | Formed: FORMED; GiveUp, Finished: ENDED
-FORMED   | Go, and workers can be started: RUNNING; Restart: JOINING
-RUNNING  | nothing of the generation lives any more: DONE if all ended with 0, else JOINING
+FORMED   | Go, and workers can be started: RUNNING; Restart, or the store has ended: JOINING
+RUNNING  | all workers have ended with 0: DONE; the generation ends in any other way: ENDING
+ENDING   | nothing of the generation lives any more: JOINING, or ENDED if the job is over
 DONE     | Finished: ENDED; Restart: JOINING (another node's workers failed after ours had ended)
 ENDED    | never
 
-A generation ends for one reason, the first that is known: a failure here, the coordinator's word, its absence, or a
-hang. All workers are then stopped by the rungs of `Processes`. A request to stop, or a drain, is about what comes
-after: once no worker lives any more the node leaves, whatever else has happened. `settle` alone decides what comes
-next.
+A generation ends for one reason, an `Ending`: a failure here, the coordinator's word, its absence, or a hang. All
+workers are then stopped by the rungs of `Processes`. A request to stop, or a drain, is about what comes after: once
+no worker lives any more the node leaves, whatever else has happened. `settle` alone decides what comes next.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from trainer_launch.diagnosis import straggler_samples, topics
+from trainer_launch.diagnosis.collectives import Explanation
+from trainer_launch.diagnosis.group_incidents import GroupIncidents, aborted
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.machine import machine_name
 from trainer_launch.host.slow_files import within
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected, News
-from trainer_launch.model import Death, Failure, GivenUp, Outcome, Verdict, exit_codes
+from trainer_launch.model import Death, Failure, GivenUp, Outcome, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
-from trainer_launch.model.goodput import Kind, Told
-from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends, worker_processes
 from trainer_launch.pytorch.fork_server import ServerError, Starter
-from trainer_launch.pytorch.group_incidents import GroupIncidents, aborted
-from trainer_launch.pytorch.group_stragglers import GroupStragglers
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.pytorch.worker_processes import LogFolders
 from trainer_launch.supervisor import error_lines, failure
 from trainer_launch.supervisor.failure import Evidence, how
-from trainer_launch.supervisor.name_wait import NameWait
 from trainer_launch.supervisor.processes import Rung
-from trainer_launch.supervisor.program_loop import DRAIN_S
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
+from trainer_launch.supervisor.run_loop import RunLoop
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
 
+ASKED = "asked to stop"
 _OWN_DESCRIPTORS = 16  # for the fork server, the coordinator's client, and what is opened for a moment
 _log = logging.getLogger(__name__)
 
@@ -64,19 +64,43 @@ class NodePhase(Enum):
     JOINING = "joining"
     FORMED = "formed"
     RUNNING = "running"
+    ENDING = "ending"
     DONE = "done"
     ENDED = "ended"
+
+
+_LIVES = (NodePhase.RUNNING, NodePhase.ENDING)  # workers may live
+
+
+class Ending(Struct, frozen=True):
+    """Why a generation ends on this node."""
+
+    death: Death | None = None  # the failure here; None: the coordinator's word, or its absence
+    is_reported: bool = False  # the coordinator knows of it
+    ends: worker_ends.Ends | None = None  # before anybody stopped a worker; None: looked at once all have ended
+    wrote_error: frozenset[str] = frozenset()  # workers that had written an error when the coordinator ended it
+
+
+class Formation:
+    """A generation that this node is in, and how far its start has come."""
+
+    def __init__(self, formed: say.Formed) -> None:
+        self.formed = formed
+        self.go: say.Go | None = None
+        self.is_prepared = False  # workers can be started, and the store is open if this node hosts it
+        self.is_store_tried_again = False
+        self.folder = ""  # for error files and logs, a folder for each worker; "": none
 
 
 class Diagnosis(NamedTuple):
     """Who looks at the workers."""
 
     incidents: GroupIncidents
-    stragglers: GroupStragglers
+    stragglers: straggler_samples.StragglerSamples
     watch: Watch | None  # for hangs
 
 
-def client_of(group: WorkerGroup, secret: bytes | None, ledger: Callable[[], Told | None]) -> Client:
+def client_of(group: WorkerGroup, secret: bytes | None, carried: Callable[[], Mapping[str, object]]) -> Client:
     """The connection of this node to its coordinator.
 
     Raises:
@@ -92,10 +116,11 @@ def client_of(group: WorkerGroup, secret: bytes | None, ledger: Callable[[], Tol
         fault=me.fault,
         label=me.label,
     )
-    return Client(me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir, ledger)
+    connected = me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir
+    return Client(*connected, carried, straggler_samples.answer)
 
 
-class Node:
+class TorchNode(RunLoop):
     """The node, which waits, acts, and settles what comes next."""
 
     def __init__(
@@ -106,111 +131,70 @@ class Node:
         diagnosis: Diagnosis,
         observer: RunObserver,
     ) -> None:
+        super().__init__(group.plan, group.system, group.processes, diagnosis.watch, observer)
         self._group, self._client, self._starter = group, client, starter
-        self._plan, self._system = plan, system = group.plan, group.system
-        self._processes, self._workers, self._membership = group.processes, group.workers, group.membership
-        self._incidents, self._stragglers, self._watch = diagnosis
-        self._observer = observer
-        system.mark = runtime_directory.VARIABLE, self._workers.run_dir
+        self._workers, self._membership = group.workers, group.membership
+        self._incidents, self._stragglers, self._hang_watch = diagnosis
+        group.system.mark = runtime_directory.VARIABLE, self._workers.run_dir
         self._folders = LogFolders(self._workers, self._membership.job)
-        self.phase = NodePhase.WAITING if plan.wait_for else NodePhase.JOINING
-        self._started_at_s = system.now()
+        self.phase = NodePhase.WAITING
+        self._formation: Formation | None = None
+        self._ending = Ending(ends=worker_ends.UNKNOWN_ENDS)  # of this generation, or of the last one
+        self._end: say.GiveUp | say.Finished | Death | None = None  # how the job ends for this node
+        self._exits: tuple[Death, ...] = ()  # of the last generation, where its workers ran at the end
         self._away_since_s: float | None = self._started_at_s  # None while the coordinator is there
-        self._names = NameWait(plan, system, observer)  # node 0's
         self._unstartable: Death | None = None  # why no worker can be started; looked at only by the next start
         self._was_prepared = not self._workers.forks  # workers could be started, which the coordinator knows
         self._starts = 0  # generations whose workers were started
-        self._leave_generation()
-        self._ends = worker_ends.UNKNOWN_ENDS  # of the last generation
-        self._own: Death | None = None  # the failure here that ended it
-        self._stop_signal: int | None = None  # what asked to stop, or said that nothing is to be started again
-        self._end: say.GiveUp | say.Finished | Death | None = None
-        self._exits: tuple[Death, ...] = ()  # of the last generation, where its workers ran at the end
-        self._evidence = Evidence()
-
-    def _leave_generation(self) -> None:
-        self._group.leave_generation()
-        self._formed: say.Formed | None = None
-        self._go: say.Go | None = None
-        self._is_prepared = False  # workers can be started in this generation
-        self._has_store = False  # this node has opened its store
-        self._is_store_tried_again = False
-        self._attempt_folder = ""  # for error files and logs, a folder for each worker; "": none
-        self._is_ending = False  # the generation
-        self._failure: Death | None = None  # the first one here, or what else has ended the generation here
-        self._is_told = False  # the coordinator knows of it
-        self._with_error: frozenset[str] = frozenset()  # who had written an error when the coordinator ended it
-
-    # -- the loop -----------------------------------------------------------------------------
 
     def run(self) -> Outcome:
         """Run workers until the job is over for this node, and say how it ended."""
         try:
-            self._to_the_end()
+            self._ask(self._starter.begin)
+            self.to_the_end()
         finally:
             self._incidents.close()
             self._client.close()
             self._starter.close()
-        self._system.drain(DRAIN_S)
-        self._hand_up()
         return self._outcome()
 
-    def _to_the_end(self) -> None:
-        self._ask(self._starter.begin)
-        self._names.begin()
-        if self.phase is NodePhase.JOINING:
-            self._join()
-        while True:
-            now_s = self._system.now()
-            self._on_time(now_s)
-            self._observe()
-            self._processes.tick(now_s)
-            self.settle(now_s)
-            self._observe()
-            if self.phase is NodePhase.ENDED:
-                return
-            happened = self._system.wait(min((s for s in self._times() if s is not None), default=None))
-            now_s = self._system.now()
-            for number in happened.signals:  # first: a worker that had the same SIGTERM as we has not failed
-                self.on_signal(number, now_s)
-            if self._names.is_over(happened):
-                self.phase = NodePhase.JOINING
-                self._away_since_s = None if self._away_since_s is None else now_s
-                self._join()
-            self._ask(self._starter.answer)  # before the news: behind a Formed it would answer what that asks for
-            while (news := self._client.receive(0)) is not None:
-                self._stragglers.hear(news, now_s)
-                self.hear(news, now_s)
-            for pid, status in happened.ended:
-                self._on_child(pid, status, now_s)
+    # -- what happens -------------------------------------------------------------------------
 
-    def _times(self) -> tuple[float | None, ...]:
-        watch_s = self._watch.due_s if self._watch is not None and self._processes.is_running else None
-        away_s, names_s = self._away_until_s, self._names.until_s
-        return self._processes.deadline_s, names_s, away_s, watch_s, self._stragglers.due_s
+    def begin(self, now_s: float) -> None:
+        """Node 0's name resolves: join."""
+        self.phase = NodePhase.JOINING
+        self._away_since_s = None if self._away_since_s is None else now_s
+        self._join()
+
+    def times(self) -> tuple[float | None, ...]:
+        """When something is due; None: never."""
+        return (*super().times(), self._away_until_s, self._stragglers.due_s)
 
     @property
     def _away_until_s(self) -> float | None:
         """How long the coordinator may stay away."""
-        is_over = self._is_ending or self._processes.asked > 0
-        if self._away_since_s is None or self.phase in (NodePhase.WAITING, NodePhase.ENDED) or is_over:
+        if self._away_since_s is None or self.phase in (NodePhase.WAITING, NodePhase.ENDING, NodePhase.ENDED):
             return None
         patience_s = {NodePhase.RUNNING: timeouts.BLIP_S, NodePhase.DONE: timeouts.GONE_S}
-        return self._away_since_s + patience_s.get(self.phase, self._membership.patience_s)
+        until_s = self._away_since_s + patience_s.get(self.phase, self._membership.patience_s)
+        return None if self._processes.asked else until_s
 
-    def _on_time(self, now_s: float) -> None:
-        if self._names.is_late(now_s):
-            self._leave()
+    def on_time(self, now_s: float) -> None:
+        """Do what is due, but for what `Processes` does."""
+        super().on_time(now_s)
+        if self._processes.is_running:
+            self._observer.look(self._group.recorders.farthest)
         if self._away_until_s is not None and now_s >= self._away_until_s:
             self._on_lost_coordinator(now_s)
         self._stragglers.look(now_s)
-        if self._watch is not None and self._processes.is_running and now_s >= self._watch.due_s:
-            hang = self._watch.look(now_s)
-            self._observer.look(self._group.recorders.farthest)
-            if hang is not None:
-                self.on_hang(self._incidents.with_explanation(hang), now_s)
 
-    def _on_child(self, pid: int, status: int, now_s: float) -> None:
+    def on_news(self, now_s: float) -> None:
+        """Hear the fork server, then the coordinator: behind a Formed it would answer what that asks for."""
+        self._ask(self._starter.answer)
+        while (news := self._client.receive(0)) is not None:
+            self.hear(news, now_s)
+
+    def on_child(self, pid: int, status: int, now_s: float) -> None:
         """A child has ended; orphans, and workers of an earlier generation, concern nobody."""
         if self._starter.is_server(pid):
             self._ask(lambda: self._starter.server_ended(status))
@@ -222,11 +206,24 @@ class Node:
             if death is not None:
                 self.on_end(self._explained(death), now_s)
 
+    @property
+    def is_decided(self) -> bool:
+        """How the job has ended for this node stays so."""
+        return self._end is not None
+
+    def on_signal(self, number: int, now_s: float) -> None:
+        """A request to stop is told at once, so that the other nodes need not wait for the end of our workers."""
+        was_asked = self._processes.asked
+        super().on_signal(number, now_s)
+        if self._processes.asked and not was_asked and not self._processes.is_over:
+            self._tell(say.Leave(ASKED))
+
     # -- the coordinator ----------------------------------------------------------------------
 
     def hear(self, news: News, now_s: float) -> None:
         """The coordinator said something, or is out of reach, or is back."""
-        self._incidents.hear(news, self._watch)
+        if isinstance(news, say.Note):
+            self._hear_note(topics.opened_by_node(news, self._group.generation), now_s)
         match news:
             case Disconnected():
                 self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
@@ -236,55 +233,60 @@ class Node:
                     self._tell(say.Done(self._group.generation))
             case say.Formed() if self.phase is NodePhase.JOINING:
                 self._on_formed(news)
-            case say.Go() if self._formed is not None and news.generation == self._formed.generation:
-                self._go = news
+            case say.Go(generation=number) if self._formation is not None and number == self._group.generation:
+                self._formation.go = news
                 self._start_when_ready(now_s)
             case say.Restart():
+                self._stragglers.end()
                 self.on_restart(news, now_s)
             case say.GiveUp() | say.Finished() | say.Quarantined() | say.Refused(retry=False):
+                self._stragglers.end()
                 self._on_job_end(news, now_s)
-            case say.Explained(accuses=True, generation=number) if number == self._group.generation:
-                self._observer.suspect()
+
+    def _hear_note(self, body: topics.ToNode | None, now_s: float) -> None:
+        self._incidents.hear(body, self._hang_watch)
+        self._stragglers.hear(body, now_s)
+        if isinstance(body, Explanation) and body.accuses:
+            self._observer.suspect()
 
     def _tell(self, message: say.FromNode) -> None:
         self._client.send(self._incidents.completed(message))
 
     def _join(self) -> None:
-        group, ends = self._group, self._ends
+        group, ends = self._group, self._ending.ends or worker_ends.UNKNOWN_ENDS
         proof = next((death.fault for death in group.deaths if death.fault), "")
         join = say.Join(group.incarnation, group.generation, ends.finished, ends.failed, self._was_prepared)
         self._tell(replace(join, device_fault=proof))
 
     def on_restart(self, restart: say.Restart, now_s: float) -> None:
         """The coordinator ends the generation, also while draining: who waits for a lost peer never ends."""
-        if self.phase is NodePhase.RUNNING:
-            if self._is_told or (self._is_ending and self._failure is None):
-                return  # it ends it for what this node has told, or says so again: ours have been stopped since
+        if self.phase is NodePhase.ENDING and (self._ending.is_reported or self._ending.death is None):
+            return  # it ends it for what this node has told, or says so again: ours have been stopped since
+        text, is_first = f"generation {restart.generation} is over: {restart.reason}", self._group.is_first
+        _log.log(logging.WARNING if is_first and not restart.grows else logging.INFO, "%s", text)
+        if self.phase in (NodePhase.RUNNING, NodePhase.ENDING):
             files = {name: place.error_file for name, place in self._group.places.items() if place.error_file}
             errors = (name for name, path in files.items() if within(path, False, os.path.exists, path))
-            self._with_error = frozenset(errors)
-            self._ends, self._failure = self._ends_now(), None  # what workers did before we stop them may tell why
-            text = f"generation {self._group.generation} is over: {restart.reason}"
+            # What workers did before we stop them may tell why.
+            ending = Ending(ends=self._ends_now(), wrote_error=frozenset(errors))
             since_s = now_s - restart.unnoticed_s if restart.unnoticed_s else None
-            self._end_generation(None if restart.grows else text, since_s)
-            self._processes.stop(now_s)
+            self._end_generation(ending, now_s, None if restart.grows else text, since_s)
         elif self.phase in (NodePhase.JOINING, NodePhase.FORMED, NodePhase.DONE):
-            self._ends = self._ends_now() if self.phase is NodePhase.DONE else self._ends
+            if self.phase is NodePhase.DONE:
+                self._ending = Ending(ends=self._ends_now())
             self._rejoin()
 
     def _on_job_end(self, news: say.GiveUp | say.Finished | say.Refused, now_s: float) -> None:
         """The job is over, or goes on without this node: it ends here once nothing runs."""
         self._end = worker_ends.end_of(news)
-        if self.phase is not NodePhase.RUNNING:
+        if self.phase is NodePhase.RUNNING:
+            self._end_generation(Ending(), now_s, news.reason if isinstance(news, say.GiveUp) else None)
+        elif self.phase is not NodePhase.ENDING:
             self._leave()
-            return
-        self._end_generation(news.reason if isinstance(news, say.GiveUp) else None)
-        self._processes.stop(now_s)
 
     def _on_lost_coordinator(self, now_s: float) -> None:
         if self.phase is NodePhase.RUNNING:
-            self._end_generation()
-            self._processes.stop(now_s)
+            self._end_generation(Ending(ends=worker_ends.UNKNOWN_ENDS), now_s)
             return
         if self.phase is NodePhase.DONE:  # our own workers did succeed
             self._end = say.Finished()
@@ -297,16 +299,15 @@ class Node:
 
     def _on_formed(self, formed: say.Formed) -> None:
         """This node is in: who hosts the store opens it, everybody gets ready to start workers."""
-        self._leave_generation()
-        self.phase, self._formed, self._ends = NodePhase.FORMED, formed, worker_ends.UNKNOWN_ENDS
-        self._group.enter_generation(formed.generation, hosts_store=formed.is_store_host)
-        if formed.goodput is not None:
-            self._observer.adopt(formed.goodput)
+        self.phase, self._formation = NodePhase.FORMED, Formation(formed)
+        self._ending = replace(self._ending, ends=worker_ends.UNKNOWN_ENDS)
+        self._group.enter_generation(formed)
+        self._observer.adopt(formed.notes)
         self._ask(self._prepare)
 
     def _prepare(self) -> bool:
-        restarts = 0 if self._formed is None else self._formed.restarts
-        self._attempt_folder = self._folders.begin(restarts)
+        if self._formation is not None:
+            self._formation.folder = self._folders.begin(self._formation.formed.restarts)
         return self._starter.prepare()
 
     def _ask(self, is_ready: Callable[[], bool]) -> None:
@@ -319,12 +320,13 @@ class Node:
 
     def _on_prepared(self) -> None:
         was_prepared, self._was_prepared = self._was_prepared, True
+        formation = self._formation
         if self.phase is NodePhase.JOINING and not was_prepared:  # a generation that runs ends for us only now
             self._join()
-        elif self.phase is NodePhase.FORMED and not self._has_store:
-            self._is_prepared = True
-            if self._group.hosts_store:
-                self._open_store()
+        if formation is None or self.phase is not NodePhase.FORMED or formation.is_prepared:
+            return
+        if not self._group.hosts_store or self._open_store(formation):
+            formation.is_prepared = True
             self._start_when_ready(self._system.now())
 
     def on_unstartable(self, why: str, code: int = exit_codes.INFRASTRUCTURE) -> None:
@@ -334,33 +336,31 @@ class Node:
         if self.phase in (NodePhase.RUNNING, NodePhase.DONE):
             _log.warning("%s; running workers continue", why)
 
-    def _open_store(self) -> None:
+    def _open_store(self, formation: Formation) -> bool:
+        """Open the store of a generation, and tell where it is; whether that could be done now."""
         try:
             port = self._starter.open_store(self._membership.ports)
         except ServerError as problem:
             text = f"the store cannot be opened: {problem}"
-            if self._is_store_tried_again:
+            if formation.is_store_tried_again:
                 self.on_unstartable(text)
-                return
-            self._is_store_tried_again = True
+                return False
+            formation.is_store_tried_again = True
             _log.warning("%s; a new fork server tries it again", text)
             self._ask(self._starter.renew)
-            return
+            return False
         host = self._client.own_address(self._membership.address, self._membership.host)
-        self._has_store = True
         self._tell(say.Store(self._group.generation, host, port))
+        return True
 
     def _start_when_ready(self, now_s: float) -> None:
         """Start the workers once the store is open and they can be."""
-        formed, go = self._formed, self._go
-        if self.phase is not NodePhase.FORMED or formed is None or go is None or not self._is_prepared:
+        formation, workers, group = self._formation, self._workers, self._group
+        if self.phase is not NodePhase.FORMED or formation is None or not formation.is_prepared:
             return
-        _log.info(
-            "generation %d: this is node %d of %d, store at %s:%d, %s so far",
-            *(formed.generation, formed.group_rank, formed.size, go.host, go.port),
-            counted(formed.restarts, "failure"),
-        )
-        workers, folder, group = self._workers, self._attempt_folder, self._group
+        formed, go, folder = formation.formed, formation.go, formation.folder
+        if go is None:
+            return
         specs = worker_processes.of(workers, self._membership, formed, go, folder)
         group.places = worker_processes.places(workers, formed, folder, are_forked=self._starter.forks)
         started = {"workers": len(specs), "first_rank": formed.first_rank}
@@ -368,16 +368,25 @@ class Node:
         if self._starts:
             at_most = self._membership.max_restarts
             self._observer.tell("restarting", restart=self._starts, restarts_at_most=at_most)
-        self.phase, self._own, self._starts = NodePhase.RUNNING, None, self._starts + 1
+        self.phase, self._ending, self._starts = NodePhase.RUNNING, Ending(), self._starts + 1
         try:
             unstarted = self._starter.start(specs, group.places)
         except (NodeError, OSError) as problem:
-            self._is_ending = True
             self._end = Death(reason="NotStarted", message=str(problem), code=exit_codes.INFRASTRUCTURE)
-            self._processes.stop(now_s, Rung.KILL)
+            self._end_generation(Ending(), now_s, rung=Rung.KILL)
             return
+        _log.log(
+            logging.WARNING if group.is_first and formed.generation > 1 else logging.INFO,
+            "generation %d: %s, %s so far; this is node %d, store at %s:%d; %s",
+            *(formed.generation, counted(formed.size, "node"), counted(formed.restarts, "restart")),
+            *(formed.group_rank, go.host, go.port, self._started()),
+        )
         for death in unstarted:
             self.on_end(replace(death, rank=group.places[death.process].rank), now_s)
+
+    def _started(self) -> str:
+        pids = [str(pid) for pid in self._processes.pids().values()]
+        return f"started {counted(len(pids), 'worker')} ({'pids' if pids[1:] else 'pid'} {', '.join(pids)})"
 
     # -- how workers end ----------------------------------------------------------------------
 
@@ -387,7 +396,7 @@ class Node:
         if place is not None:
             death = replace(death, rank=place.rank, local_rank=place.local_rank)
         content = error_lines.read_error_file(place.error_file if place is not None else None)
-        death = failure.with_error_file(death, content, was_ended=self._is_ending)
+        death = failure.with_error_file(death, content, was_ended=self.phase is NodePhase.ENDING)
         if death.signal == signal.SIGABRT:
             death = aborted(death, lambda: self._system.last_lines(name))
         if death.exit_code != 0 and self._stop_signal is None:
@@ -397,45 +406,69 @@ class Node:
     def on_end(self, death: Death, now_s: float) -> None:
         """A worker has ended: the first failure ends the generation, here and by the coordinator everywhere."""
         self._group.note(death)
-        is_first = death.exit_code != 0 and not self._is_ending and self._stop_signal is None
-        _log.log(logging.INFO if is_first else logging.DEBUG, "%s ended with %s", death.process, how(death))
-        if death.exit_code == 0 or self._stop_signal is not None:
+        _log.debug("%s ended with %s", death.process, how(death))
+        if death.exit_code == 0 or self._processes.asked:
             return
-        if not self._is_ending:
+        if self.phase is NodePhase.RUNNING:
             self._evidence = self._system.look()
-            self._failure = death
-            self._end_generation(worker_ends.what_failed(death), death.at_s)
-            if not worker_ends.lost_peer(death):  # who only lost a peer may not be the first that failed
-                self._tell_failure()
-            self._processes.stop(now_s)
-        elif death.process in self._with_error:
-            self._note_cause(death)
-        elif self._failure is not None and not self._is_told and worker_ends.is_guiltier(death):
-            self._failure = worker_ends.by_itself(death)  # in place of who lost a peer
-            self._tell_failure()
+            if not worker_ends.lost_peer(death):  # else it may not be the first that failed
+                self._say(death)
+            self._end_generation(Ending(death), now_s, self._sentence(death), death.at_s)
+        elif not self._ending.is_reported and worker_ends.is_guiltier(death):
+            self._note_guiltier(death)
 
-    def _note_cause(self, death: Death) -> None:
-        """An error was there before we ended its worker: whom it cut off on another node has only died sooner."""
-        if self._is_told or death.message is None or worker_ends.lost_peer(death):
+    def _note_guiltier(self, death: Death) -> None:
+        """A worker that failed for a reason of its own, also if whom it cut off has died sooner."""
+        ending = self._ending
+        if death.process in ending.wrote_error and death.message is not None and ending.ends is not None:
+            self._evidence = self._system.look()
+            self._ending = Ending(worker_ends.by_itself(death), ends=replace(ending.ends, failed=True))
+        elif ending.death is not None:  # in place of a worker that lost a peer
+            self._ending = Ending(worker_ends.by_itself(death))
+        else:
             return
-        self._evidence, self._is_told = self._system.look(), True
-        self._own, self._ends = worker_ends.by_itself(death), replace(self._ends, failed=True)
-        self._tell(worker_ends.failed_message(self._own, self._group.generation, self._ends))
+        self._say(death)
+        self._report()
 
-    def _end_generation(self, incident: str | None = None, since_s: float | None = None) -> None:
-        """The generation ends, unless it does already; what is gone a moment later is collected first."""
-        if self._is_ending:
+    def _end_generation(
+        self,
+        ending: Ending,
+        now_s: float,
+        incident: str | None = None,
+        since_s: float | None = None,
+        rung: Rung = Rung.LEADERS,
+    ) -> None:
+        """The generation ends: what is gone a moment later is collected first, then all workers are stopped."""
+        is_first, self.phase, self._ending = self.phase is NodePhase.RUNNING, NodePhase.ENDING, ending
+        if is_first:
+            self._observe(since_s)  # what follows is no training
+            if incident is not None and self._stop_signal is None:
+                was_killed = ending.death is not None and ending.death.signal is not None
+                self._incidents.failed(incident, was_killed=was_killed)
+        if ending.death is not None and not worker_ends.lost_peer(ending.death):
+            self._report()
+        self._processes.stop(now_s, rung)
+
+    def _report(self) -> None:
+        """Tell of the failure that ends the generation; a node that drains leaves instead, and costs no restart."""
+        death = self._ending.death
+        if death is None or self._ending.is_reported:
             return
-        self._is_ending = True
-        self._observe(since_s)  # what follows is no training
-        if incident is not None and self._stop_signal is None:
-            was_killed = self._failure is not None and self._failure.signal is not None
-            self._incidents.failed(incident, was_killed=was_killed)
+        self._ending = replace(self._ending, is_reported=True)
+        if self._stop_signal is not None:
+            self._tell(say.Leave(ASKED))
+        else:
+            ends = self._ending.ends or self._ends_now()
+            self._tell(worker_ends.failed_message(death, self._group.generation, ends))
 
-    def _tell_failure(self) -> None:
-        if self._failure is not None and not self._is_told:
-            self._is_told = True
-            self._tell(worker_ends.failed_message(self._failure, self._group.generation, self._ends_now()))
+    def _say(self, death: Death) -> None:
+        if death.process and death.reason != "NotRunnable":  # else it has been said
+            _log.warning("%s", self._sentence(death))
+
+    def _sentence(self, death: Death) -> str:
+        """A worker's death as the termination message tells it."""
+        lines = self._system.last_lines(death.process)
+        return failure.classify(death, replace(self._evidence, last_lines=lines)).message
 
     def _ends_now(self) -> worker_ends.Ends:
         """How this generation's workers ended before anybody stopped them; who was sent a signal proves nothing."""
@@ -444,88 +477,64 @@ class Node:
 
     def on_hang(self, hang: Death, now_s: float) -> None:
         """Workers hang: all are killed at once. Who hangs saves nothing, and the others wait for it."""
-        if self._is_ending or self._processes.asked:
+        if self.phase is not NodePhase.RUNNING or self._processes.asked:
             return
+        hang = self._incidents.with_explanation(hang)
         self._observer.tell("hung", text=hang.message)
-        self._evidence, self._failure = self._system.look(), replace(hang, signal=signal.SIGKILL)
-        self._end_generation(since_s=hang.at_s)
-        if self._stop_signal is None:
-            self._tell_failure()
-        self._processes.stop(now_s, Rung.KILL)
+        self._evidence = self._system.look()
+        ending = Ending(replace(hang, signal=signal.SIGKILL))
+        self._end_generation(ending, now_s, since_s=hang.at_s, rung=Rung.KILL)
 
     def on_store_end(self, status: int, now_s: float) -> None:
         """Without its store a generation cannot go on; who killed it is not known."""
-        if self._formed is None or self._is_ending or self._stop_signal is not None:
+        if self._formation is None or self.phase is NodePhase.ENDING or self._stop_signal is not None:
             return
         code, number = (None, -status) if status < 0 else (status, None)
         ended = f"was killed (signal {number})" if number is not None else f"ended with exit code {code}"
-        text = f"the store process of generation {self._formed.generation} {ended}"
+        text = f"the store process of generation {self._group.generation} {ended}"
         _log.warning("%s", text)
-        if self.phase is NodePhase.DONE:  # other nodes' workers may not need it; if they do, they fail
-            return
-        self._failure = death = Death(code=code, signal=number, message=text)
-        is_running = self.phase is NodePhase.RUNNING
-        self._end_generation(text if is_running else None)
-        self._tell_failure()
-        if is_running:
-            self._processes.stop(now_s)
-        else:
-            self._own = death
+        ending = Ending(Death(code=code, signal=number, message=text))
+        if self.phase is NodePhase.RUNNING:
+            self._end_generation(ending, now_s, text)
+        elif self.phase is NodePhase.FORMED:
+            self._ending = ending
+            self._report()
             self._rejoin()
-
-    # -- requests to stop ---------------------------------------------------------------------
-
-    def on_signal(self, number: int, now_s: float) -> None:
-        """One rule for every phase: a request to stop or a drain is remembered, and what lives is told.
-
-        Where no worker lives there is nobody to hand a stop signal to: it is a request, whatever it is mapped to.
-        How the job has ended for this node stays so.
-        """
-        action = action_of(number, self._plan.signals)
-        lives = self.phase is NodePhase.RUNNING
-        asks = action is SignalAction.TERMINATE or (number in STOP_SIGNALS and not lives)
-        is_first = self._stop_signal is None and self._end is None
-        if is_first and (asks or action is SignalAction.DRAIN):
-            self._stop_signal = number
-        if lives:
-            if asks and not self._processes.asked:
-                self._tell(say.Leave("asked to stop"))
-            self._processes.on_signal(number, now_s)
-        elif self._stop_signal is not None:
-            self._processes.note_request(number)
+        # else our workers have ended; others' may not need it, and if they do, they fail
 
     # -- what comes next ----------------------------------------------------------------------
 
     def settle(self, now_s: float) -> None:
         """Nothing lives any more: leave, join again, or wait for the others, who are not done yet."""
-        if self.phase is NodePhase.ENDED or (self.phase is NodePhase.RUNNING and not self._processes.is_over):
+        lives = self.phase in (NodePhase.RUNNING, NodePhase.ENDING)
+        if self.is_done or (lives and not self._processes.is_over):
             return
-        is_starting = self.phase in (NodePhase.WAITING, NodePhase.JOINING, NodePhase.FORMED)
+        if self.phase is NodePhase.ENDING:
+            if self._ending.death is not None and not self._ending.is_reported:  # nobody failed but for a lost peer
+                self._say(self._ending.death)
+                self._report()
+            self._ending = replace(self._ending, ends=self._ending.ends or self._ends_now())
         if self._stop_signal is not None:
-            self._leave("asked to stop")
-        elif is_starting and self._unstartable is not None:
+            self._leave(ASKED)
+        elif (late := self.unresolved(now_s)) is not None:
+            self._end = late
+            self._leave()
+        elif self._unstartable is not None and self.phase not in (*_LIVES, NodePhase.DONE):
             self._end = self._unstartable
             self._leave(self._end.message)
-        elif self.phase is NodePhase.RUNNING:
-            self._settle_generation()
-            self.settle(now_s)  # the next start may have been tried in vain
-
-    def _settle_generation(self) -> None:
-        if self._failure is not None:
-            self._tell_failure()
-            self._own, self._ends = self._failure, self._ends_now()
-        if self._end is not None:
+        elif self.phase is NodePhase.ENDING and self._end is not None:
             self._leave(self._end.message if isinstance(self._end, Death) else None)
-        elif self._is_ending:
+        elif self.phase is NodePhase.ENDING:
             self._rejoin()
-        else:
+            self.settle(now_s)  # the next start may have been tried in vain
+        elif self.phase is NodePhase.RUNNING:
             self.phase = NodePhase.DONE
             self._tell(say.Done(self._group.generation))
 
     def _rejoin(self) -> None:
         """Join again, without what SIGKILL did not end; where no worker could be started now, once one can be."""
-        self.phase = NodePhase.JOINING
-        self._leave_generation()
+        self.phase, self._formation = NodePhase.JOINING, None
+        self._group.leave_generation()
         self._starter.close_store()
         problem, self._unstartable = self._unstartable, None
         self._was_prepared = self._was_prepared and problem is None
@@ -535,9 +544,8 @@ class Node:
             self._ask(self._starter.prepare)
 
     def _leave(self, why: str | None = None) -> None:
-        self._exits = tuple(self._group.deaths) if self.phase in (NodePhase.RUNNING, NodePhase.DONE) else ()
-        self.phase = NodePhase.ENDED
-        self._names.end()
+        self._exits = tuple(self._group.deaths) if self.phase in (*_LIVES, NodePhase.DONE) else ()
+        self.phase, self.is_done = NodePhase.ENDED, True
         if why is not None:
             self._tell(say.Leave(why[:200]))
         self._starter.close_store()
@@ -545,41 +553,38 @@ class Node:
     # -- for observers ------------------------------------------------------------------------
 
     def _observe(self, since_s: float | None = None) -> None:
-        phases = {NodePhase.RUNNING: self._processes.phase, NodePhase.DONE: RunPhase.CLEARING}
-        phases[NodePhase.ENDED] = RunPhase.DONE
-        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._kind(), since_s)
+        phases = {NodePhase.DONE: RunPhase.CLEARING, NodePhase.ENDED: RunPhase.DONE}
+        phases |= dict.fromkeys(_LIVES, self._processes.phase)
+        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._time_use(), since_s)
 
-    def _kind(self) -> Kind:
+    def _time_use(self) -> TimeUse:
         """What the node's seconds are spent on."""
         if self._stop_signal is not None or self._end is not None:
-            return Kind.ENDING
+            return TimeUse.ENDING
         match self.phase:
             case NodePhase.WAITING | NodePhase.JOINING:
-                return Kind.WAITING
-            case NodePhase.FORMED if self._is_prepared:
-                return Kind.MEETING
+                return TimeUse.WAITING
+            case NodePhase.FORMED if self._formation is not None and self._formation.is_prepared:
+                return TimeUse.MEETING
             case NodePhase.FORMED:  # the fork server still imports torch
-                return Kind.RESTARTING if self._starts else Kind.STARTING
-            case NodePhase.RUNNING if self._processes.is_running and not self._is_ending:
-                return Kind.TRAINING
-            case NodePhase.RUNNING if self._is_ending:
-                return Kind.STOPPING
-        return Kind.ENDING
+                return TimeUse.RESTARTING if self._starts else TimeUse.STARTING
+            case NodePhase.RUNNING if self._processes.is_running:
+                return TimeUse.TRAINING
+            case NodePhase.ENDING:
+                return TimeUse.STOPPING
+        return TimeUse.ENDING
 
     # -- how it ended -------------------------------------------------------------------------
 
-    def _hand_up(self) -> None:
-        """Give what a worker of this node said before it ended the job to who asks us for it."""
-        own, end = self._own, self._end
-        place = self._group.places.get(f"rank {own.rank}") if own is not None else None
-        if own is not None and place is not None and isinstance(end, say.GiveUp) and end.rank == own.rank:
-            code = -own.signal if own.signal is not None else own.code or 0
-            error_lines.hand_up(place.error_file, code, self._workers.env.get("TORCHELASTIC_ERROR_FILE"))
-
     def _outcome(self) -> Outcome:
-        end, given_up, note = self._end, None, ""
-        verdict = Verdict.SUCCEEDED if isinstance(end, say.Finished) else Verdict.FAILED
+        end, own = self._end, self._ending.death
+        if own is None or not isinstance(end, say.GiveUp) or end.rank != own.rank:
+            own = None  # the job did not end for it
+        outcome = self.ended(
+            self._cause(own), self._exits, max(1, self._starts), well=isinstance(end, say.Finished)
+        )
         if isinstance(end, say.GiveUp):
+            self._hand_up(own)
             given_up = GivenUp(
                 reason=end.reason,
                 rank=end.rank,
@@ -587,21 +592,20 @@ class Node:
                 signal=end.signal,
                 message=end.message or "",
             )
-        if isinstance(end, say.Finished) and self._formed is None and self._stop_signal is None:
-            note = "this node was a spare, and the job did not need it" + (" any more" if self._starts else "")
-        return Outcome(
-            verdict=verdict if self._stop_signal is None else Verdict.STOPPED,
-            failure=self._cause(),
-            given_up=given_up,
-            stop_signal=self._stop_signal,
-            exits=self._exits,
-            took_s=self._system.now() - self._started_at_s,
-            attempt=max(1, self._starts),
-            survivors=self._processes.stuck(),
-            note=note,
-        )
+            return replace(outcome, given_up=given_up)
+        if isinstance(end, say.Finished) and self._formation is None and self._stop_signal is None:
+            more = " any more" if self._starts else ""
+            return replace(outcome, note=f"this node was a spare, and the job did not need it{more}")
+        return outcome
 
-    def _cause(self) -> Failure | None:
+    def _hand_up(self, own: Death | None) -> None:
+        """Give what the worker said to who asks us for it."""
+        place = self._group.places.get(own.process) if own is not None else None
+        if own is not None and place is not None:
+            code = -own.signal if own.signal is not None else own.code or 0
+            error_lines.hand_up(place.error_file, code, self._workers.env.get("TORCHELASTIC_ERROR_FILE"))
+
+    def _cause(self, own: Death | None) -> Failure | None:
         if self._stop_signal is not None:  # worth a word when a worker did not leave with 0
             death = next((death for death in self._exits if death.exit_code != 0), None)
             if death is None:
@@ -610,15 +614,11 @@ class Node:
             lines = self._system.last_lines(death.process)
             return failure.classify(plain, replace(self._evidence, last_lines=lines, stopped=True))
         match self._end:
-            case say.Finished():
-                return None
-            case None:
-                return failure.unresolved(self._names.why)
             case Death() as death:
                 return failure.classify(death, self._evidence)
             case say.GiveUp() as end:
-                own = self._own if self._own is not None and self._own.rank == end.rank else None
-                death = worker_ends.given_up_for(end, own)
-                lines = self._system.last_lines(own.process) if own is not None and own.process else ()
-                cause = failure.classify(death, replace(self._evidence, last_lines=lines))
+                lines = self._system.last_lines(own.process) if own is not None else ()
+                evidence = replace(self._evidence, last_lines=lines)
+                cause = failure.classify(worker_ends.given_up_for(end, own), evidence)
                 return replace(cause, message=f"{cause.message}; {end.seen}") if end.seen else cause
+        return None

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death, exit_codes
 from trainer_launch.supervisor.error_lines import error_name, recognise
-from trainer_launch.supervisor.failure import how
 
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # by which workers are ended
 
@@ -70,11 +69,6 @@ def failed_message(death: Death, generation: int, ends: Ends) -> say.Failed:
     ended = (death.rank, death.code, death.signal, message, error_name(message))
     cause = None if death.reason != "ProgramError" else death.reason  # what a restart cannot mend
     return say.Failed(generation, *ended, lost_peer=is_peers, finished=ends.finished, cause=cause)
-
-
-def what_failed(death: Death) -> str:
-    """Why a generation ends, for an incident."""
-    return f"rank {death.rank} ended with {how(death)}" + (f": {death.message}" if death.message else "")
 
 
 def given_up_for(given_up: say.GiveUp, own: Death | None) -> Death:

@@ -6,11 +6,12 @@ import time
 import uuid
 from collections.abc import Mapping
 
+from trainer_launch.diagnosis.collectives import Life, RankState, Recorded
 from trainer_launch.diagnosis.recorder_questions import Recorders
+from trainer_launch.diagnosis.stall import SHOW_RANKS_S
 from trainer_launch.diagnosis.worker_samples import Place
-from trainer_launch.membership import timeouts
+from trainer_launch.membership.protocol import Formed
 from trainer_launch.model import Death, Membership, Plan, Workers
-from trainer_launch.model.collectives import Life, RankState, Recorded
 from trainer_launch.model.errors import InternalError
 from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Processes
@@ -32,7 +33,7 @@ class WorkerGroup:
         self.places: Mapping[str, Place] = {}  # by the names of the processes
         self.deaths: list[Death] = []  # in their order
         self._ended_s: dict[int | None, float] = {}  # when, in seconds since the epoch, by rank
-        self.hosts_store = False
+        self.is_first = False  # of the nodes of that generation: it speaks for the job
         self.leave_generation()
 
     @property
@@ -44,9 +45,10 @@ class WorkerGroup:
         """The next store will probably be node 0's."""
         self.hosts_store = self.node_rank == 0
 
-    def enter_generation(self, number: int, *, hosts_store: bool) -> None:
+    def enter_generation(self, formed: Formed) -> None:
         """A generation was formed with this node in it; none of its workers has been started yet."""
-        self.generation, self.hosts_store, self.deaths = number, hosts_store, []
+        self.generation, self.hosts_store, self.deaths = formed.generation, formed.is_store_host, []
+        self.is_first = formed.group_rank == 0
 
     def note(self, death: Death) -> None:
         """A worker has ended, or could not be started."""
@@ -56,7 +58,7 @@ class WorkerGroup:
     def ended(self) -> list[RankState]:
         """The ranks of this generation that have no process any more."""
         reports, node = self.recorders.at_end, self.node_rank
-        seen_s = time.time() - timeouts.SHOW_RANKS_S / 2  # what other nodes tell may be as old
+        seen_s = time.time() - SHOW_RANKS_S / 2  # what other nodes tell may be as old
         return [
             rank_state(
                 death,

@@ -17,12 +17,12 @@ import psutil
 from msgspec import Struct
 
 from trainer_launch.host import process_tree
-from trainer_launch.model.goodput import Kind
 from trainer_launch.observability import event_log, node_view, progress
+from trainer_launch.observability.goodput import Kind
+from trainer_launch.observability.step_lines import OutputScanner
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.kubelet.pods import MARK, Kubelet
 from trainer_launch.rehearsal.report.history import HistoryEntry, What
-from trainer_launch.supervisor.step_lines import OutputScanner
 
 _RANKED = ("torch", "torchrun", "mpi", "horovodrun", "sshd")  # engines all of whose workers have a rank
 _LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK")

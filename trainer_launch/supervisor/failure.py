@@ -134,6 +134,12 @@ _FIRST = (
     _Rule("NotStarted", _is_known_as("NotStarted"), "correct what the message names, in this pod or its image"),
     _Rule("PeerLost", _is_known_as("PeerLost"), PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
     _Rule(
+        "PeerLost",
+        _is_known_as("Unresolved"),
+        "check that the job's headless Service and the other pods exist",
+        exit_code=exit_codes.INFRASTRUCTURE,
+    ),
+    _Rule(
         "ProgramError",
         _is_known_as("ProgramError"),
         "let all ranks enter the same collectives, as often as all others; a restart will not help",
@@ -208,16 +214,6 @@ def _device(symptom: Symptom, death: Death) -> tuple[str, ...]:
     if death.local_rank is None or not symptom.reason.startswith("Device"):
         return ()
     return (f"the worker's local rank is {death.local_rank}, by which programs choose their device",)
-
-
-def unresolved(text: str) -> Failure:
-    """Return the cause of a run whose peers' names never resolved."""
-    return Failure(
-        reason="PeerLost",
-        message=text,
-        exit_code=exit_codes.INFRASTRUCTURE,
-        hint="check that the job's headless Service and the other pods exist",
-    )
 
 
 def _message(death: Death, evidence: Evidence, rule: _Rule | Symptom) -> str:

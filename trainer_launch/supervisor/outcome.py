@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from trainer_launch.model import Failure, Outcome, Verdict, exit_codes, goodput
+from trainer_launch.model import Failure, Outcome, Verdict, exit_codes
 from trainer_launch.model.signal_policy import signal_name
 
 log = logging.getLogger(__name__)
@@ -66,11 +66,10 @@ def refusal(message: str, code: int, host: str) -> str:
     return _cut(f"{line} | {_one_line(message)}\n", TERMINATION_MESSAGE_BYTES)
 
 
-def termination_message(outcome: Outcome) -> str:
-    """Return the termination message: the summary, the last lines, the evidence, the goodput, what to do."""
+def termination_message(outcome: Outcome, spent: str = "") -> str:
+    """Return the termination message: the summary, the last lines, the evidence, how time was spent, what to do."""
     first = summary(outcome)
     failure = outcome.failure
-    spent = "" if outcome.spent_s is None else f"Goodput: {goodput.sentence(goodput.read(outcome.spent_s))}"
     if failure is None and not outcome.survivors:
         return "\n".join(filter(None, (first, spent))) + "\n"
     hint = f"{WHAT_TO_DO} {_one_line(failure.hint)}" if failure and failure.hint else ""

@@ -25,7 +25,7 @@ from trainer_launch.host.logs import PATIENCE_S
 from trainer_launch.host.slow_files import file_behind, within
 from trainer_launch.model import Destination
 from trainer_launch.planning.torchrun_options import PLAIN
-from trainer_launch.supervisor.rate_limit import Flood, Source, Stream, Untouched
+from trainer_launch.supervisor.lines import LineLimit, Source, Stream, Untouched
 
 _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it three times slower
 _PIPE_BYTES = 1024 * 1024  # what an unprivileged user may ask for; refused beyond the user's share
@@ -49,14 +49,14 @@ class Output:
         *,
         color: bool = False,
         watched: bool = False,
-        flood: Flood | None = None,
+        lines_per_s: int = 0,  # 0: no limit
         listener: Listener | None = None,
         sieve: Sieve | None = None,
     ) -> None:
         self._color = color
         self._watched = watched  # nothing is inherited
         self._sieve = sieve
-        self._flood = flood or Flood(clock=time.monotonic)
+        self._lines_per_s = lines_per_s
         self._listener = listener
         self._sinks = _sinks()
         self._own = {stream: Source(b"", sink.stream) for stream, sink in self._sinks.items()}
@@ -83,7 +83,7 @@ class Output:
             OSError: there are too many open files, or a file of `to` cannot be opened.
         """
         to = to or {}
-        if label is None and self._flood.lines_per_s:
+        if label is None and self._lines_per_s:
             label = ""
         carried: list[tuple[int, ...]] = [(_STDOUT,), (_STDERR,)]
         if label is None:
@@ -129,7 +129,7 @@ class Output:
             source = Untouched(b"", sink.stream)
         else:
             source = Source(prefix, sink.stream)
-            source.line_filter = self._flood.filter(streams[-1], prefix)
+            source.limit = LineLimit(self._lines_per_s) if self._lines_per_s else None
             with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
                 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         pipe = _Pipe(read_end, source, sink if to.is_shown else None, copy)
@@ -222,17 +222,11 @@ class Output:
                     self._admit()
                 elif not key.data.pump(time.monotonic()):
                     self._forget(key.data)
-            self._show_partial_lines()
-            self._tell_left_out(time.monotonic())
+            self._show_what_is_due()
         for pipe in self._readers():
             for _ in range(_PIPE_BYTES // _READ_BYTES):
                 pipe.pump(time.monotonic())
             self._forget(pipe)
-        self._tell_left_out(None)
-
-    def _tell_left_out(self, now_s: float | None) -> None:
-        for stream, text in self._flood.told(now_s):
-            self._sinks[stream].put(partial(self._own[stream].feed, text))
 
     def _goes_on(self) -> bool:
         if self._stop_at_s is None:
@@ -256,12 +250,16 @@ class Output:
 
     def _timeout_s(self) -> float | None:
         times = [pipe.heard_at_s + _PAUSE_S for pipe in self._readers() if pipe.source.paused_in_line]
-        times += [at_s for at_s in (self._stop_at_s, self._flood.due_s) if at_s is not None]
+        times += [pipe.source.due_s for pipe in self._readers() if pipe.source.due_s is not None]
+        times += [] if self._stop_at_s is None else [self._stop_at_s]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _show_partial_lines(self) -> None:
+    def _show_what_is_due(self) -> None:
+        """Partial lines after a pause, and how many lines were left out."""
         now_s = time.monotonic()
         for pipe in self._readers():
+            if pipe.source.due_s is not None and now_s >= pipe.source.due_s:
+                pipe.show(pipe.source.dropped)
             if pipe.source.paused_in_line and now_s >= pipe.heard_at_s + _PAUSE_S:
                 pipe.show(pipe.source.flush)
 

@@ -179,7 +179,7 @@ class Processes:
         self._observer.tell("signal", signal=number, asks_to_stop=False)
         self.relayed.add(number)
         for pid in self._alive:
-            self._system.signal_leader(pid, number)
+            self._system.signal_leader(pid, number, wakes=action is SignalAction.DRAIN)
         if action is SignalAction.DRAIN:
             self.is_draining = True
             self._observer.asked_to_stop(number)
@@ -230,7 +230,7 @@ class Processes:
             self._climb_at_s = now_s + LEADERS_SHARE * self._plan.grace_s
             self._observer.tell("stopping", rung="leaders")
             for pid in self._alive:
-                self._system.signal_leader(pid, self._plan.stop_signal)
+                self._system.signal_leader(pid, self._plan.stop_signal, wakes=True)
 
     def tick(self, now_s: float) -> None:
         """Do what is due: end what ended leaders have left behind, climb, see whether anything lives."""

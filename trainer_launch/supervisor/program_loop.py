@@ -12,34 +12,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from msgspec.structs import replace
 
-from trainer_launch.model import Death, Failure, Outcome, Plan, Verdict, exit_codes
-from trainer_launch.model.goodput import Kind
-from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
+from trainer_launch.model import Death, Failure, Outcome, Plan, exit_codes
 from trainer_launch.supervisor import failure
 from trainer_launch.supervisor.failure import Evidence, how
-from trainer_launch.supervisor.name_wait import NameWait
 from trainer_launch.supervisor.processes import Processes, Rung
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
+from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 from trainer_launch.supervisor.system import System
 
-DRAIN_S = 1.0  # for the last output, once nothing of ours runs any more
 PATIENCE_S = 3.0  # that the others have to end by themselves after a victim
 RESTART_WINDOW_S = 3600.0  # in which starts count against the plan's bound: what heals between is no loop
 TOO_SOON_S = 1.0  # who ends by itself within it cannot run at all
 log = logging.getLogger(__name__)
-
-
-class AnyWatch(Protocol):
-    """Who looks, at a pace of its own, whether what runs hangs; `hang_watch.Watch` is it."""
-
-    due_s: float
-
-    def look(self, now_s: float) -> Death | None:
-        """The hang that has to be ended, if there is one, and when to look again in `due_s`."""
 
 
 def supervise(
@@ -58,11 +45,10 @@ def supervise(
     processes = processes or Processes(plan, system, observer)
     loop = ProgramLoop(plan, system, processes, watch, observer, failed)
     loop.to_the_end()
-    system.drain(DRAIN_S)
     return loop.outcome()
 
 
-class ProgramLoop:
+class ProgramLoop(RunLoop):
     """One plan's run."""
 
     def __init__(
@@ -74,58 +60,39 @@ class ProgramLoop:
         observer: RunObserver,
         failed: Callable[[Failure, str], None],
     ) -> None:
-        self._plan, self._system, self._processes = plan, system, processes
-        self._watch, self._observer, self._failed = watch, observer, failed
-        self._evidence = Evidence()
+        super().__init__(plan, system, processes, watch, observer)
+        self._failed = failed
         self._deaths: list[Death] = []  # of this attempt
-        self._cause: Death | None = None  # the first failure
-        self._hang: Death | None = None  # the watch found that what runs has to end
-        self._stop_signal: int | None = None  # what asked us to stop, when nothing had failed before
-        self._names = NameWait(plan, system, observer)
+        self._cause: Death | None = None  # the first failure, or a hang
         self._stop_at_s: float | None = None  # when the others are stopped, after a victim
         self._restarts_s: list[float] = []  # when something was started again
-        self._unresolved: str | None = None  # why nothing was started
-        self._is_done = False
-        self._started_at_s = system.now()
 
-    def to_the_end(self) -> None:
-        """Wait and act until nothing lives any more."""
-        self._names.begin()
-        if self._names.until_s is None:
-            self._start()
-        while True:
-            now_s = self._system.now()
-            self._on_time(now_s)
-            self._observe()
-            self._processes.tick(now_s)
-            self.settle(now_s)
-            self._observe()
-            if self._is_done:
-                return
-            happened = self._system.wait(min((s for s in self._times() if s is not None), default=None))
-            now_s = self._system.now()
-            for number in happened.signals:
-                self.on_signal(number, now_s)
-            if self._names.is_over(happened):
-                self._start()
-            for pid, status in happened.ended:
-                death = self._processes.reaped(pid, status, now_s)
-                if death is not None:
-                    log.info("%s ended with %s", death.process, how(death))
-                    self.on_end(death, now_s, pid)
-
-    def _times(self) -> tuple[float | None, ...]:
-        watch_s = self._watch.due_s if self._watch is not None and self._processes.is_running else None
-        return self._processes.deadline_s, self._stop_at_s, self._names.until_s, watch_s
-
-    def _start(self) -> None:
-        self._deaths, self._cause, self._hang, self._stop_at_s = [], None, None, None
+    def begin(self, now_s: float) -> None:
+        """Start all, also anew: how an earlier attempt ended is forgotten."""
+        self._deaths, self._cause, self._evidence, self._stop_at_s = [], None, Evidence(), None
         if self._plan.failure_file is not None:
             self._system.remove(self._plan.failure_file)  # of an earlier attempt
         for death in self._processes.start(self._plan.processes):
-            self.on_end(death, death.at_s)
+            self.on_end(death, now_s)
 
     # -- what happens -------------------------------------------------------------------------
+
+    def times(self) -> tuple[float | None, ...]:
+        """When something is due; None: never."""
+        return (*super().times(), self._stop_at_s)
+
+    def on_time(self, now_s: float) -> None:
+        """Do what is due, but for what `Processes` does."""
+        super().on_time(now_s)
+        if self._stop_at_s is not None and now_s >= self._stop_at_s:
+            self._stop(now_s)
+
+    def on_child(self, pid: int, status: int, now_s: float) -> None:
+        """A child has ended; orphans concern nobody."""
+        death = self._processes.reaped(pid, status, now_s)
+        if death is not None:
+            log.info("%s ended with %s", death.process, how(death))
+            self.on_end(death, now_s, pid)
 
     def on_end(self, death: Death, now_s: float, pid: int | None = None) -> None:
         """A process has ended, or could not be started: perhaps the others have to end, too."""
@@ -149,7 +116,8 @@ class ProgramLoop:
         """Whether it is the first failure, or after a victim the one at fault, which we have sent no signal."""
         if self._cause is None:
             return True
-        return self._stop_at_s is not None and _is_victim(self._cause) and not _is_victim(death)
+        is_waiting = self._processes.rung is Rung.NONE and _is_victim(self._cause)
+        return is_waiting and not _is_victim(death)
 
     def _started_again(self, death: Death, now_s: float, pid: int) -> bool:
         """Start again what has ended by itself, alone; not where that is unwanted or will not help."""
@@ -174,61 +142,41 @@ class ProgramLoop:
 
     def on_hang(self, hang: Death, now_s: float) -> None:
         """What runs hangs; it is asked to end politely at first: a part of it may still be able to save."""
-        self._hang = hang
+        self._cause, self._evidence = hang, self._system.look()
         self._observer.tell("hung", text=hang.message)
         self._stop(now_s)
 
-    def on_signal(self, number: int, now_s: float) -> None:
-        """One rule for every phase. What has failed before stays the cause, what has succeeded stays so."""
-        action = action_of(number, self._plan.signals)
-        if self._names.until_s is not None:  # nobody is there to hand a stop signal to, so it is a request
-            if number in STOP_SIGNALS or action in (SignalAction.TERMINATE, SignalAction.DRAIN):
-                self._processes.note_request(number)
-                self._stop_signal, self._is_done = number, True
-                self._names.end()
-            return
-        is_unspoilt = self._cause is None and self._hang is None and self._processes.has_leaders
-        asks = action is SignalAction.TERMINATE
-        if is_unspoilt and (asks or (action is SignalAction.DRAIN and self._stop_signal is None)):
-            self._stop_signal = number
-        if asks:
-            self._stop_at_s = None
-        self._processes.on_signal(number, now_s)
-
-    def _on_time(self, now_s: float) -> None:
-        if self._names.is_late(now_s):
-            self._unresolved, self._is_done = self._names.why, True
-            self._names.end()
-        if self._stop_at_s is not None and now_s >= self._stop_at_s:
-            self._stop(now_s)
-        if self._watch is not None and self._processes.is_running and now_s >= self._watch.due_s:
-            hang = self._watch.look(now_s)
-            if hang is not None:
-                self.on_hang(hang, now_s)
+    @property
+    def is_decided(self) -> bool:
+        """What has failed before a request stays the cause, what has succeeded stays so."""
+        has_ended = not (self._processes.is_over or self._processes.has_leaders)
+        return self._cause is not None or has_ended
 
     # -- once nothing lives any more ----------------------------------------------------------
 
     def settle(self, now_s: float) -> None:
         """Nothing lives any more: the end, or a new start on clean ground."""
-        if not self._processes.is_over or self._names.until_s is not None or self._is_done:
+        self._cause = self._cause or self.unresolved(now_s)
+        is_waiting = self._resolve_until_s is not None and not (self._cause or self._stop_signal)
+        if is_waiting or not self._processes.is_over:
             return
         why = self._why_again()
         if why is None:
-            self._is_done = True
+            self.is_done = True
             return
         self._count_restart(now_s)
         at_most = self._plan.restarts
         log.warning("%s; restarting it (restart %d of at most %d per hour)", why, len(self._recent(now_s)), at_most)
         self._system.clean()
-        self._start()
+        self.begin(now_s)
 
     def _why_again(self) -> str | None:
         """Why all is started again; None: it is not."""
-        cause, processes = self._hang or self._cause, self._processes
+        cause, processes = self._cause, self._processes
         is_last = processes.asked or processes.is_draining or processes.stuck() != ()
         if cause is None or is_last or len(self._recent(cause.at_s)) >= self._plan.restarts:
             return None
-        if self._hang is not None:
+        if _is_hang(cause):
             return "what ran here hung"
         return f"{cause.process} was killed (signal {cause.signal})" if cause.signal is not None else None
 
@@ -241,42 +189,31 @@ class ProgramLoop:
         self._observer.tell("restarting", restart=len(self._restarts_s), restarts_at_most=at_most)
 
     def _observe(self) -> None:
-        phase = RunPhase.WAITING if self._names.until_s is not None else self._processes.phase
-        since_s = self._hang.at_s if self._hang is not None else None
-        self._observer.enter(RunPhase.DONE if self._is_done else phase, self._kind(), since_s)
+        phase = RunPhase.WAITING if self._resolve_until_s is not None else self._processes.phase
+        since_s = self._cause.at_s if self._cause is not None and _is_hang(self._cause) else None
+        self._observer.enter(RunPhase.DONE if self.is_done else phase, self._time_use(), since_s)
 
-    def _kind(self) -> Kind:
+    def _time_use(self) -> TimeUse:
         """What the seconds from now on are spent on."""
-        if self._names.until_s is not None:
-            return Kind.WAITING
-        has_failed = self._cause is not None or self._hang is not None
+        if self._resolve_until_s is not None:
+            return TimeUse.WAITING
+        has_failed = self._cause is not None
         if self._processes.is_running and not has_failed:
-            return Kind.TRAINING
-        is_end = self._is_done or self._stop_signal is not None or self._processes.is_draining
-        return Kind.STOPPING if has_failed and not is_end else Kind.ENDING
+            return TimeUse.TRAINING
+        is_end = self.is_done or self._stop_signal is not None or self._processes.is_draining
+        return TimeUse.STOPPING if has_failed and not is_end else TimeUse.ENDING
 
     # -- how it ended -------------------------------------------------------------------------
 
     def outcome(self) -> Outcome:
         """How it ended, and why."""
-        has_failed = self._unresolved is not None or self._cause is not None or self._hang is not None
-        verdict = Verdict.FAILED if has_failed else Verdict.SUCCEEDED
-        return Outcome(
-            verdict=verdict if self._stop_signal is None else Verdict.STOPPED,
-            failure=self._failure(),
-            stop_signal=self._stop_signal,
-            exits=tuple(self._deaths),
-            took_s=self._system.now() - self._started_at_s,
-            attempt=1 + len(self._restarts_s),
-            survivors=self._processes.stuck(),
-        )
+        attempt = 1 + len(self._restarts_s)
+        return self.ended(self._failure(), tuple(self._deaths), attempt, well=self._cause is None)
 
     def _failure(self) -> Failure | None:
-        if self._unresolved is not None:
-            return failure.unresolved(self._unresolved)
-        if self._hang is not None:  # however what hung then ended, if it did
-            return failure.classify(self._hang, self._evidence)
         cause, is_stopped = self._cause, self._stop_signal is not None
+        if cause is not None and _is_hang(cause):  # however what hung then ended, if it did
+            return failure.classify(cause, self._evidence)
         if is_stopped:  # how it took the request is worth a word when it did not leave with 0
             cause = next((death for death in self._deaths if death.exit_code != 0), None)
         if cause is None:
@@ -291,3 +228,7 @@ class ProgramLoop:
 def _is_victim(death: Death) -> bool:
     """Whether it says itself that something else was at fault."""
     return death.signal is None and death.code == exit_codes.INFRASTRUCTURE
+
+
+def _is_hang(death: Death) -> bool:
+    return not death.process  # it is no end of a process

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
-
-from trainer_launch.model.goodput import Kind, Told
+from typing import Any
 
 
 class RunPhase(str, Enum):
@@ -18,13 +18,25 @@ class RunPhase(str, Enum):
     DONE = "done"
 
 
+class TimeUse(Enum):
+    """What a run's seconds are spent on, as far as its loop knows."""
+
+    STARTING = "starting"
+    WAITING = "waiting"  # for names, or for other nodes
+    MEETING = "meeting"  # all nodes are there
+    TRAINING = "training"  # workers run, whatever they do
+    STOPPING = "stopping"  # for a failure
+    RESTARTING = "restarting"
+    ENDING = "ending"
+
+
 class RunObserver:
     """Is told what happens; may neither wait nor raise. This one does nothing: `observability.Observer` does."""
 
     def tell(self, event: str, **values: str | int | bool | tuple[str, ...] | None) -> None:
         """Something has happened, in the words of the event log."""
 
-    def enter(self, phase: RunPhase, kind: Kind, since_s: float | None = None) -> None:
+    def enter(self, phase: RunPhase, use: TimeUse, since_s: float | None = None) -> None:
         """Where the run is now, and what its seconds are spent on: since `since_s`, where that went unnoticed."""
 
     def asked_to_stop(self, number: int) -> None:
@@ -36,5 +48,5 @@ class RunObserver:
     def suspect(self) -> None:
         """A hang is suspected."""
 
-    def adopt(self, ledger: Told) -> None:
-        """What other nodes have spent their time on."""
+    def adopt(self, notes: Mapping[str, Any]) -> None:
+        """What the coordinator tells of the job, by topic."""

@@ -7,11 +7,10 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from trainer_launch.host import shm
+from trainer_launch.host import files, shm
 from trainer_launch.host.shm import Baseline
 from trainer_launch.model import Job
 from trainer_launch.model.errors import NodeError
@@ -23,11 +22,9 @@ from trainer_launch.planning.job import hosts_no_rank, place
 from trainer_launch.planning.reading import Reading
 from trainer_launch.planning.shared_memory import Decision, Need, decide
 
-if TYPE_CHECKING:
-    import ctypes
-
 _MPI = ("mpirun", "sshd")
-_PR_SET_PTRACER, _COPIED = 0x59616D61, 4096
+_COPIED = 4096
+_ONLY_ADMINISTRATORS = ("2", "3")  # values of ptrace_scope
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +76,7 @@ def enlarged(reading: Reading, settings: Settings) -> Decision:
 
 
 def copies_are_refused(job: Job, command: Command | None, *, say: bool = True) -> bool:
-    """Whether Open MPI's ranks may not read each other's memory here; tried in a child, and only for MPI."""
+    """Whether Open MPI's ranks may not read each other's memory here; tried only for MPI."""
     if job.engine not in _MPI and not (command and mpi_options.is_mpirun(command.argv[0])):
         return False
     number = copying_error()
@@ -93,41 +90,23 @@ def copies_are_refused(job: Job, command: Command | None, *, say: bool = True) -
 
 
 def copying_error() -> int:
-    """The errno with which the kernel refuses to read another process's memory, as Open MPI's ranks do; or 0."""
-    child = os.fork()  # so that nothing that it allows is allowed for us
-    if child == 0:
-        number = 0  # when nothing is known
-        try:
-            number = _copied()
-        finally:
-            os._exit(number)
-    return abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """The errno with which the kernel refuses to read another process's memory, as Open MPI's ranks do; or 0.
 
-
-def _copied() -> int:
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)  # for Yama; without it there is no such call
-    source = ctypes.create_string_buffer(_COPIED)
-    reader = os.fork()
-    if reader == 0:
-        os._exit(_read(libc, os.getppid(), ctypes.addressof(source)))
-    status = os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1])
-    return errno.EPERM if status < 0 else status  # the kernel ended the reader
-
-
-def _read(libc: ctypes.CDLL, pid: int, address: int) -> int:
-    """The errno of the call, 0 when it went well."""
+    Reading our own memory shows it: seccomp refuses the call itself. Only Yama asks whose memory it is.
+    """
     import ctypes
 
     class Part(ctypes.Structure):
         _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
-    target = ctypes.create_string_buffer(_COPIED)
-    here, there = Part(ctypes.addressof(target), _COPIED), Part(address, _COPIED)
+    if files.text("/proc/sys/kernel/yama/ptrace_scope").strip() in _ONLY_ADMINISTRATORS:
+        return errno.EPERM
+    libc = ctypes.CDLL(None, use_errno=True)
     libc.process_vm_readv.restype = ctypes.c_ssize_t
-    read = libc.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, ctypes.c_ulong(0))
+    source, target = (ctypes.create_string_buffer(_COPIED) for _ in range(2))
+    there, here = (Part(ctypes.addressof(buffer), _COPIED) for buffer in (source, target))
+    count, flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    read = libc.process_vm_readv(os.getpid(), ctypes.byref(here), count, ctypes.byref(there), count, flags)
     return 0 if read == _COPIED else ctypes.get_errno() or errno.EIO
 
 

@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,8 +30,8 @@ from trainer_launch.model.units import in_units
 from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.output import Listener, Output, Sieve
-from trainer_launch.supervisor.rate_limit import Flood
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -52,7 +53,7 @@ class System:
         *,
         color: bool = False,
         watched: bool = False,
-        flood: Flood | None = None,
+        lines_per_s: int = 0,
         resolver: Lookup = lookup,
         listener: Listener | None = None,
         sieve: Sieve | None = None,
@@ -65,7 +66,7 @@ class System:
         self._old_handlers = inherited.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
         inherited.become_reaper()
         self._witness = Witness()
-        self._output = Output(color=color, watched=watched, flood=flood, listener=listener, sieve=sieve)
+        self._output = Output(color=color, watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
         output = self._output
         self.last_lines, self.last_line, self.heard = output.last_lines, output.last_line, output.heard
         self.say = output.say  # a line of the launcher's own to stderr, never inside a labelled process's line
@@ -78,7 +79,9 @@ class System:
         self._sessions: set[int] = set()  # the pids of all that were started, which lead sessions
         self._told: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
         self._is_woken = False  # during the present `wait`
-        self.mark: tuple[str, str] | None = None  # the variable that what is ours carries; None: all is ours
+        # The variable that what is ours carries, unless it has emptied its environment; None: all is ours.
+        self.mark: tuple[str, str] | None = None
+        self._descent = process_tree.mark_descendants()
         # Sessions and groups below us; None: nobody has looked since the last end.
         self._seen: set[int] | None = None
         self._kept: set[int] = set()  # children that no signal to all reaches
@@ -142,6 +145,9 @@ class System:
         """Something is about to start: what was killed for memory before is not what it dies of."""
         self._witness.begin()
         self._sessions.intersection_update(self._popens)
+        for keys in self._told.values():  # of those that are gone nothing has to be known
+            gone = {key for key in keys if (entry := process_tree.read(key[0])) is None or entry.key != key}
+            keys.difference_update(gone)
 
     def adopt(self, pid: int, *, keep: bool = False) -> None:
         """Take a child that somebody else has started for us as ours, or keep it from signals to all."""
@@ -166,10 +172,10 @@ class System:
 
     # -- signalling ---------------------------------------------------------------------------
 
-    def signal_leader(self, pid: int, number: int) -> None:
-        """Signal a process that we started, unless it has ended."""
+    def signal_leader(self, pid: int, number: int, *, wakes: bool = False) -> None:
+        """Signal a process that we started, unless it has ended; `wakes`: it is to hear that also if suspended."""
         if pid in self._popens:  # not collected yet: the number cannot have been used anew
-            self._send(pid, process_tree.read(pid), number)
+            self._send(pid, process_tree.read(pid), number, wakes=wakes)
 
     def signal_group(self, pid: int, number: int) -> int:
         """Signal who is in the session or the group of a process, also after its end; return how many."""
@@ -191,10 +197,10 @@ class System:
         long as something else runs below them.
         """
         spared = frozenset(besides)
-        if sparing and process_tree.readable():
-            spared |= process_tree.bearing(os.getpid(), sparing)
-        if not again and process_tree.readable():
-            spared |= process_tree.below(os.getpid(), self.launchers())
+        if sparing:
+            spared |= _shown(lambda: process_tree.bearing(os.getpid(), sparing), frozenset())
+        if not again:
+            spared |= _shown(lambda: process_tree.below(os.getpid(), self.launchers()), frozenset())
         return self._sweep(lambda entry: entry.key not in spared, number, again=again)
 
     def is_alone(self, besides: Collection[tuple[int, int]] = ()) -> bool:
@@ -207,22 +213,25 @@ class System:
             return False
         if not (self._kept or self.mark or besides):
             return False  # an orphan that became ours: its end will be told
-        return not process_tree.readable() or all(entry.key in besides for entry in self._ours())
+        return all(entry.key in besides for entry in self.left())
 
     def left(self) -> tuple[process_tree.Entry, ...]:
         """Everything of ours that is alive below us, but for what is kept."""
-        return tuple(self._ours()) if process_tree.readable() else ()
+        return tuple(_shown(self._ours, []))
 
     def _sweep(self, chosen: Callable[[process_tree.Entry], bool], number: int, *, again: bool) -> int:
         if not self._popens and self._seen is not None and not self._seen:
             return 0
-        if not process_tree.readable():  # another namespace's /proc, or none: groups are all that we can reach
-            return self._signal_groups(number)
         before = frozenset() if again else frozenset(self._told.get(number, ()))
-        return process_tree.sweep(
-            lambda: (entry for entry in self._ours() if chosen(entry) and entry.key not in before),
-            lambda entry: self._send(entry.pid, entry, number),
-        )
+
+        def swept() -> int:
+            return process_tree.sweep(
+                lambda: (entry for entry in self._ours() if chosen(entry) and entry.key not in before),
+                lambda entry: self._send(entry.pid, entry, number),
+            )
+
+        reached = _shown(swept, None)
+        return self._signal_groups(number) if reached is None else reached  # groups are all that we can reach
 
     def _ours(self) -> list[process_tree.Entry]:
         """What is below us, but for what is kept and what carries no mark of ours."""
@@ -234,8 +243,11 @@ class System:
 
     def _is_marked(self, entry: process_tree.Entry) -> bool:
         name, value = self.mark or ("", "")
-        is_known = entry.pid in self._popens or entry.session in self._sessions
-        return is_known or (process_tree.environment(entry.pid) or {}).get(name) == value
+        if entry.pid in self._popens or entry.session in self._sessions:
+            return True
+        if self._descent and process_tree.mark_of(entry.pid) == self._descent:
+            return True
+        return (process_tree.environment(entry.pid) or {}).get(name) == value
 
     def _signal_groups(self, number: int) -> int:
         for pid in self._sessions:
@@ -243,12 +255,12 @@ class System:
                 os.killpg(pid, number)
         return len(self._sessions)
 
-    def _send(self, pid: int, entry: process_tree.Entry | None, number: int) -> None:
+    def _send(self, pid: int, entry: process_tree.Entry | None, number: int, *, wakes: bool = False) -> None:
         if entry is not None:
             self._told.setdefault(number, set()).add(entry.key)
         is_suspended = entry is not None and entry.state == "T"
-        if process_tree.send(pid, number) and number == signal.SIGTERM and is_suspended:
-            process_tree.send(pid, signal.SIGCONT)  # so that it hears us
+        if process_tree.send(pid, number) and is_suspended and (wakes or number == signal.SIGTERM):
+            process_tree.send(pid, signal.SIGCONT)
 
     # -- waiting ------------------------------------------------------------------------------
 
@@ -350,6 +362,16 @@ class System:
         signal.set_wakeup_fd(self._old_wakeup_fd)
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+
+def _shown(look: Callable[[], T], default: T) -> T:
+    """What /proc shows; `default` where it is another namespace's, or there is none, or too many files are open."""
+    if not process_tree.readable():
+        return default
+    try:
+        return look()
+    except OSError:
+        return default
 
 
 def _started(

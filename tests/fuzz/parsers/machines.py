@@ -19,6 +19,7 @@ _FILES = (
     *(f"{_V2}{name}" for name in ("cpu.max", "memory.max", "memory.peak", "memory.current", "memory.stat")),
     *(f"{_V2}{name}" for name in ("pids.max", "pids.current", "memory.events")),
     *("proc/self/cgroup", "proc/self/status", "proc/self/mounts", "proc/7/stat", "proc/7/status", "proc/7/maps"),
+    *("proc/7/io", "proc/7/task/7/stat", "proc/7/task/7/io"),
     *("proc/driver/nvidia/gpus/0/information", "dev/kmsg"),
     *("sys/class/infiniband/mlx5_0/ports/1/state", "sys/class/infiniband/mlx5_0/ports/1/rate"),
 )
@@ -51,10 +52,8 @@ def kernel_file(data: bytes) -> None:
 
 
 def _processes(proc: str) -> None:
-    if os.path.exists(f"{proc}/7/stat"):
-        process_tree.read(7, proc)
-    if os.path.exists(f"{proc}/7/status"):
-        worker_samples.read(7, proc)
+    if os.path.exists(f"{proc}/7/stat") and (entry := process_tree.read(7, proc)) is not None:
+        worker_samples.read(entry, proc)
 
 
 @target()

@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.fuzz.oracle import Refused, assert_encodable, assert_sentence, assert_terminal, attempt
 from tests.fuzz.registry import target
 from trainer_launch.commands import status
+from trainer_launch.diagnosis.lateness import StragglerJudge
+from trainer_launch.diagnosis.stall import StallJudge
+from trainer_launch.diagnosis.topics import opened_by_node
 from trainer_launch.membership import membership
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership import state as states
@@ -19,8 +22,10 @@ from trainer_launch.membership.authentication import Channel
 from trainer_launch.membership.client import Lines, LostError
 from trainer_launch.membership.election import ranks_of, wanted_candidates
 from trainer_launch.model import Endpoint, Seats
-from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError
+from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError, convert
 from trainer_launch.mpi.host_readiness import banner_fault
+from trainer_launch.observability.goodput import Told
+from trainer_launch.observability.training_judge import TrainingJudge
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.cluster import cluster_preflight as hall
 from trainer_launch.preflight.cluster import preflight_messages as calling
@@ -31,6 +36,7 @@ _SETTINGS = (
     states.Settings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, candidate=0),
     states.Settings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, candidate=2),
 )
+_JUDGES = (StallJudge(), StragglerJudge(every_s=5.0), TrainingJudge())
 
 
 @target()
@@ -44,7 +50,7 @@ def coordinator_lines(data: bytes) -> None:
         assert len(written) <= MAX_LINE_BYTES
         assert coordination.parse(written) == found
         if isinstance(found, coordination.Status):
-            assert_terminal(status.shown_lines(status.job_lines("Job", to_builtins(found), None)))
+            assert_terminal(status.shown_lines(status.job_lines("Job", status.job_table(found), None)))
         if isinstance(found, coordination.Hello):
             assert all(len(ranks_of(claim)) <= 65536 for claim in found.claims)
             assert not Channel(b"secret").admits(found)
@@ -58,7 +64,7 @@ def coordinator_talk(data: bytes) -> None:
     """
     if not data:
         return
-    state, now_s = membership.begin(_SETTINGS[data[0] % len(_SETTINGS)]), 100.0
+    state, now_s = membership.begin(_SETTINGS[data[0] % len(_SETTINGS)], _JUDGES), 100.0
     greeted: set[int] = set()
     for line in data[1:].split(b"\n")[:60]:
         if not line:
@@ -68,12 +74,12 @@ def coordinator_talk(data: bytes) -> None:
         if event is None:
             continue
         if isinstance(event, states.Said) and isinstance(event.message, coordination.StatusQuery):
-            coordination.render(states.answer(event.message, state, now_s, None))
+            coordination.render(states.answer(event.message, state, now_s))
             continue
         state, replies = membership.step(state, event, now_s)
         for reply in replies:
             if isinstance(reply, states.Send):
-                assert coordination.parse(coordination.render(reply.message)) == reply.message
+                assert _heard(reply.message) == reply.message
             elif isinstance(reply, states.Say):
                 assert_encodable(reply.text)
                 assert reply.text.isprintable(), reply.text
@@ -82,6 +88,16 @@ def coordinator_talk(data: bytes) -> None:
         wanted_candidates(state)
         states.deadline_s(state)
         coordination.render(states.status(state, now_s))
+
+
+def _heard(message: coordination.FromServer) -> coordination.Message:
+    """As the node reads it that it is sent to."""
+    heard = coordination.parse(coordination.render(message))
+    if isinstance(heard, coordination.Note):
+        return replace(heard, body=opened_by_node(heard, heard.generation))
+    if isinstance(heard, coordination.Formed):
+        return replace(heard, notes={topic: convert(Told, body) for topic, body in heard.notes.items()})
+    return heard
 
 
 def _event(peer: int, line: bytes, greeted: set[int]) -> states.Event | None:

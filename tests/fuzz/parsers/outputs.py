@@ -23,10 +23,11 @@ from trainer_launch.mpi import (
     ssh_client,
     ssh_server,
 )
+from trainer_launch.observability import step_lines
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_queries
-from trainer_launch.supervisor import error_lines, failure, outcome, step_lines
-from trainer_launch.supervisor.rate_limit import LINE_BYTES, Source, Stream
+from trainer_launch.supervisor import error_lines, failure, outcome
+from trainer_launch.supervisor.lines import LINE_BYTES, Source, Stream
 
 _PATTERN = re.compile("loss")
 

@@ -50,7 +50,7 @@ def train(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_what_the_profile_refuses_is_found_out_in_a_child() -> None:
+def test_what_the_profile_refuses_is_found_out() -> None:
     require(platform.machine() in seccomp.CALLS, "needs a processor whose system calls are known")
     assert copying_error() == 0
     script = "from trainer_launch.supervisor.shared_memory_care import copying_error; print(copying_error())"

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from msgspec import Struct, field
 
-from trainer_launch.model.goodput import Kind
+from trainer_launch.observability.goodput import Kind
 from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
 IN_FLIGHT = 3  # lines that may still come after a fault

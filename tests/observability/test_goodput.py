@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainer_launch.model import codec, goodput
-from trainer_launch.model.goodput import Kind, Ledger, Signs, Told
+from trainer_launch.model import codec
+from trainer_launch.observability import goodput
+from trainer_launch.observability.goodput import Kind, Ledger, Signs, Told
 
 
 def spent(ledger: Ledger, at_s: float, *, has_succeeded: bool = False) -> dict[str, float]:

@@ -8,11 +8,22 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
+from tests.diagnosis.simulated import START_S, Job
+from tests.diagnosis.test_stragglers import STEP_S, plain
 from tests.membership.world import World
-from tests.model.simulated import START_S, Job
-from tests.model.test_stragglers import STEP_S, plain
-from trainer_launch.membership import lateness, timeouts
+from trainer_launch.diagnosis import lateness
+from trainer_launch.diagnosis.topics import (
+    STRAGGLERS,
+    ClockAnswer,
+    ClockQuestion,
+    Entered,
+    ShowEntries,
+    Stragglers,
+    StragglerStatus,
+)
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import timeouts
+from trainer_launch.membership.notes import opened
 from trainer_launch.membership.state import Gone, answer
 
 EVERY_S = 60.0
@@ -30,7 +41,7 @@ class Nodes:
     """Three nodes of two workers each; each has its own clock, and a network that takes its time."""
 
     def __init__(self, clocks=(0.0, 0.0, 0.0), trip_s=0.0, seed=0, **settings):
-        self.world = World(len(clocks), straggler_interval_s=EVERY_S, **settings)
+        self.world = World(len(clocks), judges=[lateness.StragglerJudge(every_s=EVERY_S)], **settings)
         self.peers = self.world.come(*range(len(clocks)), workers=2)
         self.world.open_store()
         self.clocks = list(clocks)
@@ -41,49 +52,51 @@ class Nodes:
 
     def sample(self, slow, devices=()):
         """Pass an interval and answer all questions; `slow` ranks compute for so much longer."""
-        asked = self.world.count(self.peers[0], msg.ClockQuestion)
-        while self.world.count(self.peers[0], msg.ClockQuestion) == asked:
+        asked = self.world.count(self.peers[0], ClockQuestion)
+        while self.world.count(self.peers[0], ClockQuestion) == asked:
             self.world.pass_time(1.0)
         self.asked_s = self.world.now_s
         for number in {*range(len(self.peers))} - self.silent:
             self.answer(number, self.peers[number], devices)
-            self.world.say(self.peers[number], self.entered(number, slow, devices))
+            self.world.note(self.peers[number], STRAGGLERS, self.entered(number, slow, devices))
         if self.silent:
-            self.world.pass_time(2 * timeouts.SHOW_ENTRIES_S)
+            self.world.pass_time(2 * lateness.SHOW_ENTRIES_S)
 
     def answer(self, number, peer, devices):
         """Tell this node's clock as often as it is asked; each word takes its time."""
-        before = self.world.count(peer, msg.ShowEntries)
-        while self.world.count(peer, msg.ShowEntries) == before:
+        before = self.world.count(peer, ShowEntries)
+        while self.world.count(peer, ShowEntries) == before:
             for other in self.peers:
                 self.world.say(other, msg.Renew())
-            question = self.world.last(peer, msg.ClockQuestion).number
+            question = self.world.last(peer, ClockQuestion).number
             self.world.now_s += self._random.uniform(0, self.trip_s)
             at_ns = int((START_S + self.world.now_s + self.clocks[number]) * 1e9)
             self.world.now_s += self._random.uniform(0, self.trip_s)
-            self.world.say(peer, msg.ClockAnswer(question, at_ns))
-        self.looked_at.append(self.world.last(peer, msg.ShowEntries).suspects)
+            self.world.note(peer, STRAGGLERS, ClockAnswer(question, at_ns))
+        self.looked_at.append(self.world.last(peer, ShowEntries).suspects)
 
     def entered(self, number, slow, devices):
         """What its two ranks tell, by its clock: the job ran a moment ago."""
         off_ns = int((self.asked_s - 10 + self.clocks[number]) * 1e9)
         told = played(2 * len(self.clocks), tuple(slow.items()))[2 * number : 2 * number + 2]
         moved = tuple(replace(one, start_ns=one.start_ns + off_ns) for one in told)
-        return msg.Entered(self.world.number, moved, devices)
+        return Entered(moved, devices)
 
     def named(self):
         """By the table."""
         return [one.rank for one in self.table().stragglers]
 
     def table(self):
-        told = answer(QUERY, self.world.state, self.world.now_s, None)
+        told = answer(QUERY, self.world.state, self.world.now_s)
         assert isinstance(told, msg.Status)
-        return msg.parse(msg.render(told))
+        heard = msg.parse(msg.render(told))
+        assert isinstance(heard, msg.Status)
+        return opened(StragglerStatus, heard.notes[STRAGGLERS], STRAGGLERS)
 
     def told(self, number):
         """What each message to this node named."""
-        messages = self.world.told.get(self.peers[number], [])
-        return [[one.rank for one in m.ranks] for m in messages if isinstance(m, msg.Stragglers)]
+        messages = self.world.heard(self.peers[number], Stragglers)
+        return [[one.rank for one in m.ranks] for m in messages]
 
     def said(self):
         return [text for text in self.world.said if "straggler" in text]
@@ -157,9 +170,7 @@ def test_suspects_are_looked_at_and_their_gpus_are_told():
         nodes.sample({3: 1.5}, devices=((3, "GPU 1: 900 of 1980 MHz, throttled (thermal), 88 °C"),))
     assert nodes.looked_at == [()] * 3 + [(3,)] * 6
     assert nodes.said()[0].endswith("; GPU 1: 900 of 1980 MHz, throttled (thermal), 88 °C")
-    assert nodes.world.last(nodes.peers[0], msg.ShowEntries).looks_us == pytest.approx(
-        2.5e6 * 1.5 * STEP_S, rel=0.1
-    )
+    assert nodes.world.last(nodes.peers[0], ShowEntries).looks_us == pytest.approx(2.5e6 * 1.5 * STEP_S, rel=0.1)
 
 
 def test_a_new_generation_begins_anew():
@@ -179,10 +190,10 @@ def test_a_new_generation_begins_anew():
 def test_a_node_that_is_lost_during_a_sample_ends_it_with_its_generation():
     nodes = Nodes()
     nodes.world.pass_time(EVERY_S + 0.5)
-    assert nodes.world.count(nodes.peers[0], msg.ClockQuestion) == 1
+    assert nodes.world.count(nodes.peers[0], ClockQuestion) == 1
     nodes.world.play(Gone(nodes.peers[2]))
-    nodes.world.say(nodes.peers[0], msg.ClockAnswer(1, 5))
-    nodes.world.say(nodes.peers[0], msg.Entered(1, ()))
+    nodes.world.note(nodes.peers[0], STRAGGLERS, ClockAnswer(1, 5))
+    nodes.world.note(nodes.peers[0], STRAGGLERS, Entered(()))
     nodes.world.pass_time(EVERY_S)
     assert nodes.named() == []
 
@@ -191,23 +202,23 @@ def test_what_a_node_says_of_other_nodes_ranks_or_unasked_does_not_count():
     nodes = Nodes()
     peer = nodes.peers[1]
     job = Job(6, plain({0: 3.0}))
-    lie = msg.Entered(1, tuple(job.entries(rank) for rank in range(6)))
-    nodes.world.say(peer, lie)
-    nodes.world.say(peer, msg.ClockAnswer(1, 5))
+    lie = Entered(tuple(job.entries(rank) for rank in range(6)))
+    nodes.world.note(peer, STRAGGLERS, lie)
+    nodes.world.note(peer, STRAGGLERS, ClockAnswer(1, 5))
     for _ in range(3):
         nodes.world.pass_time(EVERY_S + 0.5)
         for number in range(1, lateness.ROUNDS + 1):
-            nodes.world.say(peer, msg.ClockAnswer(number, int(nodes.world.now_s * 1e9)))
-            nodes.world.say(peer, msg.ClockAnswer(99, 1))
-        nodes.world.say(peer, lie)
-        nodes.world.pass_time(timeouts.SHOW_ENTRIES_S + 1)
+            nodes.world.note(peer, STRAGGLERS, ClockAnswer(number, int(nodes.world.now_s * 1e9)))
+            nodes.world.note(peer, STRAGGLERS, ClockAnswer(99, 1))
+        nodes.world.note(peer, STRAGGLERS, lie)
+        nodes.world.pass_time(lateness.SHOW_ENTRIES_S + 1)
     assert nodes.named() == []
 
 
-@pytest.mark.parametrize(("workers", "interval_s"), [(1, 60.0), (0, 60.0), (2, 0.0)])
-def test_a_lone_worker_torchs_own_agents_and_who_switched_it_off_are_never_asked(workers, interval_s):
-    world = World(1, straggler_interval_s=interval_s)
+@pytest.mark.parametrize("workers", [1, 0])
+def test_a_lone_worker_and_torchs_own_agents_are_never_asked(workers):
+    world = World(1, judges=[lateness.StragglerJudge(every_s=EVERY_S)])
     (peer,) = world.come(0, workers=workers)
     world.open_store()
     world.pass_time(300)
-    assert world.count(peer, msg.ClockQuestion) == 0
+    assert world.count(peer, ClockQuestion) == 0

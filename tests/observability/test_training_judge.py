@@ -7,39 +7,42 @@ import pytest
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import state
-from trainer_launch.model.goodput import Kind, Told
+from trainer_launch.observability.goodput import TRAINING, Kind, Told
+from trainer_launch.observability.training_judge import TrainingJudge
 
 
 def joins(world: World, peer: int, spent_s: float, step: int | None = None, kind: Kind = Kind.TRAINING) -> None:
     told = Told({kind: spent_s}, step)
-    world.say(peer, msg.Join(world.incarnations[peer], world.number, goodput=told))
+    world.say(peer, msg.Join(world.incarnations[peer], world.number, notes={TRAINING: told}))
 
 
-def formed(world: World, peer: int) -> msg.Formed:
-    return next(one for one in reversed(world.told[peer]) if isinstance(one, msg.Formed))
+def formed(world: World, peer: int) -> Told | None:
+    """The ledger that a node got when the generation was formed."""
+    ledger: Told | None = world.last(peer, msg.Formed).notes.get(TRAINING)
+    return ledger
 
 
 def test_at_the_beginning_all_go_on_with_the_longest_ledger() -> None:
-    world = World(3)
+    world = World(3, judges=[TrainingJudge()])
     peers = [world.call(rank) for rank in range(3)]
     for peer, spent_s in zip(peers, (4.0, 30.0, 5.0), strict=True):
         joins(world, peer, spent_s, kind=Kind.STARTING)
         world.now_s += 1.0
-    told = [formed(world, peer).goodput for peer in peers]
+    told = [formed(world, peer) for peer in peers]
     assert told[1] is None, "it is its own"
     assert told[0] == told[2] == Told({Kind.STARTING: 30.0, Kind.WAITING: 1.0})
 
 
 def test_a_ledger_of_thirty_years_is_not_believed() -> None:
-    world = World(2)
+    world = World(2, judges=[TrainingJudge()])
     peers = [world.call(rank) for rank in range(2)]
     for peer, spent_s in zip(peers, (4.0, 1e12), strict=True):
         joins(world, peer, spent_s, kind=Kind.STARTING)
-    assert [formed(world, peer).goodput for peer in peers] == [None, Told({Kind.STARTING: 4.0, Kind.WAITING: 0.0})]
+    assert [formed(world, peer) for peer in peers] == [None, Told({Kind.STARTING: 4.0, Kind.WAITING: 0.0})]
 
 
 def test_a_pod_that_comes_back_goes_on_with_the_ledger_of_the_first_node_that_stayed() -> None:
-    world = World(3)
+    world = World(3, judges=[TrainingJudge()])
     first, second, third = world.come(0, 1, 2)
     world.open_store()
     world.play(state.Gone(third))
@@ -48,8 +51,8 @@ def test_a_pod_that_comes_back_goes_on_with_the_ledger_of_the_first_node_that_st
     world.now_s += 4.0
     back = world.call(2, incarnation="another")
     joins(world, back, 2.0, kind=Kind.STARTING)
-    assert formed(world, back).goodput == Told({Kind.TRAINING: 100.0, Kind.WAITING: 4.0}, 72)
-    assert formed(world, first).goodput is formed(world, second).goodput is None, "theirs never lose a second"
+    assert formed(world, back) == Told({Kind.TRAINING: 100.0, Kind.WAITING: 4.0}, 72)
+    assert formed(world, first) is formed(world, second) is None, "theirs never lose a second"
 
 
 def test_the_others_hear_for_how_long_a_node_was_silent() -> None:
@@ -67,7 +70,7 @@ def test_the_others_hear_for_how_long_a_node_was_silent() -> None:
 
 
 def test_a_closed_connection_is_noticed_at_once() -> None:
-    world = World(2)
+    world = World(2, judges=[TrainingJudge()])
     first, second = world.come(0, 1)
     world.open_store()
     world.now_s += 30.0

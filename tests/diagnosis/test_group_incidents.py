@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.pytorch.nodes import PLAN
 from tests.supervisor.fakes import FakeSystem
+from trainer_launch.diagnosis.collectives import Explanation, Group, Life, RankState, explain
+from trainer_launch.diagnosis.group_incidents import GroupIncidents
 from trainer_launch.diagnosis.incident_bundle import HANG, Incident
 from trainer_launch.diagnosis.incident_collection import Collected
+from trainer_launch.diagnosis.topics import Ranks
 from trainer_launch.diagnosis.worker_samples import Place
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death
-from trainer_launch.model.collectives import Group, Life, RankState, explain
 from trainer_launch.pytorch import worker_group
-from trainer_launch.pytorch.group_incidents import GroupIncidents
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver
@@ -46,9 +48,56 @@ def told_of(*states: RankState) -> tuple[RankState, ...]:
     told: list[say.FromNode] = []
     incidents = GroupIncidents(group, told.append, None)
     incidents.tell_ranks(incident(*states))
-    (ranks,) = told
-    assert isinstance(ranks, say.Ranks)
-    return ranks.states
+    (note,) = told
+    assert isinstance(note, say.Note)
+    assert isinstance(note.body, Ranks)
+    return note.body.states
+
+
+class Collecting:
+    """A collector that only counts what becomes of its incidents."""
+
+    def __init__(self) -> None:
+        self.dropped: list[Collected] = []
+        self.kept: list[Collected] = []
+
+    def drop(self, collected: Collected) -> None:
+        self.dropped.append(collected)
+
+    def explained(self, collected: Collected, *_: object) -> None:
+        self.kept.append(collected)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("reports", [1, 2], ids=["asked", "reports again before it hears of the first round"])
+def test_what_is_collected_is_kept_as_long_as_a_round_may_still_name_somebody_by_it(reports: int) -> None:
+    group, collecting = group_of(), Collecting()
+    group.generation = 1
+    incidents = GroupIncidents(group, lambda _: None, cast(Any, collecting))
+    seen = incident(waits(1))
+    for _ in range(reports):
+        incidents.tell_ranks(seen)
+    incidents.hear(Explanation(text="it is making progress", accuses=False, active=True), None)
+    assert collecting.dropped == [seen] * (reports == 1)
+    incidents.hear(Explanation(text="rank 1 hangs", ranks=(1,), accuses=True), None)
+    assert collecting.kept == [seen] * (reports == 2)
+    incidents.close()
+    assert len(collecting.dropped) == (reports == 1)
+
+
+def test_of_rounds_that_name_nobody_nothing_is_kept() -> None:
+    group, collecting = group_of(), Collecting()
+    group.generation = 1
+    incidents = GroupIncidents(group, lambda _: None, cast(Any, collecting))
+    seen = [incident(waits(1)), incident(waits(2))]
+    for each in seen:
+        incidents.tell_ranks(each)
+        incidents.tell_ranks(each)
+        incidents.hear(Explanation(text="it is making progress", accuses=False, active=True), None)
+    incidents.close()
+    assert collecting.dropped == seen
 
 
 def waits(rank: int) -> RankState:

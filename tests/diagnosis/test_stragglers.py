@@ -8,9 +8,9 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from tests.model.simulated import END, Job, Op, enter, jitter, receive, send, work
-from trainer_launch.model.collectives import EnteredGroup, Entries, Look
-from trainer_launch.model.stragglers import Lateness, judge, timeline
+from tests.diagnosis.simulated import END, Job, Op, enter, jitter, receive, send, work
+from trainer_launch.diagnosis.collectives import EnteredGroup, Entries, Look
+from trainer_launch.diagnosis.stragglers import Lateness, judge, timeline
 
 STEP_S = 0.1
 SLOWED = (1.2, 1.5, 3.0)

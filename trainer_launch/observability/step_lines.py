@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 
 from msgspec import Struct
 
-from trainer_launch.model.goodput import Signs
 from trainer_launch.model.value_parsers import MAX_LINE
-from trainer_launch.supervisor.rate_limit import LINE_BYTES
+from trainer_launch.observability.goodput import Signs
+from trainer_launch.supervisor.lines import LINE_BYTES
 
 _TAKES_OVER = 20
-_MANY = 32  # steps in one block, of which not all are looked at
+_MANY = 32  # lines with steps at each end of one block; what lies between is not looked at
 MAX_TEXT = 2_000  # characters of a line that are handed on
 _WORD = b"step"
 # In small letters, and the word first: IGNORECASE or a \b before it would make the search three times slower.
@@ -65,20 +64,14 @@ class OutputScanner:
             yield ScannedLine(shown(last), self.last)
 
     def _told(self, text: bytes) -> Iterator[tuple[bytes, int]]:
-        """Steps that count, with their lines. Of many, the first and the last: nobody begins anew in a block."""
-        lower = text.lower()
-        found = list(islice(_STEP.finditer(lower), _MANY + 1))
-        if len(found) <= _MANY:
-            yield from self._counted(text, found)
+        """Steps that count, with their lines; of a flood the first and the last: nobody begins anew in between."""
+        if _WORD not in text.lower():
             return
-        for end in (found[: _MANY // 4], islice(_from_the_end(lower), _MANY // 2)):
-            yield from islice(self._counted(text, end), 1)
-
-    def _counted(self, text: bytes, matches: Iterable[re.Match[bytes]]) -> Iterator[tuple[bytes, int]]:
-        for match in matches:
-            line = _line_at(text, match.start())
-            if self._counts(line):
-                yield line, int(match[1])
+        lines = [line for line in text.replace(b"\r", b"\n").split(b"\n") if _WORD in line.lower()]
+        for line in lines if len(lines) <= 2 * _MANY else lines[:_MANY] + lines[-_MANY:]:
+            for match in _STEP.finditer(line.lower()):
+                if self._counts(line):
+                    yield line, int(match[1])
 
     def _counts(self, line: bytes) -> bool:
         """Whether the speaker says it, or somebody who seems to have taken over."""
@@ -93,13 +86,6 @@ class OutputScanner:
         return True
 
 
-def _from_the_end(lower: bytes) -> Iterator[re.Match[bytes]]:
-    place = len(lower)
-    while (place := lower.rfind(_WORD, 0, place)) >= 0:
-        if match := _STEP.match(lower, place):
-            yield match
-
-
 def _is_wanted(line: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
     return any(pattern.search(line[:MAX_LINE]) for pattern in patterns)
 
@@ -107,14 +93,6 @@ def _is_wanted(line: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
 def shown(line: bytes) -> str:
     """As text, without what is too long."""
     return line[: 4 * MAX_TEXT].decode(errors="replace")[:MAX_TEXT]
-
-
-def _line_at(text: bytes, place: int) -> bytes:
-    start, end = text.rfind(b"\n", 0, place) + 1, text.find(b"\n", place)
-    end = len(text) if end < 0 else end
-    start = max(start, text.rfind(b"\r", start, place) + 1)
-    after = text.find(b"\r", place, end)
-    return text[start : end if after < 0 else after]
 
 
 # -- the steps of this node's workers ----------------------------------------------------------

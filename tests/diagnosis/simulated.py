@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from trainer_launch.diagnosis.collectives import Entries, Look
 from trainer_launch.diagnosis.flight_recorder import entered
+from trainer_launch.diagnosis.stragglers import Lateness, Timeline, judge, timeline
 from trainer_launch.model.codec import decode, encode
-from trainer_launch.model.collectives import Entries, Look
-from trainer_launch.model.stragglers import Lateness, Timeline, judge, timeline
 
 Op: TypeAlias = "tuple[Any, ...]"
 START_S = 1.7e9

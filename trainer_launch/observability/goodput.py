@@ -41,6 +41,7 @@ class Kind(str, Enum):
 
 Seconds: TypeAlias = Annotated[Mapping[Kind, Amount], Meta(max_length=len(Kind))]
 LONGEST_S = 1e9  # of a job; nobody is believed who tells of more
+TRAINING = "training"  # the topic of what nodes tell each other of it
 UNSEEN_S = 600.0  # after which workers that show no step count as training
 
 
@@ -180,6 +181,17 @@ def sentence(seconds: Mapping[Kind, float]) -> str:
 def time_words(seconds: float) -> str:
     """A time in words: 4.2 s, 3 min 20 s."""
     return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+# -- of the whole job --------------------------------------------------------------------------
+
+
+class TrainingStatus(Struct, frozen=True, kw_only=True):
+    """The job's training, as the node that hosts the coordinator sees it."""
+
+    progress: Amount | None = None  # of rank 0
+    progress_age_s: Amount | None = None
+    goodput: Seconds | None = None  # since the job's oldest launcher started
 
 
 # -- booking -----------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct
 
+from trainer_launch.diagnosis.collectives import Entries, Look
 from trainer_launch.model.codec import Amount, Count, Text
-from trainer_launch.model.collectives import Entries, Look, ranges_in
+from trainer_launch.model.units import ranges_in
 
 LATE = 0.1  # of a step; what is less is no matter
 _LATE_NS = 1_000_000  # nor is what is shorter: a scheduler's turn

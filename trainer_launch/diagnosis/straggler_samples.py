@@ -1,25 +1,34 @@
-"""A worker group's part in the looks for stragglers: asks its workers, tells the coordinator, says who is late."""
+"""A node's part in the looks for stragglers: asks its workers, tells the coordinator, says who is late."""
 
 from __future__ import annotations
 
 import linecache
 import logging
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from trainer_launch.diagnosis.collectives import Entries, Look, Recorded
+from trainer_launch.diagnosis.lateness import SHOW_ENTRIES_S
+from trainer_launch.diagnosis.recorder_questions import Recorders
+from trainer_launch.diagnosis.stragglers import Lateness
+from trainer_launch.diagnosis.topics import (
+    STRAGGLERS,
+    ClockAnswer,
+    ClockQuestion,
+    Entered,
+    ShowEntries,
+    Stragglers,
+    opened_by_node,
+)
+from trainer_launch.diagnosis.worker_samples import Place
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.deadline_subprocess import begin_thread
-from trainer_launch.membership import protocol as say
-from trainer_launch.membership import timeouts
+from trainer_launch.membership.protocol import Note
+from trainer_launch.model import Workers
 from trainer_launch.model.codec import encode
-from trainer_launch.model.collectives import Entries, Look, Recorded
-from trainer_launch.model.stragglers import Lateness
-
-if TYPE_CHECKING:
-    from trainer_launch.pytorch.worker_group import WorkerGroup
 
 _FIRST_S = 0.1  # until workers have answered; then twice as long, again and again
 _MESSAGE_BYTES = 56_000  # leaves room in a line
@@ -32,45 +41,58 @@ _WAITS_BY = re.compile(r"\.(wait|recv|result)\(")
 _log = logging.getLogger(__name__)
 
 
-class GroupStragglers:
-    """The samples of one group."""
+def answer(note: Note) -> Note | None:
+    """What is said at once to a note, in the thread that has received it: what this node's clock shows."""
+    body = opened_by_node(note, note.generation) if note.topic == STRAGGLERS else None
+    if not isinstance(body, ClockQuestion):
+        return None
+    return Note(note.generation, STRAGGLERS, ClockAnswer(body.number, time.time_ns()))
+
+
+class StragglerSamples:
+    """The samples of one node's workers."""
 
     def __init__(
         self,
-        group: WorkerGroup,
-        send: Callable[[say.FromNode], None],
+        recorders: Recorders,
+        workers: Workers,
+        places: Callable[[], Mapping[str, Place]],
+        send: Callable[[object], None],
         tell: Callable[[Sequence[Lateness]], None] = lambda ranks: None,
     ) -> None:
-        """`tell` lets observers know."""
-        self._group, self._recorders, self._workers = group, group.recorders, group.workers
+        """`places` gives the present workers by name; `send` sends the coordinator a note's body.
+
+        `tell` lets observers know.
+        """
+        self._recorders, self._workers, self._places = recorders, workers, places
         self._send, self._tell = send, tell
         self._devices: dict[int, str] = {}
-        self._asked: say.ShowEntries | None = None
         self._named: tuple[Lateness, ...] = ()
         self._pause_s, self._until_s = 0.0, 0.0
         self.due_s: float | None = None  # when the workers may have answered
 
-    def hear(self, news: object, now_s: float) -> None:
+    def hear(self, note: object, now_s: float) -> None:
         """The coordinator asks, or tells what came of it."""
-        generation = self._group.generation
-        match news:
-            case say.ShowEntries(generation=asked) if asked == generation:
-                suspects = [name for name in self._group.places if self._rank(name) in news.suspects]
-                self._recorders.ask_entries(news.most, news.looks_us, suspects)
-                looks_s = news.looks_us / 1e6
-                self._asked, self._pause_s, self._devices = news, _FIRST_S, {}
-                self._look_at_devices(news.suspects)
+        match note:
+            case ShowEntries():
+                suspects = [name for name, place in self._places().items() if place.rank in note.suspects]
+                self._recorders.ask_entries(note.most, note.looks_us, suspects)
+                looks_s = note.looks_us / 1e6
+                self._pause_s, self._devices = _FIRST_S, {}
+                self._look_at_devices(note.suspects)
                 self.due_s = now_s + looks_s + _FIRST_S
-                self._until_s = now_s + looks_s + timeouts.SHOW_ENTRIES_S / 2
-            case say.Stragglers(generation=told) if told == generation:
-                self._name(news.ranks)
-            case say.Restart() | say.GiveUp() | say.Finished():
-                self._asked, self.due_s = None, None
-                self._name(())
+                self._until_s = now_s + looks_s + SHOW_ENTRIES_S / 2
+            case Stragglers():
+                self._name(note.ranks)
+
+    def end(self) -> None:
+        """The generation is over."""
+        self.due_s = None
+        self._name(())
 
     def look(self, now_s: float) -> None:
         """Tell the coordinator what the workers have answered, once all have or time is over."""
-        if self._asked is None or self.due_s is None or now_s < self.due_s:
+        if self.due_s is None or now_s < self.due_s:
             return
         answers, are_all = self._recorders.entries()
         if not are_all and now_s < self._until_s:
@@ -78,18 +100,13 @@ class GroupStragglers:
             self.due_s = min(now_s + self._pause_s, self._until_s)
             return
         ranks = fitting([_looked(said) for said in answers.values() if said.entries is not None])
-        self._send(say.Entered(self._asked.generation, ranks, tuple(dict(self._devices).items())))
-        self._asked, self.due_s = None, None
-
-    def _rank(self, name: str) -> int | None:
-        place = self._group.places.get(name)
-        return None if place is None else place.rank
+        self._send(Entered(ranks, tuple(dict(self._devices).items())))
+        self.due_s = None
 
     def _look_at_devices(self, suspects: Sequence[int]) -> None:
         """What NVML says of the suspects' GPUs, where it is there; a thread asks, for a driver may hang."""
         shown = re.findall(r"[^,\s]+", self._workers.env.get("CUDA_VISIBLE_DEVICES", ""))
-        places = self._group.places.values()
-        suspected = {place.rank: place.local_rank for place in places if place.rank in suspects}
+        suspected = {place.rank: place.local_rank for place in self._places().values() if place.rank in suspects}
         gpus = {rank: shown[n] if n < len(shown) else str(n) for rank, n in suspected.items()}
         if gpus:
             begin_thread("gpus", _ask_nvml, gpus, self._devices)

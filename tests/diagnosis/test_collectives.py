@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from trainer_launch.model.collectives import (
+from trainer_launch.diagnosis.collectives import (
     Collective,
     Doing,
     Explanation,
@@ -19,10 +19,9 @@ from trainer_launch.model.collectives import (
     entered_in_words,
     explain,
     last_entered,
-    numbers_in,
-    spans,
     unexplained,
 )
+from trainer_launch.model.units import spans
 
 SECOND = 1_000_000_000
 NOW = 100 * SECOND
@@ -413,34 +412,6 @@ def test_a_brief_state_keeps_the_collective_that_has_not_ended() -> None:
     assert [one.number for one in brief(rank(0, groups={"0": ahead}), 4).groups["0"].last] == [4, 5, 6, 7]
 
 
-IRREGULAR = [n for n in range(4096) if n * n * n % 7 % 2]
-
-
-@pytest.mark.parametrize(
-    "numbers",
-    [[], [3], [0, 1, 2, 5], [1, 3, 5], [*range(4096)], IRREGULAR, [0, 5, 7, 9, 11, 13, 14, 20, 21, 26, 27]],
-)
-def test_spans_are_read_as_they_are_written(numbers: list[int]) -> None:
-    assert numbers_in(spans(numbers)) == numbers
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ([0, 2, 4], "0,2,4"),
-        ([*range(0, 4096, 2)], "0-4094:2"),
-        ([*range(3, 4096, 8)], "3-4091:8"),
-        ([*range(5, 16384, 2048)], "5-14341:2048"),
-        ([first + n for first in range(0, 16384, 64) for n in range(8)], "0-16327:8/64"),
-        ([0, *range(5, 15, 2), 100], "0,5-13:2,100"),
-    ],
-    ids=["few", "every second", "every eighth", "one of each stage", "blocks", "with others"],
-)
-def test_regular_groups_are_short_at_any_size(numbers: list[int], text: str) -> None:
-    assert spans(numbers) == text
-    assert numbers_in(text) == numbers
-
-
 @pytest.mark.parametrize("step", [2, 8])
 def test_a_rank_of_a_regular_group_of_4096_ranks_is_missed_by_its_number(step: int) -> None:
     members = [*range(0, 4096, step)]
@@ -462,16 +433,6 @@ def test_where_the_members_of_a_group_are_not_known_nobody_else_is_thought_to_be
     assert (found.accuses, found.ranks, found.helps) == (False, (), None)
     found = explained([*states, rank(2, groups={"0": group(6, 6, ranks="")})])
     assert found.ranks == (2,)
-
-
-@pytest.mark.parametrize("text", ["x", "1-", "-2", "1,,2", "1-x", "²", "1:2", "1-9:", "1-9:0", "1-9:/2", "1-9:2/0"])
-def test_what_is_no_text_of_spans_has_no_numbers(text: str) -> None:
-    assert numbers_in(text) == []
-
-
-def test_a_text_of_many_wide_ranges_has_no_more_numbers_than_there_may_be_ranks():
-    assert len(numbers_in(",".join(["0-1048575"] * 200))) == 1 << 20
-    assert len(numbers_in(",".join(["0-1048575:2/3"] * 100))) == 2 << 16
 
 
 def test_a_brief_state_keeps_the_last_collectives_or_only_groups_that_wait() -> None:

@@ -7,27 +7,23 @@ state and stack tell.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import chain, islice
 from typing import Annotated, NamedTuple, TypeAlias
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.model.codec import Amount, Count, Text
-from trainer_launch.model.units import listed
+from trainer_launch.model.codec import Amount, Count, Tagged, Text
+from trainer_launch.model.units import listed, numbers_in, spans
 
 MAX_BYTES = 1 << 20  # of one rank's answer
 MAX_ENTRIES, MAX_GROUPS, MAX_LOOKS = 512, 64, 64  # of one rank
 MAX_ENTERED = 16  # collectives that the ranks of one node entered last
 _NAMED = 4  # ranks, places
+_MOST_ACCUSED = 1024  # ranks, in a message
 _NAME_CHARS = 100
-_MOST = 1 << 20  # no rank is higher
-_MOST_RANGES = 1 << 16  # of a text
-_REPEATS = 4  # ranges alike at equal distances are written as one
 _SECOND_NS = 1_000_000_000
 # Their tensors have the same sizes on all ranks.
 _EVEN = frozenset({"all_reduce", "broadcast", "reduce", "all_reduce_coalesced", "reduce_scatter"})
@@ -243,12 +239,12 @@ def entered_in_words(entered: Mapping[str, Collection[int]]) -> str:
     return f"last entered: {listed(words, _NAMED)}" if words else ""
 
 
-class Explanation(Struct, frozen=True, kw_only=True):
-    """Why a job does not go on: one sentence, and what follows from it."""
+class Explanation(Tagged, frozen=True, kw_only=True):
+    """Why a job does not go on: one sentence, and what follows from it. The coordinator tells it to all nodes."""
 
-    text: str
-    ranks: tuple[int, ...] = ()  # who is waited for, or who disagrees
-    reason: str = ""  # the exit reason that it proves, "": none
+    text: Text
+    ranks: Annotated[tuple[_Rank, ...], Meta(max_length=_MOST_ACCUSED)] = ()  # who is waited for, or who disagrees
+    reason: Text = ""  # the exit reason that it proves, "": none
     helps: bool | None = None  # whether a restart can help, None: unknown
     accuses: bool = True  # False: this may take as long as it does
     active: bool = False  # the cause still shows progress: nobody hangs
@@ -502,51 +498,3 @@ def _named(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 0-2,5`."""
     numbers = sorted(ranks)
     return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {spans(numbers)}"
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """0, 1, 2, 5 as `0-2,5`; 0, 2, 4, 6 as `0-6:2`; 0, 1, 8, 9, 16, 17, 24, 25 as `0-25:2/8`: 2 of every 8."""
-    runs: list[list[int]] = []  # first and last
-    for number in sorted(numbers):
-        if runs and runs[-1][1] + 1 == number:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    parts, begin = [], 0
-    while begin < len(runs):
-        (low, high), end = runs[begin], begin + 1
-        step = runs[end][0] - low if end < len(runs) else 0
-        while end < len(runs) and runs[end] == [one + step for one in runs[end - 1]]:
-            end += 1
-        if end - begin >= _REPEATS:
-            size = high - low + 1
-            parts.append(f"{low}-{runs[end - 1][1]}:{step if size == 1 else f'{size}/{step}'}")
-        else:
-            end = begin + 1
-            parts.append(str(low) if low == high else f"{low}-{high}")
-        begin = end
-    return ",".join(parts)
-
-
-_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::(?:([0-9]{1,9})/)?([1-9][0-9]{0,8}))?)?")
-
-
-def ranges_in(text: str) -> list[range]:
-    """The numbers of such a text; none in one that is no such text."""
-    parts = [_PART.fullmatch(part) for part in text.split(",")] if text else []
-    if not all(parts):
-        return []
-    return list(islice(chain.from_iterable(_ranges(part) for part in parts if part is not None), _MOST_RANGES))
-
-
-def _ranges(part: re.Match[str]) -> Iterator[range]:
-    low, size, step = int(part[1]), int(part[3] or 1), int(part[4] or 1)
-    end = min(int(part[2] or low), _MOST) + 1
-    if size == 1:
-        return iter([range(low, end, step)])
-    return (range(first, min(first + size, end)) for first in range(low, end, step))
-
-
-def numbers_in(text: str) -> list[int]:
-    """The same one by one, at most as many as there may be ranks."""
-    return list(islice(chain.from_iterable(ranges_in(text)), _MOST))

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from trainer_launch.diagnosis.collectives import Explanation, RankState, brief, entered_in_words, last_entered
 from trainer_launch.diagnosis.hang_detection import Quiet
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
+from trainer_launch.diagnosis.stall import SHOW_RANKS_S
+from trainer_launch.diagnosis.topics import STALL, Ranks, ShowRanks
+from trainer_launch.diagnosis.worker_samples import WatchedGroup
 from trainer_launch.membership import protocol as say
-from trainer_launch.membership import timeouts
-from trainer_launch.membership.client import News
 from trainer_launch.model import Death
 from trainer_launch.model.codec import encode
-from trainer_launch.model.collectives import RankState, brief, entered_in_words, last_entered
-from trainer_launch.pytorch.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
@@ -35,24 +35,32 @@ class GroupIncidents:
     """The incidents of one group; without a collector nothing is collected, and nothing is known of ranks."""
 
     def __init__(
-        self, group: WorkerGroup, send: Callable[[say.FromNode], None], collector: Collector | None
+        self, group: WatchedGroup, send: Callable[[say.FromNode], None], collector: Collector | None
     ) -> None:
         self._group, self._recorders, self._send, self._collector = group, group.recorders, send, collector
         self._stalled: Collected | None = None  # what was told to the coordinator last
+        self._unexplained = 0, 0  # a generation, and how often ranks were told there without an explanation since
         self._failed: tuple[int, Mapping[str, tuple[int, ...]]] = (0, {})  # who entered what last, of a generation
-        self._explained: say.Explained | None = None  # why no rank went on when all nodes were asked last
+        self._explained: tuple[int, Explanation | None] = (0, None)  # of a generation: why no rank went on
 
     def close(self) -> None:
         """Wait a moment for what is being written."""
+        _, last = self._explained
+        if last is not None and not last.accuses and not self._unexplained[1]:
+            self._drop_stalled()
         if self._collector is not None:
             self._collector.close()
 
     def tell_ranks(self, collected: Collected | None) -> None:
         """Tell the coordinator what our ranks show, which asks all others, too."""
+        if collected is not self._stalled:
+            self._drop_stalled()
+        generation, count = self._unexplained
+        self._unexplained = self._group.generation, 1 if generation != self._group.generation else count + 1
         self._stalled = collected
         states = () if collected is None else fitting((*collected.incident.states, *self._ending(collected)))
         limit_s = 0.0 if collected is None else collected.limit_s
-        self._send(say.Ranks(self._group.generation, states, time.time_ns(), limit_s))
+        self._send(say.Note(self._group.generation, STALL, Ranks(states, time.time_ns(), limit_s)))
 
     def _ending(self, collected: Collected) -> list[RankState]:
         """Ranks whose processes are gone, while the group has not heard of their ends yet: they hang nowhere."""
@@ -84,10 +92,11 @@ class GroupIncidents:
         """A message about the end of a generation, with which collectives its ranks here entered last."""
         generation, entered = self._failed
         if isinstance(message, say.Failed | say.Join) and message.generation == generation:
-            return replace(message, entered=entered)
+            return replace(message, notes={STALL: entered} if entered else {})
         if isinstance(message, say.Join) and message.generation:  # all had ended before another node failed
             self._recorders.answers(0, time.monotonic() + _AT_END_S)
-            return replace(message, entered=last_entered(self._states_at_end()))
+            entered = last_entered(self._states_at_end())
+            return replace(message, notes={STALL: entered} if entered else {})
         return message
 
     def _states_at_end(self) -> list[RankState]:
@@ -97,45 +106,51 @@ class GroupIncidents:
 
     def with_explanation(self, hang: Death) -> Death:
         """All nodes together know more than this one."""
-        known = self._explained
-        if known is None or not known.accuses or known.generation != self._group.generation:
+        generation, known = self._explained
+        if known is None or not known.accuses or generation != self._group.generation:
             return hang
         rank = hang.rank if hang.rank in known.ranks or not known.ranks else known.ranks[0]
-        return replace(hang, message=known.text, rank=rank, reason=known.cause or hang.reason)
+        return replace(hang, message=known.text, rank=rank, reason=known.reason or hang.reason)
 
-    def hear(self, news: News, watch: Watch | None) -> None:
+    def hear(self, note: object, watch: Watch | None) -> None:
         """Another node sees no progress; and what came of it."""
-        match news:
-            case say.ShowRanks(generation=asked) if asked == self._group.generation:
+        match note:
+            case ShowRanks():
                 self._show_ranks(None if watch is None else watch.quiet())
                 if watch is not None:
                     watch.reported()
-            case say.Explained(generation=asked) if asked == self._group.generation:
-                self._note_explanation(news)
+            case Explanation():
+                self._note_explanation(note)
                 if watch is not None:
-                    watch.explained(news)
+                    watch.explained(note)
 
     def _show_ranks(self, quiet: Mapping[int, Quiet] | None) -> None:
         seen = self._stalled  # it may have been seen here, too, at the same time
-        if seen is None or time.time() - seen.incident.time_s > timeouts.SHOW_RANKS_S:
+        if seen is None or time.time() - seen.incident.time_s > SHOW_RANKS_S:
             seen = (
                 None if self._collector is None else self._collector.collect(HANG, "another node sees no progress")
             )
             seen = seen.with_quiet(quiet) if seen is not None and quiet is not None else seen
         self.tell_ranks(seen)
 
-    def _note_explanation(self, told: say.Explained) -> None:
-        self._explained, seen = told, self._stalled
+    def _drop_stalled(self) -> None:
+        """It was no incident, unless people know of it."""
+        if self._collector is not None and self._stalled is not None:
+            self._collector.drop(self._stalled)
+        self._stalled = None
+
+    def _note_explanation(self, told: Explanation) -> None:
+        self._explained, seen, (_, rounds) = (self._group.generation, told), self._stalled, self._unexplained
+        self._unexplained = self._group.generation, 0
         if not told.accuses:
             _log.info("no progress: %s", told.text)
-            if self._collector is not None and seen is not None:
-                self._stalled = None
-                self._collector.drop(seen)
+            if rounds <= 1:  # what was told since may have begun the next round, which is explained with it
+                self._drop_stalled()
             return
         where = f"; collected in {seen.folder}" if seen is not None and seen.folder else ""
         _log.warning("suspected hang: %s%s", told.text, where)
         if self._collector is not None and seen is not None:
-            self._collector.explained(seen, told.text, told.cause, told.ranks, told.helps)
+            self._collector.explained(seen, told.text, told.reason, told.ranks, told.helps)
 
 
 def aborted(death: Death, last_lines: Callable[[], Sequence[str]]) -> Death:

@@ -1,23 +1,25 @@
-"""Keep a flood of lines out of the log: limit the lines per second. Pure.
+"""Bytes of many pipes in, whole lines of one stream out: with prefixes, none too long, at most so many a second.
 
 The lines kept for the diagnosis are complete, whatever is left out here.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from trainer_launch.model.units import counted
 
+LINE_BYTES = 64 * 1024  # longer lines are cut into pieces, each but the last ends with CUT
+CUT = b" [...]\n"
+TAIL_BYTES = 16 * 1024  # kept per source, for the termination message
 _SECOND_S = 1.0
 
-Clock = Callable[[], float]
 
+class LineLimit:
+    """So many lines a second of one pipe; how many were dropped is told when the second is over."""
 
-class Limit:
-    """So many lines a second of one stream; how many were dropped is told when the second is over."""
-
-    def __init__(self, lines_per_s: int, clock: Clock) -> None:
+    def __init__(self, lines_per_s: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._lines_per_s = lines_per_s
         self._clock = clock
         self._since_s = float("-inf")
@@ -26,10 +28,9 @@ class Limit:
 
     def pass_on(self, body: bytes) -> bytes:
         """Whole lines, as many as there is room for."""
-        now_s = self._clock()
-        told = self.told(now_s)
-        if now_s >= self._since_s + _SECOND_S:
-            self._since_s, self._used = now_s, 0
+        told = self.told()
+        if self._clock() >= self._since_s + _SECOND_S:
+            self._since_s, self._used = self._clock(), 0
         lines = body.splitlines(keepends=True)
         shown = lines[: self._lines_per_s - self._used]
         self._used += len(shown)
@@ -41,55 +42,13 @@ class Limit:
         """When the number of dropped lines is told, None: there are none."""
         return self._since_s + _SECOND_S if self._dropped else None
 
-    def told(self, now_s: float | None) -> bytes:
-        """The number of dropped lines, when it is due; None: now."""
+    def told(self, *, now: bool = False) -> bytes:
+        """The number of dropped lines, when it is due, or now."""
         due_s = self.due_s
-        if due_s is None or (now_s is not None and now_s < due_s):
+        if due_s is None or not (now or self._clock() >= due_s):
             return b""
         dropped, self._dropped = self._dropped, 0
         return f"... {counted(dropped, 'line')} dropped (--output-limit {self._lines_per_s})\n".encode()
-
-
-class Flood:
-    """The limits of one launcher's streams."""
-
-    def __init__(self, *, lines_per_s: int = 0, clock: Clock) -> None:
-        self.lines_per_s = lines_per_s  # 0: no limit
-        self._clock = clock
-        self._dropping: dict[Limit, tuple[int, bytes]] = {}  # the stream and the prefix of whose lines were dropped
-
-    def filter(self, stream: int, prefix: bytes) -> Callable[[bytes], bytes] | None:
-        """What the whole lines of one pipe go through; None: they are not limited."""
-        if not self.lines_per_s:
-            return None
-        limit = Limit(self.lines_per_s, self._clock)
-
-        def passed_on(body: bytes) -> bytes:
-            body = limit.pass_on(body)
-            if limit.due_s is not None:
-                self._dropping[limit] = stream, prefix
-            return body
-
-        return passed_on
-
-    @property
-    def due_s(self) -> float | None:
-        """When the next number of dropped lines is told, None: never."""
-        return min((limit.due_s for limit in self._dropping if limit.due_s is not None), default=None)
-
-    def told(self, now_s: float | None) -> list[tuple[int, bytes]]:
-        """The numbers of dropped lines that are due on each stream; None: all there are."""
-        dropped = [(stream, prefix, limit.told(now_s)) for limit, (stream, prefix) in self._dropping.items()]
-        self._dropping = {limit: to for limit, to in self._dropping.items() if limit.due_s is not None}
-        return [(stream, prefix + text) for stream, prefix, text in dropped if text]
-
-
-# -- lines -------------------------------------------------------------------------------------
-
-
-LINE_BYTES = 64 * 1024  # longer lines are cut into pieces, each but the last ends with CUT
-CUT = b" [...]\n"
-TAIL_BYTES = 16 * 1024  # kept per source, for the termination message
 
 
 class Stream:
@@ -111,7 +70,7 @@ class Source:
 
     def __init__(self, prefix: bytes, stream: Stream) -> None:
         self.tail = b""
-        self.line_filter: Callable[[bytes], bytes] | None = None  # leaves lines out
+        self.limit: LineLimit | None = None
         self._prefix = prefix
         self._stream = stream
         self._pending = b""  # the begin of a line whose end has not come
@@ -123,6 +82,16 @@ class Source:
         """Whether a partial line is held back that may be shown now."""
         return bool(self._pending) and self._stream.open_by in (None, self)
 
+    @property
+    def due_s(self) -> float | None:
+        """When `dropped` has something to tell."""
+        return None if self.limit is None else self.limit.due_s
+
+    def dropped(self) -> bytes:
+        """How many lines were left out, when that is due."""
+        text = self._prefixed(self.limit.told()) if self.limit is not None else b""
+        return self._stream.admit(self, text) if text else b""
+
     def feed(self, data: bytes) -> bytes:
         """Take in new bytes; return the whole lines to write now."""
         self._remember(data)
@@ -133,18 +102,21 @@ class Source:
         if data:
             self._after_cr = False
         body = self._whole_lines(data)
-        if body and self.line_filter is not None:
+        if body and self.limit is not None:
             rest = body.find(b"\n") + 1 if self._mid_line else 0  # of a line whose begin was shown
-            body = body[:rest] + self.line_filter(body[rest:])
+            body = body[:rest] + self.limit.pass_on(body[rest:])
         out = start + self._prefixed(body)
         return self._stream.admit(self, out) if out else b""
 
     def flush(self, *, end: bool = False) -> bytes:
         """Return the partial line, as it is after a pause, or with a line end when nothing will follow."""
         text, self._pending = self._pending, b""
+        text += b"\n" if text and end else b""
+        if end and self.limit is not None:
+            text += self.limit.told(now=True)
         if not text:
             return b""
-        out = self._prefixed(text + (b"\n" if end else b""))
+        out = self._prefixed(text)
         self._mid_line = not end
         return self._stream.admit(self, out)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.membership.world import World, running
-from tests.model.test_collectives import NOW, group
+from tests.diagnosis.test_collectives import NOW, group
+from tests.membership import world as worlds
+from trainer_launch.diagnosis.collectives import Doing, Explanation, RankState
+from trainer_launch.diagnosis.stall import EXPLAIN_AGAIN_S, SHOW_RANKS_S, StallJudge
+from trainer_launch.diagnosis.topics import STALL, Ranks, ShowRanks
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import state, timeouts
+from trainer_launch.membership import state
 from trainer_launch.membership.state import Gone
-from trainer_launch.model.collectives import Doing, RankState
 
 READ = "in data.py:22 (read_batch)"
 
@@ -18,17 +20,22 @@ def tells(world, peer, *ranks, after=6, generation=1, limit_s=0.0, **known):
     """A node shows these ranks; who is `after` #6 waits in #7."""
     groups = {"0": group(after, 6, ranks="0-2")}
     states = tuple(RankState(rank=rank, node=peer - 1, groups=groups, **known) for rank in ranks)
-    world.say(peer, msg.Ranks(generation, states, NOW, limit_s))
+    world.note(peer, STALL, Ranks(states, NOW, limit_s), generation)
+
+
+def stall(world):
+    """What the table has of it."""
+    return state.status(world.state, world.now_s).notes[STALL]
 
 
 def told(world, peer):
-    return world.last(peer, msg.Explained)
+    return world.last(peer, Explanation)
 
 
 def test_the_first_that_sees_no_progress_has_all_others_asked_and_all_hear_one_sentence():
-    world, (zero, one, two) = running()
+    world, (zero, one, two) = worlds.running(judges=[StallJudge()])
     tells(world, one, 1, after=7)
-    assert [world.count(peer, msg.ShowRanks) for peer in (zero, one, two)] == [1, 0, 1]
+    assert [world.count(peer, ShowRanks) for peer in (zero, one, two)] == [1, 0, 1]
     tells(world, zero, 0, after=7)
     assert told(world, zero) is None, "node 2 may know more"
     tells(world, two, 2, place=READ)
@@ -43,42 +50,42 @@ def test_the_first_that_sees_no_progress_has_all_others_asked_and_all_hear_one_s
 
 
 def test_who_does_not_answer_in_time_is_named_as_such_and_not_accused():
-    world, (zero, one, two) = running()
+    world, (zero, one, two) = worlds.running(judges=[StallJudge()])
     tells(world, zero, 0, after=7)
     tells(world, one, 1, after=7)
-    world.pass_time(timeouts.SHOW_RANKS_S + 1)
+    world.pass_time(SHOW_RANKS_S + 1)
     text = told(world, zero).text
     assert "ranks 0-1 have waited in " in text
     assert "; nothing is known of rank 2 here" in text
     assert "never entered" not in text
     assert text.endswith("; no answer from node 2 (pod-2)")
-    assert world.count(two, msg.Explained) == 1
+    assert world.count(two, Explanation) == 1
 
 
 def test_a_node_that_is_lost_meanwhile_ends_the_question_with_its_generation():
-    world, (zero, one, two) = running()
+    world, (zero, one, two) = worlds.running(judges=[StallJudge()])
     tells(world, zero, 0, after=7)
     world.play(Gone(two))
     tells(world, one, 1, after=7)
-    world.pass_time(timeouts.SHOW_RANKS_S + 1)
+    world.pass_time(SHOW_RANKS_S + 1)
     assert told(world, zero) is None
 
 
 def test_the_ranks_of_nodes_that_are_done_have_finished_and_are_not_asked():
-    world = World(3)
+    world = worlds.World(3, judges=[StallJudge()])
     zero, one, two = world.come(0, 1, 2, workers=1)
     world.open_store()
     world.say(two, msg.Done(1))
     tells(world, zero, 0, after=7)
-    assert world.count(two, msg.ShowRanks) == 0
+    assert world.count(two, ShowRanks) == 0
     tells(world, one, 1, after=7)
     assert told(world, one).text.startswith("rank 2 finished with exit code 0, and ranks 0-1 have waited")
-    assert (told(world, one).cause, told(world, one).helps) == ("ProgramError", False)
+    assert (told(world, one).reason, told(world, one).helps) == ("ProgramError", False)
 
 
 def test_who_has_finished_just_now_is_not_accused_of_what_others_saw_before():
     """An evaluation ends, the job is over, and the others' states are older than that."""
-    world = World(3)
+    world = worlds.World(3, judges=[StallJudge()])
     zero, one, two = world.come(0, 1, 2, workers=1)
     world.open_store()
     world.say(two, msg.Done(1))
@@ -87,34 +94,34 @@ def test_who_has_finished_just_now_is_not_accused_of_what_others_saw_before():
         tells(world, zero, 0, after=7, limit_s=4.0)
         tells(world, one, 1, after=7)
         found = told(world, one)
-        assert (found.cause == "ProgramError", found.accuses, not found.active) == (is_uneven,) * 3
+        assert (found.reason == "ProgramError", found.accuses, not found.active) == (is_uneven,) * 3
         assert found.text.endswith("which may be over by now") != is_uneven
 
 
 def test_ranks_that_wait_for_nothing_are_told_without_blame():
-    world, (zero, one, two) = running()
+    world, (zero, one, two) = worlds.running(judges=[StallJudge()])
     for peer, rank in ((zero, 0), (one, 1), (two, 2)):
         tells(world, peer, rank)
     assert told(world, zero).text == "no progress, but none of 3 known ranks waits in a recorded collective"
     assert not told(world, zero).accuses
-    assert state.status(world.state, world.now_s).stall is None, "nobody hangs"
+    assert stall(world).stall is None, "nobody hangs"
 
 
 def test_what_was_said_before_the_explanation_was_heard_asks_nobody_again():
-    world, (zero, one, two) = running()
+    world, (zero, one, two) = worlds.running(judges=[StallJudge()])
     for peer, rank in ((zero, 0), (one, 1), (two, 2)):
         tells(world, peer, rank, after=7)
     tells(world, one, 1, after=7)
-    assert world.count(zero, msg.ShowRanks) == 0
-    assert world.count(zero, msg.Explained) == 1
-    world.pass_time(timeouts.EXPLAIN_AGAIN_S + 1)
+    assert world.count(zero, ShowRanks) == 0
+    assert world.count(zero, Explanation) == 1
+    world.pass_time(EXPLAIN_AGAIN_S + 1)
     tells(world, one, 1, after=7)
-    assert world.count(zero, msg.ShowRanks) == 1
+    assert world.count(zero, ShowRanks) == 1
 
 
 def test_a_rank_of_another_node_that_shows_progress_is_not_accused_until_it_shows_none():
     """The limit is that of the node that asks."""
-    world, (zero, one, two) = running()
+    world, (zero, one, two) = worlds.running(judges=[StallJudge()])
     for peer, known in ((one, {"limit_s": 30.0}), (two, {})):
         tells(world, peer, peer - 1, after=7, quiet_s=31.0, **known)
     tells(world, zero, 0, place="in eval.py:12 (evaluate)", quiet_s=2.0)
@@ -122,7 +129,7 @@ def test_a_rank_of_another_node_that_shows_progress_is_not_accused_until_it_show
     assert (first.ranks, first.accuses, first.active) == ((0,), False, True)
     assert first.text.endswith("rank 0 is in eval.py:12 (evaluate), still making progress")
     tells(world, two, 2, after=7, quiet_s=31.0)
-    assert world.count(zero, msg.ShowRanks) == 1, "a late answer is no question"
+    assert world.count(zero, ShowRanks) == 1, "a late answer is no question"
     tells(world, zero, 0, place="in eval.py:12 (evaluate)", quiet_s=30.0, limit_s=30.0)
     for peer in (one, two):
         tells(world, peer, peer - 1, after=7, quiet_s=60.0)
@@ -131,25 +138,25 @@ def test_a_rank_of_another_node_that_shows_progress_is_not_accused_until_it_show
 
 @pytest.mark.parametrize("generation", [0, 2])
 def test_what_is_said_of_another_generation_means_nothing(generation):
-    world, (zero, one, _) = running()
+    world, (zero, one, _) = worlds.running(judges=[StallJudge()])
     tells(world, one, 1, after=7, generation=generation)
-    assert world.count(zero, msg.ShowRanks) == 0
+    assert world.count(zero, ShowRanks) == 0
 
 
 def test_status_tells_the_sentence_and_how_old_it_is_until_the_generation_is_over():
-    world, (zero, one, two) = running()
+    world, (zero, one, two) = worlds.running(judges=[StallJudge()])
     for peer, rank in ((zero, 0), (one, 1), (two, 2)):
         tells(world, peer, rank, after=7 if rank else 6, place=READ)
     world.now_s += 5
-    now = state.status(world.state, world.now_s)
+    now = stall(world)
     assert now.stall == told(world, zero).text
     assert now.stall_age_s == 5.0
     world.fail(one)
-    assert state.status(world.state, world.now_s).stall is None
+    assert stall(world).stall is None
 
 
 def test_a_failure_that_a_restart_cannot_mend_ends_the_job_with_its_cause():
-    world, (zero, one, two) = running()
+    world, (zero, one, two) = worlds.running(judges=[StallJudge()])
     text = "the ranks disagree about collective #7"
     world.say(one, msg.Failed(1, 1, None, 9, text, cause="ProgramError"))
     assert world.is_over
@@ -159,12 +166,12 @@ def test_a_failure_that_a_restart_cannot_mend_ends_the_job_with_its_cause():
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_ranks_that_wait_outside_recorded_collectives_hang_only_if_no_other_can_be_at_work(answers):
-    world, peers = running()
+    world, peers = worlds.running(judges=[StallJudge()])
     for peer, rank in zip(peers[: 3 if answers else 2], range(3), strict=False):
         groups, place = {"0": group(6, 6, ranks="0-2")}, "waits in recv, called from a.py:9 (stage)"
         waits = RankState(rank=rank, groups=groups, doing=Doing.COLLECTIVE, place=place)
-        world.say(peer, msg.Ranks(1, (waits,), NOW))
-    world.pass_time(timeouts.SHOW_RANKS_S + 1)
+        world.note(peer, STALL, Ranks((waits,), NOW))
+    world.pass_time(SHOW_RANKS_S + 1)
     assert told(world, peers[0]).accuses is answers
     who = "all ranks" if answers else "all ranks known"
     assert told(world, peers[0]).text.startswith(f"{who} wait for each other outside recorded collectives")
@@ -172,10 +179,10 @@ def test_ranks_that_wait_outside_recorded_collectives_hang_only_if_no_other_can_
 
 def test_who_waits_for_a_rank_that_is_not_started_yet_is_not_said_to_hang():
     """As in init_process_group, while a node that has just joined still starts its workers."""
-    world, peers = running()
+    world, peers = worlds.running(judges=[StallJudge()])
     waits = RankState(
         rank=1, doing=Doing.COLLECTIVE, place="waits in init_process_group, called from a.py:9 (main)"
     )
     for peer, states in zip(peers, ((), (waits,), ()), strict=True):
-        world.say(peer, msg.Ranks(1, states, NOW))
+        world.note(peer, STALL, Ranks(states, NOW))
     assert not told(world, peers[0]).accuses

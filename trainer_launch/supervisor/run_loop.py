@@ -1,0 +1,158 @@
+"""What every run does, of any program and of torch workers: wait, act, settle what comes next, until it is done."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from trainer_launch.model import Death, Failure, Outcome, Plan, Verdict, exit_codes
+from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
+from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.processes import Processes
+from trainer_launch.supervisor.run_observer import RunObserver
+from trainer_launch.supervisor.system import System
+
+DRAIN_S = 1.0  # for the last output, once nothing of ours runs any more
+log = logging.getLogger(__name__)
+
+
+class AnyWatch(Protocol):
+    """Who looks, at a pace of its own, whether what runs hangs; `hang_watch.Watch` is it."""
+
+    due_s: float
+
+    def look(self, now_s: float) -> Death | None:
+        """The hang that has to be ended, if there is one, and when to look again in `due_s`."""
+
+
+class RunLoop(ABC):
+    """One run. What it does at an end, a hang, a request, and once nothing lives any more, is its subclass's."""
+
+    def __init__(
+        self, plan: Plan, system: System, processes: Processes, watch: AnyWatch | None, observer: RunObserver
+    ) -> None:
+        self._plan, self._system, self._processes = plan, system, processes
+        self._watch, self._observer = watch, observer
+        self._resolve_until_s: float | None = None  # while the plan's names are awaited
+        self._unresolved = f"the resolver has not answered for {', '.join(plan.wait_for)}"
+        self._evidence = Evidence()  # of the first failure
+        self.is_done = False
+        self._stop_signal: int | None = None  # the first that asked to stop, or to start nothing again
+        self._started_at_s = system.now()
+
+    def to_the_end(self) -> None:
+        """Wait and act until it is done; what has happened before is settled before anything else happens."""
+        plan = self._plan
+        if plan.wait_for:
+            log.info("waiting up to %g s for %s to resolve", plan.wait_s, ", ".join(plan.wait_for))
+            self._observer.tell("waiting", names=plan.wait_for)
+            self._resolve_until_s = self._started_at_s + plan.wait_s
+            self._system.resolve_names(plan.wait_for)
+        else:
+            self.begin(self._started_at_s)
+        while True:
+            now_s = self._system.now()
+            self.on_time(now_s)
+            self._observe()
+            self._processes.tick(now_s)
+            self.settle(now_s)
+            if self.is_done:
+                break
+            self._observe()
+            happened = self._system.wait(min((at_s for at_s in self.times() if at_s is not None), default=None))
+            now_s = self._system.now()
+            for number in happened.signals:  # first: a worker that had the same SIGTERM as we has not failed
+                self.on_signal(number, now_s)
+            if happened.unresolved:
+                self._unresolved = happened.unresolved
+                log.warning("%s", happened.unresolved)
+                self._observer.tell("unresolved", text=happened.unresolved)
+            if happened.resolved:
+                self._observer.tell("resolved")
+                self._stop_resolving()
+                self.begin(now_s)
+            self.on_news(now_s)
+            for pid, status in happened.ended:
+                self.on_child(pid, status, now_s)
+        self._stop_resolving()
+        self._observe()
+        self._system.drain(DRAIN_S)
+
+    def _stop_resolving(self) -> None:
+        if self._resolve_until_s is not None:
+            self._resolve_until_s = None
+            self._system.stop_resolving()
+
+    def unresolved(self, now_s: float) -> Death | None:
+        """Why nothing can begin, once names have not resolved in time."""
+        if self._resolve_until_s is None or now_s < self._resolve_until_s:
+            return None
+        return Death(reason="Unresolved", message=self._unresolved, code=exit_codes.INFRASTRUCTURE)
+
+    def times(self) -> tuple[float | None, ...]:
+        """When something is due; None: never."""
+        watch_s = self._watch.due_s if self._watch is not None and self._processes.is_running else None
+        return self._processes.deadline_s, self._resolve_until_s, watch_s
+
+    def on_time(self, now_s: float) -> None:
+        """Do what is due, but for what `Processes` does."""
+        if self._watch is not None and self._processes.is_running and now_s >= self._watch.due_s:
+            hang = self._watch.look(now_s)
+            if hang is not None:
+                self.on_hang(hang, now_s)
+
+    def on_signal(self, number: int, now_s: float) -> None:
+        """One rule for every phase: a request to stop or a drain is remembered, and what lives is told.
+
+        Where nothing lives there is nobody to hand a stop signal to: it is a request, whatever it is mapped to.
+        How the run has ended already stays so.
+        """
+        action, lives = action_of(number, self._plan.signals), not self._processes.is_over
+        asks = action is SignalAction.TERMINATE or (number in STOP_SIGNALS and not lives)
+        if (asks or action is SignalAction.DRAIN) and self._stop_signal is None and not self.is_decided:
+            self._stop_signal = number
+        if lives:
+            self._processes.on_signal(number, now_s)
+        elif asks or action is SignalAction.DRAIN:
+            self._processes.note_request(number)
+
+    def ended(self, failure: Failure | None, exits: tuple[Death, ...], attempt: int, *, well: bool) -> Outcome:
+        """How it ended: `well`, unless it was asked to stop."""
+        verdict = Verdict.SUCCEEDED if well else Verdict.FAILED
+        return Outcome(
+            verdict=verdict if self._stop_signal is None else Verdict.STOPPED,
+            failure=failure,
+            stop_signal=self._stop_signal,
+            exits=exits,
+            took_s=self._system.now() - self._started_at_s,
+            attempt=attempt,
+            survivors=self._processes.stuck(),
+        )
+
+    @property
+    @abstractmethod
+    def is_decided(self) -> bool:
+        """Whether it is known how the run ends, whatever it is asked from now on."""
+
+    @abstractmethod
+    def begin(self, now_s: float) -> None:
+        """Begin: all names resolve."""
+
+    @abstractmethod
+    def on_child(self, pid: int, status: int, now_s: float) -> None:
+        """Act on the end of a child, or of an orphan that became ours."""
+
+    @abstractmethod
+    def on_hang(self, hang: Death, now_s: float) -> None:
+        """Act on a hang of what runs."""
+
+    def on_news(self, now_s: float) -> None:  # noqa: B027  most runs hear of nobody else
+        """Act on what others than the kernel tell; nobody tells a program anything."""
+
+    @abstractmethod
+    def settle(self, now_s: float) -> None:
+        """Decide what comes next, if nothing lives any more."""
+
+    @abstractmethod
+    def _observe(self) -> None: ...
