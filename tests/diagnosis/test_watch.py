@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from tests.diagnosis.test_frames import BATCH, REDUCE, SAVE
-from trainer_launch.diagnosis import stacks
 from trainer_launch.diagnosis.collectives import Explanation
 from trainer_launch.diagnosis.hang_detection import PATIENCE, Activity, Rules, Sample, Worker
 from trainer_launch.diagnosis.hang_watch import ANSWER_S, Watch, Watched
@@ -57,11 +56,10 @@ class Timed(Watch):
 
 
 @pytest.fixture
-def watch(tmp_path, monkeypatch):
+def watch(tmp_path):
     made = []
 
     def make(workers, *, alone=True, tell=None, **rules):
-        monkeypatch.setattr(stacks, "ask_all", workers.ask_all)
         watched = Watched(**{"rules": Rules(timeout_s=T), **rules}, alone=alone, explained=tell is not None)
         about = About(place=str(tmp_path / "stacks"), env={})
         made.append(Collector(about, workers, lambda name: ()))

@@ -82,7 +82,10 @@ def test_stacks_come_from_those_who_can_write_them_and_nobody_else_is_harmed(wor
     eventually(
         lambda: all("nanosleep" in process_tree.sleeps_in(pid) for pid in (worker.pid, child.pid)), "both sleep"
     )
-    texts = stacks.ask_all(below)
+    before = {process.pid: process.written for process in workers.look()[worker].processes}
+    texts = workers.ask_all(below)
+    after = {process.pid: process.written for process in workers.look()[worker].processes}
+    assert all(after[pid] <= before[pid] for pid in before), "to be asked is no progress"
     if says:
         assert stacks.where(stacks.main_thread(texts[worker.pid])) == "in train.py:9 (train)"
         assert stacks.where(stacks.main_thread(texts[child.pid])) == "in train.py:7 (load)"

@@ -206,6 +206,14 @@ TO_TELL: tuple[Situation, ...] = (
         options=KILL,
     ),
     ended(
+        "in_data_loader_process",
+        "in a data loader's process: ended",
+        _NEVER + "rank 1 is in the data loader: in __next__, called from {L} (in_data_loader_process)",
+        "Hung",
+        138,
+        options=KILL,
+    ),
+    ended(
         "stopped",
         "stopped (SIGSTOP): ended",
         "rank 1 has been stopped (SIGSTOP) for {S}",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis import hang_detection, stacks
+from trainer_launch.diagnosis import hang_detection
 from trainer_launch.diagnosis.collectives import Explanation
 from trainer_launch.diagnosis.hang_detection import Hang, Kind, Rules, Worker
 from trainer_launch.diagnosis.incident_bundle import HANG
@@ -175,7 +175,7 @@ class Watch:
         )
 
     def _main_threads(self) -> dict[Worker, tuple[Frame, ...]]:
-        texts = stacks.ask_all(self._workers.children(self._node.tracks))
+        texts = self._workers.ask_all(self._workers.children(self._node.tracks))
         return {worker: main_thread(texts.get(worker.pid, "")) for worker in self._node.tracks}
 
     # -- acting -------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class Watch:
     def _collected(self, found: Hang) -> tuple[str, tuple[str, ...], Collected | None]:
         """The hang in a sentence, where each worker is, and what was collected."""
         children = self._workers.children(self._node.tracks)
-        texts = stacks.ask_all(children)
+        texts = self._workers.ask_all(children)
         digest = stacks_digest({worker: self._place(worker, texts) for worker in children})
         digest += self._loaders(children, texts)
         if self._collector is None:

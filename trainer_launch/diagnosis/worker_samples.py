@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -62,12 +62,15 @@ class Workers:
     ) -> None:
         """Watch the processes that PID 1 has started: their pids by name, and how many bytes each has written."""
         self._pids, self._heard, self._run_dir, self._group = pids, heard, run_dir, group
+        self._dumped: dict[int, int] = {}  # by pid: bytes of stacks that were asked for
 
     def look(self) -> dict[Worker, Sample]:
         """Take one sample of each."""
         below = _by_parent(process_tree.descendants(os.getpid()))
         far = {} if self._group is None else self._group.recorders.how_far()
         own = {entry.pid: entry for entry in below.get(os.getpid(), ())}
+        there = {entry.pid for entries in below.values() for entry in entries}
+        self._dumped = {pid: size for pid, size in self._dumped.items() if pid in there}
         samples = {}
         for name, pid in self._pids().items():
             if pid in own:
@@ -91,6 +94,13 @@ class Workers:
         below = _by_parent(process_tree.descendants(os.getpid()))
         return {worker: _subtree(worker.pid, below) for worker in workers}
 
+    def ask_all(self, children: Mapping[Worker, Collection[process_tree.Entry]]) -> dict[int, str]:
+        """Let workers and their children write their stacks; texts by pid. To be asked is no progress."""
+        texts = stacks.ask_all(children)
+        for pid, text in texts.items():
+            self._dumped[pid] = self._dumped.get(pid, 0) + len(text.encode(errors="replace"))
+        return texts
+
     def _worker(self, name: str, entry: process_tree.Entry) -> Worker:
         place = None if self._group is None else self._group.places.get(name)
         known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
@@ -101,9 +111,10 @@ class Workers:
         if not processes or processes[0].pid != worker.pid:
             return None
         own, answered = processes[0], 0 if self._group is None else self._group.recorders.answered(name)
-        processes[0] = replace(
-            own, written=own.written - stacks.size(worker.stacks), beside_bytes=own.beside_bytes - answered
-        )
+        processes = [replace(each, written=each.written - self._dumped.get(each.pid, 0)) for each in processes]
+        # Its own stacks are all that its file has, but for those of its children.
+        written = own.written - stacks.size(worker.stacks)
+        processes[0] = replace(own, written=written, beside_bytes=own.beside_bytes - answered)
         report = stacks.status_of(runtime_directory.progress_file(self._run_dir, worker.local_rank or 0))
         signs = (self._heard(name), 0 if report is None else report.st_mtime_ns, far)
         return Sample(processes=tuple(processes), signs=signs)
