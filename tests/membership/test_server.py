@@ -140,6 +140,37 @@ def test_a_silent_node_is_lost_with_its_lease(cluster):
     assert is_closed(silent)
 
 
+def test_a_node_whose_loop_is_stuck_loses_its_lease_and_is_back_once_it_runs_again(cluster, monkeypatch):
+    """Its connection's thread lives on, and must not speak for it."""
+    clients = cluster.running(2, lease_s=0.6)
+    monkeypatch.setattr(timeouts, "LOOK_S", 0.2)
+    monkeypatch.setattr(timeouts, "STUCK_S", 1.0)
+    assert "node 1 (pod-1) was silent" in await_(clients[0], msg.Restart).reason
+    cluster.join(clients[0], 0, 1)
+    assert clients[0].receive(2.0) is None or not cluster.said[-1].startswith("generation 2"), (
+        "it does not come back"
+    )
+    assert await_(clients[1], Disconnected)
+    await_(clients[1], Connected)
+    cluster.join(clients[1], 1, 1)
+    assert await_(clients[0], msg.Formed).generation == 2
+
+
+def test_a_node_whose_loop_sleeps_is_woken_and_keeps_its_lease(cluster, monkeypatch):
+    monkeypatch.setattr(timeouts, "LOOK_S", 0.2)
+    monkeypatch.setattr(timeouts, "STUCK_S", 1.0)
+    cluster.serve(2, lease_s=0.6)
+    woken = threading.Event()
+    clients = [cluster.node(0), cluster.node(1, wake=woken.set)]
+    cluster.form(clients)
+    until_s = time.monotonic() + 3.0
+    while time.monotonic() < until_s:
+        woken.wait(5.0)
+        woken.clear()
+        assert clients[1].receive(0) is None
+        assert clients[0].receive(0) is None
+
+
 def test_a_node_that_only_renews_stays(cluster):
     clients = cluster.running(2, lease_s=1.5)
     assert [clients[0].receive(3.5), clients[1].receive(0)] == [None, None]

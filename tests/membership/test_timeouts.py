@@ -15,6 +15,7 @@ ORDERS = {
     "an attempt at a candidate ends before its lease would": (t.CONNECT_TO_CANDIDATE_S, t.LEASE_S),
     "an attempt at node 0 leaves time for another before others are asked": (2 * t.CONNECT_S, t.TAKEOVER_S),
     "workers of a side without a coordinator are told to stop before another side forms": (t.BLIP_S, t.TAKEOVER_S),
+    "a loop that only sleeps is woken before it counts as stuck": (2 * t.LOOK_S, t.STUCK_S),
     "pauses grow": (t.FIRST_PAUSE_S, t.SOON_PAUSE_S),
     "and go on growing": (t.SOON_PAUSE_S, t.LONGEST_PAUSE_S),
     "pauses stay short for longer than a takeover takes": (t.TAKEOVER_S, t.SOON_S),

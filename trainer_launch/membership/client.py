@@ -255,7 +255,7 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
         pause_s = self._first_pause_s
         try:
             while not self._closing.is_set() and not self._is_over:
-                if self._connect_once():
+                if self._is_attended() and self._connect_once():
                     pause_s = self._first_pause_s
                 if not self._is_over:
                     self._closing.wait(pause_s * random.uniform(0.5, 1.0))  # so that a thousand do not come at once
@@ -298,14 +298,20 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
                 elif time.monotonic() - self._heard_s > silence_s:
                     raise LostError(f"no message from {self._server} for {silence_s:g} s")
                 if time.monotonic() >= due_s:
-                    with self._lock:
-                        self._unsent.append(alive)
+                    due_s = time.monotonic() + every_s
+                    if self._is_attended():
+                        with self._lock:
+                            self._unsent.append(alive)
 
     def _flush(self, lines: Lines[_M]) -> bool:
         with self._lock:
             messages, self._unsent = self._unsent, deque()
         self._write(lines, *messages)
         return bool(messages)
+
+    def _is_attended(self) -> bool:
+        """Whether somebody still hears the news; if not, nothing is said in its name."""
+        return True
 
     def _tell(self, news: _News) -> None:
         self._news.put(news)
@@ -368,6 +374,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._joined_after = -1  # the generation of the last Join
         self._lease_s = timeouts.LEASE_S
         self._was_let_in = False
+        self._read_s = time.monotonic()  # when the node's loop looked for news last; inf: it waits for them
         self._notes, self._answer_to = notes, answer
         self._thread.start()
 
@@ -399,9 +406,18 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
                 self._end = message
         super().send(message)
 
+    def _is_attended(self) -> bool:
+        """Whether the node's loop still runs: one that is stuck must lose its lease, though this thread lives."""
+        unread_s = time.monotonic() - self._read_s
+        if unread_s > timeouts.LOOK_S:
+            self._wake_reader()  # it may only have had nothing to do
+        return unread_s <= timeouts.STUCK_S
+
     def receive(self, timeout_s: float | None = None) -> News | None:
         """The next news, None when there is none in time; it is logged, and told on."""
+        self._read_s = math.inf
         news = super().receive(timeout_s)
+        self._read_s = time.monotonic()
         match news:
             case msg.Formed(generation=number, group_rank=rank, size=size, restarts=restarts):
                 where = {"node_index": rank, "nodes": size}

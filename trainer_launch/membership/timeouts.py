@@ -12,6 +12,8 @@ LEASE_S = 3.0  # a node that says nothing for so long is lost; kubelet needs as 
 RENEWALS = 3  # a node says something so often within its lease, so that one late packet costs nothing
 LEAST_RENEWAL_S = 0.05  # between two signs of life, however short a lease the coordinator gives
 ALONE_LEASE_S = 86_400.0  # a node that is the whole job shares the coordinator's process
+LOOK_S = 10.0  # a node's loop that has not looked for news for so long is woken
+STUCK_S = 30.0  # and does not keep its lease if that does not help: none of its calls takes so long
 BLIP_S = 2.0  # the coordinator may be away so long before workers are stopped for it
 GONE_S = 30.0  # and so long after this node's workers have succeeded: others' failures still need this node
 
