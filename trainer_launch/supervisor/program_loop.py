@@ -35,7 +35,7 @@ def supervise(
 ) -> Outcome:
     """Run `plan` until nothing of it is left, and say how it ended.
 
-    `failed` is told of a failure as it is known then, and whose it is, before what the program left behind is ended.
+    `failed` is told of a failure as it is known then, and whose it is, before what was left behind is ended.
     """
     observer = observer or RunObserver()
     processes = processes or Processes(plan, system, observer)
