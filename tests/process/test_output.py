@@ -25,12 +25,28 @@ from trainer_launch.supervisor.lines import CUT
 pytestmark = pytest.mark.process
 
 
-def test_lines_of_many_writers_are_never_torn(tmp_path):
+MANY_WRITERS = """
+import json, os, sys
+from trainer_launch.model import Process
+from trainer_launch.supervisor.system import System
+
+system, argvs = System(), json.loads(sys.argv[1])
+env = dict(os.environ)
+pids = {system.spawn(Process(name=mark, label=mark, argv=argv, env=env)) for mark, argv in argvs.items()}
+while pids:
+    pids -= {pid for pid, _ in system.wait(None).ended}
+system.drain(10.0)
+system.close()
+"""
+
+
+def test_lines_of_many_writers_are_never_torn():
     marks = "abcdefgh"
-    processes = [{"name": m, "label": m, "argv": worker(f"lines:3000:{m}")} for m in marks]
-    with Launcher(tmp_path, *processes) as launcher:
-        assert launcher.wait() == 0
-        lines = launcher.output().decode().splitlines()
+    argvs = json.dumps({mark: worker(f"lines:3000:{mark}") for mark in marks})
+    words = (sys.executable, "-c", MANY_WRITERS, argvs)
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
     assert len(lines) == 3000 * len(marks)
     seen = dict.fromkeys(marks, 0)
     for line in lines:

@@ -262,17 +262,6 @@ def test_a_stop_in_the_instant_of_the_start(tmp_path, wrap):
         assert survivors(launcher.token) == []
 
 
-def test_a_stop_while_a_failure_stops_the_others_does_not_change_the_cause(tmp_path):
-    saving = {"name": "two", "argv": worker("save:0.5:0", "note:ready", "rest")}
-    waits = {"name": "one", "argv": ["sh", "-c", 'until grep -q ready "$NOTES"; do sleep 0.01; done; exit 9']}
-    with Launcher(tmp_path, waits, saving) as launcher:
-        launcher.await_note("term")
-        launcher.send(signal.SIGTERM)
-        assert launcher.wait() == 9
-        assert "saved" in launcher.notes()
-        assert survivors(launcher.token) == []
-
-
 def test_a_stop_while_leftovers_are_cleared_does_not_spoil_what_is_done(tmp_path, wrap):
     orphan = "fork:ignore+note:orphan+rest"
     program = worker(orphan, "catch", "note:ready")

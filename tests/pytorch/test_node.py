@@ -75,6 +75,27 @@ def test_a_program_that_cannot_be_executed_fails_with_the_shells_code(tmp_path: 
     assert how(ended) == (Verdict.FAILED, "NotRunnable", 127)
 
 
+def test_what_a_worker_has_left_behind_has_sigterm_at_once_and_sigkill_after_two_seconds(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[Program(ends_s=1, leaves=(IGNORES,))], rank_1=[Program(ends_s=8)])
+    here.run()
+    assert (1, "group", "rank 0", TERM) in here.system.calls
+    assert (3, "group", "rank 0", KILL) in here.system.calls
+
+
+def test_the_first_request_does_not_hurry_a_stop_that_a_failure_began(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_1=[FAILS], rank_0=[IGNORES])
+    here.system.signalled(2, TERM)
+    here.run()
+    assert (9, "all again", TERM) in here.system.calls
+
+
+def test_nobody_has_asked_us_to_stop_so_a_worker_that_frees_much_memory_has_longer(tmp_path: Path) -> None:
+    slow = Program(ends_s=16, number=KILL, term_s=None, is_stuck=True)
+    here = Here(tmp_path, rank_1=[FAILS, ENDS], rank_0=[slow, ENDS])
+    assert here.run().survivors == ()
+    assert here.system.starts("rank 0") == [0, 16]
+
+
 # -- the coordinator ends a generation ------------------------------------------------------------
 
 

@@ -1,11 +1,7 @@
 """Run any program to its end: wait, act, say how it ended. How it is stopped, `Processes` knows.
 
-A plan has one process or several. The first failure before any request to stop is the cause; the others are stopped
-for it. A process that says itself that something else was at fault (exit code 138) is a victim: the others have a
-moment to end by themselves, so that the one at fault is the cause.
-
-Once nothing lives any more, all is started again if it was killed by somebody else or hung, and the plan allows it;
-after a request to stop or to drain, nothing is. The plan may also have a process that ends started again alone.
+Once nothing lives any more, it is started again if it was killed by somebody else or hung, and the plan allows it;
+after a request to stop or to drain, it is not. What it has started may also go on while it alone is started again.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from trainer_launch.model import Death, Failure, Outcome, Plan, exit_codes
+from trainer_launch.model import Death, Failure, Outcome, Plan
 from trainer_launch.supervisor import failure
 from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.processes import Processes, Rung
@@ -23,7 +19,6 @@ from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 from trainer_launch.supervisor.system import System
 
-PATIENCE_S = 3.0  # that the others have to end by themselves after a victim
 RESTART_WINDOW_S = 3600.0  # in which starts count against the plan's bound: what heals between is no loop
 TOO_SOON_S = 1.0  # who ends by itself within it cannot run at all
 log = logging.getLogger(__name__)
@@ -39,7 +34,7 @@ def supervise(
 ) -> Outcome:
     """Run `plan` until nothing of it is left, and say how it ended.
 
-    `failed` is told of a failure as it is known then, and whose it is, before anything else is stopped for it.
+    `failed` is told of a failure as it is known then, and whose it is, before what was left behind is ended.
     """
     observer = observer or RunObserver()
     processes = processes or Processes(plan, system, observer)
@@ -49,7 +44,7 @@ def supervise(
 
 
 class ProgramLoop(RunLoop):
-    """One plan's run."""
+    """The run of a plan's one program."""
 
     def __init__(
         self,
@@ -62,62 +57,36 @@ class ProgramLoop(RunLoop):
     ) -> None:
         super().__init__(plan, system, processes, watch, observer)
         self._failed = failed
-        self._deaths: list[Death] = []  # of this attempt
-        self._cause: Death | None = None  # the first failure, or a hang
-        self._stop_at_s: float | None = None  # when the others are stopped, after a victim
+        (self._process,) = plan.processes
+        self._death: Death | None = None  # of this attempt
+        self._cause: Death | None = None  # the same where it failed by itself, or a hang
         self._restarts_s: list[float] = []  # when something was started again
 
     def begin(self, now_s: float) -> None:
-        """Start all, also anew: how an earlier attempt ended is forgotten."""
-        self._deaths, self._cause, self._evidence, self._stop_at_s = [], None, Evidence(), None
+        """Start it, also anew: how an earlier attempt ended is forgotten."""
+        self._death, self._cause, self._evidence = None, None, Evidence()
         if self._plan.failure_file is not None:
             self._system.remove(self._plan.failure_file)  # of an earlier attempt
-        for death in self._processes.start(self._plan.processes):
-            self.on_end(death, now_s)
+        for unstarted in self._processes.start((self._process,)):
+            self._death = self._cause = unstarted
 
     # -- what happens -------------------------------------------------------------------------
 
-    def times(self) -> tuple[float | None, ...]:
-        """When something is due; None: never."""
-        return (*super().times(), self._stop_at_s)
-
-    def on_time(self, now_s: float) -> None:
-        """Do what is due, but for what `Processes` does."""
-        super().on_time(now_s)
-        if self._stop_at_s is not None and now_s >= self._stop_at_s:
-            self._stop(now_s)
-
     def on_child(self, pid: int, status: int, now_s: float) -> None:
-        """A child has ended; orphans concern nobody."""
+        """The program has ended; orphans concern nobody."""
         death = self._processes.reaped(pid, status, now_s)
-        if death is not None:
-            log.info("%s ended with %s", death.process, how(death))
-            self.on_end(death, now_s, pid)
-
-    def on_end(self, death: Death, now_s: float, pid: int | None = None) -> None:
-        """A process has ended, or could not be started: perhaps the others have to end, too."""
-        if pid is not None and self._started_again(death, now_s, pid):
+        if death is None:
             return
-        self._deaths.append(death)
-        if death.exit_code == 0 or self._stop_signal is not None or not self._is_cause(death):
+        log.info("%s ended with %s", death.process, how(death))
+        if self._started_again(death, now_s, pid):
+            return
+        self._death = death
+        if death.exit_code == 0 or self._stop_signal is not None or self._cause is not None:
             return
         self._cause, self._evidence = death, self._system.look()
-        if self._processes.rung is not Rung.NONE:
-            return  # all are being stopped already
         self._observe()  # what follows is no training
-        if pid is not None and (cause := self._failure()) is not None:
+        if (cause := self._failure()) is not None:
             self._failed(cause, death.process)
-        if _is_victim(death):
-            self._stop_at_s = now_s + PATIENCE_S
-        elif self._processes.has_leaders:
-            self._stop(now_s)
-
-    def _is_cause(self, death: Death) -> bool:
-        """Whether it is the first failure, or after a victim the one at fault, which we have sent no signal."""
-        if self._cause is None:
-            return True
-        is_waiting = self._processes.rung is Rung.NONE and _is_victim(self._cause)
-        return is_waiting and not _is_victim(death)
 
     def _started_again(self, death: Death, now_s: float, pid: int) -> bool:
         """Start again what has ended by itself, alone; not where that is unwanted or will not help."""
@@ -127,24 +96,17 @@ class ProgramLoop(RunLoop):
             return False
         if death.signal is None and now_s - max((self._started_at_s, *before)) < TOO_SOON_S:
             return False
-        process = next(process for process in self._plan.processes if process.name == death.process)
         count = f"restart {len(before) + 1} of at most {self._plan.respawns} per hour"
         log.warning("restarting %s (%s); its child processes keep running", death.process, count)
         self._count_restart(now_s)
-        unstarted = self._processes.start_again(process, pid)
-        if unstarted is not None:
-            self.on_end(unstarted, now_s)
+        self._death = self._cause = self._processes.start_again(self._process, pid)
         return True
-
-    def _stop(self, now_s: float) -> None:
-        self._stop_at_s = None
-        self._processes.stop(now_s)
 
     def on_hang(self, hang: Death, now_s: float) -> None:
         """What runs hangs; it is asked to end politely at first: a part of it may still be able to save."""
         self._cause, self._evidence = hang, self._system.look()
         self._observer.tell("hung", text=hang.message)
-        self._stop(now_s)
+        self._processes.stop(now_s)
 
     @property
     def is_decided(self) -> bool:
@@ -208,26 +170,22 @@ class ProgramLoop(RunLoop):
     def outcome(self) -> Outcome:
         """How it ended, and why."""
         attempt = 1 + len(self._restarts_s)
-        return self.ended(self._failure(), tuple(self._deaths), attempt, well=self._cause is None)
+        exits = () if self._death is None else (self._death,)
+        return self.ended(self._failure(), exits, attempt, well=self._cause is None)
 
     def _failure(self) -> Failure | None:
         cause, is_stopped = self._cause, self._stop_signal is not None
         if cause is not None and _is_hang(cause):  # however what hung then ended, if it did
             return failure.classify(cause, self._evidence)
         if is_stopped:  # how it took the request is worth a word when it did not leave with 0
-            cause = next((death for death in self._deaths if death.exit_code != 0), None)
-        if cause is None:
+            cause = self._death
+        if cause is None or cause.exit_code == 0:
             return None
         note = self._system.read_text(self._plan.failure_file) if self._plan.failure_file else None
         death = failure.with_agents_word(cause, failure.parse_agent_failure(note) if note else None)
         lines, relayed = self._system.last_lines(cause.process), frozenset(self._processes.relayed)
         evidence = replace(self._evidence, last_lines=lines, stopped=is_stopped, handed_on=relayed)
         return failure.classify(death, evidence)
-
-
-def _is_victim(death: Death) -> bool:
-    """Whether it says itself that something else was at fault."""
-    return death.signal is None and death.code == exit_codes.INFRASTRUCTURE
 
 
 def _is_hang(death: Death) -> bool:

@@ -31,6 +31,7 @@ from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.output import Listener, Output, Sieve
 
+_NOBODY: frozenset[tuple[int, int]] = frozenset()
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -198,9 +199,9 @@ class System:
         """
         spared = frozenset(besides)
         if sparing:
-            spared |= _shown(lambda: process_tree.bearing(os.getpid(), sparing), frozenset())
+            spared |= _shown(lambda: process_tree.bearing(os.getpid(), sparing), _NOBODY)
         if not again:
-            spared |= _shown(lambda: process_tree.below(os.getpid(), self.launchers()), frozenset())
+            spared |= _shown(lambda: process_tree.below(os.getpid(), self.launchers()), _NOBODY)
         return self._sweep(lambda entry: entry.key not in spared, number, again=again)
 
     def is_alone(self, besides: Collection[tuple[int, int]] = ()) -> bool:
