@@ -14,7 +14,7 @@ from trainer_launch.observability.goodput import Signs
 from trainer_launch.supervisor.lines import LINE_BYTES
 
 _TAKES_OVER = 20
-_MANY = 32  # lines with steps at each end of one block; what lies between is not looked at
+_MANY = 8  # lines with steps at each end of one block; what lies between is not looked at
 MAX_TEXT = 2_000  # characters of a line that are handed on
 _WORD = b"step"
 # In small letters, and the word first: IGNORECASE or a \b before it would make the search three times slower.
@@ -64,11 +64,8 @@ class OutputScanner:
             yield ScannedLine(shown(last), self.last)
 
     def _told(self, text: bytes) -> Iterator[tuple[bytes, int]]:
-        """Steps that count, with their lines; of a flood the first and the last: nobody begins anew in between."""
-        if _WORD not in text.lower():
-            return
-        lines = [line for line in text.replace(b"\r", b"\n").split(b"\n") if _WORD in line.lower()]
-        for line in lines if len(lines) <= 2 * _MANY else lines[:_MANY] + lines[-_MANY:]:
+        """Steps that count, with their lines."""
+        for line in _lines_with_steps(text):
             for match in _STEP.finditer(line.lower()):
                 if self._counts(line):
                     yield line, int(match[1])
@@ -84,6 +81,26 @@ class OutputScanner:
             return False
         self.others = 0
         return True
+
+
+def _lines_with_steps(text: bytes) -> list[bytes]:
+    """Lines with the word; of a flood the first and the last ones: nobody begins anew in between.
+
+    What lies between is not even split: a block of 32 KiB must not hold up the output.
+    """
+    low = text.lower()
+    if not _STEP.search(low):  # which is twice as fast as a look for the word
+        return []
+    low = low.replace(b"\r", b"\n")
+    first, last, begin, end = [], [], 0, len(text)
+    while len(first) < _MANY and (at := low.find(_WORD, begin)) >= 0:
+        start, begin = low.rfind(b"\n", begin, at) + 1 or begin, low.find(b"\n", at) + 1 or end
+        first.append(text[start:begin].rstrip(b"\r\n"))
+    while len(last) < _MANY and (at := low.rfind(_WORD, begin, end)) >= 0:
+        start, stop = low.rfind(b"\n", begin, at) + 1 or begin, low.find(b"\n", at, end)
+        last.append(text[start : end if stop < 0 else stop])
+        end = start
+    return first + last[::-1]
 
 
 def _is_wanted(line: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
