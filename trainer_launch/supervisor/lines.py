@@ -55,9 +55,9 @@ class Stream:
     """One of our own streams: what has been written to it last, and by whom."""
 
     def __init__(self) -> None:
-        self.open_by: Source | None = None
+        self.open_by: PipeText | None = None
 
-    def admit(self, source: Source, data: bytes) -> bytes:
+    def admit(self, source: PipeText, data: bytes) -> bytes:
         """Return what to write so that `data` of `source` does not land in somebody else's line."""
         if self.open_by not in (None, source):
             data = b"\n" + data
@@ -65,7 +65,7 @@ class Stream:
         return data
 
 
-class Source:
+class PipeText:
     """One pipe's text."""
 
     def __init__(self, prefix: bytes, stream: Stream) -> None:
@@ -159,7 +159,7 @@ class Source:
         return inner + last if goes_on else self._prefix + inner + last
 
 
-class Untouched(Source):
+class Untouched(PipeText):
     """One pipe's text, passed on byte for byte as it comes."""
 
     def feed(self, data: bytes) -> bytes:

@@ -15,17 +15,19 @@ import logging
 import os
 import select
 import selectors
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from trainer_launch.host import runtime_directory
 from trainer_launch.host.logs import PATIENCE_S
 from trainer_launch.host.slow_files import file_behind, within
 from trainer_launch.model import Destination
 from trainer_launch.planning.torchrun_options import PLAIN
-from trainer_launch.supervisor.lines import LineLimit, Source, Stream, Untouched
+from trainer_launch.supervisor.lines import LineLimit, PipeText, Stream, Untouched
 
 _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it three times slower
 _PIPE_BYTES = 1024 * 1024  # what an unprivileged user may ask for; refused beyond the user's share
@@ -39,6 +41,13 @@ _log = logging.getLogger(__name__)
 
 Listener = Callable[[str, int, bytes], None]  # process, its stream (1, 2), what it has written; never waits
 Sieve = Callable[[bytes], bytes]  # what was written, b"" at its end, becomes what is shown; in the pump's thread
+
+
+def use_color() -> bool:
+    """Whether prefixes are colored: on a terminal, unless NO_COLOR is set (no-color.org)."""
+    if runtime_directory.IN_COLOR in os.environ:
+        return True
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Output:
@@ -59,7 +68,7 @@ class Output:
         self._lines_per_s = lines_per_s
         self._listener = listener
         self._sinks = _sinks()
-        self._own = {stream: Source(b"", sink.stream) for stream, sink in self._sinks.items()}
+        self._own = {stream: PipeText(b"", sink.stream) for stream, sink in self._sinks.items()}
         self._pipes: dict[tuple[str, int], _Pipe] = {}  # by process and stream
         self._arrivals: deque[_Pipe] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -124,11 +133,11 @@ class Output:
         sink = self._sinks[streams[-1]]
         prefix = self._prefix(label or "") + to.prefix.encode()
         if not to.is_shown:
-            source: Source = Untouched(b"", Stream())
+            source: PipeText = Untouched(b"", Stream())
         elif label is None and not prefix:
             source = Untouched(b"", sink.stream)
         else:
-            source = Source(prefix, sink.stream)
+            source = PipeText(prefix, sink.stream)
             source.limit = LineLimit(self._lines_per_s) if self._lines_per_s else None
             with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
                 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -265,7 +274,7 @@ class Output:
 
 
 class _Pipe:
-    def __init__(self, fd: int, source: Source, sink: _Sink | None, copy: _File | None) -> None:
+    def __init__(self, fd: int, source: PipeText, sink: _Sink | None, copy: _File | None) -> None:
         self.fd, self.source = fd, source
         self._sink = sink  # None: not shown
         self._copy = copy
