@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -181,7 +182,7 @@ def test_names_that_never_resolve_are_lost_peers():
         *(({"errorCode": code}, {"code": 1}) for code in (True, "9", None, 0, 10**9, -(10**9))),
     ],
 )
-def test_torchs_own_error_file_is_read_leniently(message: dict[str, object], told: dict[str, object]) -> None:
+def test_torchs_own_error_file_is_read_leniently(message: dict[str, object], told: dict[str, Any]) -> None:
     assert with_agents_error(death(1), {"message": message}) == Death(process="main", **told)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch.supervisor.lines import LineLimit, PipeText, Stream
+from trainer_launch.supervisor.output import LineLimit, PipeText, Stream
 
 
 class Clock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.supervisor.lines import CUT, LINE_BYTES, PipeText, Stream
+from trainer_launch.supervisor.output import CUT, LINE_BYTES, PipeText, Stream
 
 
 def pair():

@@ -261,7 +261,8 @@ def try_out(what: str, argument: str, limit_s: float) -> Tried:
 
 def _tried(said: bytes, *, status: int = 0, timed_out: bool = False, stuck: bool = False) -> Tried:
     """Each line is a JSON object: a stage that begins, an error, or what was measured."""
-    stage, number, values = "", None, {}
+    stage, number = "", None
+    values: dict[str, float] = {}
     ended = False
     for line in said.splitlines():
         try:

@@ -64,7 +64,7 @@ def listener(port: int) -> str:
 
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
-            is_it = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            is_it = connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,)
             if is_it and connection.pid is not None:
                 return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
     return ""

@@ -201,7 +201,7 @@ class Removed(Struct, frozen=True):
         return f"removed {removed} ({in_units(self.size_bytes)}) of dead workers"
 
 
-def sweep(before: frozenset[Key], folder: str = FOLDER) -> Removed:
+def sweep(before: Collection[Key], folder: str = FOLDER) -> Removed:
     """Remove what dead processes of this run have left; `before` was there when it began."""
     left = [segment for segment in segments(folder) if segment.key not in before and _may_be_ours(segment)]
     gone = _remove_unheld(left, folder)

@@ -23,7 +23,7 @@ from trainer_launch.model.codec import Count
 from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.observability.goodput import Signs
 from trainer_launch.observability.report import MAX_METRICS, MAX_NAME
-from trainer_launch.supervisor.lines import LINE_BYTES
+from trainer_launch.supervisor.output import LINE_BYTES
 
 _MAX_BYTES = 262_144
 _MAX_FILES = 1024
@@ -163,7 +163,9 @@ def _lines_with_steps(text: bytes) -> list[bytes]:
     if not _STEP.search(low):  # which is twice as fast as a look for the word
         return []
     low = low.replace(b"\r", b"\n")
-    first, last, begin, end = [], [], 0, len(text)
+    first: list[bytes] = []
+    last: list[bytes] = []
+    begin, end = 0, len(text)
     while len(first) < _MANY and (at := low.find(_WORD, begin)) >= 0:
         start, begin = low.rfind(b"\n", begin, at) + 1 or begin, low.find(b"\n", at) + 1 or end
         first.append(text[start:begin].rstrip(b"\r\n"))

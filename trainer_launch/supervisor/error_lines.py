@@ -339,5 +339,5 @@ def ended_in(data: dict[str, Any]) -> dict[str, int | None]:
     code = message.get("errorCode") if isinstance(message, dict) else None
     if not isinstance(code, int) or isinstance(code, bool):
         return {}
-    code, number = exit_codes.failing(code), exit_codes.deadly(-code)
-    return {} if code == number else {"code": code, "signal": number}
+    exited, killed = exit_codes.failing(code), exit_codes.deadly(-code)
+    return {} if exited == killed else {"code": exited, "signal": killed}

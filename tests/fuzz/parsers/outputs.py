@@ -27,7 +27,7 @@ from trainer_launch.observability import progress
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_queries
 from trainer_launch.supervisor import error_lines, failure, outcome
-from trainer_launch.supervisor.lines import LINE_BYTES, PipeText, Stream
+from trainer_launch.supervisor.output import LINE_BYTES, PipeText, Stream
 
 _PATTERN = re.compile("loss")
 
@@ -132,9 +132,9 @@ def ending(data: bytes) -> None:
     note, _, rest = data.partition(b"\n")
     lines = tuple(rest.decode("utf-8", "replace").split("\n"))[-60:]
     Path("errors.json").write_bytes(note)
-    data = error_lines.read_error_file("errors.json")
+    content = error_lines.read_error_file("errors.json")
     for code, number in ((1, None), (255, None), (None, 9), (None, 11)):
-        death = failure.with_agents_error(Death(process="p", code=code, signal=number), data)
+        death = failure.with_agents_error(Death(process="p", code=code, signal=number), content)
         found = failure.classify(death, failure.Evidence(last_lines=lines))
         ended = outcome.placed(Outcome(verdict=Verdict.FAILED, failure=found), 0, "host")
         assert 0 < outcome.exit_code(ended) < 256
