@@ -28,7 +28,7 @@ from trainer_launch.supervisor.output import LINE_BYTES
 _MAX_BYTES = 262_144
 _MAX_FILES = 1024
 _TAKES_OVER = 20
-_MANY = 8  # lines with steps at each end of one block; what lies between is not looked at
+_MANY = 4  # steps at each end of one block; of a flood what lies between is not looked at
 MAX_TEXT = 2_000  # characters of a line that are handed on
 _WORD = b"step"
 # In small letters, and the word first: IGNORECASE or a \b before it would make the search three times slower.
@@ -136,10 +136,9 @@ class OutputScanner:
 
     def _told(self, text: bytes) -> Iterator[tuple[bytes, int]]:
         """Steps that count, with their lines."""
-        for line in _lines_with_steps(text):
-            for match in _STEP.finditer(line.lower()):
-                if self._counts(line):
-                    yield line, int(match[1])
+        for line, step in _step_lines(text):
+            if self._counts(line):
+                yield line, step
 
     def _counts(self, line: bytes) -> bool:
         """Whether the speaker says it, or somebody who seems to have taken over."""
@@ -154,26 +153,32 @@ class OutputScanner:
         return True
 
 
-def _lines_with_steps(text: bytes) -> list[bytes]:
-    """Lines with the word; of a flood the first and the last ones: nobody begins anew in between.
+def _step_lines(text: bytes) -> list[tuple[bytes, int]]:
+    """Lines that name a step, with it; of a flood the first and the last ones: nobody begins anew in between.
 
-    What lies between is not even split: a block of 32 KiB must not hold up the output.
+    What lies between is not looked at: a block of 32 KiB must not hold up the output.
     """
     low = text.lower()
-    if not _STEP.search(low):  # which is twice as fast as a look for the word
+    match = _STEP.search(low)
+    if match is None:
         return []
     low = low.replace(b"\r", b"\n")
-    first: list[bytes] = []
-    last: list[bytes] = []
-    begin, end = 0, len(text)
-    while len(first) < _MANY and (at := low.find(_WORD, begin)) >= 0:
-        start, begin = low.rfind(b"\n", begin, at) + 1 or begin, low.find(b"\n", at) + 1 or end
-        first.append(text[start:begin].rstrip(b"\r\n"))
-    while len(last) < _MANY and (at := low.rfind(_WORD, begin, end)) >= 0:
-        start, stop = low.rfind(b"\n", begin, at) + 1 or begin, low.find(b"\n", at, end)
-        last.append(text[start : end if stop < 0 else stop])
-        end = start
+    first: list[tuple[bytes, int]] = []
+    while match is not None and len(first) < _MANY:
+        first.append((_line_at(text, low, match.start()), int(match[1])))
+        begin = match.end()
+        match = _STEP.search(low, begin)
+    last: list[tuple[bytes, int]] = []
+    end = len(low) if match is not None else begin
+    while len(last) < _MANY and (end := low.rfind(_WORD, begin, end)) >= 0:
+        if match := _STEP.match(low, end):
+            last.append((_line_at(text, low, end), int(match[1])))
     return first + last[::-1]
+
+
+def _line_at(text: bytes, low: bytes, at: int) -> bytes:
+    start, end = low.rfind(b"\n", 0, at) + 1, low.find(b"\n", at)
+    return text[start : end if end >= 0 else len(text)]
 
 
 def _is_wanted(line: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
