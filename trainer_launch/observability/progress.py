@@ -164,6 +164,7 @@ def _step_lines(text: bytes) -> list[tuple[bytes, int]]:
         return []
     low = low.replace(b"\r", b"\n")
     first: list[tuple[bytes, int]] = []
+    begin = 0
     while match is not None and len(first) < _MANY:
         first.append((_line_at(text, low, match.start()), int(match[1])))
         begin = match.end()
