@@ -44,7 +44,7 @@ OF_CHILDREN = ("preflight/children/",)
 READS_ENVIRONMENT = (
     *("cli.py", "commands/", "model/settings.py", "planning/reading.py", *OF_CHILDREN, *OF_WORKERS),
     *("pytorch/error_file.py", "pytorch/fork_server_process.py", "pytorch/function_launch.py"),
-    *("observability/report.py", "observability/termination_message.py"),
+    *("observability/report.py", "supervisor/output.py"),
     *("rehearsal/kubelet/", "rehearsal/faults/requests.py", "observability/live.py"),
 )
 WRITES_ENVIRONMENT = (*OF_CHILDREN, *OF_WORKERS)  # its own process's, before the program begins

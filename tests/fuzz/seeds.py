@@ -152,9 +152,9 @@ def _other_end() -> Iterator[bytes]:
 
 
 def _ending() -> Iterator[bytes]:
-    note = {"rank": 1, "local_rank": 0, "exit_code": 1, "timestamp": 1.5, "hostname": "h"}
-    for more in ({}, {"reason": "Hung", "message": "m", "lines": ["a"], "why_not_again": "x"}, {"signal": 9}):
+    extra = {"extraInfo": {"py_callstack": "a", "timestamp": "1700000000"}}
+    for more in ({}, {"message": {"message": "m", **extra}}, {"message": {"message": "m", "errorCode": -9}}):
         for name in ("symptom", "mpi_output"):
             printed = [text for kept, text in sorted(corpus.read(name).items()) if kept.startswith("seed-")]
-            yield b"\n".join([json.dumps({**note, **more}).encode(), *printed])[:4000]
-        yield json.dumps({**note, **more}).encode() + b"\nExit code: 0\nProcess 3 exit with status code 0."
+            yield b"\n".join([json.dumps(more).encode(), *printed])[:4000]
+        yield json.dumps(more).encode() + b"\nExit code: 0\nProcess 3 exit with status code 0."

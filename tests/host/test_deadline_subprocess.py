@@ -72,7 +72,7 @@ def test_a_daemon_that_keeps_the_output_open_holds_nobody_up_for_ever() -> None:
 
 
 def test_a_child_that_reads_its_input_ends_when_that_is_closed() -> None:
-    child = deadline_subprocess.Child(("cat",), None, Streams(stdin=subprocess.PIPE))
+    child = deadline_subprocess.RunningCommand(("cat",), None, Streams(stdin=subprocess.PIPE))
     child.close_input()
     child.stop(30.0)
     assert child.end().code == 0
@@ -80,9 +80,9 @@ def test_a_child_that_reads_its_input_ends_when_that_is_closed() -> None:
 
 def test_of_several_children_none_waits_for_a_reader_of_another() -> None:
     """Each says more than a pipe holds; the last one that is asked for ends first."""
-    slow = deadline_subprocess.Child(("cat",), None, Streams(stdin=subprocess.PIPE))
+    slow = deadline_subprocess.RunningCommand(("cat",), None, Streams(stdin=subprocess.PIPE))
     flood = "import os; os.write(1, b'x' * (1 << 20))"
-    loud = [deadline_subprocess.Child((sys.executable, "-c", flood)) for _ in range(2)]
+    loud = [deadline_subprocess.RunningCommand((sys.executable, "-c", flood)) for _ in range(2)]
     deadline_subprocess.stop_all(loud, 60.0)
     assert [len(child.end().stdout) for child in loud] == [1 << 20] * 2
     slow.close_input()

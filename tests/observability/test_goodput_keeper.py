@@ -14,7 +14,7 @@ from trainer_launch.host import runtime_directory
 from trainer_launch.model import Plan, Process
 from trainer_launch.observability.goodput import Kind
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
-from trainer_launch.observability.step_lines import PrintedSteps
+from trainer_launch.observability.progress import PrintedSteps
 from trainer_launch.supervisor.program_loop import supervise
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 
@@ -28,7 +28,7 @@ def reports(folder: Path, local_rank: int, at_s: float, first_s: float, step: in
         "time_s": time.time(),
     }
     values |= {"step": step, "progress": None, "eta_s": None, "metrics": {}, "first_at_s": first_s, "first_step": 1}
-    runtime_directory.replace(runtime_directory.progress_file(str(folder), local_rank), {**values, **more})
+    Path(runtime_directory.progress_file(str(folder), local_rank)).write_text(json.dumps({**values, **more}))
 
 
 def trains_since(keeper: GoodputKeeper, ago_s: float) -> float:

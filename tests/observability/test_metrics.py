@@ -103,7 +103,7 @@ def test_any_name_and_any_number_survive(values: dict[str, float]) -> None:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    server = metrics.Server(0, lambda: "# HELP a b\n")
+    server = metrics.MetricsServer(0, lambda: "# HELP a b\n")
     found = server.start()
     assert found is not None
     yield found
@@ -161,7 +161,7 @@ def test_silent_clients_keep_nobody_out_and_take_no_threads(port: int) -> None:
 
 def test_a_port_that_is_taken_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("", 0)) as taken:
-        server = metrics.Server(taken.getsockname()[1], str)
+        server = metrics.MetricsServer(taken.getsockname()[1], str)
         assert server.start() is None
         server.close()
     assert "the job continues without metrics" in caplog.text

@@ -20,7 +20,7 @@ from tests.process.world import (
     worker,
 )
 from tests.waiting import eventually
-from trainer_launch.supervisor.lines import CUT
+from trainer_launch.supervisor.output import CUT
 
 pytestmark = pytest.mark.process
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_launch.observability.step_lines import MAX_TEXT, OutputScanner, ScannedLine
+from trainer_launch.observability.progress import MAX_TEXT, OutputScanner, ScannedLine
 
 
 def steps(*blocks: bytes, scanner: OutputScanner | None = None) -> list[int]:

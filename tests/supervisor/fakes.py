@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer_launch.host.process_tree import Entry
+from trainer_launch.host.process_tree import ProcessEntry
 from trainer_launch.model import Failure, Outcome, Process
 from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.supervisor.failure import Evidence
@@ -68,7 +68,6 @@ class FakeSystem(System):
         self.alive: dict[int, Living] = {}
         self._lives = {name: list(lives) for name, lives in programs.items()}
         self._missing, self._evidence = set(missing), evidence or Evidence()
-        self.files: dict[str, str] = {}
         self._to_come: list[tuple[float, int, Callable[[], Happened]]] = []
         self._count = 100
         self._is_poked = False
@@ -193,7 +192,7 @@ class FakeSystem(System):
 
     def left(self):
         return tuple(
-            Entry(pid=pid, name=living.process.name, state="D", parent=1, group=pid, session=pid, started=1)
+            ProcessEntry(pid=pid, name=living.process.name, state="D", parent=1, group=pid, session=pid, started=1)
             for pid, living in self.alive.items()
         )
 
@@ -208,12 +207,6 @@ class FakeSystem(System):
 
     def look(self):
         return self._evidence
-
-    def read_text(self, path):
-        return self.files.get(path)
-
-    def remove(self, path):
-        self.files.pop(path, None)
 
     def last_lines(self, name, rank=None):
         return ()

@@ -75,8 +75,10 @@ def test_most_of_the_grace_later_daemons_are_asked_whatever_they_bear_and_then_a
 # -- who bears whom ---------------------------------------------------------------------------
 
 
-def entry(pid: int, name: str, parent: int) -> process_tree.Entry:
-    return process_tree.Entry(pid=pid, name=name, state="S", parent=parent, group=pid, session=pid, started=pid)
+def entry(pid: int, name: str, parent: int) -> process_tree.ProcessEntry:
+    return process_tree.ProcessEntry(
+        pid=pid, name=name, state="S", parent=parent, group=pid, session=pid, started=pid
+    )
 
 
 def test_a_daemon_with_ranks_is_spared_with_all_above_it(monkeypatch) -> None:

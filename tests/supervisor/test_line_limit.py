@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_launch.supervisor.lines import LineLimit, Source, Stream
+from trainer_launch.supervisor.output import LineLimit, PipeText, Stream
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
 
 def test_a_limit_lets_so_many_lines_a_second_through_and_counts_the_rest() -> None:
     clock = Clock()
-    source = Source(b"[0] ", Stream())
+    source = PipeText(b"[0] ", Stream())
     source.limit = LineLimit(3, clock)
     assert source.feed(b"1\n2\n") == b"[0] 1\n[0] 2\n"
     assert source.feed(b"3\n4\n5\n") == b"[0] 3\n"
@@ -33,7 +33,7 @@ def test_a_limit_lets_so_many_lines_a_second_through_and_counts_the_rest() -> No
 
 
 def test_at_the_end_of_a_pipe_what_was_dropped_is_told_behind_its_last_line() -> None:
-    source = Source(b"", Stream())
+    source = PipeText(b"", Stream())
     source.limit = LineLimit(1, Clock())
     assert source.feed(b"1\n2\nno end") == b"1\n"
     assert source.flush(end=True) == b"no end\n... 1 line dropped (--output-limit 1)\n"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.supervisor.lines import CUT, LINE_BYTES, Source, Stream
+from trainer_launch.supervisor.output import CUT, LINE_BYTES, PipeText, Stream
 
 
 def pair():
     stream = Stream()
-    return Source(b"[a] ", stream), Source(b"[b] ", stream)
+    return PipeText(b"[a] ", stream), PipeText(b"[b] ", stream)
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,5 @@ def test_the_last_lines_leave_out_old_states_of_a_progress_bar():
 
 
 def test_whole_lines_without_a_prefix():
-    bare = Source(b"", Stream())
+    bare = PipeText(b"", Stream())
     assert bare.feed(b"x\ny") + bare.feed(b"\n") == b"x\ny\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 import pytest
@@ -126,14 +125,15 @@ def test_written_in_place(tmp_path):
     assert (path.read_text(), path.stat().st_ino) == ("words\n", inode)
 
 
-def test_created_only_when_told(tmp_path, caplog):
+def test_the_default_file_is_made_by_kubelet_alone(tmp_path, caplog, monkeypatch):
     path = tmp_path / "log"
-    with caplog.at_level(logging.WARNING):
-        outcome.write_termination_message("words", str(path))
-    assert not path.exists()
-    assert "cannot write the termination message" in caplog.text
-    outcome.write_termination_message("words", str(path), create=True)
+    outcome.write_termination_message("words", str(path))
     assert path.read_text() == "words"
+    path.unlink()
+    monkeypatch.setattr(outcome, "_DEFAULT", str(path))
+    outcome.write_termination_message("words", str(path))
+    assert not path.exists()
+    assert not caplog.records
 
 
 def test_a_place_that_cannot_be_written_is_one_line_in_the_log(tmp_path, caplog):
@@ -141,5 +141,5 @@ def test_a_place_that_cannot_be_written_is_one_line_in_the_log(tmp_path, caplog)
     os.mkfifo(fifo)  # nobody reads it: must not hang
     for path in (fifo, tmp_path, "/nowhere/at/all"):
         caplog.clear()
-        outcome.write_termination_message("words", str(path), create=True)
+        outcome.write_termination_message("words", str(path))
         assert len(caplog.records) == 1

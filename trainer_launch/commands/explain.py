@@ -26,7 +26,7 @@ from trainer_launch.model.redaction import redact, redact_command
 from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.model.units import aligned, counted, in_mib, listed
-from trainer_launch.planning import engines, programs
+from trainer_launch.planning import engines, programs, shared_memory
 from trainer_launch.planning.job import place, usable_threads
 from trainer_launch.planning.mpi import SSHD
 from trainer_launch.planning.plain import FRONT_END
@@ -34,7 +34,6 @@ from trainer_launch.planning.reading import Reading, live_pod, read
 from trainer_launch.planning.shared_memory import Decision
 from trainer_launch.planning.task import Task, Trial
 from trainer_launch.planning.torch import TORCH, TORCHRUN
-from trainer_launch.supervisor import shared_memory_care
 
 HELP = "show what was read from the pod and what would run"
 ABOUT = "It changes nothing and starts nothing."
@@ -125,7 +124,7 @@ def _plan(
     memory = Decision()
     try:
         topology = place(reading.job, reading.host)
-        memory = shared_memory_care.decided(reading, settings)
+        memory = shared_memory.decided(reading, settings)
         placed = _place_json(topology, reading.host, reading.pod.env)
         is_worker = reading.command is None and reading.job.engine == SSHD.name
         if reading.command is None and not is_worker:
@@ -134,7 +133,7 @@ def _plan(
         trial = Trial(
             scratch=_SCRATCH,
             shm_is_short=memory.is_short,
-            copies_are_refused=shared_memory_care.copies_are_refused(reading.job, reading.command, say=False),
+            copies_are_refused=shared_memory.copies_are_refused(reading.job, reading.command, say=False),
             shims=f"{_SCRATCH}/{runtime_directory.SHIMS}" if reading.calls_others else None,
         )
         task = engines.task_of(reading, settings, trial)

@@ -137,10 +137,10 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
         return _parse(program, argv)
     except UsageError as problem:
         if argv[:1] in (["run"], ["preflight"], ["sshd"]):
-            from trainer_launch.observability import termination_message
+            from trainer_launch.supervisor import outcome
 
             default = Settings.model_fields["termination_log"].default
-            termination_message.refuse(problem, os.environ.get(f"{PREFIX}TERMINATION_LOG") or default)
+            outcome.refuse(problem, os.environ.get(f"{PREFIX}TERMINATION_LOG") or default)
         raise
 
 

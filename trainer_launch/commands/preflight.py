@@ -14,7 +14,7 @@ from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.findings import exit_code
 from trainer_launch.model.settings import Settings
-from trainer_launch.observability import live, termination_message
+from trainer_launch.observability import live
 from trainer_launch.planning.reading import live_pod, read
 from trainer_launch.planning.task import ports_of
 from trainer_launch.preflight import node_preflight, registry, report_formats, report_page, thresholds
@@ -66,14 +66,14 @@ def main(parsed: Parsed) -> int:
         return exit_codes.SUCCEEDED
 
     def write_message(text: str) -> None:
-        termination_message.write_termination_message(text, settings.termination_log)
+        outcome.write_termination_message(text, settings.termination_log)
 
     try:
         return _main(parsed, settings, PreflightProgress(write_message))
     except LaunchError as problem:
         if isinstance(problem, NodeError):
             problem.exit_code = exit_codes.PREFLIGHT_RETRYABLE
-        termination_message.refuse(problem, settings.termination_log)
+        outcome.refuse(problem, settings.termination_log)
         raise
 
 
@@ -110,7 +110,7 @@ def _hand_out(result: NodeResult, here: Place, code: int, parsed: Parsed) -> Non
     )
     made = json.dumps(document, indent=2) + "\n"
     message = outcome.fitted(report_formats.termination_message(report, here, code))
-    termination_message.write_termination_message(message, settings.termination_log)
+    outcome.write_termination_message(message, settings.termination_log)
     if parsed.flags["json"]:
         sys.stdout.write(made)
     elif elsewhere and not report_formats.is_involved(report, here):

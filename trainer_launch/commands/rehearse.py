@@ -19,7 +19,6 @@ from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import parse_node_range, parse_nproc, shown
 from trainer_launch.observability import incident_watch
-from trainer_launch.observability.termination_message import use_color
 from trainer_launch.planning import engines, programs
 from trainer_launch.planning.command import Kind, grace_of
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
@@ -42,6 +41,7 @@ from trainer_launch.rehearsal.faults import grammar, requests
 from trainer_launch.rehearsal.faults.kinds import InjectedFault
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting, image_path
 from trainer_launch.rehearsal.report.reporting import Reporting, add_report_flags
+from trainer_launch.supervisor.output import use_color
 
 HELP = "rehearse a job on this machine"
 ABOUT = "Each pod runs as local processes, with the environment variables that a real pod would get."

@@ -18,20 +18,20 @@ from msgspec.structs import replace
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import UNKNOWN
-from trainer_launch.host import logs, process_tree, runtime_directory
+from trainer_launch.host import logs, process_tree, runtime_directory, shm
 from trainer_launch.host.files import LiveFiles, read_secret
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import LaunchError, NotRunnableError
 from trainer_launch.model.settings import Settings
-from trainer_launch.planning import engines, programs
+from trainer_launch.planning import engines, programs, shared_memory
 from trainer_launch.planning.command import Kind, Seen, parse_command, see_through
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN
 from trainer_launch.planning.plain import FRONT_END
 from trainer_launch.planning.reading import live_pod, read
 from trainer_launch.planning.task import Task, Trial
-from trainer_launch.supervisor import inherited, outcome, shared_memory_care
+from trainer_launch.supervisor import inherited, outcome
 
 if TYPE_CHECKING:  # all else is loaded when the plan has been made, while the fork server imports torch
     from trainer_launch.membership.notes import Judge
@@ -96,9 +96,7 @@ def run(settings: Settings, argv: Sequence[str]) -> int:
             _become_front_end(settings, argv)
         return outcome.exit_code(to_the_end(settings, argv))
     except LaunchError as problem:
-        from trainer_launch.observability.termination_message import refuse
-
-        refuse(problem, settings.termination_log)
+        outcome.refuse(problem, settings.termination_log)
         raise
 
 
@@ -115,7 +113,7 @@ def to_the_end(
     """
     scratch = private_folder()
     try:
-        with shared_memory_care.kept_clean() as sweep:
+        with shm.kept_clean() as sweep:
             task, plan = _planned(settings, argv, scratch)
             plan = adjust(plan)
             server = _fork_server(plan)
@@ -145,11 +143,11 @@ def _carried_out(
     task: Task, plan: Plan, scratch: str, sweep: Callable[[], None], server: ForkServer | None
 ) -> Outcome:
     """Run the plan, and say how it ended."""
-    from trainer_launch.observability import event_log, node_view
+    from trainer_launch.observability import node_view
     from trainer_launch.observability.goodput_keeper import GoodputKeeper
-    from trainer_launch.observability.observer import observed
-    from trainer_launch.observability.step_lines import PrintedSteps
-    from trainer_launch.observability.termination_message import conclude, use_color
+    from trainer_launch.observability.observer import conclude, observed
+    from trainer_launch.observability.progress import PrintedSteps
+    from trainer_launch.supervisor.output import use_color
     from trainer_launch.supervisor.system import System
 
     settings = task.settings
@@ -172,7 +170,6 @@ def _carried_out(
             else:
                 ended = _mpi_run(plan, system, task, mpi, observer)
             sweep()
-        ended = replace(ended, attempt=max(ended.attempt, event_log.starts(scratch)))
         return conclude(ended, task, settings, observer)
 
 
@@ -253,8 +250,8 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
     reading = read(live_pod(argv), settings)
     env = inherited.with_user(reading.pod.env, f"{scratch}/{runtime_directory.HOME}")
     reading = replace(reading, pod=replace(reading.pod, env=env))
-    memory = shared_memory_care.enlarged(reading, settings)
-    refused = shared_memory_care.copies_are_refused(reading.job, reading.command)
+    memory = shared_memory.enlarged(reading, settings)
+    refused = shared_memory.copies_are_refused(reading.job, reading.command)
     if reading.command is not None:
         programs.check(reading.command, reading.pod.env.get("PATH"))
     trial = Trial(

@@ -11,7 +11,7 @@ import shutil
 from msgspec.structs import replace
 
 from trainer_launch.commands.options import Parsed
-from trainer_launch.host import logs, runtime_directory
+from trainer_launch.host import logs, runtime_directory, shm
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Job, Plan
 from trainer_launch.model.errors import LaunchError, UsageError
@@ -20,14 +20,14 @@ from trainer_launch.model.units import listed
 from trainer_launch.mpi import ssh_client
 from trainer_launch.mpi import ssh_server as server
 from trainer_launch.mpi.rank_environment import Handed, handed_on
-from trainer_launch.observability.observer import observed
-from trainer_launch.observability.termination_message import conclude, refuse, use_color
-from trainer_launch.planning import engines
+from trainer_launch.observability.observer import conclude, observed
+from trainer_launch.planning import engines, shared_memory
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.mpi import SSHD, forwarded
 from trainer_launch.planning.reading import Reading, live_pod, read
 from trainer_launch.planning.task import Task, Trial, sparing
-from trainer_launch.supervisor import inherited, outcome, shared_memory_care
+from trainer_launch.supervisor import inherited, outcome
+from trainer_launch.supervisor.output import use_color
 from trainer_launch.supervisor.program_loop import supervise
 from trainer_launch.supervisor.system import System
 
@@ -56,7 +56,7 @@ def main(parsed: Parsed) -> int:
             raise UsageError(f"sshd takes no command, found {parsed.argv[0]!r}; the launcher's mpirun provides it")
         return _main(parsed)
     except LaunchError as problem:
-        refuse(problem, parsed.settings.termination_log)
+        outcome.refuse(problem, parsed.settings.termination_log)
         raise
 
 
@@ -67,7 +67,7 @@ def _main(parsed: Parsed) -> int:
     try:
         env = inherited.with_user(reading.pod.env, f"{scratch}/{runtime_directory.HOME}")
         reading = replace(reading, pod=replace(reading.pod, env=env))
-        with shared_memory_care.kept_clean() as sweep:
+        with shm.kept_clean() as sweep:
             task = _task(reading, parsed, scratch)
             plan = SSHD.plan(task, "this is an MPI worker")
             probes = None if settings.log_level == "debug" else ProbeFilter()
@@ -88,7 +88,7 @@ def _main(parsed: Parsed) -> int:
 def _task(reading: Reading, parsed: Parsed, scratch: str) -> Task:
     """Make everything ready; what is to run is sshd's own command line."""
     settings, job = parsed.settings, with_key_folder(reading.job, parsed.settings)
-    memory = shared_memory_care.enlarged(replace(reading, job=job), settings)
+    memory = shared_memory.enlarged(replace(reading, job=job), settings)
     reach = ssh_client.prepared(
         job,
         f"{scratch}/{runtime_directory.SSH}",
@@ -99,7 +99,7 @@ def _task(reading: Reading, parsed: Parsed, scratch: str) -> Task:
     trial = Trial(
         scratch=scratch,
         shm_is_short=memory.is_short,
-        copies_are_refused=shared_memory_care.copies_are_refused(job, None),
+        copies_are_refused=shared_memory.copies_are_refused(job, None),
     )
     task = engines.task_of(replace(reading, job=job, command=COMMAND), settings, trial)
     handed = handed_on(sparing(task, dict(task.env)), forwarded(settings.forward_env))

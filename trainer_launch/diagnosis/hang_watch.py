@@ -237,7 +237,7 @@ class Watch:
         return f"state {state}" + (f", in the kernel's {kernel}" if kernel else "")
 
     def _loaders(
-        self, children: Mapping[Worker, Sequence[process_tree.Entry]], texts: Mapping[int, str]
+        self, children: Mapping[Worker, Sequence[process_tree.ProcessEntry]], texts: Mapping[int, str]
     ) -> tuple[str, ...]:
         return tuple(
             f"{worker.name}'s {entry.name} (pid {entry.pid}): {where(known)}"

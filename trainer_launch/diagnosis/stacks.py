@@ -86,7 +86,7 @@ def answers(asked: Mapping[Worker, int], until_s: float) -> dict[int, str]:
     return written
 
 
-def ask_all(children: Mapping[Worker, Collection[process_tree.Entry]]) -> dict[int, str]:
+def ask_all(children: Mapping[Worker, Collection[process_tree.ProcessEntry]]) -> dict[int, str]:
     """Let every worker and what it has forked write their stacks, one after the other; texts by pid."""
     end_s = time.monotonic() + ALL_ANSWERS_S
     texts: dict[int, str] = {}

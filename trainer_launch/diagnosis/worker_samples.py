@@ -22,7 +22,7 @@ from trainer_launch.host.slow_files import within
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.supervisor.processes import Processes
 
-Below = Mapping[int, tuple[process_tree.Entry, ...]]  # children by parent
+Below = Mapping[int, tuple[process_tree.ProcessEntry, ...]]  # children by parent
 
 
 class Place(Struct, frozen=True):
@@ -89,24 +89,26 @@ class Workers:
             if entry is not None and entry.parent == os.getpid() and entry.state not in "ZX"
         }
 
-    def children(self, workers: Iterable[Worker]) -> dict[Worker, tuple[process_tree.Entry, ...]]:
+    def children(self, workers: Iterable[Worker]) -> dict[Worker, tuple[process_tree.ProcessEntry, ...]]:
         """Everything alive below each worker, such as its data loaders."""
         below = _by_parent(process_tree.descendants(os.getpid()))
         return {worker: _subtree(worker.pid, below) for worker in workers}
 
-    def ask_all(self, children: Mapping[Worker, Collection[process_tree.Entry]]) -> dict[int, str]:
+    def ask_all(self, children: Mapping[Worker, Collection[process_tree.ProcessEntry]]) -> dict[int, str]:
         """Let workers and their children write their stacks; texts by pid. To be asked is no progress."""
         texts = stacks.ask_all(children)
         for pid, text in texts.items():
             self._dumped[pid] = self._dumped.get(pid, 0) + len(text.encode(errors="replace"))
         return texts
 
-    def _worker(self, name: str, entry: process_tree.Entry) -> Worker:
+    def _worker(self, name: str, entry: process_tree.ProcessEntry) -> Worker:
         place = None if self._group is None else self._group.places.get(name)
         known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
         return Worker(name, entry.pid, entry.started, *known)
 
-    def _sample(self, name: str, worker: Worker, entries: Iterable[process_tree.Entry], far: int) -> Sample | None:
+    def _sample(
+        self, name: str, worker: Worker, entries: Iterable[process_tree.ProcessEntry], far: int
+    ) -> Sample | None:
         processes = [activity for entry in entries if (activity := read(entry)) is not None]
         if not processes or processes[0].pid != worker.pid:
             return None
@@ -120,14 +122,14 @@ class Workers:
         return Sample(processes=tuple(processes), signs=signs)
 
 
-def _by_parent(entries: Iterable[process_tree.Entry]) -> Below:
-    found: dict[int, tuple[process_tree.Entry, ...]] = {}
+def _by_parent(entries: Iterable[process_tree.ProcessEntry]) -> Below:
+    found: dict[int, tuple[process_tree.ProcessEntry, ...]] = {}
     for entry in entries:
         found[entry.parent] = (*found.get(entry.parent, ()), entry)
     return found
 
 
-def _subtree(pid: int, below: Below) -> tuple[process_tree.Entry, ...]:
+def _subtree(pid: int, below: Below) -> tuple[process_tree.ProcessEntry, ...]:
     children = below.get(pid, ())
     return tuple(entry for child in children for entry in (child, *_subtree(child.pid, below)))
 
@@ -153,7 +155,7 @@ _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _READ_WRITTEN = re.compile(r"^[rw]char: (\d+)", re.MULTILINE)
 
 
-def read(entry: process_tree.Entry, proc: str = "/proc") -> Activity | None:
+def read(entry: process_tree.ProcessEntry, proc: str = "/proc") -> Activity | None:
     """Look at one process, None when it is gone."""
     folder = f"{proc}/{entry.pid}"
     main = f"{folder}/task/{entry.pid}"

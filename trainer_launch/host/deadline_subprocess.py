@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from msgspec import Struct, field
 
@@ -98,7 +97,7 @@ class Streams(Struct, frozen=True, kw_only=True):
     pass_fds: Sequence[int] = ()
 
 
-class Child:
+class RunningCommand:
     """A command under way. Where it fills a pipe, it waits until `stop` or `end` reads on.
 
     Raises:
@@ -178,7 +177,7 @@ class Child:
         process_tree.kill(self._process.pid)
 
 
-def stop_all(children: Sequence[Child], limit_s: float) -> None:
+def stop_all(children: Sequence[RunningCommand], limit_s: float) -> None:
     """Wait so long until all have ended, then kill those that have not, and all below them."""
     until_s = time.monotonic() + limit_s
     _read_until(children, until_s)
@@ -187,7 +186,7 @@ def stop_all(children: Sequence[Child], limit_s: float) -> None:
             child.kill()
 
 
-def _read_until(children: Sequence[Child], until_s: float) -> None:
+def _read_until(children: Sequence[RunningCommand], until_s: float) -> None:
     """Take in what they write, all at once, as nobody may wait for a reader."""
     with selectors.DefaultSelector() as talking:
         for child in children:
@@ -212,7 +211,7 @@ def run(
 ) -> Ended:
     """Run one command to its end, or to its limit in seconds. Blocks, and raises nothing."""
     try:
-        child = Child(argv, env, streams)
+        child = RunningCommand(argv, env, streams)
     except (OSError, ValueError) as problem:  # the latter: a NUL in a word
         why = problem if isinstance(problem, OSError) else OSError(errno.EINVAL, str(problem))
         return Ended(status=127, stderr=f"{argv[0]}: {why.strerror}".encode(), problem=why)
@@ -235,16 +234,12 @@ def _input(streams: Streams) -> Iterator[int]:
 # -- trials of what may hang: a dead file server holds only the child ------------------------------
 
 
-def _nothing() -> Mapping[str, float]:
-    return MappingProxyType({})
-
-
 class Tried(Struct, frozen=True, kw_only=True):
     """How a trial went."""
 
     stage: str = ""  # the last one that was begun
     errno: int | None = None  # of the call that failed
-    values: Mapping[str, float] = field(default_factory=_nothing)  # what was measured, of a trial that went well
+    values: Mapping[str, float] = field(default_factory=dict)  # what was measured, of a trial that went well
     timed_out: bool = False
     stuck: bool = False  # not even SIGKILL ended it
     problem: str = ""  # the child itself failed: nothing is known
@@ -266,7 +261,8 @@ def try_out(what: str, argument: str, limit_s: float) -> Tried:
 
 def _tried(said: bytes, *, status: int = 0, timed_out: bool = False, stuck: bool = False) -> Tried:
     """Each line is a JSON object: a stage that begins, an error, or what was measured."""
-    stage, number, values = "", None, _nothing()
+    stage, number = "", None
+    values: dict[str, float] = {}
     ended = False
     for line in said.splitlines():
         try:

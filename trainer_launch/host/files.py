@@ -29,19 +29,24 @@ class LiveFiles:
     def __init__(self, limit: int) -> None:
         self._limit = limit
 
-    def read(self, path: str) -> bytes | None:
-        """A regular file, cut at the limit; None when it cannot be read, or its server does not answer."""
-        return within(path, None, self._read, path)
+    def read(self, path: str, offset: int = 0) -> bytes | None:
+        """A regular file, cut at the limit; None when it cannot be read, or its server does not answer.
 
-    def _read(self, path: str) -> bytes | None:
+        `offset` is where to begin, in bytes; below 0 it counts from the end.
+        """
+        return within(path, None, self._read, path, offset)
+
+    def _read(self, path: str, offset: int) -> bytes | None:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):
             return None
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 return None
             try:
+                file.seek(offset if offset >= 0 else max(0, status.st_size + offset))
                 return file.read(self._limit)
             except OSError:
                 return None

@@ -49,11 +49,9 @@ def shared_memory(folder: str = shm.FOLDER) -> str:
     space = shm.space(folder)
     if space is None:
         return ""
-    with contextlib.suppress(OSError):
-        segments = sorted(shm.segments(folder), key=lambda segment: -segment.size_bytes)[:_SEGMENTS]
-        lines = [f"{in_units(segment.size_bytes):>10}  {segment.name}\n" for segment in segments]
-        return f"{in_units(space.free_bytes)} free of {in_units(space.size_bytes)}\n" + "".join(lines)
-    return ""
+    largest = shm.segments(folder)[:_SEGMENTS]
+    lines = [f"{in_units(segment.size_bytes):>10}  {segment.name}\n" for segment in largest]
+    return f"{in_units(space.free_bytes)} free of {in_units(space.size_bytes)}\n" + "".join(lines)
 
 
 def network(root: Path = Path("/")) -> str:

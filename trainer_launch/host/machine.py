@@ -58,7 +58,7 @@ def usable_cpus() -> list[int]:
 # -- accelerators ------------------------------------------------------------------------------
 
 
-class Kind(Struct, frozen=True):
+class DeviceKind(Struct, frozen=True):
     """How the devices of one kind are counted without their driver's library."""
 
     device: str  # torch's word; ROCm has CUDA's
@@ -91,22 +91,22 @@ _TILES = "sys/class/drm/{entry}/device/tile[0-9]*", "sys/class/drm/{entry}/devic
 # Ascend: as Ray counts (python/ray/_private/accelerators/npu.py).
 # TPU: as Ray counts (tpu.py beside it), with the PCI vendor as in JAX (jax/_src/hardware_utils.py).
 KINDS = (
-    Kind("cuda", _NVIDIA, "dev", "nvidia[0-9]+", CUDA),
-    Kind("cuda", _NVIDIA, "dev", "dxg", CUDA, needs="usr/lib/wsl/lib/libcuda.so.1"),
-    Kind(
+    DeviceKind("cuda", _NVIDIA, "dev", "nvidia[0-9]+", CUDA),
+    DeviceKind("cuda", _NVIDIA, "dev", "dxg", CUDA, needs="usr/lib/wsl/lib/libcuda.so.1"),
+    DeviceKind(
         *("cuda", "AMD devices", KFD, "[0-9]+", ROCM),
         *(f"{KFD}/{{entry}}/gpu_id", "[1-9]", "dev/kfd"),
     ),
-    Kind(
+    DeviceKind(
         *("xpu", "Intel XPU devices", "dev/dri", "renderD[0-9]+", ("ZE_AFFINITY_MASK",)),
         *("sys/class/drm/{entry}/device/uevent", _DISCRETE),
         parts=_TILES,
     ),
-    Kind("hpu", "Gaudi devices", "dev/accel", "accel[0-9]+", _GAUDI, _VENDOR, "0x1da3", by_index=False),
-    Kind("hpu", "Gaudi devices", "dev", "hl[0-9]+", _GAUDI, by_index=False),
-    Kind("npu", "Ascend devices", "dev", "davinci[0-9]+", ("ASCEND_RT_VISIBLE_DEVICES",)),
-    Kind("tpu", "TPU chips", "dev", "accel[0-9]+", _TPU, _VENDOR, "0x1ae0"),
-    Kind(
+    DeviceKind("hpu", "Gaudi devices", "dev/accel", "accel[0-9]+", _GAUDI, _VENDOR, "0x1da3", by_index=False),
+    DeviceKind("hpu", "Gaudi devices", "dev", "hl[0-9]+", _GAUDI, by_index=False),
+    DeviceKind("npu", "Ascend devices", "dev", "davinci[0-9]+", ("ASCEND_RT_VISIBLE_DEVICES",)),
+    DeviceKind("tpu", "TPU chips", "dev", "accel[0-9]+", _TPU, _VENDOR, "0x1ae0"),
+    DeviceKind(
         "tpu", "TPU chips", "dev/vfio", "[0-9]+", _TPU, "sys/kernel/iommu_groups/{entry}/devices/*/vendor", "0x1ae0"
     ),
 )
@@ -123,7 +123,7 @@ def count(env: Mapping[str, str], root: Path = Path("/")) -> Gpus:
     return Gpus(count=0, reason="no GPU device in /dev")
 
 
-def _there(kind: Kind, env: Mapping[str, str], root: Path) -> int:
+def _there(kind: DeviceKind, env: Mapping[str, str], root: Path) -> int:
     folder = root / kind.folder
     if not folder.is_dir() or not (root / kind.needs).exists():
         return 0
@@ -133,7 +133,7 @@ def _there(kind: Kind, env: Mapping[str, str], root: Path) -> int:
     return sum(max((1, *(len(_found(part, entry, root)) for part in parts))) for entry in proven)
 
 
-def _is_proven(kind: Kind, entry: str, root: Path) -> bool:
+def _is_proven(kind: DeviceKind, entry: str, root: Path) -> bool:
     return any(re.search(kind.says, files.text(path), re.IGNORECASE) for path in _found(kind.proof, entry, root))
 
 
@@ -141,7 +141,7 @@ def _found(pattern: str, entry: str, root: Path) -> list[Path]:
     return list(root.glob(pattern.format(entry=entry)))
 
 
-def _narrowed(env: Mapping[str, str], there: int, kind: Kind) -> Gpus:
+def _narrowed(env: Mapping[str, str], there: int, kind: DeviceKind) -> Gpus:
     visible, why = there, [f"{there} {kind.name}"]
     for name in kind.hidden_by:
         value = env.get(name)

@@ -60,20 +60,14 @@ def _can_bind(family: int, address: tuple[object, ...]) -> bool:
 
 def listener(port: int) -> str:
     """Who listens on a port, as `pid 17 (python)`; empty when it is nobody that we may look into."""
-    tables = map(files.text, ("/proc/net/tcp", "/proc/net/tcp6"))
-    sockets = {f"socket:[{inode}]" for table in tables for inode in listening(table, port)}
-    for folder in Path("/proc").glob("[0-9]*") if sockets else ():
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            for number in os.listdir(folder / "fd"):
-                if os.readlink(folder / "fd" / number) in sockets:
-                    return f"pid {folder.name} ({(folder / 'comm').read_text(errors='replace').strip()})"
+    import psutil  # only errors and preflight need it
+
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            is_it = connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,)
+            if is_it and connection.pid is not None:
+                return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
     return ""
-
-
-def listening(table: str, port: int) -> list[str]:
-    """Inodes of listening sockets; a line is `slot: address:port remote state`, five more, `inode`."""
-    rows = [row for line in table.splitlines()[1:] if len(row := line.split()) > 9 and row[3] == "0A"]
-    return [row[9] for row in rows if row[1].rpartition(":")[2] == f"{port:04X}"]
 
 
 def port_error(port: int) -> tuple[int, str] | None:

@@ -20,7 +20,7 @@ _TRIES = 3  # a parent that ends between two reads hides its children from that 
 _SWEEPS = 100  # looks of one sweep; each finds only what was forked during the one before
 
 
-class Entry(Struct, frozen=True):
+class ProcessEntry(Struct, frozen=True):
     """One live process, as /proc/PID/stat has it; (pid, started) is never used twice."""
 
     pid: int
@@ -41,12 +41,12 @@ class Entry(Struct, frozen=True):
         return f"pid {self.pid} ({self.name}{stuck})"
 
 
-def parse_stat(text: str) -> Entry:
+def parse_stat(text: str) -> ProcessEntry:
     """Parse one line of /proc/PID/stat; the name may itself hold spaces and parentheses."""
     head, _, tail = text.rpartition(")")
     pid, _, name = head.partition(" (")
     fields = tail.split()
-    return Entry(
+    return ProcessEntry(
         pid=int(pid),
         name=name,
         state=fields[0],
@@ -65,7 +65,7 @@ def readable(proc: str = "/proc") -> bool:
         return False
 
 
-def read(pid: int, proc: str = "/proc") -> Entry | None:
+def read(pid: int, proc: str = "/proc") -> ProcessEntry | None:
     """Return one process, None when there is none."""
     try:
         with open(f"{proc}/{pid}/stat", "rb") as file:
@@ -112,14 +112,14 @@ def mark_of(pid: int) -> int:
     return int(text, 16) & sum(_MARKS) if text else 0
 
 
-def descendants(of: int, proc: str = "/proc") -> tuple[Entry, ...]:
+def descendants(of: int, proc: str = "/proc") -> tuple[ProcessEntry, ...]:
     """Return everything alive below process `of`; zombies are left out, what is below them is not."""
-    entries: dict[int, Entry] = {}
+    entries: dict[int, ProcessEntry] = {}
     for _ in range(_TRIES):
         entries = {entry.pid: entry for entry in _scan(proc)}
         if all(entry.parent in entries for entry in entries.values() if entry.parent != 0):
             break
-    below: dict[int, list[Entry]] = {}
+    below: dict[int, list[ProcessEntry]] = {}
     for entry in entries.values():
         below.setdefault(entry.parent, []).append(entry)
     found, queue = [], [of]
@@ -171,7 +171,7 @@ def send(pid: int, number: int) -> bool:
     return False
 
 
-def sweep(look: Callable[[], Iterable[Entry]], tell: Callable[[Entry], object]) -> int:
+def sweep(look: Callable[[], Iterable[ProcessEntry]], tell: Callable[[ProcessEntry], object]) -> int:
     """Signal until a look finds nobody new, for what is forked meanwhile; return how many."""
     done: set[tuple[int, int]] = set()
     for _ in range(_SWEEPS):
@@ -195,15 +195,15 @@ def kill(child: int, *, below_first: bool = True) -> None:
         os.killpg(child, signal.SIGKILL)
 
 
-def _above(entry: Entry, by_pid: Mapping[int, Entry]) -> tuple[Entry, ...]:
-    found: list[Entry] = []
+def _above(entry: ProcessEntry, by_pid: Mapping[int, ProcessEntry]) -> tuple[ProcessEntry, ...]:
+    found: list[ProcessEntry] = []
     while entry.parent in by_pid and len(found) < len(by_pid):
         entry = by_pid[entry.parent]
         found.append(entry)
     return tuple(found)
 
 
-def _scan(proc: str) -> Iterator[Entry]:
+def _scan(proc: str) -> Iterator[ProcessEntry]:
     for name in os.listdir(proc):
         entry = read(int(name), proc) if name.isdigit() else None
         if entry is not None:  # None: it ended while we were reading

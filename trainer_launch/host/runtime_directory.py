@@ -13,9 +13,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
 
-from trainer_launch.host import files
 from trainer_launch.host.slow_files import within
 from trainer_launch.model.errors import UsageError
 
@@ -53,11 +51,6 @@ def errors_in(folder: str) -> str:
 def progress_file(folder: str, local_rank: int) -> str:
     """What a worker has said by `report()`."""
     return f"{folder}/{PROGRESS}{local_rank}{PROGRESS_END}"
-
-
-def replace(path: str, values: Mapping[str, object]) -> None:
-    """Write a file whole or not at all."""
-    files.replace(path, json.dumps(values).encode())
 
 
 def tell(folder: str, event: str, **values: str | float | None) -> None:

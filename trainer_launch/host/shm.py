@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import re
 import signal
 import stat
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -27,6 +28,7 @@ FOLDER = "/dev/shm"
 MAX_SEGMENTS = 20_000  # that one look reads; llm-d#352 counted hundreds after a night in a crash loop
 _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-f]+)$", re.MULTILINE)
 _CAP_SYS_ADMIN = 21
+_log = logging.getLogger(__name__)
 _MS_REMOUNT = 32
 _MS_RELATIME = 1 << 21
 _ST_RELATIME = 4096
@@ -201,8 +203,7 @@ class Removed(Struct, frozen=True):
 
 def sweep(before: Collection[Key], folder: str = FOLDER) -> Removed:
     """Remove what dead processes of this run have left; `before` was there when it began."""
-    old = frozenset(before)
-    left = [segment for segment in _perhaps_ours(folder) if segment.key not in old]
+    left = [segment for segment in segments(folder) if segment.key not in before and _may_be_ours(segment)]
     gone = _remove_unheld(left, folder)
     if len(gone) < len(left):
         # Whoever reads /proc/PID/stat of a killed process keeps its memory a moment longer than it lives.
@@ -222,10 +223,6 @@ def _remove_unheld(found: Collection[Segment], folder: str) -> tuple[Segment, ..
         return tuple(segment for segment in found if _take(place, segment))
     finally:
         os.close(place)
-
-
-def _perhaps_ours(folder: str) -> list[Segment]:
-    return [segment for segment in segments(folder) if _may_be_ours(segment)]
 
 
 def _may_be_ours(segment: Segment) -> bool:
@@ -316,3 +313,22 @@ def _parsed(said: bytes, hostname: str) -> frozenset[Key] | None:
         return frozenset((str(name), int(inode)) for name, inode in note["before"])
     except MALFORMED:
         return None
+
+
+@contextlib.contextmanager
+def kept_clean() -> Iterator[Callable[[], None]]:
+    """Remove what a killed predecessor left; yield what removes our dead workers' share, and do that at the end."""
+    baseline = Baseline(os.uname().nodename)
+
+    def sweep() -> None:
+        removed = baseline.sweep()
+        if removed.count:
+            _log.info("%s", removed)
+
+    if baseline.removed.count:
+        _log.info("%s of this container's previous run", baseline.removed)
+    try:
+        yield sweep
+    finally:
+        sweep()
+        baseline.close()

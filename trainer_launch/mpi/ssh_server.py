@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from trainer_launch.host import deadline_subprocess, process_tree
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.host.process_tree import Entry
+from trainer_launch.host.process_tree import ProcessEntry
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.mpi import job_key, ssh_client
 from trainer_launch.mpi.rank_environment import Handed
@@ -232,7 +232,7 @@ class Sessions:
             self._commands = set()
             return
         entries = process_tree.descendants(self._launcher)  # parents first
-        left: dict[int, Entry] = {}
+        left: dict[int, ProcessEntry] = {}
         for entry in entries:
             is_lost = self._is_lost(entry)
             if is_lost and entry.key not in self._doomed:
@@ -249,7 +249,7 @@ class Sessions:
                 process_tree.send(entry.pid, signal.SIGKILL)
         self._doomed = {entry.key: self._doomed.get(entry.key, now_s + _GRACE_S) for entry in left.values()}
 
-    def _is_lost(self, entry: Entry) -> bool:
+    def _is_lost(self, entry: ProcessEntry) -> bool:
         """Whether a command's session has ended under it: the launcher has inherited it.
 
         A daemon that a command left behind on purpose, as Open MPI's does, was never sshd's own child.

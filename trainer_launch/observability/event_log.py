@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from trainer_launch.host import runtime_directory
-from trainer_launch.host.slow_files import within
+from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Outcome, codec
 from trainer_launch.model.exit_codes import retryable
 from trainer_launch.model.redaction import redact_text
@@ -181,12 +181,12 @@ def of_outcome(outcome: Outcome) -> Event:
 def events_line(time_s: float, node: int | None, event: Event) -> bytes:
     """One event as one line of JSON, at most 4,096 bytes; without secrets by their looks."""
     name, values = event
-    head = {"time": rfc3339_ms(time_s), "event": name, "node": node}
-    text = _render({**head, **_shown(values, TEXT_CHARS)})
+    fields = {"time": rfc3339_ms(time_s), "event": name, "node": node, **values}
+    text = _render(fields, TEXT_CHARS)
     for chars in (TEXT_CHARS // 4, TEXT_CHARS // 20):
         if len(text) > LINE_BYTES:  # escaped at its worst a character takes twelve bytes
-            short = {key: value for key, value in values.items() if not isinstance(value, tuple | Mapping)}
-            text = _render({**head, **_shown(short, chars), "is_cut": True})
+            short = {key: value for key, value in fields.items() if not isinstance(value, tuple | Mapping)}
+            text = _render({**short, "is_cut": True}, chars)
     return text
 
 
@@ -201,24 +201,21 @@ def rfc3339_ms(time_s: float) -> str:
     return f"{when:%Y-%m-%dT%H:%M:%S}.{when.microsecond // 1000:03d}Z"
 
 
-def _shown(values: Mapping[str, Value], chars: int) -> dict[str, object]:
-    return {key: _shown_one(value, chars) for key, value in values.items()}
-
-
-def _shown_one(value: Value, chars: int) -> object:
-    if isinstance(value, str):
-        return redact_text(value)[:chars]
-    if isinstance(value, float):
-        return strict(value)
-    if isinstance(value, Mapping):
-        return {name: strict(number) for name, number in value.items()}
-    if isinstance(value, tuple):
-        return [redact_text(text)[:chars] for text in value]
+def _shown(value: object, chars: int) -> object:
+    match value:
+        case str():
+            return redact_text(value)[:chars]
+        case float():
+            return strict(value)
+        case Mapping():
+            return {name: _shown(each, chars) for name, each in value.items()}
+        case tuple():
+            return [_shown(each, chars) for each in value]
     return value
 
 
-def _render(fields: Mapping[str, object]) -> bytes:
-    return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+def _render(fields: Mapping[str, object], chars: int) -> bytes:
+    return json.dumps(_shown(fields, chars), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 # -- news of the runtime directory -------------------------------------------------------------
@@ -258,7 +255,7 @@ class Tail:
 
     def read(self) -> list[News]:
         """The whole lines that are new."""
-        text = _read(self._path, self._offset)
+        text = LiveFiles(_READ_BYTES).read(self._path, self._offset) or b""
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
         return _parse_all(whole)
@@ -267,19 +264,7 @@ class Tail:
 def standing(folder: str) -> Standing:
     """What the last lines add up to."""
     path = f"{folder}/{runtime_directory.NEWS}"
-    try:
-        start = max(0, within(path, 0, os.path.getsize, path) - _LAST_BYTES)
-    except OSError:
-        return Standing()
-    return stand(_parse_all(_read(path, start)))
-
-
-def starts(folder: str) -> int:
-    """How often the agents have started workers."""
-    tail, count = Tail(folder), 0
-    while told := tail.read():
-        count += sum(one.event[0] == "workers_started" for one in told)
-    return count
+    return stand(_parse_all(LiveFiles(_LAST_BYTES).read(path, -_LAST_BYTES) or b""))
 
 
 def stand(told: Sequence[News]) -> Standing:
@@ -299,23 +284,6 @@ def stand(told: Sequence[News]) -> Standing:
 def _place(values: Mapping[str, Value]) -> tuple[str, int] | None:
     host, port = values.get("host"), values.get("port")
     return (host, port) if isinstance(host, str) and isinstance(port, int) else None
-
-
-def _read(path: str, offset: int) -> bytes:
-    return within(path, b"", _read_now, path, offset)
-
-
-def _read_now(path: str, offset: int) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return b""
-    try:
-        return os.pread(fd, _READ_BYTES, offset)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
 
 
 def _parse_all(text: bytes) -> list[News]:

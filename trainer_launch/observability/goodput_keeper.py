@@ -20,8 +20,7 @@ from trainer_launch.model import Json
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.observability import event_log, goodput, progress
 from trainer_launch.observability.goodput import Kind, Ledger, Signs, Told
-from trainer_launch.observability.progress import Progress
-from trainer_launch.observability.step_lines import PrintedSteps
+from trainer_launch.observability.progress import PrintedSteps, Progress
 
 _MOST_AGE_S = 60.0  # between the start of this process and here; more is a clock that we misread
 _LATEST_S = 600.0  # from the end of a preflight to the start of the container that it was for

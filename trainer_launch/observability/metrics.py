@@ -140,7 +140,7 @@ def _value(value: float) -> str:
 # -- the server --------------------------------------------------------------------------------
 
 
-class Server:
+class MetricsServer:
     """Answers GET /metrics with what `text` returns."""
 
     def __init__(self, port: int, text: Callable[[], str]) -> None:

@@ -20,6 +20,8 @@ from trainer_launch import __version__
 from trainer_launch.diagnosis.stragglers import Lateness
 from trainer_launch.host import logs as our_log
 from trainer_launch.host import process_tree
+from trainer_launch.host.files import LiveFiles
+from trainer_launch.host.slow_files import within
 from trainer_launch.model import Outcome, Plan, StatusEndpoint, Verdict
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.redaction import redact_command
@@ -29,15 +31,17 @@ from trainer_launch.observability.event_log import EventLog
 from trainer_launch.observability.goodput import Kind, Told
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.planning.task import Task
+from trainer_launch.supervisor import inherited, outcome
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
-    from trainer_launch.observability.metrics import Server
+    from trainer_launch.observability.metrics import MetricsServer
     from trainer_launch.observability.trainjob_status import Poster
 
 _PATIENCE_S = 2.0  # at the end, with whoever reads or listens; kubelet's own SIGKILL must not come first
 _LAST_EXITS = 20
+_log = logging.getLogger(__name__)
 STDOUT = "-"  # where events may go, in place of a file
 
 
@@ -50,7 +54,7 @@ class Observer(RunObserver):
         self._events: EventLog | None = None
         self._warnings = _Warnings(self.tell_all)
         self._poster: Poster | None = None
-        self._server: Server | None = None
+        self._server: MetricsServer | None = None
         node_view.write(view)
 
     def latest(self) -> progress.Progress | None:
@@ -75,9 +79,9 @@ class Observer(RunObserver):
 
     def serve_metrics(self, port: int) -> None:
         """Answer Prometheus."""
-        from trainer_launch.observability.metrics import Server
+        from trainer_launch.observability.metrics import MetricsServer
 
-        self._server = Server(port, self.metrics)
+        self._server = MetricsServer(port, self.metrics)
         self._note(metrics_port=self._server.start())
 
     def post_to(self, endpoint: StatusEndpoint) -> None:
@@ -158,12 +162,12 @@ class Observer(RunObserver):
         """The coordinator that this node hosts said something; called by its thread."""
         self.tell_all("coordinator", {"text": text})
 
-    def finished(self, outcome: Outcome) -> None:
+    def finished(self, ended: Outcome) -> None:
         """The run is over: the termination message to everybody who asked, within a short time for all."""
         end_s = time.monotonic() + _PATIENCE_S
         if self._poster is not None:
-            self._poster.close(_PATIENCE_S / 2, succeeded=outcome.verdict is Verdict.SUCCEEDED)
-        self._end_event_log(max(0.1, end_s - time.monotonic()), outcome)
+            self._poster.close(_PATIENCE_S / 2, succeeded=ended.verdict is Verdict.SUCCEEDED)
+        self._end_event_log(max(0.1, end_s - time.monotonic()), ended)
         self.close()
 
     def refused(self, message: str, code: int) -> None:
@@ -177,11 +181,11 @@ class Observer(RunObserver):
             self._server.close()
             self._server = None
 
-    def _end_event_log(self, wait_s: float, outcome: Outcome | None) -> None:
+    def _end_event_log(self, wait_s: float, ended: Outcome | None) -> None:
         events, self._events = self._events, None
         if events is not None:
             logging.getLogger(our_log.NAME).removeHandler(self._warnings)
-            events.close(wait_s, None if outcome is None else event_log.of_outcome(outcome))
+            events.close(wait_s, None if ended is None else event_log.of_outcome(ended))
 
     def tell_all(self, name: str, values: Mapping[str, event_log.Value]) -> None:
         """Add an event to the event log."""
@@ -260,3 +264,32 @@ def first_view(task: Task, plan: Plan) -> node_view.View:
 def _started(view: node_view.View, task: Task) -> dict[str, event_log.Value]:
     about = {name: getattr(view, name) for name in ("version", "pid", "host", "contract", "engine")}
     return {**about, "nodes": str(task.topology.nodes or ""), "command": redact_command(task.command.argv)}
+
+
+def conclude(ended: Outcome, task: Task, settings: Settings, observer: Observer) -> Outcome:
+    """Report how the run ended to the log, the termination message and the observer."""
+    ended = outcome.placed(ended, task.topology.node_rank, task.host.hostname)
+    sentence = ""
+    if observer.goodput is not None:
+        spent = observer.goodput.totals(has_succeeded=ended.verdict is Verdict.SUCCEEDED)
+        ended = replace(ended, spent_s={kind.value: one_s for kind, one_s in spent.items()})
+        sentence = f"Goodput: {goodput.sentence(spent)}"
+        _log.info("goodput: %s", goodput.sentence(spent))
+    _log.info("%s", outcome.summary(ended))
+    if ended.failure and ended.failure.hint:
+        _log.info("what to do: %s", ended.failure.hint)
+    if not _is_told_below(observer, settings.termination_log):
+        outcome.write_termination_message(outcome.termination_message(ended, sentence), settings.termination_log)
+    inherited.leave()
+    observer.finished(ended)
+    return ended
+
+
+def _is_told_below(observer: Observer, path: str) -> bool:
+    """Whether a launcher that a shim started below this one has told its end: it knows the ranks."""
+    begin = b"reason="
+    if observer.view.engine != "plain" or LiveFiles(len(begin)).read(path) != begin:
+        return False
+    with contextlib.suppress(OSError):
+        return within(path, 0.0, lambda: os.stat(path).st_mtime) >= observer.view.started_s
+    return False

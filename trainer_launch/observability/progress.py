@@ -1,9 +1,15 @@
-"""Read the last `trainer_launch.report()` of each training process of this node."""
+"""How far training processes are, by what each reports with `trainer_launch.report()`, else by what it prints.
+
+Printed steps are lines such as `step 40`, found in output as it passes by.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
@@ -14,10 +20,20 @@ from trainer_launch.host.runtime_directory import PROGRESS, PROGRESS_END
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
 from trainer_launch.model.codec import Count
+from trainer_launch.model.value_parsers import MAX_LINE
+from trainer_launch.observability.goodput import Signs
 from trainer_launch.observability.report import MAX_METRICS, MAX_NAME
+from trainer_launch.supervisor.output import LINE_BYTES
 
 _MAX_BYTES = 262_144
 _MAX_FILES = 1024
+_TAKES_OVER = 20
+_MANY = 4  # steps at each end of one block; of a flood what lies between is not looked at
+MAX_TEXT = 2_000  # characters of a line that are handed on
+_WORD = b"step"
+# In small letters, and the word first: IGNORECASE or a \b before it would make the search three times slower.
+_STEP = re.compile(rb"step(?<![0-9a-z_]step)[ =:]+([0-9]{1,12})(?![0-9])")
+_TAG = re.compile(rb"\[[^\]\n]{1,80}\] ")  # in front of a line: whose it is
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 _Metric: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
@@ -75,3 +91,132 @@ def parse(text: bytes) -> Progress | None:
 
 def _order(report: Progress) -> tuple[bool, int, int]:
     return report.rank is None, report.rank or 0, report.local_rank
+
+
+class ScannedLine(Struct, frozen=True):
+    """A line that tells a step, or that somebody waits for."""
+
+    line: str
+    step: int | None = None
+
+
+class OutputScanner:
+    """Of one stream of one process."""
+
+    def __init__(self) -> None:
+        self.rest = b""  # of a line whose end has not come
+        self.speaker: bytes | None = None  # whose steps count: of a pod's workers the first that said one
+        self.last = 0  # what that one said last
+        self.others = 0  # steps of others since then
+
+    def scan(self, data: bytes, patterns: tuple[re.Pattern[str], ...] = ()) -> list[ScannedLine]:
+        """What is worth telling in these bytes."""
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if not cut:
+            self.rest = (self.rest + data)[-LINE_BYTES:]
+            return []
+        text, self.rest = self.rest + data[:cut], data[cut:][-LINE_BYTES:]
+        heard = [*self._steps(text)]
+        if patterns:
+            lines = (shown(line) for line in re.split(rb"[\r\n]+", text) if line)
+            heard += [ScannedLine(line) for line in lines if _is_wanted(line, patterns)]
+        return heard
+
+    def _steps(self, text: bytes) -> Iterator[ScannedLine]:
+        """The first step, each one that goes back, and the last one."""
+        last = b""
+        is_first = True
+        for line, step in self._told(text):
+            before, self.last, last = self.last, step, line
+            if is_first or step < before:
+                yield ScannedLine(shown(line), step)
+                is_first, last = False, b""
+        if last:
+            yield ScannedLine(shown(last), self.last)
+
+    def _told(self, text: bytes) -> Iterator[tuple[bytes, int]]:
+        """Steps that count, with their lines."""
+        for line, step in _step_lines(text):
+            if self._counts(line):
+                yield line, step
+
+    def _counts(self, line: bytes) -> bool:
+        """Whether the speaker says it, or somebody who seems to have taken over."""
+        tag = _TAG.match(line)
+        who = tag[0] if tag else b""
+        if self.speaker is None or self.others >= _TAKES_OVER:
+            self.speaker, self.last = who, 0
+        if who != self.speaker:
+            self.others += 1
+            return False
+        self.others = 0
+        return True
+
+
+def _step_lines(text: bytes) -> list[tuple[bytes, int]]:
+    """Lines that name a step, with it; of a flood the first and the last ones: nobody begins anew in between.
+
+    What lies between is not looked at: a block of 32 KiB must not hold up the output.
+    """
+    low = text.lower()
+    match = _STEP.search(low)
+    if match is None:
+        return []
+    low = low.replace(b"\r", b"\n")
+    first: list[tuple[bytes, int]] = []
+    begin = 0
+    while match is not None and len(first) < _MANY:
+        first.append((_line_at(text, low, match.start()), int(match[1])))
+        begin = match.end()
+        match = _STEP.search(low, begin)
+    last: list[tuple[bytes, int]] = []
+    end = len(low) if match is not None else begin
+    while len(last) < _MANY and (end := low.rfind(_WORD, begin, end)) >= 0:
+        if match := _STEP.match(low, end):
+            last.append((_line_at(text, low, end), int(match[1])))
+    return first + last[::-1]
+
+
+def _line_at(text: bytes, low: bytes, at: int) -> bytes:
+    start, end = low.rfind(b"\n", 0, at) + 1, low.find(b"\n", at)
+    return text[start : end if end >= 0 else len(text)]
+
+
+def _is_wanted(line: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
+    return any(pattern.search(line[:MAX_LINE]) for pattern in patterns)
+
+
+def shown(line: bytes) -> str:
+    """As text, without what is too long."""
+    return line[: 4 * MAX_TEXT].decode(errors="replace")[:MAX_TEXT]
+
+
+class PrintedSteps:
+    """What the present workers have printed; `heard` runs in the output's thread, which has woken up anyway."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.begin()
+
+    def begin(self) -> None:
+        """New workers are about to be started."""
+        with self._lock:
+            self._scanners: dict[tuple[str, int], OutputScanner] = {}
+            self._signs: Signs | None = None
+
+    def heard(self, process: str, stream: int, data: bytes) -> None:
+        """A block of a process's output."""
+        with self._lock:
+            scanner = self._scanners.setdefault((process, stream), OutputScanner())
+            steps = [one.step for one in scanner.scan(data) if one.step is not None]
+            if steps:
+                self._note(steps[-1], time.monotonic())
+
+    def signs(self) -> Signs | None:
+        """What they come to; None: no step yet."""
+        return self._signs
+
+    def _note(self, step: int, now_s: float) -> None:
+        first = self._signs
+        first_s, first_step = (now_s, step) if first is None else (first.first_s, first.first_step)
+        self._signs = Signs(first_s=first_s, last_s=now_s, first_step=first_step, step=step)

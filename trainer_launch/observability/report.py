@@ -8,6 +8,7 @@ Nothing heavy is imported here: this runs in any training script.
 from __future__ import annotations
 
 import atexit
+import json
 import math
 import numbers
 import os
@@ -16,7 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from trainer_launch.host import runtime_directory
+from trainer_launch.host import files, runtime_directory
 
 EVERY_S = 1.0
 MAX_METRICS = 256  # this and the next as in Kubeflow's TrainJob status
@@ -176,7 +177,7 @@ class _Reporter:
             return
         self._is_writing = True
         try:
-            runtime_directory.replace(self._path, self._content())
+            files.replace(self._path, json.dumps(self._content()).encode())
             self._is_held_back = False
         except OSError:
             pass  # the folder is gone or full; training is not concerned

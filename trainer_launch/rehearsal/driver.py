@@ -29,7 +29,6 @@ from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.model.units import counted
-from trainer_launch.observability.termination_message import use_color
 from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.job_lifecycle import Event, Exited, PodDeleted, StopAsked
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, Stop
@@ -42,6 +41,7 @@ from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
 from trainer_launch.rehearsal.report import pod_rows
 from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.report.reporting import Reporting
+from trainer_launch.supervisor.output import use_color
 from trainer_launch.supervisor.system import Happened, System
 
 DRAIN_S = 1.0

@@ -19,7 +19,7 @@ from msgspec import Struct
 from trainer_launch.host import process_tree
 from trainer_launch.observability import event_log, node_view, progress
 from trainer_launch.observability.goodput import Kind
-from trainer_launch.observability.step_lines import OutputScanner
+from trainer_launch.observability.progress import OutputScanner
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.kubelet.pods import MARK, Kubelet
 from trainer_launch.rehearsal.report.history import HistoryEntry, What

@@ -333,10 +333,11 @@ def hand_up(path: str | None, exit_code: int, own: str | None) -> None:
         log.warning("TORCHELASTIC_ERROR_FILE=%s was not written: %s", own, problem.strerror)
 
 
-def ended_in(data: dict[str, Any]) -> dict[str, int]:
-    """The exit code, as the shell has it, and the signal of the worker that failed, where torch has added it."""
+def ended_in(data: dict[str, Any]) -> dict[str, int | None]:
+    """How the worker that failed ended, where torch has added it: its exit code, or the signal."""
     message = data.get("message")
     code = message.get("errorCode") if isinstance(message, dict) else None
     if not isinstance(code, int) or isinstance(code, bool):
         return {}
-    return {"exit_code": code} if code >= 0 else {"exit_code": exit_codes.of_signal(-code), "signal": -code}
+    exited, killed = exit_codes.failing(code), exit_codes.deadly(-code)
+    return {} if exited == killed else {"code": exited, "signal": killed}

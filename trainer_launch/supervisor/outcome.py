@@ -10,7 +10,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from trainer_launch.host.slow_files import within
 from trainer_launch.model import Failure, Outcome, Verdict, exit_codes
+from trainer_launch.model.errors import LaunchError
+from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import signal_name
 
 log = logging.getLogger(__name__)
@@ -20,6 +23,7 @@ _SUMMARY_BYTES = 1024
 _HINT_BYTES = 512
 _LINE_BYTES = 512
 _CUT = " [...]"
+_DEFAULT = Settings.model_fields["termination_log"].default
 WHAT_TO_DO = "What to do:"  # begins the last line
 
 
@@ -86,19 +90,35 @@ def fitted(text: str) -> str:
     return _cut(text, TERMINATION_MESSAGE_BYTES)
 
 
-def write_termination_message(text: str, path: str, *, create: bool = False) -> None:
-    """Write in place: the file may be a bind mount, which can be neither removed nor replaced."""
-    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+def write_termination_message(text: str, path: str) -> None:
+    """Write the pod's termination message; the default file exists only in Kubernetes.
+
+    In place: the file may be a bind mount, which can be neither removed nor replaced.
+    """
+    is_default = path == _DEFAULT
+    if is_default and not within(path, False, os.path.exists, path):
+        return  # not in a Kubernetes container
     try:
-        fd = os.open(path, flags, 0o644)
-        try:
-            if stat.S_ISREG(os.fstat(fd).st_mode):
-                os.ftruncate(fd, 0)
-            os.write(fd, text.encode(errors="replace"))
-        finally:
-            os.close(fd)
+        if not within(path, False, _write, text, path, 0 if is_default else os.O_CREAT):
+            log.warning("cannot write the termination message: the file server of %s does not answer", path)
     except OSError as error:
         log.warning("cannot write the termination message to %s: %s", path, error.strerror)
+
+
+def refuse(problem: LaunchError, path: str) -> None:
+    """Write the reason why nothing was started to the termination message."""
+    write_termination_message(refusal(str(problem), problem.exit_code, os.uname().nodename), path)
+
+
+def _write(text: str, path: str, create: int) -> bool:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | create, 0o644)
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            os.ftruncate(fd, 0)
+        os.write(fd, text.encode(errors="replace"))
+    finally:
+        os.close(fd)
+    return True
 
 
 def _place(failure: Failure) -> list[str]:

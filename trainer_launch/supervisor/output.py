@@ -4,6 +4,8 @@ The lines of a process with a label get a prefix. The others' stderr is passed o
 inherited; a terminal is always inherited, so that a program still sees one. Whoever watches for hangs gets both
 streams carried. One thread reads all pipes and writes: it blocks when our reader is slow, and with it the writers,
 as without us; the supervisor's loop does not.
+
+Lines kept for the diagnosis are complete, whatever `--output-limit` leaves out.
 """
 
 from __future__ import annotations
@@ -15,18 +17,24 @@ import logging
 import os
 import select
 import selectors
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from trainer_launch.host import runtime_directory
 from trainer_launch.host.logs import PATIENCE_S
 from trainer_launch.host.slow_files import file_behind, within
 from trainer_launch.model import Destination
+from trainer_launch.model.units import counted
 from trainer_launch.planning.torchrun_options import PLAIN
-from trainer_launch.supervisor.lines import LineLimit, Source, Stream, Untouched
 
+LINE_BYTES = 64 * 1024  # longer lines are cut into pieces, each but the last ends with CUT
+CUT = b" [...]\n"
+TAIL_BYTES = 16 * 1024  # kept per source, for the termination message
+_SECOND_S = 1.0
 _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it three times slower
 _PIPE_BYTES = 1024 * 1024  # what an unprivileged user may ask for; refused beyond the user's share
 _AT_ONCE = 32  # reads of one pipe before the next has its turn
@@ -34,11 +42,19 @@ _PAUSE_S = 0.2  # after which a partial line, such as a prompt, is shown
 _LAST_LINES = 60  # the error that ended a program may stand before many C++ frames
 _COLORS = (36, 33, 32, 35, 34, 31)  # ANSI foregrounds, told apart best in this order
 _STDOUT, _STDERR = 1, 2
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 _log = logging.getLogger(__name__)
 
 Listener = Callable[[str, int, bytes], None]  # process, its stream (1, 2), what it has written; never waits
 Sieve = Callable[[bytes], bytes]  # what was written, b"" at its end, becomes what is shown; in the pump's thread
+
+
+def use_color() -> bool:
+    """Whether prefixes are colored: on a terminal, unless NO_COLOR is set (no-color.org)."""
+    if runtime_directory.IN_COLOR in os.environ:
+        return True
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Output:
@@ -59,7 +75,7 @@ class Output:
         self._lines_per_s = lines_per_s
         self._listener = listener
         self._sinks = _sinks()
-        self._own = {stream: Source(b"", sink.stream) for stream, sink in self._sinks.items()}
+        self._own = {stream: PipeText(b"", sink.stream) for stream, sink in self._sinks.items()}
         self._pipes: dict[tuple[str, int], _Pipe] = {}  # by process and stream
         self._arrivals: deque[_Pipe] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -113,22 +129,22 @@ class Output:
         to: Destination | None = None,
     ) -> int:
         to = to or PLAIN
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        copy = None if to.file is None else _File(to.file)
         try:
-            copy = None if to.file is None else _File(to.file)
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
         except OSError:
-            os.close(read_end)
-            os.close(write_end)
+            if copy is not None:
+                copy.close()
             raise
         os.set_blocking(read_end, False)
         sink = self._sinks[streams[-1]]
         prefix = self._prefix(label or "") + to.prefix.encode()
         if not to.is_shown:
-            source: Source = Untouched(b"", Stream())
+            source: PipeText = Untouched(b"", Stream())
         elif label is None and not prefix:
             source = Untouched(b"", sink.stream)
         else:
-            source = Source(prefix, sink.stream)
+            source = PipeText(prefix, sink.stream)
             source.limit = LineLimit(self._lines_per_s) if self._lines_per_s else None
             with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: slower, not wrong
                 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -265,7 +281,7 @@ class Output:
 
 
 class _Pipe:
-    def __init__(self, fd: int, source: Source, sink: _Sink | None, copy: _File | None) -> None:
+    def __init__(self, fd: int, source: PipeText, sink: _Sink | None, copy: _File | None) -> None:
         self.fd, self.source = fd, source
         self._sink = sink  # None: not shown
         self._copy = copy
@@ -363,15 +379,10 @@ class _Sink:
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[_write_some(fd, view) :]
-
-
-def _write_some(fd: int, view: memoryview) -> int:
-    try:
-        return os.write(fd, view)
-    except BlockingIOError:  # somebody who shares the stream made it non-blocking
-        select.select([], [fd], [])
-        return 0
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:  # noqa: PERF203  somebody who shares the stream made it non-blocking
+            select.select([], [fd], [])
 
 
 def _same_file() -> bool:
@@ -386,12 +397,6 @@ def _sinks() -> dict[int, _Sink]:
     return {_STDOUT: out, _STDERR: err}
 
 
-# -- copies of output --------------------------------------------------------------------------
-
-
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-
-
 class _File:
     """A file that is appended to; when it cannot be written, that is said once and the job goes on."""
 
@@ -401,10 +406,10 @@ class _File:
 
     def write(self, data: bytes) -> None:
         """All of it."""
-        view = memoryview(data)
+        if self._fd is None:
+            return
         try:
-            while view and self._fd is not None:
-                view = view[os.write(self._fd, view) :]
+            _write_all(self._fd, data)
         except OSError as problem:
             _log.warning(
                 "cannot write to %s: %s; the job continues without this file", self._path, problem.strerror
@@ -416,3 +421,173 @@ class _File:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+class LineLimit:
+    """So many lines a second of one pipe; how many were dropped is told when the second is over."""
+
+    def __init__(self, lines_per_s: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines_per_s = lines_per_s
+        self._clock = clock
+        self._since_s = float("-inf")
+        self._used = 0
+        self._dropped = 0
+
+    def pass_on(self, body: bytes) -> bytes:
+        """Whole lines, as many as there is room for."""
+        told = self.told()
+        if self._clock() >= self._since_s + _SECOND_S:
+            self._since_s, self._used = self._clock(), 0
+        lines = body.splitlines(keepends=True)
+        shown = lines[: self._lines_per_s - self._used]
+        self._used += len(shown)
+        self._dropped += len(lines) - len(shown)
+        return told + b"".join(shown)
+
+    @property
+    def due_s(self) -> float | None:
+        """When the number of dropped lines is told, None: there are none."""
+        return self._since_s + _SECOND_S if self._dropped else None
+
+    def told(self, *, now: bool = False) -> bytes:
+        """The number of dropped lines, when it is due, or now."""
+        due_s = self.due_s
+        if due_s is None or not (now or self._clock() >= due_s):
+            return b""
+        dropped, self._dropped = self._dropped, 0
+        return f"... {counted(dropped, 'line')} dropped (--output-limit {self._lines_per_s})\n".encode()
+
+
+class Stream:
+    """One of our own streams: what has been written to it last, and by whom."""
+
+    def __init__(self) -> None:
+        self.open_by: PipeText | None = None
+
+    def admit(self, source: PipeText, data: bytes) -> bytes:
+        """Return what to write so that `data` of `source` does not land in somebody else's line."""
+        if self.open_by not in (None, source):
+            data = b"\n" + data
+        self.open_by = None if data.endswith(b"\n") else source
+        return data
+
+
+class PipeText:
+    """One pipe's text."""
+
+    def __init__(self, prefix: bytes, stream: Stream) -> None:
+        self.tail = b""
+        self.limit: LineLimit | None = None
+        self._prefix = prefix
+        self._stream = stream
+        self._pending = b""  # the begin of a line whose end has not come
+        self._mid_line = False  # a partial line of ours was shown
+        self._after_cr = False  # the last line ended with \r, perhaps the first half of \r\n
+
+    @property
+    def paused_in_line(self) -> bool:
+        """Whether a partial line is held back that may be shown now."""
+        return bool(self._pending) and self._stream.open_by in (None, self)
+
+    @property
+    def due_s(self) -> float | None:
+        """When `dropped` has something to tell."""
+        return None if self.limit is None else self.limit.due_s
+
+    def dropped(self) -> bytes:
+        """How many lines were left out, when that is due."""
+        text = self._prefixed(self.limit.told()) if self.limit is not None else b""
+        return self._stream.admit(self, text) if text else b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take in new bytes; return the whole lines to write now."""
+        self._remember(data)
+        start = b""
+        if self._after_cr and data.startswith(b"\n"):
+            data = data[1:]
+            start = b"\n" if self._stream.open_by is self else b""
+        if data:
+            self._after_cr = False
+        body = self._whole_lines(data)
+        if body and self.limit is not None:
+            rest = body.find(b"\n") + 1 if self._mid_line else 0  # of a line whose begin was shown
+            body = body[:rest] + self.limit.pass_on(body[rest:])
+        out = start + self._prefixed(body)
+        return self._stream.admit(self, out) if out else b""
+
+    def flush(self, *, end: bool = False) -> bytes:
+        """Return the partial line, as it is after a pause, or with a line end when nothing will follow."""
+        text, self._pending = self._pending, b""
+        text += b"\n" if text and end else b""
+        if end and self.limit is not None:
+            text += self.limit.told(now=True)
+        if not text:
+            return b""
+        out = self._prefixed(text)
+        self._mid_line = not end
+        return self._stream.admit(self, out)
+
+    def last_lines(self, count: int) -> tuple[str, ...]:
+        """Return the last non-empty lines; of a progress bar only its last state."""
+        lines = self.tail.decode(errors="replace").replace("\r\n", "\n").split("\n")
+        if len(self.tail) == TAIL_BYTES:
+            lines = lines[1:] or lines  # the first is cut somewhere
+        shown = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines)
+        return tuple([line for line in shown if line][-count:])
+
+    def _remember(self, data: bytes) -> None:
+        self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
+
+    def _whole_lines(self, data: bytes) -> bytes:
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if cut:
+            body, self._pending = _cut(self._pending + data[:cut]), data[cut:]
+            self._after_cr = body.endswith(b"\r") and not self._pending
+        else:
+            body, self._pending = b"", self._pending + data
+        if len(self._pending) > LINE_BYTES:
+            whole = len(self._pending) // LINE_BYTES * LINE_BYTES
+            body += b"".join(self._pending[at : at + LINE_BYTES] + CUT for at in range(0, whole, LINE_BYTES))
+            self._pending = self._pending[whole:]
+        return body
+
+    def _prefixed(self, body: bytes) -> bytes:
+        if not body:
+            return b""
+        goes_on = self._mid_line and self._stream.open_by is self
+        self._mid_line = False
+        inner, last = body[:-1], body[-1:]
+        if b"\r" in inner:
+            inner = inner.replace(b"\r", b"\r" + self._prefix)
+        if self._prefix:
+            inner = inner.replace(b"\n", b"\n" + self._prefix)
+        return inner + last if goes_on else self._prefix + inner + last
+
+
+class Untouched(PipeText):
+    """One pipe's text, passed on byte for byte as it comes."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Remember the last of it; whoever is not a source of this kind does not go on in its line."""
+        self._remember(data)
+        if data:
+            self._stream.open_by = None if data.endswith(b"\n") else self
+        return data
+
+
+def _cut(text: bytes) -> bytes:
+    """Cut lines that are too long; nearly always there are none and nothing is copied."""
+    if len(text) <= LINE_BYTES:
+        return text
+    out, start, copied = [], 0, 0
+    while len(text) - start > LINE_BYTES:
+        limit = start + LINE_BYTES
+        end = max(text.rfind(b"\n", start, limit), text.rfind(b"\r", start, limit)) + 1
+        if end:
+            start = end
+        else:
+            out += [text[copied:limit], CUT]
+            start = copied = limit
+    return b"".join([*out, text[copied:]]) if out else text

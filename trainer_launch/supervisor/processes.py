@@ -20,7 +20,7 @@ import signal
 from collections.abc import Sequence
 from enum import IntEnum
 
-from trainer_launch.host.process_tree import Entry
+from trainer_launch.host.process_tree import ProcessEntry
 from trainer_launch.model import Death, Plan, Process
 from trainer_launch.model.errors import InternalError, NotRunnableError
 from trainer_launch.model.signal_policy import SignalAction, action_of, signal_name
@@ -53,7 +53,7 @@ class Processes:
         self._plan, self._system, self._observer = plan, system, observer
         self.asked = 0  # requests to stop, in all generations
         self.is_draining = False  # nothing is started again
-        self._stuck: dict[tuple[int, int], Entry] = {}  # what SIGKILL has not ended, of all generations
+        self._stuck: dict[tuple[int, int], ProcessEntry] = {}  # what SIGKILL has not ended, of all generations
         self.is_over = True
         self._forget()
 

@@ -216,11 +216,11 @@ class System:
             return False  # an orphan that became ours: its end will be told
         return all(entry.key in besides for entry in self.left())
 
-    def left(self) -> tuple[process_tree.Entry, ...]:
+    def left(self) -> tuple[process_tree.ProcessEntry, ...]:
         """Everything of ours that is alive below us, but for what is kept."""
         return tuple(_shown(self._ours, []))
 
-    def _sweep(self, chosen: Callable[[process_tree.Entry], bool], number: int, *, again: bool) -> int:
+    def _sweep(self, chosen: Callable[[process_tree.ProcessEntry], bool], number: int, *, again: bool) -> int:
         if not self._popens and self._seen is not None and not self._seen:
             return 0
         before = frozenset() if again else frozenset(self._told.get(number, ()))
@@ -234,7 +234,7 @@ class System:
         reached = _shown(swept, None)
         return self._signal_groups(number) if reached is None else reached  # groups are all that we can reach
 
-    def _ours(self) -> list[process_tree.Entry]:
+    def _ours(self) -> list[process_tree.ProcessEntry]:
         """What is below us, but for what is kept and what carries no mark of ours."""
         entries = [entry for entry in process_tree.descendants(os.getpid()) if entry.pid not in self._kept]
         if self.mark is not None:
@@ -242,7 +242,7 @@ class System:
         self._seen = {number for entry in entries for number in (entry.session, entry.group)}
         return entries
 
-    def _is_marked(self, entry: process_tree.Entry) -> bool:
+    def _is_marked(self, entry: process_tree.ProcessEntry) -> bool:
         name, value = self.mark or ("", "")
         if entry.pid in self._popens or entry.session in self._sessions:
             return True
@@ -256,7 +256,7 @@ class System:
                 os.killpg(pid, number)
         return len(self._sessions)
 
-    def _send(self, pid: int, entry: process_tree.Entry | None, number: int, *, wakes: bool = False) -> None:
+    def _send(self, pid: int, entry: process_tree.ProcessEntry | None, number: int, *, wakes: bool = False) -> None:
         if entry is not None:
             self._told.setdefault(number, set()).add(entry.key)
         is_suspended = entry is not None and entry.state == "T"
@@ -332,19 +332,6 @@ class System:
     def look(self) -> Evidence:
         """Gather what tells why something has just died."""
         return self._witness.look()
-
-    def read_text(self, path: str) -> str | None:
-        """Return a file's text, None when it is not there."""
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                return file.read()
-        except OSError:
-            return None
-
-    def remove(self, path: str) -> None:
-        """Remove a file that may not be there."""
-        with contextlib.suppress(OSError):
-            os.unlink(path)
 
     def drain(self, wait_s: float) -> None:
         """Write out what labelled processes have left in their pipes."""

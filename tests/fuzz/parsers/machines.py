@@ -99,9 +99,8 @@ def _arguments(line: str) -> list[str]:
 
 @target()
 def proc_file(data: bytes) -> None:
-    """Sockets of the kernel's table, children of a process, and its environment."""
+    """The children of a process, and its environment."""
     text = data.decode("utf-8", "replace")
-    assert all(" " not in inode for inode in network.listening(text, 29500))
     folder = Path(FOLDER, "proc2/9/task/9")
     folder.mkdir(parents=True, exist_ok=True)
     proc = str(folder.parents[2])

@@ -18,7 +18,6 @@ from trainer_launch.preflight.cluster import pair_tests
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.gpu import collect
 from trainer_launch.preflight.gpu import facts as gpu_facts
-from trainer_launch.supervisor import failure
 
 _VIEW = node_view.View(
     version="0", pid=1, started_ticks=1, run_dir="/r", host="h", node_rank=0, contract="c", engine="e",
@@ -29,11 +28,7 @@ _TEST = msg.Test(1, 0, 2, "h", 1, "t", 1.0)
 
 @target()
 def agents_note(data: bytes) -> None:
-    """What the agent of torch writes of the first death, and its news, which PID 1 reads while the job runs."""
-    found = failure.parse_agent_failure(data.decode("utf-8", "replace"))
-    if found is not None:
-        for text in (found.reason, found.message, found.host, found.why_not_again):
-            assert text is None or isinstance(text, str)
+    """The news of a run, which PID 1 and `status` read while the job runs."""
     told = event_log._parse_all(data)
     standing = event_log.stand(told)
     for one in told:
@@ -72,7 +67,7 @@ def launchers_view(data: bytes) -> None:
         sorted([(view.node_rank is None, view.node_rank or 0, view.pid), (False, 0, 1)])
 
 
-def _self() -> process_tree.Entry:
+def _self() -> process_tree.ProcessEntry:
     found = process_tree.read(int(Path("/proc/self").readlink().name))
     assert found is not None
     return found

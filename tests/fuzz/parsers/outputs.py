@@ -23,11 +23,11 @@ from trainer_launch.mpi import (
     ssh_client,
     ssh_server,
 )
-from trainer_launch.observability import step_lines
+from trainer_launch.observability import progress
 from trainer_launch.preflight import fault_isolation
 from trainer_launch.preflight.mpi import host_queries
 from trainer_launch.supervisor import error_lines, failure, outcome
-from trainer_launch.supervisor.lines import LINE_BYTES, Source, Stream
+from trainer_launch.supervisor.output import LINE_BYTES, PipeText, Stream
 
 _PATTERN = re.compile("loss")
 
@@ -80,15 +80,15 @@ def mpi_output(data: bytes) -> None:
 @target()
 def heard(data: bytes) -> None:
     """Output as it passes by: cut anywhere it is the same lines, and no line is lost."""
-    whole, parts = step_lines.OutputScanner(), step_lines.OutputScanner()
+    whole, parts = progress.OutputScanner(), progress.OutputScanner()
     cut = data[0] % 50 + 1 if data else 1
     whole.scan(data, (_PATTERN,))
     for at in range(0, len(data), cut):
         for one in parts.scan(data[at : at + cut], (_PATTERN,)):
-            assert len(one.line) <= step_lines.MAX_TEXT
+            assert len(one.line) <= progress.MAX_TEXT
             assert one.step is None or 0 <= one.step < 10**12
     assert len(whole.rest) <= LINE_BYTES
-    source = Source(b"[x] ", Stream())
+    source = PipeText(b"[x] ", Stream())
     written = b"".join(source.feed(data[at : at + cut]) for at in range(0, len(data), cut)) + source.flush(end=True)
     kept = written.replace(b"[x] ", b"")
     assert re.sub(rb"[\r\n]", b"", kept) == re.sub(rb"[\r\n]", b"", data.replace(b"[x] ", b"")) or b"[x] " in data
@@ -131,9 +131,10 @@ def ending(data: bytes) -> None:
     """torchrun's error file in the first line, then what the program and mpirun said: the pod's end, in bounds."""
     note, _, rest = data.partition(b"\n")
     lines = tuple(rest.decode("utf-8", "replace").split("\n"))[-60:]
-    agent = failure.parse_agent_failure(note.decode("utf-8", "replace"))
+    Path("errors.json").write_bytes(note)
+    content = error_lines.read_error_file("errors.json")
     for code, number in ((1, None), (255, None), (None, 9), (None, 11)):
-        death = failure.with_agents_word(Death(process="p", code=code, signal=number), agent)
+        death = failure.with_agents_error(Death(process="p", code=code, signal=number), content)
         found = failure.classify(death, failure.Evidence(last_lines=lines))
         ended = outcome.placed(Outcome(verdict=Verdict.FAILED, failure=found), 0, "host")
         assert 0 < outcome.exit_code(ended) < 256

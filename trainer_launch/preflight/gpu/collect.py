@@ -201,8 +201,8 @@ def _folder() -> contextlib.AbstractContextManager[str]:
         return contextlib.nullcontext("")
 
 
-def _started(argv: Sequence[str], env: _Env) -> deadline_subprocess.Child | None:
+def _started(argv: Sequence[str], env: _Env) -> deadline_subprocess.RunningCommand | None:
     try:
-        return deadline_subprocess.Child(argv, env, _STREAMS)
+        return deadline_subprocess.RunningCommand(argv, env, _STREAMS)
     except OSError:
         return None
