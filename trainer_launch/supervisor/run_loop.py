@@ -113,9 +113,13 @@ class RunLoop(ABC):
         if (asks or action is SignalAction.DRAIN) and self._stop_signal is None and not self.is_decided:
             self._stop_signal = number
         if lives:
-            self._processes.on_signal(number, now_s)
+            self._processes.on_signal(number, now_s, spares_leaders=self.tell_ranks(number, action))
         elif asks or action is SignalAction.DRAIN:
             self._processes.note_request(number)
+
+    def tell_ranks(self, number: int, action: SignalAction) -> bool:
+        """Let ranks on other hosts have a signal; whether they had it in place of what runs here."""
+        return False
 
     def ended(self, failure: Failure | None, exits: tuple[Death, ...], attempt: int, *, well: bool) -> Outcome:
         """How it ended: `well`, unless it was asked to stop."""
