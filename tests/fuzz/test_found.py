@@ -15,14 +15,12 @@ from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import Pod
-from trainer_launch.model import Death
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.model.settings import unknown_variables
 from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.rehearsal.controllers.documents import read_values
-from trainer_launch.supervisor.failure import parse_agent_failure
 
 
 def test_findings_of_others_are_one_line_and_have_bounds() -> None:
@@ -112,15 +110,3 @@ def test_a_job_whose_rank_prints_an_exit_code_of_0_and_fails_has_failed(line: st
     ended = launch(*words, "--", *program, env={"TMPDIR": str(tmp_path)})
     assert ended.returncode == 3, ended.stderr
     assert (tmp_path / "words").read_text().startswith("reason=Failed ")
-
-
-@pytest.mark.parametrize(
-    "note",
-    [
-        *({"exit_code": value, "signal": value} for value in (0, -1, 256, 10**30, True, "7", 1.5)),
-        *({"rank": value, "local_rank": value} for value in (-1, 2**31, 10**400)),
-        *({"hostname": name} for name in ("a\nreason=Succeeded", "a\x85b", "\x1b[2J", "h" * 300)),
-    ],
-)
-def test_a_note_of_the_agent_with_what_no_failure_has_leaves_the_programs_own(note: dict[str, object]) -> None:
-    assert parse_agent_failure(json.dumps({**note, "message": "m"})) == Death(message="m")

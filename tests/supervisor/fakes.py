@@ -68,7 +68,6 @@ class FakeSystem(System):
         self.alive: dict[int, Living] = {}
         self._lives = {name: list(lives) for name, lives in programs.items()}
         self._missing, self._evidence = set(missing), evidence or Evidence()
-        self.files: dict[str, str] = {}
         self._to_come: list[tuple[float, int, Callable[[], Happened]]] = []
         self._count = 100
         self._is_poked = False
@@ -208,12 +207,6 @@ class FakeSystem(System):
 
     def look(self):
         return self._evidence
-
-    def read_text(self, path):
-        return self.files.get(path)
-
-    def remove(self, path):
-        self.files.pop(path, None)
 
     def last_lines(self, name, rank=None):
         return ()

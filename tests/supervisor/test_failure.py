@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import signal
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,10 +14,9 @@ from trainer_launch.supervisor.failure import (
     RULES,
     Evidence,
     classify,
-    parse_agent_failure,
-    with_agents_word,
     with_device_fault,
     with_error_file,
+    with_torchruns_file,
 )
 from trainer_launch.supervisor.system import Witness
 
@@ -120,8 +119,8 @@ def test_the_hint_knows_who_sent_a_signal_as_far_as_it_can_be_known():
 
 
 def test_a_failed_device_is_named_by_its_workers_local_rank():
-    agent = Death(rank=11, local_rank=3, code=1, message="RuntimeError: CUDA error: uncorrectable ECC error")
-    failure = classify(with_agents_word(death(1), agent), Evidence())
+    worker = Death(rank=11, local_rank=3, code=1, message="RuntimeError: CUDA error: uncorrectable ECC error")
+    failure = classify(worker, Evidence())
     assert (failure.reason, failure.exit_code, failure.again) == ("DeviceError", 138, True)
     assert "local rank is 3" in failure.evidence[0]
     assert failure.message.startswith(
@@ -130,21 +129,25 @@ def test_a_failed_device_is_named_by_its_workers_local_rank():
 
 
 def test_why_nothing_was_started_again_is_evidence():
-    agent = Death(rank=0, code=1, message="SyntaxError: x", why_not_again="not restarted, because")
-    assert classify(with_agents_word(death(1), agent), Evidence()).evidence[-1] == "not restarted, because"
+    worker = Death(rank=0, code=1, message="SyntaxError: x", why_not_again="not restarted, because")
+    assert classify(worker, Evidence()).evidence[-1] == "not restarted, because"
 
 
 def test_without_a_message_the_last_line_tells_why():
     assert classify(death(1), said("ValueError: bad")).message == "main ended with exit code 1: ValueError: bad"
-    agent = Death(rank=1, code=1, message="from the agent")
-    told = with_agents_word(death(1), agent)
-    assert classify(told, said("x")).message == "rank 1 ended with exit code 1: from the agent"
+    worker = Death(rank=1, code=1, message="from its error file")
+    assert classify(worker, said("x")).message == "rank 1 ended with exit code 1: from its error file"
 
 
-def test_the_agents_worker_is_judged_not_the_agent():
-    agent = Death(rank=3, code=137, signal=int(signal.SIGKILL), host="n1", lines=("why",))
-    failure = classify(with_agents_word(death(137), agent), OOM)
-    assert (failure.reason, failure.rank, failure.host, failure.last_lines) == ("OutOfMemory", 3, "n1", ("why",))
+def error_file(message: str, code: object = None, callstack: str = "") -> dict[str, Any]:
+    """As torch writes it."""
+    extra = {"py_callstack": callstack, "timestamp": "1700000000"}
+    return {"message": {"message": message, "extraInfo": extra, "errorCode": code}}
+
+
+def test_torchruns_worker_is_judged_not_torchrun():
+    failure = classify(with_torchruns_file(death(1), error_file("<NONE>", -9, "why")), OOM)
+    assert (failure.reason, failure.signal, failure.last_lines) == ("OutOfMemory", 9, ("why",))
 
 
 def test_kills_for_memory_count_from_the_last_start(monkeypatch):
@@ -157,15 +160,14 @@ def test_kills_for_memory_count_from_the_last_start(monkeypatch):
 
 
 def test_who_was_killed_because_it_hung_is_told_so_also_after_a_kill_for_memory():
-    agent = Death(reason="Hung", message="rank 2 hangs", code=137, signal=int(signal.SIGKILL))
-    failure = classify(with_agents_word(death(137), agent), OOM)
+    worker = Death(reason="Hung", message="rank 2 hangs", code=137, signal=int(signal.SIGKILL))
+    failure = classify(worker, OOM)
     assert (failure.reason, failure.exit_code) == ("Hung", 138)
     assert "for memory" in failure.evidence[0], "it may be why"
 
 
-def test_an_agent_that_was_killed_itself_left_a_note_about_something_else():
-    failure = classify(with_agents_word(death(number=9), Death(rank=3, code=1)), Evidence())
-    assert (failure.rank, failure.exit_code) == (None, 137)
+def test_a_torchrun_that_was_killed_itself_left_a_file_about_something_else():
+    assert with_torchruns_file(death(number=9), error_file("ValueError: x", 1)) == death(number=9)
 
 
 def test_names_that_never_resolve_are_lost_peers():
@@ -173,40 +175,24 @@ def test_names_that_never_resolve_are_lost_peers():
     assert (cause.reason, cause.message, cause.exit_code) == ("PeerLost", "x", 138)
 
 
-def test_a_note_is_read_leniently():
-    note = {
-        "rank": 1,
-        "signal": None,
-        "exit_code": True,
-        "message": 5,
-        "lines": ["a", 1],
-        "timestamp": 1.5,
-        "pid": 3,
-    }
-    assert parse_agent_failure(json.dumps(note)) == Death(rank=1, lines=("a", "1"))
-    for text in ("", "[]", "{", "null"):
-        assert parse_agent_failure(text) is None
-
-
-def test_torchs_own_error_file_tells_what_the_worker_said_and_how_it_ended() -> None:
-    extra = {"py_callstack": "Traceback\n  line 1\nValueError: no luck\n", "timestamp": "1700000000"}
-    data = {"message": {"message": "ValueError: no luck", "extraInfo": extra, "errorCode": 9}}
-    assert parse_agent_failure(json.dumps(data)) == Death(
-        message="ValueError: no luck", lines=("Traceback", "  line 1", "ValueError: no luck"), code=9
-    )
-
-
-def test_a_negative_error_code_is_a_signal() -> None:
-    data = {"message": {"message": "<NONE>", "errorCode": -9}}
-    assert parse_agent_failure(json.dumps(data)) == Death(code=137, signal=9)
-
-
-def test_an_error_file_without_a_code_leaves_the_exit_code_alone() -> None:
-    assert parse_agent_failure(json.dumps({"message": {"message": "RuntimeError: x"}})) == Death(
-        message="RuntimeError: x"
-    )
-    for code in (True, "9", None, 10**9, -(10**9)):
-        assert parse_agent_failure(json.dumps({"message": {"errorCode": code}})) == Death()
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ({}, {}),
+        (
+            error_file("ValueError: no luck", 9, "Traceback\nValueError: no luck\n"),
+            {"code": 9, "message": "ValueError: no luck", "lines": ("Traceback", "ValueError: no luck")},
+        ),
+        (error_file("<NONE>", -9), {"code": None, "signal": 9}),
+        ({"message": {"message": "RuntimeError: x"}}, {"message": "RuntimeError: x"}),
+        ({"message": "RuntimeError: x"}, {"message": "RuntimeError: x"}),
+        *((error_file("x", code), {"message": "x"}) for code in (True, "9", None, 0, 256, 10**9, -(10**9))),
+    ],
+)
+def test_torchruns_error_file_tells_what_the_worker_said_and_how_it_ended(
+    content: dict[str, Any], told: dict[str, object]
+) -> None:
+    assert with_torchruns_file(death(1), content) == replace(death(1), **told)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -129,11 +131,13 @@ def test_what_an_earlier_attempt_died_of_is_no_evidence_about_how_this_one_took_
     assert (failure_of(ended).reason, failure_of(ended).evidence) == ("Stopped", ())
 
 
-def test_what_an_earlier_attempts_agent_has_noted_is_not_about_this_one() -> None:
+def test_the_error_file_of_an_earlier_attempt_is_not_about_this_one(tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
     system = FakeSystem({"a": [KILLED, Program(ends_s=1, code=5)]})
-    system.at(0.5, lambda: system.files.update(note='{"rank": 3, "exit_code": 9}'))
-    ended, _ = run(plan(restarts=1, failure_file="note"), system)
-    assert (failure_of(ended).rank, outcome.exit_code(ended)) == (None, 5)
+    content = {"message": {"message": "x", "errorCode": 9}}
+    system.at(0.5, lambda: Path(file).write_text(json.dumps(content)) and None)
+    ended, _ = run(plan(restarts=1, failure_file=str(file)), system)
+    assert outcome.exit_code(ended) == 5
 
 
 def test_it_is_started_again_only_so_often_in_an_hour() -> None:

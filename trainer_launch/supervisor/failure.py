@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -256,22 +255,21 @@ def with_device_fault(death: Death, evidence: Evidence) -> Death:
     return replace(death, fault=recognised[1][:_WHY_CHARS]) if recognised and is_proof else death
 
 
-def with_agents_word(death: Death, agent: Death | None) -> Death:
-    """The death of an agent as that of its worker, where the agent has told of it.
+def with_torchruns_file(death: Death, content: dict[str, Any]) -> Death:
+    """torchrun's own death as that of the worker which failed first, whose error file torchrun hands up.
 
-    When the agent itself was killed, its note is not about this death.
+    When torchrun itself was killed, the file is not about this death.
     """
-    if agent is None or death.signal is not None:
+    if not content or death.signal is not None:
         return death
-    code = None if agent.signal is not None else death.code if agent.code is None else agent.code
-    return replace(agent, process=death.process, at_s=death.at_s, code=code)
+    ended = error_lines.ended_in(content)
+    code, number = exit_codes.failing(ended.get("exit_code")), exit_codes.deadly(ended.get("signal"))
+    code = None if number is not None else death.code if code is None else code
+    message, lines = error_lines.message_in(content), tuple(error_lines.traceback_in(content))
+    return replace(death, code=code, signal=number, message=message, lines=lines)
 
 
 # -- what is known about a death ---------------------------------------------------------------
-
-
-_MOST_RANKS = 2**31  # as the coordinator has it
-_MAX_NAME = 253  # as in DNS
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
@@ -299,40 +297,3 @@ class Evidence(Struct, frozen=True, kw_only=True):
         """Whether /dev/shm has no room worth the name: under 2 %, or under 1 MiB."""
         free, size = self.shm_free_bytes, self.shm_size_bytes
         return free is not None and size is not None and free < max(1 << 20, size // 50)
-
-
-def parse_agent_failure(text: str) -> Death | None:
-    """Parse torchrun's error file; None when it is none: it must not hide the failure."""
-    try:
-        note = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(note, dict):
-        return None
-    if isinstance(note.get("message"), dict):
-        words = {"message": error_lines.message_in(note), "lines": error_lines.traceback_in(note)}
-        note = {**note, **error_lines.ended_in(note), **words}
-    lines = note.get("lines")
-    return Death(
-        **{key: _of_type(note.get(key), str) for key in ("reason", "message", "why_not_again")},
-        host=_name(note.get("hostname")),
-        rank=_index(note.get("rank")),
-        local_rank=_index(note.get("local_rank")),
-        code=exit_codes.failing(_of_type(note.get("exit_code"), int)),
-        signal=exit_codes.deadly(_of_type(note.get("signal"), int)),
-        lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
-    )
-
-
-def _name(value: object) -> str | None:
-    """One that fits into a line of the termination message."""
-    return value if isinstance(value, str) and value.isprintable() and len(value) <= _MAX_NAME else None
-
-
-def _index(value: object) -> int | None:
-    number: int | None = _of_type(value, int)
-    return number if number is not None and 0 <= number < _MOST_RANKS else None
-
-
-def _of_type(value: object, kind: type | tuple[type, ...]) -> Any:
-    return value if isinstance(value, kind) and not isinstance(value, bool) else None

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from trainer_launch.model import Death, Failure, Outcome, Plan
-from trainer_launch.supervisor import failure
+from trainer_launch.supervisor import error_lines, failure
 from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.processes import Processes, Rung
 from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
@@ -66,7 +67,7 @@ class ProgramLoop(RunLoop):
         """Start it, also anew: how an earlier attempt ended is forgotten."""
         self._death, self._cause, self._evidence = None, None, Evidence()
         if self._plan.failure_file is not None:
-            self._system.remove(self._plan.failure_file)  # of an earlier attempt
+            Path(self._plan.failure_file).unlink(missing_ok=True)  # of an earlier attempt
         for unstarted in self._processes.start((self._process,)):
             self._death = self._cause = unstarted
 
@@ -181,8 +182,7 @@ class ProgramLoop(RunLoop):
             cause = self._death
         if cause is None or cause.exit_code == 0:
             return None
-        note = self._system.read_text(self._plan.failure_file) if self._plan.failure_file else None
-        death = failure.with_agents_word(cause, failure.parse_agent_failure(note) if note else None)
+        death = failure.with_torchruns_file(cause, error_lines.read_error_file(self._plan.failure_file))
         lines, relayed = self._system.last_lines(cause.process), frozenset(self._processes.relayed)
         evidence = replace(self._evidence, last_lines=lines, stopped=is_stopped, handed_on=relayed)
         return failure.classify(death, evidence)

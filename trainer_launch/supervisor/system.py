@@ -333,19 +333,6 @@ class System:
         """Gather what tells why something has just died."""
         return self._witness.look()
 
-    def read_text(self, path: str) -> str | None:
-        """Return a file's text, None when it is not there."""
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                return file.read()
-        except OSError:
-            return None
-
-    def remove(self, path: str) -> None:
-        """Remove a file that may not be there."""
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-
     def drain(self, wait_s: float) -> None:
         """Write out what labelled processes have left in their pipes."""
         if not self._output.close(wait_s):

@@ -18,7 +18,6 @@ from trainer_launch.preflight.cluster import pair_tests
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.gpu import collect
 from trainer_launch.preflight.gpu import facts as gpu_facts
-from trainer_launch.supervisor import failure
 
 _VIEW = node_view.View(
     version="0", pid=1, started_ticks=1, run_dir="/r", host="h", node_rank=0, contract="c", engine="e",
@@ -28,12 +27,8 @@ _TEST = msg.Test(1, 0, 2, "h", 1, "t", 1.0)
 
 
 @target()
-def agents_note(data: bytes) -> None:
-    """What the agent of torch writes of the first death, and its news, which PID 1 reads while the job runs."""
-    found = failure.parse_agent_failure(data.decode("utf-8", "replace"))
-    if found is not None:
-        for text in (found.reason, found.message, found.host, found.why_not_again):
-            assert text is None or isinstance(text, str)
+def events(data: bytes) -> None:
+    """The event log of this pod's earlier launchers."""
     told = event_log._parse_all(data)
     standing = event_log.stand(told)
     for one in told:

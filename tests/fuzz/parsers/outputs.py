@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.fuzz.registry import target
 from trainer_launch.diagnosis import stacks as of_faulthandler
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import Death, Outcome, Verdict
-from trainer_launch.model.errors import UsageError
+from trainer_launch.model.errors import MALFORMED, UsageError
 from trainer_launch.model.units import printable
 from trainer_launch.mpi import (
     host_readiness,
@@ -131,9 +132,13 @@ def ending(data: bytes) -> None:
     """torchrun's error file in the first line, then what the program and mpirun said: the pod's end, in bounds."""
     note, _, rest = data.partition(b"\n")
     lines = tuple(rest.decode("utf-8", "replace").split("\n"))[-60:]
-    agent = failure.parse_agent_failure(note.decode("utf-8", "replace"))
+    try:
+        content = json.loads(note)
+    except MALFORMED:
+        content = {}
+    content = content if isinstance(content, dict) else {}
     for code, number in ((1, None), (255, None), (None, 9), (None, 11)):
-        death = failure.with_agents_word(Death(process="p", code=code, signal=number), agent)
+        death = failure.with_torchruns_file(Death(process="p", code=code, signal=number), content)
         found = failure.classify(death, failure.Evidence(last_lines=lines))
         ended = outcome.placed(Outcome(verdict=Verdict.FAILED, failure=found), 0, "host")
         assert 0 < outcome.exit_code(ended) < 256
