@@ -21,25 +21,35 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.host import logs
+from trainer_launch.host import deadline_subprocess, logs, runtime_directory
 from trainer_launch.membership import retry_policy, timeouts
-from trainer_launch.model import Death, Failure, Member, Outcome, Plan, exit_codes
+from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Process, exit_codes
+from trainer_launch.model.errors import UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, name_of
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import host_readiness, mpirun_messages
-from trainer_launch.mpi.host_wait import GATHER_S, HostWait
-from trainer_launch.mpi.hosted_program import HostedProgram
+from trainer_launch.mpi import host_access, host_readiness, mpirun_messages
+from trainer_launch.mpi.horovod import Horovodrun
+from trainer_launch.mpi.host_access import HostAccess
+from trainer_launch.mpi.host_list import HostList
+from trainer_launch.mpi.host_readiness import Threads
+from trainer_launch.mpi.hosted_program import HostedProgram, Mpirun
+from trainer_launch.mpi.mpirun_command import Dialect, recognised
 from trainer_launch.mpi.mpirun_messages import MpirunEnd
-from trainer_launch.mpi.remote_hosts import RemoteHosts
-from trainer_launch.planning.mpi import Spec
+from trainer_launch.mpi.remote_hosts import GATHER_S, HostWait, RemoteHosts
+from trainer_launch.planning import mpi_options
+from trainer_launch.planning.mpi import Spec, spec_of
+from trainer_launch.planning.task import Task
 from trainer_launch.supervisor.failure import classify
 from trainer_launch.supervisor.processes import Processes, Rung
 from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 from trainer_launch.supervisor.system import System
 
+_THREADS = 64
+_VERSION_S = 20.0
 MAX_RESTARTS = 3  # of failed ranks, unless the user says
 END_S = 4.0  # for mpirun to end its ranks: it gives them a second or two itself
 LINGER_S = 0.5  # for the last of its output, when somebody else still has it open
@@ -71,6 +81,51 @@ class JobDiagnosis(NamedTuple):
 
     watch: AnyWatch | None = None  # for hangs
     failed: Callable[[Failure, str], None] = lambda failure, process: None  # told of the failure that ends the job
+
+
+class Preparation(Struct, frozen=True):
+    """A job that can begin."""
+
+    spec: Spec
+    access: HostAccess
+    hosts: HostList
+    threads: Threads
+    program: HostedProgram
+
+    def begin(self, system: System) -> HostedJob:
+        """Begin to look at the hosts. Commands on hosts are no ranks, so they bear no mark."""
+        system.mark = runtime_directory.MPI_RUN, self.access.mark
+        return HostedJob(self.spec, self.program, RemoteHosts(self.access, self.hosts, self.threads, system))
+
+
+def prepared(task: Task, process: Process) -> Preparation:
+    """Make ready what runs `process`, an mpirun or horovodrun, over the job's hosts.
+
+    Raises:
+        LaunchError: the list of hosts makes no sense, there is no key, no ssh, or no mpirun that is known.
+    """
+    spec, typed, threads = spec_of(task, process), mpi_options.parse(process.argv), Threads(_THREADS)
+    hosts = HostList(spec, typed)
+    access = host_access.prepared(spec, typed, process.env, hosts)
+    if mpi_options.is_horovodrun(process.argv):
+        program: HostedProgram = Horovodrun(process, typed, access, hosts.members, threads.wake)
+    else:
+        program = Mpirun(process, typed, access, _dialect(process), threads.wake)
+    return Preparation(spec, access, hosts, threads, program)
+
+
+def _dialect(process: Process) -> Dialect:
+    mpirun = process.argv[0]
+    ended = deadline_subprocess.run((mpirun, "--version"), process.env, _VERSION_S)
+    if ended.problem is not None:
+        raise UsageError(f"{mpirun!r} cannot be run ({ended.problem.strerror}); install an MPI in this image")
+    dialect = recognised(ended.out + ended.err)
+    if dialect is None:
+        raise UsageError(
+            f"{mpirun} --version says neither Open MPI nor MPICH nor Intel MPI; "
+            f"set --engine plain to run it as it is"
+        )
+    return dialect
 
 
 class MpiJob(RunLoop):

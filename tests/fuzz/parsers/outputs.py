@@ -18,7 +18,6 @@ from trainer_launch.model.errors import MALFORMED, UsageError
 from trainer_launch.model.units import printable
 from trainer_launch.mpi import (
     host_readiness,
-    job_key,
     mpirun_command,
     mpirun_messages,
     ssh_client,
@@ -101,9 +100,9 @@ def key_file(data: bytes) -> None:
     """The mounted ssh key, of which nothing is shown."""
     folder = Path(FOLDER)
     (folder / "id_rsa").write_bytes(data)
-    found = attempt(job_key._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
+    found = attempt(ssh_client._read_key, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
     assert not isinstance(found, bytes) or found.endswith(b"\n")
-    job_key.PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
+    ssh_client.PUBLIC_KEY.fullmatch(data.decode("utf-8", "replace").strip())
     fault_isolation.pair(0, 1)
 
 
