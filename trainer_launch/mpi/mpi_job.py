@@ -42,7 +42,6 @@ from trainer_launch.mpi.remote_hosts import GATHER_S, HostWait, RemoteHosts
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi import Spec, spec_of
 from trainer_launch.planning.task import Task
-from trainer_launch.supervisor.failure import classify
 from trainer_launch.supervisor.processes import Processes, Rung
 from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
@@ -439,7 +438,7 @@ class MpiJob(RunLoop):
     def _on_failure(self, death: Death, why_not: str | None, now_s: float) -> None:
         """A failure that costs the budget; `why_not` tells why a restart cannot help."""
         spent = retry_policy.why_spent(self._failures, self._max_restarts)
-        text = self._classified(death).message + (f" (on {death.host})" if death.host else "")
+        text = self.classified(death).message + (f" (on {death.host})" if death.host else "")
         if why_not is not None or spent is not None:
             told = why_not or (spent if self._max_restarts else None)  # who allows no restart needs no reason
             reason = f"not restarted, because {told}" if told else None
@@ -461,7 +460,7 @@ class MpiJob(RunLoop):
     def _finish(self, cause: Death | None) -> None:
         self.is_done, self._cause = True, cause
         if cause is not None:
-            self._failed(self._classified(cause), self._program.name)
+            self._failed(self.classified(cause), self._program.name)
 
     # -- for observers ------------------------------------------------------------------------
 
@@ -484,13 +483,6 @@ class MpiJob(RunLoop):
         death, cause = self._death, self._cause
         if self._stop_signal is not None:  # how it took the request is worth a word when it did not leave with 0
             cause = death if death is not None and death.exit_code != 0 else None
-        failure = None if cause is None else self._classified(cause)
+        failure = None if cause is None else self.classified(cause)
         exits = () if death is None else (death,)
         return self.ended(failure, exits, max(1, self._starts), well=self._cause is None)
-
-    def _classified(self, cause: Death) -> Failure:
-        lines = cause.lines or self._system.last_lines(cause.process)
-        relayed = frozenset(self._processes.relayed)
-        is_stopped = self._stop_signal is not None
-        evidence = replace(self._evidence, last_lines=lines, stopped=is_stopped, handed_on=relayed)
-        return classify(cause, evidence)

@@ -176,19 +176,19 @@ class HostWait:
         self._is_first = True  # nothing was started yet
         self._there: tuple[Member, ...] = ()
         self._same_since_s = 0.0  # since when the same hosts are there
-        self._log = _WaitLog()
+        self._say_at_s = self._say_again_s = 0.0  # when to say who is missing, and when though nothing has changed
+        self._last_said = ""
 
     def begin(self, now_s: float, *afresh: str, lost: str | None = None) -> None:
         """Wait; those `afresh` have to show that they are there again."""
         self._until_s = now_s + self._limit_s
         self._there, self._same_since_s, self._lost = (), now_s, lost
-        self._log.restart()
+        self._say_at_s, self._last_said = now_s + _FIRST_SAY_S, ""
         self._hosts.watch(self._hosts.members, afresh, check_keys=self.checks_keys)
 
     def end(self) -> None:
         """The hosts have been taken."""
         self._is_first = False
-        self._log.restart()
 
     def chosen(self, now_s: float) -> tuple[Member, ...] | None:
         """The hosts to start on now; None: others are waited for."""
@@ -203,11 +203,17 @@ class HostWait:
     def due_s(self) -> float:
         """When to look again."""
         shrink_s = self._same_since_s + self._patience_s if self._is_enough else self._until_s
-        return min(self._until_s, shrink_s, self._log.due_s or self._until_s)
+        return min(self._until_s, shrink_s, self._say_at_s)
 
     def is_late(self, now_s: float) -> bool:
-        """Whether the time is over; tells from time to time who is missing."""
-        self._log.say(self._hosts.readiness, now_s)
+        """Whether the time is over; says who is missing: soon, when that changes, and each minute."""
+        if now_s >= self._say_at_s:
+            self._say_at_s = now_s + _SAY_S
+            readiness = self._hosts.readiness
+            text = host_readiness.summary(readiness) if readiness else ""
+            if text and (text != self._last_said or now_s >= self._say_again_s):
+                logs.say(text)
+                self._last_said, self._say_again_s = text, now_s + _SAY_AGAIN_S
         return now_s >= self._until_s
 
     @property
@@ -237,25 +243,3 @@ class HostWait:
         shown = listed([f"{host}: {why[host]}" for host in absent], _SHOWN, "; ")
         what = f"{self._lost} did not come back: " if self._lost in absent else ""
         return f"{what}{len(wanted) - len(absent)} of {counted(len(wanted), 'host')} ready; missing: {shown}"
-
-
-class _WaitLog:
-    """Says which hosts are missing: soon, when that changes, and each minute."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        """The wait is over: the next line comes as soon as the first one."""
-        self._last, self._again_at_s = "", 0.0
-        self.due_s: float | None = None
-
-    def say(self, readiness: Mapping[str, Readiness], now_s: float) -> None:
-        """Say how far the hosts are, if it is time and there is somebody to wait for."""
-        if self.due_s is None or not readiness:
-            self.due_s = now_s + _FIRST_SAY_S if readiness else None
-        elif now_s >= self.due_s:
-            self.due_s, text = now_s + _SAY_S, host_readiness.summary(readiness)
-            if text != self._last or now_s >= self._again_at_s:
-                logs.say(text)
-                self._last, self._again_at_s = text, now_s + _SAY_AGAIN_S

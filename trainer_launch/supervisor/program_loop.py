@@ -10,8 +10,6 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from trainer_launch.model import Death, Failure, Outcome, Plan
 from trainer_launch.supervisor import error_lines, failure
 from trainer_launch.supervisor.failure import Evidence, how
@@ -183,9 +181,7 @@ class ProgramLoop(RunLoop):
         if cause is None or cause.exit_code == 0:
             return None
         death = failure.with_torchruns_file(cause, error_lines.read_error_file(self._plan.failure_file))
-        lines, relayed = self._system.last_lines(cause.process), frozenset(self._processes.relayed)
-        evidence = replace(self._evidence, last_lines=lines, stopped=is_stopped, handed_on=relayed)
-        return failure.classify(death, evidence)
+        return self.classified(death)
 
 
 def _is_hang(death: Death) -> bool:

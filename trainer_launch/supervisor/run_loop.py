@@ -6,9 +6,11 @@ import logging
 from abc import ABC, abstractmethod
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from trainer_launch.model import Death, Failure, Outcome, Plan, Verdict, exit_codes
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
-from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.failure import Evidence, classify
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver
 from trainer_launch.supervisor.system import System
@@ -133,6 +135,13 @@ class RunLoop(ABC):
             attempt=attempt,
             survivors=self._processes.stuck(),
         )
+
+    def classified(self, death: Death) -> Failure:
+        """The cause of a death, by its own last lines or the program's."""
+        lines = death.lines or self._system.last_lines(death.process)
+        relayed, is_stopped = frozenset(self._processes.relayed), self._stop_signal is not None
+        evidence = replace(self._evidence, last_lines=lines, stopped=is_stopped, handed_on=relayed)
+        return classify(death, evidence)
 
     @property
     @abstractmethod
