@@ -134,8 +134,11 @@ def test_what_an_earlier_attempt_died_of_is_no_evidence_about_how_this_one_took_
 def test_the_error_file_of_an_earlier_attempt_is_not_about_this_one(tmp_path: Path) -> None:
     file = tmp_path / "error.json"
     system = FakeSystem({"a": [KILLED, Program(ends_s=1, code=5)]})
-    content = {"message": {"message": "x", "errorCode": 9}}
-    system.at(0.5, lambda: Path(file).write_text(json.dumps(content)) and None)
+
+    def fails() -> None:
+        file.write_text(json.dumps({"message": {"message": "x", "errorCode": 9}}))
+
+    system.at(0.5, fails)
     ended, _ = run(plan(restarts=1, failure_file=str(file)), system)
     assert outcome.exit_code(ended) == 5
 
