@@ -65,7 +65,8 @@ class MpiSystem(FakeSystem):
         """There is nothing to hear."""
 
     def spawn(self, process: Process, prepare: Any = None) -> int:
-        self.hostfiles.append(Path(process.argv[process.argv.index("--hostfile") + 1]).read_text())
+        if "--hostfile" in process.argv:
+            self.hostfiles.append(Path(process.argv[process.argv.index("--hostfile") + 1]).read_text())
         life, program = self._mpiruns.pop(0) if self._mpiruns else Life(), given(self.program)
         if life.says:
             at_s = self.clock_s + (life.program.ends_s or 60.0)

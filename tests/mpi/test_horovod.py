@@ -13,8 +13,8 @@ from tests.planning.requests import request
 from trainer_launch.model import Job, Member, NodeRange
 from trainer_launch.mpi import horovod
 from trainer_launch.mpi.horovod import Horovodrun
+from trainer_launch.mpi.mpi_job import prepared
 from trainer_launch.mpi.mpirun_messages import Said, heard_of_horovod, rank_and_text
-from trainer_launch.mpi.preparation import prepared
 from trainer_launch.planning import engines, mpi_options
 
 

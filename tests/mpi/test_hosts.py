@@ -18,10 +18,10 @@ from tests.waiting import eventually
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model import Job, Mpi
 from trainer_launch.mpi import host_access
-from trainer_launch.mpi.host_access import HostAccess
+from trainer_launch.mpi.host_access import HostAccess, HostCommands
 from trainer_launch.mpi.host_list import HostList
 from trainer_launch.mpi.host_readiness import Threads
-from trainer_launch.mpi.remote_hosts import HostCommands, RemoteHosts
+from trainer_launch.mpi.remote_hosts import RemoteHosts
 from trainer_launch.planning import engines, mpi_options
 from trainer_launch.planning.mpi import KUBEXEC, spec_of
 from trainer_launch.supervisor.system import System

@@ -19,6 +19,14 @@ STUBBORN = Program(term_s=None)
 # -- waiting ----------------------------------------------------------------------------------
 
 
+def test_on_one_node_mpirun_starts_at_once_and_the_job_ends_with_it(tmp_path: Path) -> None:
+    job = MpiRun(tmp_path, "", ENDS)
+    job.hosts.has_list = False
+    job.system.at(60.0, lambda: job.program.hear("mpirun", 2, b""))
+    assert job.run().verdict is Verdict.SUCCEEDED
+    assert (job.system.starts("mpirun"), job.system.clock_s) == ([0.0], 60.0)
+
+
 def test_an_empty_list_is_waited_for(tmp_path: Path) -> None:
     job = MpiRun(tmp_path, "", ENDS)
     job.system.at(20.0, lambda: job.hosts.list("a"))
@@ -356,10 +364,10 @@ def test_ranks_that_drain_are_not_interrupted_for_others_nor_for_the_list(tmp_pa
     assert (job.asked(TERM), len(job.starts)) == ([], 1)
 
 
-def test_who_drains_can_still_be_asked_to_stop(tmp_path: Path) -> None:
+def test_who_drains_can_still_be_asked_to_stop_and_the_first_of_both_is_told(tmp_path: Path) -> None:
     job = MpiRun(tmp_path, "a b", Life(STUBBORN), signals="HUP=drain", grace=20.0)
     job.system.signalled(10.0, HUP).signalled(20.0, TERM)
-    assert job.run().stop_signal == TERM
+    assert job.run().stop_signal == HUP
     assert job.did("tell") == [(10.0, "a", "b", "HUP"), (20.0, "a", "b", "TERM")]
     assert job.asked(TERM) == [34.0]
 

@@ -14,9 +14,9 @@ from trainer_launch.supervisor.failure import (
     RULES,
     Evidence,
     classify,
-    with_agents_error,
     with_device_fault,
     with_error_file,
+    with_torchruns_file,
 )
 from trainer_launch.supervisor.system import Witness
 
@@ -135,15 +135,19 @@ def test_why_nothing_was_started_again_is_evidence():
 
 def test_without_a_message_the_last_line_tells_why():
     assert classify(death(1), said("ValueError: bad")).message == "main ended with exit code 1: ValueError: bad"
-    told = with_agents_error(death(1), {"message": {"message": "from the agent"}})
-    assert classify(told, said("x")).message == "main ended with exit code 1: from the agent"
+    worker = Death(rank=1, code=1, message="from its error file")
+    assert classify(worker, said("x")).message == "rank 1 ended with exit code 1: from its error file"
 
 
-def test_the_agents_worker_is_judged_not_the_agent():
-    extra = {"py_callstack": "why"}
-    killed = with_agents_error(death(1), {"message": {"message": "", "extraInfo": extra, "errorCode": -9}})
-    failure = classify(killed, OOM)
-    assert (failure.reason, failure.exit_code, failure.last_lines) == ("OutOfMemory", 137, ("why",))
+def error_file(message: str, code: object = None, callstack: str = "") -> dict[str, Any]:
+    """As torch writes it."""
+    extra = {"py_callstack": callstack, "timestamp": "1700000000"}
+    return {"message": {"message": message, "extraInfo": extra, "errorCode": code}}
+
+
+def test_torchruns_worker_is_judged_not_torchrun():
+    failure = classify(with_torchruns_file(death(1), error_file("<NONE>", -9, "why")), OOM)
+    assert (failure.reason, failure.signal, failure.last_lines) == ("OutOfMemory", 9, ("why",))
 
 
 def test_kills_for_memory_count_from_the_last_start(monkeypatch):
@@ -156,17 +160,14 @@ def test_kills_for_memory_count_from_the_last_start(monkeypatch):
 
 
 def test_who_was_killed_because_it_hung_is_told_so_also_after_a_kill_for_memory():
-    hung = Death(reason="Hung", message="rank 2 hangs", code=137, signal=int(signal.SIGKILL))
-    failure = classify(hung, OOM)
+    worker = Death(reason="Hung", message="rank 2 hangs", code=137, signal=int(signal.SIGKILL))
+    failure = classify(worker, OOM)
     assert (failure.reason, failure.exit_code) == ("Hung", 138)
     assert "for memory" in failure.evidence[0], "it may be why"
 
 
-def test_an_agent_that_was_killed_itself_left_a_note_about_something_else():
-    failure = classify(
-        with_agents_error(death(number=9), {"message": {"message": "x", "errorCode": 1}}), Evidence()
-    )
-    assert (failure.reason, failure.exit_code) == ("Killed", 137)
+def test_a_torchrun_that_was_killed_itself_left_a_file_about_something_else():
+    assert with_torchruns_file(death(number=9), error_file("ValueError: x", 1)) == death(number=9)
 
 
 def test_names_that_never_resolve_are_lost_peers():
@@ -175,26 +176,23 @@ def test_names_that_never_resolve_are_lost_peers():
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("content", "told"),
     [
-        ({"message": "<NONE>", "errorCode": -9}, {"signal": 9}),
-        ({"message": "RuntimeError: x"}, {"code": 1, "message": "RuntimeError: x"}),
-        *(({"errorCode": code}, {"code": 1}) for code in (True, "9", None, 0, 10**9, -(10**9))),
+        ({}, {}),
+        (
+            error_file("ValueError: no luck", 9, "Traceback\nValueError: no luck\n"),
+            {"code": 9, "message": "ValueError: no luck", "lines": ("Traceback", "ValueError: no luck")},
+        ),
+        (error_file("<NONE>", -9), {"code": None, "signal": 9}),
+        ({"message": {"message": "RuntimeError: x"}}, {"message": "RuntimeError: x"}),
+        ({"message": "RuntimeError: x"}, {"message": "RuntimeError: x"}),
+        *((error_file("x", code), {"message": "x"}) for code in (True, "9", None, 0, 256, 10**9, -(10**9))),
     ],
 )
-def test_torchs_own_error_file_is_read_leniently(message: dict[str, object], told: dict[str, Any]) -> None:
-    assert with_agents_error(death(1), {"message": message}) == Death(process="main", **told)
-
-
-def test_torchs_own_error_file_tells_what_the_worker_said_and_how_it_ended() -> None:
-    extra = {"py_callstack": "Traceback\n  line 1\nValueError: no luck\n", "timestamp": "1700000000"}
-    data = {"message": {"message": "ValueError: no luck", "extraInfo": extra, "errorCode": 9}}
-    assert with_agents_error(death(1), data) == Death(
-        process="main",
-        message="ValueError: no luck",
-        lines=("Traceback", "  line 1", "ValueError: no luck"),
-        code=9,
-    )
+def test_torchruns_error_file_tells_what_the_worker_said_and_how_it_ended(
+    content: dict[str, Any], told: dict[str, object]
+) -> None:
+    assert with_torchruns_file(death(1), content) == replace(death(1), **told)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -130,14 +131,15 @@ def test_what_an_earlier_attempt_died_of_is_no_evidence_about_how_this_one_took_
     assert (failure_of(ended).reason, failure_of(ended).evidence) == ("Stopped", ())
 
 
-def test_what_an_earlier_attempts_agent_has_noted_is_not_about_this_one(tmp_path: Path) -> None:
-    system, note = FakeSystem({"a": [KILLED, Program(ends_s=1, code=5)]}), tmp_path / "note"
+def test_the_error_file_of_an_earlier_attempt_is_not_about_this_one(tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    system = FakeSystem({"a": [KILLED, Program(ends_s=1, code=5)]})
 
-    def noted() -> None:
-        note.write_text('{"message": {"message": "x", "errorCode": 9}}')
+    def fails() -> None:
+        file.write_text(json.dumps({"message": {"message": "x", "errorCode": 9}}))
 
-    system.at(0.5, noted)
-    ended, _ = run(plan(restarts=1, failure_file=str(note)), system)
+    system.at(0.5, fails)
+    ended, _ = run(plan(restarts=1, failure_file=str(file)), system)
     assert outcome.exit_code(ended) == 5
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from trainer_launch.model import Death
 from trainer_launch.supervisor.error_lines import SYMPTOMS, error_name, essence, final_error, headline, recognise
-from trainer_launch.supervisor.failure import Evidence, classify, with_agents_error
+from trainer_launch.supervisor.failure import Evidence, classify, with_torchruns_file
 
 # Each: `=== exits N` or `=== signal N`, `-> REASON EXIT-CODE`, and the last lines of the program.
 _HEAD = re.compile(r"^=== (exits|signal) (\d+) -> (\w+) (\d+)\n", re.MULTILINE)
@@ -35,11 +35,10 @@ def test_the_last_error_tells_the_cause(text, how, number, reason, code):
 
 
 @pytest.mark.parametrize(("text", "how", "number", "reason", "code"), ROWS, ids=range(len(ROWS)))
-def test_the_agents_word_tells_the_same(text, how, number, reason, code):
-    """torch's error file has the exception and its text."""
+def test_torchs_error_file_tells_the_same(text, how, number, reason, code):
     message = "\n".join(final_error(text.splitlines()))
-    data = {"message": {"message": message, "errorCode": number if how == "exits" else -number}}
-    failure = classify(with_agents_error(death("exits", 1), data), Evidence())
+    content = {"message": {"message": message, "errorCode": number if how == "exits" else -number}}
+    failure = classify(with_torchruns_file(death("exits", 1), content), Evidence())
     assert (failure.reason, failure.exit_code) == (reason, code), failure
 
 

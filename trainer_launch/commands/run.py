@@ -35,7 +35,7 @@ from trainer_launch.supervisor import inherited, outcome
 
 if TYPE_CHECKING:  # all else is loaded when the plan has been made, while the fork server imports torch
     from trainer_launch.membership.notes import Judge
-    from trainer_launch.mpi.preparation import Preparation
+    from trainer_launch.mpi.mpi_job import Preparation
     from trainer_launch.observability.observer import Observer
     from trainer_launch.pytorch.fork_server import ForkServer
     from trainer_launch.supervisor.output import Listener
@@ -182,7 +182,7 @@ def _mpi_job(task: Task, plan: Plan) -> Preparation | None:
     """What runs the job's mpirun or horovodrun; None: it has none."""
     if plan.engine not in (MPIRUN.name, HOROVODRUN.name):
         return None
-    from trainer_launch.mpi.preparation import prepared  # only an MPI job needs it
+    from trainer_launch.mpi.mpi_job import prepared  # only an MPI job needs it
 
     return prepared(task, plan.processes[0])
 

@@ -1,23 +1,34 @@
-"""How the job's hosts are reached: with the job's key, by the platform's kubexec.sh, or in the user's own way."""
+"""Commands on the job's hosts: with the job's key, by the platform's kubexec.sh, or in the user's own way.
+
+PID 1 starts them, reaps them by pid, and never waits for one.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import shlex
 import socket
-from collections.abc import Iterable, Mapping
+import subprocess
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from queue import SimpleQueue
 
 from msgspec import Struct
 
-from trainer_launch.host import runtime_directory
+from trainer_launch.host import process_tree, runtime_directory
+from trainer_launch.host.deadline_subprocess import OUTPUT_BYTES, Ended
 from trainer_launch.model.errors import UsageError
 from trainer_launch.mpi import ssh_client
 from trainer_launch.mpi.host_list import HostList
 from trainer_launch.mpi.ssh_client import SshClient
 from trainer_launch.planning.mpi import KUBEXEC, OWN, SSH, Spec
 from trainer_launch.planning.mpi_options import MCA_VARIABLES, SSH_PORT, Typed
+from trainer_launch.supervisor.system import System
 
 _SSH_PORT = 22
+_AT_ONCE = 64  # commands
 # A rank, or a process of one, bears the job's mark and its number; ranks of other jobs have another mark, and what
 # runs below them may have several numbers. Small images lack pgrep and ps, and /proc shows an environment to its
 # owner and to root only, which is just right.
@@ -47,6 +58,9 @@ _PROGRAM_VARIABLES = ("HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
 _KINDS = ("plm", "launcher", "bootstrap")
 _KIND_VARIABLES = ("HYDRA_LAUNCHER", "I_MPI_HYDRA_BOOTSTRAP")
 _ARGS = ("plm_rsh_args", "plm_ssh_args")
+
+
+Ending = Callable[[Ended], object]
 
 
 class HostAccess(Struct, frozen=True, kw_only=True):
@@ -159,3 +173,86 @@ def _setting(typed: Typed, env: Mapping[str, str], names: Iterable[str], variabl
     values += [env.get(f"{prefix}{name}") for prefix in MCA_VARIABLES for name in listed]
     values += [env.get(name) for name in variables]
     return next((value for value in values if value), "")
+
+
+class _Command:
+    """A command that is under way."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], due_s: float, done: Ending) -> None:
+        """Start it. Raises OSError, ValueError: it cannot be started."""
+        self.due_s, self.done = due_s, done
+        with contextlib.ExitStack() as opened:
+            files = [os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "w+b") for name in ("stdout", "stderr")]
+            stdout, stderr = self._outputs = [opened.enter_context(file) for file in files]
+            self.popen = subprocess.Popen(
+                argv, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+            )
+            self._opened = opened.pop_all()
+
+    def ended(self, status: int | None) -> Ended:
+        """How it ended, with what it has said; None: it was killed at its deadline."""
+        self.popen.returncode = -1 if status is None else status  # the system has collected it, or will
+        with self._opened:
+            stdout, stderr = (os.pread(output.fileno(), OUTPUT_BYTES, 0) for output in self._outputs)
+        return Ended(status=status, stdout=stdout, stderr=stderr, timed_out=status is None)
+
+
+class HostCommands:
+    """Those that are under way, and those that wait for their turn.
+
+    They are no part of the job: signals to everything below the launcher spare them.
+    """
+
+    def __init__(self, system: System, env: Mapping[str, str]) -> None:
+        self._system, self._env = system, env
+        self._waiting: deque[tuple[Sequence[str], float, Ending]] = deque()
+        self._running: dict[int, _Command] = {}  # by pid
+
+    def start(self, argv: Sequence[str], limit_s: float, done: Ending) -> None:
+        """Start a command; `done` is called in the main loop with how it ended."""
+        self._waiting.append((argv, limit_s, done))
+        self._begin()
+
+    def run(self, argv: Sequence[str], limit_s: float, post: Callable[[Callable[[], None]], None]) -> Ended:
+        """In a thread: have the main loop start a command by `post`, and wait for its end."""
+        ended: SimpleQueue[Ended] = SimpleQueue()
+        post(lambda: self.start(argv, limit_s, ended.put))
+        return ended.get()
+
+    @property
+    def due_s(self) -> float | None:
+        """When to `tick` next."""
+        return min((command.due_s for command in self._running.values()), default=None)
+
+    def tick(self, now_s: float) -> None:
+        """Kill what is beyond its deadline. What is stuck in the kernel is left behind."""
+        for pid in [pid for pid, command in self._running.items() if now_s >= command.due_s]:
+            process_tree.kill(pid, below_first=False)  # a shell would say who was killed
+            self.reaped(pid, None)
+
+    def reaped(self, pid: int, status: int | None) -> bool:
+        """A child has ended; whether it was a command."""
+        command = self._running.pop(pid, None)
+        if command is None:
+            return False
+        command.done(command.ended(status))
+        self._begin()
+        return True
+
+    def close(self) -> None:
+        """Kill what still runs: nobody waits for it any more."""
+        for pid, command in self._running.items():
+            process_tree.kill(pid)
+            command.ended(None)
+
+    def _begin(self) -> None:
+        while self._waiting and len(self._running) < _AT_ONCE:
+            argv, limit_s, done = self._waiting.popleft()
+            try:
+                command = _Command(argv, self._env, self._system.now() + limit_s, done)
+            except (OSError, ValueError) as problem:  # the latter: a NUL in a word
+                why = problem if isinstance(problem, OSError) else OSError(str(problem))
+                done(Ended(status=127, stderr=f"{argv[0]}: {why}".encode(), problem=why))
+                continue
+            self._system.adopt(command.popen.pid, keep=True)
+            self._running[command.popen.pid] = command

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from trainer_launch.host import logs, network
+from trainer_launch.host import network
 from trainer_launch.host.deadline_subprocess import begin_thread
 from trainer_launch.model.units import counted, listed
 
@@ -32,9 +32,6 @@ _KEY_PAUSE_S = 2.0
 _OWN_BANNER = b"SSH-2.0-trainer_launch_probe\r\n"  # to who leaves without one, sshd's log gives an error each time
 _BANNER_BYTES = 4096
 _STACK_BYTES = 256 * 1024
-_FIRST_SAY_S = 1.0
-_SAY_S = 5.0  # between two lines about missing hosts
-_SAY_AGAIN_S = 60.0  # while nothing changes
 
 LogIn: TypeAlias = Callable[[str], "str | None"]  # blocks; why a host does not let us in, None: it does
 Done: TypeAlias = Callable[[], None]  # called in the main loop
@@ -79,28 +76,6 @@ def stuck(readiness: Mapping[str, Readiness]) -> dict[str, str]:
 def ready(readiness: Mapping[str, Readiness]) -> frozenset[str]:
     """Who has passed everything."""
     return frozenset(host for host, reached in readiness.items() if reached.stage is HostStage.READY)
-
-
-class WaitLog:
-    """Says which hosts are missing: soon, when that changes, and each minute."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        """The wait is over: the next line comes as soon as the first one."""
-        self._last, self._again_at_s = "", 0.0
-        self.due_s: float | None = None
-
-    def say(self, readiness: Mapping[str, Readiness], now_s: float) -> None:
-        """Say how far the hosts are, if it is time and there is somebody to wait for."""
-        if self.due_s is None or not readiness:
-            self.due_s = now_s + _FIRST_SAY_S if readiness else None
-        elif now_s >= self.due_s:
-            self.due_s, text = now_s + _SAY_S, summary(readiness)
-            if text != self._last or now_s >= self._again_at_s:
-                logs.say(text)
-                self._last, self._again_at_s = text, now_s + _SAY_AGAIN_S
 
 
 class _Target:

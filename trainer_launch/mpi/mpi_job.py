@@ -2,10 +2,9 @@
 
 phase    | leaves it when
 ---------|--------------------------------------------------------------------------------------------------------
-WAITING  | all hosts are there, or enough of them for long enough: RUNNING; the time is over: ENDED
+WAITING  | all hosts are there, or enough of them for long enough: RUNNING; the time is over: the end
 RUNNING  | mpirun has ended: SETTLING
-SETTLING | nothing of this start lives any more, and its hosts have answered: WAITING, or ENDED
-ENDED    | never
+SETTLING | nothing of this start lives any more, and its hosts have answered: WAITING, or the end
 
 mpirun is ended for one reason, the first that is known: a host is lost, others have come or left, a hang. It is
 then stopped by the rungs of `Processes`; what a killed mpirun may have left on other hosts is swept. A request to
@@ -22,29 +21,35 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.host import logs
+from trainer_launch.host import deadline_subprocess, logs, runtime_directory
 from trainer_launch.membership import retry_policy, timeouts
-from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Verdict, exit_codes
-from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of, name_of, signal_name
+from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Process, exit_codes
+from trainer_launch.model.errors import UsageError
+from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, name_of
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import host_readiness, mpirun_messages
-from trainer_launch.mpi.host_wait import GATHER_S, HostWait
-from trainer_launch.mpi.hosted_program import HostedProgram
+from trainer_launch.mpi import host_access, host_readiness, mpirun_messages
+from trainer_launch.mpi.horovod import Horovodrun
+from trainer_launch.mpi.host_access import HostAccess
+from trainer_launch.mpi.host_list import HostList
+from trainer_launch.mpi.host_readiness import Threads
+from trainer_launch.mpi.hosted_program import HostedProgram, Mpirun
+from trainer_launch.mpi.mpirun_command import Dialect, recognised
 from trainer_launch.mpi.mpirun_messages import MpirunEnd
-from trainer_launch.mpi.remote_hosts import RemoteHosts
-from trainer_launch.planning.mpi import Spec
-from trainer_launch.supervisor import failure
-from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.mpi.remote_hosts import GATHER_S, HostWait, RemoteHosts
+from trainer_launch.planning import mpi_options
+from trainer_launch.planning.mpi import Spec, spec_of
+from trainer_launch.planning.task import Task
 from trainer_launch.supervisor.processes import Processes, Rung
-from trainer_launch.supervisor.run_loop import DRAIN_S, AnyWatch
+from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 from trainer_launch.supervisor.system import System
 
+_THREADS = 64
+_VERSION_S = 20.0
 MAX_RESTARTS = 3  # of failed ranks, unless the user says
-RANKS_SHARE = 0.7  # of the grace belongs to the ranks alone, before mpirun is asked
-ALL_SHARE = 0.8  # and before everything here is
 END_S = 4.0  # for mpirun to end its ranks: it gives them a second or two itself
 LINGER_S = 0.5  # for the last of its output, when somebody else still has it open
 SWEEP_S = 5.0  # for what a killed mpirun left on other hosts
@@ -60,7 +65,6 @@ class MpiPhase(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     SETTLING = "settling"
-    ENDED = "ended"
 
 
 class HostedJob(NamedTuple):
@@ -78,8 +82,53 @@ class JobDiagnosis(NamedTuple):
     failed: Callable[[Failure, str], None] = lambda failure, process: None  # told of the failure that ends the job
 
 
-class MpiJob:
-    """The job, which waits, acts, and settles what comes next."""
+class Preparation(Struct, frozen=True):
+    """A job that can begin."""
+
+    spec: Spec
+    access: HostAccess
+    hosts: HostList
+    threads: Threads
+    program: HostedProgram
+
+    def begin(self, system: System) -> HostedJob:
+        """Begin to look at the hosts. Commands on hosts are no ranks, so they bear no mark."""
+        system.mark = runtime_directory.MPI_RUN, self.access.mark
+        return HostedJob(self.spec, self.program, RemoteHosts(self.access, self.hosts, self.threads, system))
+
+
+def prepared(task: Task, process: Process) -> Preparation:
+    """Make ready what runs `process`, an mpirun or horovodrun, over the job's hosts.
+
+    Raises:
+        LaunchError: the list of hosts makes no sense, there is no key, no ssh, or no mpirun that is known.
+    """
+    spec, typed, threads = spec_of(task, process), mpi_options.parse(process.argv), Threads(_THREADS)
+    hosts = HostList(spec, typed)
+    access = host_access.prepared(spec, typed, process.env, hosts)
+    if mpi_options.is_horovodrun(process.argv):
+        program: HostedProgram = Horovodrun(process, typed, access, hosts.members, threads.wake)
+    else:
+        program = Mpirun(process, typed, access, _dialect(process), threads.wake)
+    return Preparation(spec, access, hosts, threads, program)
+
+
+def _dialect(process: Process) -> Dialect:
+    mpirun = process.argv[0]
+    ended = deadline_subprocess.run((mpirun, "--version"), process.env, _VERSION_S)
+    if ended.problem is not None:
+        raise UsageError(f"{mpirun!r} cannot be run ({ended.problem.strerror}); install an MPI in this image")
+    dialect = recognised(ended.out + ended.err)
+    if dialect is None:
+        raise UsageError(
+            f"{mpirun} --version says neither Open MPI nor MPICH nor Intel MPI; "
+            f"set --engine plain to run it as it is"
+        )
+    return dialect
+
+
+class MpiJob(RunLoop):
+    """The run of an mpirun, or of a horovodrun, on the job's hosts."""
 
     def __init__(
         self,
@@ -90,9 +139,9 @@ class MpiJob:
         diagnosis: JobDiagnosis,
         observer: RunObserver,
     ) -> None:
+        super().__init__(plan, system, processes, diagnosis.watch, observer)
         spec, self._program, self._hosts = job
-        self._watch, self._failed = diagnosis
-        self._plan, self._system, self._processes, self._observer = plan, system, processes, observer
+        self._failed = diagnosis.failed
         restarts = spec.task.topology.max_restarts
         self._wait = HostWait(spec, self._program, self._hosts)
         self._max_restarts = MAX_RESTARTS if restarts is None else restarts
@@ -102,100 +151,92 @@ class MpiJob:
         self._failures = 0  # that cost the budget
         self._before: Death | None = None  # the failure before, if it came soon after its start
         self._early = 0  # starts in a row that did not last, and cost nothing
-        self._started_at_s = system.now()
         self._forget_start()
-        self._stop_signal: int | None = None  # what asked to stop, or said that nothing is to be started again
         self._cause: Death | None = None  # the failure that ended the job
-        self._evidence = Evidence()
 
     def _forget_start(self) -> None:
         self._running: tuple[Member, ...] = ()  # on which mpirun was started
         self._start_s = self._system.now()
-        self._admit_at_s: float | None = None  # when the job is interrupted for hosts that have come
+        self._admit_at_s: float | None = None  # when hosts that have come are let in
         self._lost: str | None = None  # the host for which mpirun is ended
         self._hang: Death | None = None  # for which it is
         self._is_resized = False  # it is ended for another membership
-        self._climbs: list[tuple[float, Rung]] = []  # of this start, while it is ended: when, and to which rung
         self._asked: tuple[str, ...] = ()  # hosts that have to show that they are there, after mpirun's end
         self._ask_until_s = 0.0
         self._sweep_until_s = 0.0
         self._death: Death | None = None  # mpirun's own
 
-    # -- the loop -----------------------------------------------------------------------------
-
     def run(self) -> Outcome:
         """Run the job to its end, and say how it ended."""
         try:
-            self._to_the_end()
+            self.to_the_end()
         finally:
             self._hosts.close()
-        self._system.drain(DRAIN_S)
         return self._outcome()
 
-    def _to_the_end(self) -> None:
-        self._wait_for_hosts(self._system.now())
-        while True:
-            now_s = self._system.now()
-            self._hosts.tick(now_s)
-            self._on_hosts(now_s)
-            self._on_time(now_s)
-            self._observe()
-            self._processes.tick(now_s)
-            self.settle(now_s)
-            self._observe()
-            if self.phase is MpiPhase.ENDED:
-                return
-            happened = self._system.wait(min((s for s in self._times() if s is not None), default=None))
-            now_s = self._system.now()
-            for number in happened.signals:
-                self.on_signal(number, now_s)
-            for pid, status in happened.ended:
-                if not self._hosts.reaped(pid, status):
-                    death = self._processes.reaped(pid, status, now_s)
-                    if death is not None:
-                        self.on_end(death, now_s)
+    # -- what happens -------------------------------------------------------------------------
 
-    def _times(self) -> list[float | None]:
-        times = [self._hosts.due_s, self._processes.deadline_s]
-        match self.phase:
-            case MpiPhase.WAITING:
-                times.append(self._wait.due_s)
-            case MpiPhase.RUNNING:
-                watch_s = self._watch.due_s if self._watch is not None and self._is_training else None
-                times += [watch_s, self._admit_at_s, *(at_s for at_s, _ in self._climbs[:1])]
-            case MpiPhase.SETTLING if self._death is not None:
-                bounds = (self._death.at_s + LINGER_S, self._sweep_until_s, self._ask_until_s)
-                times += [at_s for at_s in bounds if at_s > self._system.now()]
-        return times
+    def begin(self, now_s: float) -> None:
+        """Wait for the hosts."""
+        self._wait_for_hosts(now_s)
+
+    def times(self) -> tuple[float | None, ...]:
+        """When something is due; None: never."""
+        times = (*super().times(), self._hosts.due_s, self._admission_s)
+        if self.phase is MpiPhase.WAITING:
+            return (*times, self._wait.due_s)
+        if self._death is None:
+            return times
+        bounds = (self._death.at_s + LINGER_S, self._sweep_until_s, self._ask_until_s)
+        return (*times, *(at_s for at_s in bounds if at_s > self._system.now()))
 
     @property
-    def _is_training(self) -> bool:
-        """Whether mpirun runs, and nobody has asked it to end."""
-        return self.phase is MpiPhase.RUNNING and self._processes.is_running and not self._climbs
+    def _admission_s(self) -> float | None:
+        """When the job is interrupted for hosts that have come."""
+        may_end = self._processes.is_running and not self._processes.is_draining
+        return self._admit_at_s if may_end else None
 
-    def _on_time(self, now_s: float) -> None:
-        while self._climbs and now_s >= self._climbs[0][0]:
-            _, rung = self._climbs.pop(0)
-            if rung is Rung.KILL and self._processes.has_leaders:
-                logs.warn("mpirun has not ended its ranks; killing it")
-            self._processes.stop(now_s, rung)
-        if self.phase is MpiPhase.WAITING:
-            self._start_or_wait(now_s)
-        elif self.phase is MpiPhase.RUNNING:
-            self._look_at_start(now_s)
-
-    def _look_at_start(self, now_s: float) -> None:
-        """Whether mpirun has to be ended."""
-        if self._program.lost is not None:
+    def on_time(self, now_s: float) -> None:
+        """Do what is due, but for what `Processes` does."""
+        self._hosts.tick(now_s)
+        self._on_hosts(now_s)
+        if self._program.lost is not None and self.phase is MpiPhase.RUNNING:
             self._on_lost(self._program.lost, now_s)
-        if self._admit_at_s is not None and now_s >= self._admit_at_s:
+        if self._admission_s is not None and now_s >= self._admission_s:
             before = {member.host for member in self._running}
             come = ", ".join(member.host for member in self._wait.there() if member.host not in before)
             self._resize(f"{come} joins; restarting the ranks on all hosts", now_s)
-        if self._watch is not None and self._is_training and now_s >= self._watch.due_s:
-            hang = self._watch.look(now_s)
-            if hang is not None:
-                self.on_hang(hang, now_s)
+        super().on_time(now_s)
+
+    def on_child(self, pid: int, status: int, now_s: float) -> None:
+        """mpirun has ended, or a command on a host; orphans concern nobody."""
+        death = None if self._hosts.reaped(pid, status) else self._processes.reaped(pid, status, now_s)
+        if death is not None:
+            self.on_end(death, now_s)
+
+    def on_hang(self, hang: Death, now_s: float) -> None:
+        """What runs hangs; it is asked to end politely at first: a part of it may still be able to save."""
+        self._hang = hang
+        self._observer.tell("hung", text=hang.message)
+        self._processes.stop(now_s, grace_s=END_S)
+
+    @property
+    def is_decided(self) -> bool:
+        """What has succeeded before a request stays so."""
+        return self._death is not None and self._death.exit_code == 0 and not self._is_ended_by_us
+
+    def tell_ranks(self, number: int, action: SignalAction) -> bool:
+        """Ranks have a signal first, each on its own host; mpirun hands on what it does not take for a request."""
+        asks = action is SignalAction.TERMINATE
+        if asks or action is SignalAction.DRAIN:
+            self._program.stopping()
+        is_handed_on = self._program.hands_signals_on and number not in STOP_SIGNALS
+        if not self._processes.is_running if asks else is_handed_on:
+            return False
+        if self.phase is MpiPhase.RUNNING:
+            hosts = [member.host for member in self._running]
+            self._hosts.tell_ranks(hosts, name_of(signal.SIGTERM if asks else number))
+        return True
 
     # -- hosts --------------------------------------------------------------------------------
 
@@ -214,7 +255,7 @@ class MpiJob:
         self._members = self._hosts.members
         logs.warn(f"the list of hosts has changed: {counted(len(self._members), 'host')} now")
         self._hosts.watch(self._members, check_keys=self._wait.checks_keys)
-        if not self._is_training or self._program.adds_hosts or self._processes.is_draining:
+        if not self._processes.is_running or self._program.adds_hosts or self._processes.is_draining:
             return
         self._hosts.rest()
         left, least = self._left(), self._program.least_hosts
@@ -231,10 +272,10 @@ class MpiJob:
         if self._program.adds_hosts:
             self._program.forget_lost()
             self._hosts.watch(self._members, () if host is None else (host,))
-        elif self._is_training and host is not None:
+        elif self._processes.is_running and host is not None:
             self._lost = host
             logs.warn(f"{name} is lost; ending the ranks on all hosts")
-            self._end_ranks(now_s, asks=not self._program.ends_itself)
+            self._processes.stop(now_s, Rung.RANKS if self._program.ends_itself else Rung.LEADERS, END_S)
 
     @property
     def _lost_host(self) -> str | None:
@@ -254,7 +295,7 @@ class MpiJob:
             return
         before = {member.host for member in self._running}
         has_others = len(there) > len(before) and any(member.host not in before for member in there)
-        if not has_others or self._processes.is_draining or not self._is_training:
+        if not has_others:
             self._admit_at_s = None
         elif self._admit_at_s is None:
             self._admit_at_s = now_s + GATHER_S
@@ -267,7 +308,16 @@ class MpiJob:
         self._wait.begin(now_s, *afresh, lost=lost)
         self._start_or_wait(now_s)
 
+    def _resize(self, why: str, now_s: float) -> None:
+        """Let mpirun end its ranks, for another membership."""
+        self._is_resized = True
+        logs.warn(why)
+        self._processes.stop(now_s, grace_s=END_S)
+
     def _start_or_wait(self, now_s: float) -> None:
+        if self._stop_signal is not None:
+            self._finish(None)
+            return
         chosen = self._wait.chosen(now_s)
         if chosen is not None:
             self._start(chosen)
@@ -289,84 +339,14 @@ class MpiJob:
         for unstarted in self._processes.start([process]):
             self._finish(unstarted)
 
-    # -- ending mpirun, and being asked to ----------------------------------------------------
-
-    def _resize(self, why: str, now_s: float) -> None:
-        self._is_resized = True
-        logs.warn(why)
-        self._end_ranks(now_s)
-
-    def on_hang(self, hang: Death, now_s: float) -> None:
-        """What runs hangs; it is asked to end politely at first: a part of it may still be able to save."""
-        self._hang = hang
-        self._observer.tell("hung", text=hang.message)
-        self._end_ranks(now_s)
-
-    def _end_ranks(self, now_s: float, *, asks: bool = True) -> None:
-        """Let mpirun end its ranks, for a reason that is not theirs."""
-        self._admit_at_s = None
-        self._climbs = [(now_s + END_S, Rung.KILL)]
-        if asks:
-            self._processes.stop(now_s)
-
-    def on_signal(self, number: int, now_s: float) -> None:
-        """One rule for every phase. What has succeeded before stays so."""
-        action = action_of(number, self._plan.signals)
-        asks = action is SignalAction.TERMINATE
-        if self.phase is MpiPhase.WAITING:  # nobody is there to hand a stop signal to, so it is a request
-            if number in STOP_SIGNALS or asks or action is SignalAction.DRAIN:
-                self._processes.note_request(number)
-                self._stop_signal = number
-                self._finish(None)
-            return
-        has_succeeded = self._death is not None and self._death.exit_code == 0 and not self._is_ended_by_us
-        if not has_succeeded and (asks or (action is SignalAction.DRAIN and self._stop_signal is None)):
-            self._stop_signal = number
-        if not asks:
-            self._hand_on(number, action, now_s)
-        elif self._is_training and not self._processes.asked:
-            self._processes.note_request(number)
-            self._program.stopping()
-            self._tell_ranks(signal.SIGTERM)
-            shares = ((RANKS_SHARE, Rung.LEADERS), (ALL_SHARE, Rung.ALL), (1.0, Rung.KILL))
-            self._climbs = [(now_s + share * self._plan.grace_s, rung) for share, rung in shares]
-        else:
-            self._processes.on_signal(number, now_s)
-
-    @property
-    def _is_ended_by_us(self) -> bool:
-        return self._lost is not None or self._hang is not None or self._is_resized
-
-    def _hand_on(self, number: int, action: SignalAction, now_s: float) -> None:
-        """Let the ranks have a signal; mpirun hands on what it does not take for a request to stop."""
-        if self._program.hands_signals_on and number not in STOP_SIGNALS:
-            self._processes.on_signal(number, now_s)
-            return
-        self._observer.tell("signal", signal=number, asks_to_stop=False)
-        self._processes.relayed.add(number)
-        if action is SignalAction.DRAIN:
-            self._processes.is_draining = True
-            self._admit_at_s = None
-            self._observer.asked_to_stop(number)
-            logs.warn(f"{signal_name(number)}: no more restarts; the launcher exits when the ranks do")
-            self._program.stopping()
-        elif action is SignalAction.CHECKPOINT:
-            logs.warn(f"{signal_name(number)}: the ranks were told to save and continue")
-        if self.phase is MpiPhase.RUNNING:
-            self._tell_ranks(number)
-
-    def _tell_ranks(self, number: int) -> None:
-        self._hosts.tell_ranks([member.host for member in self._running], name_of(number))
-
     # -- the end of mpirun --------------------------------------------------------------------
 
     def on_end(self, death: Death, now_s: float) -> None:
         """mpirun has ended. Its hosts are asked who is there, if that could matter."""
         self.phase, self._death, self._evidence = MpiPhase.SETTLING, death, self._system.look()
-        self._climbs = []
         hosts = tuple(member.host for member in self._running if member.host != self._lost)
         has_failed = death.exit_code != 0 or self._is_ended_by_us
-        if self._processes.rung is Rung.KILL or (has_failed and self._program.leaves_ranks and not self._is_last):
+        if self._processes.rung >= Rung.ALL or (has_failed and self._program.leaves_ranks and not self._is_last):
             self._sweep_until_s = now_s + (LAST_SWEEP_S if self._is_last else SWEEP_S)
             self._hosts.sweep(hosts)
         if hosts and has_failed and not self._is_last:
@@ -380,7 +360,9 @@ class MpiJob:
 
     def settle(self, now_s: float) -> None:
         """Nothing of a start lives any more, and all that its end meant can be known."""
-        if self.phase is MpiPhase.RUNNING and self._processes.is_over:  # SIGKILL has not ended it
+        if self.phase is MpiPhase.WAITING:
+            self._start_or_wait(now_s)
+        elif self.phase is MpiPhase.RUNNING and self._processes.is_over:  # SIGKILL has not ended it
             self.on_end(Death(process=self._program.name, signal=signal.SIGKILL, at_s=now_s), now_s)
         death = self._death
         if self.phase is not MpiPhase.SETTLING or death is None or not self._has_settled(death, now_s):
@@ -408,6 +390,10 @@ class MpiJob:
             self._on_unreached(end, lasted_s, now_s)
         else:
             self._on_failed_rank(end, lasted_s, now_s)
+
+    @property
+    def _is_ended_by_us(self) -> bool:
+        return self._lost is not None or self._hang is not None or self._is_resized
 
     def _has_settled(self, death: Death, now_s: float) -> bool:
         if not self._processes.is_over or (not self._program.is_quiet and now_s < death.at_s + LINGER_S):
@@ -452,7 +438,7 @@ class MpiJob:
     def _on_failure(self, death: Death, why_not: str | None, now_s: float) -> None:
         """A failure that costs the budget; `why_not` tells why a restart cannot help."""
         spent = retry_policy.why_spent(self._failures, self._max_restarts)
-        text = self._classified(death).message + (f" (on {death.host})" if death.host else "")
+        text = self.classified(death).message + (f" (on {death.host})" if death.host else "")
         if why_not is not None or spent is not None:
             told = why_not or (spent if self._max_restarts else None)  # who allows no restart needs no reason
             reason = f"not restarted, because {told}" if told else None
@@ -472,46 +458,31 @@ class MpiJob:
         )
 
     def _finish(self, cause: Death | None) -> None:
-        self.phase, self._cause = MpiPhase.ENDED, cause
+        self.is_done, self._cause = True, cause
         if cause is not None:
-            self._failed(self._classified(cause), self._program.name)
+            self._failed(self.classified(cause), self._program.name)
 
     # -- for observers ------------------------------------------------------------------------
 
     def _observe(self) -> None:
         phases = {MpiPhase.RUNNING: self._processes.phase, MpiPhase.SETTLING: RunPhase.CLEARING}
-        phases[MpiPhase.ENDED] = RunPhase.DONE
-        since_s = self._hang.at_s if self._hang is not None else None
-        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._time_use(), since_s)
+        phase = RunPhase.DONE if self.is_done else phases.get(self.phase, RunPhase.WAITING)
+        self._observer.enter(phase, self._time_use(), self._hang.at_s if self._hang is not None else None)
 
     def _time_use(self) -> TimeUse:
         """What the seconds from now on are spent on."""
-        if self._stop_signal is not None or self.phase is MpiPhase.ENDED:
+        if self._stop_signal is not None or self.is_done:
             return TimeUse.ENDING
         if self.phase is MpiPhase.WAITING:
             return TimeUse.WAITING
-        return TimeUse.TRAINING if self._is_training else TimeUse.STOPPING
+        return TimeUse.TRAINING if self._processes.is_running else TimeUse.STOPPING
 
     # -- how it ended -------------------------------------------------------------------------
 
     def _outcome(self) -> Outcome:
-        verdict = Verdict.SUCCEEDED if self._cause is None else Verdict.FAILED
-        death, is_stopped = self._death, self._stop_signal is not None
-        if is_stopped:  # how it took the request is worth a word when it did not leave with 0
-            self._cause = death if death is not None and death.exit_code != 0 else None
-        return Outcome(
-            verdict=Verdict.STOPPED if is_stopped else verdict,
-            failure=None if self._cause is None else self._classified(self._cause),
-            stop_signal=self._stop_signal,
-            exits=() if death is None else (death,),
-            took_s=self._system.now() - self._started_at_s,
-            attempt=max(1, self._starts),
-            survivors=self._processes.stuck(),
-        )
-
-    def _classified(self, cause: Death) -> Failure:
-        lines = cause.lines or self._system.last_lines(cause.process)
-        relayed = frozenset(self._processes.relayed)
-        is_stopped = self._stop_signal is not None
-        evidence = replace(self._evidence, last_lines=lines, stopped=is_stopped, handed_on=relayed)
-        return failure.classify(cause, evidence)
+        death, cause = self._death, self._cause
+        if self._stop_signal is not None:  # how it took the request is worth a word when it did not leave with 0
+            cause = death if death is not None and death.exit_code != 0 else None
+        failure = None if cause is None else self.classified(cause)
+        exits = () if death is None else (death,)
+        return self.ended(failure, exits, max(1, self._starts), well=self._cause is None)

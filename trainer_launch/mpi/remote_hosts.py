@@ -1,22 +1,20 @@
-"""The job's hosts as its launcher deals with them: who belongs to the job, who is there, what is run on them."""
+"""The job's hosts as its launcher deals with them: who is there, what runs on them, how long it waits for them."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from queue import SimpleQueue
 
-from trainer_launch.host import logs, process_tree
-from trainer_launch.host.deadline_subprocess import OUTPUT_BYTES, Ended
+from trainer_launch.host import logs
+from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model import Member
-from trainer_launch.model.units import printable
-from trainer_launch.mpi.host_access import HostAccess
+from trainer_launch.model.units import counted, listed, printable
+from trainer_launch.mpi import host_readiness
+from trainer_launch.mpi.host_access import HostAccess, HostCommands
 from trainer_launch.mpi.host_list import HostList
 from trainer_launch.mpi.host_readiness import Done, HostStage, Probes, Readiness, Threads
+from trainer_launch.mpi.hosted_program import HostedProgram
+from trainer_launch.planning.mpi import Spec
 from trainer_launch.supervisor.system import System
 
 _LOOK_S = 2.0  # between two looks at the list of hosts
@@ -24,7 +22,11 @@ _LOG_IN_S = 10.0
 _ASK_S = 1.5  # for a host that was well a moment ago to show its banner
 _SWEEP_S = 10.0
 _TELL_S = 8.0
-_AT_ONCE = 64  # commands
+GATHER_S = 3.0  # for other hosts to come too, before the job is started without them or interrupted for one
+_SHOWN = 8  # hosts that one sentence names
+_FIRST_SAY_S = 1.0
+_SAY_S = 5.0  # between two lines about missing hosts
+_SAY_AGAIN_S = 60.0  # while nothing changes
 
 
 class RemoteHosts:
@@ -160,90 +162,84 @@ class RemoteHosts:
         return self._commands.run(argv, limit_s, self._threads.post)
 
 
-# -- commands: PID 1 starts them, reaps them by pid, and never waits for one ----------------------
+class HostWait:
+    """Who is there, of those that the job is for, and how long the others are waited for."""
 
+    def __init__(self, spec: Spec, program: HostedProgram, hosts: RemoteHosts) -> None:
+        self._program, self._hosts = program, hosts
+        self._max_hosts, task = spec.max_hosts, spec.task
+        self._limit_s = float(task.settings.wait_timeout)
+        self._shrink_s = task.shrink_after_s
+        self.checks_keys = False  # hosts have to let us in
+        self._lost: str | None = None  # the host that the job has lost
+        self._until_s = 0.0
+        self._is_first = True  # nothing was started yet
+        self._there: tuple[Member, ...] = ()
+        self._same_since_s = 0.0  # since when the same hosts are there
+        self._say_at_s = self._say_again_s = 0.0  # when to say who is missing, and when though nothing has changed
+        self._last_said = ""
 
-Ending = Callable[[Ended], object]
+    def begin(self, now_s: float, *afresh: str, lost: str | None = None) -> None:
+        """Wait; those `afresh` have to show that they are there again."""
+        self._until_s = now_s + self._limit_s
+        self._there, self._same_since_s, self._lost = (), now_s, lost
+        self._say_at_s, self._last_said = now_s + _FIRST_SAY_S, ""
+        self._hosts.watch(self._hosts.members, afresh, check_keys=self.checks_keys)
 
+    def end(self) -> None:
+        """The hosts have been taken."""
+        self._is_first = False
 
-class _Command:
-    """A command that is under way."""
-
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], due_s: float, done: Ending) -> None:
-        """Start it. Raises OSError, ValueError: it cannot be started."""
-        self.due_s, self.done = due_s, done
-        with contextlib.ExitStack() as opened:
-            files = [os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "w+b") for name in ("stdout", "stderr")]
-            stdout, stderr = self._outputs = [opened.enter_context(file) for file in files]
-            self.popen = subprocess.Popen(
-                argv, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
-            )
-            self._opened = opened.pop_all()
-
-    def ended(self, status: int | None) -> Ended:
-        """How it ended, with what it has said; None: it was killed at its deadline."""
-        self.popen.returncode = -1 if status is None else status  # the system has collected it, or will
-        with self._opened:
-            stdout, stderr = (os.pread(output.fileno(), OUTPUT_BYTES, 0) for output in self._outputs)
-        return Ended(status=status, stdout=stdout, stderr=stderr, timed_out=status is None)
-
-
-class HostCommands:
-    """Those that are under way, and those that wait for their turn.
-
-    They are no part of the job: signals to everything below the launcher spare them.
-    """
-
-    def __init__(self, system: System, env: Mapping[str, str]) -> None:
-        self._system, self._env = system, env
-        self._waiting: deque[tuple[Sequence[str], float, Ending]] = deque()
-        self._running: dict[int, _Command] = {}  # by pid
-
-    def start(self, argv: Sequence[str], limit_s: float, done: Ending) -> None:
-        """Start a command; `done` is called in the main loop with how it ended."""
-        self._waiting.append((argv, limit_s, done))
-        self._begin()
-
-    def run(self, argv: Sequence[str], limit_s: float, post: Callable[[Callable[[], None]], None]) -> Ended:
-        """In a thread: have the main loop start a command by `post`, and wait for its end."""
-        ended: SimpleQueue[Ended] = SimpleQueue()
-        post(lambda: self.start(argv, limit_s, ended.put))
-        return ended.get()
+    def chosen(self, now_s: float) -> tuple[Member, ...] | None:
+        """The hosts to start on now; None: others are waited for."""
+        there = self.there()
+        if len(there) == len(self.wanted()) and (there or not self._hosts.has_list):
+            return there
+        if there != self._there:
+            self._there, self._same_since_s = there, now_s
+        return there if self._is_enough and now_s >= self._same_since_s + self._patience_s else None
 
     @property
-    def due_s(self) -> float | None:
-        """When to `tick` next."""
-        return min((command.due_s for command in self._running.values()), default=None)
+    def due_s(self) -> float:
+        """When to look again."""
+        shrink_s = self._same_since_s + self._patience_s if self._is_enough else self._until_s
+        return min(self._until_s, shrink_s, self._say_at_s)
 
-    def tick(self, now_s: float) -> None:
-        """Kill what is beyond its deadline. What is stuck in the kernel is left behind."""
-        for pid in [pid for pid, command in self._running.items() if now_s >= command.due_s]:
-            process_tree.kill(pid, below_first=False)  # a shell would say who was killed
-            self.reaped(pid, None)
+    def is_late(self, now_s: float) -> bool:
+        """Whether the time is over; says who is missing: soon, when that changes, and each minute."""
+        if now_s >= self._say_at_s:
+            self._say_at_s = now_s + _SAY_S
+            readiness = self._hosts.readiness
+            text = host_readiness.summary(readiness) if readiness else ""
+            if text and (text != self._last_said or now_s >= self._say_again_s):
+                logs.say(text)
+                self._last_said, self._say_again_s = text, now_s + _SAY_AGAIN_S
+        return now_s >= self._until_s
 
-    def reaped(self, pid: int, status: int | None) -> bool:
-        """A child has ended; whether it was a command."""
-        command = self._running.pop(pid, None)
-        if command is None:
-            return False
-        command.done(command.ended(status))
-        self._begin()
-        return True
+    @property
+    def _is_enough(self) -> bool:
+        program = self._program
+        least = program.first_hosts if self._is_first and program.first_hosts is not None else program.least_hosts
+        return least is not None and len(self._there) >= least
 
-    def close(self) -> None:
-        """Kill what still runs: nobody waits for it any more."""
-        for pid, command in self._running.items():
-            process_tree.kill(pid)
-            command.ended(None)
+    @property
+    def _patience_s(self) -> float:
+        """How long to wait for more hosts than the minimum; at first others are just coming, too."""
+        return max(self._shrink_s, GATHER_S) if self._is_first else self._shrink_s
 
-    def _begin(self) -> None:
-        while self._waiting and len(self._running) < _AT_ONCE:
-            argv, limit_s, done = self._waiting.popleft()
-            try:
-                command = _Command(argv, self._env, self._system.now() + limit_s, done)
-            except (OSError, ValueError) as problem:  # the latter: a NUL in a word
-                why = problem if isinstance(problem, OSError) else OSError(str(problem))
-                done(Ended(status=127, stderr=f"{argv[0]}: {why}".encode(), problem=why))
-                continue
-            self._system.adopt(command.popen.pid, keep=True)
-            self._running[command.popen.pid] = command
+    def wanted(self) -> tuple[Member, ...]:
+        """The hosts that the job is for; more of them stay in reserve."""
+        return self._hosts.members[: self._max_hosts]
+
+    def there(self) -> tuple[Member, ...]:
+        """Who could run the job: of those that are ready the first, so that ranks keep their order."""
+        ready = host_readiness.ready(self._hosts.readiness)
+        return tuple(member for member in self._hosts.members if member.host in ready)[: self._max_hosts]
+
+    def who_is_missing(self) -> str:
+        """In words, with the stage that each host is stuck at."""
+        wanted, why = self.wanted(), host_readiness.stuck(self._hosts.readiness)
+        absent = [member.host for member in wanted if member.host in why]
+        shown = listed([f"{host}: {why[host]}" for host in absent], _SHOWN, "; ")
+        what = f"{self._lost} did not come back: " if self._lost in absent else ""
+        return f"{what}{len(wanted) - len(absent)} of {counted(len(wanted), 'host')} ready; missing: {shown}"

@@ -1,4 +1,4 @@
-"""ssh to the other pods of the job: everything it needs, in one private folder.
+"""ssh to the other pods of the job: its key, and everything else that it needs, in one private folder.
 
 One key is all: every pod has it from the job's Secret. It opens each pod, and each pod shows it as its host key, so
 that both sides know each other, and nobody in between can pretend to be either.
@@ -11,8 +11,11 @@ import glob
 import logging
 import os
 import pwd
+import re
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from msgspec import Struct, field
 
@@ -21,11 +24,13 @@ from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Job
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.value_parsers import parse_number
-from trainer_launch.mpi import job_key
 
 _PLAIN_PORT = 22
 _PORT_OF_IMAGES = 2222  # mpi-operator's and Trainer's; who is not root may not listen at 22
-_SECONDS = 20.0  # for `ssh -G`, which takes milliseconds
+_SECONDS = 20.0  # for `ssh -G` and ssh-keygen, which take milliseconds
+_KEYS = ("id_rsa", "id_ecdsa", "id_ed25519", "ssh-privatekey")  # the last: the Secret mounted as it is
+_KEY_BYTES = 65_536
+PUBLIC_KEY = re.compile(r"((?:ssh|ecdsa|sk)-[a-z0-9@.-]{1,60}) ([A-Za-z0-9+/]{16,8192}={0,3})(?:\s.*)?")
 _MAX_BYTES = 1 << 20  # of /etc/passwd
 _log = logging.getLogger(__name__)
 INSECURE = (
@@ -110,11 +115,115 @@ def prepared(
         raise NodeError(f"the private folder {folder} cannot be made: {problem.strerror}") from None
     user = account(folder)
     ssh = user.argv(find("ssh", path))
-    public = job_key.take(job, files.key, user.argv(find("ssh-keygen", path)))
+    public = take_key(job, files.key, user.argv(find("ssh-keygen", path)))
     used = port_of(ssh) if port is None else port
-    job_key.write(files.known_hosts, known_hosts(public))
-    job_key.write(files.client, configuration(files, used, check_host_keys=check_host_keys))
+    write(files.known_hosts, known_hosts(public))
+    write(files.client, configuration(files, used, check_host_keys=check_host_keys))
     return SshClient(ssh=ssh, account=user, files=files, port=used, public=public, checks_host_keys=check_host_keys)
+
+
+def make_key(folder: str, keygen: str = "ssh-keygen") -> None:
+    """Make a job's Secret in the new folder `folder`, as the operators do: ECDSA P-521, in a file called id_rsa.
+
+    Raises:
+        NodeError: it cannot be made.
+    """
+    path = f"{folder}/id_rsa"
+    argv = (keygen, "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-C", "trainer-launch", "-f", path)
+    try:
+        os.mkdir(folder, 0o700)
+        done = deadline_subprocess.run(argv, None, _SECONDS)
+        if done.code != 0:
+            raise OSError(done.failure or f"{keygen} failed: {' '.join(done.err.split())[:200]}")
+        shutil.copy(f"{path}.pub", f"{folder}/authorized_keys")
+    except OSError as problem:
+        raise NodeError(f"cannot create an ssh key for the job: {problem}") from None
+
+
+def take_key(job: Job, copy: str, keygen: Sequence[str] = ("ssh-keygen",)) -> str:
+    """Copy the key that is mounted to the new private file `copy`; its public part, as `TYPE BASE64`.
+
+    Raises:
+        UsageError: there is no key, it cannot be read, or it is none.
+    """
+    if job.ssh_dir is None:
+        raise UsageError(
+            "the job's ssh key is not mounted; looked for id_rsa and authorized_keys in $HOME/.ssh, /root/.ssh and "
+            "/home/mpiuser/.ssh; set --ssh-dir to the job's sshAuthMountPath"
+        )
+    source = _find_key(job.ssh_dir)
+    write(copy, _read_key(source), what="the copy of the job's ssh key cannot be written")
+    return _public(source, copy, keygen)
+
+
+def write(path: str, text: str | bytes, *, what: str = "") -> None:
+    """Write a new file that is ours alone; `what` begins the error. Raises NodeError: it cannot be written."""
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+            file.write(text if isinstance(text, bytes) else os.fsencode(text))
+    except OSError as problem:
+        what = what or f"{Path(path).name} cannot be written in the private folder"
+        raise NodeError(f"{what}: {problem.strerror}") from None
+
+
+def _find_key(folder: str) -> Path:
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as problem:
+        raise UsageError(
+            f"the folder of the job's ssh key, {folder}, cannot be read ({problem.strerror}); mount the job's "
+            f"Secret there, or set --ssh-dir to where it is"
+        ) from None
+    for name in _KEYS:
+        if name in names:
+            return Path(folder, name)
+    content = f"it holds {', '.join(names[:5])}" if names else "it is empty"
+    raise UsageError(
+        f"{folder} has none of {', '.join(_KEYS)}; {content}; mount the Secret with the job's ssh key there"
+    )
+
+
+def _read_key(path: Path) -> bytes:
+    data = LiveFiles(_KEY_BYTES + 1).read(str(path))
+    if data is None:
+        raise UsageError(
+            f"the job's ssh key {path} cannot be read by uid {os.geteuid()} ({_looks(path)}); "
+            f"let the pod's securityContext have fsGroup and the Secret defaultMode 0440"
+        )
+    text = data.replace(b"\r\n", b"\n").strip()
+    if len(data) > _KEY_BYTES or not text.startswith(b"-----BEGIN ") or b"PRIVATE KEY-----" not in text:
+        raise UsageError(
+            f"{path} holds no private key: expected a file that begins with -----BEGIN … PRIVATE KEY-----, "
+            f"found {len(data)} bytes of something else; mount the job's Secret there"
+        )
+    return text + b"\n"  # without it newer forms of keys are refused
+
+
+def _looks(path: Path) -> str:
+    """Mode and owner, for a message."""
+    try:
+        status = path.stat()
+    except OSError as problem:
+        return problem.strerror or "no such file"
+    kind = "" if stat.S_ISREG(status.st_mode) else "no regular file, "
+    return f"{kind}mode {stat.S_IMODE(status.st_mode):04o}, owner {status.st_uid}:{status.st_gid}"
+
+
+def _public(source: Path, copy: str, keygen: Sequence[str]) -> str:
+    done = deadline_subprocess.run((*keygen, "-y", "-P", "", "-f", copy), None, _SECONDS)
+    if done.failure:
+        raise NodeError(f"{keygen[-1]} did not derive the public key: {done.failure}")
+    match = PUBLIC_KEY.fullmatch(done.out.strip())
+    if done.code == 0 and match:
+        return f"{match[1]} {match[2]}"
+    if "passphrase" in done.err:
+        raise UsageError(
+            f"the job's ssh key {source} has a passphrase, which cannot be typed in a pod; create one without"
+        )
+    raise UsageError(
+        f"{source} is no private key that {keygen[-1]} understands; it may be cut short: recreate the Secret"
+    )
 
 
 def find(name: str, path: str | None) -> str:
@@ -149,8 +258,8 @@ def account(folder: str) -> Account:
             f"(useradd -u {uid} …)"
         )
     passwd, group = f"{folder}/passwd", f"{folder}/group"
-    job_key.write(passwd, _text(_PASSWD).rstrip("\n") + f"\n{line}")
-    job_key.write(group, _text(_GROUP))
+    write(passwd, _text(_PASSWD).rstrip("\n") + f"\n{line}")
+    write(group, _text(_GROUP))
     _log.info("uid %d has no entry in %s: %s gives OpenSSH and mpirun one", uid, _PASSWD, library)
     env = {"LD_PRELOAD": library, "NSS_WRAPPER_PASSWD": passwd, "NSS_WRAPPER_GROUP": group}
     return Account("trainer-launch", "/bin/sh", env)

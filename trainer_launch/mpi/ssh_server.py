@@ -17,7 +17,7 @@ from trainer_launch.host import deadline_subprocess, process_tree
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.process_tree import ProcessEntry
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
-from trainer_launch.mpi import job_key, ssh_client
+from trainer_launch.mpi import ssh_client
 from trainer_launch.mpi.rank_environment import Handed
 from trainer_launch.mpi.ssh_client import SshFiles, quoted
 
@@ -64,18 +64,18 @@ def prepared(
     if is_root:
         check_capabilities(LiveFiles(_MAX_BYTES).read("/proc/self/status") or b"")
     check_port(reach.port, addresses)
-    job_key.write(files.authorized, authorized_keys(reach.public))
+    ssh_client.write(files.authorized, authorized_keys(reach.public))
     env = {**handed.env, **_NO_RC_FILES}
     text = configuration(
         files, port=reach.port, addresses=addresses, user=me.name, is_root=is_root, log_level=log_level
     )
-    job_key.write(files.server, text + set_env(env))
+    ssh_client.write(files.server, text + set_env(env))
     lines = _tried((*program, "-T", "-f", files.server))
     wrong = tuple(name for name, value in env.items() if f"setenv {name}={value}" not in lines)
     if wrong:  # an older sshd reads quotes in its own way: rather without than with another value
         os.unlink(files.server)
         kept = {name: value for name, value in env.items() if name not in wrong}
-        job_key.write(files.server, text + set_env(kept))
+        ssh_client.write(files.server, text + set_env(kept))
     more = _NO_PENALTIES if any(line.startswith("persourcepenalties ") for line in lines) else ()
     return PreparedSshd(argv=(*program, "-D", "-e", "-f", files.server, *more), unfit=wrong)
 

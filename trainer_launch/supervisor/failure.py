@@ -252,12 +252,12 @@ def with_device_fault(death: Death, evidence: Evidence) -> Death:
     return replace(death, fault=recognised[1][:_WHY_CHARS]) if recognised and is_proof else death
 
 
-def with_agents_error(death: Death, content: dict[str, Any]) -> Death:
-    """The death of torchrun's agent as that of the worker that failed first, as the agent's error file tells.
+def with_torchruns_file(death: Death, content: dict[str, Any]) -> Death:
+    """torchrun's own death as that of the worker which failed first, whose error file torchrun hands up.
 
-    When the agent itself was killed, the file is not about this death.
+    When torchrun itself was killed, the file is not about this death.
     """
-    if death.signal is not None or not content:
+    if not content or death.signal is not None:
         return death
     ended = error_lines.ended_in(content) or {"code": death.code}
     return replace(death, **_words_of(content), **ended)

@@ -3,6 +3,7 @@
 A generation is what was started since `begin`. The processes that were started are its leaders. They are known by
 pid: an orphan, or a process of an earlier generation, means nothing here. A generation ends by rungs:
 
+RANKS    for mpirun only: its ranks, which run on other hosts, were told, and have most of the grace
 LEADERS  the leaders have the plan's stop signal, and most of the grace
 ALL      everything below us has SIGTERM, and the rest of the grace
 KILL     everything below us has SIGKILL, again and again; what does not end is named, and given up
@@ -28,6 +29,7 @@ from trainer_launch.model.units import counted
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
 from trainer_launch.supervisor.system import System
 
+RANKS_SHARE = 0.7  # of the grace belongs to ranks alone, before the leader that started them is asked
 LEADERS_SHARE = 0.8  # of the grace belongs to the leaders alone, or to whom daemons serve; the rest to all others
 CLEAR_S = 2.0  # between SIGTERM and SIGKILL for what an ended leader has left behind
 KILL_AGAIN_S = 0.1  # first interval between two rounds of SIGKILL, then doubled
@@ -41,9 +43,10 @@ class Rung(IntEnum):
     """How far stopping has come."""
 
     NONE = 0
-    LEADERS = 1
-    ALL = 2
-    KILL = 3
+    RANKS = 1
+    LEADERS = 2
+    ALL = 3
+    KILL = 4
 
 
 class Processes:
@@ -64,6 +67,7 @@ class Processes:
         self._ended: dict[int, float] = {}  # ended leaders, and when what they left behind gets SIGKILL
         self._untold: list[int] = []  # those of them whose leftovers have not had SIGTERM yet
         self._is_clearing = False  # the last leader has ended
+        self._grace_s = self._plan.grace_s
         self._kill_at_s: float | None = None  # the end of the grace
         self._climb_at_s: float | None = None  # the deadline of this rung
         self._again_at_s: float | None = None  # when this rung's signal is sent again
@@ -163,10 +167,11 @@ class Processes:
 
     # -- signals to us ------------------------------------------------------------------------
 
-    def on_signal(self, number: int, now_s: float) -> SignalAction:
+    def on_signal(self, number: int, now_s: float, *, spares_leaders: bool = False) -> SignalAction:
         """Do with a signal what the plan says, whatever this generation does now; what it was for.
 
         The first request to stop asks the leaders, unless they are being ended already; each further one climbs.
+        `spares_leaders`: their ranks on other hosts have had the signal.
         """
         action = action_of(number, self._plan.signals)
         name, asks = signal_name(number), action is SignalAction.TERMINATE
@@ -174,11 +179,12 @@ class Processes:
             self.note_request(number)
             if self.rung is Rung.KILL and self._climb_at_s is not None:
                 self._climb_at_s = min(self._climb_at_s, now_s + LAST_KILL_S)
-            self.stop(now_s, Rung.LEADERS if self.asked == 1 else Rung(min(self.rung + 1, Rung.KILL)))
+            first = Rung.RANKS if spares_leaders else Rung.LEADERS
+            self.stop(now_s, first if self.asked == 1 else max(first, Rung(min(self.rung + 1, Rung.KILL))))
             return action
         self._observer.tell("signal", signal=number, asks_to_stop=False)
         self.relayed.add(number)
-        for pid in self._alive:
+        for pid in () if spares_leaders else self._alive:
             self._system.signal_leader(pid, number, wakes=action is SignalAction.DRAIN)
         if action is SignalAction.DRAIN:
             self.is_draining = True
@@ -208,13 +214,17 @@ class Processes:
         times = (self._climb_at_s, self._again_at_s, *self._ended.values())
         return min((at_s for at_s in times if at_s is not None), default=None)
 
-    def stop(self, now_s: float, rung: Rung = Rung.LEADERS) -> None:
-        """Climb to this rung; it is nothing new where that is reached, or where nothing lives."""
+    def stop(self, now_s: float, rung: Rung = Rung.LEADERS, grace_s: float | None = None) -> None:
+        """Climb to this rung; it is nothing new where that is reached, or where nothing lives.
+
+        `grace_s`: until SIGKILL, where that differs from the plan's and the first rung is climbed.
+        """
         if self.is_over or rung <= self.rung:
             return
         self.rung = rung
         if self._kill_at_s is None:
-            self._kill_at_s = now_s + self._plan.grace_s
+            self._grace_s = self._grace_s if grace_s is None else grace_s
+            self._kill_at_s = now_s + self._grace_s
         if rung is Rung.KILL:
             self._ended, self._untold = {}, []
             self._climb_at_s = now_s + (LAST_KILL_S if self.asked else KILL_S)
@@ -226,8 +236,11 @@ class Processes:
             self._observer.tell("stopping", rung="everyone")
             # Leaders hear it again: to an agent the second request means "now everyone".
             self._signal_all(signal.SIGTERM, again=True)
+        elif rung is Rung.RANKS:
+            self._climb_at_s = self._kill_at_s - (1 - RANKS_SHARE) * self._grace_s
+            self._observer.tell("stopping", rung="ranks")
         else:
-            self._climb_at_s = now_s + LEADERS_SHARE * self._plan.grace_s
+            self._climb_at_s = self._kill_at_s - (1 - LEADERS_SHARE) * self._grace_s
             self._observer.tell("stopping", rung="leaders")
             for pid in self._alive:
                 self._system.signal_leader(pid, self._plan.stop_signal, wakes=True)

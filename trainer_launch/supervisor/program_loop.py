@@ -11,11 +11,8 @@ import logging
 import os
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from trainer_launch.model import Death, Failure, Outcome, Plan
-from trainer_launch.supervisor import failure
-from trainer_launch.supervisor.error_lines import read_error_file
+from trainer_launch.supervisor import error_lines, failure
 from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.processes import Processes, Rung
 from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
@@ -185,10 +182,8 @@ class ProgramLoop(RunLoop):
             cause = self._death
         if cause is None or cause.exit_code == 0:
             return None
-        death = failure.with_agents_error(cause, read_error_file(self._plan.failure_file))
-        lines, relayed = self._system.last_lines(cause.process), frozenset(self._processes.relayed)
-        evidence = replace(self._evidence, last_lines=lines, stopped=is_stopped, handed_on=relayed)
-        return failure.classify(death, evidence)
+        death = failure.with_torchruns_file(cause, error_lines.read_error_file(self._plan.failure_file))
+        return self.classified(death)
 
 
 def _is_hang(death: Death) -> bool:

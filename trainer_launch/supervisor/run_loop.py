@@ -6,9 +6,11 @@ import logging
 from abc import ABC, abstractmethod
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from trainer_launch.model import Death, Failure, Outcome, Plan, Verdict, exit_codes
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
-from trainer_launch.supervisor.failure import Evidence
+from trainer_launch.supervisor.failure import Evidence, classify
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver
 from trainer_launch.supervisor.system import System
@@ -113,9 +115,13 @@ class RunLoop(ABC):
         if (asks or action is SignalAction.DRAIN) and self._stop_signal is None and not self.is_decided:
             self._stop_signal = number
         if lives:
-            self._processes.on_signal(number, now_s)
+            self._processes.on_signal(number, now_s, spares_leaders=self.tell_ranks(number, action))
         elif asks or action is SignalAction.DRAIN:
             self._processes.note_request(number)
+
+    def tell_ranks(self, number: int, action: SignalAction) -> bool:
+        """Let ranks on other hosts have a signal; whether they had it in place of what runs here."""
+        return False
 
     def ended(self, failure: Failure | None, exits: tuple[Death, ...], attempt: int, *, well: bool) -> Outcome:
         """How it ended: `well`, unless it was asked to stop."""
@@ -129,6 +135,13 @@ class RunLoop(ABC):
             attempt=attempt,
             survivors=self._processes.stuck(),
         )
+
+    def classified(self, death: Death) -> Failure:
+        """The cause of a death, by its own last lines or the program's."""
+        lines = death.lines or self._system.last_lines(death.process)
+        relayed, is_stopped = frozenset(self._processes.relayed), self._stop_signal is not None
+        evidence = replace(self._evidence, last_lines=lines, stopped=is_stopped, handed_on=relayed)
+        return classify(death, evidence)
 
     @property
     @abstractmethod

@@ -235,8 +235,8 @@ class System:
         return self._signal_groups(number) if reached is None else reached  # groups are all that we can reach
 
     def _ours(self) -> list[process_tree.ProcessEntry]:
-        """What is below us, but for what is kept and what carries no mark of ours."""
-        entries = [entry for entry in process_tree.descendants(os.getpid()) if entry.pid not in self._kept]
+        """What is below us, but for what is kept, with its session, and what carries no mark of ours."""
+        entries = [entry for entry in process_tree.descendants(os.getpid()) if entry.session not in self._kept]
         if self.mark is not None:
             entries = [entry for entry in entries if self._is_marked(entry)]
         self._seen = {number for entry in entries for number in (entry.session, entry.group)}

@@ -27,7 +27,7 @@ _TEST = msg.Test(1, 0, 2, "h", 1, "t", 1.0)
 
 
 @target()
-def agents_note(data: bytes) -> None:
+def events(data: bytes) -> None:
     """The news of a run, which PID 1 and `status` read while the job runs."""
     told = event_log._parse_all(data)
     standing = event_log.stand(told)

@@ -17,7 +17,6 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.units import printable
 from trainer_launch.mpi import (
     host_readiness,
-    job_key,
     mpirun_command,
     mpirun_messages,
     ssh_client,
@@ -100,9 +99,9 @@ def key_file(data: bytes) -> None:
     """The mounted ssh key, of which nothing is shown."""
     folder = Path(FOLDER)
     (folder / "id_rsa").write_bytes(data)
-    found = attempt(job_key._read, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
+    found = attempt(ssh_client._read_key, folder / "id_rsa", kinds=(UsageError,), names="id_rsa")
     assert not isinstance(found, bytes) or found.endswith(b"\n")
-    job_key.PUBLIC.fullmatch(data.decode("utf-8", "replace").strip())
+    ssh_client.PUBLIC_KEY.fullmatch(data.decode("utf-8", "replace").strip())
     fault_isolation.pair(0, 1)
 
 
@@ -134,7 +133,7 @@ def ending(data: bytes) -> None:
     Path("errors.json").write_bytes(note)
     content = error_lines.read_error_file("errors.json")
     for code, number in ((1, None), (255, None), (None, 9), (None, 11)):
-        death = failure.with_agents_error(Death(process="p", code=code, signal=number), content)
+        death = failure.with_torchruns_file(Death(process="p", code=code, signal=number), content)
         found = failure.classify(death, failure.Evidence(last_lines=lines))
         ended = outcome.placed(Outcome(verdict=Verdict.FAILED, failure=found), 0, "host")
         assert 0 < outcome.exit_code(ended) < 256

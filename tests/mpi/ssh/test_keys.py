@@ -11,7 +11,7 @@ import pytest
 from tests.mpi.ssh.secrets import P521, secret
 from trainer_launch.model import Job
 from trainer_launch.model.errors import UsageError
-from trainer_launch.mpi import job_key, ssh_client
+from trainer_launch.mpi import ssh_client
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]
 FORMS = {
@@ -28,7 +28,7 @@ def job_of(folder: Path) -> Job:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_every_form_of_key_is_taken(tmp_path, form) -> None:
     folder = secret(tmp_path / "a mount", form)
-    public = job_key.take(job_of(folder), str(tmp_path / "copy"))
+    public = ssh_client.take_key(job_of(folder), str(tmp_path / "copy"))
     assert (folder / "id_rsa.pub").read_text().startswith(public + " ")
 
 
@@ -36,7 +36,7 @@ def test_every_form_of_key_is_taken(tmp_path, form) -> None:
 def test_a_key_of_any_mode_becomes_private(tmp_path, mode) -> None:
     folder = secret(tmp_path / "mount")
     (folder / "id_rsa").chmod(mode)
-    job_key.take(job_of(folder), str(tmp_path / "copy"))
+    ssh_client.take_key(job_of(folder), str(tmp_path / "copy"))
     found = (tmp_path / "copy").stat()
     assert stat.S_IMODE(found.st_mode) == 0o600
     assert found.st_uid == os.geteuid()
@@ -46,19 +46,19 @@ def test_a_key_without_its_last_newline_or_with_windows_lines_is_mended(tmp_path
     folder = secret(tmp_path / "mount", FORMS["ed25519 in OpenSSH's own form"])
     text = (folder / "id_rsa").read_text()
     (folder / "id_rsa").write_bytes(text.strip().replace("\n", "\r\n").encode())
-    job_key.take(job_of(folder), str(tmp_path / "copy"))
+    ssh_client.take_key(job_of(folder), str(tmp_path / "copy"))
     assert (tmp_path / "copy").read_text() == text
 
 
 def test_a_key_may_be_made_for_a_name_that_is_no_utf_8(tmp_path) -> None:
     folder = secret(tmp_path / "mount", ("-t", "ed25519", "-C", os.fsdecode(b"m\xfcller@host")))
-    public = job_key.take(job_of(folder), str(tmp_path / "copy"))
+    public = ssh_client.take_key(job_of(folder), str(tmp_path / "copy"))
     assert (folder / "id_rsa.pub").read_bytes().startswith(public.encode() + b" m\xfcller")
 
 
 def refused(folder: Path, tmp_path: Path) -> str:
     with pytest.raises(UsageError) as caught:
-        job_key.take(job_of(folder), str(tmp_path / "copy"))
+        ssh_client.take_key(job_of(folder), str(tmp_path / "copy"))
     assert caught.value.exit_code == 2
     text = str(caught.value)
     assert "\n" not in text
@@ -98,7 +98,7 @@ def test_nothing_mounted_is_one_sentence(tmp_path) -> None:
     (tmp_path / "mount").mkdir()
     assert "it is empty" in refused(tmp_path / "mount", tmp_path)
     with pytest.raises(UsageError, match="set --ssh-dir"):
-        job_key.take(Job(contract="unknown"), str(tmp_path / "copy"))
+        ssh_client.take_key(Job(contract="unknown"), str(tmp_path / "copy"))
 
 
 def test_a_client_is_all_in_one_private_folder(tmp_path) -> None:

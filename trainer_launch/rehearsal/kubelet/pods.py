@@ -20,7 +20,7 @@ from trainer_launch.host.files import replace as replace_file
 from trainer_launch.model import Process
 from trainer_launch.model.errors import NotRunnableError, UsageError
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
-from trainer_launch.mpi import job_key, ssh_client
+from trainer_launch.mpi import ssh_client
 from trainer_launch.planning import programs
 from trainer_launch.planning.command import Kind, parse_command
 from trainer_launch.rehearsal.controllers import local_jobs, v1
@@ -112,7 +112,7 @@ class Kubelet:
             made = tuple(pod if local_jobs.is_worker(pod) else with_command(pod, words) for pod in made)
         if any(map(local_jobs.uses_ssh, made)):
             if self._ssh_port is None:
-                job_key.make(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
+                ssh_client.make_key(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
                 self._ssh_port = network.free_port()
             port, device = self._ssh_port, self._device
             scratch = {pod.name: str(self._scratch / pod.name / "tmp") for pod in made}
