@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
-from trainer_launch.model import Death, Failure, Outcome, Plan
+from trainer_launch.model import Death, Failure, Outcome, Plan, exit_codes
 from trainer_launch.supervisor import failure
 from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.processes import Processes, Rung
@@ -61,8 +59,40 @@ class ProgramLoop(RunLoop):
         self._death: Death | None = None  # of this attempt
         self._cause: Death | None = None  # the same where it failed by itself, or a hang
         self._restarts_s: list[float] = []  # when something was started again
+        self._resolve_until_s: float | None = None  # while the plan's names are awaited
+        self._unresolved = f"the resolver has not answered for {', '.join(plan.wait_for)}"
 
     def begin(self, now_s: float) -> None:
+        """Start it, once the names resolve that it could not do without."""
+        names = self._plan.wait_for
+        if not names:
+            self._start()
+            return
+        log.info("waiting up to %g s for %s to resolve", self._plan.wait_s, ", ".join(names))
+        self._observer.tell("waiting", names=names)
+        self._resolve_until_s = now_s + self._plan.wait_s
+        self._system.resolve_names(names)
+
+    def on_names(self, unresolved: str, now_s: float) -> None:
+        """Start it if all names resolve."""
+        if unresolved:
+            self._unresolved = unresolved
+            log.warning("%s", unresolved)
+            self._observer.tell("unresolved", text=unresolved)
+            return
+        self._observer.tell("resolved")
+        self._stop_resolving()
+        self._start()
+
+    def _stop_resolving(self) -> None:
+        self._resolve_until_s = None
+        self._system.stop_resolving()
+
+    def times(self) -> tuple[float | None, ...]:
+        """When something is due; None: never."""
+        return (*super().times(), self._resolve_until_s)
+
+    def _start(self) -> None:
         """Start it, also anew: how an earlier attempt ended is forgotten."""
         self._death, self._cause, self._evidence = None, None, Evidence()
         if self._plan.failure_file is not None:
@@ -118,9 +148,14 @@ class ProgramLoop(RunLoop):
 
     def settle(self, now_s: float) -> None:
         """Nothing lives any more: the end, or a new start on clean ground."""
-        self._cause = self._cause or self.unresolved(now_s)
-        is_waiting = self._resolve_until_s is not None and not (self._cause or self._stop_signal)
-        if is_waiting or not self._processes.is_over:
+        if self._resolve_until_s is not None:
+            if now_s >= self._resolve_until_s:
+                infrastructure = exit_codes.INFRASTRUCTURE
+                self._cause = Death(reason="Unresolved", message=self._unresolved, code=infrastructure)
+            elif self._stop_signal is None:
+                return
+            self._stop_resolving()
+        if not self._processes.is_over:
             return
         why = self._why_again()
         if why is None:
@@ -130,7 +165,7 @@ class ProgramLoop(RunLoop):
         at_most = self._plan.restarts
         log.warning("%s; restarting it (restart %d of at most %d per hour)", why, len(self._recent(now_s)), at_most)
         self._system.clean()
-        self.begin(now_s)
+        self._start()
 
     def _why_again(self) -> str | None:
         """Why all is started again; None: it is not."""
@@ -176,16 +211,14 @@ class ProgramLoop(RunLoop):
     def _failure(self) -> Failure | None:
         cause, is_stopped = self._cause, self._stop_signal is not None
         if cause is not None and _is_hang(cause):  # however what hung then ended, if it did
-            return failure.classify(cause, self._evidence)
+            return self._failure_of(cause)
         if is_stopped:  # how it took the request is worth a word when it did not leave with 0
             cause = self._death
         if cause is None or cause.exit_code == 0:
             return None
         note = self._system.read_text(self._plan.failure_file) if self._plan.failure_file else None
         death = failure.with_agents_word(cause, failure.parse_agent_failure(note) if note else None)
-        lines, relayed = self._system.last_lines(cause.process), frozenset(self._processes.relayed)
-        evidence = replace(self._evidence, last_lines=lines, stopped=is_stopped, handed_on=relayed)
-        return failure.classify(death, evidence)
+        return self._failure_of(death, stopped=is_stopped, handed_on=frozenset(self._processes.relayed))
 
 
 def _is_hang(death: Death) -> bool:
