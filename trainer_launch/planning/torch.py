@@ -85,8 +85,6 @@ def plan(task: Task, reason: str) -> Plan:
         membership=_membership(task, address),
         grace_s=task.grace_s,
         signals=actions,
-        wait_for=() if _seats(task, nodes_of(task)) else _wait_for(task),  # with seats there are others to ask
-        wait_s=task.settings.wait_timeout,
         hosting=_hosting(task),
         meeting=_meeting(task),
         reasons=(reason, why, *([binding] if bound else [])),

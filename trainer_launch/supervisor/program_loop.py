@@ -222,4 +222,4 @@ class ProgramLoop(RunLoop):
 
 
 def _is_hang(death: Death) -> bool:
-    return not death.process  # it is no end of a process
+    return not death.process and death.reason != "Unresolved"  # it is no end of a process
