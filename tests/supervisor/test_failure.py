@@ -168,11 +168,6 @@ def test_an_agent_that_was_killed_itself_left_a_note_about_something_else():
     assert (failure.rank, failure.exit_code) == (None, 137)
 
 
-def test_names_that_never_resolve_are_lost_peers():
-    cause = classify(Death(reason="Unresolved", message="x"), Evidence())
-    assert (cause.reason, cause.message, cause.exit_code) == ("PeerLost", "x", 138)
-
-
 def test_a_note_is_read_leniently():
     note = {
         "rank": 1,

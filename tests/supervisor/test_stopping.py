@@ -189,28 +189,6 @@ def test_any_signal_can_be_a_request_to_stop_and_leaders_hear_the_plans_own() ->
     assert (1, "leader", "a", 2) in calls
 
 
-# -- names --------------------------------------------------------------------------------------
-
-WAITS = {"wait_for": ("x",), "wait_s": 5.0}
-
-
-def test_nothing_starts_before_its_names_resolve() -> None:
-    _, calls = run(plan(**WAITS), FakeSystem({"a": [ENDS]}).unresolved(1, "x: unknown").resolved(2))
-    assert calls[:3] == [(0, "resolve", "x"), (2, "stop resolving"), (2, "spawn", "a")]
-
-
-def test_names_that_never_resolve_fail_with_what_the_resolver_said() -> None:
-    ended, calls = run(plan(**WAITS), FakeSystem().unresolved(1, "x: unknown"))
-    assert (failure_of(ended).message, outcome.exit_code(ended), starts(calls)) == ("x: unknown", 138, 0)
-    assert "has not answered for x" in failure_of(run(plan(**WAITS), FakeSystem())[0]).message
-
-
-@pytest.mark.parametrize("action", SignalAction)
-def test_while_names_are_awaited_a_stop_signal_ends_the_wait_whatever_it_is_mapped_to(action) -> None:
-    ended, calls = run(plan(**WAITS, signals={TERM: action}), FakeSystem().signalled(1, TERM))
-    assert (ended.verdict, ended.took_s, starts(calls)) == (Verdict.STOPPED, 1.0, 0)
-
-
 # -- hangs --------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from trainer_launch.model import Death, Failure, Outcome, Plan, exit_codes
+from trainer_launch.model import Death, Failure, Outcome, Plan
 from trainer_launch.supervisor import failure
 from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.processes import Processes, Rung
@@ -59,40 +59,8 @@ class ProgramLoop(RunLoop):
         self._death: Death | None = None  # of this attempt
         self._cause: Death | None = None  # the same where it failed by itself, or a hang
         self._restarts_s: list[float] = []  # when something was started again
-        self._resolve_until_s: float | None = None  # while the plan's names are awaited
-        self._unresolved = f"the resolver has not answered for {', '.join(plan.wait_for)}"
 
     def begin(self, now_s: float) -> None:
-        """Start it, once the names resolve that it could not do without."""
-        names = self._plan.wait_for
-        if not names:
-            self._start()
-            return
-        log.info("waiting up to %g s for %s to resolve", self._plan.wait_s, ", ".join(names))
-        self._observer.tell("waiting", names=names)
-        self._resolve_until_s = now_s + self._plan.wait_s
-        self._system.resolve_names(names)
-
-    def on_names(self, unresolved: str, now_s: float) -> None:
-        """Start it if all names resolve."""
-        if unresolved:
-            self._unresolved = unresolved
-            log.warning("%s", unresolved)
-            self._observer.tell("unresolved", text=unresolved)
-            return
-        self._observer.tell("resolved")
-        self._stop_resolving()
-        self._start()
-
-    def _stop_resolving(self) -> None:
-        self._resolve_until_s = None
-        self._system.stop_resolving()
-
-    def times(self) -> tuple[float | None, ...]:
-        """When something is due; None: never."""
-        return (*super().times(), self._resolve_until_s)
-
-    def _start(self) -> None:
         """Start it, also anew: how an earlier attempt ended is forgotten."""
         self._death, self._cause, self._evidence = None, None, Evidence()
         if self._plan.failure_file is not None:
@@ -148,13 +116,6 @@ class ProgramLoop(RunLoop):
 
     def settle(self, now_s: float) -> None:
         """Nothing lives any more: the end, or a new start on clean ground."""
-        if self._resolve_until_s is not None:
-            if now_s >= self._resolve_until_s:
-                infrastructure = exit_codes.INFRASTRUCTURE
-                self._cause = Death(reason="Unresolved", message=self._unresolved, code=infrastructure)
-            elif self._stop_signal is None:
-                return
-            self._stop_resolving()
         if not self._processes.is_over:
             return
         why = self._why_again()
@@ -165,7 +126,7 @@ class ProgramLoop(RunLoop):
         at_most = self._plan.restarts
         log.warning("%s; restarting it (restart %d of at most %d per hour)", why, len(self._recent(now_s)), at_most)
         self._system.clean()
-        self._start()
+        self.begin(now_s)
 
     def _why_again(self) -> str | None:
         """Why all is started again; None: it is not."""
@@ -186,14 +147,11 @@ class ProgramLoop(RunLoop):
         self._observer.tell("restarting", restart=len(self._restarts_s), restarts_at_most=at_most)
 
     def _observe(self) -> None:
-        phase = RunPhase.WAITING if self._resolve_until_s is not None else self._processes.phase
         since_s = self._cause.at_s if self._cause is not None and _is_hang(self._cause) else None
-        self._observer.enter(RunPhase.DONE if self.is_done else phase, self._time_use(), since_s)
+        self._observer.enter(RunPhase.DONE if self.is_done else self._processes.phase, self._time_use(), since_s)
 
     def _time_use(self) -> TimeUse:
         """What the seconds from now on are spent on."""
-        if self._resolve_until_s is not None:
-            return TimeUse.WAITING
         has_failed = self._cause is not None
         if self._processes.is_running and not has_failed:
             return TimeUse.TRAINING
@@ -222,4 +180,4 @@ class ProgramLoop(RunLoop):
 
 
 def _is_hang(death: Death) -> bool:
-    return not death.process and death.reason != "Unresolved"  # it is no end of a process
+    return not death.process  # it is no end of a process

@@ -56,8 +56,6 @@ class RunLoop(ABC):
             now_s = self._system.now()
             for number in happened.signals:  # first: a worker that had the same SIGTERM as we has not failed
                 self.on_signal(number, now_s)
-            if happened.resolved or happened.unresolved:
-                self.on_names(happened.unresolved, now_s)
             self.on_news(now_s)
             for pid, status in happened.ended:
                 self.on_child(pid, status, now_s)
@@ -125,9 +123,6 @@ class RunLoop(ABC):
     @abstractmethod
     def on_hang(self, hang: Death, now_s: float) -> None:
         """Act on a hang of what runs."""
-
-    def on_names(self, unresolved: str, now_s: float) -> None:  # noqa: B027  most runs ask for none
-        """Act on what the resolver tells of names that were asked for: which do not resolve yet; "": all do."""
 
     def on_news(self, now_s: float) -> None:  # noqa: B027  most runs hear of nobody else
         """Act on what others than the kernel tell; nobody tells a program anything."""
