@@ -198,9 +198,6 @@ class FakeSystem(System):
     def read_text(self, path):
         return self.files.get(path)
 
-    def remove(self, path):
-        self.files.pop(path, None)
-
     def last_lines(self, name, rank=None):
         return ()
 

@@ -209,9 +209,9 @@ class TorchNode(RunLoop):
 
     def hear(self, news: News, now_s: float) -> None:
         """The coordinator said something, or is out of reach, or is back."""
-        if isinstance(news, say.Note):
-            self._hear_note(topics.opened_by_node(news, self._group.generation), now_s)
         match news:
+            case say.Note():
+                self._hear_note(topics.opened_by_node(news, self._group.generation), now_s)
             case Disconnected():
                 self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
             case Connected():
@@ -398,13 +398,12 @@ class TorchNode(RunLoop):
     def _note_guiltier(self, death: Death) -> None:
         """A worker that failed for a reason of its own, also if whom it cut off has died sooner."""
         ending = self._ending
-        if death.process in ending.wrote_error and death.message is not None and ending.ends is not None:
-            self._evidence = self._system.look()
-            self._ending = Ending(worker_ends.by_itself(death), ends=replace(ending.ends, failed=True))
-        elif ending.death is not None:  # in place of a worker that lost a peer
-            self._ending = Ending(worker_ends.by_itself(death))
-        else:
+        wrote_first = death.process in ending.wrote_error and death.message is not None
+        if ending.death is None and not wrote_first:  # it may have failed because it was stopped
             return
+        self._evidence = self._system.look()
+        ends = None if ending.ends is None else replace(ending.ends, failed=True)
+        self._ending = Ending(worker_ends.by_itself(death), ends=ends)
         self._say(death)
         self._report()
 
@@ -466,14 +465,8 @@ class TorchNode(RunLoop):
         ended = f"was killed (signal {number})" if number is not None else f"ended with exit code {code}"
         text = f"the store process of generation {self._group.generation} {ended}"
         _log.warning("%s", text)
-        ending = Ending(Death(code=code, signal=number, message=text))
-        if self.phase is NodePhase.RUNNING:
-            self._end_generation(ending, now_s, text)
-        elif self.phase is NodePhase.FORMED:
-            self._ending = ending
-            self._report()
-            self._rejoin()
-        # else our workers have ended; others' may not need it, and if they do, they fail
+        if self.phase is not NodePhase.DONE:  # else others' workers may not need it, and if they do, they fail
+            self._end_generation(Ending(Death(code=code, signal=number, message=text)), now_s, text)
 
     # -- what comes next ----------------------------------------------------------------------
 
@@ -555,14 +548,8 @@ class TorchNode(RunLoop):
         )
         if isinstance(end, say.GiveUp):
             self._hand_up(own)
-            given_up = GivenUp(
-                reason=end.reason,
-                rank=end.rank,
-                exit_code=end.exit_code,
-                signal=end.signal,
-                message=end.message or "",
-            )
-            return replace(outcome, given_up=given_up)
+            first = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}
+            return replace(outcome, given_up=GivenUp(reason=end.reason, message=end.message or "", **first))
         if isinstance(end, say.Finished) and not self._exits and self._stop_signal is None:
             more = " any more" if self._starts else ""
             return replace(outcome, note=f"this node was a spare, and the job did not need it{more}")

@@ -319,11 +319,6 @@ class System:
         except OSError:
             return None
 
-    def remove(self, path: str) -> None:
-        """Remove a file that may not be there."""
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-
     def drain(self, wait_s: float) -> None:
         """Write out what labelled processes have left in their pipes."""
         if not self._output.close(wait_s):
