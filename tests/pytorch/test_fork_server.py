@@ -434,6 +434,7 @@ def test_a_server_that_could_not_be_started_while_nobody_waited_is_tried_again(s
     starter = starting("refused runs")
     starter.begin()
     assert starter.prepare() is False, "it runs, and is not ready yet"
+    starter._end_server()
 
 
 def test_workers_of_a_callers_fork_that_ended_after_it_was_ready_are_not_started_as_programs() -> None:
