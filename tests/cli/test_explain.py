@@ -40,7 +40,7 @@ def test_json_has_the_five_keys_and_the_flat_job() -> None:
 def test_the_plan_is_the_argument_list_that_would_run(tmp_path: Path) -> None:
     train = script(tmp_path, "")
     plan = json.loads(launch("explain", "--json", "--", "torchrun", train, "--lr", "1", env=V2).stdout)["plan"]
-    assert (plan["engine"], plan["processes"], plan["wait_for"]) == ("torch", [], ["job-node-0-0.job"])
+    assert (plan["engine"], plan["processes"]) == ("torch", [])
     assert plan["workers"]["argv"][1:] == ["-u", train, "--lr", "1"]
     assert plan["workers"]["count"] == plan["nproc_per_node"]
 

@@ -104,6 +104,22 @@ def test_torch_restarts_failed_workers_as_often_as_told_and_leaves_no_temporary_
     assert list(temporary.iterdir()) == []
 
 
+def test_a_job_that_advances_has_all_restarts_that_it_may_however_soon_each_of_them_fails(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.write_text("0")
+    train = f"""
+import sys
+step = int(open({str(checkpoint)!r}).read()) + 1
+open({str(checkpoint)!r}, 'w').write(str(step))
+print('step', step, flush=True)
+sys.exit(step < 7)
+"""
+    words = ("run", "--prefix", "--nproc-per-node", "1", "--max-restarts", "99", "--")
+    ended = launch(*words, script(tmp_path, train))
+    assert ended.returncode == 0, ended.stderr
+    assert checkpoint.read_text() == "7", "without new steps the fifth failure is the last"
+
+
 @pytest.mark.long("tests/cli/test_torch.py")
 @both_ways
 def test_a_failure_is_logged_once_by_whom_it_concerns(tmp_path: Path, method: str) -> None:

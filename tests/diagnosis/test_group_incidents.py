@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +16,6 @@ from trainer_launch.diagnosis.topics import Ranks
 from trainer_launch.diagnosis.worker_samples import Place
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death
-from trainer_launch.pytorch import worker_group
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver
@@ -120,15 +118,11 @@ def test_ranks_that_are_known_are_told_once(life: Life) -> None:
 
 
 @pytest.mark.parametrize(("later_s", "accuses"), [(0.0, False), (4.0, False), (6.0, True)])
-def test_who_has_just_finished_has_left_nobody_waiting_for_its_data(
-    later_s: float, accuses: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_has_just_finished_has_left_nobody_waiting_for_its_data(later_s: float, accuses: bool) -> None:
     """What another node tells of a rank that waits may be from before that; once it cannot be, data is uneven."""
-    now_s = 1000.0
-    monkeypatch.setattr(worker_group, "time", SimpleNamespace(time=lambda: now_s))
     group = group_of()
-    group.note(FINISHED)
-    now_s += later_s
+    group.deaths.append(FINISHED)
+    cast(FakeSystem, group.system).clock_s = FINISHED.at_s + later_s
     found = explain((*group.ended(), waits(1), waits(2)), NOW_NS, 2.0)
     assert found is not None
     assert (found.accuses, found.active) == (accuses, not accuses), found.text
@@ -136,5 +130,7 @@ def test_who_has_just_finished_has_left_nobody_waiting_for_its_data(
 
 
 def test_when_a_killed_rank_ended_is_no_progress() -> None:
-    killed = Death(rank=0, local_rank=0, code=137, signal=9)
-    assert worker_group.rank_state(killed, 0, None, 1.0).quiet_s is None
+    group = group_of()
+    group.deaths.append(Death(rank=0, local_rank=0, code=137, signal=9))
+    (state,) = group.ended()
+    assert state.quiet_s is None

@@ -7,6 +7,8 @@ import pytest
 from tests.membership.world import World, running
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.state import Gone, Phase, Tick
+from trainer_launch.observability.goodput import TRAINING
+from trainer_launch.observability.training_judge import TrainingJudge
 
 
 def test_ranks_follow_the_node_index_whoever_comes_first():
@@ -211,6 +213,23 @@ def test_a_job_that_fails_at_every_start_is_not_started_for_ever():
     world.fail(peers[0])
     world.join(*peers)
     assert "3 times in a row" in world.last(peers[1], msg.GiveUp).reason
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_over"),
+    [((5, 6, 7, 8, 9), False), ((5, 5, 5, 5), True), ((5, 3, 4, 5), True), ((5, None, None, 6, 7), False)],
+    ids=["each gets further", "none gets further", "each repeats the same steps", "a first step after two without"],
+)
+def test_a_generation_that_reaches_a_new_step_is_no_crash_however_soon_it_fails(steps, is_over):
+    world, peers = running(max_restarts=100, crash_loop=3, judges=[TrainingJudge()])
+    for step in steps:
+        world.fail(peers[0])
+        for peer in peers:
+            notes = {TRAINING: {"spent_s": {}, "step": step}}
+            world.say(peer, msg.Join(world.incarnations[peer], world.number, notes=notes))
+        if not world.is_over:
+            world.open_store()
+    assert world.is_over is is_over
 
 
 def test_a_long_generation_ends_a_crash_loop():

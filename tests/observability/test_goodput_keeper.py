@@ -126,12 +126,6 @@ SLOW = Program(ends_s=2, code=1, leaves=(Program(),))  # what it leaves behind t
             FakeSystem({"a": [SLOW]}).signalled(2.05, TERM),
             [TimeUse.TRAINING, TimeUse.STOPPING, TimeUse.ENDING],
         ),
-        ({"wait_for": ("x",), "wait_s": 5.0}, FakeSystem(), [TimeUse.WAITING, TimeUse.ENDING]),
-        (
-            {"restarts": 1},
-            FakeSystem({"a": [Program(2, number=9, leaves=(Program(),)), Program(2)]}),
-            [TimeUse.TRAINING, TimeUse.STOPPING, TimeUse.TRAINING, TimeUse.ENDING],
-        ),
     ],
 )
 def test_what_a_node_does_that_runs_any_program(

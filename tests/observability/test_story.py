@@ -34,10 +34,10 @@ class Listener(RunObserver):
         self.told.append((event, *list(values.values())[:1]))
 
 
-def story_of(system: FakeSystem, restarts: int = 0) -> list[tuple[object, ...]]:
+def story_of(system: FakeSystem, respawns: int = 0) -> list[tuple[object, ...]]:
     """The names and first values of what a plan of one process tells."""
     process = Process(name="main", argv=("train",), env={})
-    plan = Plan(engine="test", processes=(process,), grace_s=10.0, restarts=restarts)
+    plan = Plan(engine="test", processes=(process,), grace_s=10.0, respawns=respawns)
     listener = Listener()
     supervise(plan, system, observer=listener)
     return listener.told
@@ -55,7 +55,7 @@ def test_a_run_that_is_asked_to_stop_and_does_not() -> None:
 
 
 def test_an_agent_that_is_started_again() -> None:
-    told = story_of(FakeSystem({"main": [Program(1, number=KILL), Program(1)]}), restarts=3)
+    told = story_of(FakeSystem({"main": [Program(1, number=KILL), Program(1)]}), respawns=1)
     assert ("restarting", 1) in told
     assert told.count(("spawned", "main")) == 2
 

@@ -149,16 +149,6 @@ def test_a_pod_of_another_replicated_job_starts_no_second_node_0() -> None:
         argv("train.py", foreign, host=machine)
 
 
-def test_only_nodes_that_do_not_host_wait_for_the_hosts_name() -> None:
-    assert engines.plan(request("train.py", FIXED)).wait_for == ("job-node-0-0.job",)
-    for address in ("127.0.0.1", "10.1.2.3", "fd00::1"):
-        meets = replace(FIXED, coordinator=Endpoint(address, 29500))
-        assert engines.plan(request("train.py", meets)).wait_for == (), "an address needs no DNS"
-    host = replace(FIXED, node_rank=0, is_coordinator=True)
-    assert engines.plan(request("train.py", host)).wait_for == ()
-    assert engines.plan(request("train.py", ALONE)).wait_for == ()
-
-
 TWO = Job(contract="x", nodes=NodeRange(2, 2), engine="torchrun")
 
 

@@ -1,6 +1,6 @@
 """Run one plan under the supervisor, as the command line would: `python driver.py PLAN_AS_JSON`.
 
-Besides the plan's own fields: `resolver` ("block": never answers, "fail": always says no), `last_words` (a path).
+Besides the plan's own fields: `last_words` (a path).
 """
 
 from __future__ import annotations
@@ -9,21 +9,11 @@ import json
 import logging
 import os
 import sys
-import threading
 
-from trainer_launch.host.dns import lookup
 from trainer_launch.model import Destination, Plan, Process, signal_policy
 from trainer_launch.supervisor import outcome
 from trainer_launch.supervisor.program_loop import supervise
 from trainer_launch.supervisor.system import System
-
-
-def blocking(name):
-    threading.Event().wait(60)
-
-
-def failing(name):
-    raise OSError(2, "no such host, says the test")
 
 
 def read(process):
@@ -43,10 +33,8 @@ def plan_of(spec):
 def main():
     logging.basicConfig(level=os.environ.get("LEVEL", "INFO"), format="[launcher] %(message)s", stream=sys.stderr)
     spec = json.loads(sys.argv[1])
-    resolver = {None: lookup, "block": blocking, "fail": failing}[spec.pop("resolver", None)]
     last_words = spec.pop("last_words", None)
-    system = System(resolver=resolver)
-    ended = supervise(plan_of(spec), system)
+    ended = supervise(plan_of(spec), System())
     logging.info("%s", outcome.summary(ended))
     if last_words:
         outcome.write_termination_message(outcome.termination_message(ended), last_words)

@@ -68,7 +68,7 @@ with open({str(tmp_path / "counts")!r}, "a+") as file:
         os.kill(os.getpid(), signal.SIGKILL)
 """
     process = {"argv": [*PYTHON, "-c", dies], "label": "n0"}
-    with Launcher(tmp_path, process, restarts=3) as launcher:
+    with Launcher(tmp_path, process, respawns=3) as launcher:
         assert launcher.wait() == 0, launcher.log()
     counts = [int(word) for word in (tmp_path / "counts").read_text().split()]
     assert len(counts) == 4

@@ -161,19 +161,6 @@ def test_a_suspended_worker_hears_a_request_and_a_drain(tmp_path, signals):
         assert "saved" in launcher.notes()
 
 
-@pytest.mark.parametrize("resolver", ["block", "fail"])
-def test_a_stop_while_names_are_awaited_ends_at_once(tmp_path, wrap, resolver):
-    with Launcher(
-        tmp_path, worker("note:ready"), wrap=wrap, resolver=resolver, wait_for=["peer.invalid"], wait_s=60.0
-    ) as launcher:
-        launcher.await_log("waiting up to")
-        started = time.monotonic()
-        launcher.send(signal.SIGTERM)
-        assert launcher.wait() == 143
-        assert time.monotonic() - started < 30.0
-        assert launcher.notes() == []
-
-
 def test_children_inherit_nothing_odd(tmp_path, wrap):
     block = (
         "import signal, os, sys; signal.pthread_sigmask(0, [15, 10]); signal.signal(2, signal.SIG_IGN);"

@@ -43,6 +43,7 @@ class Coordinator:
         self._system = system
         self._news: deque[Any] = deque()
         self.said: list[say.FromNode] = []
+        self.connection = "no address for node-0 yet"
         self.generation = 0
         self._is_away = True
         self._wish: say.Join | None = None  # that waits for a connection
@@ -112,7 +113,7 @@ class FakeStarter:
             raise self.refusals.pop(0)
         return True
 
-    begin = prepare = renew = _ready
+    begin = prepare = _ready
 
     def answer(self) -> bool:
         if self.problems:

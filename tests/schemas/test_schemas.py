@@ -66,17 +66,19 @@ def test_a_job_as_status_shows_it_is_so_too() -> None:
 
 
 def test_a_line_of_the_event_log_is_so_too() -> None:
-    assert violations("event", {"time": event_log.rfc3339_ms(0), "event": "resolved", "node": 0}) == []
+    assert (
+        violations("event", {"time": event_log.rfc3339_ms(0), "event": "stopping", "rung": "kill", "node": 0}) == []
+    )
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        {"event": "resolved", "node": 0},
+        {"event": "stopping", "rung": "kill", "node": 0},
         {"event": "nothing", "node": 0, "time": event_log.rfc3339_ms(0)},
         {"event": "signal", "node": None, "time": event_log.rfc3339_ms(0), "signal": "TERM", "asks_to_stop": True},
-        {"event": "resolved", "node": None, "time": "yesterday"},
-        {"event": "resolved", "node": None, "time": event_log.rfc3339_ms(0), "more": 1},
+        {"event": "stopping", "rung": "kill", "node": None, "time": "yesterday"},
+        {"event": "stopping", "rung": "kill", "node": None, "time": event_log.rfc3339_ms(0), "more": 1},
     ],
 )
 def test_a_line_that_is_otherwise_is_none(line: dict[str, Any]) -> None:

@@ -85,14 +85,6 @@ class FakeSystem(System):
         """Signals to us."""
         return self.at(at_s, lambda: Happened(signals=numbers))
 
-    def resolved(self, at_s: float) -> FakeSystem:
-        """All names resolve."""
-        return self.at(at_s, lambda: Happened(resolved=True))
-
-    def unresolved(self, at_s: float, text: str) -> FakeSystem:
-        """They do not."""
-        return self.at(at_s, lambda: Happened(unresolved=text))
-
     def ends(self, at_s: float, name: str, number: int) -> FakeSystem:
         """The kernel ends the present process of this name at last, as one that thaws."""
         return self.at(at_s, lambda: self._end(self.pid_of(name), -number))
@@ -198,12 +190,6 @@ class FakeSystem(System):
 
     def _key(self, pid: int) -> tuple[int, int]:
         return pid, 1
-
-    def resolve_names(self, names):
-        self._note("resolve", *names)
-
-    def stop_resolving(self):
-        self._note("stop resolving")
 
     def look(self):
         return self._evidence

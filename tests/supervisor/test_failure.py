@@ -170,11 +170,6 @@ def test_a_torchrun_that_was_killed_itself_left_a_file_about_something_else():
     assert with_torchruns_file(death(number=9), error_file("ValueError: x", 1)) == death(number=9)
 
 
-def test_names_that_never_resolve_are_lost_peers():
-    cause = classify(Death(reason="Unresolved", message="x"), Evidence())
-    assert (cause.reason, cause.message, cause.exit_code) == ("PeerLost", "x", 138)
-
-
 @pytest.mark.parametrize(
     ("content", "told"),
     [

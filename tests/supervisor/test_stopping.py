@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +12,6 @@ from tests.supervisor.fakes import KILL, TERM, FakeSystem, Program, failure_of
 from trainer_launch.model import Death, Outcome, Plan, Process, Verdict
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.supervisor import outcome
-from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.processes import LAST_KILL_S
 from trainer_launch.supervisor.program_loop import supervise
 
@@ -101,78 +98,22 @@ def test_a_request_or_a_drain_after_the_work_is_done_does_not_spoil_it() -> None
         assert run(plan(), system)[0].verdict is Verdict.SUCCEEDED
 
 
-# -- starting again -----------------------------------------------------------------------------
-
-
-def test_what_somebody_killed_is_started_again_on_clean_ground_and_its_first_end_is_forgotten() -> None:
-    ended, calls = run(plan(restarts=1), FakeSystem({"a": [KILLED, Program(ends_s=4)]}))
-    assert calls == [
-        (0, "spawn", "a"),
-        (1, "all", TERM),
-        (1, "clean"),
-        (1, "spawn", "a"),
-        (5, "all", TERM),
-        (5, "drain"),
-    ]
-    assert (ended.verdict, ended.attempt, outcome.exit_code(ended)) == (Verdict.SUCCEEDED, 2, 0)
-    assert "137" not in outcome.termination_message(ended)
-
-
-def test_how_an_earlier_attempt_ended_is_no_word_about_how_this_one_took_the_request_to_stop() -> None:
-    system = FakeSystem({"a": [KILLED, Program(term_code=0)]}).signalled(9000, TERM)
-    ended, _ = run(plan(restarts=3), system)
-    assert (ended.verdict, ended.failure) == (Verdict.STOPPED, None)
-
-
-def test_what_an_earlier_attempt_died_of_is_no_evidence_about_how_this_one_took_the_request_to_stop() -> None:
-    killed_for_memory = Evidence(oom_kills_before=0, oom_kills_after=1)
-    system = FakeSystem({"a": [KILLED, Program(term_s=None)]}, evidence=killed_for_memory).signalled(5, TERM)
-    ended, _ = run(plan(restarts=1), system)
-    assert (failure_of(ended).reason, failure_of(ended).evidence) == ("Stopped", ())
-
-
-def test_the_error_file_of_an_earlier_attempt_is_not_about_this_one(tmp_path: Path) -> None:
-    file = tmp_path / "error.json"
-    system = FakeSystem({"a": [KILLED, Program(ends_s=1, code=5)]})
-
-    def fails() -> None:
-        file.write_text(json.dumps({"message": {"message": "x", "errorCode": 9}}))
-
-    system.at(0.5, fails)
-    ended, _ = run(plan(restarts=1, failure_file=str(file)), system)
-    assert outcome.exit_code(ended) == 5
-
-
-def test_it_is_started_again_only_so_often_in_an_hour() -> None:
-    ended, calls = run(plan(restarts=1), FakeSystem({"a": [KILLED, KILLED]}))
-    assert (starts(calls), failure_of(ended).reason, outcome.exit_code(ended)) == (2, "Killed", 137)
-    hourly = [Program(ends_s=3601, number=KILL)] * 9
-    ended, calls = run(plan(restarts=1), FakeSystem({"a": [*hourly, ENDS]}))
-    assert (starts(calls), ended.verdict) == (10, Verdict.SUCCEEDED), "in a job of weeks"
-
-
-def test_what_ends_by_itself_is_not_started_again() -> None:
-    ended, calls = run(plan(restarts=1), FakeSystem({"a": [Program(ends_s=1, code=9)]}))
-    assert (starts(calls), outcome.exit_code(ended)) == (1, 9)
-
-
 @pytest.mark.parametrize("number", [TERM, USR2])
 @pytest.mark.parametrize("at_s", [0.5, 1.5, 3.05])
-def test_nothing_is_started_again_after_a_request_or_a_drain_also_during_the_last_kills(
+def test_a_failure_before_a_request_or_a_drain_stays_the_cause_also_during_the_last_kills(
     number: int, at_s: float
 ) -> None:
     """It was killed at 1 s; what it left behind is killed at 3 s, and takes a moment to die."""
     slow = Program(ends_s=3.1, number=KILL, term_s=None, is_stuck=True)
     system = FakeSystem({"a": [Program(ends_s=1, number=KILL, term_s=None, leaves=(slow,))]})
-    ended, calls = run(plan(restarts=3), system.signalled(at_s, number))
-    assert starts(calls) == 1
+    ended, _ = run(plan(), system.signalled(at_s, number))
     assert ended.verdict is (Verdict.STOPPED if at_s < 1 else Verdict.FAILED), "it had failed before"
 
 
 @pytest.mark.parametrize("number", [TERM, USR2])
-def test_nothing_is_started_again_after_a_request_or_a_drain_while_a_hung_run_is_stopped(number: int) -> None:
-    ended, calls = run(plan(restarts=3), FakeSystem({"a": [IGNORES]}).signalled(12, number), Watch())
-    assert (starts(calls), outcome.exit_code(ended)) == (1, 138)
+def test_so_does_a_hang_where_the_request_or_the_drain_comes_while_it_is_stopped(number: int) -> None:
+    ended, _ = run(plan(), FakeSystem({"a": [IGNORES]}).signalled(12, number), Watch())
+    assert outcome.exit_code(ended) == 138
 
 
 # -- signals ------------------------------------------------------------------------------------
@@ -194,28 +135,6 @@ def test_any_signal_can_be_a_request_to_stop_and_leaders_hear_the_plans_own() ->
     start = plan(signals={USR1: TERMINATE, TERM: DRAIN}, stop_signal=2)
     _, calls = run(start, FakeSystem({"a": [Program(2)]}).signalled(1, USR1))
     assert (1, "leader", "a", 2) in calls
-
-
-# -- names --------------------------------------------------------------------------------------
-
-WAITS = {"wait_for": ("x",), "wait_s": 5.0}
-
-
-def test_nothing_starts_before_its_names_resolve() -> None:
-    _, calls = run(plan(**WAITS), FakeSystem({"a": [ENDS]}).unresolved(1, "x: unknown").resolved(2))
-    assert calls[:3] == [(0, "resolve", "x"), (2, "stop resolving"), (2, "spawn", "a")]
-
-
-def test_names_that_never_resolve_fail_with_what_the_resolver_said() -> None:
-    ended, calls = run(plan(**WAITS), FakeSystem().unresolved(1, "x: unknown"))
-    assert (failure_of(ended).message, outcome.exit_code(ended), starts(calls)) == ("x: unknown", 138, 0)
-    assert "has not answered for x" in failure_of(run(plan(**WAITS), FakeSystem())[0]).message
-
-
-@pytest.mark.parametrize("action", SignalAction)
-def test_while_names_are_awaited_a_stop_signal_ends_the_wait_whatever_it_is_mapped_to(action) -> None:
-    ended, calls = run(plan(**WAITS, signals={TERM: action}), FakeSystem().signalled(1, TERM))
-    assert (ended.verdict, ended.took_s, starts(calls)) == (Verdict.STOPPED, 1.0, 0)
 
 
 # -- hangs --------------------------------------------------------------------------------------
@@ -244,12 +163,6 @@ def test_what_hangs_is_ended_politely_and_the_hang_is_the_cause_however_it_ends(
     assert len(ended.survivors) == program.is_stuck
 
 
-def test_what_hangs_is_started_again_as_often_as_the_plan_says() -> None:
-    system = FakeSystem({"a": [Program(), Program(ends_s=5)]})
-    ended, _ = run(plan(restarts=1), system, Watch())
-    assert (system.starts("a"), ended.verdict) == ([0, 9.1], Verdict.SUCCEEDED)
-
-
 def test_the_watch_looks_at_its_own_pace_and_only_at_what_runs_and_is_to_run() -> None:
     watch = Watch()
     run(plan(), FakeSystem({"a": [IGNORES]}).signalled(4.5, TERM), watch)
@@ -274,12 +187,10 @@ LIVES = st.lists(LIFE, max_size=3)
 
 @given(LIVES, st.lists(st.tuples(st.sampled_from([TERM, USR2]), TIMES), max_size=4), st.booleans())
 @settings(deadline=None)
-def test_any_history_ends_in_time_and_nothing_starts_after_a_request(lives, signals, hangs) -> None:
+def test_any_history_ends_in_time(lives, signals, hangs) -> None:
     system = FakeSystem({"a": lives})
     for number, at_s in signals:
         system.signalled(at_s, number)
-    start = plan(restarts=2)
+    start = plan()
     ended, _ = run(start, system.signalled(300, TERM), Watch() if hangs else None)
-    asked_s = min([at_s for _, at_s in signals], default=300)
-    assert [at_s for at_s in system.starts("a") if at_s > asked_s] == []
     assert ended.took_s <= 300 + start.grace_s + LAST_KILL_S

@@ -54,6 +54,7 @@ def main() -> None:
                 _write("checkpoint", str(number))
             with open(os.path.join(FOLDER, "steps"), "a") as file:
                 file.write(f"{time.monotonic()} {number} {int(total[0])} {start}\n")
+            print(f"step {number}", flush=True)  # as most programs do: who advances is in no crash loop
         if int(total[1]) or int(total[2]):
             break
         time.sleep(STEP_S)

@@ -180,7 +180,6 @@ def _plan_json(task: Task, plan: Plan) -> dict[str, Json]:
         "engine": plan.engine,
         "topology_label": task.trial.label,
         "reasons": plan.reasons,
-        "wait_for": plan.wait_for,
         "grace_s": plan.grace_s,
         "hosting": None if plan.hosting is None else to_builtins(plan.hosting),
         "signals": {
@@ -327,8 +326,6 @@ def _plan_rows(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: 
     yield from _place(plan, job)
     if plan["engine"] is None:
         return
-    if plan["wait_for"]:
-        yield "waits for", f"{', '.join(plan['wait_for'])} to resolve"
     if plan["hosting"]:
         yield "restarts", _restarts(plan["hosting"])
     if plan["hang_timeout"] is not None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from queue import Empty, Queue
 from typing import TypeAlias
-
-from trainer_launch.model.units import listed
 
 Addresses: TypeAlias = frozenset[str]
 Lookup: TypeAlias = Callable[[str], Addresses]  # raises OSError while the name does not resolve
@@ -120,73 +117,3 @@ def _addresses(name: str, by: Lookup) -> Addresses | Answer:
         return by(name)
     except OSError as problem:
         return _ANSWERS.get(problem.errno, Answer.FAILED)
-
-
-# -- waiting until names resolve ---------------------------------------------------------------
-
-
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 2.0
-_FIRST_SAY_S = 5.0  # between the first and the second message, then doubled
-_LONGEST_SAY_S = 60.0
-_SHOWN = 5
-
-
-class PendingNames:
-    """Resolves names until all have an address; `fd` is readable when `news` has something to tell."""
-
-    def __init__(self, names: Iterable[str], resolver: Lookup = lookup) -> None:
-        self._resolve = resolver
-        self._problems = dict.fromkeys(
-            names, ""
-        )  # by name that does not resolve: why not, "" before it was asked for
-        self._closed = threading.Event()
-        self._lock = threading.Lock()
-        self._say_at_s = 0.0
-        self._say_every_s = _FIRST_SAY_S
-        self.fd, self._post_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def start(self) -> None:
-        """Begin; the thread is a daemon, so one that is stuck in the resolver cannot keep us alive."""
-        threading.Thread(target=self._run, daemon=True, name="resolver").start()
-
-    def news(self, now_s: float) -> tuple[bool, str | None]:
-        """Take in the answers: whether all resolve, and a sentence when it is time to say one."""
-        try:
-            os.read(self.fd, 65536)
-        except BlockingIOError:
-            return not self._problems, None
-        problems = [f"{name} ({why})" for name, why in self._problems.items()]
-        if not problems or now_s < self._say_at_s:
-            return not problems, None
-        self._say_at_s = now_s + self._say_every_s
-        self._say_every_s = min(2 * self._say_every_s, _LONGEST_SAY_S)
-        return False, f"not resolved yet: {listed(problems, _SHOWN)}"
-
-    def close(self) -> None:
-        """Stop asking. Under the lock: a late answer must not be written into a descriptor used anew."""
-        self._closed.set()
-        with self._lock:
-            os.close(self.fd)
-            os.close(self._post_fd)
-
-    def _run(self) -> None:
-        pause_s = _FIRST_PAUSE_S
-        while self._problems:
-            answers = {name: self._problem(name) for name in self._problems}
-            self._problems = {name: why for name, why in answers.items() if why}
-            with self._lock, contextlib.suppress(BlockingIOError):  # full: its reader is due to wake up anyway
-                if self._closed.is_set():
-                    return
-                os.write(self._post_fd, b".")
-            if self._closed.wait(pause_s):
-                return
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    def _problem(self, name: str) -> str:
-        """Why a name does not resolve; "": it does."""
-        try:
-            self._resolve(name)
-        except OSError as problem:
-            return getattr(problem, "strerror", None) or str(problem)
-        return ""

@@ -366,7 +366,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._hello = hello
         self._secret = secret
         self._say = say
-        self._said = ""
+        self.connection = ""  # how it is, in words
         self._run_dir = run_dir
         # Both are said again on a new connection, until the next generation: a reset may have lost them.
         self._wish: msg.Join | None = None
@@ -608,6 +608,6 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             self._unsent.append(msg.Took(claim.generation))
 
     def _change(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
+        if text != self.connection:
+            self.connection = text
             self._say(text)

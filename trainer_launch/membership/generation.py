@@ -348,13 +348,15 @@ def charge(state: State) -> Step:
 
 
 def stumble(state: State, reason: str, now_s: float) -> Step:
-    """Count a generation that did not get far, but not for ever."""
-    settings = state.settings
+    """Count a generation that did not get far, but not for ever: further than any before it, it did get far."""
+    settings, notes = state.settings, [node.notes for node in state.nodes.values()]
+    progress = max((judge.progress(_bodies(judge, notes)) for judge in state.judges), default=0)
     early = state.run is not None and _lasted_s(state, now_s) < timeouts.CRASH_LOOP_S
-    state = replace(state, crashes=state.crashes + 1 if early else 0)
+    crashes = state.crashes + 1 if early and progress <= state.progress else 0
+    state = replace(state, crashes=crashes, progress=max(progress, state.progress))
     if state.crashes >= settings.crash_loop:
         within = f"{state.crashes} times in a row within {timeouts.CRASH_LOOP_S:g} s of the start"
-        return give_up(state, f"{reason}, and generations have failed {within}")
+        return give_up(state, f"{reason}, and generations have failed {within}, with no new step")
     return state, ()
 
 
@@ -393,11 +395,12 @@ def _seen(state: State, failure: msg.GiveUp, suspicion: Suspicion) -> str:
 
 def _noted(state: State, suspicion: Suspicion) -> str:
     """What judges read in the notes of the nodes whose workers have ended."""
-    texts = [
-        judge.explain_end([notes[judge.topic] for notes in suspicion.notes if judge.topic in notes])
-        for judge in state.judges
-    ]
+    texts = (judge.explain_end(_bodies(judge, suspicion.notes)) for judge in state.judges)
     return "; ".join(filter(None, texts))
+
+
+def _bodies(judge: Judge, notes: Iterable[Mapping[str, Any]]) -> list[Any]:
+    return [of_node[judge.topic] for of_node in notes if judge.topic in of_node]
 
 
 def give_up(state: State, reason: str) -> Step:

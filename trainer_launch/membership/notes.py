@@ -78,6 +78,10 @@ class Judge(Struct, frozen=True, kw_only=True):
         """What nodes whose workers have ended carried, in words for people; "": nothing."""
         return ""
 
+    def progress(self, bodies: Sequence[Any]) -> int:
+        """How far the job has ever come, by what nodes have carried; 0: nothing tells."""
+        return 0
+
     def status(self, now_s: float) -> object:
         """The body of what `status` shows."""
         return None

@@ -46,7 +46,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     store_timeout_s: float = timeouts.STORE_S
     candidate: int | None = None  # the rank of the node whose launcher this is; None: only node 0's is a candidate
     unseen_s: float = timeouts.UNSEEN_S
-    crash_loop: int = 5  # generations in a row that fail within CRASH_LOOP_S
+    crash_loop: int = 5  # generations in a row that fail within CRASH_LOOP_S, and advance nothing
 
     @property
     def all_nodes(self) -> int:
@@ -168,7 +168,8 @@ class State(Struct, frozen=True, kw_only=True):
     yielding_until_s: float | None = None  # nodes are refused: a lower candidate is there
     generation: int = 0  # the highest that anyone has seen
     restarts: int = 0  # failures, likewise
-    crashes: int = 0  # generations in a row that failed early
+    crashes: int = 0  # generations in a row that failed early, and advanced nothing
+    progress: int = 0  # how far the job had come when the last one failed
     losses: tuple[Loss, ...] = ()  # of one node, in a row
     suspicion: Suspicion | None = None
     quarantined: tuple[msg.Quarantine, ...] = ()

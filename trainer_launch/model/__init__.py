@@ -305,12 +305,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     grace_s: float  # from the request to stop until SIGKILL
     stop_signal: int = SIGTERM  # what asks a leader to stop
     signals: Mapping[int, SignalAction] = field(default_factory=dict)  # where it is not the default
-    restarts: int = 0  # times an hour that all starts again after one of ours died of a signal that we did not send
     # Times an hour that one that ends by itself is started again while what it has started goes on.
     respawns: int = 0
     daemons: frozenset[str] = frozenset()  # programs that hear SIGTERM only once nothing else runs below them
-    wait_for: tuple[str, ...] = ()  # host names that must resolve before the first process starts
-    wait_s: float = 0.0  # how long to wait for them
     hosting: Hosting | None = None  # on node 0 of a torch job that meets at our coordinator
     meeting: tuple[str, Endpoint] | None = None  # the job's name, and where our coordinator is found
     failure_file: str | None = None  # where torchrun leaves the first failure as JSON

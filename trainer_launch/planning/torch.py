@@ -24,7 +24,6 @@ from trainer_launch.model import (
     Topology,
     Workers,
     signal_policy,
-    value_parsers,
 )
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
@@ -85,8 +84,6 @@ def plan(task: Task, reason: str) -> Plan:
         membership=_membership(task, address),
         grace_s=task.grace_s,
         signals=actions,
-        wait_for=() if _seats(task, nodes_of(task)) else _wait_for(task),  # with seats there are others to ask
-        wait_s=task.settings.wait_timeout,
         hosting=_hosting(task),
         meeting=_meeting(task),
         reasons=(reason, why, *([binding] if bound else [])),
@@ -217,8 +214,6 @@ def plan_of_torchrun(task: Task, reason: str) -> Plan:
         grace_s=task.grace_s,
         stop_signal=signal_policy.stop_signal(actions),
         signals=actions,
-        wait_for=_wait_for(task),
-        wait_s=task.settings.wait_timeout,
         failure_file=failure,
         reasons=(reason,),
     )
@@ -580,14 +575,6 @@ def _membership(task: Task, local_addr: str | None) -> Membership:
         secret_file=task.secret_file,
         label=task.trial.label or "",
     )
-
-
-def _wait_for(task: Task) -> tuple[str, ...]:
-    """Node 0's name, on every other node: a name that does not resolve yet is fatal inside torch."""
-    topology = task.topology
-    if topology.pods == 1 or topology.coordinator is None or topology.is_coordinator:
-        return ()
-    return () if value_parsers.is_address(topology.coordinator.host) else (topology.coordinator.host,)
 
 
 def _seats(task: Task, nodes: NodeRange) -> Seats | None:

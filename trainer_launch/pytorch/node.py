@@ -2,8 +2,7 @@
 
 phase    | leaves it when
 ---------|--------------------------------------------------------------------------------------------------------
-WAITING  | node 0's name resolves: JOINING; it does not in time: ENDED
-JOINING  | Formed: FORMED; GiveUp, Finished: ENDED
+JOINING  | Formed: FORMED; GiveUp, Finished, or no coordinator for too long: ENDED
 FORMED   | Go, and workers can be started: RUNNING; Restart, or the store has ended: JOINING
 RUNNING  | all workers have ended with 0: DONE; the generation ends in any other way: ENDING
 ENDING   | nothing of the generation lives any more: JOINING, or ENDED if the job is over
@@ -20,7 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,7 +59,6 @@ _log = logging.getLogger(__name__)
 class NodePhase(Enum):
     """Where the node is; see the drawing."""
 
-    WAITING = "waiting"
     JOINING = "joining"
     FORMED = "formed"
     RUNNING = "running"
@@ -79,17 +77,6 @@ class Ending(Struct, frozen=True):
     is_reported: bool = False  # the coordinator knows of it
     ends: worker_ends.Ends | None = None  # before anybody stopped a worker; None: looked at once all have ended
     wrote_error: frozenset[str] = frozenset()  # workers that had written an error when the coordinator ended it
-
-
-class Formation:
-    """A generation that this node is in, and how far its start has come."""
-
-    def __init__(self, formed: say.Formed) -> None:
-        self.formed = formed
-        self.go: say.Go | None = None
-        self.is_prepared = False  # workers can be started, and the store is open if this node hosts it
-        self.is_store_tried_again = False
-        self.folder = ""  # for error files and logs, a folder for each worker; "": none
 
 
 class Diagnosis(NamedTuple):
@@ -136,9 +123,11 @@ class TorchNode(RunLoop):
         self._workers, self._membership = group.workers, group.membership
         self._incidents, self._stragglers, self._hang_watch = diagnosis
         group.system.mark = runtime_directory.VARIABLE, self._workers.run_dir
-        self._folders = LogFolders(self._workers, self._membership.job)
-        self.phase = NodePhase.WAITING
-        self._formation: Formation | None = None
+        self._folders, self._folder = LogFolders(self._workers, self._membership.job), ""
+        self.phase = NodePhase.JOINING
+        self._formed: say.Formed | None = None  # the last generation that this node was in
+        self._go: say.Go | None = None  # where its store is
+        self._is_prepared = False  # workers can be started, and the store is open if this node hosts it
         self._ending = Ending(ends=worker_ends.UNKNOWN_ENDS)  # of this generation, or of the last one
         self._end: say.GiveUp | say.Finished | Death | None = None  # how the job ends for this node
         self._exits: tuple[Death, ...] = ()  # of the last generation, where its workers ran at the end
@@ -161,9 +150,7 @@ class TorchNode(RunLoop):
     # -- what happens -------------------------------------------------------------------------
 
     def begin(self, now_s: float) -> None:
-        """Node 0's name resolves: join."""
-        self.phase = NodePhase.JOINING
-        self._away_since_s = None if self._away_since_s is None else now_s
+        """Join the job, once the coordinator is in reach."""
         self._join()
 
     def times(self) -> tuple[float | None, ...]:
@@ -173,7 +160,7 @@ class TorchNode(RunLoop):
     @property
     def _away_until_s(self) -> float | None:
         """How long the coordinator may stay away."""
-        if self._away_since_s is None or self.phase in (NodePhase.WAITING, NodePhase.ENDING, NodePhase.ENDED):
+        if self._away_since_s is None or self.phase in (NodePhase.ENDING, NodePhase.ENDED):
             return None
         patience_s = {NodePhase.RUNNING: timeouts.BLIP_S, NodePhase.DONE: timeouts.GONE_S}
         until_s = self._away_since_s + patience_s.get(self.phase, self._membership.patience_s)
@@ -222,9 +209,9 @@ class TorchNode(RunLoop):
 
     def hear(self, news: News, now_s: float) -> None:
         """The coordinator said something, or is out of reach, or is back."""
-        if isinstance(news, say.Note):
-            self._hear_note(topics.opened_by_node(news, self._group.generation), now_s)
         match news:
+            case say.Note():
+                self._hear_note(topics.opened_by_node(news, self._group.generation), now_s)
             case Disconnected():
                 self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
             case Connected():
@@ -233,8 +220,8 @@ class TorchNode(RunLoop):
                     self._tell(say.Done(self._group.generation))
             case say.Formed() if self.phase is NodePhase.JOINING:
                 self._on_formed(news)
-            case say.Go(generation=number) if self._formation is not None and number == self._group.generation:
-                self._formation.go = news
+            case say.Go(generation=self._group.generation) if self.phase is NodePhase.FORMED:
+                self._go = news
                 self._start_when_ready(now_s)
             case say.Restart():
                 self._stragglers.end()
@@ -249,6 +236,11 @@ class TorchNode(RunLoop):
         if isinstance(body, Explanation) and body.accuses:
             self._observer.suspect()
 
+    @property
+    def _is_first(self) -> bool:
+        """Whether this node is the first of its generation, and speaks for the job."""
+        return self._formed is not None and self._formed.group_rank == 0
+
     def _tell(self, message: say.FromNode) -> None:
         self._client.send(self._incidents.completed(message))
 
@@ -262,8 +254,8 @@ class TorchNode(RunLoop):
         """The coordinator ends the generation, also while draining: who waits for a lost peer never ends."""
         if self.phase is NodePhase.ENDING and (self._ending.is_reported or self._ending.death is None):
             return  # it ends it for what this node has told, or says so again: ours have been stopped since
-        text, is_first = f"generation {restart.generation} is over: {restart.reason}", self._group.is_first
-        _log.log(logging.WARNING if is_first and not restart.grows else logging.INFO, "%s", text)
+        text = f"generation {restart.generation} is over: {restart.reason}"
+        _log.log(logging.WARNING if self._is_first and not restart.grows else logging.INFO, "%s", text)
         if self.phase in (NodePhase.RUNNING, NodePhase.ENDING):
             files = {name: place.error_file for name, place in self._group.places.items() if place.error_file}
             errors = (name for name, path in files.items() if within(path, False, os.path.exists, path))
@@ -292,23 +284,24 @@ class TorchNode(RunLoop):
             self._end = say.Finished()
         else:
             patience_s, where = self._membership.patience_s, self._membership.coordinator
-            self._end = say.GiveUp(f"the coordinator at {where} did not answer for {patience_s:g} s")
+            text = f"the coordinator at {where} did not answer for {patience_s:g} s"
+            self._end = say.GiveUp(f"{text}: {self._client.connection}" if self._client.connection else text)
         self._leave()
 
     # -- starting a generation ----------------------------------------------------------------
 
     def _on_formed(self, formed: say.Formed) -> None:
         """This node is in: who hosts the store opens it, everybody gets ready to start workers."""
-        self.phase, self._formation = NodePhase.FORMED, Formation(formed)
+        self.phase, self._formed, self._go, self._is_prepared = NodePhase.FORMED, formed, None, False
         self._ending = replace(self._ending, ends=worker_ends.UNKNOWN_ENDS)
         self._group.enter_generation(formed)
         self._observer.adopt(formed.notes)
-        self._ask(self._prepare)
 
-    def _prepare(self) -> bool:
-        if self._formation is not None:
-            self._formation.folder = self._folders.begin(self._formation.formed.restarts)
-        return self._starter.prepare()
+        def is_ready() -> bool:
+            self._folder = self._folders.begin(formed.restarts)
+            return self._starter.prepare()
+
+        self._ask(is_ready)
 
     def _ask(self, is_ready: Callable[[], bool]) -> None:
         """Ask whether workers, and a store, can be started now; if not now, this is asked again."""
@@ -320,13 +313,10 @@ class TorchNode(RunLoop):
 
     def _on_prepared(self) -> None:
         was_prepared, self._was_prepared = self._was_prepared, True
-        formation = self._formation
         if self.phase is NodePhase.JOINING and not was_prepared:  # a generation that runs ends for us only now
             self._join()
-        if formation is None or self.phase is not NodePhase.FORMED or formation.is_prepared:
-            return
-        if not self._group.hosts_store or self._open_store(formation):
-            formation.is_prepared = True
+        elif self.phase is NodePhase.FORMED and not self._is_prepared:
+            self._is_prepared = not self._group.hosts_store or self._open_store()
             self._start_when_ready(self._system.now())
 
     def on_unstartable(self, why: str, code: int = exit_codes.INFRASTRUCTURE) -> None:
@@ -336,18 +326,12 @@ class TorchNode(RunLoop):
         if self.phase in (NodePhase.RUNNING, NodePhase.DONE):
             _log.warning("%s; running workers continue", why)
 
-    def _open_store(self, formation: Formation) -> bool:
-        """Open the store of a generation, and tell where it is; whether that could be done now."""
+    def _open_store(self) -> bool:
+        """Open the store of a generation, and tell where it is; whether that could be done."""
         try:
             port = self._starter.open_store(self._membership.ports)
         except ServerError as problem:
-            text = f"the store cannot be opened: {problem}"
-            if formation.is_store_tried_again:
-                self.on_unstartable(text)
-                return False
-            formation.is_store_tried_again = True
-            _log.warning("%s; a new fork server tries it again", text)
-            self._ask(self._starter.renew)
+            self.on_unstartable(f"the store cannot be opened: {problem}")
             return False
         host = self._client.own_address(self._membership.address, self._membership.host)
         self._tell(say.Store(self._group.generation, host, port))
@@ -355,12 +339,10 @@ class TorchNode(RunLoop):
 
     def _start_when_ready(self, now_s: float) -> None:
         """Start the workers once the store is open and they can be."""
-        formation, workers, group = self._formation, self._workers, self._group
-        if self.phase is not NodePhase.FORMED or formation is None or not formation.is_prepared:
+        formed, go, folder = self._formed, self._go, self._folder
+        if formed is None or go is None or not self._is_prepared:
             return
-        formed, go, folder = formation.formed, formation.go, formation.folder
-        if go is None:
-            return
+        workers, group = self._workers, self._group
         specs = worker_processes.of(workers, self._membership, formed, go, folder)
         group.places = worker_processes.places(workers, formed, folder, are_forked=self._starter.forks)
         started = {"workers": len(specs), "first_rank": formed.first_rank}
@@ -376,17 +358,13 @@ class TorchNode(RunLoop):
             self._end_generation(Ending(), now_s, rung=Rung.KILL)
             return
         _log.log(
-            logging.WARNING if group.is_first and formed.generation > 1 else logging.INFO,
+            logging.WARNING if self._is_first and formed.generation > 1 else logging.INFO,
             "generation %d: %s, %s so far; this is node %d, store at %s:%d; %s",
             *(formed.generation, counted(formed.size, "node"), counted(formed.restarts, "restart")),
-            *(formed.group_rank, go.host, go.port, self._started()),
+            *(formed.group_rank, go.host, go.port, _started([*self._processes.pids().values()])),
         )
         for death in unstarted:
             self.on_end(replace(death, rank=group.places[death.process].rank), now_s)
-
-    def _started(self) -> str:
-        pids = [str(pid) for pid in self._processes.pids().values()]
-        return f"started {counted(len(pids), 'worker')} ({'pids' if pids[1:] else 'pid'} {', '.join(pids)})"
 
     # -- how workers end ----------------------------------------------------------------------
 
@@ -405,7 +383,7 @@ class TorchNode(RunLoop):
 
     def on_end(self, death: Death, now_s: float) -> None:
         """A worker has ended: the first failure ends the generation, here and by the coordinator everywhere."""
-        self._group.note(death)
+        self._group.deaths.append(death)
         _log.debug("%s ended with %s", death.process, how(death))
         if death.exit_code == 0 or self._processes.asked:
             return
@@ -413,20 +391,19 @@ class TorchNode(RunLoop):
             self._evidence = self._system.look()
             if not worker_ends.lost_peer(death):  # else it may not be the first that failed
                 self._say(death)
-            self._end_generation(Ending(death), now_s, self._sentence(death), death.at_s)
+            self._end_generation(Ending(death), now_s, self._failure_of(death).message, death.at_s)
         elif not self._ending.is_reported and worker_ends.is_guiltier(death):
             self._note_guiltier(death)
 
     def _note_guiltier(self, death: Death) -> None:
         """A worker that failed for a reason of its own, also if whom it cut off has died sooner."""
         ending = self._ending
-        if death.process in ending.wrote_error and death.message is not None and ending.ends is not None:
-            self._evidence = self._system.look()
-            self._ending = Ending(worker_ends.by_itself(death), ends=replace(ending.ends, failed=True))
-        elif ending.death is not None:  # in place of a worker that lost a peer
-            self._ending = Ending(worker_ends.by_itself(death))
-        else:
+        wrote_first = death.process in ending.wrote_error and death.message is not None
+        if ending.death is None and not wrote_first:  # it may have failed because it was stopped
             return
+        self._evidence = self._system.look()
+        ends = None if ending.ends is None else replace(ending.ends, failed=True)
+        self._ending = Ending(worker_ends.by_itself(death), ends=ends)
         self._say(death)
         self._report()
 
@@ -463,12 +440,7 @@ class TorchNode(RunLoop):
 
     def _say(self, death: Death) -> None:
         if death.process and death.reason != "NotRunnable":  # else it has been said
-            _log.warning("%s", self._sentence(death))
-
-    def _sentence(self, death: Death) -> str:
-        """A worker's death as the termination message tells it."""
-        lines = self._system.last_lines(death.process)
-        return failure.classify(death, replace(self._evidence, last_lines=lines)).message
+            _log.warning("%s", self._failure_of(death).message)
 
     def _ends_now(self) -> worker_ends.Ends:
         """How this generation's workers ended before anybody stopped them; who was sent a signal proves nothing."""
@@ -487,20 +459,14 @@ class TorchNode(RunLoop):
 
     def on_store_end(self, status: int, now_s: float) -> None:
         """Without its store a generation cannot go on; who killed it is not known."""
-        if self._formation is None or self.phase is NodePhase.ENDING or self._stop_signal is not None:
+        if self.phase in (NodePhase.JOINING, NodePhase.ENDING) or self._stop_signal is not None:
             return
         code, number = (None, -status) if status < 0 else (status, None)
         ended = f"was killed (signal {number})" if number is not None else f"ended with exit code {code}"
         text = f"the store process of generation {self._group.generation} {ended}"
         _log.warning("%s", text)
-        ending = Ending(Death(code=code, signal=number, message=text))
-        if self.phase is NodePhase.RUNNING:
-            self._end_generation(ending, now_s, text)
-        elif self.phase is NodePhase.FORMED:
-            self._ending = ending
-            self._report()
-            self._rejoin()
-        # else our workers have ended; others' may not need it, and if they do, they fail
+        if self.phase is not NodePhase.DONE:  # else others' workers may not need it, and if they do, they fail
+            self._end_generation(Ending(Death(code=code, signal=number, message=text)), now_s, text)
 
     # -- what comes next ----------------------------------------------------------------------
 
@@ -516,9 +482,6 @@ class TorchNode(RunLoop):
             self._ending = replace(self._ending, ends=self._ending.ends or self._ends_now())
         if self._stop_signal is not None:
             self._leave(ASKED)
-        elif (late := self.unresolved(now_s)) is not None:
-            self._end = late
-            self._leave()
         elif self._unstartable is not None and self.phase not in (*_LIVES, NodePhase.DONE):
             self._end = self._unstartable
             self._leave(self._end.message)
@@ -533,7 +496,7 @@ class TorchNode(RunLoop):
 
     def _rejoin(self) -> None:
         """Join again, without what SIGKILL did not end; where no worker could be started now, once one can be."""
-        self.phase, self._formation = NodePhase.JOINING, None
+        self.phase = NodePhase.JOINING
         self._group.leave_generation()
         self._starter.close_store()
         problem, self._unstartable = self._unstartable, None
@@ -562,9 +525,9 @@ class TorchNode(RunLoop):
         if self._stop_signal is not None or self._end is not None:
             return TimeUse.ENDING
         match self.phase:
-            case NodePhase.WAITING | NodePhase.JOINING:
+            case NodePhase.JOINING:
                 return TimeUse.WAITING
-            case NodePhase.FORMED if self._formation is not None and self._formation.is_prepared:
+            case NodePhase.FORMED if self._is_prepared:
                 return TimeUse.MEETING
             case NodePhase.FORMED:  # the fork server still imports torch
                 return TimeUse.RESTARTING if self._starts else TimeUse.STARTING
@@ -585,15 +548,9 @@ class TorchNode(RunLoop):
         )
         if isinstance(end, say.GiveUp):
             self._hand_up(own)
-            given_up = GivenUp(
-                reason=end.reason,
-                rank=end.rank,
-                exit_code=end.exit_code,
-                signal=end.signal,
-                message=end.message or "",
-            )
-            return replace(outcome, given_up=given_up)
-        if isinstance(end, say.Finished) and self._formation is None and self._stop_signal is None:
+            first = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}
+            return replace(outcome, given_up=GivenUp(reason=end.reason, message=end.message or "", **first))
+        if isinstance(end, say.Finished) and not self._exits and self._stop_signal is None:
             more = " any more" if self._starts else ""
             return replace(outcome, note=f"this node was a spare, and the job did not need it{more}")
         return outcome
@@ -611,14 +568,16 @@ class TorchNode(RunLoop):
             if death is None:
                 return None
             plain = Death(process=death.process, code=death.code, signal=death.signal)
-            lines = self._system.last_lines(death.process)
-            return failure.classify(plain, replace(self._evidence, last_lines=lines, stopped=True))
+            return self._failure_of(plain, stopped=True)
         match self._end:
             case Death() as death:
-                return failure.classify(death, self._evidence)
+                return self._failure_of(death)
             case say.GiveUp() as end:
-                lines = self._system.last_lines(own.process) if own is not None else ()
-                evidence = replace(self._evidence, last_lines=lines)
-                cause = failure.classify(worker_ends.given_up_for(end, own), evidence)
+                cause = self._failure_of(worker_ends.given_up_for(end, own))
                 return replace(cause, message=f"{cause.message}; {end.seen}") if end.seen else cause
         return None
+
+
+def _started(pids: Sequence[int]) -> str:
+    which = f"{'pids' if pids[1:] else 'pid'} {', '.join(map(str, pids))}"
+    return f"started {counted(len(pids), 'worker')} ({which})"

@@ -77,9 +77,9 @@ def given_up_for(given_up: say.GiveUp, own: Death | None) -> Death:
     The faulty node has its worker's own code, the others have lost a peer; a cause of its own is everybody's.
     """
     if given_up.cause is not None:  # no code of ours may ask a controller for a restart
-        death = Death() if own is None else Death(rank=own.rank, local_rank=own.local_rank, lines=own.lines)
         return replace(
-            death,
+            own or Death(),
+            signal=None,
             reason=given_up.cause,
             message=given_up.reason,
             code=given_up.exit_code or exit_codes.FAILED,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Mapping
 
-from trainer_launch.diagnosis.collectives import Life, RankState, Recorded
+from trainer_launch.diagnosis.collectives import Life, RankState
 from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.diagnosis.stall import SHOW_RANKS_S
 from trainer_launch.diagnosis.worker_samples import Place
@@ -32,8 +31,6 @@ class WorkerGroup:
         self.generation = 0  # the last one that this node was in
         self.places: Mapping[str, Place] = {}  # by the names of the processes
         self.deaths: list[Death] = []  # in their order
-        self._ended_s: dict[int | None, float] = {}  # when, in seconds since the epoch, by rank
-        self.is_first = False  # of the nodes of that generation: it speaks for the job
         self.leave_generation()
 
     @property
@@ -48,34 +45,19 @@ class WorkerGroup:
     def enter_generation(self, formed: Formed) -> None:
         """A generation was formed with this node in it; none of its workers has been started yet."""
         self.generation, self.hosts_store, self.deaths = formed.generation, formed.is_store_host, []
-        self.is_first = formed.group_rank == 0
-
-    def note(self, death: Death) -> None:
-        """A worker has ended, or could not be started."""
-        self.deaths.append(death)
-        self._ended_s[death.rank] = time.time()
 
     def ended(self) -> list[RankState]:
-        """The ranks of this generation that have no process any more."""
-        reports, node = self.recorders.at_end, self.node_rank
-        seen_s = time.time() - SHOW_RANKS_S / 2  # what other nodes tell may be as old
-        return [
-            rank_state(
-                death,
-                node,
-                reports.get(f"rank {death.rank}"),
-                max(0.0, seen_s - self._ended_s.get(death.rank, seen_s)),
-            )
-            for death in self.deaths
-        ]
+        """The ranks of this generation that have no process any more, with what each reported at its end."""
+        seen_s = self.system.now() - SHOW_RANKS_S / 2  # what other nodes tell may be as old
+        return [self._ended(death, seen_s) for death in self.deaths]
 
-
-def rank_state(
-    death: Death, node_rank: int | None, report: Recorded | None = None, quiet_s: float | None = None
-) -> RankState:
-    """An ended worker, as an incident has it, with what it reported at its end, which was so many seconds ago."""
-    life, quiet_s = (Life.FINISHED, quiet_s) if death.exit_code == 0 else (Life.DEAD, None)
-    groups = report.groups if report is not None else {}
-    return RankState(
-        rank=death.rank or 0, node=node_rank, life=life, how=how(death), groups=groups, quiet_s=quiet_s
-    )
+    def _ended(self, death: Death, seen_s: float) -> RankState:
+        has_finished, report = death.exit_code == 0, self.recorders.at_end.get(f"rank {death.rank}")
+        return RankState(
+            rank=death.rank or 0,
+            node=self.node_rank,
+            life=Life.FINISHED if has_finished else Life.DEAD,
+            how=how(death),
+            groups=report.groups if report is not None else {},
+            quiet_s=max(0.0, seen_s - death.at_s) if has_finished else None,
+        )

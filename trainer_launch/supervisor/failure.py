@@ -133,12 +133,6 @@ _FIRST = (
     _Rule("NotStarted", _is_known_as("NotStarted"), "correct what the message names, in this pod or its image"),
     _Rule("PeerLost", _is_known_as("PeerLost"), PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
     _Rule(
-        "PeerLost",
-        _is_known_as("Unresolved"),
-        "check that the job's headless Service and the other pods exist",
-        exit_code=exit_codes.INFRASTRUCTURE,
-    ),
-    _Rule(
         "ProgramError",
         _is_known_as("ProgramError"),
         "let all ranks enter the same collectives, as often as all others; a restart will not help",

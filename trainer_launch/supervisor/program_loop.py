@@ -1,19 +1,16 @@
 """Run any program to its end: wait, act, say how it ended. How it is stopped, `Processes` knows.
 
-Once nothing lives any more, it is started again if it was killed by somebody else or hung, and the plan allows it;
-after a request to stop or to drain, it is not. What it has started may also go on while it alone is started again.
+A daemon that the plan allows to be started again is so alone: what it has started goes on meanwhile.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from collections.abc import Callable
 
 from trainer_launch.model import Death, Failure, Outcome, Plan
 from trainer_launch.supervisor import error_lines, failure
-from trainer_launch.supervisor.failure import Evidence, how
+from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Processes, Rung
 from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
@@ -58,16 +55,12 @@ class ProgramLoop(RunLoop):
         super().__init__(plan, system, processes, watch, observer)
         self._failed = failed
         (self._process,) = plan.processes
-        self._death: Death | None = None  # of this attempt
+        self._death: Death | None = None
         self._cause: Death | None = None  # the same where it failed by itself, or a hang
         self._restarts_s: list[float] = []  # when something was started again
 
     def begin(self, now_s: float) -> None:
-        """Start it, also anew: how an earlier attempt ended is forgotten."""
-        self._death, self._cause, self._evidence = None, None, Evidence()
-        if self._plan.failure_file is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(self._plan.failure_file)  # of an earlier attempt
+        """Start it."""
         for unstarted in self._processes.start((self._process,)):
             self._death = self._cause = unstarted
 
@@ -91,15 +84,17 @@ class ProgramLoop(RunLoop):
 
     def _started_again(self, death: Death, now_s: float, pid: int) -> bool:
         """Start again what has ended by itself, alone; not where that is unwanted or will not help."""
-        before = self._recent(now_s)
+        before = [restart_s for restart_s in self._restarts_s if restart_s > now_s - RESTART_WINDOW_S]
+        at_most, number = self._plan.respawns, len(before) + 1
         is_wanted = self._processes.rung is Rung.NONE and not (self._processes.asked or self._processes.is_draining)
-        if not is_wanted or len(before) >= self._plan.respawns:
+        if not is_wanted or number > at_most:
             return False
         if death.signal is None and now_s - max((self._started_at_s, *before)) < TOO_SOON_S:
             return False
-        count = f"restart {len(before) + 1} of at most {self._plan.respawns} per hour"
-        log.warning("restarting %s (%s); its child processes keep running", death.process, count)
-        self._count_restart(now_s)
+        what = f"restarting {death.process} (restart {number} of at most {at_most} per hour)"
+        log.warning("%s; its child processes keep running", what)
+        self._restarts_s.append(now_s)
+        self._observer.tell("restarting", restart=len(self._restarts_s), restarts_at_most=at_most)
         self._death = self._cause = self._processes.start_again(self._process, pid)
         return True
 
@@ -115,51 +110,16 @@ class ProgramLoop(RunLoop):
         has_ended = not (self._processes.is_over or self._processes.has_leaders)
         return self._cause is not None or has_ended
 
-    # -- once nothing lives any more ----------------------------------------------------------
-
     def settle(self, now_s: float) -> None:
-        """Nothing lives any more: the end, or a new start on clean ground."""
-        self._cause = self._cause or self.unresolved(now_s)
-        is_waiting = self._resolve_until_s is not None and not (self._cause or self._stop_signal)
-        if is_waiting or not self._processes.is_over:
-            return
-        why = self._why_again()
-        if why is None:
-            self.is_done = True
-            return
-        self._count_restart(now_s)
-        at_most = self._plan.restarts
-        log.warning("%s; restarting it (restart %d of at most %d per hour)", why, len(self._recent(now_s)), at_most)
-        self._system.clean()
-        self.begin(now_s)
-
-    def _why_again(self) -> str | None:
-        """Why all is started again; None: it is not."""
-        cause, processes = self._cause, self._processes
-        is_last = processes.asked or processes.is_draining or processes.stuck() != ()
-        if cause is None or is_last or len(self._recent(cause.at_s)) >= self._plan.restarts:
-            return None
-        if _is_hang(cause):
-            return "what ran here hung"
-        return f"{cause.process} was killed (signal {cause.signal})" if cause.signal is not None else None
-
-    def _recent(self, at_s: float) -> list[float]:
-        return [restart_s for restart_s in self._restarts_s if restart_s > at_s - RESTART_WINDOW_S]
-
-    def _count_restart(self, now_s: float) -> None:
-        self._restarts_s.append(now_s)
-        at_most = max(self._plan.restarts, self._plan.respawns)
-        self._observer.tell("restarting", restart=len(self._restarts_s), restarts_at_most=at_most)
+        """Nothing lives any more: the end."""
+        self.is_done = self._processes.is_over
 
     def _observe(self) -> None:
-        phase = RunPhase.WAITING if self._resolve_until_s is not None else self._processes.phase
         since_s = self._cause.at_s if self._cause is not None and _is_hang(self._cause) else None
-        self._observer.enter(RunPhase.DONE if self.is_done else phase, self._time_use(), since_s)
+        self._observer.enter(RunPhase.DONE if self.is_done else self._processes.phase, self._time_use(), since_s)
 
     def _time_use(self) -> TimeUse:
         """What the seconds from now on are spent on."""
-        if self._resolve_until_s is not None:
-            return TimeUse.WAITING
         has_failed = self._cause is not None
         if self._processes.is_running and not has_failed:
             return TimeUse.TRAINING
@@ -177,7 +137,7 @@ class ProgramLoop(RunLoop):
     def _failure(self) -> Failure | None:
         cause, is_stopped = self._cause, self._stop_signal is not None
         if cause is not None and _is_hang(cause):  # however what hung then ended, if it did
-            return failure.classify(cause, self._evidence)
+            return self._failure_of(cause)
         if is_stopped:  # how it took the request is worth a word when it did not leave with 0
             cause = self._death
         if cause is None or cause.exit_code == 0:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from trainer_launch.model import Death, Failure, Outcome, Plan, Verdict, exit_codes
+from trainer_launch.model import Death, Failure, Outcome, Plan, Verdict
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
-from trainer_launch.supervisor.failure import Evidence, classify
+from trainer_launch.supervisor import failure
+from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver
 from trainer_launch.supervisor.system import System
 
 DRAIN_S = 1.0  # for the last output, once nothing of ours runs any more
-log = logging.getLogger(__name__)
 
 
 class AnyWatch(Protocol):
@@ -36,8 +35,6 @@ class RunLoop(ABC):
     ) -> None:
         self._plan, self._system, self._processes = plan, system, processes
         self._watch, self._observer = watch, observer
-        self._resolve_until_s: float | None = None  # while the plan's names are awaited
-        self._unresolved = f"the resolver has not answered for {', '.join(plan.wait_for)}"
         self._evidence = Evidence()  # of the first failure
         self.is_done = False
         self._stop_signal: int | None = None  # the first that asked to stop, or to start nothing again
@@ -45,14 +42,7 @@ class RunLoop(ABC):
 
     def to_the_end(self) -> None:
         """Wait and act until it is done; what has happened before is settled before anything else happens."""
-        plan = self._plan
-        if plan.wait_for:
-            log.info("waiting up to %g s for %s to resolve", plan.wait_s, ", ".join(plan.wait_for))
-            self._observer.tell("waiting", names=plan.wait_for)
-            self._resolve_until_s = self._started_at_s + plan.wait_s
-            self._system.resolve_names(plan.wait_for)
-        else:
-            self.begin(self._started_at_s)
+        self.begin(self._started_at_s)
         while True:
             now_s = self._system.now()
             self.on_time(now_s)
@@ -66,36 +56,16 @@ class RunLoop(ABC):
             now_s = self._system.now()
             for number in happened.signals:  # first: a worker that had the same SIGTERM as we has not failed
                 self.on_signal(number, now_s)
-            if happened.unresolved:
-                self._unresolved = happened.unresolved
-                log.warning("%s", happened.unresolved)
-                self._observer.tell("unresolved", text=happened.unresolved)
-            if happened.resolved:
-                self._observer.tell("resolved")
-                self._stop_resolving()
-                self.begin(now_s)
             self.on_news(now_s)
             for pid, status in happened.ended:
                 self.on_child(pid, status, now_s)
-        self._stop_resolving()
         self._observe()
         self._system.drain(DRAIN_S)
-
-    def _stop_resolving(self) -> None:
-        if self._resolve_until_s is not None:
-            self._resolve_until_s = None
-            self._system.stop_resolving()
-
-    def unresolved(self, now_s: float) -> Death | None:
-        """Why nothing can begin, once names have not resolved in time."""
-        if self._resolve_until_s is None or now_s < self._resolve_until_s:
-            return None
-        return Death(reason="Unresolved", message=self._unresolved, code=exit_codes.INFRASTRUCTURE)
 
     def times(self) -> tuple[float | None, ...]:
         """When something is due; None: never."""
         watch_s = self._watch.due_s if self._watch is not None and self._processes.is_running else None
-        return self._processes.deadline_s, self._resolve_until_s, watch_s
+        return self._processes.deadline_s, watch_s
 
     def on_time(self, now_s: float) -> None:
         """Do what is due, but for what `Processes` does."""
@@ -123,12 +93,17 @@ class RunLoop(ABC):
         """Let ranks on other hosts have a signal; whether they had it in place of what runs here."""
         return False
 
-    def ended(self, failure: Failure | None, exits: tuple[Death, ...], attempt: int, *, well: bool) -> Outcome:
+    def _failure_of(self, death: Death, **more: bool | frozenset[int]) -> Failure:
+        """A death as the termination message tells it, by the evidence of the first failure, and `more` of it."""
+        lines = death.lines or self._system.last_lines(death.process)
+        return failure.classify(death, replace(self._evidence, last_lines=lines, **more))
+
+    def ended(self, cause: Failure | None, exits: tuple[Death, ...], attempt: int, *, well: bool) -> Outcome:
         """How it ended: `well`, unless it was asked to stop."""
         verdict = Verdict.SUCCEEDED if well else Verdict.FAILED
         return Outcome(
             verdict=verdict if self._stop_signal is None else Verdict.STOPPED,
-            failure=failure,
+            failure=cause,
             stop_signal=self._stop_signal,
             exits=exits,
             took_s=self._system.now() - self._started_at_s,
@@ -138,10 +113,9 @@ class RunLoop(ABC):
 
     def classified(self, death: Death) -> Failure:
         """The cause of a death, by its own last lines or the program's."""
-        lines = death.lines or self._system.last_lines(death.process)
-        relayed, is_stopped = frozenset(self._processes.relayed), self._stop_signal is not None
-        evidence = replace(self._evidence, last_lines=lines, stopped=is_stopped, handed_on=relayed)
-        return classify(death, evidence)
+        return self._failure_of(
+            death, stopped=self._stop_signal is not None, handed_on=frozenset(self._processes.relayed)
+        )
 
     @property
     @abstractmethod
@@ -150,7 +124,7 @@ class RunLoop(ABC):
 
     @abstractmethod
     def begin(self, now_s: float) -> None:
-        """Begin: all names resolve."""
+        """Begin."""
 
     @abstractmethod
     def on_child(self, pid: int, status: int, now_s: float) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 class RunPhase(str, Enum):
     """Where a run is, for observers."""
 
-    WAITING = "waiting"  # for names, or for other nodes
+    WAITING = "waiting"  # for other nodes
     RUNNING = "running"
     STOPPING = "stopping"  # leaders were asked to end
     CLEARING = "clearing"  # all leaders have ended; what they left behind was asked to
@@ -22,7 +22,7 @@ class TimeUse(Enum):
     """What a run's seconds are spent on, as far as its loop knows."""
 
     STARTING = "starting"
-    WAITING = "waiting"  # for names, or for other nodes
+    WAITING = "waiting"  # for other nodes
     MEETING = "meeting"  # all nodes are there
     TRAINING = "training"  # workers run, whatever they do
     STOPPING = "stopping"  # for a failure

@@ -22,7 +22,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import cgroup, process_tree, shm
-from trainer_launch.host.dns import Lookup, PendingNames, lookup
 from trainer_launch.model import Process, exit_codes
 from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
@@ -40,8 +39,6 @@ class Happened(Struct, frozen=True, kw_only=True):
     """What ended a `wait`, in the order in which it is to be looked at."""
 
     signals: tuple[int, ...] = ()  # first: a worker that had the same SIGTERM as we has not failed
-    resolved: bool = False  # all names that were awaited resolve
-    unresolved: str = ""  # which of them do not yet, and what the resolver says
     # Pid and status of each child that was reaped, a negative one of a signal; orphans that became ours, too.
     ended: tuple[tuple[int, int], ...] = ()
 
@@ -55,7 +52,6 @@ class System:
         color: bool = False,
         watched: bool = False,
         lines_per_s: int = 0,
-        resolver: Lookup = lookup,
         listener: Listener | None = None,
         sieve: Sieve | None = None,
     ) -> None:
@@ -72,10 +68,8 @@ class System:
         self.last_lines, self.last_line, self.heard = output.last_lines, output.last_line, output.heard
         self.say = output.say  # a line of the launcher's own to stderr, never inside a labelled process's line
         self.print = partial(output.say, stream=1)
-        self._resolver = resolver
         self.clean: Callable[[], None] = lambda: None  # the caller's: removes shared memory that the dead have left
         self.launchers: Callable[[], Collection[int]] = tuple  # the caller's: others, which stop what is below them
-        self._resolving: PendingNames | None = None
         self._popens: dict[int, subprocess.Popen[bytes] | None] = {}  # by pid, until they have ended
         self._sessions: set[int] = set()  # the pids of all that were started, which lead sessions
         self._told: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
@@ -270,19 +264,6 @@ class System:
         with contextlib.suppress(OSError):  # full, or closed: it wakes up anyway
             os.write(self._wake_write, bytes([signal.SIGCHLD]))
 
-    def resolve_names(self, names: tuple[str, ...]) -> None:
-        """Begin to resolve names; the answers come as events."""
-        self._resolving = PendingNames(names, self._resolver)
-        self._selector.register(self._resolving.fd, selectors.EVENT_READ)
-        self._resolving.start()
-
-    def stop_resolving(self) -> None:
-        """Stop resolving."""
-        if self._resolving is not None:
-            self._selector.unregister(self._resolving.fd)
-            self._resolving.close()
-            self._resolving = None
-
     def wait(self, until_s: float | None) -> Happened:
         """Sleep until something happened or the time has come; without a deadline there is no wake-up at all."""
         self._is_woken = False
@@ -293,10 +274,7 @@ class System:
         return happened
 
     def _happened(self) -> Happened:
-        signals = self._signals()
-        resolved, unresolved = (False, None) if self._resolving is None else self._resolving.news(self.now())
-        ended = tuple(self._reap())
-        return Happened(signals=signals, resolved=resolved, unresolved=unresolved or "", ended=ended)
+        return Happened(signals=self._signals(), ended=tuple(self._reap()))
 
     def _signals(self) -> tuple[int, ...]:
         try:
@@ -340,7 +318,6 @@ class System:
 
     def close(self) -> None:
         """Give everything back; what still runs is killed. Only now do signals act as they did before."""
-        self.stop_resolving()
         if self._popens:
             self.signal_all(signal.SIGKILL, again=True)
         self.drain(0.0)
