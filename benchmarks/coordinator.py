@@ -152,7 +152,7 @@ class Crowd:
 def host(n_nodes: int, pipe: Connection) -> None:
     """The coordinator, in a process of its own as in a pod; tells its CPU whenever it is asked."""
     settings = Settings(job=JOB, min_nodes=n_nodes, max_nodes=n_nodes, max_restarts=0, lease_s=600.0)
-    server = Server(settings, Endpoint("127.0.0.1", 0), log=lambda text: None)
+    server = Server(settings, Endpoint("127.0.0.1", 0), log=lambda text, level: None)
     pipe.send(server.start())
     while pipe.recv() != "stop":
         pipe.send((time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))

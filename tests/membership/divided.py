@@ -101,7 +101,7 @@ class Divided:
     def play(self, seat, event):
         if seat not in self.launchers:
             return
-        self.launchers[seat], replies = step(self.launchers[seat], event, self.clock_s(seat))
+        replies = step(self.launchers[seat], event, self.clock_s(seat))
         for reply in replies:
             if isinstance(reply, Send):
                 agent = next(

@@ -31,7 +31,7 @@ JOB = "job"
 @contextlib.contextmanager
 def seat(rank: int, address: str, port: int = 0) -> Iterator[tuple[Server, int]]:
     settings = Settings(job=JOB, min_nodes=1, max_nodes=3, max_restarts=3, candidate=rank)
-    server = Server(settings, Endpoint(address, port), log=lambda text: None)
+    server = Server(settings, Endpoint(address, port), log=lambda text, level: None)
     port = server.start()
     try:
         yield server, port

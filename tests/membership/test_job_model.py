@@ -188,12 +188,12 @@ def looking(*looks, unseen_s=40.0, calls_at_s=None, **changes):
     state = begin(known)
     hello = msg.Hello(msg.VERSION, "job", 0, "pod-0", "i")
     for event in (Said(1, hello), Said(1, msg.Join("i", 0))):
-        state, _ = step(state, event, 0.0)
+        step(state, event, 0.0)
     for at_s, absent, *took_s in looks:
         if at_s == calls_at_s:
-            state, _ = step(state, Said(2, replace(hello, node_rank=1, host="pod-1")), at_s)
-            state, _ = step(state, Gone(2), at_s)
-        state, _ = step(state, Looked(frozenset(), frozenset(absent), *took_s), at_s)
+            step(state, Said(2, replace(hello, node_rank=1, host="pod-1")), at_s)
+            step(state, Gone(2), at_s)
+        step(state, Looked(frozenset(), frozenset(absent), *took_s), at_s)
     return state.run is not None or may_form(state)
 
 

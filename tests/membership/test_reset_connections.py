@@ -126,7 +126,7 @@ class Table:
         return self.state.phase
 
     def step(self, event):
-        self.state, replies = step(self.state, event, self.now_s)
+        replies = step(self.state, event, self.now_s)
         return replies
 
     def hello(self, *, peer, rank, incarnation=None, generation=0):

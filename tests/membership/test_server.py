@@ -33,9 +33,12 @@ class Cluster:
         self.said: list[str] = []
         self.open = contextlib.ExitStack()
 
+    def say(self, text, _level):
+        self.said.append(text)
+
     def serve(self, n=3, port=0, secret=None, judges=(), **fields):
         settings = Settings(**{"job": "job", "min_nodes": n, "max_nodes": n, "max_restarts": 3, **fields})
-        self.server = Server(settings, Endpoint("127.0.0.1", port), secret, self.said.append, judges=judges)
+        self.server = Server(settings, Endpoint("127.0.0.1", port), secret, self.say, judges=judges)
         self.port = self.server.start()
         self.open.callback(self.server.stop)
         return self.server
@@ -343,7 +346,7 @@ def test_a_port_in_use_is_named(cluster):
 
 def test_both_families_are_served(cluster):
     settings = Settings(job="job", min_nodes=1, max_nodes=1, max_restarts=0)
-    server = Server(settings, Endpoint("", 0), log=cluster.said.append)
+    server = Server(settings, Endpoint("", 0), log=cluster.say)
     cluster.port = server.start()
     cluster.open.callback(server.stop)
     assert hear(cluster.raw(), msg.Challenge) == msg.Challenge("")

@@ -13,7 +13,7 @@ from trainer_launch.diagnosis.lateness import StragglerJudge
 from trainer_launch.diagnosis.stragglers import Lateness
 from trainer_launch.diagnosis.topics import MAX_SUSPECTS, STRAGGLERS
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import state
+from trainer_launch.membership import server, state
 from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.state import Close, Gone, Said
 from trainer_launch.model import Endpoint
@@ -84,7 +84,7 @@ def test_a_table_fits_beside_all_else_that_nodes_have_told():
     world, _ = running(2000)
     late = tuple(Lateness(rank=rank, place="é" * 200, device="é" * 200) for rank in range(MAX_SUSPECTS))
     quarantined = (msg.Quarantine("h" * 253, "m" * 253, '"' * 200),) * msg.MAX_QUARANTINED
-    judges = (StragglerJudge(every_s=60.0, named=late),)
+    judges = {STRAGGLERS: StragglerJudge(every_s=60.0, named=late)}
     now = state.status(replace(world.state, judges=judges, quarantined=quarantined), world.now_s)
     assert len(msg.render(now)) <= MAX_LINE_BYTES
     assert now.notes[STRAGGLERS].stragglers == late
@@ -127,7 +127,7 @@ def test_another_jobs_coordinator_says_so(cluster):  # noqa: F811
 def test_an_answer_that_is_too_long_ends_the_connection_of_who_asked_alone(cluster, monkeypatch):  # noqa: F811
     clients = cluster.running(2)
     with monkeypatch.context() as patched:
-        patched.setattr(cluster.server, "_answer", lambda query: msg.Waiting(1, 9999, ("x" * 200,) * 9999))
+        patched.setattr(server, "answer", lambda *_: msg.Waiting(1, 9999, ("x" * 200,) * 9999))
         with pytest.raises(NodeError):
             ask(at(cluster), "job")
     assert ask(at(cluster), "job").phase == "running"

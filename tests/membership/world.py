@@ -33,7 +33,7 @@ class World:
         self.incarnations: dict[int, str] = {}
 
     def play(self, event):
-        self.state, replies = step(self.state, event, self.now_s)
+        replies = step(self.state, event, self.now_s)
         for reply in replies:
             if isinstance(reply, Send):
                 self.told.setdefault(reply.peer, []).append(reply.message)
@@ -91,7 +91,7 @@ class World:
             if due_s is not None and due_s <= self.now_s:
                 self.play(Tick())
             for peer in [peer for peer in self.state.peers if peer not in silent]:
-                if self.state.heard[peer] <= self.now_s - self.state.settings.lease_s / 3:
+                if self.state.peers[peer].heard_s <= self.now_s - self.state.settings.lease_s / 3:
                     self.say(peer, msg.Renew())
 
     @property

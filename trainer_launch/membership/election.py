@@ -18,8 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import MAX_CLAIMS, Claim
 from trainer_launch.membership.state import Looked, Node, Phase, State, runs
@@ -40,12 +38,12 @@ def may_form(state: State) -> bool:
     return state.settings.candidate == 0 and all(_is_unseen(state, rank) for rank in others)
 
 
-def note_look(state: State, looked: Looked, now_s: float) -> State:
+def note_look(state: State, looked: Looked, now_s: float) -> None:
     """Remember since when every look has found nobody at a rank; looks that are far apart begin anew."""
     is_next = state.looked_s is not None and now_s - state.looked_s <= timeouts.LOOK_GAP_S
     before = state.unseen if is_next else {}
-    unseen = {rank: before.get(rank, now_s) for rank in looked.absent}
-    return replace(state, unseen=unseen, looked_s=now_s - looked.took_s)
+    state.unseen = {rank: before.get(rank, now_s) for rank in looked.absent}
+    state.looked_s = now_s - looked.took_s
 
 
 def _is_unseen(state: State, rank: int) -> bool:

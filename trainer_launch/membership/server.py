@@ -6,7 +6,6 @@ One thread owns a server, and sleeps in `_wait` until a line, a connection, a nu
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import selectors
 import socket
@@ -374,6 +373,10 @@ def hang_up(connections: list[Connection], until_s: float) -> None:
 # -- the coordinator ---------------------------------------------------------------------------
 
 
+def _say(text: str, level: int) -> None:
+    _log.log(level, "%s", text)
+
+
 class Server(ServerConnections[msg.Message, msg.FromServer]):
     """The coordinator of one job. Its state belongs to its thread."""
 
@@ -382,7 +385,7 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
         settings: Settings,
         endpoint: Endpoint,
         secret: bytes | None = None,
-        log: Callable[[str], None] = print,
+        log: Callable[[str, int], None] = _say,
         seats: Seats | None = None,
         judges: Sequence[Judge] = (),
     ) -> None:
@@ -391,12 +394,11 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
             msg.render,
             secret=secret,
             silence_s=2 * settings.lease_s,
-            complain=Complaints("coordinator", log),
+            complain=Complaints("coordinator", lambda text: log(text, logging.INFO)),
         )
         self._settings = settings
         self._endpoint = endpoint
-        # `warn` is told what is not the job's ordinary way, `note` what this launcher's node says, too.
-        self._log = self.warn = self.note = log
+        self._log = log
         self._candidates = CandidateWatch(seats, settings.job, secret, self._nudge)
         self._state = begin(settings, judges)
         self._events: deque[Event] = deque()
@@ -461,16 +463,14 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
                 self._flush_all()  # may bring news of those that are gone
 
     def _play(self, event: Event) -> None:
-        self._state, replies = step(self._state, event, time.monotonic())
-        for reply in replies:
+        for reply in step(self._state, event, time.monotonic()):
             match reply:
                 case Send(peer, message):
                     self._send(peer, message)
                 case Disconnect(peer):
                     self._close_after_flush(peer)
-                case Say(text, warns, is_said):
-                    say = self.note if is_said else self.warn if warns else self._log
-                    say(text)
+                case Say(text, level):
+                    self._log(text, level)
 
     # -- connections --------------------------------------------------------------------------
 
@@ -492,12 +492,9 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
         if not self._is_admitted(connection, message, other_version(message)):
             return None
         if isinstance(message, msg.StatusQuery):
-            self._send(connection.peer, self._answer(message))
+            self._send(connection.peer, answer(message, self._state, time.monotonic()))
             return self._close_after_flush(connection.peer)
         return self._greeted(connection)
-
-    def _answer(self, query: msg.StatusQuery) -> msg.FromServer:
-        return answer(query, self._state, time.monotonic())
 
 
 # -- for a launcher that hosts it --------------------------------------------------------------
@@ -527,15 +524,13 @@ def serve(
         candidate=None if hosting.seats is None else hosting.seat,
     )
 
-    def say(text: str, level: int = logging.INFO) -> None:
-        _log.log(level, "%s", text)
+    def say(text: str, level: int) -> None:
+        _say(text, level)
         heard(text)
 
     if not allow_connections(settings.all_nodes):
         _log.warning(TOO_FEW_FILES, settings.all_nodes)
     server = Server(settings, Endpoint(hosting.host, hosting.port), secret, say, hosting.seats, judges)
-    server.warn = functools.partial(say, level=logging.WARNING)
-    server.note = functools.partial(say, level=logging.DEBUG)
     try:
         server.start()
     except NodeError as problem:

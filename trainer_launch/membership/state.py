@@ -1,16 +1,16 @@
 """What the coordinator knows of a job, and what it says to who asks: values and questions about them.
 
-`membership.step` decides what follows. Values only.
+`membership.step` decides what follows, and changes the State. No input, no output.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from enum import Enum
 from heapq import nsmallest
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from msgspec import Struct, field
@@ -25,10 +25,6 @@ from trainer_launch.model.codec import MAX_LINE_BYTES, encode
 
 Key: TypeAlias = "int | str"  # a node's rank, or its host when it has none
 MAX_NAMED = 16  # names in a Waiting
-
-
-def _empty() -> Mapping[Any, Any]:
-    return MappingProxyType({})
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -59,22 +55,23 @@ class Settings(Struct, frozen=True, kw_only=True):
         return self.lease_s if self.all_nodes > 1 else max(self.lease_s, timeouts.ALONE_LEASE_S)
 
 
-class Node(Struct, frozen=True, kw_only=True):
+class Node(Struct, kw_only=True, eq=False):
     """One node that has called."""
 
     node_rank: int | None
     host: str
     incarnation: str
     peer: int | None  # its connection, None: lost
-    joined: bool = False  # waits for a generation
+    heard_s: float = 0.0  # when its last line came
+    is_away: bool = False  # its connection was reset, and its lease is not over
+    joined: bool = False  # waits for a generation; set by State.set_joined
     prepared: bool = True  # could start workers at once
     returning: bool = False  # has been in a generation; if it is alive it will join again
     is_faulty: bool = False  # it is quarantined, and here only because it serves the coordinator
     lost_s: float | None = None  # when its connection ended
-    away_from_s: float | None = None  # its connection was reset after a line at this time; its lease is not over
     claims: tuple[Claim, ...] = ()  # the generations that it has taken
     workers: int = 0  # 0: it has not said
-    notes: Mapping[str, Any] = field(default_factory=_empty)  # of its last Join, by topic
+    notes: Mapping[str, Any] = field(default_factory=dict)  # of its last Join, by topic
     joined_s: float = 0.0  # when that came
     role: str = ""
     machine: str = ""
@@ -89,6 +86,11 @@ class Node(Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """How messages name it."""
         return self.host if self.node_rank is None else f"node {self.node_rank} ({self.host})"
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether it is connected, or may be so again in time."""
+        return self.peer is not None or self.is_away
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -108,7 +110,7 @@ def _natural(text: str) -> tuple[str | int, ...]:
     return tuple(int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", text)))
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class Run(Struct, kw_only=True):
     """A generation: the one that runs or, while nodes gather, the last one."""
 
     number: int
@@ -116,21 +118,21 @@ class Run(Struct, frozen=True, kw_only=True):
     formed_s: float
     go_s: float | None = None
     store: msg.Store | None = None
-    took: frozenset[Key] = frozenset()
-    done: Mapping[Key, float] = field(default_factory=dict)  # since when
+    took: set[Key] = field(default_factory=set)
+    done: dict[Key, float] = field(default_factory=dict)  # since when
 
 
-class Suspicion(Struct, frozen=True, kw_only=True):
+class Suspicion(Struct, kw_only=True):
     """A failure that is not charged yet: the news of a peer's loss may be slower than what it does to workers."""
 
     key: Key  # whose worker failed
     reason: str
     at_s: float
-    waited: int | None = None  # its rank, if nothing is known but that its connection to a peer was closed
-    finished: frozenset[int] = frozenset()  # ranks that had ended with exit code 0 before
-    notes: tuple[Mapping[str, Any], ...] = ()  # of its node and of those that have joined again
-    reported: frozenset[Key] = frozenset()  # the other members that have said how their workers ended
-    before: Death | None = None  # how the attempt before this one failed, if it did so soon after its start
+    waited: int | None  # its rank, if nothing is known but that its connection to a peer was closed
+    finished: set[int]  # ranks that had ended with exit code 0 before
+    notes: list[Mapping[str, Any]]  # of its node and of those that have joined again
+    reported: set[Key]  # the members that have said how their workers ended
+    before: Death | None  # how the attempt before this one failed, if it did so soon after its start
 
 
 class Loss(Struct, frozen=True):
@@ -148,41 +150,6 @@ class Phase(Enum):
     FORMED = "formed"
     RUNNING = "running"
     OVER = "over"
-
-
-class State(Struct, frozen=True, kw_only=True):
-    """Everything the coordinator knows; times are its own monotonic seconds, None: not set."""
-
-    settings: Settings
-    phase: Phase = Phase.GATHERING
-    nodes: Mapping[Key, Node] = field(default_factory=_empty)
-    n_joined: int = 0  # of them wait for a generation
-    peers: Mapping[int, Key] = field(default_factory=_empty)
-    heard: Mapping[int, float] = field(default_factory=_empty)  # when each peer said its last line
-    run: Run | None = None
-    claims: tuple[Claim, ...] = ()  # the generations that were formed here and may still matter
-    formed: frozenset[int] = frozenset()  # their numbers, and those of all before them
-    ended: Mapping[Key, int] = field(default_factory=_empty)  # whose process has certainly ended, and in which run
-    unseen: Mapping[int, float] = field(default_factory=_empty)  # ranks that no look has found, and since when
-    looked_s: float | None = None  # when the latest look began
-    yielding_until_s: float | None = None  # nodes are refused: a lower candidate is there
-    generation: int = 0  # the highest that anyone has seen
-    restarts: int = 0  # failures, likewise
-    crashes: int = 0  # generations in a row that failed early
-    losses: tuple[Loss, ...] = ()  # of one node, in a row
-    suspicion: Suspicion | None = None
-    quarantined: tuple[msg.Quarantine, ...] = ()
-    judges: tuple[Judge, ...] = ()  # of notes
-    failure: msg.GiveUp | None = None  # the first failure of the last generation, as it would be told
-    early_failure: Death | None = None  # the latest one at the start of a generation
-    end: msg.GiveUp | msg.Finished | None = None
-    gather_from_s: float | None = None  # when the wait for a generation began
-    joined_s: float = 0.0  # the latest join
-    form_at_s: float | None = None
-    admit_at_s: float | None = None  # newcomers are let in
-    lease_check_s: float | None = None  # no lease ends earlier
-    say_at_s: float | None = None
-    said: tuple[msg.Waiting, frozenset[int]] | None = None  # the last Waiting, and to whom
 
 
 # -- what can happen --------------------------------------------------------------------------
@@ -240,14 +207,65 @@ class Disconnect(Struct, frozen=True):
 
 
 class Say(Struct, frozen=True):
-    """Tell people."""
+    """Tell people, at a level of `logging`."""
 
     text: str
-    warns: bool = True  # False: the job goes its ordinary way
-    is_said: bool = False  # the job's first node says it, too, with what it does about it
+    level: int
 
 
 Reply: TypeAlias = Send | Disconnect | Say
+
+
+class State(Struct, kw_only=True, eq=False):
+    """Everything the coordinator knows; times are its own monotonic seconds, None: not set."""
+
+    settings: Settings
+    replies: list[Reply] = field(default_factory=list)  # what has to be done after this step
+    phase: Phase = Phase.GATHERING
+    nodes: dict[Key, Node] = field(default_factory=dict)
+    n_joined: int = 0  # of them wait for a generation
+    peers: dict[int, Node] = field(default_factory=dict)
+    run: Run | None = None
+    claims: tuple[Claim, ...] = ()  # the generations that were formed here and may still matter
+    formed: set[int] = field(default_factory=set)  # numbers of those formed here, from the last sure one on
+    ended: dict[Key, int] = field(default_factory=dict)  # whose process has certainly ended, and in which run
+    unseen: dict[int, float] = field(default_factory=dict)  # ranks that no look has found, and since when
+    looked_s: float | None = None  # when the latest look began
+    yielding_until_s: float | None = None  # nodes are refused: a lower candidate is there
+    generation: int = 0  # the highest that anyone has seen
+    restarts: int = 0  # failures, likewise
+    crashes: int = 0  # generations in a row that failed early
+    losses: tuple[Loss, ...] = ()  # of one node, in a row
+    suspicion: Suspicion | None = None
+    quarantined: tuple[msg.Quarantine, ...] = ()
+    judges: dict[str, Judge] = field(default_factory=dict)  # of notes, by topic
+    failure: msg.GiveUp | None = None  # the first failure of the last generation, as it would be told
+    early_failure: Death | None = None  # the latest one at the start of a generation
+    end: msg.GiveUp | msg.Finished | None = None
+    gather_from_s: float | None = None  # when the wait for a generation began
+    joined_s: float = 0.0  # the latest join
+    form_at_s: float | None = None
+    admit_at_s: float | None = None  # newcomers are let in
+    lease_check_s: float | None = None  # no lease ends earlier
+    say_at_s: float | None = None
+    said: tuple[msg.Waiting, frozenset[int]] | None = None  # the last Waiting, and to whom
+
+    def send(self, peer: int, message: msg.FromServer) -> None:
+        """Send a message after this step."""
+        self.replies.append(Send(peer, message))
+
+    def disconnect(self, peer: int) -> None:
+        """End a connection, after what was sent on it; a Gone follows."""
+        self.replies.append(Disconnect(peer))
+
+    def say(self, text: str, level: int = logging.WARNING) -> None:
+        """Tell people; INFO: the job goes its ordinary way; DEBUG: its first node says it, too."""
+        self.replies.append(Say(text, level))
+
+    def set_joined(self, node: Node, joined: bool) -> None:
+        """Whether a node waits for a generation."""
+        self.n_joined += joined - node.joined
+        node.joined = joined
 
 
 # -- questions --------------------------------------------------------------------------------
@@ -257,7 +275,7 @@ def deadline_s(state: State) -> float | None:
     """When `step` wants a Tick, None: never."""
     times = [state.lease_check_s, state.say_at_s, state.form_at_s, state.admit_at_s, give_up_at_s(state)]
     times.append(charge_at_s(state))
-    times += [judge.due_s for judge in state.judges]
+    times += [judge.due_s for judge in state.judges.values()]
     return min((time for time in times if time is not None), default=None)
 
 
@@ -389,7 +407,7 @@ def status(state: State, now_s: float) -> msg.Status:
         n_nodes=len(rows),
         nodes=(),
         end=None if ended is None else ended.reason if isinstance(ended, msg.GiveUp) else "all nodes are done",
-        notes={judge.topic: judge.status(now_s) for judge in state.judges},
+        notes={topic: judge.status(now_s) for topic, judge in state.judges.items()},
     )
     return replace(told, nodes=_fitting(rows, min(ROWS_BYTES, MAX_LINE_BYTES - _HEAD_BYTES - len(encode(told)))))
 
@@ -403,7 +421,7 @@ def _row(state: State, node: Node, now_s: float) -> msg.Row:
 def _state_of(state: State, node: Node) -> str:
     if _is_done(state, node.key):
         return "done"
-    if node.peer is None and node.away_from_s is None:
+    if not node.has_lease:
         return _LOST
     if is_working(state, node.key):
         return "running" if state.phase is Phase.RUNNING else "starting"

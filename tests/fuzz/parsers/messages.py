@@ -76,7 +76,7 @@ def coordinator_talk(data: bytes) -> None:
         if isinstance(event, states.Said) and isinstance(event.message, coordination.StatusQuery):
             coordination.render(states.answer(event.message, state, now_s))
             continue
-        state, replies = membership.step(state, event, now_s)
+        replies = membership.step(state, event, now_s)
         for reply in replies:
             if isinstance(reply, states.Send):
                 assert _heard(reply.message) == reply.message
