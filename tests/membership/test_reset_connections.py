@@ -126,8 +126,7 @@ class Table:
         return self.state.phase
 
     def step(self, event):
-        replies = step(self.state, event, self.now_s)
-        return replies
+        return step(self.state, event, self.now_s)
 
     def hello(self, *, peer, rank, incarnation=None, generation=0):
         name = incarnation or f"i{rank}"

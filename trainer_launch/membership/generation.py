@@ -48,11 +48,10 @@ def settle(state: State, now_s: float) -> None:
     _reckon(state)
     if state.form_at_s is not None and now_s >= state.form_at_s:
         charge(state)
-        if state.phase is Phase.OVER:
+        if state.end is not None:
             return
-        if state.form_at_s is not None and now_s >= state.form_at_s:
-            _form(state, now_s)
-            _reckon(state)
+        _form(state, now_s)
+        _reckon(state)
     if state.say_at_s is None:
         state.say_at_s = now_s + max(timeouts.SAY_S, len(state.peers) / timeouts.TOLD_PER_S)
 

@@ -309,7 +309,7 @@ def test_a_pod_that_is_made_again_finds_its_job_at_work_and_passes(job: Callable
     one = job(2)
     settings = Coordinating(job=JOB, min_nodes=2, max_nodes=2, max_restarts=0)
     said: list[str] = []
-    coordinator = Coordinator(settings, Endpoint("", one.port), log=said.append)
+    coordinator = Coordinator(settings, Endpoint("", one.port), log=lambda text, level: said.append(text))
     coordinator.start()
     one.undo.callback(coordinator.stop)
     (findings,) = verdicts(one.call(1))

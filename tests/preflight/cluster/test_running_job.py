@@ -44,7 +44,7 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def standby() -> Iterator[Endpoint]:
     settings = Coordinating(job=JOB, min_nodes=1, max_nodes=3, max_restarts=3, candidate=1)
-    server = Coordinator(settings, Endpoint("127.0.0.1", 0), log=lambda text: None)
+    server = Coordinator(settings, Endpoint("127.0.0.1", 0), log=lambda text, level: None)
     port = server.start()
     try:
         yield Endpoint("127.0.0.1", port)
