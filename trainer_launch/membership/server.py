@@ -346,28 +346,20 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
 
 def hang_up(connections: list[Connection], until_s: float) -> None:
     """Send what is unsent, then wait for the others to end: closing over unread lines would void our last lines."""
-    if not connections:
-        return
-    try:
-        selector = selectors.DefaultSelector()
-    except OSError:  # out of descriptors: they are closed without ceremony
-        return
-    with selector:
-        for connection in connections:
-            selector.register(connection.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
-        while selector.get_map() and time.monotonic() < until_s:
-            for key, mask in selector.select(max(0.0, until_s - time.monotonic())):
-                try:
-                    ended = mask & selectors.EVENT_READ and key.data.read() is None
-                    if mask & selectors.EVENT_WRITE:
-                        key.data.flush()
-                        if not key.data.unsent:
-                            selector.modify(key.fileobj, selectors.EVENT_READ, key.data)
-                            key.data.sock.shutdown(socket.SHUT_WR)
-                except (OSError, MessageError):
-                    ended = True
-                if ended:
-                    selector.unregister(key.fileobj)
+    for connection in connections:  # nobody waits for who does not read
+        with contextlib.suppress(OSError):
+            connection.flush()
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            connection.sock.settimeout(max(0.0, until_s - time.monotonic()))
+            connection.sock.sendall(connection.unsent)
+            connection.sock.shutdown(socket.SHUT_WR)
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            while time.monotonic() < until_s:
+                connection.sock.settimeout(max(0.0, until_s - time.monotonic()))
+                if not connection.sock.recv(_READ_BYTES):
+                    break
 
 
 # -- the coordinator ---------------------------------------------------------------------------
