@@ -12,7 +12,7 @@ from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.election import remember, wanted_candidates
 from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.state import Disconnect, Gone, Looked, Said, Send, Settings, Tick
+from trainer_launch.membership.state import CoordinatorSettings, Disconnect, Gone, Looked, PeerLine, Send, Tick
 from trainer_launch.membership.timeouts import TAKEOVER_S
 
 STEP_S = 0.25
@@ -60,7 +60,7 @@ class Divided:
     # -- what happens to nodes ------------------------------------------------------------------
 
     def start(self, rank):
-        settings = Settings(
+        settings = CoordinatorSettings(
             job=JOB,
             min_nodes=self.least,
             max_nodes=self.nodes - self.spares,
@@ -117,7 +117,7 @@ class Divided:
 
     def say(self, agent, message):
         if agent.coordinator is not None and self.goes_through(agent):
-            self.play(agent.coordinator, Said(agent.peer, message))
+            self.play(agent.coordinator, PeerLine(agent.peer, message))
 
     def goes_through(self, agent):
         agent.broken = agent.broken or not self.reach(agent.rank, agent.coordinator)

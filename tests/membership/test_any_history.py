@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.state import Gone, Phase, deadline_s
+from trainer_launch.membership.state import Gone, JobPhase, deadline_s
 
 NODES = st.integers(0, 4)
 EVENTS = st.one_of(
@@ -84,7 +84,7 @@ def test_every_history_keeps_the_promises(nodes, with_ranks, script):
         due_s = deadline_s(world.state)
         assert due_s is None or due_s >= world.now_s - 1, "no deadline is left behind"
         assert world.state.n_joined == sum(node.joined for node in world.state.nodes.values())
-        if world.phase in (Phase.FORMED, Phase.RUNNING):
+        if world.phase in (JobPhase.FORMED, JobPhase.RUNNING):
             assert world.state.run is not None
             members = world.state.run.members
             assert nodes[0] <= len(members) <= nodes[1]

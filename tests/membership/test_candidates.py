@@ -17,8 +17,8 @@ from trainer_launch.membership import timeouts
 from trainer_launch.membership.candidates import CandidateWatch, look
 from trainer_launch.membership.client import Client, Connected
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.server import Server, serve
-from trainer_launch.membership.state import Settings
+from trainer_launch.membership.server import Coordinator, serve
+from trainer_launch.membership.state import CoordinatorSettings
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
 from trainer_launch.observability import event_log
 from trainer_launch.preflight.cluster.nodes import ClusterSettings as Calling
@@ -29,9 +29,9 @@ JOB = "job"
 
 
 @contextlib.contextmanager
-def seat(rank: int, address: str, port: int = 0) -> Iterator[tuple[Server, int]]:
-    settings = Settings(job=JOB, min_nodes=1, max_nodes=3, max_restarts=3, candidate=rank)
-    server = Server(settings, Endpoint(address, port), log=lambda text, level: None)
+def seat(rank: int, address: str, port: int = 0) -> Iterator[tuple[Coordinator, int]]:
+    settings = CoordinatorSettings(job=JOB, min_nodes=1, max_nodes=3, max_restarts=3, candidate=rank)
+    server = Coordinator(settings, Endpoint(address, port), log=lambda text, level: None)
     port = server.start()
     try:
         yield server, port

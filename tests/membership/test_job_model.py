@@ -18,7 +18,7 @@ from tests.membership.divided import Divided
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.election import may_form
 from trainer_launch.membership.membership import begin, step
-from trainer_launch.membership.state import Gone, Looked, Said, Settings
+from trainer_launch.membership.state import CoordinatorSettings, Gone, Looked, PeerLine
 
 NO_SUCH_NAME, ANOTHER_POD, NOBODY = "no such name", "the address of another pod", "the address of nobody"
 LOOK_S = timeouts.LOOK_EVERY_S * (1 + timeouts.LOOK_JITTER) + timeouts.LOOK_ANSWER_S
@@ -184,14 +184,16 @@ def looking(*looks, unseen_s=40.0, calls_at_s=None, **changes):
     """
     from trainer_launch.membership import protocol as msg
 
-    known = Settings(job="job", min_nodes=1, max_nodes=3, max_restarts=0, candidate=0, unseen_s=unseen_s, **changes)
+    known = CoordinatorSettings(
+        job="job", min_nodes=1, max_nodes=3, max_restarts=0, candidate=0, unseen_s=unseen_s, **changes
+    )
     state = begin(known)
     hello = msg.Hello(msg.VERSION, "job", 0, "pod-0", "i")
-    for event in (Said(1, hello), Said(1, msg.Join("i", 0))):
+    for event in (PeerLine(1, hello), PeerLine(1, msg.Join("i", 0))):
         step(state, event, 0.0)
     for at_s, absent, *took_s in looks:
         if at_s == calls_at_s:
-            step(state, Said(2, replace(hello, node_rank=1, host="pod-1")), at_s)
+            step(state, PeerLine(2, replace(hello, node_rank=1, host="pod-1")), at_s)
             step(state, Gone(2), at_s)
         step(state, Looked(frozenset(), frozenset(absent), *took_s), at_s)
     return state.run is not None or may_form(state)

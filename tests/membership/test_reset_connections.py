@@ -13,7 +13,7 @@ from tests.membership.test_server import await_, cluster  # noqa: F401 - a fixtu
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.membership.membership import begin, step
-from trainer_launch.membership.state import Gone, Phase, Said, Settings, Tick, status
+from trainer_launch.membership.state import CoordinatorSettings, Gone, JobPhase, PeerLine, Tick, status
 from trainer_launch.model import Endpoint
 
 SOON_S = 0.3
@@ -110,16 +110,19 @@ class Table:
     """The coordinator's state with two nodes that train, and a clock."""
 
     def __init__(self):
-        self.state, self.now_s = begin(Settings(job="job", min_nodes=2, max_nodes=2, max_restarts=3)), 0.0
+        self.state, self.now_s = (
+            begin(CoordinatorSettings(job="job", min_nodes=2, max_nodes=2, max_restarts=3)),
+            0.0,
+        )
         for rank in (0, 1):
             self.hello(peer=rank, rank=rank)
-            self.step(Said(rank, msg.Join(f"i{rank}")))
+            self.step(PeerLine(rank, msg.Join(f"i{rank}")))
         self.step(Tick())
-        self.step(Said(0, msg.Store(1, "h0", 1)))
-        assert self.phase is Phase.RUNNING
+        self.step(PeerLine(0, msg.Store(1, "h0", 1)))
+        assert self.phase is JobPhase.RUNNING
         self.now_s = 100.0
         for rank in (0, 1):
-            self.step(Said(rank, msg.Renew()))
+            self.step(PeerLine(rank, msg.Renew()))
 
     @property
     def phase(self):
@@ -130,14 +133,16 @@ class Table:
 
     def hello(self, *, peer, rank, incarnation=None, generation=0):
         name = incarnation or f"i{rank}"
-        return self.step(Said(peer, msg.Hello(msg.VERSION, "job", rank, f"h{rank}", name, generation=generation)))
+        return self.step(
+            PeerLine(peer, msg.Hello(msg.VERSION, "job", rank, f"h{rank}", name, generation=generation))
+        )
 
 
 def test_a_new_connection_may_come_before_the_old_ones_end():
     table = Table()
     table.hello(peer=7, rank=1, generation=1)
     table.step(Gone(1, ended=False))
-    assert table.phase == Phase.RUNNING
+    assert table.phase == JobPhase.RUNNING
 
 
 def test_a_new_process_of_a_node_ends_the_generation_at_once():
@@ -145,20 +150,20 @@ def test_a_new_process_of_a_node_ends_the_generation_at_once():
     table.step(Gone(1, ended=False))
     table.now_s += SOON_S
     table.hello(peer=7, rank=1, incarnation="other")
-    assert table.phase == Phase.GATHERING
+    assert table.phase == JobPhase.GATHERING
 
 
 def test_a_process_that_ended_is_lost_at_once():
     table = Table()
     table.step(Gone(1))
-    assert table.phase == Phase.GATHERING
+    assert table.phase == JobPhase.GATHERING
 
 
 def test_a_node_that_missed_the_present_generation_cannot_resume_it():
     table = Table()
     table.step(Gone(1, ended=False))
     table.hello(peer=7, rank=1, generation=0)
-    assert table.phase == Phase.GATHERING
+    assert table.phase == JobPhase.GATHERING
 
 
 def test_a_coordinator_that_was_stopped_itself_gives_an_absent_node_its_lease_anew():
@@ -166,10 +171,10 @@ def test_a_coordinator_that_was_stopped_itself_gives_an_absent_node_its_lease_an
     table.step(Gone(1, ended=False))
     table.now_s += 60.0
     table.step(Tick())
-    assert table.phase == Phase.RUNNING
+    assert table.phase == JobPhase.RUNNING
     table.now_s += 4.0
     table.step(Tick())
-    assert table.phase == Phase.GATHERING
+    assert table.phase == JobPhase.GATHERING
 
 
 def test_the_status_of_a_node_whose_connection_was_reset_is_running():

@@ -18,8 +18,8 @@ from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.authentication import NO_SECRET, WRONG_SECRET
 from trainer_launch.membership.client import Client, Connected, Disconnected, inquire
 from trainer_launch.membership.membership import step
-from trainer_launch.membership.server import Server
-from trainer_launch.membership.state import Close, Said, Settings
+from trainer_launch.membership.server import Coordinator
+from trainer_launch.membership.state import Close, CoordinatorSettings, PeerLine
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.errors import NodeError
 
@@ -37,8 +37,10 @@ class Cluster:
         self.said.append(text)
 
     def serve(self, n=3, port=0, secret=None, judges=(), **fields):
-        settings = Settings(**{"job": "job", "min_nodes": n, "max_nodes": n, "max_restarts": 3, **fields})
-        self.server = Server(settings, Endpoint("127.0.0.1", port), secret, self.say, judges=judges)
+        settings = CoordinatorSettings(
+            **{"job": "job", "min_nodes": n, "max_nodes": n, "max_restarts": 3, **fields}
+        )
+        self.server = Coordinator(settings, Endpoint("127.0.0.1", port), secret, self.say, judges=judges)
         self.port = self.server.start()
         self.open.callback(self.server.stop)
         return self.server
@@ -337,7 +339,9 @@ def test_a_client_says_at_which_stage_it_waits(cluster):
 
 def test_a_port_in_use_is_named(cluster):
     cluster.serve(1)
-    again = Server(Settings(job="j", min_nodes=1, max_nodes=1, max_restarts=0), Endpoint("127.0.0.1", cluster.port))
+    again = Coordinator(
+        CoordinatorSettings(job="j", min_nodes=1, max_nodes=1, max_restarts=0), Endpoint("127.0.0.1", cluster.port)
+    )
     with pytest.raises(
         NodeError, match=rf":{cluster.port}: Address already in use by pid \d+ \(.*\); free that port"
     ):
@@ -345,8 +349,8 @@ def test_a_port_in_use_is_named(cluster):
 
 
 def test_both_families_are_served(cluster):
-    settings = Settings(job="job", min_nodes=1, max_nodes=1, max_restarts=0)
-    server = Server(settings, Endpoint("", 0), log=cluster.say)
+    settings = CoordinatorSettings(job="job", min_nodes=1, max_nodes=1, max_restarts=0)
+    server = Coordinator(settings, Endpoint("", 0), log=cluster.say)
     cluster.port = server.start()
     cluster.open.callback(server.stop)
     assert hear(cluster.raw(), msg.Challenge) == msg.Challenge("")
@@ -368,7 +372,7 @@ def test_a_defect_of_the_coordinator_ends_the_job_with_a_sentence(cluster, monke
     clients = cluster.running(2)
 
     def fail(state, event, now_s):
-        if isinstance(event, Said):
+        if isinstance(event, PeerLine):
             raise KeyError("peer")
         return step(state, event, now_s)
 

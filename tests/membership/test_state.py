@@ -6,7 +6,7 @@ import pytest
 
 from tests.membership.world import World, running
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.state import Gone, Phase, Tick
+from trainer_launch.membership.state import Gone, JobPhase, Tick
 
 
 def test_ranks_follow_the_node_index_whoever_comes_first():
@@ -126,7 +126,7 @@ def test_a_lost_peer_is_told_at_once_and_costs_nothing():
     world.play(Gone(one))
     assert world.last(zero, msg.Restart) == msg.Restart(1, "node 1 (pod-1) is gone")
     world.join(zero, two)
-    assert world.phase is Phase.GATHERING
+    assert world.phase is JobPhase.GATHERING
     back = world.come(1)[0]
     assert world.last(back, msg.Formed) == msg.Formed(2, 1, 3, 0, False)
 
@@ -181,7 +181,7 @@ def test_a_node_that_leaves_is_named_and_free_of_charge():
 def test_a_member_that_joins_again_has_lost_its_workers():
     world, (zero, one, two) = running()
     world.join(one, after=0)
-    assert world.phase is Phase.RUNNING, "said before this generation formed"
+    assert world.phase is JobPhase.RUNNING, "said before this generation formed"
     world.join(one)
     assert world.last(zero, msg.Restart).reason == "node 1 (pod-1) starts again"
     world.join(zero, two)
@@ -269,7 +269,7 @@ def test_an_elastic_job_waits_a_moment_for_more():
     world.pass_time(0.3)
     world.come(1)
     world.pass_time(0.4)
-    assert world.phase is Phase.GATHERING
+    assert world.phase is JobPhase.GATHERING
     world.pass_time(0.2)
     assert world.last(zero, msg.Formed).size == 2
 
@@ -287,7 +287,7 @@ def test_it_waits_for_a_live_node_that_still_stops_its_workers():
     world.play(Gone(zero))
     world.join(one)
     world.pass_time(20)
-    assert world.phase is Phase.GATHERING
+    assert world.phase is JobPhase.GATHERING
     world.join(two)
     world.pass_time(0.6)
     assert world.last(one, msg.Formed).size == 2
@@ -311,7 +311,7 @@ def test_newcomers_are_gathered_and_cost_one_restart():
     assert world.count(zero, msg.Restart) == 1
     assert world.last(zero, msg.Restart).grows
     world.join(zero)
-    assert (world.phase, world.last(zero, msg.Formed).restarts) == (Phase.FORMED, 0), "at once: all are there"
+    assert (world.phase, world.last(zero, msg.Formed).restarts) == (JobPhase.FORMED, 0), "at once: all are there"
     assert world.last(zero, msg.Formed).size == 3
 
 
@@ -372,7 +372,7 @@ def test_a_fixed_job_shrinks_only_after_its_patience():
     world.play(Gone(one))
     world.join(zero, 3)
     world.pass_time(29)
-    assert world.phase is Phase.GATHERING
+    assert world.phase is JobPhase.GATHERING
     world.pass_time(2)
     assert world.last(zero, msg.Formed).size == 2
 
@@ -381,7 +381,7 @@ def test_a_restart_of_those_who_are_there_does_not_wait_for_others():
     world, peers = running(1, 3, ranks=(0, 1))
     world.fail(peers[0])
     world.join(*peers)
-    assert world.phase is Phase.FORMED
+    assert world.phase is JobPhase.FORMED
 
 
 def test_names_of_pods_that_never_return_do_not_pile_up():

@@ -15,7 +15,7 @@ from trainer_launch.diagnosis.topics import MAX_SUSPECTS, STRAGGLERS
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import server, state
 from trainer_launch.membership.candidates import ask
-from trainer_launch.membership.state import Close, Gone, Said
+from trainer_launch.membership.state import Close, Gone, PeerLine
 from trainer_launch.model import Endpoint
 from trainer_launch.model.codec import MAX_LINE_BYTES
 from trainer_launch.model.errors import NodeError
@@ -52,9 +52,9 @@ def test_a_lost_node_is_lost_since_a_while_and_back_when_it_is():
 
 def test_a_node_that_is_done_stays_so_when_its_connection_ends_with_the_job():
     world, peers = running(2)
-    world.play(Said(peers[0], msg.Done(1)))
+    world.play(PeerLine(peers[0], msg.Done(1)))
     assert states(world) == [(0, "done"), (1, "running")]
-    world.play(Said(peers[1], msg.Done(1)))
+    world.play(PeerLine(peers[1], msg.Done(1)))
     world.play(Gone(peers[1]))
     now = state.status(world.state, world.now_s)
     assert (now.phase, now.end) == ("over", "all nodes are done")

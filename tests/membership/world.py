@@ -5,13 +5,13 @@ from __future__ import annotations
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.state import (
+    CoordinatorSettings,
     Disconnect,
     Gone,
-    Phase,
-    Said,
+    JobPhase,
+    PeerLine,
     Say,
     Send,
-    Settings,
     Tick,
     deadline_s,
 )
@@ -24,7 +24,7 @@ class World:
 
     def __init__(self, low=3, high=None, judges=(), **fields):
         settings = {"job": JOB, "min_nodes": low, "max_nodes": high or low, "max_restarts": 3, **fields}
-        self.state = begin(Settings(**settings), judges)
+        self.state = begin(CoordinatorSettings(**settings), judges)
         self.now_s = 100.0
         self.told: dict[int, list[msg.Message]] = {}
         self.said: list[str] = []
@@ -52,11 +52,11 @@ class World:
         host = host or f"pod-{rank}"
         self.incarnations[peer] = incarnation or f"i{peer}"
         values = {"version": msg.VERSION, "job": JOB, "node_rank": rank, "host": host, **fields}
-        self.play(Said(peer, msg.Hello(incarnation=self.incarnations[peer], **values)))
+        self.play(PeerLine(peer, msg.Hello(incarnation=self.incarnations[peer], **values)))
         return peer
 
     def say(self, peer, message):
-        self.play(Said(peer, message))
+        self.play(PeerLine(peer, message))
 
     def note(self, peer, topic, body, generation=None):
         """A node sends a note, of the present generation unless it is said otherwise."""
@@ -104,7 +104,7 @@ class World:
 
     @property
     def is_over(self):
-        return self.state.phase is Phase.OVER
+        return self.state.phase is JobPhase.OVER
 
     def heard(self, peer, kind):
         """All messages of this kind, or the bodies of all such notes, that a node was sent."""
@@ -124,5 +124,5 @@ def running(low=3, high=None, *, ranks=None, judges=(), **fields):
     peers = world.come(*(range((high or low) + fields.get("spares", 0)) if ranks is None else ranks))
     world.pass_time(1.0)
     world.open_store()
-    assert world.phase is Phase.RUNNING
+    assert world.phase is JobPhase.RUNNING
     return world, peers

@@ -17,12 +17,12 @@ from trainer_launch.membership.notes import Joined, Judge, MemberView, Tell, ign
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.retry_policy import why_not_again, why_spent
 from trainer_launch.membership.state import (
+    JobPhase,
+    JobState,
     Key,
     Loss,
-    Node,
-    Phase,
+    NodeRecord,
     Run,
-    State,
     Suspicion,
     members_of,
     newcomers,
@@ -41,9 +41,9 @@ _MESSAGE_CHARS = 300  # of an exception
 # -- forming one ----------------------------------------------------------------------------------
 
 
-def settle(state: State, now_s: float) -> None:
+def settle(state: JobState, now_s: float) -> None:
     """After any change of who is there: what is due now, and when to look again."""
-    if state.phase is Phase.OVER:
+    if state.phase is JobPhase.OVER:
         return
     _reckon(state)
     if state.form_at_s is not None and now_s >= state.form_at_s:
@@ -56,14 +56,14 @@ def settle(state: State, now_s: float) -> None:
         state.say_at_s = now_s + max(timeouts.SAY_S, len(state.peers) / timeouts.TOLD_PER_S)
 
 
-def _reckon(state: State) -> None:
+def _reckon(state: JobState) -> None:
     """Set when to form, or when to let newcomers in."""
-    gathers = state.phase is Phase.GATHERING
+    gathers = state.phase is JobPhase.GATHERING
     state.form_at_s = _form_at_s(state) if gathers else None
     state.admit_at_s = None if gathers else _admit_at_s(state)
 
 
-def _form(state: State, now_s: float) -> None:
+def _form(state: JobState, now_s: float) -> None:
     """Form the next generation; its members are told who they are."""
     chosen, number = _choose(state), state.generation + 1
     members = {node.key: i for i, node in enumerate(chosen)}
@@ -79,7 +79,7 @@ def _form(state: State, now_s: float) -> None:
     # Who is not connected is forgotten: names of pods that never return must not pile up.
     state.nodes = {key: node for key, node in state.nodes.items() if node.peer is not None}
     state.run = Run(number=number, members=members, formed_s=now_s)
-    state.phase, state.generation, state.failure, state.said = Phase.FORMED, number, None, None
+    state.phase, state.generation, state.failure, state.said = JobPhase.FORMED, number, None, None
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
     state.say(f"generation {number}: {size}, {restarts} so far", logging.DEBUG)
     _say_places(state, number, chosen)
@@ -91,7 +91,7 @@ def _form(state: State, now_s: float) -> None:
             state.send(node.peer, own)
 
 
-def _say_replaced(state: State, members: Mapping[Key, int]) -> None:
+def _say_replaced(state: JobState, members: Mapping[Key, int]) -> None:
     """Which nodes take the places of which."""
     before = () if state.run is None else state.run.members
     lost = [state.nodes[key].name if key in state.nodes else f"node {key}" for key in before if key not in members]
@@ -100,7 +100,7 @@ def _say_replaced(state: State, members: Mapping[Key, int]) -> None:
         state.say(f"{listed(new, _MOST_NAMED)} replaces {listed(lost, _MOST_NAMED)}")
 
 
-def _say_places(state: State, number: int, chosen: list[Node]) -> None:
+def _say_places(state: JobState, number: int, chosen: list[NodeRecord]) -> None:
     """Where the nodes are, and who has the last ranks because it did not say so."""
     places = [f"{node.name} at {node.label}" for node in chosen if node.label]
     if not places:
@@ -113,14 +113,14 @@ def _say_places(state: State, number: int, chosen: list[Node]) -> None:
         state.say(f"{who} no topology label, and the last ranks; set --topology-label there, too")
 
 
-def _claim(state: State, chosen: list[Node], number: int) -> Claim | None:
+def _claim(state: JobState, chosen: list[NodeRecord], number: int) -> Claim | None:
     if state.settings.candidate is None:
         return None
     ranks = in_ranges(node.node_rank or 0 for node in chosen)
     return Claim(number, state.settings.candidate, ranks, sure=False) if len(ranks) <= MAX_TEXT else None
 
 
-def _notes_for(state: State, chosen: list[Node], now_s: float) -> dict[int, dict[str, object]]:
+def _notes_for(state: JobState, chosen: list[NodeRecord], now_s: float) -> dict[int, dict[str, object]]:
     """The judges' notes for the members of a generation, by their numbers and topics."""
     bodies: dict[int, dict[str, object]] = {}
     for topic, judge in state.judges.items():
@@ -133,7 +133,7 @@ def _notes_for(state: State, chosen: list[Node], now_s: float) -> dict[int, dict
     return bodies
 
 
-def _ranks(chosen: list[Node]) -> Iterator[tuple[int, int, int, int]]:
+def _ranks(chosen: list[NodeRecord]) -> Iterator[tuple[int, int, int, int]]:
     """Each node's first rank and the world size, then both within its role: numbered by node, as torchrun does."""
     if any(node.workers == 0 for node in chosen):
         yield from [(0, 0, 0, 0)] * len(chosen)
@@ -148,7 +148,7 @@ def _ranks(chosen: list[Node]) -> Iterator[tuple[int, int, int, int]]:
         before_of_role[node.role] += node.workers
 
 
-def _choose(state: State) -> list[Node]:
+def _choose(state: JobState) -> list[NodeRecord]:
     """Who was in the last generation stays in; ranks follow the nodes' order, never the order of arrival."""
     run = state.run
     joined = [node for node in state.nodes.values() if node.joined]
@@ -161,7 +161,7 @@ def _choose(state: State) -> list[Node]:
     return sorted(joined[: state.settings.max_nodes], key=lambda node: node.place)
 
 
-def _form_at_s(state: State) -> float | None:
+def _form_at_s(state: JobState) -> float | None:
     """At once when nobody can be missed; else after a moment for others, if fewer than max are allowed."""
     settings, begun_s = state.settings, state.gather_from_s
     if state.n_joined < settings.min_nodes or begun_s is None or not may_form(state):
@@ -183,13 +183,13 @@ def _form_at_s(state: State) -> float | None:
     return max(ready_s, begun_s + timeouts.SETTLE_S) if _is_one_late(state) else ready_s
 
 
-def _has_spare(state: State) -> bool:
+def _has_spare(state: JobState) -> bool:
     """Whether a spare would be in the first generation, in place of a node of the job's own."""
     most = state.settings.max_nodes
     return state.settings.spares > 0 and any((node.node_rank or 0) >= most for node in _choose(state))
 
 
-def _is_one_late(state: State) -> bool:
+def _is_one_late(state: JobState) -> bool:
     """Whether a live member of the last generation still stops its workers; no spare takes its place meanwhile."""
     last = state.run.members if state.run else None
     return any(
@@ -198,7 +198,7 @@ def _is_one_late(state: State) -> bool:
     )
 
 
-def _admit_at_s(state: State) -> float | None:
+def _admit_at_s(state: JobState) -> float | None:
     """A moment after the latest newcomer, while there is room and nobody has finished; at once if no more fit."""
     if not runs(state) or state.run is None or state.run.done:
         return None
@@ -214,7 +214,7 @@ def _admit_at_s(state: State) -> float | None:
 
 
 def die(
-    state: State,
+    state: JobState,
     reason: str,
     now_s: float,
     but: Key | None = None,
@@ -228,14 +228,14 @@ def die(
     if _lasted_s(state, now_s) >= timeouts.CRASH_LOOP_S:
         state.crashes = 0  # whatever has ended it
     begin_judging(state, (), now_s)
-    state.phase, state.gather_from_s, state.admit_at_s = Phase.GATHERING, now_s, None
+    state.phase, state.gather_from_s, state.admit_at_s = JobPhase.GATHERING, now_s, None
     state.say(f"generation {run.number} is over: {reason}", logging.DEBUG)
     unnoticed_s = 0.0 if since_s is None else round(max(0.0, now_s - since_s), 3)
     send_members(state, msg.Restart(run.number, reason, unnoticed_s, grows), but)
     settle(state, now_s)
 
 
-def send_members(state: State, message: msg.FromServer, but: Key | None = None) -> None:
+def send_members(state: JobState, message: msg.FromServer, but: Key | None = None) -> None:
     """Send a message to all members of the present generation that are connected, but one."""
     for key in () if state.run is None else state.run.members:
         node = state.nodes.get(key)
@@ -243,7 +243,7 @@ def send_members(state: State, message: msg.FromServer, but: Key | None = None) 
             state.send(node.peer, message)
 
 
-def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> None:
+def fail(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) -> None:
     """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
     first = msg.GiveUp("", node.name, failed.rank, failed.exit_code, failed.signal, failed.message)
     if failed.cause is not None:
@@ -280,7 +280,7 @@ def fail(state: State, node: Node, failed: msg.Failed, now_s: float) -> None:
         _suspect(state, suspicion, now_s)
 
 
-def correct(state: State, node: Node, failed: msg.Failed, now_s: float) -> None:
+def correct(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) -> None:
     """Charge a failure that came first, where all that is known so far is whose connection was lost."""
     suspicion, run = state.suspicion, state.run
     if suspicion is None or suspicion.waited is None or run is None or failed.lost_peer:
@@ -292,7 +292,7 @@ def correct(state: State, node: Node, failed: msg.Failed, now_s: float) -> None:
     fail(state, node, failed, now_s)
 
 
-def _reason(node: Node, failed: msg.Failed) -> str:
+def _reason(node: NodeRecord, failed: msg.Failed) -> str:
     return f"{_what(failed)} on {node.name}{_how(failed)}"
 
 
@@ -311,12 +311,12 @@ def _how(failed: msg.Failed) -> str:
     return "" if failed.exit_code is None else f" with exit code {failed.exit_code}"
 
 
-def _lasted_s(state: State, now_s: float) -> float:
+def _lasted_s(state: JobState, now_s: float) -> float:
     """How long the workers of the present generation have been there."""
     return 0.0 if state.run is None or state.run.go_s is None else now_s - state.run.go_s
 
 
-def _suspect(state: State, suspicion: Suspicion, now_s: float) -> None:
+def _suspect(state: JobState, suspicion: Suspicion, now_s: float) -> None:
     """End the generation at once, and charge it when its members are back or in a moment."""
     failure = state.failure
     message = "" if failure is None or failure.rank is None else " ".join((failure.message or "").split())
@@ -327,7 +327,7 @@ def _suspect(state: State, suspicion: Suspicion, now_s: float) -> None:
         charge(state)
 
 
-def forgive(state: State, lost: Node) -> None:
+def forgive(state: JobState, lost: NodeRecord) -> None:
     """Another member is lost: it was that what made the worker fail."""
     suspicion, run = state.suspicion, state.run
     if suspicion is None or run is None or lost.key == suspicion.key or lost.key not in run.members:
@@ -336,7 +336,7 @@ def forgive(state: State, lost: Node) -> None:
     state.say(f"{suspicion.reason} because {lost.name} was lost, which costs no restart")
 
 
-def charge(state: State) -> None:
+def charge(state: JobState) -> None:
     """The suspicion, if there is any, has turned out to be true."""
     suspicion, failure, settings = state.suspicion, state.failure, state.settings
     if suspicion is None:
@@ -357,7 +357,7 @@ def charge(state: State) -> None:
     stumble(state, suspicion.reason, suspicion.at_s)
 
 
-def stumble(state: State, reason: str, now_s: float) -> None:
+def stumble(state: JobState, reason: str, now_s: float) -> None:
     """Count a generation that did not get far, but not for ever."""
     is_early = state.run is not None and _lasted_s(state, now_s) < timeouts.CRASH_LOOP_S
     state.crashes = state.crashes + 1 if is_early else 0
@@ -366,7 +366,7 @@ def stumble(state: State, reason: str, now_s: float) -> None:
         give_up(state, f"{reason}, and generations have failed {within}")
 
 
-def note_loss(state: State, node: Node, now_s: float) -> None:
+def note_loss(state: JobState, node: NodeRecord, now_s: float) -> None:
     """Charge a pod that dies at one stage again and again: with memory.oom.group, memory ends the launcher, too."""
     run = state.run
     if run is None or node.key not in run.members or not node.returning or state.end is not None:
@@ -396,12 +396,12 @@ def _is_one_stage(losses: tuple[Loss, ...]) -> bool:
     return len(latest) == timeouts.LOSSES and (is_early or max(latest) <= timeouts.SAME_STAGE * min(latest))
 
 
-def _notes_on(state: State, failure: msg.GiveUp, suspicion: Suspicion) -> str:
+def _notes_on(state: JobState, failure: msg.GiveUp, suspicion: Suspicion) -> str:
     """Who is killed cannot say why; what it and the others were in says more."""
     return "" if failure.signal is None else _explained(state, suspicion)
 
 
-def _explained(state: State, suspicion: Suspicion) -> str:
+def _explained(state: JobState, suspicion: Suspicion) -> str:
     """What judges read in the notes of the nodes whose workers have ended."""
     texts = [
         judge.explain_end([notes[topic] for notes in suspicion.notes if topic in notes])
@@ -410,15 +410,15 @@ def _explained(state: State, suspicion: Suspicion) -> str:
     return "; ".join(filter(None, texts))
 
 
-def give_up(state: State, reason: str) -> None:
+def give_up(state: JobState, reason: str) -> None:
     """The job has failed, for the failure that is known or else for this reason."""
     end(state, replace(state.failure or msg.GiveUp(""), reason=reason))
 
 
-def end(state: State, word: msg.GiveUp | msg.Finished) -> None:
+def end(state: JobState, word: msg.GiveUp | msg.Finished) -> None:
     """The job is over; whoever calls later hears the same."""
     begin_judging(state, (), 0.0)
-    state.phase, state.end = Phase.OVER, word
+    state.phase, state.end = JobPhase.OVER, word
     # A failure that was only suspected is none any more.
     state.suspicion = state.form_at_s = state.admit_at_s = state.say_at_s = None
     if isinstance(word, msg.GiveUp):
@@ -432,7 +432,7 @@ def end(state: State, word: msg.GiveUp | msg.Finished) -> None:
 # -- ranks that finished while others waited for them ---------------------------------------------
 
 
-def note_ends(state: State, key: Key, join: msg.Join, notes: Mapping[str, Any]) -> None:
+def note_ends(state: JobState, key: Key, join: msg.Join, notes: Mapping[str, Any]) -> None:
     """Take in what a member of the last generation says of its workers when it joins again."""
     suspicion, run = state.suspicion, state.run
     if suspicion is None or run is None or key == suspicion.key or key not in run.members:
@@ -443,7 +443,7 @@ def note_ends(state: State, key: Key, join: msg.Join, notes: Mapping[str, Any]) 
     suspicion.notes.append(notes)
 
 
-def _uneven_data(state: State) -> str | None:
+def _uneven_data(state: JobState) -> str | None:
     """The sentence that says that ranks finished while others still waited for them; None: it is not proved.
 
     A rank whose connection to a peer was closed says that a peer is gone, not which one or why. It is the program's
@@ -470,14 +470,14 @@ def _ranks_in_words(ranks: list[int]) -> str:
 # -- notes, and their judges ------------------------------------------------------------------------
 
 
-def carried(state: State, notes: Mapping[str, Any]) -> Mapping[str, Any]:
+def carried(state: JobState, notes: Mapping[str, Any]) -> Mapping[str, Any]:
     """The notes in a Join or a Failed, as far as judges want them."""
     wanted = {topic: judge.carried for topic, judge in state.judges.items() if topic in notes}
     bodies = {topic: opened(kind, notes[topic], topic) for topic, kind in wanted.items()}
     return {topic: body for topic, body in bodies.items() if body is not None}
 
 
-def hear_note(state: State, node: Node, note: msg.Note, now_s: float) -> None:
+def hear_note(state: JobState, node: NodeRecord, note: msg.Note, now_s: float) -> None:
     """A member's note goes to the judge of its topic."""
     judge, run = state.judges.get(note.topic), state.run
     if judge is None:
@@ -489,19 +489,19 @@ def hear_note(state: State, node: Node, note: msg.Note, now_s: float) -> None:
         _judged(state, judge, news)
 
 
-def begin_judging(state: State, members: Sequence[MemberView], now_s: float) -> None:
+def begin_judging(state: JobState, members: Sequence[MemberView], now_s: float) -> None:
     """These members' workers are started; or, without members, the generation is over."""
     state.judges = {topic: judge.begin(members, now_s) for topic, judge in state.judges.items()}
 
 
-def tick_judges(state: State, now_s: float) -> None:
+def tick_judges(state: JobState, now_s: float) -> None:
     """Time has passed, for some of them perhaps enough."""
     for judge in [*state.judges.values()]:
         if judge.due_s is not None and now_s >= judge.due_s:
             _judged(state, *judge.tick(partial(members_of, state), now_s))
 
 
-def _judged(state: State, judge: Judge, news: Sequence[Tell | str]) -> None:
+def _judged(state: JobState, judge: Judge, news: Sequence[Tell | str]) -> None:
     """Keep the judge as it is now, and send its notes on their way."""
     state.judges[judge.topic] = judge
     keys = [] if state.run is None else [*state.run.members]

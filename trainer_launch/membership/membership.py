@@ -46,15 +46,15 @@ from trainer_launch.membership.generation import (
 from trainer_launch.membership.notes import Judge
 from trainer_launch.membership.state import (
     Close,
+    CoordinatorSettings,
     Event,
     Gone,
+    JobPhase,
+    JobState,
     Looked,
-    Node,
-    Phase,
+    NodeRecord,
+    PeerLine,
     Reply,
-    Said,
-    Settings,
-    State,
     Tick,
     charge_at_s,
     give_up_at_s,
@@ -70,22 +70,22 @@ from trainer_launch.membership.state import (
 from trainer_launch.model.units import printable
 
 
-def begin(settings: Settings, judges: Sequence[Judge] = ()) -> State:
+def begin(settings: CoordinatorSettings, judges: Sequence[Judge] = ()) -> JobState:
     """Know nothing of the job but its settings; what ran before is learned from those who call."""
     by_topic = {judge.topic: judge for judge in judges}
-    return State(settings=settings, quarantined=quarantine.named(settings.failing), judges=by_topic)
+    return JobState(settings=settings, quarantined=quarantine.named(settings.failing), judges=by_topic)
 
 
-def step(state: State, event: Event, now_s: float) -> list[Reply]:
+def step(state: JobState, event: Event, now_s: float) -> list[Reply]:
     """Do what an event asks for, and return who has to be told what."""
     match event:
-        case Said(peer, msg.Hello() as hello):
+        case PeerLine(peer, msg.Hello() as hello):
             _greet(state, peer, hello, now_s)
-        case Said(peer, message) if peer in state.peers:
+        case PeerLine(peer, message) if peer in state.peers:
             node = state.peers[peer]
             node.heard_s = now_s
             _hear(state, node, message, now_s)
-        case Said(peer, _):
+        case PeerLine(peer, _):
             state.disconnect(peer)
         case Gone(peer, ended) if peer in state.peers:
             node = state.peers[peer]
@@ -97,7 +97,7 @@ def step(state: State, event: Event, now_s: float) -> list[Reply]:
             _give_way(state, event, now_s)
         case Tick():
             _tick(state, now_s)
-        case Close(reason) if state.phase is not Phase.OVER:
+        case Close(reason) if state.phase is not JobPhase.OVER:
             end(state, msg.GiveUp(reason))
     replies, state.replies = state.replies, []
     return replies
@@ -106,7 +106,7 @@ def step(state: State, event: Event, now_s: float) -> list[Reply]:
 # -- what a node says -------------------------------------------------------------------------
 
 
-def _hear(state: State, node: Node, message: msg.Message, now_s: float) -> None:
+def _hear(state: JobState, node: NodeRecord, message: msg.Message, now_s: float) -> None:
     match message:
         case msg.Join():
             _join(state, node, message, now_s)
@@ -127,11 +127,11 @@ def _hear(state: State, node: Node, message: msg.Message, now_s: float) -> None:
     # Anything else is a Renew, or about a generation that is over.
 
 
-def _is_current(state: State, node: Node, generation: int) -> bool:
+def _is_current(state: JobState, node: NodeRecord, generation: int) -> bool:
     return state.run is not None and generation == state.run.number and is_working(state, node.key)
 
 
-def _join(state: State, node: Node, join: msg.Join, now_s: float) -> None:
+def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> None:
     if join.incarnation != node.incarnation or node.peer is None:
         return
     if state.end is not None:
@@ -158,20 +158,20 @@ def _join(state: State, node: Node, join: msg.Join, now_s: float) -> None:
     settle(state, now_s)
 
 
-def _note_store(state: State, node: Node, store: msg.Store, now_s: float) -> None:
+def _note_store(state: JobState, node: NodeRecord, store: msg.Store, now_s: float) -> None:
     run = state.run
-    if run is not None and state.phase is Phase.FORMED and run.members.get(node.key) == 0:
+    if run is not None and state.phase is JobPhase.FORMED and run.members.get(node.key) == 0:
         run.store = store
         _go(state, now_s)
 
 
-def _note_taken(state: State, node: Node, now_s: float) -> None:
-    if state.run is not None and state.phase is Phase.FORMED:
+def _note_taken(state: JobState, node: NodeRecord, now_s: float) -> None:
+    if state.run is not None and state.phase is JobPhase.FORMED:
         state.run.took.add(node.key)
         _go(state, now_s)
 
 
-def _go(state: State, now_s: float) -> None:
+def _go(state: JobState, now_s: float) -> None:
     """Workers start when the store is open and, if there are other candidates, all members know of it."""
     run, claims = state.run, state.claims
     if run is None or run.store is None:
@@ -181,14 +181,14 @@ def _go(state: State, now_s: float) -> None:
             return
         # A sure claim ends all doubts: no earlier generation matters any more.
         state.claims, state.formed = (replace(claims[-1], sure=True),), {run.number}
-    state.phase, run.go_s = Phase.RUNNING, now_s
+    state.phase, run.go_s = JobPhase.RUNNING, now_s
     begin_judging(state, members_of(state), now_s)
     send_members(state, msg.Go(run.number, run.store.host, run.store.port))
 
 
-def _note_done(state: State, node: Node, now_s: float) -> None:
+def _note_done(state: JobState, node: NodeRecord, now_s: float) -> None:
     run = state.run
-    if run is None or state.phase is not Phase.RUNNING:
+    if run is None or state.phase is not JobPhase.RUNNING:
         return
     run.done.setdefault(node.key, now_s)
     state.admit_at_s = None
@@ -199,14 +199,14 @@ def _note_done(state: State, node: Node, now_s: float) -> None:
 # -- who is there, and who is lost ----------------------------------------------------------------
 
 
-def _greet(state: State, peer: int, hello: msg.Hello, now_s: float) -> None:
+def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
     """A node says who it is."""
     refusal = _refusal(state, peer, hello, now_s) or quarantine.greet(state, hello, now_s)
     if refusal is not None:
         state.send(peer, refusal)
         state.disconnect(peer)
         return
-    node = Node(
+    node = NodeRecord(
         node_rank=hello.node_rank,
         host=hello.host,
         incarnation=hello.incarnation,
@@ -243,7 +243,7 @@ def _greet(state: State, peer: int, hello: msg.Hello, now_s: float) -> None:
     settle(state, now_s)
 
 
-def _refusal(state: State, peer: int, hello: msg.Hello, now_s: float) -> msg.Refused | None:
+def _refusal(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> msg.Refused | None:
     settings = state.settings
     if stranger := why_stranger(settings.job, hello):
         return stranger
@@ -263,7 +263,7 @@ def _refusal(state: State, peer: int, hello: msg.Hello, now_s: float) -> msg.Ref
     return msg.Refused(f"{old.name} is there already, so {hello.host} cannot be node {rank} as well", retry=silent)
 
 
-def _elsewhere(state: State, hello: msg.Hello, now_s: float) -> msg.Refused | None:
+def _elsewhere(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused | None:
     """Whom this one does not take: anybody while it yields; a standby, while nobody here knows of a generation."""
     if hello.node_rank is None:
         return msg.Refused("a job that may go on without node 0 needs its nodes' ranks", retry=False)
@@ -274,7 +274,7 @@ def _elsewhere(state: State, hello: msg.Hello, now_s: float) -> msg.Refused | No
     return None
 
 
-def _give_way(state: State, looked: Looked, now_s: float) -> None:
+def _give_way(state: JobState, looked: Looked, now_s: float) -> None:
     """Note who else is there: node 0's begins where nobody else is; the others send their nodes to it."""
     own = state.settings.candidate
     note_look(state, looked, now_s)
@@ -291,7 +291,7 @@ def _give_way(state: State, looked: Looked, now_s: float) -> None:
     state.run = state.suspicion = state.gather_from_s = None
 
 
-def _replace_old(state: State, old: Node, node: Node, now_s: float) -> None:
+def _replace_old(state: JobState, old: NodeRecord, node: NodeRecord, now_s: float) -> None:
     """A node's new connection ends its old one; another process of it also ends the old process."""
     is_another = old.incarnation != node.incarnation
     if old.peer is not None:
@@ -303,34 +303,34 @@ def _replace_old(state: State, old: Node, node: Node, now_s: float) -> None:
         note_loss(state, old, now_s)
 
 
-def _is_training(state: State, node: Node) -> bool:
-    return state.phase is Phase.RUNNING and is_working(state, node.key)
+def _is_training(state: JobState, node: NodeRecord) -> bool:
+    return state.phase is JobPhase.RUNNING and is_working(state, node.key)
 
 
-def _await(state: State, node: Node) -> None:
+def _await(state: JobState, node: NodeRecord) -> None:
     """A reset connection says nothing of its node: a firewall may have ended it. The node keeps its lease."""
     _unlink(state, node)
     node.is_away = True
     _watch_lease(state, node)
 
 
-def _unlink(state: State, node: Node) -> None:
+def _unlink(state: JobState, node: NodeRecord) -> None:
     if node.peer is not None:
         del state.peers[node.peer]
         node.peer = None
 
 
-def _watch_lease(state: State, node: Node) -> None:
+def _watch_lease(state: JobState, node: NodeRecord) -> None:
     ends_s = node.heard_s + state.settings.told_lease_s
     state.lease_check_s = ends_s if state.lease_check_s is None else min(ends_s, state.lease_check_s)
 
 
-def _has_workers(state: State, node: Node, generation: int) -> bool:
+def _has_workers(state: JobState, node: NodeRecord, generation: int) -> bool:
     """Whether a node that calls again and names this generation runs the workers of the present one."""
     return _is_training(state, node) and state.run is not None and generation == state.run.number
 
 
-def _resume(state: State, old: Node, node: Node) -> None:
+def _resume(state: JobState, old: NodeRecord, node: NodeRecord) -> None:
     """The node's new connection takes the place of its old one; nothing restarts."""
     run, peer = state.run, node.peer
     if run is None or run.store is None or peer is None:
@@ -348,7 +348,7 @@ def _resume(state: State, old: Node, node: Node) -> None:
 
 
 def _lose(
-    state: State, node: Node, how: str, now_s: float, *, ended: bool = False, since_s: float | None = None
+    state: JobState, node: NodeRecord, how: str, now_s: float, *, ended: bool = False, since_s: float | None = None
 ) -> None:
     """A node is not connected any more; `since_s`: it may have been lost for so long."""
     working, run = is_working(state, node.key), state.run
@@ -363,7 +363,7 @@ def _lose(
 
 
 def _go_on_without(
-    state: State, node: Node, how: str, now_s: float, *, working: bool, since_s: float | None = None
+    state: JobState, node: NodeRecord, how: str, now_s: float, *, working: bool, since_s: float | None = None
 ) -> None:
     forgive(state, node)
     if working:
@@ -372,7 +372,7 @@ def _go_on_without(
         settle(state, now_s)
 
 
-def _leave(state: State, node: Node, reason: str, now_s: float) -> None:
+def _leave(state: JobState, node: NodeRecord, reason: str, now_s: float) -> None:
     """It goes on purpose: it stays connected but is not waited for."""
     working = is_working(state, node.key)
     state.set_joined(node, False)
@@ -380,7 +380,7 @@ def _leave(state: State, node: Node, reason: str, now_s: float) -> None:
     _go_on_without(state, node, f"leaves: {printable(reason[:200], ' ')}", now_s, working=working)
 
 
-def _expire(state: State, now_s: float) -> None:
+def _expire(state: JobState, now_s: float) -> None:
     """End the leases of those who were silent for too long, unless it is we who were not looking."""
     if state.lease_check_s is None or now_s < state.lease_check_s:
         return
@@ -403,7 +403,7 @@ def _expire(state: State, now_s: float) -> None:
 # -- time -------------------------------------------------------------------------------------
 
 
-def _tick(state: State, now_s: float) -> None:
+def _tick(state: JobState, now_s: float) -> None:
     _expire(state, now_s)
     limit_s = give_up_at_s(state)
     if limit_s is not None and now_s >= limit_s:
@@ -420,8 +420,8 @@ def _tick(state: State, now_s: float) -> None:
         _say(state)
 
 
-def _stop_waiting(state: State, now_s: float) -> None:
-    if state.phase is Phase.FORMED and state.run is not None:
+def _stop_waiting(state: JobState, now_s: float) -> None:
+    if state.phase is JobPhase.FORMED and state.run is not None:
         host = state.nodes[next(iter(state.run.members))].name
         reason = f"{host} did not open the store in {state.settings.store_timeout_s:g} s"
         stumble(state, reason, now_s)
@@ -431,7 +431,7 @@ def _stop_waiting(state: State, now_s: float) -> None:
     give_up(state, f"waited {state.settings.rejoin_timeout_s:g} s for {names}")
 
 
-def _say(state: State) -> None:
+def _say(state: JobState) -> None:
     """Tell those that wait what they wait for, when it is new to them: more than workers that are being stopped."""
     state.say_at_s = None
     now = waiting(state)

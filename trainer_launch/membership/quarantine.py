@@ -10,7 +10,7 @@ import re
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import MAX_QUARANTINED, Quarantine
-from trainer_launch.membership.state import Key, Node, Phase, State
+from trainer_launch.membership.state import JobPhase, JobState, Key, NodeRecord
 from trainer_launch.model.units import printable
 
 FAILING_NODES = "failing_nodes.txt"  # preflight's list of faulty nodes: their host names, one on each line
@@ -18,20 +18,20 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _WHY_CHARS = 200
 
 
-def hear(state: State, node: Node, join: msg.Join) -> None:
+def hear(state: JobState, node: NodeRecord, join: msg.Join) -> None:
     """A member joins again: its worker's death may prove that a device of its machine failed."""
     if join.device_fault and state.settings.all_nodes > 1 and _entry(state, node.host, node.machine) is None:
         _add(state, node.key, node.host, node.machine, _short(join.device_fault))
 
 
-def _add(state: State, key: Key, host: str, machine: str, why: str) -> None:
+def _add(state: JobState, key: Key, host: str, machine: str, why: str) -> None:
     """Put a node's machine on the list, or only the node where others share its machine; the oldest gives way."""
     is_shared = any(node.machine == machine and node.key != key for node in state.nodes.values())
     entry = Quarantine(host, "" if is_shared else machine, why)
     state.quarantined = (*state.quarantined, entry)[-MAX_QUARANTINED:]
 
 
-def evict(state: State, node: Node) -> None:
+def evict(state: JobState, node: NodeRecord) -> None:
     """Tell a node that waits for a generation that it is not admitted; one that stops its workers hears later."""
     reason = why_not(state, node.host, node.machine)
     if reason is None or not node.joined or node.peer is None:
@@ -46,13 +46,13 @@ def evict(state: State, node: Node) -> None:
 _IS = "this node is quarantined: "
 
 
-def why_not(state: State, host: str, machine: str) -> str | None:
+def why_not(state: JobState, host: str, machine: str) -> str | None:
     """Why a node is not admitted, as it is told; None: it is."""
     entry = _entry(state, host, machine)
     return None if entry is None else f"{_IS}{entry.why}"
 
 
-def greet(state: State, hello: msg.Hello, now_s: float) -> msg.Refused | None:
+def greet(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused | None:
     """Note what a node's first words prove; why it is not admitted."""
     entry = _entry(state, hello.host, hello.machine)
     if hello.fault and state.generation and entry is None:
@@ -82,16 +82,16 @@ def _short(text: str) -> str:
     return printable(text, " ").encode("ascii", "replace").decode()[:_WHY_CHARS]
 
 
-def _entry(state: State, host: str, machine: str) -> Quarantine | None:
+def _entry(state: JobState, host: str, machine: str) -> Quarantine | None:
     for entry in state.quarantined:
         if entry.machine == machine if entry.machine else entry.host == host:
             return entry
     return None
 
 
-def _is_last_resort(state: State, now_s: float) -> bool:
+def _is_last_resort(state: JobState, now_s: float) -> bool:
     """Whether no other nodes have come for so long that the job cannot go on without this one."""
     begun_s, here = state.gather_from_s, [node for node in state.nodes.values() if node.peer is not None]
-    if state.phase is not Phase.GATHERING or begun_s is None or now_s < begun_s + timeouts.LAST_RESORT_S:
+    if state.phase is not JobPhase.GATHERING or begun_s is None or now_s < begun_s + timeouts.LAST_RESORT_S:
         return False
     return len(here) < state.settings.min_nodes

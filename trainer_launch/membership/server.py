@@ -33,13 +33,13 @@ from trainer_launch.membership.notes import Judge
 from trainer_launch.membership.protocol import Challenge, Refused
 from trainer_launch.membership.state import (
     Close,
+    CoordinatorSettings,
     Disconnect,
     Event,
     Gone,
-    Said,
+    PeerLine,
     Say,
     Send,
-    Settings,
     Tick,
     answer,
     deadline_s,
@@ -369,12 +369,12 @@ def _say(text: str, level: int) -> None:
     _log.log(level, "%s", text)
 
 
-class Server(ServerConnections[msg.Message, msg.FromServer]):
+class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
     """The coordinator of one job. Its state belongs to its thread."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: CoordinatorSettings,
         endpoint: Endpoint,
         secret: bytes | None = None,
         log: Callable[[str, int], None] = _say,
@@ -473,7 +473,7 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
         if not connection.is_greeted:
             self._greet(connection, message)
         if not connection.is_closing:
-            self._events.append(Said(connection.peer, message))
+            self._events.append(PeerLine(connection.peer, message))
 
     def _greet(self, connection: Connection, message: msg.Message) -> None:
         if isinstance(message, msg.Time):  # a node in preflight, which then asks how the job stands
@@ -498,13 +498,13 @@ def serve(
     secret: bytes | None,
     heard: Callable[[str], None] = lambda text: None,
     judges: Sequence[Judge] = (),
-) -> Iterator[Server | None]:
+) -> Iterator[Coordinator | None]:
     """Serve the job's nodes in a thread of this process; `heard` is called with what it says, `judges` judge notes.
 
     Raises:
         NodeError: the port is taken; a standby goes without.
     """
-    settings = Settings(
+    settings = CoordinatorSettings(
         job=hosting.job,
         min_nodes=hosting.nodes.min,
         max_nodes=hosting.nodes.max,
@@ -522,7 +522,7 @@ def serve(
 
     if not allow_connections(settings.all_nodes):
         _log.warning(TOO_FEW_FILES, settings.all_nodes)
-    server = Server(settings, Endpoint(hosting.host, hosting.port), secret, say, hosting.seats, judges)
+    server = Coordinator(settings, Endpoint(hosting.host, hosting.port), secret, say, hosting.seats, judges)
     try:
         server.start()
     except NodeError as problem:
@@ -539,7 +539,7 @@ def serve(
         server.stop()
 
 
-def _deadline(deadline_s: float | None, server: Server) -> threading.Timer:
+def _deadline(deadline_s: float | None, server: Coordinator) -> threading.Timer:
     """The timer that ends the job; without a deadline it is never started."""
     reason = f"the job took longer than active_deadline_seconds, {deadline_s or 0:g} s"
     timer = threading.Timer(deadline_s or 0, server.give_up, [reason])

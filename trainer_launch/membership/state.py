@@ -27,7 +27,7 @@ Key: TypeAlias = "int | str"  # a node's rank, or its host when it has none
 MAX_NAMED = 16  # names in a Waiting
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class CoordinatorSettings(Struct, frozen=True, kw_only=True):
     """What kind of job it is and how patient the coordinator is with it."""
 
     job: str
@@ -55,7 +55,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return self.lease_s if self.all_nodes > 1 else max(self.lease_s, timeouts.ALONE_LEASE_S)
 
 
-class Node(Struct, kw_only=True, eq=False):
+class NodeRecord(Struct, kw_only=True, eq=False):
     """One node that has called."""
 
     node_rank: int | None
@@ -143,7 +143,7 @@ class Loss(Struct, frozen=True):
     lasted_s: float  # since its workers started
 
 
-class Phase(Enum):
+class JobPhase(Enum):
     """Where the job is; see the drawing in membership.py."""
 
     GATHERING = "gathering"
@@ -155,7 +155,7 @@ class Phase(Enum):
 # -- what can happen --------------------------------------------------------------------------
 
 
-class Said(Struct, frozen=True):
+class PeerLine(Struct, frozen=True):
     """A peer's line."""
 
     peer: int
@@ -187,7 +187,7 @@ class Close(Struct, frozen=True):
     reason: str
 
 
-Event: TypeAlias = Said | Gone | Looked | Tick | Close
+Event: TypeAlias = PeerLine | Gone | Looked | Tick | Close
 
 
 # -- what has to be done ----------------------------------------------------------------------
@@ -216,15 +216,15 @@ class Say(Struct, frozen=True):
 Reply: TypeAlias = Send | Disconnect | Say
 
 
-class State(Struct, kw_only=True, eq=False):
+class JobState(Struct, kw_only=True, eq=False):
     """Everything the coordinator knows; times are its own monotonic seconds, None: not set."""
 
-    settings: Settings
+    settings: CoordinatorSettings
     replies: list[Reply] = field(default_factory=list)  # what has to be done after this step
-    phase: Phase = Phase.GATHERING
-    nodes: dict[Key, Node] = field(default_factory=dict)
+    phase: JobPhase = JobPhase.GATHERING
+    nodes: dict[Key, NodeRecord] = field(default_factory=dict)
     n_joined: int = 0  # of them wait for a generation
-    peers: dict[int, Node] = field(default_factory=dict)
+    peers: dict[int, NodeRecord] = field(default_factory=dict)
     run: Run | None = None
     claims: tuple[Claim, ...] = ()  # the generations that were formed here and may still matter
     formed: set[int] = field(default_factory=set)  # numbers of those formed here, from the last sure one on
@@ -262,7 +262,7 @@ class State(Struct, kw_only=True, eq=False):
         """Tell people; INFO: the job goes its ordinary way; DEBUG: its first node says it, too."""
         self.replies.append(Say(text, level))
 
-    def set_joined(self, node: Node, joined: bool) -> None:
+    def set_joined(self, node: NodeRecord, joined: bool) -> None:
         """Whether a node waits for a generation."""
         self.n_joined += joined - node.joined
         node.joined = joined
@@ -271,7 +271,7 @@ class State(Struct, kw_only=True, eq=False):
 # -- questions --------------------------------------------------------------------------------
 
 
-def deadline_s(state: State) -> float | None:
+def deadline_s(state: JobState) -> float | None:
     """When `step` wants a Tick, None: never."""
     times = [state.lease_check_s, state.say_at_s, state.form_at_s, state.admit_at_s, give_up_at_s(state)]
     times.append(charge_at_s(state))
@@ -279,36 +279,36 @@ def deadline_s(state: State) -> float | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def give_up_at_s(state: State) -> float | None:
+def give_up_at_s(state: JobState) -> float | None:
     """When the present phase has lasted too long."""
-    if state.phase is Phase.FORMED and state.run is not None:
+    if state.phase is JobPhase.FORMED and state.run is not None:
         return state.run.formed_s + state.settings.store_timeout_s
-    if state.phase is Phase.GATHERING and state.gather_from_s is not None:
+    if state.phase is JobPhase.GATHERING and state.gather_from_s is not None:
         return state.gather_from_s + state.settings.rejoin_timeout_s
     return None
 
 
-def charge_at_s(state: State) -> float | None:
+def charge_at_s(state: JobState) -> float | None:
     """When a suspicion is one no longer: by then every lease that had ended at the failure was noticed."""
     return None if state.suspicion is None else state.suspicion.at_s + state.settings.lease_s
 
 
-def runs(state: State) -> bool:
+def runs(state: JobState) -> bool:
     """Whether a generation is alive."""
-    return state.phase in (Phase.FORMED, Phase.RUNNING)
+    return state.phase in (JobPhase.FORMED, JobPhase.RUNNING)
 
 
-def is_working(state: State, key: Key) -> bool:
+def is_working(state: JobState, key: Key) -> bool:
     """Whether a node is a member of the generation that runs, and has not finished."""
     return runs(state) and state.run is not None and key in state.run.members and key not in state.run.done
 
 
-def has_finished(state: State, key: Key) -> bool:
+def has_finished(state: JobState, key: Key) -> bool:
     """Whether a node is done in the generation that runs."""
     return runs(state) and state.run is not None and key in state.run.done
 
 
-def members_of(state: State) -> list[MemberView]:
+def members_of(state: JobState) -> list[MemberView]:
     """The members of the generation, as judges see them."""
     run, members, first = state.run, [], 0
     for number, key in enumerate(() if run is None else run.members):
@@ -328,19 +328,19 @@ def members_of(state: State) -> list[MemberView]:
     return members
 
 
-def room(state: State) -> int:
+def room(state: JobState) -> int:
     """For how many more nodes the generation that runs has room."""
     return 0 if state.run is None else state.settings.max_nodes - len(state.run.members)
 
 
-def newcomers(state: State) -> tuple[Node, ...]:
+def newcomers(state: JobState) -> tuple[NodeRecord, ...]:
     """Who is not in the generation that runs and could start workers: it does not stop for a node that imports."""
     members = state.run.members if state.run is not None else ()
     waiting = (node for node in state.nodes.values() if node.joined and node.prepared and not node.is_faulty)
     return tuple(node for node in waiting if node.key not in members)
 
 
-def waiting(state: State) -> msg.Waiting:
+def waiting(state: JobState) -> msg.Waiting:
     """What those that wait are told."""
     low, high = state.settings.min_nodes, state.settings.max_nodes
     if runs(state) and state.run is not None:
@@ -349,7 +349,7 @@ def waiting(state: State) -> msg.Waiting:
     return msg.Waiting(present, low if present < low else high, missing(state))
 
 
-def missing(state: State) -> tuple[str, ...]:
+def missing(state: JobState) -> tuple[str, ...]:
     """The first few that are not there, by name where it is known."""
     high = state.settings.max_nodes
     ranked = any(node.node_rank is not None for node in state.nodes.values())
@@ -373,7 +373,7 @@ _ROW_BYTES = 60  # a row without its host
 _LOST, _MISSING = "lost", "missing"
 
 
-def answer(query: msg.StatusQuery, state: State, now_s: float) -> msg.FromServer:
+def answer(query: msg.StatusQuery, state: JobState, now_s: float) -> msg.FromServer:
     """What to say to who asks."""
     return why_stranger(state.settings.job, query) or status(state, now_s)
 
@@ -390,7 +390,7 @@ def other_version(said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
     return msg.refused_version("the coordinator", msg.VERSION, said.version)
 
 
-def status(state: State, now_s: float) -> msg.Status:
+def status(state: JobState, now_s: float) -> msg.Status:
     """The whole table, or as much of it as fits into a line."""
     known = sorted(state.nodes.values(), key=lambda node: node.order)
     rows = [*(_row(state, node, now_s) for node in known), *_never_seen(state)]
@@ -412,31 +412,31 @@ def status(state: State, now_s: float) -> msg.Status:
     return replace(told, nodes=_fitting(rows, min(ROWS_BYTES, MAX_LINE_BYTES - _HEAD_BYTES - len(encode(told)))))
 
 
-def _row(state: State, node: Node, now_s: float) -> msg.Row:
+def _row(state: JobState, node: NodeRecord, now_s: float) -> msg.Row:
     word = _state_of(state, node)
     away_s = None if word != _LOST or node.lost_s is None else round(max(0.0, now_s - node.lost_s), 1)
     return node.node_rank, node.host, word, away_s
 
 
-def _state_of(state: State, node: Node) -> str:
+def _state_of(state: JobState, node: NodeRecord) -> str:
     if _is_done(state, node.key):
         return "done"
     if not node.has_lease:
         return _LOST
     if is_working(state, node.key):
-        return "running" if state.phase is Phase.RUNNING else "starting"
+        return "running" if state.phase is JobPhase.RUNNING else "starting"
     if node.joined:
         return "spare" if runs(state) and not room(state) else "joined"
     return "connected"
 
 
-def _is_done(state: State, key: Key) -> bool:
-    if state.phase is Phase.OVER:
+def _is_done(state: JobState, key: Key) -> bool:
+    if state.phase is JobPhase.OVER:
         return isinstance(state.end, msg.Finished) and state.run is not None and key in state.run.done
     return has_finished(state, key)
 
 
-def _never_seen(state: State) -> list[msg.Row]:
+def _never_seen(state: JobState) -> list[msg.Row]:
     """Of a job whose nodes have ranks, those that have not called yet."""
     ranks = {node.node_rank for node in state.nodes.values()}
     if None in ranks:

@@ -32,9 +32,9 @@ from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 
 _SETTINGS = (
-    states.Settings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),
-    states.Settings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, candidate=0),
-    states.Settings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, candidate=2),
+    states.CoordinatorSettings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),
+    states.CoordinatorSettings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, candidate=0),
+    states.CoordinatorSettings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, candidate=2),
 )
 _JUDGES = (StallJudge(), StragglerJudge(every_s=5.0), TrainingJudge())
 
@@ -73,7 +73,7 @@ def coordinator_talk(data: bytes) -> None:
         event = _event(peer, line[1:], greeted)
         if event is None:
             continue
-        if isinstance(event, states.Said) and isinstance(event.message, coordination.StatusQuery):
+        if isinstance(event, states.PeerLine) and isinstance(event.message, coordination.StatusQuery):
             coordination.render(states.answer(event.message, state, now_s))
             continue
         replies = membership.step(state, event, now_s)
@@ -114,7 +114,7 @@ def _event(peer: int, line: bytes, greeted: set[int]) -> states.Event | None:
             greeted.add(peer)
         elif not isinstance(message, coordination.StatusQuery):
             return None
-    return states.Said(peer, message)
+    return states.PeerLine(peer, message)
 
 
 @target()

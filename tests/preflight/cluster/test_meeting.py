@@ -22,8 +22,8 @@ from trainer_launch.membership import candidates
 from trainer_launch.membership import protocol as coordinating
 from trainer_launch.membership.client import Client
 from trainer_launch.membership.client import Disconnected as RunDisconnected
-from trainer_launch.membership.server import Server as Coordinator
-from trainer_launch.membership.state import Settings as Coordinating
+from trainer_launch.membership.server import Coordinator as Coordinator
+from trainer_launch.membership.state import CoordinatorSettings as Coordinating
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding, Status

@@ -22,8 +22,8 @@ from tests.survival.jobs import ELASTIC
 from trainer_launch.membership import protocol as coordinating
 from trainer_launch.membership.client import Client, Connected
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.server import Server as Coordinator
-from trainer_launch.membership.state import Settings as Coordinating
+from trainer_launch.membership.server import Coordinator as Coordinator
+from trainer_launch.membership.state import CoordinatorSettings as Coordinating
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.findings import Status
 from trainer_launch.model.settings import Settings
