@@ -88,9 +88,9 @@ class Nodes:
 
     def table(self):
         told = answer(QUERY, self.world.state, self.world.now_s)
-        assert isinstance(told, msg.Status)
+        assert isinstance(told, msg.JobStatus)
         heard = msg.parse(msg.render(told))
-        assert isinstance(heard, msg.Status)
+        assert isinstance(heard, msg.JobStatus)
         return opened(StragglerStatus, heard.notes[STRAGGLERS], STRAGGLERS)
 
     def told(self, number):

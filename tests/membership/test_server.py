@@ -310,7 +310,7 @@ def test_a_join_that_was_granted_meanwhile_is_not_said(cluster):
     for client in clients:
         await_(client, msg.Restart)
     status = inquire(Endpoint("127.0.0.1", cluster.port), "job")
-    assert isinstance(status, msg.Status)
+    assert isinstance(status, msg.JobStatus)
     assert [word for _, _, word, _ in status.nodes] == ["connected", "connected"]
 
 

@@ -173,7 +173,7 @@ def _is_challenge(sock: socket.socket) -> bool:
 
 def ask(
     endpoint: Endpoint, job: str, secret: bytes | None = None, timeout_s: float = timeouts.STATUS_S
-) -> msg.Status:
+) -> msg.JobStatus:
     """How the job stands.
 
     Raises:
@@ -182,6 +182,6 @@ def ask(
     answer = inquire(endpoint, job, secret, timeout_s)
     if isinstance(answer, msg.Refused):
         raise NodeError(f"the coordinator at {endpoint} does not answer: {answer.reason}")
-    if not isinstance(answer, msg.Status):
+    if not isinstance(answer, msg.JobStatus):
         raise NodeError(f"what listens at {endpoint} does not answer a question about the job's status")
     return answer

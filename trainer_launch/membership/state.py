@@ -390,12 +390,12 @@ def other_version(said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
     return msg.refused_version("the coordinator", msg.VERSION, said.version)
 
 
-def status(state: JobState, now_s: float) -> msg.Status:
+def status(state: JobState, now_s: float) -> msg.JobStatus:
     """The whole table, or as much of it as fits into a line."""
     known = sorted(state.nodes.values(), key=lambda node: node.order)
     rows = [*(_row(state, node, now_s) for node in known), *_never_seen(state)]
     ended = state.end
-    told = msg.Status(
+    told = msg.JobStatus(
         phase=state.phase.value,
         generation=state.generation,
         restarts=state.restarts,

@@ -49,7 +49,7 @@ def coordinator_lines(data: bytes) -> None:
         written = coordination.render(found)
         assert len(written) <= MAX_LINE_BYTES
         assert coordination.parse(written) == found
-        if isinstance(found, coordination.Status):
+        if isinstance(found, coordination.JobStatus):
             assert_terminal(status.shown_lines(status.job_lines("Job", status.job_table(found), None)))
         if isinstance(found, coordination.Hello):
             assert all(len(ranks_of(claim)) <= 65536 for claim in found.claims)
