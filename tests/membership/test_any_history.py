@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.state import Gone, JobPhase, deadline_s
+from trainer_launch.membership.state import JobPhase, deadline_s
 
 NODES = st.integers(0, 4)
 EVENTS = st.one_of(
@@ -55,7 +55,7 @@ class Play:
         if what in ("join", "join_unprepared"):
             self.world.join(peer, prepared=what == "join")
         elif what in ("gone", "reset"):
-            self.world.play(Gone(peer, ended=what == "gone"))
+            self.world.gone(peer, ended=what == "gone")
         else:
             messages = {
                 "store": msg.Store(number, "h", 1),

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.quarantine import hosts_in
-from trainer_launch.membership.state import Gone, JobPhase, status
+from trainer_launch.membership.state import JobPhase, status
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
 
@@ -129,7 +129,7 @@ def test_lost_pods_and_pods_that_are_asked_to_stop_do_not_count():
     for how in (None, "asked to stop") * 4:
         number = world.number
         world.say(peers[1], msg.Leave(how)) if how else None
-        world.play(Gone(peers[1]))
+        world.gone(peers[1])
         world.join(peers[0], after=number)
         peers[1] = call(world, 1)
         world.open_store()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.membership.divided import Divided
 from tests.membership.world import World, running
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.state import Gone, JobPhase, status
+from trainer_launch.membership.state import JobPhase, status
 
 
 def members(world):
@@ -36,7 +36,7 @@ def test_a_spare_waits_and_status_says_so():
 
 def test_a_lost_node_is_replaced_at_once_and_its_pod_becomes_the_spare():
     world, (zero, one, spare) = running(2, spares=1)
-    world.play(Gone(one))
+    world.gone(one)
     begun_s = world.now_s
     again(world, zero)
     assert (world.now_s, world.phase, members(world)) == (begun_s, JobPhase.RUNNING, (0, 2))
@@ -60,10 +60,10 @@ def test_a_member_that_stops_slowly_is_not_replaced():
 
 def test_a_spare_that_dies_disturbs_nobody_and_is_missed_only_later():
     world, (zero, one, spare) = running(2, spares=1)
-    world.play(Gone(spare))
+    world.gone(spare)
     world.pass_time(10)
     assert (world.number, words(world)) == (1, ["running", "running", "lost"])
-    world.play(Gone(one))
+    world.gone(one)
     world.join(zero)
     world.pass_time(10)
     assert world.phase is JobPhase.GATHERING, "without a spare a fixed job waits for the lost node"

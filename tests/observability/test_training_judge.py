@@ -6,7 +6,6 @@ import pytest
 
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import state
 from trainer_launch.observability.goodput import TRAINING, TimeKind, Told
 from trainer_launch.observability.training_judge import TrainingJudge
 
@@ -47,7 +46,7 @@ def test_a_pod_that_comes_back_goes_on_with_the_ledger_of_the_first_node_that_st
     world = World(3, judges=[TrainingJudge()])
     first, second, third = world.come(0, 1, 2)
     world.open_store()
-    world.play(state.Gone(third))
+    world.gone(third)
     joins(world, second, 150.0, step=70)  # longer by the head start of its pod
     joins(world, first, 100.0, step=72)
     world.now_s += 4.0
@@ -64,7 +63,7 @@ def test_the_others_hear_for_how_long_a_node_was_silent() -> None:
     for _ in range(4):
         world.now_s += 3.0
         world.say(first, msg.Renew())
-        world.play(state.Tick())
+        world.tick()
     (restart,) = [one for one in world.told[first] if isinstance(one, msg.Restart)]
     assert "silent" in restart.reason
     assert restart.unnoticed_s == pytest.approx(12.0)
@@ -76,6 +75,6 @@ def test_a_closed_connection_is_noticed_at_once() -> None:
     first, second = world.come(0, 1)
     world.open_store()
     world.now_s += 30.0
-    world.play(state.Gone(second))
+    world.gone(second)
     (restart,) = [one for one in world.told[first] if isinstance(one, msg.Restart)]
     assert restart.unnoticed_s == 0.0

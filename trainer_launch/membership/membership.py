@@ -1,6 +1,6 @@
-r"""Who is a member of the job, lost, back: what the coordinator does, as a state machine without input and output.
+r"""Who is a member of the job, lost, back: what the coordinator does.
 
-`step(state, event, now_s)` changes the state and returns what has to be sent and said.
+Each thing that happens is a call that changes the state, and sends and says what follows.
 
 state \ event | Join           | a member lost, leaves | Failed; no Store in time | Store | all Done | too long
 --------------|----------------|-----------------------|--------------------------|-------|----------|---------
@@ -18,7 +18,7 @@ Every way from FORMED or RUNNING to GATHERING tells the other members once to st
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -45,17 +45,11 @@ from trainer_launch.membership.generation import (
 )
 from trainer_launch.membership.notes import Judge
 from trainer_launch.membership.state import (
-    Close,
     CoordinatorSettings,
-    Event,
-    Gone,
     JobPhase,
     JobState,
     Looked,
     NodeRecord,
-    PeerLine,
-    Reply,
-    Tick,
     charge_at_s,
     give_up_at_s,
     has_finished,
@@ -70,37 +64,51 @@ from trainer_launch.membership.state import (
 from trainer_launch.model.units import printable
 
 
-def begin(settings: CoordinatorSettings, judges: Sequence[Judge] = ()) -> JobState:
+def begin(
+    settings: CoordinatorSettings,
+    send: Callable[[int, msg.FromServer], None],
+    disconnect: Callable[[int], None],
+    log: Callable[[str, int], None],
+    judges: Sequence[Judge] = (),
+) -> JobState:
     """Know nothing of the job but its settings; what ran before is learned from those who call."""
-    by_topic = {judge.topic: judge for judge in judges}
-    return JobState(settings=settings, quarantined=quarantine.named(settings.failing), judges=by_topic)
+    return JobState(
+        settings=settings,
+        send=send,
+        disconnect=disconnect,
+        log=log,
+        quarantined=quarantine.named(settings.failing),
+        judges={judge.topic: judge for judge in judges},
+    )
 
 
-def step(state: JobState, event: Event, now_s: float) -> list[Reply]:
-    """Do what an event asks for, and return who has to be told what."""
-    match event:
-        case PeerLine(peer, msg.Hello() as hello):
-            _greet(state, peer, hello, now_s)
-        case PeerLine(peer, message) if peer in state.peers:
-            node = state.peers[peer]
-            node.heard_s = now_s
-            _hear(state, node, message, now_s)
-        case PeerLine(peer, _):
-            state.disconnect(peer)
-        case Gone(peer, ended) if peer in state.peers:
-            node = state.peers[peer]
-            if not ended and _is_training(state, node):
-                _await(state, node)
-            else:
-                _lose(state, node, "is gone", now_s, ended=ended)
-        case Looked():
-            _give_way(state, event, now_s)
-        case Tick():
-            _tick(state, now_s)
-        case Close(reason) if state.phase is not JobPhase.OVER:
-            end(state, msg.GiveUp(reason))
-    replies, state.replies = state.replies, []
-    return replies
+def hear(state: JobState, peer: int, message: msg.Message, now_s: float) -> None:
+    """A line has come over a connection."""
+    node = state.peers.get(peer)
+    if isinstance(message, msg.Hello):
+        _greet(state, peer, message, now_s)
+    elif node is None:
+        state.disconnect(peer)
+    else:
+        node.heard_s = now_s
+        _hear(state, node, message, now_s)
+
+
+def hang_up(state: JobState, peer: int, now_s: float, *, ended: bool = True) -> None:
+    """A connection is over: its process has ended, or (`ended` is False) it was reset."""
+    node = state.peers.get(peer)
+    if node is None:
+        return
+    if not ended and _is_training(state, node):
+        _await(state, node)
+    else:
+        _lose(state, node, "is gone", now_s, ended=ended)
+
+
+def close(state: JobState, reason: str) -> None:
+    """The coordinator's own side ends the job."""
+    if state.phase is not JobPhase.OVER:
+        end(state, msg.GiveUp(reason))
 
 
 # -- what a node says -------------------------------------------------------------------------
@@ -274,8 +282,8 @@ def _elsewhere(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused |
     return None
 
 
-def _give_way(state: JobState, looked: Looked, now_s: float) -> None:
-    """Note who else is there: node 0's begins where nobody else is; the others send their nodes to it."""
+def look(state: JobState, looked: Looked, now_s: float) -> None:
+    """Other candidates were looked for: node 0's begins where nobody else is; others send their nodes to it."""
     own = state.settings.candidate
     note_look(state, looked, now_s)
     lower = [rank for rank in looked.there if own is not None and rank < own]
@@ -403,7 +411,8 @@ def _expire(state: JobState, now_s: float) -> None:
 # -- time -------------------------------------------------------------------------------------
 
 
-def _tick(state: JobState, now_s: float) -> None:
+def tick(state: JobState, now_s: float) -> None:
+    """Time has passed."""
     _expire(state, now_s)
     limit_s = give_up_at_s(state)
     if limit_s is not None and now_s >= limit_s:

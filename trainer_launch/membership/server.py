@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from trainer_launch.host.network import TOO_FEW_FILES, allow_connections, listen, spare_files, tune
+from trainer_launch.membership import membership, timeouts
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import timeouts
 from trainer_launch.membership.authentication import (
     MAX_SIGNED_BYTES,
     NO_SECRET,
@@ -28,23 +28,9 @@ from trainer_launch.membership.authentication import (
 )
 from trainer_launch.membership.candidates import CandidateWatch
 from trainer_launch.membership.election import wanted_candidates
-from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.notes import Judge
 from trainer_launch.membership.protocol import Challenge, Refused
-from trainer_launch.membership.state import (
-    Close,
-    CoordinatorSettings,
-    Disconnect,
-    Event,
-    Gone,
-    PeerLine,
-    Say,
-    Send,
-    Tick,
-    answer,
-    deadline_s,
-    other_version,
-)
+from trainer_launch.membership.state import CoordinatorSettings, Looked, answer, deadline_s, other_version
 from trainer_launch.model import Endpoint, Hosting, Seats
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
@@ -142,6 +128,7 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         self._to_flush: dict[int, Connection] = {}
         self._last_peer = 0
         self._rendered: tuple[object, bytes] = (None, b"")
+        self._events: deque[Callable[[float], None]] = deque()  # what has happened, each called with the time then
         self._is_accepting = False
         self._accept_again_s: float | None = None
         self._stopping = threading.Event()
@@ -212,11 +199,17 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
             self._accept_again_s = None
         self._accept(self._has_room())
 
-    def _flush_all(self) -> None:
-        """Send what is to be sent; it may bring news of those that are gone."""
-        due, self._to_flush = self._to_flush, {}
-        for connection in due.values():
-            self._serve(connection, selectors.EVENT_WRITE)
+    def _work_off(self) -> None:
+        """Act on what has happened, then send what is unsent: it may bring news of those that are gone."""
+        while self._events or self._to_flush:
+            while self._events:
+                self._play(self._events.popleft())
+            due, self._to_flush = self._to_flush, {}
+            for connection in due.values():
+                self._serve(connection, selectors.EVENT_WRITE)
+
+    def _play(self, event: Callable[[float], None]) -> None:
+        event(time.monotonic())
 
     # -- who is let in ------------------------------------------------------------------------
 
@@ -390,10 +383,8 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         )
         self._settings = settings
         self._endpoint = endpoint
-        self._log = log
-        self._candidates = CandidateWatch(seats, settings.job, secret, self._nudge)
-        self._state = begin(settings, judges)
-        self._events: deque[Event] = deque()
+        self._candidates = CandidateWatch(seats, settings.job, secret, self._looked)
+        self._state = membership.begin(settings, self._send, self._close_after_flush, log, judges)
         self._close_reason: str | None = None
 
     def start(self) -> int:
@@ -406,7 +397,7 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
 
     def give_up(self, reason: str) -> None:
         """The job has failed; nodes that call later hear it, too. From any thread."""
-        self._events.append(Close(reason))
+        self._events.append(lambda _: membership.close(self._state, reason))
         self._nudge()
 
     def stop(self, reason: str | None = None) -> None:
@@ -423,12 +414,13 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
             while not self._stopping.is_set():
                 self._turn()
             if self._close_reason is not None:
-                self._events.append(Close(self._close_reason))
+                membership.close(self._state, self._close_reason)
                 self._work_off()
         except Exception as problem:  # noqa: BLE001 - a defect of ours: no node may wait for an answer for ever
             _log.critical("internal error in the coordinator", exc_info=True)
             self._events.clear()
-            self._events.append(Close(f"internal error in the coordinator: {type(problem).__name__}: {problem}"))
+            text = f"internal error in the coordinator: {type(problem).__name__}: {problem}"
+            membership.close(self._state, text)
             self._work_off()
         finally:
             hang_up([c for c in self._connections.values() if c.is_greeted], time.monotonic() + timeouts.HANG_UP_S)
@@ -438,42 +430,28 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
     def _turn(self) -> None:
         """Everything that was said is heard before time passes: being late ourselves is nobody's silence."""
         self._wait(deadline_s(self._state))
-        self._events.extend(self._candidates.found())
         now_s = time.monotonic()
         due_s = deadline_s(self._state)
         if due_s is not None and due_s <= now_s:
-            self._events.append(Tick())
+            self._events.append(lambda now_s: membership.tick(self._state, now_s))
         self._drop_silent(now_s)
         self._work_off()
         self._candidates.want(wanted_candidates(self._state))
 
-    def _work_off(self) -> None:
-        while self._events or self._to_flush:
-            if self._events:
-                self._play(self._events.popleft())
-            else:
-                self._flush_all()  # may bring news of those that are gone
-
-    def _play(self, event: Event) -> None:
-        for reply in step(self._state, event, time.monotonic()):
-            match reply:
-                case Send(peer, message):
-                    self._send(peer, message)
-                case Disconnect(peer):
-                    self._close_after_flush(peer)
-                case Say(text, level):
-                    self._log(text, level)
-
     # -- connections --------------------------------------------------------------------------
 
+    def _looked(self, looked: Looked) -> None:
+        self._events.append(lambda now_s: membership.look(self._state, looked, now_s))
+        self._nudge()
+
     def _gone(self, connection: Connection, *, ended: bool) -> None:
-        self._events.append(Gone(connection.peer, ended))
+        self._events.append(lambda now_s: membership.hang_up(self._state, connection.peer, now_s, ended=ended))
 
     def _heard(self, connection: Connection, message: msg.Message) -> None:
         if not connection.is_greeted:
             self._greet(connection, message)
         if not connection.is_closing:
-            self._events.append(PeerLine(connection.peer, message))
+            self._events.append(lambda now_s: membership.hear(self._state, connection.peer, message, now_s))
 
     def _greet(self, connection: Connection, message: msg.Message) -> None:
         if isinstance(message, msg.Time):  # a node in preflight, which then asks how the job stands

@@ -1,13 +1,13 @@
 """What the coordinator knows of a job, and what it says to who asks: values and questions about them.
 
-`membership.step` decides what follows, and changes the State. No input, no output.
+The functions of membership.py decide what follows, and change the JobState.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from heapq import nsmallest
 from itertools import islice
@@ -152,23 +152,6 @@ class JobPhase(Enum):
     OVER = "over"
 
 
-# -- what can happen --------------------------------------------------------------------------
-
-
-class PeerLine(Struct, frozen=True):
-    """A peer's line."""
-
-    peer: int
-    message: msg.Message
-
-
-class Gone(Struct, frozen=True):
-    """A peer's connection has ended."""
-
-    peer: int
-    ended: bool = True  # by its own kernel, so that its process has ended; False: it was reset
-
-
 class Looked(Struct, frozen=True):
     """Other candidates were looked for."""
 
@@ -177,50 +160,13 @@ class Looked(Struct, frozen=True):
     took_s: float = 0.0
 
 
-class Tick(Struct, frozen=True):
-    """Time has passed."""
-
-
-class Close(Struct, frozen=True):
-    """Our side ends the job."""
-
-    reason: str
-
-
-Event: TypeAlias = PeerLine | Gone | Looked | Tick | Close
-
-
-# -- what has to be done ----------------------------------------------------------------------
-
-
-class Send(Struct, frozen=True):
-    """Send a message."""
-
-    peer: int
-    message: msg.FromServer
-
-
-class Disconnect(Struct, frozen=True):
-    """End a connection, after what was sent on it; a Gone follows."""
-
-    peer: int
-
-
-class Say(Struct, frozen=True):
-    """Tell people, at a level of `logging`."""
-
-    text: str
-    level: int
-
-
-Reply: TypeAlias = Send | Disconnect | Say
-
-
 class JobState(Struct, kw_only=True, eq=False):
     """Everything the coordinator knows; times are its own monotonic seconds, None: not set."""
 
     settings: CoordinatorSettings
-    replies: list[Reply] = field(default_factory=list)  # what has to be done after this step
+    send: Callable[[int, msg.FromServer], None]  # a message over this connection
+    disconnect: Callable[[int], None]  # end a connection, after what was sent on it
+    log: Callable[[str, int], None]  # tell people, at a level of `logging`
     phase: JobPhase = JobPhase.GATHERING
     nodes: dict[Key, NodeRecord] = field(default_factory=dict)
     n_joined: int = 0  # of them wait for a generation
@@ -250,17 +196,9 @@ class JobState(Struct, kw_only=True, eq=False):
     say_at_s: float | None = None
     said: tuple[msg.Waiting, frozenset[int]] | None = None  # the last Waiting, and to whom
 
-    def send(self, peer: int, message: msg.FromServer) -> None:
-        """Send a message after this step."""
-        self.replies.append(Send(peer, message))
-
-    def disconnect(self, peer: int) -> None:
-        """End a connection, after what was sent on it; a Gone follows."""
-        self.replies.append(Disconnect(peer))
-
     def say(self, text: str, level: int = logging.WARNING) -> None:
         """Tell people; INFO: the job goes its ordinary way; DEBUG: its first node says it, too."""
-        self.replies.append(Say(text, level))
+        self.log(text, level)
 
     def set_joined(self, node: NodeRecord, joined: bool) -> None:
         """Whether a node waits for a generation."""
@@ -272,7 +210,7 @@ class JobState(Struct, kw_only=True, eq=False):
 
 
 def deadline_s(state: JobState) -> float | None:
-    """When `step` wants a Tick, None: never."""
+    """When `tick` is due, None: never."""
     times = [state.lease_check_s, state.say_at_s, state.form_at_s, state.admit_at_s, give_up_at_s(state)]
     times.append(charge_at_s(state))
     times += [judge.due_s for judge in state.judges.values()]
