@@ -95,7 +95,7 @@ def test_every_history_keeps_the_promises(nodes, with_ranks, script):
 
 def is_there(node):
     """Connected, or within its lease after its connection was reset."""
-    return node.peer is not None or node.away_from_s is not None
+    return node.has_lease
 
 
 def check_what_was_told(world):
