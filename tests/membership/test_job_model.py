@@ -3,7 +3,7 @@
 The network of `divided.py` falls apart and heals. Here a node's name server may also answer wrongly about another
 node for as long as name servers remember: "no such name" (a Service drops pods that are not ready), an address that
 is another pod's by now (it refuses), or nobody's (silence). Launchers stop for a while, and no two clocks agree.
-Every decision is `membership.step`'s, so it is `election.may_form` that is tried.
+Every decision is membership.py's, so it is `election.may_form` that is tried.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may form a generation: the rule that never lets two parts of a job train at the same time. Pure.
+"""Who may form a generation: the rule that never lets two parts of a job train at the same time.
 
 A claim is a generation as its members and its coordinator know it. It is sure once every member has taken it, and
 only then do workers start. The next generation needs, of the last sure claim and of every unsure one after it, the

@@ -1,4 +1,4 @@
-"""How a generation forms, of whom, and how it ends; how the job ends, and who is told. Pure."""
+"""How a generation forms, of whom, and how it ends; how the job ends, and who is told."""
 
 from __future__ import annotations
 
