@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from benchmarks.measuring import Case, Section, Setup, floats_of
 from benchmarks.peers import version_here
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.server import Server
-from trainer_launch.membership.state import Settings
+from trainer_launch.membership.server import Coordinator
+from trainer_launch.membership.state import CoordinatorSettings
 from trainer_launch.model import Endpoint
 
 JOB = "benchmark"
@@ -151,8 +151,8 @@ class Crowd:
 
 def host(n_nodes: int, pipe: Connection) -> None:
     """The coordinator, in a process of its own as in a pod; tells its CPU whenever it is asked."""
-    settings = Settings(job=JOB, min_nodes=n_nodes, max_nodes=n_nodes, max_restarts=0, lease_s=600.0)
-    server = Server(settings, Endpoint("127.0.0.1", 0), log=lambda text: None)
+    settings = CoordinatorSettings(job=JOB, min_nodes=n_nodes, max_nodes=n_nodes, max_restarts=0, lease_s=600.0)
+    server = Coordinator(settings, Endpoint("127.0.0.1", 0), log=lambda text, level: None)
     pipe.send(server.start())
     while pipe.recv() != "stop":
         pipe.send((time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))

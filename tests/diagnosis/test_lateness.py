@@ -24,7 +24,7 @@ from trainer_launch.diagnosis.topics import (
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.notes import opened
-from trainer_launch.membership.state import Gone, answer
+from trainer_launch.membership.state import answer
 
 EVERY_S = 60.0
 QUERY = msg.StatusQuery(msg.VERSION, "job")
@@ -88,9 +88,9 @@ class Nodes:
 
     def table(self):
         told = answer(QUERY, self.world.state, self.world.now_s)
-        assert isinstance(told, msg.Status)
+        assert isinstance(told, msg.JobStatus)
         heard = msg.parse(msg.render(told))
-        assert isinstance(heard, msg.Status)
+        assert isinstance(heard, msg.JobStatus)
         return opened(StragglerStatus, heard.notes[STRAGGLERS], STRAGGLERS)
 
     def told(self, number):
@@ -191,7 +191,7 @@ def test_a_node_that_is_lost_during_a_sample_ends_it_with_its_generation():
     nodes = Nodes()
     nodes.world.pass_time(EVERY_S + 0.5)
     assert nodes.world.count(nodes.peers[0], ClockQuestion) == 1
-    nodes.world.play(Gone(nodes.peers[2]))
+    nodes.world.gone(nodes.peers[2])
     nodes.world.note(nodes.peers[0], STRAGGLERS, ClockAnswer(1, 5))
     nodes.world.note(nodes.peers[0], STRAGGLERS, Entered(()))
     nodes.world.pass_time(EVERY_S)

@@ -11,7 +11,6 @@ from trainer_launch.diagnosis.stall import EXPLAIN_AGAIN_S, SHOW_RANKS_S, StallJ
 from trainer_launch.diagnosis.topics import STALL, Ranks, ShowRanks
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import state
-from trainer_launch.membership.state import Gone
 
 READ = "in data.py:22 (read_batch)"
 
@@ -65,7 +64,7 @@ def test_who_does_not_answer_in_time_is_named_as_such_and_not_accused():
 def test_a_node_that_is_lost_meanwhile_ends_the_question_with_its_generation():
     world, (zero, one, two) = worlds.running(judges=[StallJudge()])
     tells(world, zero, 0, after=7)
-    world.play(Gone(two))
+    world.gone(two)
     tells(world, one, 1, after=7)
     world.pass_time(SHOW_RANKS_S + 1)
     assert told(world, zero) is None

@@ -18,7 +18,7 @@ from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.observability import node_view
-from trainer_launch.observability.goodput import TRAINING, Kind, Told
+from trainer_launch.observability.goodput import TRAINING, TimeKind, Told
 from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.preflight.report_formats import finding_as_json
 
@@ -65,14 +65,14 @@ _CONVERSATION = (
     coordination.Hello(coordination.VERSION, "job", 2, "n-2", "i2", 2**31 - 1),
     coordination.Note(1, STALL, Ranks((RankState(rank=0), RankState(rank=1, place="x")), 5, 1.0)),
     coordination.Note(1, STRAGGLERS, ClockAnswer(1, 5)), coordination.Note(1, STRAGGLERS, Entered((Entries(rank=0),))),
-    coordination.Join("i0", 1, notes={STALL: {"all_reduce #1": (0,)}, TRAINING: Told({Kind.TRAINING: 1.0}, 5)}),
+    coordination.Join("i0", 1, notes={STALL: {"all_reduce #1": (0,)}, TRAINING: Told({TimeKind.TRAINING: 1.0}, 5)}),
 )  # fmt: skip
 _FROM_SERVER = (
     coordination.Challenge("ab"), coordination.Welcome(5.0), coordination.Refused("no", True),
     coordination.Quarantined("no", False),
     coordination.Waiting(1, 2, ("n-1",)), coordination.Formed(1, 0, 2, 0, True, Claim(1, 0, "0-1", False), 8, 16, 4, 8),
     coordination.Go(1, "h", 1), coordination.Restart(1, "x"), coordination.GiveUp("x", "n", 1, 1, None, "m"),
-    coordination.Finished(), coordination.Status("running", 1, 0, 3, 1, 2, 2, ((0, "h", "up", 1.0),), None),
+    coordination.Finished(), coordination.JobStatus("running", 1, 0, 3, 1, 2, 2, ((0, "h", "up", 1.0),), None),
     coordination.Note(1, STALL, Explanation(text="text", ranks=(1,))),
 )  # fmt: skip
 _CALLED = (

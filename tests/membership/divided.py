@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.election import remember, wanted_candidates
-from trainer_launch.membership.membership import begin, step
+from trainer_launch.membership.membership import begin, hang_up, hear, look, tick
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.state import Disconnect, Gone, Looked, Said, Send, Settings, Tick
+from trainer_launch.membership.state import CoordinatorSettings, Looked
 from trainer_launch.membership.timeouts import TAKEOVER_S
 
 STEP_S = 0.25
@@ -49,6 +49,7 @@ class Divided:
         self.unseen_s = unseen_s  # names never lie here: test_job_model.py has a network in which they do
         self.now_s = 100.0
         self.launchers = {}
+        self.replies = {}  # of each launcher: peers and what they are sent, None: the end
         self.agents = {}
         self.side = dict.fromkeys(range(nodes), 0)  # nodes of one side reach each other
         self.members = {}
@@ -60,7 +61,7 @@ class Divided:
     # -- what happens to nodes ------------------------------------------------------------------
 
     def start(self, rank):
-        settings = Settings(
+        settings = CoordinatorSettings(
             job=JOB,
             min_nodes=self.least,
             max_nodes=self.nodes - self.spares,
@@ -70,7 +71,13 @@ class Divided:
             rejoin_timeout_s=1e6,
             unseen_s=self.unseen_s,
         )
-        self.launchers[rank] = begin(settings)
+        replies = self.replies[rank] = []
+        self.launchers[rank] = begin(
+            settings,
+            lambda peer, message: replies.append((peer, message)),
+            lambda peer: replies.append((peer, None)),
+            lambda *_: None,
+        )
         self.start_agent(rank)
 
     def start_agent(self, rank):
@@ -88,7 +95,7 @@ class Divided:
     def kill_agent(self, rank):
         agent = self.agents.pop(rank, None)
         if agent is not None and agent.coordinator is not None and self.reach(rank, agent.coordinator):
-            self.play(agent.coordinator, Gone(agent.peer, ended=True))
+            self.play(agent.coordinator, hang_up, agent.peer, ended=True)
 
     def cut(self, sides):
         self.side = dict(enumerate(sides))
@@ -98,26 +105,23 @@ class Divided:
 
     # -- lines ----------------------------------------------------------------------------------
 
-    def play(self, seat, event):
+    def play(self, seat, happens, *args, **kwargs):
         if seat not in self.launchers:
             return
-        self.launchers[seat], replies = step(self.launchers[seat], event, self.clock_s(seat))
-        for reply in replies:
-            if isinstance(reply, Send):
-                agent = next(
-                    (a for a in self.agents.values() if (a.coordinator, a.peer) == (seat, reply.peer)), None
-                )
-                if agent is not None and self.goes_through(agent):
-                    self.hear(agent, reply.message)
-            elif isinstance(reply, Disconnect):
-                for agent in self.agents.values():
-                    if (agent.coordinator, agent.peer) == (seat, reply.peer) and self.reach(agent.rank, seat):
-                        self.hang_up(agent)
-                self.play(seat, Gone(reply.peer, ended=False))  # also when no word reaches the agent
+        happens(self.launchers[seat], *args, now_s=self.clock_s(seat), **kwargs)
+        replies, self.replies[seat][:] = [*self.replies[seat]], []
+        for peer, message in replies:
+            agent = next((a for a in self.agents.values() if (a.coordinator, a.peer) == (seat, peer)), None)
+            if message is None:
+                if agent is not None and self.reach(agent.rank, seat):
+                    self.hang_up(agent)
+                self.play(seat, hang_up, peer, ended=False)  # also when no word reaches the agent
+            elif agent is not None and self.goes_through(agent):
+                self.hear(agent, message)
 
     def say(self, agent, message):
         if agent.coordinator is not None and self.goes_through(agent):
-            self.play(agent.coordinator, Said(agent.peer, message))
+            self.play(agent.coordinator, hear, agent.peer, message)
 
     def goes_through(self, agent):
         agent.broken = agent.broken or not self.reach(agent.rank, agent.coordinator)
@@ -127,7 +131,7 @@ class Divided:
         seat, peer = agent.coordinator, agent.peer
         agent.coordinator, agent.away_s, agent.broken = None, self.now_s, False
         if self.reach(agent.rank, seat):
-            self.play(seat, Gone(peer, ended=False))
+            self.play(seat, hang_up, peer, ended=False)
 
     def hear(self, agent, message):
         agent.heard_s = self.now_s
@@ -158,7 +162,7 @@ class Divided:
                     self.live(agent)
             for seat in list(self.launchers):
                 self.scout(seat)
-                self.play(seat, Tick())
+                self.play(seat, tick)
 
     def live(self, agent):
         if agent.coordinator is not None and not self.goes_through(agent):
@@ -191,7 +195,7 @@ class Divided:
         if wanted:
             there = frozenset(rank for rank in wanted if self.finds(seat, rank) and self.reach(seat, rank))
             absent = frozenset(rank for rank in wanted - there if self.seems_absent(seat, rank))
-            self.play(seat, Looked(there, absent))
+            self.play(seat, look, Looked(there, absent))
 
     def clock_s(self, _rank):
         """A node's own clock."""

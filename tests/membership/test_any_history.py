@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.state import Gone, Phase, deadline_s
+from trainer_launch.membership.state import JobPhase, deadline_s
 
 NODES = st.integers(0, 4)
 EVENTS = st.one_of(
@@ -55,7 +55,7 @@ class Play:
         if what in ("join", "join_unprepared"):
             self.world.join(peer, prepared=what == "join")
         elif what in ("gone", "reset"):
-            self.world.play(Gone(peer, ended=what == "gone"))
+            self.world.gone(peer, ended=what == "gone")
         else:
             messages = {
                 "store": msg.Store(number, "h", 1),
@@ -84,7 +84,7 @@ def test_every_history_keeps_the_promises(nodes, with_ranks, script):
         due_s = deadline_s(world.state)
         assert due_s is None or due_s >= world.now_s - 1, "no deadline is left behind"
         assert world.state.n_joined == sum(node.joined for node in world.state.nodes.values())
-        if world.phase in (Phase.FORMED, Phase.RUNNING):
+        if world.phase in (JobPhase.FORMED, JobPhase.RUNNING):
             assert world.state.run is not None
             members = world.state.run.members
             assert nodes[0] <= len(members) <= nodes[1]
@@ -95,7 +95,7 @@ def test_every_history_keeps_the_promises(nodes, with_ranks, script):
 
 def is_there(node):
     """Connected, or within its lease after its connection was reset."""
-    return node.peer is not None or node.away_from_s is not None
+    return node.has_lease
 
 
 def check_what_was_told(world):

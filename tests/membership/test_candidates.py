@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
@@ -17,8 +18,8 @@ from trainer_launch.membership import timeouts
 from trainer_launch.membership.candidates import CandidateWatch, look
 from trainer_launch.membership.client import Client, Connected
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.server import Server, serve
-from trainer_launch.membership.state import Settings
+from trainer_launch.membership.server import Coordinator, serve
+from trainer_launch.membership.state import CoordinatorSettings, Looked
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
 from trainer_launch.observability import event_log
 from trainer_launch.preflight.cluster.nodes import ClusterSettings as Calling
@@ -29,9 +30,9 @@ JOB = "job"
 
 
 @contextlib.contextmanager
-def seat(rank: int, address: str, port: int = 0) -> Iterator[tuple[Server, int]]:
-    settings = Settings(job=JOB, min_nodes=1, max_nodes=3, max_restarts=3, candidate=rank)
-    server = Server(settings, Endpoint(address, port), log=lambda text: None)
+def seat(rank: int, address: str, port: int = 0) -> Iterator[tuple[Coordinator, int]]:
+    settings = CoordinatorSettings(job=JOB, min_nodes=1, max_nodes=3, max_restarts=3, candidate=rank)
+    server = Coordinator(settings, Endpoint(address, port), log=lambda text, level: None)
     port = server.start()
     try:
         yield server, port
@@ -55,13 +56,12 @@ def test_a_launcher_is_there_when_it_says_so_and_absent_when_its_kernel_does() -
 
 
 def test_a_look_takes_in_every_node_of_a_job_of_any_size() -> None:
-    woken = threading.Event()
-    watch = CandidateWatch(Seats(Endpoint("127.0.0.2", free_port()), "127.0.0.3", 0, 600), JOB, None, woken.set)
+    results: Queue[Looked] = Queue()
+    watch = CandidateWatch(Seats(Endpoint("127.0.0.2", free_port()), "127.0.0.3", 0, 600), JOB, None, results.put)
     watch.start()
     try:
         watch.want(frozenset(range(600)))
-        assert woken.wait(30)
-        assert [looked.absent for looked in watch.found()] == [frozenset(range(600))]
+        assert results.get(timeout=30).absent == set(range(600))
     finally:
         watch.close()
 
@@ -101,8 +101,8 @@ def test_a_standby_gives_way_to_node_0s_coordinator_and_not_to_its_preflight(is_
     """Both begin with a Challenge; who is in preflight takes no nodes yet."""
     port = free_port()
     home = Endpoint("127.0.0.2", port)
-    woken = threading.Event()
-    watch = CandidateWatch(Seats(home, "127.0.0.#", 2, 3), JOB, None, woken.set)
+    results: Queue[Looked] = Queue()
+    watch = CandidateWatch(Seats(home, "127.0.0.#", 2, 3), JOB, None, results.put)
     watch.start()
     calling = Calling(job=JOB, min_nodes=1, max_nodes=3, deadline_s=60, names=Names(home=home), salt="s")
     try:
@@ -114,8 +114,7 @@ def test_a_standby_gives_way_to_node_0s_coordinator_and_not_to_its_preflight(is_
             else:
                 undo.enter_context(seat(0, home.host, port))
             watch.want(frozenset({0}))
-            assert woken.wait(10)
-            assert [looked.there for looked in watch.found()] == [frozenset() if is_preflight else {0}]
+            assert results.get(timeout=10).there == (set() if is_preflight else {0})
     finally:
         watch.close()
 

@@ -9,7 +9,6 @@ from tests.membership.world import running
 from trainer_launch.diagnosis.stall import StallJudge
 from trainer_launch.diagnosis.topics import STALL
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.state import Gone
 
 SENTENCE = "rank 1 finished with exit code 0 while rank 0 still waited for it: uneven data, a restart will not help"
 CLOSED = "RuntimeError: gloo: Connection closed by peer"
@@ -124,7 +123,7 @@ def test_where_nobody_had_finished_a_closed_connection_is_started_again():
 def test_a_pod_that_goes_is_no_program_that_finished(leaves):
     world, (zero, one) = running(2)
     waits(world, zero)
-    world.say(one, msg.Leave("asked to stop")) if leaves else world.play(Gone(one))
+    world.say(one, msg.Leave("asked to stop")) if leaves else world.gone(one)
     world.join(zero)
     world.come(1)
     world.pass_time(5)

@@ -3,7 +3,7 @@
 The network of `divided.py` falls apart and heals. Here a node's name server may also answer wrongly about another
 node for as long as name servers remember: "no such name" (a Service drops pods that are not ready), an address that
 is another pod's by now (it refuses), or nobody's (silence). Launchers stop for a while, and no two clocks agree.
-Every decision is `membership.step`'s, so it is `election.may_form` that is tried.
+Every decision is membership.py's, so it is `election.may_form` that is tried.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from tests.membership.divided import Divided
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.election import may_form
-from trainer_launch.membership.membership import begin, step
-from trainer_launch.membership.state import Gone, Looked, Said, Settings
+from trainer_launch.membership.membership import begin, hang_up, hear, look
+from trainer_launch.membership.state import CoordinatorSettings, Looked
 
 NO_SUCH_NAME, ANOTHER_POD, NOBODY = "no such name", "the address of another pod", "the address of nobody"
 LOOK_S = timeouts.LOOK_EVERY_S * (1 + timeouts.LOOK_JITTER) + timeouts.LOOK_ANSWER_S
@@ -60,11 +60,11 @@ class Lying(Divided):
     def clock_s(self, rank):
         return 1000.0 * rank + self.now_s * (1 + rank / 1000)
 
-    def play(self, seat, event):
+    def play(self, seat, happens, *args, **kwargs):
         if seat in self.frozen:
-            self.frozen[seat].append(lambda: self.play(seat, event))
+            self.frozen[seat].append(lambda: self.play(seat, happens, *args, **kwargs))
         else:
-            super().play(seat, event)
+            super().play(seat, happens, *args, **kwargs)
 
     def hear(self, agent, message):
         if agent.rank in self.frozen:
@@ -184,16 +184,18 @@ def looking(*looks, unseen_s=40.0, calls_at_s=None, **changes):
     """
     from trainer_launch.membership import protocol as msg
 
-    known = Settings(job="job", min_nodes=1, max_nodes=3, max_restarts=0, candidate=0, unseen_s=unseen_s, **changes)
-    state = begin(known)
+    known = CoordinatorSettings(
+        job="job", min_nodes=1, max_nodes=3, max_restarts=0, candidate=0, unseen_s=unseen_s, **changes
+    )
+    state = begin(known, lambda *_: None, lambda _: None, lambda *_: None)
     hello = msg.Hello(msg.VERSION, "job", 0, "pod-0", "i")
-    for event in (Said(1, hello), Said(1, msg.Join("i", 0))):
-        state, _ = step(state, event, 0.0)
+    hear(state, 1, hello, 0.0)
+    hear(state, 1, msg.Join("i", 0), 0.0)
     for at_s, absent, *took_s in looks:
         if at_s == calls_at_s:
-            state, _ = step(state, Said(2, replace(hello, node_rank=1, host="pod-1")), at_s)
-            state, _ = step(state, Gone(2), at_s)
-        state, _ = step(state, Looked(frozenset(), frozenset(absent), *took_s), at_s)
+            hear(state, 2, replace(hello, node_rank=1, host="pod-1"), at_s)
+            hang_up(state, 2, at_s)
+        look(state, Looked(frozenset(), frozenset(absent), *took_s), at_s)
     return state.run is not None or may_form(state)
 
 

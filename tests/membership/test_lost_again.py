@@ -6,7 +6,6 @@ import pytest
 
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.state import Gone
 
 RESTARTS = 3
 
@@ -30,7 +29,7 @@ def survived(world, *losses_s, node=1, leaves=False, peer_fails_first=False):
             world.say(other, msg.Failed(world.number, 1 - node, 1, None, lost_peer=True))
         if leaves:
             world.say(lost, msg.Leave("asked to stop"))
-        world.play(Gone(lost))
+        world.gone(lost)
         world.join(other)
         world.pass_time(3.0)
         if world.is_over:
@@ -78,7 +77,7 @@ def test_losses_of_different_nodes_are_not_one_pods(world):
         node = turn % 2
         world.open_store()
         world.pass_time(60.0)
-        world.play(Gone(peers[node]))
+        world.gone(peers[node])
         world.join(peers[1 - node])
         world.pass_time(3.0)
         peers[node] = world.call(node)

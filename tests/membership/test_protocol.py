@@ -36,7 +36,7 @@ ONE_OF_EACH: list[msg.Message] = [
     msg.GiveUp("why", "node 1", 5, 1, None, "text", "ProgramError"),
     msg.Finished(),
     msg.StatusQuery(1, "job", "ab"),
-    msg.Status("running", 3, 1, 3, 2, 4, 9, ((0, "a", "running", None), (None, "b", "lost", 7.5)), None),
+    msg.JobStatus("running", 3, 1, 3, 2, 4, 9, ((0, "a", "running", None), (None, "b", "lost", 7.5)), None),
     msg.Note(3, "weather", {"rain": [1, 2.5, None, "\ud800"]}),
     msg.Join("i1", 4, notes={"weather": []}),
 ]

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.quarantine import hosts_in
-from trainer_launch.membership.state import Gone, Phase, status
+from trainer_launch.membership.state import JobPhase, status
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
 
@@ -38,7 +38,7 @@ def fails(world, peers, rank, proof=ECC):
     for key in sorted(before, key=lambda key: key == rank):
         join = msg.Join(world.incarnations[peers[key]], number, failed=key == rank)
         world.say(peers[key], replace(join, device_fault=proof if key == rank else ""))
-    if world.phase is Phase.FORMED:
+    if world.phase is JobPhase.FORMED:
         world.open_store()
 
 
@@ -56,7 +56,7 @@ def test_a_failed_device_quarantines_its_machine_and_the_spare_takes_over():
     refused = world.last(peers[1], msg.Refused)
     assert refused == msg.Quarantined(f"this node is quarantined: {ECC}", retry=False)
     assert peers[1] in world.cut
-    assert (world.phase, members(world)) == (Phase.RUNNING, (0, 2))
+    assert (world.phase, members(world)) == (JobPhase.RUNNING, (0, 2))
     assert listed(world) == [("pod-1", "machine-1")]
     assert f"node 1 (pod-1) is quarantined: {ECC}" in world.said
     assert world.state.restarts == 1, "a failure costs a restart, whatever caused it"
@@ -74,7 +74,7 @@ def test_it_is_refused_again_while_the_job_can_do_without_and_admitted_on_anothe
 def test_a_job_that_needs_the_node_takes_it_back_after_it_has_waited_for_another_one():
     world, peers = running(2, spares=0)
     fails(world, peers, 1)
-    assert world.phase is Phase.GATHERING
+    assert world.phase is JobPhase.GATHERING
     assert world.last(call(world, 1), msg.Quarantined), "first the platform may replace it"
     world.pass_time(31)
     peers[1] = call(world, 1)
@@ -104,7 +104,7 @@ def test_a_node_0_whose_device_failed_serves_the_coordinator_on_and_the_others_t
     assert (members(world), world.last(peers[0], msg.Refused)) == ((1, 2), None)
     world.open_store()
     world.pass_time(60)
-    assert (world.number, world.phase) == (2, Phase.RUNNING), "nothing stops to let it join"
+    assert (world.number, world.phase) == (2, JobPhase.RUNNING), "nothing stops to let it join"
 
 
 def test_a_job_that_needs_node_0_trains_there_again_until_its_budget_is_used_up():
@@ -129,7 +129,7 @@ def test_lost_pods_and_pods_that_are_asked_to_stop_do_not_count():
     for how in (None, "asked to stop") * 4:
         number = world.number
         world.say(peers[1], msg.Leave(how)) if how else None
-        world.play(Gone(peers[1]))
+        world.gone(peers[1])
         world.join(peers[0], after=number)
         peers[1] = call(world, 1)
         world.open_store()
@@ -177,4 +177,4 @@ def test_preflights_list_is_honoured_but_for_the_node_that_serves_the_coordinato
 def test_a_job_of_one_node_has_no_quarantine():
     world, peers = running(1, spares=0)
     fails(world, peers, 0)
-    assert (world.phase, listed(world)) == (Phase.RUNNING, [])
+    assert (world.phase, listed(world)) == (JobPhase.RUNNING, [])

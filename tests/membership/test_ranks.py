@@ -10,7 +10,6 @@ import pytest
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.protocol import MAX_NODES
-from trainer_launch.membership.state import Gone
 
 CASES = {
     "alike": [(8, "default"), (8, "default"), (8, "default")],
@@ -105,7 +104,7 @@ def test_a_node_that_stays_keeps_its_order_while_others_go_and_come_back():
     world.join(*peers.values())
     assert ranked(world, peers) == [2, 1, 4, 0]
     world.open_store()
-    world.play(Gone(peers.pop(1)))
+    world.gone(peers.pop(1))
     world.join(*peers.values())
     world.pass_time(30)
     assert ranked(world, peers) == [2, 4, 0]

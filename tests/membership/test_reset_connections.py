@@ -10,10 +10,10 @@ import threading
 import pytest
 
 from tests.membership.test_server import await_, cluster  # noqa: F401 - a fixture
+from tests.membership.world import running
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.client import Client, Connected, Disconnected
-from trainer_launch.membership.membership import begin, step
-from trainer_launch.membership.state import Gone, Phase, Said, Settings, Tick, status
+from trainer_launch.membership.state import JobPhase, status
 from trainer_launch.model import Endpoint
 
 SOON_S = 0.3
@@ -106,74 +106,51 @@ def test_a_node_that_does_not_come_back_is_lost_with_its_lease(behind_a_proxy):
     assert 1.0 < restart.unnoticed_s < 5.0
 
 
-class Table:
-    """The coordinator's state with two nodes that train, and a clock."""
-
-    def __init__(self):
-        self.state, self.now_s = begin(Settings(job="job", min_nodes=2, max_nodes=2, max_restarts=3)), 0.0
-        for rank in (0, 1):
-            self.hello(peer=rank, rank=rank)
-            self.step(Said(rank, msg.Join(f"i{rank}")))
-        self.step(Tick())
-        self.step(Said(0, msg.Store(1, "h0", 1)))
-        assert self.phase is Phase.RUNNING
-        self.now_s = 100.0
-        for rank in (0, 1):
-            self.step(Said(rank, msg.Renew()))
-
-    @property
-    def phase(self):
-        return self.state.phase
-
-    def step(self, event):
-        self.state, replies = step(self.state, event, self.now_s)
-        return replies
-
-    def hello(self, *, peer, rank, incarnation=None, generation=0):
-        name = incarnation or f"i{rank}"
-        return self.step(Said(peer, msg.Hello(msg.VERSION, "job", rank, f"h{rank}", name, generation=generation)))
+def call_again(world, peer, generation=1):
+    """The process of node 1 that had this connection calls again."""
+    return world.call(1, incarnation=world.incarnations[peer], generation=generation)
 
 
 def test_a_new_connection_may_come_before_the_old_ones_end():
-    table = Table()
-    table.hello(peer=7, rank=1, generation=1)
-    table.step(Gone(1, ended=False))
-    assert table.phase == Phase.RUNNING
+    world, (_, one) = running(2)
+    call_again(world, one)
+    world.gone(one, ended=False)
+    assert world.phase is JobPhase.RUNNING
 
 
 def test_a_new_process_of_a_node_ends_the_generation_at_once():
-    table = Table()
-    table.step(Gone(1, ended=False))
-    table.now_s += SOON_S
-    table.hello(peer=7, rank=1, incarnation="other")
-    assert table.phase == Phase.GATHERING
+    world, (_, one) = running(2)
+    world.gone(one, ended=False)
+    world.now_s += SOON_S
+    world.call(1, generation=1)
+    assert world.phase is JobPhase.GATHERING
 
 
 def test_a_process_that_ended_is_lost_at_once():
-    table = Table()
-    table.step(Gone(1))
-    assert table.phase == Phase.GATHERING
+    world, (_, one) = running(2)
+    world.gone(one)
+    assert world.phase is JobPhase.GATHERING
 
 
 def test_a_node_that_missed_the_present_generation_cannot_resume_it():
-    table = Table()
-    table.step(Gone(1, ended=False))
-    table.hello(peer=7, rank=1, generation=0)
-    assert table.phase == Phase.GATHERING
+    world, (_, one) = running(2)
+    world.gone(one, ended=False)
+    call_again(world, one, generation=0)
+    assert world.phase is JobPhase.GATHERING
 
 
 def test_a_coordinator_that_was_stopped_itself_gives_an_absent_node_its_lease_anew():
-    table = Table()
-    table.step(Gone(1, ended=False))
-    table.now_s += 60.0
-    table.step(Tick())
-    assert table.phase == Phase.RUNNING
-    table.now_s += 4.0
-    table.step(Tick())
-    assert table.phase == Phase.GATHERING
+    world, (_, one) = running(2)
+    world.gone(one, ended=False)
+    world.now_s += 60.0
+    world.tick()
+    assert world.phase == JobPhase.RUNNING
+    world.now_s += 4.0
+    world.tick()
+    assert world.phase == JobPhase.GATHERING
 
 
 def test_the_status_of_a_node_whose_connection_was_reset_is_running():
-    table = Table()
-    table.step(Gone(1, ended=False))
-    assert [row[2] for row in status(table.state, table.now_s).nodes] == ["running", "running"]
+    world, (_, one) = running(2)
+    world.gone(one, ended=False)
+    assert [row[2] for row in status(world.state, world.now_s).nodes] == ["running", "running"]

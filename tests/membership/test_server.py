@@ -8,18 +8,18 @@ import resource
 import socket
 import threading
 import time
+from queue import Queue
 
 import pytest
 
 from tests.membership.world import World
 from tests.waiting import eventually
-from trainer_launch.membership import candidates, server, timeouts
+from trainer_launch.membership import candidates, membership, timeouts
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.authentication import NO_SECRET, WRONG_SECRET
 from trainer_launch.membership.client import Client, Connected, Disconnected, inquire
-from trainer_launch.membership.membership import step
-from trainer_launch.membership.server import Server
-from trainer_launch.membership.state import Close, Said, Settings
+from trainer_launch.membership.server import Coordinator
+from trainer_launch.membership.state import CoordinatorSettings, Looked
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.errors import NodeError
 
@@ -33,9 +33,14 @@ class Cluster:
         self.said: list[str] = []
         self.open = contextlib.ExitStack()
 
+    def say(self, text, _level):
+        self.said.append(text)
+
     def serve(self, n=3, port=0, secret=None, judges=(), **fields):
-        settings = Settings(**{"job": "job", "min_nodes": n, "max_nodes": n, "max_restarts": 3, **fields})
-        self.server = Server(settings, Endpoint("127.0.0.1", port), secret, self.said.append, judges=judges)
+        settings = CoordinatorSettings(
+            **{"job": "job", "min_nodes": n, "max_nodes": n, "max_restarts": 3, **fields}
+        )
+        self.server = Coordinator(settings, Endpoint("127.0.0.1", port), secret, self.say, judges=judges)
         self.port = self.server.start()
         self.open.callback(self.server.stop)
         return self.server
@@ -305,7 +310,7 @@ def test_a_join_that_was_granted_meanwhile_is_not_said(cluster):
     for client in clients:
         await_(client, msg.Restart)
     status = inquire(Endpoint("127.0.0.1", cluster.port), "job")
-    assert isinstance(status, msg.Status)
+    assert isinstance(status, msg.JobStatus)
     assert [word for _, _, word, _ in status.nodes] == ["connected", "connected"]
 
 
@@ -334,7 +339,9 @@ def test_a_client_says_at_which_stage_it_waits(cluster):
 
 def test_a_port_in_use_is_named(cluster):
     cluster.serve(1)
-    again = Server(Settings(job="j", min_nodes=1, max_nodes=1, max_restarts=0), Endpoint("127.0.0.1", cluster.port))
+    again = Coordinator(
+        CoordinatorSettings(job="j", min_nodes=1, max_nodes=1, max_restarts=0), Endpoint("127.0.0.1", cluster.port)
+    )
     with pytest.raises(
         NodeError, match=rf":{cluster.port}: Address already in use by pid \d+ \(.*\); free that port"
     ):
@@ -342,8 +349,8 @@ def test_a_port_in_use_is_named(cluster):
 
 
 def test_both_families_are_served(cluster):
-    settings = Settings(job="job", min_nodes=1, max_nodes=1, max_restarts=0)
-    server = Server(settings, Endpoint("", 0), log=cluster.said.append)
+    settings = CoordinatorSettings(job="job", min_nodes=1, max_nodes=1, max_restarts=0)
+    server = Coordinator(settings, Endpoint("", 0), log=cluster.say)
     cluster.port = server.start()
     cluster.open.callback(server.stop)
     assert hear(cluster.raw(), msg.Challenge) == msg.Challenge("")
@@ -364,12 +371,10 @@ def test_two_hundred_nodes_form(cluster):
 def test_a_defect_of_the_coordinator_ends_the_job_with_a_sentence(cluster, monkeypatch, caplog):
     clients = cluster.running(2)
 
-    def fail(state, event, now_s):
-        if isinstance(event, Said):
-            raise KeyError("peer")
-        return step(state, event, now_s)
+    def fail(state, peer, message, now_s):
+        raise KeyError("peer")
 
-    monkeypatch.setattr(server, "step", fail)
+    monkeypatch.setattr(membership, "hear", fail)
     clients[0].send(msg.Done(1))
     for client in clients:
         assert await_(client, msg.GiveUp).reason == "internal error in the coordinator: KeyError: 'peer'"
@@ -377,7 +382,7 @@ def test_a_defect_of_the_coordinator_ends_the_job_with_a_sentence(cluster, monke
 
 
 def test_a_look_for_other_coordinators_that_fails_is_repeated(monkeypatch, caplog):
-    looks, woken = iter([OSError(24, "Too many open files")]), threading.Event()
+    looks, results = iter([OSError(24, "Too many open files")]), Queue[Looked]()
 
     def look(candidates):
         for problem in looks:
@@ -386,12 +391,11 @@ def test_a_look_for_other_coordinators_that_fails_is_repeated(monkeypatch, caplo
 
     monkeypatch.setattr(candidates, "look", look)
     monkeypatch.setattr(timeouts, "LOOK_EVERY_S", 0.05)
-    watch = candidates.CandidateWatch(Seats(Endpoint("node-0", 29500), "node-#", 0, 3), "job", None, woken.set)
+    watch = candidates.CandidateWatch(Seats(Endpoint("node-0", 29500), "node-#", 0, 3), "job", None, results.put)
     watch.start()
     watch.want(frozenset({2}))
-    assert woken.wait(LONG_S)
+    assert results.get(timeout=LONG_S).absent == {2}
     watch.close()
-    assert [looked.absent for looked in watch.found()] == [frozenset({2})]
     assert "cannot look for other coordinators: OSError: [Errno 24] Too many open files" in caplog.text
 
 
@@ -400,6 +404,6 @@ def test_a_failure_that_was_only_suspected_does_not_change_how_the_job_ended():
     _, two = world.come(0, 1)
     world.open_store()
     world.say(two, msg.Failed(world.number, 1, 1, None, lost_peer=True))
-    world.play(Close("asked to stop"))
+    world.close("asked to stop")
     world.pass_time(60.0)
     assert world.state.end == msg.GiveUp("asked to stop")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.membership.divided import Divided
 from tests.membership.world import World, running
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.state import Gone, Phase, status
+from trainer_launch.membership.state import JobPhase, status
 
 
 def members(world):
@@ -36,10 +36,10 @@ def test_a_spare_waits_and_status_says_so():
 
 def test_a_lost_node_is_replaced_at_once_and_its_pod_becomes_the_spare():
     world, (zero, one, spare) = running(2, spares=1)
-    world.play(Gone(one))
+    world.gone(one)
     begun_s = world.now_s
     again(world, zero)
-    assert (world.now_s, world.phase, members(world)) == (begun_s, Phase.RUNNING, (0, 2))
+    assert (world.now_s, world.phase, members(world)) == (begun_s, JobPhase.RUNNING, (0, 2))
     assert world.last(spare, msg.Formed).group_rank == 1
     assert "node 2 (pod-2) replaces node 1 (pod-1)" in world.said
     assert world.state.restarts == 0
@@ -53,20 +53,20 @@ def test_a_member_that_stops_slowly_is_not_replaced():
     world.fail(zero)
     world.join(zero)
     world.pass_time(10)
-    assert world.phase is Phase.GATHERING
+    assert world.phase is JobPhase.GATHERING
     world.join(one)
     assert members(world) == (0, 1)
 
 
 def test_a_spare_that_dies_disturbs_nobody_and_is_missed_only_later():
     world, (zero, one, spare) = running(2, spares=1)
-    world.play(Gone(spare))
+    world.gone(spare)
     world.pass_time(10)
     assert (world.number, words(world)) == (1, ["running", "running", "lost"])
-    world.play(Gone(one))
+    world.gone(one)
     world.join(zero)
     world.pass_time(10)
-    assert world.phase is Phase.GATHERING, "without a spare a fixed job waits for the lost node"
+    assert world.phase is JobPhase.GATHERING, "without a spare a fixed job waits for the lost node"
     world.come(1)
     assert members(world) == (0, 1)
 
@@ -75,7 +75,7 @@ def test_a_spare_cannot_end_the_job():
     world, (*_, spare) = running(2, spares=1)
     world.say(spare, msg.Leave("asked to stop"))
     world.say(spare, msg.Failed(1, 0, 1, None, "boom"))
-    assert (world.phase, world.number) == (Phase.RUNNING, 1)
+    assert (world.phase, world.number) == (JobPhase.RUNNING, 1)
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
@@ -94,7 +94,7 @@ def test_the_jobs_own_nodes_come_before_a_spare_that_was_faster():
     world = World(2, spares=1)
     world.come(2, 0)
     world.pass_time(2)
-    assert world.phase is Phase.GATHERING
+    assert world.phase is JobPhase.GATHERING
     world.come(1)
     world.pass_time(4)
     assert members(world) == (0, 1)

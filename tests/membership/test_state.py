@@ -6,7 +6,7 @@ import pytest
 
 from tests.membership.world import World, running
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.state import Gone, Phase, Tick
+from trainer_launch.membership.state import JobPhase
 from trainer_launch.observability.goodput import TRAINING
 from trainer_launch.observability.training_judge import TrainingJudge
 
@@ -85,7 +85,7 @@ def test_a_failure_that_overtakes_the_news_of_a_lost_peer_costs_nothing_and_blam
     world.join(zero, two)
     back = one
     if loss == "gone":
-        world.play(Gone(one))
+        world.gone(one)
     elif loss == "leaves":
         world.say(one, msg.Leave("x"))
     elif loss == "silent":
@@ -118,17 +118,17 @@ def test_a_failure_is_charged_when_all_are_back_or_every_lease_would_have_told()
 def test_the_loss_of_the_failing_node_itself_excuses_nothing():
     world, (zero, one, two) = running(max_restarts=0)
     world.fail(one)
-    world.play(Gone(one))
+    world.gone(one)
     world.join(zero, two, world.call(1))
     assert world.is_over
 
 
 def test_a_lost_peer_is_told_at_once_and_costs_nothing():
     world, (zero, one, two) = running()
-    world.play(Gone(one))
+    world.gone(one)
     assert world.last(zero, msg.Restart) == msg.Restart(1, "node 1 (pod-1) is gone")
     world.join(zero, two)
-    assert world.phase is Phase.GATHERING
+    assert world.phase is JobPhase.GATHERING
     back = world.come(1)[0]
     assert world.last(back, msg.Formed) == msg.Formed(2, 1, 3, 0, False)
 
@@ -136,7 +136,7 @@ def test_a_lost_peer_is_told_at_once_and_costs_nothing():
 def test_nobody_is_lost_because_the_coordinator_itself_was_stopped():
     world, (zero, *_) = running()
     world.now_s += 30
-    world.play(Tick())
+    world.tick()
     assert world.count(zero, msg.Restart) == 0
     world.pass_time(5, silent={zero})
     assert zero in world.cut, "from then on leases run again"
@@ -166,7 +166,7 @@ def test_a_pod_under_a_new_name_may_try_again_while_the_old_one_is_silent():
     world.say(one, msg.Renew())
     world.pass_time(2, silent={one})
     assert world.last(world.call(1, host="twin"), msg.Refused).retry
-    world.play(Gone(one))
+    world.gone(one)
     assert world.last(world.call(1, host="twin"), msg.Welcome)
 
 
@@ -174,7 +174,7 @@ def test_a_node_that_leaves_is_named_and_free_of_charge():
     world, (zero, one, two) = running()
     world.say(one, msg.Leave("pre\x1bempted"))
     assert world.last(zero, msg.Restart).reason == "node 1 (pod-1) leaves: pre empted"
-    world.play(Gone(one))
+    world.gone(one)
     assert world.count(two, msg.Restart) == 1
     world.join(zero, two, *[world.call(1)])
     assert world.last(zero, msg.Formed).restarts == 0
@@ -183,7 +183,7 @@ def test_a_node_that_leaves_is_named_and_free_of_charge():
 def test_a_member_that_joins_again_has_lost_its_workers():
     world, (zero, one, two) = running()
     world.join(one, after=0)
-    assert world.phase is Phase.RUNNING, "said before this generation formed"
+    assert world.phase is JobPhase.RUNNING, "said before this generation formed"
     world.join(one)
     assert world.last(zero, msg.Restart).reason == "node 1 (pod-1) starts again"
     world.join(zero, two)
@@ -249,7 +249,7 @@ def test_a_long_generation_that_ends_for_a_lost_pod_ends_a_crash_loop_too():
         world.join(*peers)
         world.open_store()
         world.pass_time(3600)
-        world.play(Gone(peers[1]))
+        world.gone(peers[1])
         peers = [peers[0], world.call(1), *peers[2:]]
         world.join(*peers)
         world.open_store()
@@ -259,7 +259,7 @@ def test_a_long_generation_that_ends_for_a_lost_pod_ends_a_crash_loop_too():
 def test_a_node_that_never_returns_ends_the_job_and_is_named():
     world, (zero, one, two) = running(rejoin_timeout_s=60.0)
     world.fail(one, rank=3, code=7)
-    world.play(Gone(one))
+    world.gone(one)
     world.join(zero, two)
     world.pass_time(61)
     end = world.last(zero, msg.GiveUp)
@@ -288,14 +288,14 @@ def test_an_elastic_job_waits_a_moment_for_more():
     world.pass_time(0.3)
     world.come(1)
     world.pass_time(0.4)
-    assert world.phase is Phase.GATHERING
+    assert world.phase is JobPhase.GATHERING
     world.pass_time(0.2)
     assert world.last(zero, msg.Formed).size == 2
 
 
 def test_an_elastic_job_goes_on_without_a_lost_node():
     world, (zero, one, two) = running(1, 3)
-    world.play(Gone(zero))
+    world.gone(zero)
     world.join(one, two)
     world.pass_time(0.6)
     assert world.last(one, msg.Formed) == msg.Formed(2, 0, 2, 0, True)
@@ -303,10 +303,10 @@ def test_an_elastic_job_goes_on_without_a_lost_node():
 
 def test_it_waits_for_a_live_node_that_still_stops_its_workers():
     world, (zero, one, two) = running(1, 3)
-    world.play(Gone(zero))
+    world.gone(zero)
     world.join(one)
     world.pass_time(20)
-    assert world.phase is Phase.GATHERING
+    assert world.phase is JobPhase.GATHERING
     world.join(two)
     world.pass_time(0.6)
     assert world.last(one, msg.Formed).size == 2
@@ -314,7 +314,7 @@ def test_it_waits_for_a_live_node_that_still_stops_its_workers():
 
 def test_it_does_not_wait_for_ever_for_one_that_never_stops():
     world, (zero, one, _) = running(1, 3)
-    world.play(Gone(zero))
+    world.gone(zero)
     world.join(one)
     world.pass_time(36)
     assert world.last(one, msg.Formed).size == 1
@@ -330,7 +330,7 @@ def test_newcomers_are_gathered_and_cost_one_restart():
     assert world.count(zero, msg.Restart) == 1
     assert world.last(zero, msg.Restart).grows
     world.join(zero)
-    assert (world.phase, world.last(zero, msg.Formed).restarts) == (Phase.FORMED, 0), "at once: all are there"
+    assert (world.phase, world.last(zero, msg.Formed).restarts) == (JobPhase.FORMED, 0), "at once: all are there"
     assert world.last(zero, msg.Formed).size == 3
 
 
@@ -388,10 +388,10 @@ def test_a_node_that_can_start_workers_now_makes_nobody_wait_longer():
 
 def test_a_fixed_job_shrinks_only_after_its_patience():
     world, (zero, one, _) = running(2, 3, shrink_after_s=30.0)
-    world.play(Gone(one))
+    world.gone(one)
     world.join(zero, 3)
     world.pass_time(29)
-    assert world.phase is Phase.GATHERING
+    assert world.phase is JobPhase.GATHERING
     world.pass_time(2)
     assert world.last(zero, msg.Formed).size == 2
 
@@ -400,7 +400,7 @@ def test_a_restart_of_those_who_are_there_does_not_wait_for_others():
     world, peers = running(1, 3, ranks=(0, 1))
     world.fail(peers[0])
     world.join(*peers)
-    assert world.phase is Phase.FORMED
+    assert world.phase is JobPhase.FORMED
 
 
 def test_names_of_pods_that_never_return_do_not_pile_up():
@@ -413,10 +413,24 @@ def test_names_of_pods_that_never_return_do_not_pile_up():
         world.pass_time(1)
         world.join(steady)
         world.pass_time(1)
-        world.play(Gone(peer))
+        world.gone(peer)
         world.join(steady)
         world.pass_time(1)
     assert len(world.state.nodes) <= 2
+
+
+def test_what_the_coordinator_remembers_does_not_grow_with_each_generation():
+    world = World(2, candidate=0)
+    peers = world.come(0, 1)
+    sizes = []
+    for number in range(1, 101):
+        for peer in peers:
+            world.say(peer, msg.Took(number))
+        world.open_store()
+        assert (world.phase, world.number) == (JobPhase.RUNNING, number)
+        world.join(*reversed(peers))
+        sizes.append(len(repr(world.state)))
+    assert max(sizes[50:]) < min(sizes[10:50]) + 100, "some numbers have more digits"
 
 
 def fails(world, peer, **how):
@@ -551,7 +565,7 @@ def test_what_failed_late_or_not_in_a_row_has_the_whole_budget():
     between, (zero, one, two) = running()
     fails(between, zero, **missing)
     again(between, (zero, one, two))
-    between.play(Gone(two))
+    between.gone(two)
     again(between, (zero, one, between.call(2)))
     fails(between, zero, **missing)
     assert not between.is_over, "a generation in between ended otherwise"

@@ -13,9 +13,8 @@ from trainer_launch.diagnosis.lateness import StragglerJudge
 from trainer_launch.diagnosis.stragglers import Lateness
 from trainer_launch.diagnosis.topics import MAX_SUSPECTS, STRAGGLERS
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import state
+from trainer_launch.membership import server, state
 from trainer_launch.membership.candidates import ask
-from trainer_launch.membership.state import Close, Gone, Said
 from trainer_launch.model import Endpoint
 from trainer_launch.model.codec import MAX_LINE_BYTES
 from trainer_launch.model.errors import NodeError
@@ -43,7 +42,7 @@ def test_a_running_job_has_its_generation_and_its_budget():
 
 def test_a_lost_node_is_lost_since_a_while_and_back_when_it_is():
     world, peers = running(2)
-    world.play(Gone(peers[1]))
+    world.gone(peers[1])
     world.now_s += 7.0
     assert state.status(world.state, world.now_s).nodes[1] == (1, "pod-1", "lost", 7.0)
     world.come(1)
@@ -52,10 +51,10 @@ def test_a_lost_node_is_lost_since_a_while_and_back_when_it_is():
 
 def test_a_node_that_is_done_stays_so_when_its_connection_ends_with_the_job():
     world, peers = running(2)
-    world.play(Said(peers[0], msg.Done(1)))
+    world.say(peers[0], msg.Done(1))
     assert states(world) == [(0, "done"), (1, "running")]
-    world.play(Said(peers[1], msg.Done(1)))
-    world.play(Gone(peers[1]))
+    world.say(peers[1], msg.Done(1))
+    world.gone(peers[1])
     now = state.status(world.state, world.now_s)
     assert (now.phase, now.end) == ("over", "all nodes are done")
     assert states(world) == [(0, "done"), (1, "done")]
@@ -63,14 +62,14 @@ def test_a_node_that_is_done_stays_so_when_its_connection_ends_with_the_job():
 
 def test_a_job_that_was_given_up_says_why():
     world, _ = running(2)
-    world.play(Close("the budget is spent"))
+    world.close("the budget is spent")
     assert state.status(world.state, world.now_s).end == "the budget is spent"
 
 
 def test_a_table_that_does_not_fit_shows_the_absent_first():
     world, peers = running(2000)
-    world.play(Gone(peers[1999]))
-    world.play(Gone(peers[500]))
+    world.gone(peers[1999])
+    world.gone(peers[500])
     now = state.status(world.state, world.now_s)
     assert now.n_nodes == 2000
     assert len(msg.render(now)) <= MAX_LINE_BYTES
@@ -84,7 +83,7 @@ def test_a_table_fits_beside_all_else_that_nodes_have_told():
     world, _ = running(2000)
     late = tuple(Lateness(rank=rank, place="é" * 200, device="é" * 200) for rank in range(MAX_SUSPECTS))
     quarantined = (msg.Quarantine("h" * 253, "m" * 253, '"' * 200),) * msg.MAX_QUARANTINED
-    judges = (StragglerJudge(every_s=60.0, named=late),)
+    judges = {STRAGGLERS: StragglerJudge(every_s=60.0, named=late)}
     now = state.status(replace(world.state, judges=judges, quarantined=quarantined), world.now_s)
     assert len(msg.render(now)) <= MAX_LINE_BYTES
     assert now.notes[STRAGGLERS].stragglers == late
@@ -127,7 +126,7 @@ def test_another_jobs_coordinator_says_so(cluster):  # noqa: F811
 def test_an_answer_that_is_too_long_ends_the_connection_of_who_asked_alone(cluster, monkeypatch):  # noqa: F811
     clients = cluster.running(2)
     with monkeypatch.context() as patched:
-        patched.setattr(cluster.server, "_answer", lambda query: msg.Waiting(1, 9999, ("x" * 200,) * 9999))
+        patched.setattr(server, "answer", lambda *_: msg.Waiting(1, 9999, ("x" * 200,) * 9999))
         with pytest.raises(NodeError):
             ask(at(cluster), "job")
     assert ask(at(cluster), "job").phase == "running"

@@ -3,47 +3,56 @@
 from __future__ import annotations
 
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.membership import begin, step
-from trainer_launch.membership.state import (
-    Disconnect,
-    Gone,
-    Phase,
-    Said,
-    Say,
-    Send,
-    Settings,
-    Tick,
-    deadline_s,
-)
+from trainer_launch.membership.membership import begin, close, hang_up, hear, tick
+from trainer_launch.membership.state import CoordinatorSettings, JobPhase, deadline_s
 
 JOB = "job"
 
 
 class World:
-    """Plays events into the machine; `told[peer]` is all that a peer was sent."""
+    """Calls the coordinator; `told[peer]` is all that a peer was sent."""
 
     def __init__(self, low=3, high=None, judges=(), **fields):
         settings = {"job": JOB, "min_nodes": low, "max_nodes": high or low, "max_restarts": 3, **fields}
-        self.state = begin(Settings(**settings), judges)
+        self.state = begin(
+            CoordinatorSettings(**settings),
+            self._send,
+            self._disconnect,
+            lambda text, _: self.said.append(text),
+            judges,
+        )
         self.now_s = 100.0
         self.told: dict[int, list[msg.Message]] = {}
         self.said: list[str] = []
-        self.cut: list[int] = []  # peers that the machine disconnected
+        self.cut: list[int] = []  # peers that the coordinator disconnected
+        self.n_gone = 0  # of these have gone
         self.last_peer = 0
         self.incarnations: dict[int, str] = {}
 
-    def play(self, event):
-        self.state, replies = step(self.state, event, self.now_s)
-        for reply in replies:
-            if isinstance(reply, Send):
-                self.told.setdefault(reply.peer, []).append(reply.message)
-            elif isinstance(reply, Say):
-                self.said.append(reply.text)
-            elif isinstance(reply, Disconnect):
-                self.cut.append(reply.peer)
-        for reply in replies:
-            if isinstance(reply, Disconnect):
-                self.play(Gone(reply.peer))
+    def _send(self, peer, message):
+        self.told.setdefault(peer, []).append(message)
+
+    def _disconnect(self, peer):
+        self.cut.append(peer)
+
+    def _do(self, call, *args, **kwargs):
+        call(self.state, *args, **kwargs)
+        while self.n_gone < len(self.cut):
+            self.n_gone += 1
+            hang_up(self.state, self.cut[self.n_gone - 1], self.now_s)
+
+    def say(self, peer, message):
+        self._do(hear, peer, message, self.now_s)
+
+    def gone(self, peer, *, ended=True):
+        """A connection is over."""
+        self._do(hang_up, peer, self.now_s, ended=ended)
+
+    def tick(self):
+        self._do(tick, self.now_s)
+
+    def close(self, reason):
+        self._do(close, reason)
 
     def call(self, rank=None, host=None, incarnation=None, **fields):
         """A node connects and says Hello."""
@@ -52,11 +61,8 @@ class World:
         host = host or f"pod-{rank}"
         self.incarnations[peer] = incarnation or f"i{peer}"
         values = {"version": msg.VERSION, "job": JOB, "node_rank": rank, "host": host, **fields}
-        self.play(Said(peer, msg.Hello(incarnation=self.incarnations[peer], **values)))
+        self.say(peer, msg.Hello(incarnation=self.incarnations[peer], **values))
         return peer
-
-    def say(self, peer, message):
-        self.play(Said(peer, message))
 
     def note(self, peer, topic, body, generation=None):
         """A node sends a note, of the present generation unless it is said otherwise."""
@@ -89,9 +95,9 @@ class World:
             renew_s = self.now_s + self.state.settings.lease_s / 3
             self.now_s = min(end_s, renew_s, max(self.now_s, due_s) if due_s is not None else end_s)
             if due_s is not None and due_s <= self.now_s:
-                self.play(Tick())
+                self.tick()
             for peer in [peer for peer in self.state.peers if peer not in silent]:
-                if self.state.heard[peer] <= self.now_s - self.state.settings.lease_s / 3:
+                if self.state.peers[peer].heard_s <= self.now_s - self.state.settings.lease_s / 3:
                     self.say(peer, msg.Renew())
 
     @property
@@ -104,7 +110,7 @@ class World:
 
     @property
     def is_over(self):
-        return self.state.phase is Phase.OVER
+        return self.state.phase is JobPhase.OVER
 
     def heard(self, peer, kind):
         """All messages of this kind, or the bodies of all such notes, that a node was sent."""
@@ -124,5 +130,5 @@ def running(low=3, high=None, *, ranks=None, judges=(), **fields):
     peers = world.come(*(range((high or low) + fields.get("spares", 0)) if ranks is None else ranks))
     world.pass_time(1.0)
     world.open_store()
-    assert world.phase is Phase.RUNNING
+    assert world.phase is JobPhase.RUNNING
     return world, peers

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from trainer_launch.model import codec
 from trainer_launch.observability import goodput
-from trainer_launch.observability.goodput import Kind, Ledger, Signs, Told
+from trainer_launch.observability.goodput import Ledger, Signs, TimeKind, Told
 
 
 def spent(ledger: Ledger, at_s: float, *, has_succeeded: bool = False) -> dict[str, float]:
@@ -21,14 +21,14 @@ def spent(ledger: Ledger, at_s: float, *, has_succeeded: bool = False) -> dict[s
 def until_training(at_s: float = 10.0) -> Ledger:
     """2 s of launcher, 3 s of waiting, 1 s of meeting; workers from 6 on."""
     ledger = goodput.begin(at_s - 10.0)
-    for kind, then_s in ((Kind.WAITING, 2.0), (Kind.MEETING, 5.0), (Kind.TRAINING, 6.0)):
+    for kind, then_s in ((TimeKind.WAITING, 2.0), (TimeKind.MEETING, 5.0), (TimeKind.TRAINING, 6.0)):
         ledger = goodput.enter(ledger, kind, at_s - 10.0 + then_s)
     return ledger
 
 
 def failed_at(ledger: Ledger, at_s: float, again_s: float) -> Ledger:
     """A worker has died, 1 s of stopping, 1 s of waiting, and new workers from `again_s` on."""
-    for kind, then_s in ((Kind.STOPPING, at_s), (Kind.WAITING, at_s + 1), (Kind.TRAINING, again_s)):
+    for kind, then_s in ((TimeKind.STOPPING, at_s), (TimeKind.WAITING, at_s + 1), (TimeKind.TRAINING, again_s)):
         ledger = goodput.enter(ledger, kind, then_s)
     return ledger
 
@@ -82,25 +82,27 @@ def test_steps_that_begin_anew_each_epoch_prove_no_repetition() -> None:
 
 def test_a_hang_was_being_detected_since_the_last_progress() -> None:
     ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 60.0)
-    ledger = goodput.enter(ledger, Kind.STOPPING, 90.0, since_s=29.5)
+    ledger = goodput.enter(ledger, TimeKind.STOPPING, 90.0, since_s=29.5)
     assert spent(ledger, 90.0)["detecting"] == 60.5
     assert spent(ledger, 90.0)["training"] == 20.5
 
 
 def test_a_death_that_is_noticed_at_once_was_never_being_detected() -> None:
     ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
-    ledger = goodput.enter(ledger, Kind.STOPPING, 30.0, since_s=30.0)
+    ledger = goodput.enter(ledger, TimeKind.STOPPING, 30.0, since_s=30.0)
     assert "detecting" not in spent(ledger, 31.0)
 
 
 def test_steps_after_the_supposed_beginning_of_a_failure_were_training() -> None:
     ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
-    ledger = goodput.enter(ledger, Kind.STOPPING, 31.0, since_s=15.0)  # a silent node; the others did steps till 29
+    ledger = goodput.enter(
+        ledger, TimeKind.STOPPING, 31.0, since_s=15.0
+    )  # a silent node; the others did steps till 29
     assert spent(ledger, 31.0)["detecting"] == 2.0
 
 
 def test_a_hang_before_the_first_step_is_detected_too() -> None:
-    ledger = goodput.enter(until_training(), Kind.STOPPING, 90.0, since_s=20.0)
+    ledger = goodput.enter(until_training(), TimeKind.STOPPING, 90.0, since_s=20.0)
     assert spent(ledger, 90.0) == {"starting": 16.0, "waiting_for_nodes": 3.0, "meeting": 1.0, "detecting": 70.0}
 
 
@@ -136,17 +138,17 @@ def test_how_long_a_restart_took_is_certain_once_its_first_step_is_seen() -> Non
     """A counter must not fall when a step is seen that was done a while ago."""
     ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
     ledger = failed_at(ledger, 30.0, 32.0)
-    assert goodput.totals(ledger, 40.0)[Kind.RESTARTING] == 8.0
-    assert Kind.RESTARTING not in goodput.certain(ledger, 40.0)
+    assert goodput.totals(ledger, 40.0)[TimeKind.RESTARTING] == 8.0
+    assert TimeKind.RESTARTING not in goodput.certain(ledger, 40.0)
     ledger = goodput.see(ledger, Signs(first_s=35.0, last_s=40.0, first_step=21, step=26), 40.0)
-    assert goodput.certain(ledger, 40.0)[Kind.RESTARTING] == 3.0
+    assert goodput.certain(ledger, 40.0)[TimeKind.RESTARTING] == 3.0
 
 
 def test_a_job_that_never_shows_a_step_has_trained_since_its_workers_run() -> None:
     ledger = until_training()
     assert spent(ledger, 100.0)["starting"] == 96.0, "its first step may still come"
     assert spent(ledger, 700.0)["training"] == 694.0
-    ended = goodput.enter(ledger, Kind.ENDING, 100.0)
+    ended = goodput.enter(ledger, TimeKind.ENDING, 100.0)
     assert spent(ended, 101.0, has_succeeded=True)["training"] == 94.0
     assert "training" not in spent(ended, 101.0), "it failed before it showed anything"
 
@@ -158,9 +160,9 @@ def test_what_nobody_saw_of_a_job_that_shows_steps_later_was_its_start() -> None
 
 
 def test_who_joins_a_job_goes_on_with_the_longest_ledger() -> None:
-    ledger = goodput.enter(goodput.begin(0.0), Kind.WAITING, 2.0)
-    told = Told({Kind.TRAINING: 100.0, Kind.WAITING: 3.0}, 40)
-    joined = goodput.enter(goodput.adopt(ledger, told, 3.0), Kind.TRAINING, 4.0)
+    ledger = goodput.enter(goodput.begin(0.0), TimeKind.WAITING, 2.0)
+    told = Told({TimeKind.TRAINING: 100.0, TimeKind.WAITING: 3.0}, 40)
+    joined = goodput.enter(goodput.adopt(ledger, told, 3.0), TimeKind.TRAINING, 4.0)
     joined = goodput.see(joined, Signs(first_s=6.0, last_s=16.0, first_step=31, step=41), 16.0)
     assert spent(joined, 16.0) == {
         "training": 101.0,
@@ -168,7 +170,7 @@ def test_who_joins_a_job_goes_on_with_the_longest_ledger() -> None:
         "restarting": 2.0,
         "repeating_steps": 9.0,
     }
-    assert goodput.adopt(joined, Told({Kind.WAITING: 1.0}, 50), 16.0).spent_s == joined.spent_s, "a younger one"
+    assert goodput.adopt(joined, Told({TimeKind.WAITING: 1.0}, 50), 16.0).spent_s == joined.spent_s, "a younger one"
 
 
 def test_a_ledger_for_others_is_a_message() -> None:
@@ -180,7 +182,9 @@ def test_a_ledger_for_others_is_a_message() -> None:
 
 
 def test_the_sentence_names_the_longest_first() -> None:
-    text = goodput.sentence({Kind.WAITING: 90.0, Kind.TRAINING: 7200.0, Kind.STOPPING: 0.01, Kind.ENDING: 2.25})
+    text = goodput.sentence(
+        {TimeKind.WAITING: 90.0, TimeKind.TRAINING: 7200.0, TimeKind.STOPPING: 0.01, TimeKind.ENDING: 2.25}
+    )
     assert text == "98.7 % of 2 h 1 min: training 2 h, waiting for nodes 1 min 30 s, ending 2.2 s"
     assert goodput.sentence({}) == "0.0 % of 0.0 s"
 
@@ -189,7 +193,7 @@ def test_the_sentence_names_the_longest_first() -> None:
 
 _STEPS = st.none() | st.integers(0, 100)
 _EVENTS = st.one_of(
-    st.tuples(st.just("enter"), st.sampled_from(Kind), st.none() | st.floats(-50, 50)),
+    st.tuples(st.just("enter"), st.sampled_from(TimeKind), st.none() | st.floats(-50, 50)),
     st.tuples(st.just("see"), _STEPS, st.floats(0, 30), st.floats(0, 30), st.booleans()),
     st.tuples(st.just("suspect")),
 )
@@ -199,22 +203,24 @@ _EVENTS = st.one_of(
 def test_every_second_of_any_history_is_booked_once(
     history: list[tuple[float, tuple[object, ...]]], rest_s: float
 ) -> None:
-    ledger, now_s, saved_s, certain = goodput.begin(5.0), 5.0, 0.0, dict.fromkeys(Kind, 0.0)
+    ledger, now_s, saved_s, certain = goodput.begin(5.0), 5.0, 0.0, dict.fromkeys(TimeKind, 0.0)
     for pause_s, event in history:
         now_s += pause_s
         ledger, saved_s = _take(ledger, event, now_s, saved_s)
         totals = goodput.totals(ledger, now_s)
         assert sum(totals.values()) == pytest.approx(now_s - 5.0, abs=1e-6)
         assert all(one_s >= -1e-9 for one_s in totals.values())
-        before, certain = certain, {**dict.fromkeys(Kind, 0.0), **goodput.certain(ledger, now_s)}
-        grew = [kind for kind in Kind if kind not in (Kind.STARTING, Kind.TRAINING)]  # these know what nobody saw
+        before, certain = certain, {**dict.fromkeys(TimeKind, 0.0), **goodput.certain(ledger, now_s)}
+        grew = [
+            kind for kind in TimeKind if kind not in (TimeKind.STARTING, TimeKind.TRAINING)
+        ]  # these know what nobody saw
         assert all(certain[kind] >= before[kind] - 1e-6 for kind in grew)
     assert sum(goodput.totals(ledger, now_s + rest_s).values()) == pytest.approx(now_s + rest_s - 5.0, abs=1e-6)
 
 
 def _take(ledger: Ledger, event: tuple[object, ...], now_s: float, saved_s: float) -> tuple[Ledger, float]:
     match event:
-        case ("enter", Kind() as kind, offset_s):
+        case ("enter", TimeKind() as kind, offset_s):
             since_s = now_s + offset_s if isinstance(offset_s, float) else None
             return goodput.enter(ledger, kind, now_s, since_s), 0.0
         case ("see", step, float(ago_s), float(more_s), is_saving):

@@ -12,7 +12,7 @@ import pytest
 from tests.supervisor.fakes import TERM, FakeSystem, Program
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Plan, Process
-from trainer_launch.observability.goodput import Kind
+from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.observability.progress import PrintedSteps
 from trainer_launch.supervisor.program_loop import supervise
@@ -34,8 +34,8 @@ def reports(folder: Path, local_rank: int, at_s: float, first_s: float, step: in
 def trains_since(keeper: GoodputKeeper, ago_s: float) -> float:
     """Workers run since then, and the ledger begins with them."""
     now_s = time.monotonic()
-    keeper.enter(Kind.TRAINING, now_s - ago_s)
-    keeper._ledger = keeper.ledger.__class__(at_s=now_s - ago_s, kind=Kind.TRAINING, since_s=now_s - ago_s)
+    keeper.enter(TimeKind.TRAINING, now_s - ago_s)
+    keeper._ledger = keeper.ledger.__class__(at_s=now_s - ago_s, kind=TimeKind.TRAINING, since_s=now_s - ago_s)
     return now_s
 
 
@@ -45,16 +45,16 @@ def test_reports_tell_when_training_began_and_how_long_checkpoints_took(tmp_path
     reports(tmp_path, 0, now_s, now_s - 90.0, 40)
     reports(tmp_path, 1, now_s - 0.5, now_s - 88.0, 40, checkpoint_s=30.0)
     spent = keeper.totals()
-    assert spent[Kind.STARTING] == pytest.approx(10.0, abs=0.5)
-    assert spent[Kind.TRAINING] == pytest.approx(60.0, abs=0.5)
-    assert spent[Kind.CHECKPOINTING] == pytest.approx(30.0)
+    assert spent[TimeKind.STARTING] == pytest.approx(10.0, abs=0.5)
+    assert spent[TimeKind.TRAINING] == pytest.approx(60.0, abs=0.5)
+    assert spent[TimeKind.CHECKPOINTING] == pytest.approx(30.0)
 
 
 def test_reports_of_former_workers_are_no_signs_of_the_present_ones(tmp_path: Path) -> None:
     keeper = GoodputKeeper(str(tmp_path))
     now_s = trains_since(keeper, 100.0)
     reports(tmp_path, 0, now_s - 101.0, now_s - 190.0, 40)
-    assert set(keeper.totals()) == {Kind.STARTING}
+    assert set(keeper.totals()) == {TimeKind.STARTING}
 
 
 def test_printed_steps_count_where_nothing_is_reported(tmp_path: Path) -> None:
@@ -63,11 +63,11 @@ def test_printed_steps_count_where_nothing_is_reported(tmp_path: Path) -> None:
     trains_since(keeper, 50.0)
     printed.heard("rank 0", 1, b"step 1 of 9\nno step here: stepped 4\nstep 2 of 9\n")
     spent = keeper.totals()
-    assert spent[Kind.STARTING] == pytest.approx(50.0, abs=0.5)
+    assert spent[TimeKind.STARTING] == pytest.approx(50.0, abs=0.5)
     assert keeper.ledger.signs is not None
     assert (keeper.ledger.signs.first_step, keeper.ledger.signs.step) == (2, 2), "one block is one moment"
-    keeper.enter(Kind.STOPPING, time.monotonic())
-    keeper.enter(Kind.TRAINING, time.monotonic())
+    keeper.enter(TimeKind.STOPPING, time.monotonic())
+    keeper.enter(TimeKind.TRAINING, time.monotonic())
     assert printed.signs() is None, "new workers have printed nothing"
     assert keeper.ledger.top == 2
 
@@ -76,7 +76,7 @@ def test_a_fresh_preflight_report_is_part_of_the_job(tmp_path: Path) -> None:
     report = tmp_path / "preflight.json"
     report.write_text(json.dumps({"took_s": 40.0, "at": time.time() - 60.0}))
     spent = GoodputKeeper(str(tmp_path), preflight=str(report)).totals()
-    assert spent[Kind.PREFLIGHT] == pytest.approx(40.0)
+    assert spent[TimeKind.PREFLIGHT] == pytest.approx(40.0)
     assert 0.0 < sum(spent.values()) - 40.0 <= 61.0
 
 
@@ -98,7 +98,7 @@ def test_a_preflight_report_that_is_none_or_old_counts_as_nothing(tmp_path: Path
     report.write_text(text.replace("NOW", str(time.time())))
     for path in (report, tmp_path / "missing"):
         spent = GoodputKeeper(str(tmp_path), preflight=str(path)).totals()
-        assert spent.get(Kind.PREFLIGHT, 0.0) == 0.0
+        assert spent.get(TimeKind.PREFLIGHT, 0.0) == 0.0
 
 
 class TimeUses(RunObserver):
@@ -139,7 +139,7 @@ def test_what_a_node_does_that_runs_any_program(
 
 
 def test_each_activity_is_a_kind_of_the_ledger() -> None:
-    assert {use.name for use in TimeUse} <= {kind.name for kind in Kind}
+    assert {use.name for use in TimeUse} <= {kind.name for kind in TimeKind}
 
 
 def test_metrics_count_up_to_the_last_progress_and_never_back(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_metrics_count_up_to_the_last_progress_and_never_back(tmp_path: Path) ->
     now_s = trains_since(keeper, 100.0)
     reports(tmp_path, 0, now_s - 20.0, now_s - 90.0, 40)
     spent = keeper.certain()
-    assert spent[Kind.TRAINING] == pytest.approx(70.0)
-    assert spent.get(Kind.DETECTING, 0.0) == 0.0
-    keeper.enter(Kind.STOPPING, time.monotonic(), since_s=now_s - 20.0)  # a hang: no counter had these
-    assert keeper.certain()[Kind.TRAINING] == pytest.approx(70.0)
+    assert spent[TimeKind.TRAINING] == pytest.approx(70.0)
+    assert spent.get(TimeKind.DETECTING, 0.0) == 0.0
+    keeper.enter(TimeKind.STOPPING, time.monotonic(), since_s=now_s - 20.0)  # a hang: no counter had these
+    assert keeper.certain()[TimeKind.TRAINING] == pytest.approx(70.0)

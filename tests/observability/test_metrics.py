@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from tests.observability.exposition import parse
 from trainer_launch.observability import metrics
 from trainer_launch.observability.event_log import Standing
-from trainer_launch.observability.goodput import Kind
+from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.observer import Observer
 from trainer_launch.observability.progress import Progress
@@ -44,13 +44,13 @@ def reported(metrics: dict[str, float], progress: float | None = 0.5) -> Progres
     )
 
 
-def text(*reports: Progress, standing: Standing | None = None, spent: dict[Kind, float] | None = None) -> str:
+def text(*reports: Progress, standing: Standing | None = None, spent: dict[TimeKind, float] | None = None) -> str:
     return metrics.metrics_text(VIEW, standing or Standing(), reports, spent, now_s=100.0, at_s=12.5)
 
 
 def test_what_is_known_has_a_metric() -> None:
     standing = Standing(generation=3, nodes=2, restarts=1, workers=8)
-    spent = {Kind.TRAINING: 70.0, Kind.STARTING: 10.0}
+    spent = {TimeKind.TRAINING: 70.0, TimeKind.STARTING: 10.0}
     found = parse(text(reported({"loss": 0.25}), standing=standing, spent=spent))
     plain = {name: values[frozenset()] for name, values in found.items() if frozenset() in values}
     assert plain == {
@@ -66,7 +66,7 @@ def test_what_is_known_has_a_metric() -> None:
         "trainer_launch_goodput_ratio": 0.875,
     }
     seconds = found["trainer_launch_goodput_seconds_total"]
-    assert {dict(key)["phase"] for key in seconds} == {kind.value for kind in Kind}
+    assert {dict(key)["phase"] for key in seconds} == {kind.value for kind in TimeKind}
     assert seconds[frozenset({("phase", "training")})] == 70.0
     rank = ("rank", "4")
     assert found["trainer_launch_step"] == {frozenset({rank}): 40.0}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rehearsal.told import Tale, finished, restarted
-from trainer_launch.observability.goodput import Kind
+from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.rehearsal.report.fault_costs import FaultReport
 from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.report.rehearsal_report import report_of
@@ -69,8 +69,8 @@ def test_downtime_ends_with_the_first_step_beyond_those_reached_and_repeated_ste
 
 
 def test_downtime_is_detection_restart_and_repeated_steps() -> None:
-    tale = Tale("a", "b").start(0.0).phase(0.5, Kind.TRAINING).steps(1.0, range(1, 11))
-    tale.fault(2.0, "kill worker", "b").phase(2.3, Kind.STOPPING).meet(3.0).phase(3.1, Kind.TRAINING)
+    tale = Tale("a", "b").start(0.0).phase(0.5, TimeKind.TRAINING).steps(1.0, range(1, 11))
+    tale.fault(2.0, "kill worker", "b").phase(2.3, TimeKind.STOPPING).meet(3.0).phase(3.1, TimeKind.TRAINING)
     fault = fault_of(tale.steps(4.0, range(6, 21)))
     assert (fault.detection_s, fault.restart_s, fault.repetition_s) == (near(0.3), near(1.7), near(0.5))
     assert fault.downtime_s == near(2.5)

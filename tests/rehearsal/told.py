@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainer_launch.observability.goodput import Kind
+from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.rehearsal.report.history import History, HistoryEntry, PodResult, What
 from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport, report_of
 
@@ -33,7 +33,7 @@ class Tale:
             self.add(at_s, What.GENERATION, pod)
         return self
 
-    def phase(self, at_s: float, kind: Kind, *pods: str) -> Tale:
+    def phase(self, at_s: float, kind: TimeKind, *pods: str) -> Tale:
         for pod in pods or self.pods:
             self.add(at_s, What.PHASE, pod, text=kind.value)
         return self

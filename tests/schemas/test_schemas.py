@@ -21,7 +21,7 @@ from trainer_launch.diagnosis.lateness import StragglerJudge
 from trainer_launch.diagnosis.stall import StallJudge
 from trainer_launch.membership import state
 from trainer_launch.observability import event_log
-from trainer_launch.observability.goodput import Kind, TrainingStatus
+from trainer_launch.observability.goodput import TimeKind, TrainingStatus
 from trainer_launch.observability.training_judge import TrainingJudge
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,10 @@ def test_without_a_plan_it_is_so_too(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_job_as_status_shows_it_is_so_too() -> None:
-    for shown in (TrainingStatus(), TrainingStatus(progress=0.5, progress_age_s=3.0, goodput={Kind.TRAINING: 1.0})):
+    for shown in (
+        TrainingStatus(),
+        TrainingStatus(progress=0.5, progress_age_s=3.0, goodput={TimeKind.TRAINING: 1.0}),
+    ):
         judges = [StallJudge(), StragglerJudge(every_s=60.0), TrainingJudge(shown=partial(replace, shown))]
         worlds = [World(3), running(judges=judges)[0], World(2, judges=judges)]
         worlds[-1].come(0)

@@ -19,7 +19,7 @@ from trainer_launch.diagnosis.stragglers import Lateness
 from trainer_launch.diagnosis.topics import STALL, STRAGGLERS, StallStatus, StragglerStatus
 from trainer_launch.host.files import read_secret
 from trainer_launch.membership.notes import opened
-from trainer_launch.membership.protocol import Status
+from trainer_launch.membership.protocol import JobStatus
 from trainer_launch.model import Endpoint, Json
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.units import aligned, counted, duration, grouped, listed, printable
@@ -153,7 +153,7 @@ def _ask(views: Sequence[node_view.View]) -> tuple[dict[str, Json] | None, str |
     return None, problems[0] if problems else _NOWHERE
 
 
-def job_table(status: Status) -> dict[str, Json]:
+def job_table(status: JobStatus) -> dict[str, Json]:
     """The job's table, with what the notes add to it."""
     table, kinds = to_builtins(status), {STALL: StallStatus, STRAGGLERS: StragglerStatus, TRAINING: TrainingStatus}
     del table["kind"]

@@ -41,10 +41,6 @@ class SignatureError(MessageError):
     """A line is not signed as the other end would sign its next one."""
 
 
-class NoProofError(Exception):
-    """The server's challenge shows that it cannot prove to know the job's secret; the text says why."""
-
-
 class _Direction:
     """The lines that go one way."""
 
@@ -88,19 +84,15 @@ class Channel:
 
     # -- the client's end -----------------------------------------------------------------------
 
-    def challenged(self, nonce: str) -> None:
-        """Take the server's challenge.
-
-        Raises:
-            NoProofError: there is a secret, and this server does not know it or is too old to prove it.
-        """
+    def challenged(self, nonce: str) -> str | None:
+        """Take the server's challenge; why this server cannot prove that it knows the secret, if there is one."""
         self._nonce = nonce
         if self._secret is None or nonce.startswith(_SIGNED):
-            return
+            return None
         if nonce:
             why = f"has trainer-launch 0.1, which signs no messages, and this node has {__version__}"
-            raise NoProofError(f"{why}; install the same version in all pods")
-        raise NoProofError("has no secret, and this node has one; mount the job's Secret in all pods")
+            return f"{why}; install the same version in all pods"
+        return "has no secret, and this node has one; mount the job's Secret in all pods"
 
     def introduced(self, message: _F) -> _F:
         """The client's first message of who it is, with its proof; the lines after it are signed."""

@@ -10,8 +10,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from queue import SimpleQueue
+from collections.abc import Callable, Sequence
 
 from trainer_launch.host.dns import Addresses, Answer, lookup_all
 from trainer_launch.membership import protocol as msg
@@ -27,11 +26,12 @@ _AT_ONCE = 256  # candidates, so that a look at many needs few descriptors
 
 
 class CandidateWatch:
-    """Looks for the candidates that are wanted, again and again; `wake` is called when something was found."""
+    """Looks for the candidates that are wanted, again and again; its thread calls `looked` after each look."""
 
-    def __init__(self, seats: Seats | None, job: str, secret: bytes | None, wake: Callable[[], None]) -> None:
-        self._seats, self._job, self._secret, self._wake = seats, job, secret, wake
-        self._found: SimpleQueue[Looked] = SimpleQueue()
+    def __init__(
+        self, seats: Seats | None, job: str, secret: bytes | None, looked: Callable[[Looked], None]
+    ) -> None:
+        self._seats, self._job, self._secret, self._looked = seats, job, secret, looked
         self._wanted: frozenset[int] = frozenset()
         self._change = threading.Event()
         self._over = False
@@ -40,11 +40,6 @@ class CandidateWatch:
         """Be ready to look, where there are others."""
         if self._seats is not None:
             threading.Thread(target=self._run, name="candidates", daemon=True).start()
-
-    def found(self) -> Iterator[Looked]:
-        """What was found since the last time."""
-        while not self._found.empty():
-            yield self._found.get()
 
     def want(self, ranks: frozenset[int]) -> None:
         """Look for these from now on."""
@@ -69,8 +64,7 @@ class CandidateWatch:
                 except Exception as problem:  # noqa: BLE001 - no descriptor, or a defect: the next look may succeed
                     _log.warning("cannot look for other coordinators: %s: %s", type(problem).__name__, problem)
                     continue
-                self._found.put(looked)
-                self._wake()
+                self._looked(looked)
 
     def _look(self, seats: Seats, ranks: Sequence[int]) -> Looked:
         """One look at all of them; who is not wanted any more, because it has joined, is left out."""
@@ -173,7 +167,7 @@ def _is_challenge(sock: socket.socket) -> bool:
 
 def ask(
     endpoint: Endpoint, job: str, secret: bytes | None = None, timeout_s: float = timeouts.STATUS_S
-) -> msg.Status:
+) -> msg.JobStatus:
     """How the job stands.
 
     Raises:
@@ -182,6 +176,6 @@ def ask(
     answer = inquire(endpoint, job, secret, timeout_s)
     if isinstance(answer, msg.Refused):
         raise NodeError(f"the coordinator at {endpoint} does not answer: {answer.reason}")
-    if not isinstance(answer, msg.Status):
+    if not isinstance(answer, msg.JobStatus):
         raise NodeError(f"what listens at {endpoint} does not answer a question about the job's status")
     return answer

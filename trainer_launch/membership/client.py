@@ -28,7 +28,6 @@ from trainer_launch.membership.authentication import (
     MAX_SIGNED_BYTES,
     Channel,
     FirstMessage,
-    NoProofError,
     SignatureError,
 )
 from trainer_launch.membership.election import remember
@@ -121,10 +120,9 @@ class Lines(Generic[_M]):
         first = self.next(until_s)
         if not isinstance(first, msg.Challenge):
             raise LostError(otherwise)
-        try:
-            self._channel.challenged(first.nonce)
-        except NoProofError as problem:
-            raise UnprovenError(f"{self._who}{self._place()} {problem}", None) from None
+        why = self._channel.challenged(first.nonce)
+        if why is not None:
+            raise UnprovenError(f"{self._who}{self._place()} {why}", None)
 
     def introduce(self, message: FirstMessage, render: Callable[[Any], bytes]) -> None:
         """Say who this is, with a proof where it is needed; from now on lines are signed."""
@@ -265,9 +263,6 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
                 self._wake.close()
                 self._waker.close()
 
-    def _write(self, lines: Lines[_M], *messages: _Said) -> None:
-        lines.say(*map(self._render, messages))
-
     def _talk(
         self, sock: socket.socket, lines: Lines[_M], alive: _Said, every_s: float, silence_s: float = math.inf
     ) -> None:
@@ -306,7 +301,7 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
     def _flush(self, lines: Lines[_M]) -> bool:
         with self._lock:
             messages, self._unsent = self._unsent, deque()
-        self._write(lines, *messages)
+        lines.say(*map(self._render, messages))
         return bool(messages)
 
     def _is_attended(self) -> bool:
@@ -357,7 +352,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         answer: Callable[[msg.Note], msg.Note | None] = lambda note: None,
     ) -> None:
         """`notes` gives what a Join carries when it is sent, `answer` what is said to a note at once, or None."""
-        super().__init__("the coordinator", msg.render, timeouts.FIRST_PAUSE_S, wake)
+        super().__init__("the coordinator", self._rendered, timeouts.FIRST_PAUSE_S, wake)
         self._home = self._endpoint = endpoint
         self._seats = seats
         self._away_s = time.monotonic()  # since when there has been no coordinator
@@ -462,13 +457,11 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
     # -- the thread ---------------------------------------------------------------------------
 
-    def _write(self, lines: Lines[msg.Message], *messages: msg.FromNode) -> None:
+    def _rendered(self, message: msg.FromNode) -> bytes:
         """A Join may have waited for a coordinator for long: its notes are of now."""
-        now = (
-            replace(one, notes={**one.notes, **self._notes()}) if isinstance(one, msg.Join) else one
-            for one in messages
-        )
-        super()._write(lines, *now)
+        if isinstance(message, msg.Join):
+            message = replace(message, notes={**message.notes, **self._notes()})
+        return msg.render(message)
 
     def _connect_once(self) -> bool:
         is_good = any(self._try_once(endpoint) for endpoint in self._candidates())
@@ -501,6 +494,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         welcomed = False
         try:
             with self._connect(endpoint) as sock, abort_when_lost(sock):
+                tune(sock, self._lease_s)
                 self._greet(sock, lines := Lines(sock, msg.parse, self._server, self._secret), endpoint)
                 welcomed = True
                 self._endpoint, self._own_address = endpoint, str(sock.getsockname()[0])
@@ -519,23 +513,15 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
     def _connect(self, endpoint: Endpoint) -> socket.socket:
         """Ask for the address each time: a pod that comes back has a new one."""
+        timeout_s = timeouts.CONNECT_S if self._seats is None else timeouts.CONNECT_TO_CANDIDATE_S
         try:
-            found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as problem:
+            return socket.create_connection((endpoint.host, endpoint.port), timeout_s)
+        except (socket.gaierror, UnicodeError) as problem:
             why = getattr(problem, "strerror", None) or problem
             raise LostError(f"no address for {endpoint.host} yet: {why}") from None
-        why = "no address"
-        for family, _, _, _, address in found:
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            try:
-                sock.settimeout(timeouts.CONNECT_S if self._seats is None else timeouts.CONNECT_TO_CANDIDATE_S)
-                sock.connect(address)
-                tune(sock, self._lease_s)
-                return sock
-            except OSError as problem:
-                sock.close()
-                why = problem.strerror or "no answer in time"
-        raise LostError(f"cannot connect to the coordinator at {endpoint}: {why}")
+        except OSError as problem:
+            why = problem.strerror or "no answer in time"
+            raise LostError(f"cannot connect to the coordinator at {endpoint}: {why}") from None
 
     def _greet(self, sock: socket.socket, lines: Lines[msg.Message], endpoint: Endpoint) -> None:
         until_s = time.monotonic() + timeouts.GREETING_S
@@ -592,9 +578,8 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
                 return None
         if isinstance(message, msg.Formed):
             self._nudge()
-        self._is_over = isinstance(message, msg.Finished | msg.GiveUp) or (
-            isinstance(message, msg.Refused) and not message.retry
-        )
+        is_refused = isinstance(message, msg.Refused) and not message.retry
+        self._is_over = is_refused or isinstance(message, msg.Finished | msg.GiveUp)
         if isinstance(message, msg.FromServer):
             self._tell(message)
         return None

@@ -1,4 +1,4 @@
-"""Who may form a generation: the rule that never lets two parts of a job train at the same time. Pure.
+"""Who may form a generation: the rule that never lets two parts of a job train at the same time.
 
 A claim is a generation as its members and its coordinator know it. It is sure once every member has taken it, and
 only then do workers start. The next generation needs, of the last sure claim and of every unsure one after it, the
@@ -18,15 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import MAX_CLAIMS, Claim
-from trainer_launch.membership.state import Looked, Node, Phase, State, runs
+from trainer_launch.membership.state import JobPhase, JobState, Looked, NodeRecord, runs
 from trainer_launch.model.units import numbers_in
 
 
-def may_form(state: State) -> bool:
+def may_form(state: JobState) -> bool:
     """Whether those that have joined may go on, as far as the others may be alive elsewhere."""
     if state.settings.candidate is None:
         return True
@@ -40,15 +38,15 @@ def may_form(state: State) -> bool:
     return state.settings.candidate == 0 and all(_is_unseen(state, rank) for rank in others)
 
 
-def note_look(state: State, looked: Looked, now_s: float) -> State:
+def note_look(state: JobState, looked: Looked, now_s: float) -> None:
     """Remember since when every look has found nobody at a rank; looks that are far apart begin anew."""
     is_next = state.looked_s is not None and now_s - state.looked_s <= timeouts.LOOK_GAP_S
     before = state.unseen if is_next else {}
-    unseen = {rank: before.get(rank, now_s) for rank in looked.absent}
-    return replace(state, unseen=unseen, looked_s=now_s - looked.took_s)
+    state.unseen = {rank: before.get(rank, now_s) for rank in looked.absent}
+    state.looked_s = now_s - looked.took_s
 
 
-def _is_unseen(state: State, rank: int) -> bool:
+def _is_unseen(state: JobState, rank: int) -> bool:
     """Whether the latest look began so long after the end of the first of those that have all found nobody."""
     since_s = state.unseen.get(rank)
     if since_s is None or state.looked_s is None:
@@ -56,7 +54,7 @@ def _is_unseen(state: State, rank: int) -> bool:
     return state.looked_s - since_s >= max(state.settings.unseen_s, state.settings.shrink_after_s or 0.0)
 
 
-def wanted_candidates(state: State) -> frozenset[int]:
+def wanted_candidates(state: JobState) -> frozenset[int]:
     """Which other launchers this one has to look for now."""
     own = state.settings.candidate
     if own is None or state.end is not None or not state.peers:
@@ -69,13 +67,13 @@ def wanted_candidates(state: State) -> frozenset[int]:
     return frozenset(range(state.settings.all_nodes)) - joined if joined else frozenset()
 
 
-def is_beginning(state: State) -> bool:
+def is_beginning(state: JobState) -> bool:
     """Whether this launcher has to know which other launchers are there before it may begin the job."""
-    gathers = state.phase is Phase.GATHERING and bool(state.peers)
+    gathers = state.phase is JobPhase.GATHERING and bool(state.peers)
     return gathers and state.settings.candidate == 0 and state.run is None and not binding(state)
 
 
-def binding(state: State) -> tuple[Claim, ...]:
+def binding(state: JobState) -> tuple[Claim, ...]:
     """The last sure claim that anyone here knows, and the unsure ones after it."""
     known = {claim for node in state.nodes.values() if node.peer is not None for claim in node.claims}
     known |= set(state.claims)
@@ -102,7 +100,7 @@ def ranks_of(claim: Claim) -> frozenset[int]:
     return frozenset(numbers_in(claim.ranks))
 
 
-def _has_majority(state: State, claim: Claim, joined: dict[int | None, Node]) -> bool:
+def _has_majority(state: JobState, claim: Claim, joined: dict[int | None, NodeRecord]) -> bool:
     members = ranks_of(claim)
     is_ours = claim.coordinator == state.settings.candidate and claim.generation in state.formed
     own_rank = state.settings.candidate if state.settings.candidate == claim.coordinator else None

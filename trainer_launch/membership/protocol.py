@@ -83,7 +83,7 @@ Row: TypeAlias = tuple[NodeRank | None, Text, Name, Amount | None]
 
 
 class StatusQuery(Tagged, frozen=True, forbid_unknown_fields=False):
-    """In place of a Hello: how does the job stand? A Status is the answer, and the end of the connection."""
+    """In place of a Hello: how does the job stand? A JobStatus is the answer, and the end of the connection."""
 
     version: Nodes
     job: Name
@@ -96,7 +96,7 @@ class Time(Tagged, frozen=True):
     sent: Real
 
 
-class Status(Tagged, frozen=True):
+class JobStatus(Tagged, frozen=True):
     """How the job stands."""
 
     phase: Name
@@ -307,7 +307,7 @@ FromServer: TypeAlias = (
     | Restart
     | GiveUp
     | Finished
-    | Status
+    | JobStatus
     | Note
 )
 Message: TypeAlias = FromNode | FromServer

@@ -1,4 +1,4 @@
-"""Which machines are not admitted again, and why: a worker's death or a preflight proved them faulty. Pure.
+"""Which machines are not admitted again, and why: a worker's death or a preflight proved them faulty.
 
 The coordinator's launcher alone remembers them; the next coordinator begins with preflight's list.
 """
@@ -6,68 +6,65 @@ The coordinator's launcher alone remembers them; the next coordinator begins wit
 from __future__ import annotations
 
 import re
-from typing import TypeAlias
-
-from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import MAX_QUARANTINED, Quarantine
-from trainer_launch.membership.state import Disconnect, Node, Phase, Reply, Say, Send, State
+from trainer_launch.membership.state import JobPhase, JobState, Key, NodeRecord
 from trainer_launch.model.units import printable
 
-Step: TypeAlias = tuple[State, tuple[Reply, ...]]
 FAILING_NODES = "failing_nodes.txt"  # preflight's list of faulty nodes: their host names, one on each line
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _WHY_CHARS = 200
 
 
-def hear(state: State, node: Node, join: msg.Join) -> State:
+def hear(state: JobState, node: NodeRecord, join: msg.Join) -> None:
     """A member joins again: its worker's death may prove that a device of its machine failed."""
-    if not join.device_fault or state.settings.all_nodes == 1 or _entry(state, node.host, node.machine) is not None:
-        return state
-    return add(state, node, _short(join.device_fault))
+    if join.device_fault and state.settings.all_nodes > 1 and _entry(state, node.host, node.machine) is None:
+        _add(state, node.key, node.host, node.machine, _short(join.device_fault))
 
 
-def add(state: State, node: Node, why: str) -> State:
+def _add(state: JobState, key: Key, host: str, machine: str, why: str) -> None:
     """Put a node's machine on the list, or only the node where others share its machine; the oldest gives way."""
-    beside = [one for one in state.nodes.values() if one.machine == node.machine and one.key != node.key]
-    entry = Quarantine(node.host, "" if beside else node.machine, why)
-    return replace(state, quarantined=(*state.quarantined, entry)[-MAX_QUARANTINED:])
+    is_shared = any(node.machine == machine and node.key != key for node in state.nodes.values())
+    entry = Quarantine(host, "" if is_shared else machine, why)
+    state.quarantined = (*state.quarantined, entry)[-MAX_QUARANTINED:]
 
 
-def evict(state: State, node: Node) -> Step:
+def evict(state: JobState, node: NodeRecord) -> None:
     """Tell a node that waits for a generation that it is not admitted; one that stops its workers hears later."""
     reason = why_not(state, node.host, node.machine)
     if reason is None or not node.joined or node.peer is None:
-        return state, ()
-    gone = replace(node, joined=False, returning=False)
-    state = replace(state, nodes={**state.nodes, node.key: gone}, n_joined=state.n_joined - 1)
-    say = Say(f"{node.name} is quarantined: {reason.removeprefix(_IS)}")
-    return state, (say, Send(node.peer, msg.Quarantined(reason, retry=False)), Disconnect(node.peer))
+        return
+    state.set_joined(node, False)
+    node.returning = False
+    state.say(f"{node.name} is quarantined: {reason.removeprefix(_IS)}")
+    state.send(node.peer, msg.Quarantined(reason, retry=False))
+    state.disconnect(node.peer)
 
 
 _IS = "this node is quarantined: "
 
 
-def why_not(state: State, host: str, machine: str) -> str | None:
+def why_not(state: JobState, host: str, machine: str) -> str | None:
     """Why a node is not admitted, as it is told; None: it is."""
     entry = _entry(state, host, machine)
     return None if entry is None else f"{_IS}{entry.why}"
 
 
-def greet(state: State, hello: msg.Hello, now_s: float) -> tuple[State, msg.Refused | None]:
-    """What a node's first words change, and why it is not admitted."""
-    if hello.fault and state.generation and _entry(state, hello.host, hello.machine) is None:
-        node = Node(node_rank=hello.node_rank, host=hello.host, incarnation="", peer=None, machine=hello.machine)
-        state = add(state, node, _short(f"its preflight failed: {hello.fault}"))
-    reason = why_not(state, hello.host, hello.machine)
-    if reason is None or hello.node_rank == (state.settings.candidate or 0):  # it is this launcher's own node
-        return state, None
-    if _is_last_resort(state, now_s):
+def greet(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused | None:
+    """Note what a node's first words prove; why it is not admitted."""
+    entry = _entry(state, hello.host, hello.machine)
+    if hello.fault and state.generation and entry is None:
+        key = hello.host if hello.node_rank is None else hello.node_rank
+        _add(state, key, hello.host, hello.machine, _short(f"its preflight failed: {hello.fault}"))
         entry = _entry(state, hello.host, hello.machine)
-        return replace(state, quarantined=tuple(one for one in state.quarantined if one != entry)), None
-    return state, msg.Quarantined(reason, retry=False)
+    if entry is None or hello.node_rank == (state.settings.candidate or 0):  # it is this launcher's own node
+        return None
+    if _is_last_resort(state, now_s):
+        state.quarantined = tuple(other for other in state.quarantined if other != entry)
+        return None
+    return msg.Quarantined(f"{_IS}{entry.why}", retry=False)
 
 
 def hosts_in(text: str) -> tuple[str, ...]:
@@ -85,15 +82,16 @@ def _short(text: str) -> str:
     return printable(text, " ").encode("ascii", "replace").decode()[:_WHY_CHARS]
 
 
-def _entry(state: State, host: str, machine: str) -> Quarantine | None:
-    return next(
-        (one for one in state.quarantined if (one.machine == machine if one.machine else one.host == host)), None
-    )
+def _entry(state: JobState, host: str, machine: str) -> Quarantine | None:
+    for entry in state.quarantined:
+        if entry.machine == machine if entry.machine else entry.host == host:
+            return entry
+    return None
 
 
-def _is_last_resort(state: State, now_s: float) -> bool:
+def _is_last_resort(state: JobState, now_s: float) -> bool:
     """Whether no other nodes have come for so long that the job cannot go on without this one."""
     begun_s, here = state.gather_from_s, [node for node in state.nodes.values() if node.peer is not None]
-    if state.phase is not Phase.GATHERING or begun_s is None or now_s < begun_s + timeouts.LAST_RESORT_S:
+    if state.phase is not JobPhase.GATHERING or begun_s is None or now_s < begun_s + timeouts.LAST_RESORT_S:
         return False
     return len(here) < state.settings.min_nodes

@@ -6,7 +6,6 @@ One thread owns a server, and sleeps in `_wait` until a line, a connection, a nu
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import selectors
 import socket
@@ -18,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from trainer_launch.host.network import TOO_FEW_FILES, allow_connections, listen, spare_files, tune
+from trainer_launch.membership import membership, timeouts
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import timeouts
 from trainer_launch.membership.authentication import (
     MAX_SIGNED_BYTES,
     NO_SECRET,
@@ -29,23 +28,9 @@ from trainer_launch.membership.authentication import (
 )
 from trainer_launch.membership.candidates import CandidateWatch
 from trainer_launch.membership.election import wanted_candidates
-from trainer_launch.membership.membership import begin, step
 from trainer_launch.membership.notes import Judge
 from trainer_launch.membership.protocol import Challenge, Refused
-from trainer_launch.membership.state import (
-    Close,
-    Disconnect,
-    Event,
-    Gone,
-    Said,
-    Say,
-    Send,
-    Settings,
-    Tick,
-    answer,
-    deadline_s,
-    other_version,
-)
+from trainer_launch.membership.state import CoordinatorSettings, Looked, answer, deadline_s, other_version
 from trainer_launch.model import Endpoint, Hosting, Seats
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
@@ -143,6 +128,7 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         self._to_flush: dict[int, Connection] = {}
         self._last_peer = 0
         self._rendered: tuple[object, bytes] = (None, b"")
+        self._events: deque[Callable[[float], None]] = deque()  # what has happened, each called with the time then
         self._is_accepting = False
         self._accept_again_s: float | None = None
         self._stopping = threading.Event()
@@ -213,11 +199,17 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
             self._accept_again_s = None
         self._accept(self._has_room())
 
-    def _flush_all(self) -> None:
-        """Send what is to be sent; it may bring news of those that are gone."""
-        due, self._to_flush = self._to_flush, {}
-        for connection in due.values():
-            self._serve(connection, selectors.EVENT_WRITE)
+    def _work_off(self) -> None:
+        """Act on what has happened, then send what is unsent: it may bring news of those that are gone."""
+        while self._events or self._to_flush:
+            while self._events:
+                self._play(self._events.popleft())
+            due, self._to_flush = self._to_flush, {}
+            for connection in due.values():
+                self._serve(connection, selectors.EVENT_WRITE)
+
+    def _play(self, event: Callable[[float], None]) -> None:
+        event(time.monotonic())
 
     # -- who is let in ------------------------------------------------------------------------
 
@@ -347,42 +339,38 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
 
 def hang_up(connections: list[Connection], until_s: float) -> None:
     """Send what is unsent, then wait for the others to end: closing over unread lines would void our last lines."""
-    if not connections:
-        return
-    try:
-        selector = selectors.DefaultSelector()
-    except OSError:  # out of descriptors: they are closed without ceremony
-        return
-    with selector:
-        for connection in connections:
-            selector.register(connection.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
-        while selector.get_map() and time.monotonic() < until_s:
-            for key, mask in selector.select(max(0.0, until_s - time.monotonic())):
-                try:
-                    ended = mask & selectors.EVENT_READ and key.data.read() is None
-                    if mask & selectors.EVENT_WRITE:
-                        key.data.flush()
-                        if not key.data.unsent:
-                            selector.modify(key.fileobj, selectors.EVENT_READ, key.data)
-                            key.data.sock.shutdown(socket.SHUT_WR)
-                except (OSError, MessageError):
-                    ended = True
-                if ended:
-                    selector.unregister(key.fileobj)
+    for connection in connections:  # nobody waits for who does not read
+        with contextlib.suppress(OSError):
+            connection.flush()
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            connection.sock.settimeout(max(0.0, until_s - time.monotonic()))
+            connection.sock.sendall(connection.unsent)
+            connection.sock.shutdown(socket.SHUT_WR)
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            while time.monotonic() < until_s:
+                connection.sock.settimeout(max(0.0, until_s - time.monotonic()))
+                if not connection.sock.recv(_READ_BYTES):
+                    break
 
 
 # -- the coordinator ---------------------------------------------------------------------------
 
 
-class Server(ServerConnections[msg.Message, msg.FromServer]):
+def _say(text: str, level: int) -> None:
+    _log.log(level, "%s", text)
+
+
+class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
     """The coordinator of one job. Its state belongs to its thread."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: CoordinatorSettings,
         endpoint: Endpoint,
         secret: bytes | None = None,
-        log: Callable[[str], None] = print,
+        log: Callable[[str, int], None] = _say,
         seats: Seats | None = None,
         judges: Sequence[Judge] = (),
     ) -> None:
@@ -391,15 +379,12 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
             msg.render,
             secret=secret,
             silence_s=2 * settings.lease_s,
-            complain=Complaints("coordinator", log),
+            complain=Complaints("coordinator", lambda text: log(text, logging.INFO)),
         )
         self._settings = settings
         self._endpoint = endpoint
-        # `warn` is told what is not the job's ordinary way, `note` what this launcher's node says, too.
-        self._log = self.warn = self.note = log
-        self._candidates = CandidateWatch(seats, settings.job, secret, self._nudge)
-        self._state = begin(settings, judges)
-        self._events: deque[Event] = deque()
+        self._candidates = CandidateWatch(seats, settings.job, secret, self._looked)
+        self._state = membership.begin(settings, self._send, self._close_after_flush, log, judges)
         self._close_reason: str | None = None
 
     def start(self) -> int:
@@ -412,7 +397,7 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
 
     def give_up(self, reason: str) -> None:
         """The job has failed; nodes that call later hear it, too. From any thread."""
-        self._events.append(Close(reason))
+        self._events.append(lambda _: membership.close(self._state, reason))
         self._nudge()
 
     def stop(self, reason: str | None = None) -> None:
@@ -429,12 +414,13 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
             while not self._stopping.is_set():
                 self._turn()
             if self._close_reason is not None:
-                self._events.append(Close(self._close_reason))
+                membership.close(self._state, self._close_reason)
                 self._work_off()
         except Exception as problem:  # noqa: BLE001 - a defect of ours: no node may wait for an answer for ever
             _log.critical("internal error in the coordinator", exc_info=True)
             self._events.clear()
-            self._events.append(Close(f"internal error in the coordinator: {type(problem).__name__}: {problem}"))
+            text = f"internal error in the coordinator: {type(problem).__name__}: {problem}"
+            membership.close(self._state, text)
             self._work_off()
         finally:
             hang_up([c for c in self._connections.values() if c.is_greeted], time.monotonic() + timeouts.HANG_UP_S)
@@ -444,44 +430,28 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
     def _turn(self) -> None:
         """Everything that was said is heard before time passes: being late ourselves is nobody's silence."""
         self._wait(deadline_s(self._state))
-        self._events.extend(self._candidates.found())
         now_s = time.monotonic()
         due_s = deadline_s(self._state)
         if due_s is not None and due_s <= now_s:
-            self._events.append(Tick())
+            self._events.append(lambda now_s: membership.tick(self._state, now_s))
         self._drop_silent(now_s)
         self._work_off()
         self._candidates.want(wanted_candidates(self._state))
 
-    def _work_off(self) -> None:
-        while self._events or self._to_flush:
-            if self._events:
-                self._play(self._events.popleft())
-            else:
-                self._flush_all()  # may bring news of those that are gone
-
-    def _play(self, event: Event) -> None:
-        self._state, replies = step(self._state, event, time.monotonic())
-        for reply in replies:
-            match reply:
-                case Send(peer, message):
-                    self._send(peer, message)
-                case Disconnect(peer):
-                    self._close_after_flush(peer)
-                case Say(text, warns, is_said):
-                    say = self.note if is_said else self.warn if warns else self._log
-                    say(text)
-
     # -- connections --------------------------------------------------------------------------
 
+    def _looked(self, looked: Looked) -> None:
+        self._events.append(lambda now_s: membership.look(self._state, looked, now_s))
+        self._nudge()
+
     def _gone(self, connection: Connection, *, ended: bool) -> None:
-        self._events.append(Gone(connection.peer, ended))
+        self._events.append(lambda now_s: membership.hang_up(self._state, connection.peer, now_s, ended=ended))
 
     def _heard(self, connection: Connection, message: msg.Message) -> None:
         if not connection.is_greeted:
             self._greet(connection, message)
         if not connection.is_closing:
-            self._events.append(Said(connection.peer, message))
+            self._events.append(lambda now_s: membership.hear(self._state, connection.peer, message, now_s))
 
     def _greet(self, connection: Connection, message: msg.Message) -> None:
         if isinstance(message, msg.Time):  # a node in preflight, which then asks how the job stands
@@ -492,12 +462,9 @@ class Server(ServerConnections[msg.Message, msg.FromServer]):
         if not self._is_admitted(connection, message, other_version(message)):
             return None
         if isinstance(message, msg.StatusQuery):
-            self._send(connection.peer, self._answer(message))
+            self._send(connection.peer, answer(message, self._state, time.monotonic()))
             return self._close_after_flush(connection.peer)
         return self._greeted(connection)
-
-    def _answer(self, query: msg.StatusQuery) -> msg.FromServer:
-        return answer(query, self._state, time.monotonic())
 
 
 # -- for a launcher that hosts it --------------------------------------------------------------
@@ -509,13 +476,13 @@ def serve(
     secret: bytes | None,
     heard: Callable[[str], None] = lambda text: None,
     judges: Sequence[Judge] = (),
-) -> Iterator[Server | None]:
+) -> Iterator[Coordinator | None]:
     """Serve the job's nodes in a thread of this process; `heard` is called with what it says, `judges` judge notes.
 
     Raises:
         NodeError: the port is taken; a standby goes without.
     """
-    settings = Settings(
+    settings = CoordinatorSettings(
         job=hosting.job,
         min_nodes=hosting.nodes.min,
         max_nodes=hosting.nodes.max,
@@ -527,15 +494,13 @@ def serve(
         candidate=None if hosting.seats is None else hosting.seat,
     )
 
-    def say(text: str, level: int = logging.INFO) -> None:
-        _log.log(level, "%s", text)
+    def say(text: str, level: int) -> None:
+        _say(text, level)
         heard(text)
 
     if not allow_connections(settings.all_nodes):
         _log.warning(TOO_FEW_FILES, settings.all_nodes)
-    server = Server(settings, Endpoint(hosting.host, hosting.port), secret, say, hosting.seats, judges)
-    server.warn = functools.partial(say, level=logging.WARNING)
-    server.note = functools.partial(say, level=logging.DEBUG)
+    server = Coordinator(settings, Endpoint(hosting.host, hosting.port), secret, say, hosting.seats, judges)
     try:
         server.start()
     except NodeError as problem:
@@ -552,7 +517,7 @@ def serve(
         server.stop()
 
 
-def _deadline(deadline_s: float | None, server: Server) -> threading.Timer:
+def _deadline(deadline_s: float | None, server: Coordinator) -> threading.Timer:
     """The timer that ends the job; without a deadline it is never started."""
     reason = f"the job took longer than active_deadline_seconds, {deadline_s or 0:g} s"
     timer = threading.Timer(deadline_s or 0, server.give_up, [reason])

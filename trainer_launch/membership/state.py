@@ -1,16 +1,16 @@
 """What the coordinator knows of a job, and what it says to who asks: values and questions about them.
 
-`membership.step` decides what follows. Values only.
+The functions of membership.py decide what follows, and change the JobState.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from heapq import nsmallest
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from msgspec import Struct, field
@@ -27,11 +27,7 @@ Key: TypeAlias = "int | str"  # a node's rank, or its host when it has none
 MAX_NAMED = 16  # names in a Waiting
 
 
-def _empty() -> Mapping[Any, Any]:
-    return MappingProxyType({})
-
-
-class Settings(Struct, frozen=True, kw_only=True):
+class CoordinatorSettings(Struct, frozen=True, kw_only=True):
     """What kind of job it is and how patient the coordinator is with it."""
 
     job: str
@@ -59,22 +55,23 @@ class Settings(Struct, frozen=True, kw_only=True):
         return self.lease_s if self.all_nodes > 1 else max(self.lease_s, timeouts.ALONE_LEASE_S)
 
 
-class Node(Struct, frozen=True, kw_only=True):
+class NodeRecord(Struct, kw_only=True, eq=False):
     """One node that has called."""
 
     node_rank: int | None
     host: str
     incarnation: str
     peer: int | None  # its connection, None: lost
-    joined: bool = False  # waits for a generation
+    heard_s: float = 0.0  # when its last line came
+    is_away: bool = False  # its connection was reset, and its lease is not over
+    joined: bool = False  # waits for a generation; set by State.set_joined
     prepared: bool = True  # could start workers at once
     returning: bool = False  # has been in a generation; if it is alive it will join again
     is_faulty: bool = False  # it is quarantined, and here only because it serves the coordinator
     lost_s: float | None = None  # when its connection ended
-    away_from_s: float | None = None  # its connection was reset after a line at this time; its lease is not over
     claims: tuple[Claim, ...] = ()  # the generations that it has taken
     workers: int = 0  # 0: it has not said
-    notes: Mapping[str, Any] = field(default_factory=_empty)  # of its last Join, by topic
+    notes: Mapping[str, Any] = field(default_factory=dict)  # of its last Join, by topic
     joined_s: float = 0.0  # when that came
     role: str = ""
     machine: str = ""
@@ -89,6 +86,11 @@ class Node(Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """How messages name it."""
         return self.host if self.node_rank is None else f"node {self.node_rank} ({self.host})"
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether it is connected, or may be so again in time."""
+        return self.peer is not None or self.is_away
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -108,7 +110,7 @@ def _natural(text: str) -> tuple[str | int, ...]:
     return tuple(int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", text)))
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class Run(Struct, kw_only=True):
     """A generation: the one that runs or, while nodes gather, the last one."""
 
     number: int
@@ -116,21 +118,21 @@ class Run(Struct, frozen=True, kw_only=True):
     formed_s: float
     go_s: float | None = None
     store: msg.Store | None = None
-    took: frozenset[Key] = frozenset()
-    done: Mapping[Key, float] = field(default_factory=dict)  # since when
+    took: set[Key] = field(default_factory=set)
+    done: dict[Key, float] = field(default_factory=dict)  # since when
 
 
-class Suspicion(Struct, frozen=True, kw_only=True):
+class Suspicion(Struct, kw_only=True):
     """A failure that is not charged yet: the news of a peer's loss may be slower than what it does to workers."""
 
     key: Key  # whose worker failed
     reason: str
     at_s: float
-    waited: int | None = None  # its rank, if nothing is known but that its connection to a peer was closed
-    finished: frozenset[int] = frozenset()  # ranks that had ended with exit code 0 before
-    notes: tuple[Mapping[str, Any], ...] = ()  # of its node and of those that have joined again
-    reported: frozenset[Key] = frozenset()  # the other members that have said how their workers ended
-    before: Death | None = None  # how the attempt before this one failed, if it did so soon after its start
+    waited: int | None  # its rank, if nothing is known but that its connection to a peer was closed
+    finished: set[int]  # ranks that had ended with exit code 0 before
+    notes: list[Mapping[str, Any]]  # of its node and of those that have joined again
+    reported: set[Key]  # the members that have said how their workers ended
+    before: Death | None  # how the attempt before this one failed, if it did so soon after its start
 
 
 class Loss(Struct, frozen=True):
@@ -141,7 +143,7 @@ class Loss(Struct, frozen=True):
     lasted_s: float  # since its workers started
 
 
-class Phase(Enum):
+class JobPhase(Enum):
     """Where the job is; see the drawing in membership.py."""
 
     GATHERING = "gathering"
@@ -150,20 +152,30 @@ class Phase(Enum):
     OVER = "over"
 
 
-class State(Struct, frozen=True, kw_only=True):
+class Looked(Struct, frozen=True):
+    """Other candidates were looked for."""
+
+    there: frozenset[int]  # who answers as a coordinator
+    absent: frozenset[int]  # no such name, or its address refuses: each may be wrong for a while
+    took_s: float = 0.0
+
+
+class JobState(Struct, kw_only=True, eq=False):
     """Everything the coordinator knows; times are its own monotonic seconds, None: not set."""
 
-    settings: Settings
-    phase: Phase = Phase.GATHERING
-    nodes: Mapping[Key, Node] = field(default_factory=_empty)
+    settings: CoordinatorSettings
+    send: Callable[[int, msg.FromServer], None]  # a message over this connection
+    disconnect: Callable[[int], None]  # end a connection, after what was sent on it
+    log: Callable[[str, int], None]  # tell people, at a level of `logging`
+    phase: JobPhase = JobPhase.GATHERING
+    nodes: dict[Key, NodeRecord] = field(default_factory=dict)
     n_joined: int = 0  # of them wait for a generation
-    peers: Mapping[int, Key] = field(default_factory=_empty)
-    heard: Mapping[int, float] = field(default_factory=_empty)  # when each peer said its last line
+    peers: dict[int, NodeRecord] = field(default_factory=dict)
     run: Run | None = None
     claims: tuple[Claim, ...] = ()  # the generations that were formed here and may still matter
-    formed: frozenset[int] = frozenset()  # their numbers, and those of all before them
-    ended: Mapping[Key, int] = field(default_factory=_empty)  # whose process has certainly ended, and in which run
-    unseen: Mapping[int, float] = field(default_factory=_empty)  # ranks that no look has found, and since when
+    formed: set[int] = field(default_factory=set)  # numbers of those formed here, from the last sure one on
+    ended: dict[Key, int] = field(default_factory=dict)  # whose process has certainly ended, and in which run
+    unseen: dict[int, float] = field(default_factory=dict)  # ranks that no look has found, and since when
     looked_s: float | None = None  # when the latest look began
     yielding_until_s: float | None = None  # nodes are refused: a lower candidate is there
     generation: int = 0  # the highest that anyone has seen
@@ -173,7 +185,7 @@ class State(Struct, frozen=True, kw_only=True):
     losses: tuple[Loss, ...] = ()  # of one node, in a row
     suspicion: Suspicion | None = None
     quarantined: tuple[msg.Quarantine, ...] = ()
-    judges: tuple[Judge, ...] = ()  # of notes
+    judges: dict[str, Judge] = field(default_factory=dict)  # of notes, by topic
     failure: msg.GiveUp | None = None  # the first failure of the last generation, as it would be told
     early_failure: Death | None = None  # the latest one at the start of a generation
     end: msg.GiveUp | msg.Finished | None = None
@@ -185,113 +197,57 @@ class State(Struct, frozen=True, kw_only=True):
     say_at_s: float | None = None
     said: tuple[msg.Waiting, frozenset[int]] | None = None  # the last Waiting, and to whom
 
+    def say(self, text: str, level: int = logging.WARNING) -> None:
+        """Tell people; INFO: the job goes its ordinary way; DEBUG: its first node says it, too."""
+        self.log(text, level)
 
-# -- what can happen --------------------------------------------------------------------------
-
-
-class Said(Struct, frozen=True):
-    """A peer's line."""
-
-    peer: int
-    message: msg.Message
-
-
-class Gone(Struct, frozen=True):
-    """A peer's connection has ended."""
-
-    peer: int
-    ended: bool = True  # by its own kernel, so that its process has ended; False: it was reset
-
-
-class Looked(Struct, frozen=True):
-    """Other candidates were looked for."""
-
-    there: frozenset[int]  # who answers as a coordinator
-    absent: frozenset[int]  # no such name, or its address refuses: each may be wrong for a while
-    took_s: float = 0.0
-
-
-class Tick(Struct, frozen=True):
-    """Time has passed."""
-
-
-class Close(Struct, frozen=True):
-    """Our side ends the job."""
-
-    reason: str
-
-
-Event: TypeAlias = Said | Gone | Looked | Tick | Close
-
-
-# -- what has to be done ----------------------------------------------------------------------
-
-
-class Send(Struct, frozen=True):
-    """Send a message."""
-
-    peer: int
-    message: msg.FromServer
-
-
-class Disconnect(Struct, frozen=True):
-    """End a connection, after what was sent on it; a Gone follows."""
-
-    peer: int
-
-
-class Say(Struct, frozen=True):
-    """Tell people."""
-
-    text: str
-    warns: bool = True  # False: the job goes its ordinary way
-    is_said: bool = False  # the job's first node says it, too, with what it does about it
-
-
-Reply: TypeAlias = Send | Disconnect | Say
+    def set_joined(self, node: NodeRecord, joined: bool) -> None:
+        """Whether a node waits for a generation."""
+        self.n_joined += joined - node.joined
+        node.joined = joined
 
 
 # -- questions --------------------------------------------------------------------------------
 
 
-def deadline_s(state: State) -> float | None:
-    """When `step` wants a Tick, None: never."""
+def deadline_s(state: JobState) -> float | None:
+    """When `tick` is due, None: never."""
     times = [state.lease_check_s, state.say_at_s, state.form_at_s, state.admit_at_s, give_up_at_s(state)]
     times.append(charge_at_s(state))
-    times += [judge.due_s for judge in state.judges]
+    times += [judge.due_s for judge in state.judges.values()]
     return min((time for time in times if time is not None), default=None)
 
 
-def give_up_at_s(state: State) -> float | None:
+def give_up_at_s(state: JobState) -> float | None:
     """When the present phase has lasted too long."""
-    if state.phase is Phase.FORMED and state.run is not None:
+    if state.phase is JobPhase.FORMED and state.run is not None:
         return state.run.formed_s + state.settings.store_timeout_s
-    if state.phase is Phase.GATHERING and state.gather_from_s is not None:
+    if state.phase is JobPhase.GATHERING and state.gather_from_s is not None:
         return state.gather_from_s + state.settings.rejoin_timeout_s
     return None
 
 
-def charge_at_s(state: State) -> float | None:
+def charge_at_s(state: JobState) -> float | None:
     """When a suspicion is one no longer: by then every lease that had ended at the failure was noticed."""
     return None if state.suspicion is None else state.suspicion.at_s + state.settings.lease_s
 
 
-def runs(state: State) -> bool:
+def runs(state: JobState) -> bool:
     """Whether a generation is alive."""
-    return state.phase in (Phase.FORMED, Phase.RUNNING)
+    return state.phase in (JobPhase.FORMED, JobPhase.RUNNING)
 
 
-def is_working(state: State, key: Key) -> bool:
+def is_working(state: JobState, key: Key) -> bool:
     """Whether a node is a member of the generation that runs, and has not finished."""
     return runs(state) and state.run is not None and key in state.run.members and key not in state.run.done
 
 
-def has_finished(state: State, key: Key) -> bool:
+def has_finished(state: JobState, key: Key) -> bool:
     """Whether a node is done in the generation that runs."""
     return runs(state) and state.run is not None and key in state.run.done
 
 
-def members_of(state: State) -> list[MemberView]:
+def members_of(state: JobState) -> list[MemberView]:
     """The members of the generation, as judges see them."""
     run, members, first = state.run, [], 0
     for number, key in enumerate(() if run is None else run.members):
@@ -311,19 +267,19 @@ def members_of(state: State) -> list[MemberView]:
     return members
 
 
-def room(state: State) -> int:
+def room(state: JobState) -> int:
     """For how many more nodes the generation that runs has room."""
     return 0 if state.run is None else state.settings.max_nodes - len(state.run.members)
 
 
-def newcomers(state: State) -> tuple[Node, ...]:
+def newcomers(state: JobState) -> tuple[NodeRecord, ...]:
     """Who is not in the generation that runs and could start workers: it does not stop for a node that imports."""
     members = state.run.members if state.run is not None else ()
     waiting = (node for node in state.nodes.values() if node.joined and node.prepared and not node.is_faulty)
     return tuple(node for node in waiting if node.key not in members)
 
 
-def waiting(state: State) -> msg.Waiting:
+def waiting(state: JobState) -> msg.Waiting:
     """What those that wait are told."""
     low, high = state.settings.min_nodes, state.settings.max_nodes
     if runs(state) and state.run is not None:
@@ -332,7 +288,7 @@ def waiting(state: State) -> msg.Waiting:
     return msg.Waiting(present, low if present < low else high, missing(state))
 
 
-def missing(state: State) -> tuple[str, ...]:
+def missing(state: JobState) -> tuple[str, ...]:
     """The first few that are not there, by name where it is known."""
     high = state.settings.max_nodes
     ranked = any(node.node_rank is not None for node in state.nodes.values())
@@ -356,7 +312,7 @@ _ROW_BYTES = 60  # a row without its host
 _LOST, _MISSING = "lost", "missing"
 
 
-def answer(query: msg.StatusQuery, state: State, now_s: float) -> msg.FromServer:
+def answer(query: msg.StatusQuery, state: JobState, now_s: float) -> msg.FromServer:
     """What to say to who asks."""
     return why_stranger(state.settings.job, query) or status(state, now_s)
 
@@ -373,12 +329,12 @@ def other_version(said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
     return msg.refused_version("the coordinator", msg.VERSION, said.version)
 
 
-def status(state: State, now_s: float) -> msg.Status:
+def status(state: JobState, now_s: float) -> msg.JobStatus:
     """The whole table, or as much of it as fits into a line."""
     known = sorted(state.nodes.values(), key=lambda node: node.order)
     rows = [*(_row(state, node, now_s) for node in known), *_never_seen(state)]
     ended = state.end
-    told = msg.Status(
+    told = msg.JobStatus(
         phase=state.phase.value,
         generation=state.generation,
         restarts=state.restarts,
@@ -390,36 +346,36 @@ def status(state: State, now_s: float) -> msg.Status:
         n_nodes=len(rows),
         nodes=(),
         end=None if ended is None else ended.reason if isinstance(ended, msg.GiveUp) else "all nodes are done",
-        notes={judge.topic: judge.status(now_s) for judge in state.judges},
+        notes={topic: judge.status(now_s) for topic, judge in state.judges.items()},
     )
     return replace(told, nodes=_fitting(rows, min(ROWS_BYTES, MAX_LINE_BYTES - _HEAD_BYTES - len(encode(told)))))
 
 
-def _row(state: State, node: Node, now_s: float) -> msg.Row:
+def _row(state: JobState, node: NodeRecord, now_s: float) -> msg.Row:
     word = _state_of(state, node)
     away_s = None if word != _LOST or node.lost_s is None else round(max(0.0, now_s - node.lost_s), 1)
     return node.node_rank, node.host, word, away_s
 
 
-def _state_of(state: State, node: Node) -> str:
+def _state_of(state: JobState, node: NodeRecord) -> str:
     if _is_done(state, node.key):
         return "done"
-    if node.peer is None and node.away_from_s is None:
+    if not node.has_lease:
         return _LOST
     if is_working(state, node.key):
-        return "running" if state.phase is Phase.RUNNING else "starting"
+        return "running" if state.phase is JobPhase.RUNNING else "starting"
     if node.joined:
         return "spare" if runs(state) and not room(state) else "joined"
     return "connected"
 
 
-def _is_done(state: State, key: Key) -> bool:
-    if state.phase is Phase.OVER:
+def _is_done(state: JobState, key: Key) -> bool:
+    if state.phase is JobPhase.OVER:
         return isinstance(state.end, msg.Finished) and state.run is not None and key in state.run.done
     return has_finished(state, key)
 
 
-def _never_seen(state: State) -> list[msg.Row]:
+def _never_seen(state: JobState) -> list[msg.Row]:
     """Of a job whose nodes have ranks, those that have not called yet."""
     ranks = {node.node_rank for node in state.nodes.values()}
     if None in ranks:

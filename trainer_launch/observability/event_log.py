@@ -23,7 +23,7 @@ from trainer_launch.model import Outcome, codec
 from trainer_launch.model.exit_codes import retryable
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.observability import goodput, progress
-from trainer_launch.observability.goodput import Kind
+from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.progress import Progress
 from trainer_launch.supervisor import outcome as ends
 
@@ -150,7 +150,7 @@ def of_progress(latest: Progress) -> Event:
     }
 
 
-def of_goodput(seconds: Mapping[Kind, float]) -> dict[str, Value]:
+def of_goodput(seconds: Mapping[TimeKind, float]) -> dict[str, Value]:
     """What the wall time was spent on."""
     each = {kind.value: round(one_s, 3) for kind, one_s in seconds.items() if one_s >= 0.001}
     return {"goodput_ratio": round(goodput.ratio(seconds), 4), "goodput_seconds": each}

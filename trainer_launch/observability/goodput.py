@@ -18,7 +18,7 @@ from trainer_launch.model.codec import Amount, Count, Real, Whole
 from trainer_launch.model.units import duration
 
 
-class Kind(str, Enum):
+class TimeKind(str, Enum):
     """What a second was spent on."""
 
     STARTING = "starting"  # until the first step: the launcher, imports, data
@@ -39,7 +39,7 @@ class Kind(str, Enum):
         return self.value.replace("_", " ")
 
 
-Seconds: TypeAlias = Annotated[Mapping[Kind, Amount], Meta(max_length=len(Kind))]
+Seconds: TypeAlias = Annotated[Mapping[TimeKind, Amount], Meta(max_length=len(TimeKind))]
 LONGEST_S = 1e9  # of a job; nobody is believed who tells of more
 TRAINING = "training"  # the topic of what nodes tell each other of it
 UNSEEN_S = 600.0  # after which workers that show no step count as training
@@ -67,9 +67,9 @@ class Ledger(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One node's; `at_s` is the monotonic second up to which all is booked, `kind` what has been done since."""
 
     at_s: Real
-    kind: Kind = Kind.STARTING  # TRAINING: workers run, whatever they do
+    kind: TimeKind = TimeKind.STARTING  # TRAINING: workers run, whatever they do
     since_s: Real = 0.0  # when that began
-    spent_s: Mapping[Kind, Real] = field(default_factory=lambda: MappingProxyType({}))
+    spent_s: Mapping[TimeKind, Real] = field(default_factory=lambda: MappingProxyType({}))
     unseen_s: Real = 0.0  # workers ran and showed nothing: training, if no step is ever seen
     top: Count | None = None  # the highest step of earlier generations
     has_trained: bool = False
@@ -83,13 +83,13 @@ def begin(at_s: float) -> Ledger:
     return Ledger(at_s=at_s)
 
 
-def enter(ledger: Ledger, kind: Kind, at_s: float, since_s: float | None = None) -> Ledger:
+def enter(ledger: Ledger, kind: TimeKind, at_s: float, since_s: float | None = None) -> Ledger:
     """From now on the node does this; what ended the workers' training may have gone unnoticed since `since_s`."""
     at_s = max(at_s, ledger.at_s)
     if kind is ledger.kind:
         return ledger
-    if since_s is not None and ledger.kind is Kind.TRAINING:
-        ledger = _book(_close(ledger, min(at_s, max(since_s, ledger.at_s))), Kind.DETECTING, at_s)
+    if since_s is not None and ledger.kind is TimeKind.TRAINING:
+        ledger = _book(_close(ledger, min(at_s, max(since_s, ledger.at_s))), TimeKind.DETECTING, at_s)
     ledger = _close(ledger, at_s)
     signs, step = ledger.signs, _step(ledger)
     return replace(
@@ -99,7 +99,7 @@ def enter(ledger: Ledger, kind: Kind, at_s: float, since_s: float | None = None)
         top=step,
         has_trained=ledger.has_trained or signs is not None,
         signs=None,
-        is_behind=kind is Kind.TRAINING and step is not None,
+        is_behind=kind is TimeKind.TRAINING and step is not None,
         is_suspect=False,
     )
 
@@ -107,7 +107,7 @@ def enter(ledger: Ledger, kind: Kind, at_s: float, since_s: float | None = None)
 def see(ledger: Ledger, signs: Signs | None, at_s: float) -> Ledger:
     """Take in what the workers have shown; None: nothing yet."""
     before = ledger.signs
-    if ledger.kind is not Kind.TRAINING or signs is None or signs.last_s <= ledger.at_s:
+    if ledger.kind is not TimeKind.TRAINING or signs is None or signs.last_s <= ledger.at_s:
         return ledger
     if before is None:
         ledger = _book(ledger, _until_first(ledger), min(signs.first_s, signs.last_s))
@@ -117,9 +117,9 @@ def see(ledger: Ledger, signs: Signs | None, at_s: float) -> Ledger:
     last_s = min(signs.last_s, max(at_s, ledger.at_s))
     if ledger.is_behind:
         caught_s = _caught_up_s(ledger, signs)
-        ledger = _book(ledger, Kind.REPEATING, last_s if caught_s is None else min(caught_s, last_s))
+        ledger = _book(ledger, TimeKind.REPEATING, last_s if caught_s is None else min(caught_s, last_s))
         ledger = replace(ledger, is_behind=caught_s is None)
-    ledger = _book(ledger, Kind.TRAINING, last_s)
+    ledger = _book(ledger, TimeKind.TRAINING, last_s)
     saved_s = signs.saved_s - (0.0 if before is None else before.saved_s)
     return replace(ledger, signs=signs, is_suspect=False, spent_s=_moved(begun.spent_s, ledger.spent_s, saved_s))
 
@@ -139,19 +139,19 @@ def adopt(ledger: Ledger, told: Told, at_s: float) -> Ledger:
     ledger = reached(ledger, told.step)
     if sum(told.spent_s.values()) <= sum(totals(ledger, at_s).values()):
         return ledger
-    has_trained = ledger.has_trained or told.step is not None or Kind.TRAINING in told.spent_s
+    has_trained = ledger.has_trained or told.step is not None or TimeKind.TRAINING in told.spent_s
     return replace(ledger, at_s=at_s, spent_s=told.spent_s, unseen_s=0.0, has_trained=has_trained)
 
 
-def totals(ledger: Ledger, at_s: float, *, has_succeeded: bool = False) -> dict[Kind, float]:
+def totals(ledger: Ledger, at_s: float, *, has_succeeded: bool = False) -> dict[TimeKind, float]:
     """Seconds of each kind up to now; their sum is the wall time. Who has succeeded has trained, seen or not."""
     ledger = _close(ledger, max(at_s, ledger.at_s))
     return _resolved(ledger, has_succeeded=has_succeeded)
 
 
-def certain(ledger: Ledger, at_s: float) -> dict[Kind, float]:
+def certain(ledger: Ledger, at_s: float) -> dict[TimeKind, float]:
     """The same without what the next sign of progress decides: these seconds never become fewer of a kind."""
-    is_open = ledger.kind is Kind.TRAINING and (ledger.has_trained or ledger.signs is not None)
+    is_open = ledger.kind is TimeKind.TRAINING and (ledger.has_trained or ledger.signs is not None)
     return _resolved(ledger) if is_open else totals(ledger, at_s)
 
 
@@ -160,18 +160,18 @@ def told(ledger: Ledger, at_s: float) -> Told:
     return Told(totals(ledger, at_s), _step(ledger))
 
 
-def read(names: Mapping[str, float]) -> dict[Kind, float]:
+def read(names: Mapping[str, float]) -> dict[TimeKind, float]:
     """Seconds by the names of their kinds."""
-    return {Kind(name): one_s for name, one_s in names.items()}
+    return {TimeKind(name): one_s for name, one_s in names.items()}
 
 
-def ratio(seconds: Mapping[Kind, float]) -> float:
+def ratio(seconds: Mapping[TimeKind, float]) -> float:
     """The goodput: the share of the wall time that was spent on steps that were kept."""
     whole_s = sum(seconds.values())
-    return seconds.get(Kind.TRAINING, 0.0) / whole_s if whole_s > 0 else 0.0
+    return seconds.get(TimeKind.TRAINING, 0.0) / whole_s if whole_s > 0 else 0.0
 
 
-def sentence(seconds: Mapping[Kind, float]) -> str:
+def sentence(seconds: Mapping[TimeKind, float]) -> str:
     """For people: 93.1 % of 2 h 5 min; then what took how long, the longest first."""
     parts = sorted(((one_s, kind) for kind, one_s in seconds.items() if one_s >= 0.05), reverse=True)
     spent = ", ".join(f"{kind.words} {time_words(one_s)}" for one_s, kind in parts)
@@ -199,7 +199,7 @@ class TrainingStatus(Struct, frozen=True, kw_only=True):
 
 def _runs(ledger: Ledger) -> bool:
     """Whether workers run that have shown something."""
-    return ledger.kind is Kind.TRAINING and ledger.signs is not None
+    return ledger.kind is TimeKind.TRAINING and ledger.signs is not None
 
 
 def _step(ledger: Ledger) -> int | None:
@@ -207,29 +207,29 @@ def _step(ledger: Ledger) -> int | None:
     return max((step for step in (ledger.top, now) if step is not None), default=None)
 
 
-def _until_first(ledger: Ledger) -> Kind:
-    return Kind.RESTARTING if ledger.has_trained else Kind.STARTING
+def _until_first(ledger: Ledger) -> TimeKind:
+    return TimeKind.RESTARTING if ledger.has_trained else TimeKind.STARTING
 
 
-def _tail(ledger: Ledger) -> Kind:
+def _tail(ledger: Ledger) -> TimeKind:
     """What the time since the last booking is, as far as is known."""
     if not _runs(ledger) or ledger.signs is None:
         return ledger.kind
     if ledger.is_suspect:
-        return Kind.DETECTING
+        return TimeKind.DETECTING
     if ledger.signs.is_saving:
-        return Kind.CHECKPOINTING
-    return Kind.REPEATING if ledger.is_behind else Kind.TRAINING
+        return TimeKind.CHECKPOINTING
+    return TimeKind.REPEATING if ledger.is_behind else TimeKind.TRAINING
 
 
 def _close(ledger: Ledger, at_s: float) -> Ledger:
-    if ledger.kind is Kind.TRAINING and ledger.signs is None and not ledger.has_trained:
+    if ledger.kind is TimeKind.TRAINING and ledger.signs is None and not ledger.has_trained:
         return replace(ledger, at_s=at_s, unseen_s=ledger.unseen_s + at_s - ledger.at_s)
-    is_before_first = ledger.kind is Kind.TRAINING and ledger.signs is None
+    is_before_first = ledger.kind is TimeKind.TRAINING and ledger.signs is None
     return _book(ledger, _until_first(ledger) if is_before_first else _tail(ledger), at_s)
 
 
-def _book(ledger: Ledger, kind: Kind, until_s: float) -> Ledger:
+def _book(ledger: Ledger, kind: TimeKind, until_s: float) -> Ledger:
     more_s = until_s - ledger.at_s
     if more_s <= 0:
         return ledger
@@ -237,14 +237,16 @@ def _book(ledger: Ledger, kind: Kind, until_s: float) -> Ledger:
     return replace(ledger, at_s=until_s, spent_s=seconds)
 
 
-def _moved(before: Mapping[Kind, float], now: Mapping[Kind, float], saved_s: float) -> Mapping[Kind, float]:
+def _moved(
+    before: Mapping[TimeKind, float], now: Mapping[TimeKind, float], saved_s: float
+) -> Mapping[TimeKind, float]:
     """What is booked now, with so much of what is new in checkpoints instead of steps."""
     moved = dict(now)
-    for kind in (Kind.TRAINING, Kind.REPEATING):
+    for kind in (TimeKind.TRAINING, TimeKind.REPEATING):
         part_s = min(saved_s, now.get(kind, 0.0) - before.get(kind, 0.0))
         if part_s > 0:
             moved[kind] -= part_s
-            moved[Kind.CHECKPOINTING] = moved.get(Kind.CHECKPOINTING, 0.0) + part_s
+            moved[TimeKind.CHECKPOINTING] = moved.get(TimeKind.CHECKPOINTING, 0.0) + part_s
             saved_s -= part_s
     return moved
 
@@ -263,10 +265,10 @@ def _caught_up_s(ledger: Ledger, signs: Signs) -> float | None:
     return at_s + (signs.last_s - at_s) * (top - step) / (signs.step - step)
 
 
-def _resolved(ledger: Ledger, *, has_succeeded: bool = False) -> dict[Kind, float]:
+def _resolved(ledger: Ledger, *, has_succeeded: bool = False) -> dict[TimeKind, float]:
     """With what nobody saw: the start-up of a job that shows steps, or training of one that never does."""
     if not ledger.unseen_s:
         return dict(ledger.spent_s)
     shows = ledger.has_trained or ledger.signs is not None
-    kind = Kind.TRAINING if not shows and (has_succeeded or ledger.unseen_s >= UNSEEN_S) else Kind.STARTING
+    kind = TimeKind.TRAINING if not shows and (has_succeeded or ledger.unseen_s >= UNSEEN_S) else TimeKind.STARTING
     return {**ledger.spent_s, kind: ledger.spent_s.get(kind, 0.0) + ledger.unseen_s}

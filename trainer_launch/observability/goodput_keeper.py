@@ -19,7 +19,7 @@ from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Json
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.observability import event_log, goodput, progress
-from trainer_launch.observability.goodput import Kind, Ledger, Signs, Told
+from trainer_launch.observability.goodput import Ledger, Signs, TimeKind, Told
 from trainer_launch.observability.progress import PrintedSteps, Progress
 
 _MOST_AGE_S = 60.0  # between the start of this process and here; more is a clock that we misread
@@ -43,17 +43,17 @@ class GoodputKeeper:
         """As it is booked."""
         return self._ledger
 
-    def enter(self, kind: Kind, at_s: float, since_s: float | None = None) -> None:
+    def enter(self, kind: TimeKind, at_s: float, since_s: float | None = None) -> None:
         """From now on this node does this; the failure that ended the workers' training began at `since_s`."""
         if kind is self._ledger.kind:
             return
         with self._lock:
             self._look(at_s)
-            if self._ledger.kind is Kind.STOPPING:  # who was stopped has written its last step at its end
+            if self._ledger.kind is TimeKind.STOPPING:  # who was stopped has written its last step at its end
                 self._ledger = goodput.reached(self._ledger, self._last_step())
             self._ledger = goodput.enter(self._ledger, kind, at_s, since_s)
             runtime_directory.tell(self._run_dir, event_log.PHASE, phase=kind.value)
-            if kind is Kind.TRAINING:
+            if kind is TimeKind.TRAINING:
                 self._far, self._trains_since_s = (0, None), at_s
                 if self._printed is not None:
                     self._printed.begin()
@@ -84,12 +84,12 @@ class GoodputKeeper:
         with self._lock:
             self._ledger = goodput.adopt(self._ledger, told, time.monotonic())
 
-    def totals(self, *, has_succeeded: bool = False) -> dict[Kind, float]:
+    def totals(self, *, has_succeeded: bool = False) -> dict[TimeKind, float]:
         """Seconds by kind up to now."""
         self.look()
         return goodput.totals(self._ledger, time.monotonic(), has_succeeded=has_succeeded)
 
-    def certain(self) -> dict[Kind, float]:
+    def certain(self) -> dict[TimeKind, float]:
         """Those that never become fewer."""
         self.look()
         return goodput.certain(self._ledger, time.monotonic())
@@ -102,7 +102,7 @@ class GoodputKeeper:
         return None if self._printed is None else self._printed.signs()
 
     def _look(self, at_s: float) -> None:
-        if self._ledger.kind is Kind.TRAINING:
+        if self._ledger.kind is TimeKind.TRAINING:
             reported = progress.read(self._run_dir)
             self._ledger = goodput.see(
                 self._ledger, shown(self._ledger.since_s, reported, self._heard(), self._far[1]), at_s
@@ -136,11 +136,11 @@ def _reported(reports: Sequence[Progress]) -> Signs | None:
     )
 
 
-def as_json(seconds: Mapping[Kind, float] | None) -> dict[str, Json] | None:
+def as_json(seconds: Mapping[TimeKind, float] | None) -> dict[str, Json] | None:
     """As `status --json` has it: the ratio, and the seconds of every kind."""
     if seconds is None:
         return None
-    each = {kind.value: round(seconds.get(kind, 0.0), 3) for kind in Kind}
+    each = {kind.value: round(seconds.get(kind, 0.0), 3) for kind in TimeKind}
     return {"ratio": round(goodput.ratio(seconds), 4), "seconds": each}
 
 
@@ -153,8 +153,8 @@ def _begun(preflight: str | None) -> Ledger:
     begun_s, begun_at_s = time.monotonic() - age_s, time.time() - age_s
     took_s, since_s = (0.0, 0.0) if preflight is None else _preflight(preflight, begun_at_s)
     ledger = goodput.begin(begun_s - since_s - took_s)
-    ledger = goodput.enter(ledger, Kind.PREFLIGHT, begun_s - since_s - took_s)
-    return goodput.enter(ledger, Kind.STARTING, begun_s - since_s)
+    ledger = goodput.enter(ledger, TimeKind.PREFLIGHT, begun_s - since_s - took_s)
+    return goodput.enter(ledger, TimeKind.STARTING, begun_s - since_s)
 
 
 def _own_age_s() -> float:

@@ -15,7 +15,7 @@ from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.observability import goodput
 from trainer_launch.observability.event_log import Standing
-from trainer_launch.observability.goodput import Kind
+from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.progress import Progress
 from trainer_launch.supervisor.run_observer import RunPhase
@@ -35,7 +35,7 @@ def metrics_text(
     view: View,
     standing: Standing,
     reports: Sequence[Progress],
-    spent: Mapping[Kind, float] | None,
+    spent: Mapping[TimeKind, float] | None,
     *,
     now_s: float,
     at_s: float,
@@ -96,10 +96,10 @@ def _of_reports(reports: Sequence[Progress], at_s: float) -> Iterable[str]:
     yield _gauge("metric", "A metric of the training, as reported.", values)
 
 
-def _of_goodput(spent: Mapping[Kind, float]) -> Iterable[str]:
+def _of_goodput(spent: Mapping[TimeKind, float]) -> Iterable[str]:
     words = "Share of the wall time spent on steps that were kept."
     yield _gauge("goodput_ratio", words, [({}, goodput.ratio(spent))])
-    samples = [({"phase": kind.value}, round(spent.get(kind, 0.0), 3)) for kind in Kind]
+    samples = [({"phase": kind.value}, round(spent.get(kind, 0.0), 3)) for kind in TimeKind]
     words = "Wall time of the job, up to the workers' last progress, by what it was spent on."
     yield _family("goodput_seconds_total", words, "counter", samples)
 

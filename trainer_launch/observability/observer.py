@@ -28,7 +28,7 @@ from trainer_launch.model.redaction import redact_command
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import event_log, goodput, node_view, progress
 from trainer_launch.observability.event_log import EventLog
-from trainer_launch.observability.goodput import Kind, Told
+from trainer_launch.observability.goodput import TimeKind, Told
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.planning.task import Task
 from trainer_launch.supervisor import inherited, outcome
@@ -119,9 +119,9 @@ class Observer(RunObserver):
     def enter(self, phase: RunPhase, use: TimeUse, since_s: float | None = None) -> None:
         """Where the run is from now on, and what its seconds are spent on."""
         if self.goodput is not None:
-            self.goodput.enter(Kind[use.name], time.monotonic(), since_s)
+            self.goodput.enter(TimeKind[use.name], time.monotonic(), since_s)
             before, now = self.view.ledger, self.goodput.ledger
-            trains_again = now.kind is Kind.TRAINING and now.has_trained
+            trains_again = now.kind is TimeKind.TRAINING and now.has_trained
             if trains_again and (before is None or before.kind is not now.kind) and self._events is not None:
                 self.tell_all("goodput", event_log.of_goodput(self.goodput.totals()))
             self._note(ledger=now)

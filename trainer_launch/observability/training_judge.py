@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from trainer_launch.membership.notes import Joined, Judge
-from trainer_launch.observability.goodput import LONGEST_S, TRAINING, Kind, Told, TrainingStatus
+from trainer_launch.observability.goodput import LONGEST_S, TRAINING, TimeKind, Told, TrainingStatus
 
 
 class TrainingJudge(Judge, frozen=True, kw_only=True):
@@ -25,9 +25,9 @@ class TrainingJudge(Judge, frozen=True, kw_only=True):
         if source is None:
             return {}
         spent_s = source.body.spent_s
-        waited_s = spent_s.get(Kind.WAITING, 0.0) + max(0.0, now_s - source.heard_s)
+        waited_s = spent_s.get(TimeKind.WAITING, 0.0) + max(0.0, now_s - source.heard_s)
         steps = [node.body.step for node in known if node.body.step is not None]
-        ledger = Told({**spent_s, Kind.WAITING: waited_s}, max(steps, default=None))
+        ledger = Told({**spent_s, TimeKind.WAITING: waited_s}, max(steps, default=None))
         return {node.number: ledger for node in joined if node.is_new and node is not source}
 
     def progress(self, bodies: Sequence[Told]) -> int:

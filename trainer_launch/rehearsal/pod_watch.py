@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from trainer_launch.host import process_tree
 from trainer_launch.observability import event_log, node_view, progress
-from trainer_launch.observability.goodput import Kind
+from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.progress import OutputScanner
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.kubelet.pods import MARK, Kubelet
@@ -191,7 +191,7 @@ class PodWatch:
             at_s = time.monotonic() - max(0.0, time.time() - line.time_s)
             if name == "generation_formed":
                 yield HistoryEntry(at_s=at_s, what=What.GENERATION, pod=pod)
-            elif name == event_log.PHASE and (phase := values.get("phase")) in list(Kind):
+            elif name == event_log.PHASE and (phase := values.get("phase")) in list(TimeKind):
                 yield HistoryEntry(at_s=at_s, what=What.PHASE, pod=pod, text=str(phase))
 
     def _report(self, pod: str, folder: str) -> Iterator[HistoryEntry]:

@@ -32,9 +32,9 @@ from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 
 _SETTINGS = (
-    states.Settings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),
-    states.Settings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, candidate=0),
-    states.Settings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, candidate=2),
+    states.CoordinatorSettings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),
+    states.CoordinatorSettings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, candidate=0),
+    states.CoordinatorSettings(job="job", min_nodes=1, max_nodes=4, max_restarts=1, candidate=2),
 )
 _JUDGES = (StallJudge(), StragglerJudge(every_s=5.0), TrainingJudge())
 
@@ -49,7 +49,7 @@ def coordinator_lines(data: bytes) -> None:
         written = coordination.render(found)
         assert len(written) <= MAX_LINE_BYTES
         assert coordination.parse(written) == found
-        if isinstance(found, coordination.Status):
+        if isinstance(found, coordination.JobStatus):
             assert_terminal(status.shown_lines(status.job_lines("Job", status.job_table(found), None)))
         if isinstance(found, coordination.Hello):
             assert all(len(ranks_of(claim)) <= 65536 for claim in found.claims)
@@ -64,30 +64,41 @@ def coordinator_talk(data: bytes) -> None:
     """
     if not data:
         return
-    state, now_s = membership.begin(_SETTINGS[data[0] % len(_SETTINGS)], _JUDGES), 100.0
     greeted: set[int] = set()
+    job = _SETTINGS[data[0] % len(_SETTINGS)]
+    state, now_s = membership.begin(job, _assert_readable, greeted.discard, _assert_printable, _JUDGES), 100.0
     for line in data[1:].split(b"\n")[:60]:
         if not line:
             continue
         peer, now_s = line[0] % 6, now_s + (line[0] // 6) % 8
-        event = _event(peer, line[1:], greeted)
-        if event is None:
-            continue
-        if isinstance(event, states.Said) and isinstance(event.message, coordination.StatusQuery):
-            coordination.render(states.answer(event.message, state, now_s))
-            continue
-        state, replies = membership.step(state, event, now_s)
-        for reply in replies:
-            if isinstance(reply, states.Send):
-                assert _heard(reply.message) == reply.message
-            elif isinstance(reply, states.Say):
-                assert_encodable(reply.text)
-                assert reply.text.isprintable(), reply.text
-            elif isinstance(reply, states.Disconnect):
-                greeted.discard(reply.peer)
+        if line[1:] == b"-":
+            greeted.discard(peer)
+            membership.hang_up(state, peer, now_s)
+        elif line[1:] == b"t":
+            membership.tick(state, now_s)
+        else:
+            _say(state, peer, line[1:], greeted, now_s)
         wanted_candidates(state)
         states.deadline_s(state)
         coordination.render(states.status(state, now_s))
+
+
+def _say(state: states.JobState, peer: int, line: bytes, greeted: set[int], now_s: float) -> None:
+    message = attempt(coordination.parse, line, kinds=(MessageError,))
+    if isinstance(message, coordination.StatusQuery):
+        coordination.render(states.answer(message, state, now_s))
+    elif isinstance(message, coordination.Hello) or (peer in greeted and not isinstance(message, Refused)):
+        greeted.add(peer)
+        membership.hear(state, peer, message, now_s)
+
+
+def _assert_readable(_peer: int, message: coordination.FromServer) -> None:
+    assert _heard(message) == message
+
+
+def _assert_printable(text: str, _level: int) -> None:
+    assert_encodable(text)
+    assert text.isprintable(), text
 
 
 def _heard(message: coordination.FromServer) -> coordination.Message:
@@ -98,23 +109,6 @@ def _heard(message: coordination.FromServer) -> coordination.Message:
     if isinstance(heard, coordination.Formed):
         return replace(heard, notes={topic: convert(Told, body) for topic, body in heard.notes.items()})
     return heard
-
-
-def _event(peer: int, line: bytes, greeted: set[int]) -> states.Event | None:
-    if line == b"-":
-        greeted.discard(peer)
-        return states.Gone(peer)
-    if line == b"t":
-        return states.Tick()
-    message = attempt(coordination.parse, line, kinds=(MessageError,))
-    if isinstance(message, Refused):
-        return None
-    if peer not in greeted:
-        if isinstance(message, coordination.Hello):
-            greeted.add(peer)
-        elif not isinstance(message, coordination.StatusQuery):
-            return None
-    return states.Said(peer, message)
 
 
 @target()

@@ -8,14 +8,16 @@ import threading
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.client import Client, Connected
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.server import Server
-from trainer_launch.membership.state import Settings
+from trainer_launch.membership.server import Coordinator
+from trainer_launch.membership.state import CoordinatorSettings
 from trainer_launch.model import Endpoint
 
 
 def main() -> None:
     job, port = sys.argv[1], int(sys.argv[2])
-    server = Server(Settings(job=job, min_nodes=1, max_nodes=3, max_restarts=3, candidate=1), Endpoint("", port))
+    server = Coordinator(
+        CoordinatorSettings(job=job, min_nodes=1, max_nodes=3, max_restarts=3, candidate=1), Endpoint("", port)
+    )
     server.start()
     claim = Claim(3, 1, "0-2", sure=True)
     own = Client(

@@ -22,8 +22,8 @@ from trainer_launch.membership import candidates
 from trainer_launch.membership import protocol as coordinating
 from trainer_launch.membership.client import Client
 from trainer_launch.membership.client import Disconnected as RunDisconnected
-from trainer_launch.membership.server import Server as Coordinator
-from trainer_launch.membership.state import Settings as Coordinating
+from trainer_launch.membership.server import Coordinator as Coordinator
+from trainer_launch.membership.state import CoordinatorSettings as Coordinating
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding, Status
@@ -309,7 +309,7 @@ def test_a_pod_that_is_made_again_finds_its_job_at_work_and_passes(job: Callable
     one = job(2)
     settings = Coordinating(job=JOB, min_nodes=2, max_nodes=2, max_restarts=0)
     said: list[str] = []
-    coordinator = Coordinator(settings, Endpoint("", one.port), log=said.append)
+    coordinator = Coordinator(settings, Endpoint("", one.port), log=lambda text, level: said.append(text))
     coordinator.start()
     one.undo.callback(coordinator.stop)
     (findings,) = verdicts(one.call(1))

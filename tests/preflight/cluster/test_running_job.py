@@ -22,8 +22,8 @@ from tests.survival.jobs import ELASTIC
 from trainer_launch.membership import protocol as coordinating
 from trainer_launch.membership.client import Client, Connected
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.server import Server as Coordinator
-from trainer_launch.membership.state import Settings as Coordinating
+from trainer_launch.membership.server import Coordinator as Coordinator
+from trainer_launch.membership.state import CoordinatorSettings as Coordinating
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.findings import Status
 from trainer_launch.model.settings import Settings
@@ -44,7 +44,7 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def standby() -> Iterator[Endpoint]:
     settings = Coordinating(job=JOB, min_nodes=1, max_nodes=3, max_restarts=3, candidate=1)
-    server = Coordinator(settings, Endpoint("127.0.0.1", 0), log=lambda text: None)
+    server = Coordinator(settings, Endpoint("127.0.0.1", 0), log=lambda text, level: None)
     port = server.start()
     try:
         yield Endpoint("127.0.0.1", port)

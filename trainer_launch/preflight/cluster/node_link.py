@@ -228,7 +228,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         """Four timestamps, as NTP has them; the fastest of some exchanges tells most."""
         self.offset = (0.0, _NO_CLOCK_S)
         for _ in range(_CLOCK_TRIES):
-            self._write(lines, msg.Time(self._clock()))
+            lines.say(msg.render(msg.Time(self._clock())))
             answer = lines.next(until_s)
             now = self._clock()
             if not isinstance(answer, msg.TimeIs):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from trainer_launch.membership.protocol import Hello, StatusQuery
@@ -37,7 +36,6 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
         super().__init__(msg.parse, msg.render, secret=secret, silence_s=_SILENCE_S, complain=complain)
         self._settings = settings
         self._endpoint = endpoint
-        self._events: deque[Callable[[float], None]] = deque()  # calls of the preflight, with the time then
         self._tick_at_s = 0.0
 
     def start(self) -> int:
@@ -75,10 +73,7 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
             self._tick_at_s = now_s + TICK_S
             self._events.append(self.preflight.tick)
         self._drop_silent(now_s)
-        while self._events or self._to_flush:
-            while self._events:
-                self._play(self._events.popleft())
-            self._flush_all()  # may bring news of those that are gone
+        self._work_off()
 
     def _play(self, event: Callable[[float], None]) -> None:
         try:

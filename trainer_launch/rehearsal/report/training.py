@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from msgspec import Struct, field
 
-from trainer_launch.observability.goodput import Kind
+from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
 IN_FLIGHT = 3  # lines that may still come after a fault
@@ -17,7 +17,7 @@ _SKEW = 1  # workers of one pod may say their steps in another order
 _MUCH_LATER_S = 30.0  # of training after a fault: what comes then has another cause
 _HARMLESS = "delay dns"  # a fault after which no worker should have to begin again
 _RESUMES = re.compile(r"resum|restor|load|continu|checkpoint", re.IGNORECASE)
-_NO_TRAINING = {kind.value for kind in Kind} - {Kind.TRAINING.value, Kind.ENDING.value}
+_NO_TRAINING = {kind.value for kind in TimeKind} - {TimeKind.TRAINING.value, TimeKind.ENDING.value}
 
 
 class Resume(Struct, frozen=True, kw_only=True):
@@ -114,7 +114,7 @@ class _Reader:
         if entry.what in (What.STARTED, What.GENERATION):
             pod.has_begun, pod.begun_s = True, entry.at_s
         elif entry.what is What.PHASE:
-            if pod.phase == Kind.TRAINING.value and entry.text in _NO_TRAINING:
+            if pod.phase == TimeKind.TRAINING.value and entry.text in _NO_TRAINING:
                 self.training.stopped_s.append(entry.at_s)
             pod.phase = entry.text
         elif entry.what is What.STEP:
