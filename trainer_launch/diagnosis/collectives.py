@@ -121,6 +121,7 @@ class Recorded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     number: Count = 0  # of the question
     why: Text = ""  # nothing can be told
     saved: Count = 0  # bytes of its dump
+    far: Count = 0  # collectives that it has entered and ended, of all groups
     groups: Mapping[str, Group] = field(default_factory=dict)  # by name, the same on all ranks
     entries: Entries | None = None  # where these were asked for
     looks: tuple[tuple[Ns, tuple[Text, ...]], ...] = ()  # where it was: FILE:LINE:FUNCTION, innermost first

@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -74,7 +75,7 @@ def ask(workers: Collection[WatchedWorker]) -> dict[WatchedWorker, int]:
 
 
 def answers(asked: Mapping[WatchedWorker, int], until_s: float) -> dict[int, str]:
-    """What they have written by then, by pid."""
+    """What they have written by then, by pid; of those that are not done, what is there."""
     sizes, written = dict(asked), dict[int, str]()
     while len(written) < len(asked) and time.monotonic() < until_s:
         for worker in [worker for worker in asked if worker.pid not in written]:
@@ -83,21 +84,18 @@ def answers(asked: Mapping[WatchedWorker, int], until_s: float) -> dict[int, str
                 written[worker.pid] = _tail(worker.stacks or "", asked[worker])
         if len(written) < len(asked):
             time.sleep(_LOOK_S)
-    return written
+    texts = {worker.pid: _tail(worker.stacks or "", asked[worker]) for worker in asked if worker.pid not in written}
+    return written | {pid: text for pid, text in texts.items() if text}
 
 
 def ask_all(children: Mapping[WatchedWorker, Collection[process_tree.Entry]]) -> dict[int, str]:
-    """Let every worker and what it has forked write their stacks, one after the other; texts by pid."""
-    end_s = time.monotonic() + ALL_ANSWERS_S
-    texts: dict[int, str] = {}
-    for worker, entries in children.items():
-        for pid in (worker.pid, *(entry.pid for entry in entries)):
-            before = _ask(worker.stacks, pid)
-            if before is not None:
-                until_s = min(end_s, time.monotonic() + _ANSWER_S)
-                written = answers({replace(worker, pid=pid): before}, until_s)
-                texts |= written or {pid: _tail(worker.stacks or "", before)}
-    return {pid: text for pid, text in texts.items() if text}
+    """Let workers and what each has forked write their stacks, side by side but for those that share a file."""
+    end_s, texts = time.monotonic() + ALL_ANSWERS_S, dict[int, str]()
+    pids = [(worker.pid, *(entry.pid for entry in entries)) for worker, entries in children.items()]
+    for column in zip_longest(*pids):
+        asked = ask([replace(w, pid=pid) for w, pid in zip(children, column, strict=True) if pid is not None])
+        texts |= answers(asked, min(end_s, time.monotonic() + _ANSWER_S))
+    return texts
 
 
 def _ask(path: str | None, pid: int) -> int | None:
