@@ -71,7 +71,8 @@ class GroupIncidents:
         if collected is not stall.collected:
             self._drop(stall.collected)
         self._last_stall = replace(stall, collected=collected, unexplained=stall.unexplained + 1)
-        states, limit_s = (), 0.0
+        states: tuple[RankState, ...] = ()
+        limit_s = 0.0
         if collected is not None:
             states = fitting((*collected.incident.states, *self._ending(collected)))
             limit_s = collected.limit_s
