@@ -84,7 +84,7 @@ def soon(tmp_path: Path) -> dict[str, str]:
     """Variables with which a launcher looks every few seconds."""
     folder = tmp_path / "soon"
     folder.mkdir()
-    text = f"from trainer_launch.diagnosis import lateness\nlateness.EVERY_S = {EVERY_S}\n"
+    text = f"from trainer_launch.diagnosis import stragglers\nstragglers.EVERY_S = {EVERY_S}\n"
     (folder / "sitecustomize.py").write_text(text)
     return {"PYTHONPATH": str(folder)}
 

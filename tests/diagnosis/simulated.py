@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from trainer_launch.diagnosis.collectives import Entries, Look
 from trainer_launch.diagnosis.flight_recorder import entered
-from trainer_launch.diagnosis.stragglers import Lateness, Timeline, judge, timeline
+from trainer_launch.diagnosis.lateness import Lateness, Timeline, judge, timeline
 from trainer_launch.model.codec import decode, encode
 
 Op: TypeAlias = "tuple[Any, ...]"

@@ -6,7 +6,7 @@ import pytest
 
 from trainer_launch.diagnosis import stacks
 from trainer_launch.diagnosis.collectives import Doing
-from trainer_launch.diagnosis.hang_detection import Worker
+from trainer_launch.diagnosis.hang_detection import WatchedWorker
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 REDUCE = f'''Thread 0x00007f5b2a9fe6c0 (most recent call first):
@@ -63,13 +63,13 @@ def test_a_program_in_an_installed_package_is_named_by_its_innermost_call():
 
 
 def test_alike_ranks_stand_together_and_the_odd_one_out_comes_first():
-    ranks = [Worker(f"rank {rank}", rank, 1, rank, rank) for rank in range(8)]
+    ranks = [WatchedWorker(f"rank {rank}", rank, 1, rank, rank) for rank in range(8)]
     places = {rank: "in read_batch" if rank.rank == 3 else "waits in all_reduce" for rank in ranks}
     assert stacks.stacks_digest(places) == (
         "rank 3: in read_batch",
         "ranks 0-2,4-7: waits in all_reduce",
     )
-    assert stacks.stacks_digest({Worker("program", 1, 1): "state S"}) == ("program: state S",)
+    assert stacks.stacks_digest({WatchedWorker("program", 1, 1): "state S"}) == ("program: state S",)
 
 
 SAVE = f"""Current thread 0x1 (most recent call first):

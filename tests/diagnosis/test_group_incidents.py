@@ -12,8 +12,8 @@ from trainer_launch.diagnosis.collectives import Explanation, Group, Life, RankS
 from trainer_launch.diagnosis.group_incidents import GroupIncidents
 from trainer_launch.diagnosis.incident_bundle import HANG, Incident
 from trainer_launch.diagnosis.incident_collection import Collected
-from trainer_launch.diagnosis.topics import Ranks
-from trainer_launch.diagnosis.worker_samples import Place
+from trainer_launch.diagnosis.stall import STALL, Ranks
+from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death
 from trainer_launch.pytorch.worker_group import WorkerGroup
@@ -21,6 +21,7 @@ from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver
 
 NOW_NS = 10**18
+ACTIVE = Explanation(text="it is making progress", accuses=False, active=True)
 FINISHED = Death(rank=0, local_rank=0, code=0)
 
 
@@ -41,7 +42,7 @@ def group_of() -> WorkerGroup:
 def told_of(*states: RankState) -> tuple[RankState, ...]:
     """What node 0, which has the ranks 0 and 1, tells."""
     group = group_of()
-    group.places = {f"rank {rank}": Place(rank, rank) for rank in (0, 1)}
+    group.places = {f"rank {rank}": WorkerPlace(rank, rank) for rank in (0, 1)}
     group.generation = 1
     told: list[say.FromNode] = []
     incidents = GroupIncidents(group, told.append, None)
@@ -77,9 +78,9 @@ def test_what_is_collected_is_kept_as_long_as_a_round_may_still_name_somebody_by
     seen = incident(waits(1))
     for _ in range(reports):
         incidents.tell_ranks(seen)
-    incidents.hear(Explanation(text="it is making progress", accuses=False, active=True), None)
+    incidents.hear(say.Note(1, STALL, ACTIVE), None)
     assert collecting.dropped == [seen] * (reports == 1)
-    incidents.hear(Explanation(text="rank 1 hangs", ranks=(1,), accuses=True), None)
+    incidents.hear(say.Note(1, STALL, Explanation(text="rank 1 hangs", ranks=(1,), accuses=True)), None)
     assert collecting.kept == [seen] * (reports == 2)
     incidents.close()
     assert len(collecting.dropped) == (reports == 1)
@@ -93,7 +94,9 @@ def test_of_rounds_that_name_nobody_nothing_is_kept() -> None:
     for each in seen:
         incidents.tell_ranks(each)
         incidents.tell_ranks(each)
-        incidents.hear(Explanation(text="it is making progress", accuses=False, active=True), None)
+        incidents.hear(
+            say.Note(1, STALL, Explanation(text="it is making progress", accuses=False, active=True)), None
+        )
     incidents.close()
     assert collecting.dropped == seen
 

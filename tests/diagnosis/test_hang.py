@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_launch.diagnosis import hang_detection
-from trainer_launch.diagnosis.hang_detection import Activity, Kind, Rules, Sample, Worker
+from trainer_launch.diagnosis.hang_detection import Activity, HangKind, Rules, Sample, WatchedWorker
 from trainer_launch.model.units import in_ranges
 
 T = 10.0
 RULES = Rules(timeout_s=T)
-RANKS = tuple(Worker(f"rank {rank}", 100 + rank, 1, rank, rank) for rank in range(3))
+RANKS = tuple(WatchedWorker(f"rank {rank}", 100 + rank, 1, rank, rank) for rank in range(3))
 ZERO, ONE, TWO = RANKS
 
 
@@ -68,7 +68,7 @@ def running(**more):
 
 def test_a_stopped_worker_hangs_after_the_timeout_whatever_the_others_do():
     found, after_s = running().live(60, busy=RANKS, states={ONE: "T"}, sign_every_s=1.0)
-    assert (found.kind, found.workers) == (Kind.STOPPED, (ONE,))
+    assert (found.kind, found.workers) == (HangKind.STOPPED, (ONE,))
     assert found.text == "rank 1 has been stopped (SIGSTOP) for 10 s"
     assert after_s == pytest.approx(T + 0.5, abs=0.6)
 
@@ -78,7 +78,7 @@ def test_a_stopped_worker_is_said_to_be_stopped_also_where_it_was_idle_a_little_
     node.lives(5 * T, busy=RANKS)
     node.lives(0.5)
     found, after_s = node.live(60, states={ONE: "T"})
-    assert (found.kind, found.workers) == (Kind.STOPPED, (ONE,))
+    assert (found.kind, found.workers) == (HangKind.STOPPED, (ONE,))
     assert after_s == pytest.approx(T + 0.5, abs=0.6)
 
 
@@ -90,7 +90,7 @@ def test_a_worker_that_goes_on_within_the_timeout_did_not_hang():
 
 def test_workers_that_all_sleep_hang_after_the_timeout():
     found, after_s = running().live(60)
-    assert (found.kind, found.workers) == (Kind.IDLE, RANKS)
+    assert (found.kind, found.workers) == (HangKind.IDLE, RANKS)
     assert found.text == "ranks 0-2 have been idle: no output, no progress and almost no CPU time for 10 s"
     assert after_s == pytest.approx(T + 0.5, abs=1)
 
@@ -108,14 +108,14 @@ def test_sleepers_do_not_hang_while_one_of_them_works_or_output_comes():
 
 def test_a_worker_that_only_burns_cpu_after_progress_hangs_with_more_patience_and_is_named():
     found, after_s = running().live(100, busy=(TWO,))
-    assert (found.kind, found.workers) == (Kind.BUSY, (TWO,))
+    assert (found.kind, found.workers) == (HangKind.BUSY, (TWO,))
     assert found.text == "rank 2 has been busy without progress for 30 s, 30 times the longest earlier pause"
     assert after_s == pytest.approx(hang_detection.PATIENCE * T, abs=1.5)
 
 
 def test_a_collective_in_which_all_spin_is_the_same():
     found, _ = running().live(100, busy=RANKS)
-    assert (found.kind, found.workers) == (Kind.BUSY, RANKS)
+    assert (found.kind, found.workers) == (HangKind.BUSY, RANKS)
 
 
 def test_what_each_worker_has_done_last_is_known_and_who_spins_for_too_long_has_done_nothing():
@@ -126,7 +126,7 @@ def test_what_each_worker_has_done_last_is_known_and_who_spins_for_too_long_has_
     assert found[ONE] == (None, 0.0)
     assert found[TWO].work_s == pytest.approx(8.0, abs=1.0)
     hang, _ = node.live(60, busy=(ONE,))
-    assert hang.kind is Kind.BUSY
+    assert hang.kind is HangKind.BUSY
     assert hang_detection.quiet(node.node, (RULES,))[ONE] == (None, None)
 
 
@@ -135,7 +135,7 @@ def test_a_long_step_is_none_as_long_as_it_is_within_what_was_usual():
     node.lives(40 * T, busy=RANKS, sign_every_s=4 * T)
     node.lives(hang_detection.USUAL * 4 * T - 2, busy=RANKS)
     found, _ = node.live(6 * T, busy=RANKS)
-    assert found.kind is Kind.BUSY
+    assert found.kind is HangKind.BUSY
 
 
 def test_being_busy_is_no_hang_where_no_progress_was_ever_seen():
@@ -150,16 +150,18 @@ def test_chatter_at_the_start_is_no_progress_that_a_long_compilation_could_fall_
 
 def test_who_starts_has_more_patience_also_without_any_sign():
     found, after_s = Node().live(100)
-    assert found.kind is Kind.IDLE
+    assert found.kind is HangKind.IDLE
     assert after_s == pytest.approx(hang_detection.PATIENCE * T, abs=1)
 
 
 def test_new_workers_start_anew():
     node = running()
     node.lives(T - 1)
-    node.samples = {Worker(w.name, w.pid + 1000, 2, w.rank, w.local_rank): last for w, last in node.samples.items()}
+    node.samples = {
+        WatchedWorker(w.name, w.pid + 1000, 2, w.rank, w.local_rank): last for w, last in node.samples.items()
+    }
     node.lives(hang_detection.PATIENCE * T - 1)
-    assert node.live(3)[0].kind is Kind.IDLE
+    assert node.live(3)[0].kind is HangKind.IDLE
 
 
 def test_a_rank_that_is_done_leaves_the_others_under_watch():
@@ -183,7 +185,7 @@ def test_who_spins_after_our_own_absence_is_found_by_the_progress_before_it():
     node = running()
     node.at_s += 100 * T
     found, after_s = node.live(10 * T, busy=RANKS)
-    assert found.kind is Kind.BUSY
+    assert found.kind is HangKind.BUSY
     assert after_s == pytest.approx(hang_detection.PATIENCE * T, abs=1)
 
 
@@ -191,7 +193,7 @@ def test_where_the_work_is_done_elsewhere_being_idle_says_nothing_but_missing_ou
     rules = Rules(timeout_s=T, weak_signs=False)
     Node(rules=rules).lives(100 * T)
     found, _ = running(rules=rules).live(100)
-    assert found.kind is Kind.BUSY
+    assert found.kind is HangKind.BUSY
     assert found.text.startswith("ranks 0-2 have been silent for 30 s")
 
 
@@ -205,7 +207,7 @@ def test_auto_does_nothing_before_it_has_learned_and_then_takes_ten_times_the_lo
     quick.lives(400, busy=RANKS, sign_every_s=1.0)
     assert hang_detection.limit_s(quick.node, auto) == hang_detection.AUTO_FLOOR_S
     found, after_s = quick.live(600)
-    assert found.kind is Kind.IDLE
+    assert found.kind is HangKind.IDLE
     assert after_s == pytest.approx(60, abs=7)
 
 
@@ -260,7 +262,7 @@ KiB = 1 << 10
     ids=["quiet", "heartbeat", "MLflow each second", "W&B each second", "a program that a thread has started"],
 )
 def test_whoever_writes_metrics_beside_a_main_thread_that_hangs_hides_nothing(per_s):
-    assert living(**per_s) is Kind.IDLE
+    assert living(**per_s) is HangKind.IDLE
 
 
 @pytest.mark.parametrize(
@@ -291,13 +293,13 @@ def test_a_main_thread_that_only_waits_while_others_work_for_it_does_not_hang(pe
 
 
 def test_what_works_beside_a_main_thread_for_too_long_is_busy_without_progress():
-    assert living(for_s=10 * T, beside_cpu_s=0.5) is Kind.BUSY
+    assert living(for_s=10 * T, beside_cpu_s=0.5) is HangKind.BUSY
 
 
 def test_in_a_program_of_unknown_shape_every_main_thread_counts_but_no_writer_beside_it():
-    program = Worker("program", 1, 1)
+    program = WatchedWorker("program", 1, 1)
     assert living(worker=program, for_s=2.9 * T, child_switches=2) is None
-    assert living(worker=program, beside_bytes=3) is Kind.IDLE
+    assert living(worker=program, beside_bytes=3) is HangKind.IDLE
 
 
 LATE = Rules(timeout_s=None, unlearned_s=1800.0)
@@ -308,12 +310,12 @@ def test_before_anything_is_learned_a_long_silence_is_reported_from_the_start_on
     node = Node(rules=LATE)
     node.lives(1790)
     found, for_s = node.live(30)
-    assert (found.kind, found.limit_s, for_s) == (Kind.IDLE, 1800.0, pytest.approx(10, abs=LATE.pace_s))
+    assert (found.kind, found.limit_s, for_s) == (HangKind.IDLE, 1800.0, pytest.approx(10, abs=LATE.pace_s))
 
 
 def test_before_anything_is_learned_a_stopped_worker_is_reported_and_a_busy_one_is_not():
     found, for_s = Node(rules=LATE).live(2000, busy=(ZERO,), states={ONE: "T"})
-    assert (found.kind, for_s) == (Kind.STOPPED, pytest.approx(1800, abs=2 * LATE.pace_s))
+    assert (found.kind, for_s) == (HangKind.STOPPED, pytest.approx(1800, abs=2 * LATE.pace_s))
     Node(rules=LATE).lives(7200, busy=(ZERO,))
 
 
@@ -321,7 +323,7 @@ def test_what_was_learned_takes_the_place_of_the_long_limit():
     node = Node(rules=LATE)
     node.lives(60, busy=RANKS, sign_every_s=10.0)
     found, _ = node.live(200)
-    assert (found.kind, found.limit_s) == (Kind.IDLE, pytest.approx(120, abs=30))
+    assert (found.kind, found.limit_s) == (HangKind.IDLE, pytest.approx(120, abs=30))
 
 
 @pytest.mark.parametrize(("timeout_s", "pace_s"), [(1, 0.25), (60, 3), (600, 10), (None, 3)])
@@ -361,9 +363,9 @@ def history(steps, rules=RULES):
 @given(looks)
 def test_nobody_hangs_who_is_not_stopped_and_was_heard_within_the_timeout(steps):
     for at_s, sign_s, stopped_s, found in history(steps):
-        if found is not None and found.kind is not Kind.STOPPED:
+        if found is not None and found.kind is not HangKind.STOPPED:
             assert at_s - sign_s >= T
-        if found is not None and found.kind is Kind.STOPPED:
+        if found is not None and found.kind is HangKind.STOPPED:
             assert stopped_s >= T
 
 

@@ -7,8 +7,7 @@ import pytest
 from tests.diagnosis.test_collectives import NOW, group
 from tests.membership import world as worlds
 from trainer_launch.diagnosis.collectives import Doing, Explanation, RankState
-from trainer_launch.diagnosis.stall import EXPLAIN_AGAIN_S, SHOW_RANKS_S, StallJudge
-from trainer_launch.diagnosis.topics import STALL, Ranks, ShowRanks
+from trainer_launch.diagnosis.stall import EXPLAIN_AGAIN_S, SHOW_RANKS_S, STALL, Ranks, ShowRanks, StallJudge
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import state
 

@@ -1,269 +1,224 @@
-"""Which ranks are stragglers, from when all ranks entered their last collectives; and who only looks like one."""
+"""Looks for stragglers: all members are asked now and then, clocks are compared, and who is late is named once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import product
+import random
+from functools import cache
 
 import pytest
 from msgspec.structs import replace
 
-from tests.diagnosis.simulated import END, Job, Op, enter, jitter, receive, send, work
-from trainer_launch.diagnosis.collectives import EnteredGroup, Entries, Look
-from trainer_launch.diagnosis.stragglers import Lateness, judge, timeline
-
-STEP_S = 0.1
-SLOWED = (1.2, 1.5, 3.0)
-
-
-def plain(slow: dict[int, float], seed: int = 0, part: float = 0.03) -> Callable[[int, int], list[Op]]:
-    """One all_reduce a step; some ranks compute for longer."""
-    vary = jitter(seed, part)
-    return lambda rank, number: [work(vary(rank, number, STEP_S) * slow.get(rank, 1)), enter()]
-
-
-def buckets(
-    slow: dict[int, float], seed: int = 0, count: int = 5, sizes: int = 5
-) -> Callable[[int, int], list[Op]]:
-    """As DDP does: gradients in buckets while the backward pass goes on, and at its end all are waited for."""
-    vary = jitter(seed, 0.03)
-
-    def step(rank: int, number: int) -> list[Op]:
-        each = vary(rank, number, STEP_S) * slow.get(rank, 1) / (count + 1)
-        return [
-            work(each),
-            *(op for bucket in range(count) for op in (work(each), enter(size=bucket % sizes, waits=False))),
-            END,
-            work(0.0005),
-            enter(size=99),  # the loss, for people
-        ]
-
-    return step
-
-
-def layers(slow: dict[int, float], seed: int = 0) -> Callable[[int, int], list[Op]]:
-    """As FSDP does: many collectives a step, most of them alike."""
-    vary = jitter(seed, 0.03)
-
-    def step(rank: int, number: int) -> list[Op]:
-        each = vary(rank, number, STEP_S) * slow.get(rank, 1) / 20
-        middle = [op for _ in range(18) for op in (work(each), enter(size=7))]
-        return [work(each), enter(size=1), *middle, work(each), enter(size=2)]
-
-    return step
-
-
-# -- who is one --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("step", [plain, buckets])
-@pytest.mark.parametrize("factor", SLOWED)
-@pytest.mark.parametrize("ranks", [2, 4, 16])
-def test_one_slowed_rank_is_found_whatever_the_steps_are_like(step, factor, ranks):
-    for slow, seed in product((0, ranks - 1), range(3)):
-        assert Job(ranks, step({slow: factor}, seed)).stragglers() == {slow}
-
-
-def test_how_late_it_is_is_told_once_a_step():
-    one = Job(4, buckets({2: 1.5})).late()[2]
-    assert one.step_s == pytest.approx(0.15, rel=0.03)
-    assert one.median_s == pytest.approx(0.05, rel=0.1)
-    assert one.p95_s >= one.median_s
-    assert one.late >= 0.9 * one.steps
-    assert one.steps == pytest.approx(40, abs=3)
-    assert 5 / 6 <= one.last <= 1
-
-
-@pytest.mark.parametrize("step", [plain, buckets])
-def test_a_slow_node_has_only_slow_ranks(step):
-    for seed in range(5):
-        job = Job(12, step(dict.fromkeys((4, 5, 6, 7), 1.4), seed))
-        assert job.stragglers(nodes=lambda rank: rank // 4) == {4, 5, 6, 7}
-
-
-# -- who is none -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("step", [plain, buckets, layers])
-@pytest.mark.parametrize("factor", [1.0, 1.5, 3.0])
-def test_of_ranks_that_are_alike_none_is_one_slow_or_not(step, factor):
-    for ranks, seed in product((2, 3, 4, 16), range(5)):
-        assert not Job(ranks, step(dict.fromkeys(range(ranks), factor), seed)).stragglers()
-
-
-def test_in_a_thousand_samples_of_unsteady_ranks_nobody_is_named_by_three_in_a_row():
-    """Each step of each rank varies by 25 %, so that in single samples somebody may well be late often."""
-    found = [Job(4, plain({}, seed, 0.25), steps=20).stragglers() for seed in range(1000)]
-    in_a_row = [one & two & three for one, two, three in zip(found, found[1:], found[2:], strict=False)]
-    assert not any(in_a_row)
-
-
-def test_a_rank_that_is_slower_by_less_than_a_tenth_is_none():
-    steps: tuple[Callable[[dict[int, float], int], Callable[[int, int], list[Op]]], ...] = (plain, buckets, layers)
-    for step, seed in product(steps, range(5)):
-        assert not Job(4, step({1: 1.05}, seed)).stragglers()
-
-
-@pytest.mark.parametrize("every", [2, 3, 5])
-def test_a_rank_that_is_late_only_in_some_steps_is_none(every):
-    def step(rank: int, number: int) -> list[Op]:
-        return plain({1: 2.0} if number % every == 0 else {}, number)(rank, number)
-
-    for steps in range(9, 41):
-        assert not Job(4, step, steps=steps).stragglers()
-
-
-def test_ranks_that_are_late_in_turn_are_none():
-    def step_of(ranks: int) -> Callable[[int, int], list[Op]]:
-        return lambda rank, number: plain({number % ranks: 2.0}, number)(rank, number)
-
-    for ranks, steps in product((2, 3, 4), range(9, 41)):
-        assert not Job(ranks, step_of(ranks), steps=steps).stragglers(), (ranks, steps)
-
-
-@pytest.mark.parametrize("steps", range(1, 30))
-def test_a_late_first_batch_makes_nobody_one(steps):
-    job = Job(4, lambda rank, number: plain({3: 80.0 if number == 0 else 1.0})(rank, number), steps=steps)
-    assert not job.stragglers()
-
-
-def test_a_rank_that_saves_a_checkpoint_now_and_then_is_none():
-    def step(rank: int, number: int) -> list[Op]:
-        saves = [work(3.0 if rank == 0 else 0.0), enter(size=1000)] if number % 10 == 9 else []
-        return [*plain({}, number)(rank, number), *saves]
-
-    assert not Job(4, step, steps=60).stragglers()
-
-
-def test_a_rank_that_waits_for_a_slow_one_in_another_group_is_none():
-    """Tensor parallel pairs within data parallel groups: rank 1 is late in the latter because of rank 0."""
-    groups = {"tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
-
-    def step(rank: int, number: int) -> list[Op]:
-        each = jitter(number, 0.02)(rank, number, STEP_S / 8) * (1.5 if rank == 0 else 1)
-        pair, across = f"tp{rank // 2}", f"dp{rank % 2}"
-        return [op for _ in range(8) for op in (work(each), enter(pair))] + [enter(across, 9)]
-
-    job = Job(4, step, groups=groups)
-    late = job.late()
-    assert late[1].median_s > 0.04, "it is late, but waits as long"
-    assert job.stragglers() == {0}
-
-
-def test_a_chain_of_groups_leads_to_its_first_rank():
-    groups = {f"pair{n}": (n, n + 1) for n in range(5)}
-
-    def step(rank: int, number: int) -> list[Op]:
-        before = [enter(f"pair{rank - 1}")] if rank else []
-        after = [enter(f"pair{rank}")] if rank < 5 else []
-        return [work(STEP_S * (1.5 if rank == 0 else 1)), *before, *after, enter(size=9)]
-
-    assert Job(6, step, groups=groups).stragglers() == {0}
-
-
-@pytest.mark.parametrize("is_recorded", [True, False])
-def test_a_stage_of_a_pipeline_that_waits_for_the_one_before_is_none(is_recorded):
-    """The last stage is late in each step's all_reduce, because activations come to it last."""
-
-    def step(rank: int, number: int) -> list[Op]:
-        before = [receive(rank - 1, is_recorded=is_recorded)] if rank else []
-        after = [send(rank + 1)] if rank < 3 else []
-        return [*before, work(STEP_S), *after, enter()]
-
-    job = Job(4, step)
-    assert job.late(looks=True)[3].late == 0
-    assert not job.stragglers(looks=not is_recorded), "gloo records no receive: the rank's stack shows it"
-
-
-def test_a_slow_rank_that_is_looked_at_stays_one_and_the_look_tells_where_it_is():
-    job = Job(4, plain({2: 1.5}))
-    times = [timeline(job.entries(rank), 0) for rank in range(4)]
-    entries = [entry.at_ns for entry in times[2].entries]
-    where = [one - 20_000_000 for one in entries[-6:]]
-    shown = tuple(Look(at_ns, False, "in data.py:22 (read_batch)") for at_ns in where)
-    times[2] = replace(times[2], looks=(Look(entries[-2] + 1_000_000, True, "waits in all_reduce"), *shown))
-    (one,) = [one for one in judge(times) if one.is_straggler]
-    assert (one.rank, one.place) == (2, "in data.py:22 (read_batch)")
-
-
-# -- whose answers are missing, and clocks ---------------------------------------------------------
-
-
-@pytest.mark.parametrize("silent", range(4))
-def test_a_silent_rank_is_not_named_and_makes_nobody_else_one(silent):
-    job = Job(4, plain({1: 1.5}))
-    told = [one for one in job.timelines() if one.rank != silent]
-    assert {one.rank for one in judge(told) if one.is_straggler} == set()
-
-
-def test_groups_without_the_silent_rank_still_tell_who_is_late():
-    groups = {"left": (0, 1), "right": (2, 3)}
-    job = Job(
-        4,
-        lambda rank, n: [work(STEP_S * (1.5 if rank == 1 else 1)), enter("left" if rank < 2 else "right")],
-        groups=groups,
-    )
-    told = [one for one in job.timelines() if one.rank != 3]
-    assert {one.rank for one in judge(told) if one.is_straggler} == {1}
-
-
-@pytest.mark.parametrize("error_s", [0.0, 0.005, 0.1])
-def test_what_the_clocks_cannot_tell_is_nobodys_lateness(error_s):
-    job = Job(4, plain({3: 1.3}))
-    times = [replace(one, node=one.rank // 2, error_ns=int(error_s * 1e9)) for one in job.timelines()]
-    assert bool([one for one in judge(times) if one.is_straggler]) == (error_s < 0.1)
-
-
-def test_what_was_entered_before_a_clock_was_set_does_not_count():
-    told = Job(2, plain({})).entries(0)
-    half_ns = [at_ns for _, _, at_ns in told.each()][20]
-    kept = timeline(told, 0, since_ns=half_ns)
-    assert (len(kept.entries), kept.entries[0].number, kept.is_cut) == (20, 21, True)
-
-
-def test_nothing_is_told_of_nothing():
-    assert judge(()) == ()
-    assert judge([timeline(Entries(rank=rank), 0) for rank in range(4)]) == ()
-
-
-# -- hostile input, size, words -----------------------------------------------------------------
-
-
-def test_entries_that_contradict_each_other_are_no_error():
-    group = EnteredGroup("0", "0-3", 1)
-    odd = [
-        Entries(rank=0, groups=(group,), which=(0, 7, 0), gaps_us=(0,), step_us=1),
-        Entries(rank=1, groups=(group._replace(ranks="0-99999"),), which=(0,), gaps_us=(5,), step_us=1 << 53),
-        Entries(rank=2, groups=(group._replace(ranks="x"),), which=(0,) * 5, gaps_us=(1 << 53,) * 5),
-        Entries(rank=3, which=(0, 1), gaps_us=(1, 1), step_us=3),
-        Entries(rank=0, groups=(group, group), which=(0, 1, 0, 1), gaps_us=(0, 0, 0, 0), step_us=1),
-    ]
-    for first in odd:
-        assert not [
-            one for one in judge([timeline(first, 0), *(timeline(one, 1) for one in odd)]) if one.is_straggler
-        ]
-
-
-def test_fewer_entries_are_the_last_ones():
-    told = Job(2, buckets({}), groups={"some": (0, 1)}).entries(1)
-    whole = [(group, number, at_ns) for group, number, at_ns in told.each()]
-    for most in (1, 2, 7, 100, 1000):
-        few = told.last(most)
-        assert [(one.name, number, at_ns) for one, number, at_ns in few.each() if one] == [
-            (one.name, number, at_ns) for one, number, at_ns in whole[-most:] if one
-        ]
-        assert few.is_cut == (most < len(whole))
-
-
-def test_a_sentence_has_all_that_is_known():
-    one = Lateness(rank=5, node=1, steps=16, late=14, median_s=0.021, p95_s=0.03, step_s=1.25)
-    assert (
-        str(one)
-        == "rank 5 (node 1) is a straggler: late in 14 of 16 steps, by 21 ms (p95 30 ms) of a step of 1.25 s"
-    )
-    more = replace(
-        one, place="in data.py:22 (read_batch)", device="GPU 3: 900 of 1980 MHz, throttled (thermal), 88 °C"
-    )
-    assert str(more).endswith(
-        "; it was in data.py:22 (read_batch); GPU 3: 900 of 1980 MHz, throttled (thermal), 88 °C"
-    )
+from tests.diagnosis.simulated import START_S, Job
+from tests.diagnosis.test_lateness import STEP_S, plain
+from tests.membership.world import World
+from trainer_launch.diagnosis import stragglers
+from trainer_launch.diagnosis.stragglers import (
+    STRAGGLERS,
+    ClockAnswer,
+    ClockQuestion,
+    Entered,
+    ShowEntries,
+    Stragglers,
+    StragglerStatus,
+)
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import timeouts
+from trainer_launch.membership.notes import opened
+from trainer_launch.membership.state import answer
+
+EVERY_S = 60.0
+QUERY = msg.StatusQuery(msg.VERSION, "job")
+
+
+@cache
+def played(ranks, slow):
+    """What the ranks of such a job tell."""
+    job = Job(ranks, plain(dict(slow)))
+    return tuple(job.entries(rank) for rank in range(ranks))
+
+
+class Nodes:
+    """Three nodes of two workers each; each has its own clock, and a network that takes its time."""
+
+    def __init__(self, clocks=(0.0, 0.0, 0.0), trip_s=0.0, seed=0, **settings):
+        self.world = World(len(clocks), judges=[stragglers.StragglerJudge(every_s=EVERY_S)], **settings)
+        self.peers = self.world.come(*range(len(clocks)), workers=2)
+        self.world.open_store()
+        self.clocks = list(clocks)
+        self.trip_s = trip_s
+        self._random = random.Random(seed)
+        self.silent: set[int] = set()  # nodes
+        self.looked_at: list[tuple[int, ...]] = []
+
+    def sample(self, slow, devices=()):
+        """Pass an interval and answer all questions; `slow` ranks compute for so much longer."""
+        asked = self.world.count(self.peers[0], ClockQuestion)
+        while self.world.count(self.peers[0], ClockQuestion) == asked:
+            self.world.pass_time(1.0)
+        self.asked_s = self.world.now_s
+        for number in {*range(len(self.peers))} - self.silent:
+            self.answer(number, self.peers[number], devices)
+            self.world.note(self.peers[number], STRAGGLERS, self.entered(number, slow, devices))
+        if self.silent:
+            self.world.pass_time(2 * stragglers.SHOW_ENTRIES_S)
+
+    def answer(self, number, peer, devices):
+        """Tell this node's clock as often as it is asked; each word takes its time."""
+        before = self.world.count(peer, ShowEntries)
+        while self.world.count(peer, ShowEntries) == before:
+            for other in self.peers:
+                self.world.say(other, msg.Renew())
+            question = self.world.last(peer, ClockQuestion).number
+            self.world.now_s += self._random.uniform(0, self.trip_s)
+            at_ns = int((START_S + self.world.now_s + self.clocks[number]) * 1e9)
+            self.world.now_s += self._random.uniform(0, self.trip_s)
+            self.world.note(peer, STRAGGLERS, ClockAnswer(question, at_ns))
+        self.looked_at.append(self.world.last(peer, ShowEntries).suspects)
+
+    def entered(self, number, slow, devices):
+        """What its two ranks tell, by its clock: the job ran a moment ago."""
+        off_ns = int((self.asked_s - 10 + self.clocks[number]) * 1e9)
+        told = played(2 * len(self.clocks), tuple(slow.items()))[2 * number : 2 * number + 2]
+        moved = tuple(replace(one, start_ns=one.start_ns + off_ns) for one in told)
+        return Entered(moved, devices)
+
+    def named(self):
+        """By the table."""
+        return [one.rank for one in self.table().stragglers]
+
+    def table(self):
+        told = answer(QUERY, self.world.state, self.world.now_s)
+        assert isinstance(told, msg.JobStatus)
+        heard = msg.parse(msg.render(told))
+        assert isinstance(heard, msg.JobStatus)
+        return opened(StragglerStatus, heard.notes[STRAGGLERS], STRAGGLERS)
+
+    def told(self, number):
+        """What each message to this node named."""
+        messages = self.world.heard(self.peers[number], Stragglers)
+        return [[one.rank for one in m.ranks] for m in messages]
+
+    def said(self):
+        return [text for text in self.world.said if "straggler" in text]
+
+
+@pytest.mark.parametrize("factor", [1.2, 1.5, 3.0])
+def test_a_slow_rank_is_named_in_the_third_sample_and_once(factor):
+    nodes = Nodes()
+    for samples in range(1, 7):
+        nodes.sample({3: factor})
+        assert nodes.named() == ([3] if samples >= 3 else [])
+    assert len(nodes.said()) == 1
+    assert nodes.said()[0].startswith("rank 3 (node 1) is a straggler: late in ")
+    assert [nodes.told(number) for number in range(3)] == [[], [[3]], []], "its own node is told, too"
+
+
+def test_who_is_fast_again_is_no_longer_listed_and_nobody_is_told_but_its_node():
+    nodes = Nodes()
+    for slow in ({3: 1.5}, {3: 1.5}, {3: 1.5}, {}):
+        nodes.sample(slow)
+    assert (nodes.named(), nodes.told(1), len(nodes.said())) == ([], [[3], []], 1)
+
+
+def test_two_samples_in_a_row_name_nobody():
+    nodes = Nodes()
+    for slow in ({3: 1.5}, {3: 1.5}, {}, {3: 1.5}, {3: 1.5}, {2: 1.5}, {3: 1.5}, {3: 1.5}):
+        nodes.sample(slow)
+        assert nodes.named() == []
+    assert nodes.said() == []
+
+
+@pytest.mark.parametrize("off_s", [-3600.0, -5.0, 5.0, 3600.0])
+@pytest.mark.parametrize("slow", [{}, {0: 1.5}, {3: 1.5}, {5: 1.2}], ids=str)
+def test_a_clock_that_is_off_names_nobody_and_hides_nobody(off_s, slow):
+    for seed in range(3):
+        nodes = Nodes((0.0, off_s, 0.0), trip_s=0.003, seed=seed)
+        for _ in range(4):
+            nodes.sample(slow)
+        assert nodes.named() == sorted(slow)
+
+
+def test_a_node_that_does_not_answer_is_waited_for_and_says_nothing_of_its_ranks():
+    nodes = Nodes()
+    nodes.silent = {1}
+    for _ in range(5):
+        nodes.sample({3: 2.0, 0: 1.5})
+        assert nodes.named() == [], "a collective of which one member is unknown tells nothing"
+    nodes.silent = set()
+    for _ in range(3):
+        nodes.sample({3: 2.0})
+    assert nodes.named() == [3]
+
+
+def test_a_sample_without_answers_changes_nothing():
+    nodes = Nodes()
+    nodes.sample({3: 1.5})
+    nodes.sample({3: 1.5})
+    nodes.silent = {0, 1, 2}
+    nodes.sample({})
+    nodes.silent = set()
+    nodes.sample({3: 1.5})
+    assert nodes.named() == [3]
+    nodes.silent = {2}
+    nodes.sample({})
+    assert nodes.named() == [3]
+
+
+def test_suspects_are_looked_at_and_their_gpus_are_told():
+    nodes = Nodes()
+    for _ in range(3):
+        nodes.sample({3: 1.5}, devices=((3, "GPU 1: 900 of 1980 MHz, throttled (thermal), 88 °C"),))
+    assert nodes.looked_at == [()] * 3 + [(3,)] * 6
+    assert nodes.said()[0].endswith("; GPU 1: 900 of 1980 MHz, throttled (thermal), 88 °C")
+    assert nodes.world.last(nodes.peers[0], ShowEntries).looks_us == pytest.approx(2.5e6 * 1.5 * STEP_S, rel=0.1)
+
+
+def test_a_new_generation_begins_anew():
+    nodes = Nodes()
+    for _ in range(3):
+        nodes.sample({3: 1.5})
+    nodes.world.fail(nodes.peers[0])
+    nodes.world.pass_time(timeouts.LEASE_S + 1)
+    assert nodes.named() == []
+    nodes.world.join(*nodes.peers)
+    nodes.world.open_store()
+    assert nodes.named() == []
+    nodes.sample({3: 1.5})
+    assert nodes.named() == []
+
+
+def test_a_node_that_is_lost_during_a_sample_ends_it_with_its_generation():
+    nodes = Nodes()
+    nodes.world.pass_time(EVERY_S + 0.5)
+    assert nodes.world.count(nodes.peers[0], ClockQuestion) == 1
+    nodes.world.gone(nodes.peers[2])
+    nodes.world.note(nodes.peers[0], STRAGGLERS, ClockAnswer(1, 5))
+    nodes.world.note(nodes.peers[0], STRAGGLERS, Entered(()))
+    nodes.world.pass_time(EVERY_S)
+    assert nodes.named() == []
+
+
+def test_what_a_node_says_of_other_nodes_ranks_or_unasked_does_not_count():
+    nodes = Nodes()
+    peer = nodes.peers[1]
+    job = Job(6, plain({0: 3.0}))
+    lie = Entered(tuple(job.entries(rank) for rank in range(6)))
+    nodes.world.note(peer, STRAGGLERS, lie)
+    nodes.world.note(peer, STRAGGLERS, ClockAnswer(1, 5))
+    for _ in range(3):
+        nodes.world.pass_time(EVERY_S + 0.5)
+        for number in range(1, stragglers.ROUNDS + 1):
+            nodes.world.note(peer, STRAGGLERS, ClockAnswer(number, int(nodes.world.now_s * 1e9)))
+            nodes.world.note(peer, STRAGGLERS, ClockAnswer(99, 1))
+        nodes.world.note(peer, STRAGGLERS, lie)
+        nodes.world.pass_time(stragglers.SHOW_ENTRIES_S + 1)
+    assert nodes.named() == []
+
+
+@pytest.mark.parametrize("workers", [1, 0])
+def test_a_lone_worker_and_torchs_own_agents_are_never_asked(workers):
+    world = World(1, judges=[stragglers.StragglerJudge(every_s=EVERY_S)])
+    (peer,) = world.come(0, workers=workers)
+    world.open_store()
+    world.pass_time(300)
+    assert world.count(peer, ClockQuestion) == 0

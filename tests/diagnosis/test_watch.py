@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from tests.diagnosis.test_frames import BATCH, REDUCE, SAVE
 from trainer_launch.diagnosis.collectives import Explanation
-from trainer_launch.diagnosis.hang_detection import PATIENCE, Activity, Rules, Sample, Worker
+from trainer_launch.diagnosis.hang_detection import PATIENCE, Activity, Rules, Sample, WatchedWorker
 from trainer_launch.diagnosis.hang_watch import ANSWER_S, Watch, Watched
 from trainer_launch.diagnosis.incident_collection import About, Collected, Collector
 
 T = 10.0
-ZERO, ONE = (Worker(f"rank {rank}", 2**22 + rank, 1, rank, rank) for rank in (1, 2))
+ZERO, ONE = (WatchedWorker(f"rank {rank}", 2**22 + rank, 1, rank, rank) for rank in (1, 2))
 
 
 class Workers:
@@ -260,7 +260,7 @@ def test_nobody_is_ended_for_what_was_known_of_an_earlier_quiet(watch):
 
 
 def test_a_program_that_is_no_worker_of_torchs_is_named_without_a_rank(watch):
-    workers = Workers({Worker("program", 2**22 + 3, 1): ""})
+    workers = Workers({WatchedWorker("program", 2**22 + 3, 1): ""})
     made = watch(workers)
     hung = None
     while hung is None:

@@ -15,7 +15,7 @@ from tests.waiting import eventually
 from trainer_launch.diagnosis import stacks
 from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.diagnosis.stacks import STACKS_SIGNAL
-from trainer_launch.diagnosis.worker_samples import Place, Workers
+from trainer_launch.diagnosis.worker_samples import WatchedWorkers, WorkerPlace
 from trainer_launch.host import process_tree
 
 pytestmark = pytest.mark.process
@@ -44,9 +44,9 @@ def world(request, tmp_path):
     argv = (sys.executable, "-S", "-E", str(program), str(tmp_path), str(int(STACKS_SIGNAL)), request.param)
     process = subprocess.Popen(argv, start_new_session=True)
     eventually((tmp_path / "ready").exists, "the worker is ready")
-    place = Place(4, 0, f"{tmp_path}/stacks" if request.param == "says" else None)
+    place = WorkerPlace(4, 0, f"{tmp_path}/stacks" if request.param == "says" else None)
     group: Any = SimpleNamespace(places={"rank 4": place}, recorders=Recorders())
-    workers = Workers(lambda: {"rank 4": process.pid}, lambda *_: 7, str(tmp_path), group)
+    workers = WatchedWorkers(lambda: {"rank 4": process.pid}, lambda *_: 7, str(tmp_path), group)
     yield workers, tmp_path, request.param == "says"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(DEADLINE_S)

@@ -13,7 +13,8 @@ from tests.contracts.pods import CASES
 from tests.fuzz import corpus
 from tests.rehearsal.controllers.manifests import cases as manifests
 from trainer_launch.diagnosis.collectives import Entries, Explanation, RankState
-from trainer_launch.diagnosis.topics import STALL, STRAGGLERS, ClockAnswer, Entered, Ranks
+from trainer_launch.diagnosis.stall import STALL, Ranks
+from trainer_launch.diagnosis.stragglers import STRAGGLERS, ClockAnswer, Entered
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model.findings import Fault, Finding, Status

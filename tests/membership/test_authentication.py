@@ -14,8 +14,7 @@ import pytest
 from tests.fuzz import hostile
 from tests.membership.test_server import Cluster, await_
 from tests.waiting import eventually
-from trainer_launch.diagnosis.stall import StallJudge
-from trainer_launch.diagnosis.topics import STALL, Ranks
+from trainer_launch.diagnosis.stall import STALL, Ranks, StallJudge
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.authentication import (
     WRONG_SECRET,

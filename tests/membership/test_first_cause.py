@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.membership.world import running
-from trainer_launch.diagnosis.stall import StallJudge
-from trainer_launch.diagnosis.topics import STALL
+from trainer_launch.diagnosis.stall import STALL, StallJudge
 from trainer_launch.membership import protocol as msg
 
 SENTENCE = "rank 1 finished with exit code 0 while rank 0 still waited for it: uneven data, a restart will not help"

@@ -8,10 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.membership.world import World, running
-from trainer_launch.diagnosis import topics
 from trainer_launch.diagnosis.collectives import Explanation
-from trainer_launch.diagnosis.stall import StallJudge
-from trainer_launch.diagnosis.topics import STALL, Ranks
+from trainer_launch.diagnosis.stall import STALL, Ranks, StallJudge, ToNode
 from trainer_launch.membership import notes
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell
@@ -106,12 +104,10 @@ def test_a_note_that_nobody_knows_is_ignored_and_said_once(caplog: pytest.LogCap
 def test_a_note_from_the_coordinator_that_no_node_knows_is_ignored_and_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for note in (msg.Note(1, "tides", {"kind": "ebb"}), msg.Note(1, "tides", 5), msg.Note(1, STALL, {"kind": "x"})):
-        assert topics.opened_by_node(note, 1) is None
-    assert len(caplog.messages) == 3
-    explained = msg.Note(1, STALL, Explanation(text="text"))
-    assert topics.opened_by_node(explained, 2) is None, "it is of another generation"
-    assert topics.opened_by_node(explained, 1) == Explanation(text="text")
+    for body in ({"kind": "ebb"}, 5, {"kind": "ebb"}):
+        assert notes.opened(ToNode, body, STALL) is None
+    assert len(caplog.messages) == 2
+    assert notes.opened(ToNode, {"kind": "explanation", "text": "text"}, STALL) == Explanation(text="text")
 
 
 def test_a_note_that_is_too_long_for_a_line_cannot_be_sent() -> None:

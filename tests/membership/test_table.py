@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from tests.membership.test_server import Cluster, await_, cluster  # noqa: F401  a fixture
 from tests.membership.world import World, running
-from trainer_launch.diagnosis.lateness import StragglerJudge
-from trainer_launch.diagnosis.stragglers import Lateness
-from trainer_launch.diagnosis.topics import MAX_SUSPECTS, STRAGGLERS
+from trainer_launch.diagnosis.lateness import Lateness
+from trainer_launch.diagnosis.stragglers import MAX_SUSPECTS, STRAGGLERS, StragglerJudge
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import server, state
 from trainer_launch.membership.candidates import ask

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tests.supervisor.fakes import FakeSystem, Program
 from trainer_launch.diagnosis.group_incidents import GroupIncidents
-from trainer_launch.diagnosis.straggler_samples import StragglerSamples
+from trainer_launch.diagnosis.stragglers import StragglerSamples
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.model import Death, Endpoint, Membership, Outcome, Plan, Workers

@@ -17,8 +17,8 @@ from tests.membership.world import World, running
 from tests.schemas.validator import NAMES, SCHEMAS, schema, violations
 from trainer_launch.cli import run_command
 from trainer_launch.commands.status import job_table
-from trainer_launch.diagnosis.lateness import StragglerJudge
 from trainer_launch.diagnosis.stall import StallJudge
+from trainer_launch.diagnosis.stragglers import StragglerJudge
 from trainer_launch.membership import state
 from trainer_launch.observability import event_log
 from trainer_launch.observability.goodput import TimeKind, TrainingStatus

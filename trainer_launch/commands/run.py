@@ -212,8 +212,7 @@ def _supervised(
             supervise(plan, system, processes, incidents.watch(), observer, incidents.failed)
         )
     from trainer_launch.diagnosis.group_incidents import GroupIncidents
-    from trainer_launch.diagnosis.straggler_samples import StragglerSamples
-    from trainer_launch.diagnosis.topics import STRAGGLERS  # only a torch job needs these
+    from trainer_launch.diagnosis.stragglers import STRAGGLERS, StragglerSamples  # only a torch job needs these
     from trainer_launch.membership.protocol import Note
     from trainer_launch.pytorch import node
     from trainer_launch.pytorch.fork_server import Starter
@@ -313,14 +312,14 @@ def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[No
     if plan.hosting is None:
         yield
         return
-    from trainer_launch.diagnosis import lateness  # only node 0 of a torch job needs these
+    from trainer_launch.diagnosis import stragglers  # only node 0 of a torch job needs these
     from trainer_launch.diagnosis.stall import StallJudge
     from trainer_launch.membership.server import serve
     from trainer_launch.observability.training_judge import TrainingJudge
 
     judges: list[Judge] = [StallJudge(), TrainingJudge(shown=observer.training)]
     if plan.hosting.finds_stragglers:
-        judges.append(lateness.StragglerJudge(every_s=lateness.EVERY_S))
+        judges.append(stragglers.StragglerJudge(every_s=stragglers.EVERY_S))
     with serve(plan.hosting, secret, observer.coordinator_said, judges):
         yield
 

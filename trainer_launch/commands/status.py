@@ -15,8 +15,9 @@ from typing import Any
 from msgspec import Struct, to_builtins
 
 from trainer_launch.commands.options import Parsed
-from trainer_launch.diagnosis.stragglers import Lateness
-from trainer_launch.diagnosis.topics import STALL, STRAGGLERS, StallStatus, StragglerStatus
+from trainer_launch.diagnosis.lateness import Lateness
+from trainer_launch.diagnosis.stall import STALL, StallStatus
+from trainer_launch.diagnosis.stragglers import STRAGGLERS, StragglerStatus
 from trainer_launch.host.files import read_secret
 from trainer_launch.membership.notes import opened
 from trainer_launch.membership.protocol import JobStatus

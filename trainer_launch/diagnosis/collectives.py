@@ -28,9 +28,8 @@ _SECOND_NS = 1_000_000_000
 # Their tensors have the same sizes on all ranks.
 _EVEN = frozenset({"all_reduce", "broadcast", "reduce", "all_reduce_coalesced", "reduce_scatter"})
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})  # which rank is the root, is not recorded
-
-
-_Ns: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Ns: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # since the epoch
 _Us: TypeAlias = Annotated[int, Meta(ge=0, le=2**40)]  # twelve days
 
 
@@ -40,13 +39,10 @@ class Collective(NamedTuple):
     number: Count  # in its group, from 1 on
     operation: Text
     sizes: Text  # and types
-    at_ns: _Ns  # when it was entered, since the epoch
+    at_ns: Ns  # when it was entered, since the epoch
 
     def __str__(self) -> str:
         return self.operation if self.sizes in ("", "[]", "[[]]") else f"{self.operation} ({self.sizes})"
-
-
-_Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +70,7 @@ class EnteredGroup(NamedTuple):
 class Look(NamedTuple):
     """Where a rank's main thread was at one time."""
 
-    at_ns: _Ns
+    at_ns: Ns
     waits: bool  # for another rank, or does what may take long, such as a checkpoint
     place: Text
 
@@ -82,12 +78,12 @@ class Look(NamedTuple):
 class Entries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When one rank entered its last collectives, in their order; ns since the epoch, by its node's clock."""
 
-    rank: _Rank
+    rank: Rank
     step_us: Count = 0  # its collectives repeat themselves after so long; 0: they do not
     repeats: Count = 0  # and after so many
     is_cut: bool = False  # whether there were more before
     groups: Annotated[tuple[EnteredGroup, ...], Meta(max_length=MAX_GROUPS)] = ()
-    start_ns: _Ns = 0  # the first of the entries
+    start_ns: Ns = 0  # the first of the entries
     which: Annotated[
         tuple[Count, ...], Meta(max_length=MAX_ENTRIES)
     ] = ()  # their groups; a higher number: point-to-point
@@ -125,9 +121,10 @@ class Recorded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     number: Count = 0  # of the question
     why: Text = ""  # nothing can be told
     saved: Count = 0  # bytes of its dump
+    far: Count = 0  # collectives that it has entered and ended, of all groups
     groups: Mapping[str, Group] = field(default_factory=dict)  # by name, the same on all ranks
     entries: Entries | None = None  # where these were asked for
-    looks: tuple[tuple[_Ns, tuple[Text, ...]], ...] = ()  # where it was: FILE:LINE:FUNCTION, innermost first
+    looks: tuple[tuple[Ns, tuple[Text, ...]], ...] = ()  # where it was: FILE:LINE:FUNCTION, innermost first
 
 
 class Life(str, Enum):
@@ -159,7 +156,7 @@ class Doing(str, Enum):
 class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that is known of one rank."""
 
-    rank: _Rank
+    rank: Rank
     node: Count | None = None
     life: Life = Life.ALIVE
     how: Text = ""  # it died
@@ -243,7 +240,7 @@ class Explanation(Tagged, frozen=True, kw_only=True):
     """Why a job does not go on: one sentence, and what follows from it. The coordinator tells it to all nodes."""
 
     text: Text
-    ranks: Annotated[tuple[_Rank, ...], Meta(max_length=_MOST_ACCUSED)] = ()  # who is waited for, or who disagrees
+    ranks: Annotated[tuple[Rank, ...], Meta(max_length=_MOST_ACCUSED)] = ()  # who is waited for, or who disagrees
     reason: Text = ""  # the exit reason that it proves, "": none
     helps: bool | None = None  # whether a restart can help, None: unknown
     accuses: bool = True  # False: this may take as long as it does

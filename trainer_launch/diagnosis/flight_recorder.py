@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from trainer_launch.diagnosis.collectives import MAX_GROUPS, MAX_LOOKS
@@ -107,7 +107,7 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
     if not any(hasattr(recorded, name) for name in _RECORDERS.values()):
         return {"number": number, "why": "torch has not been imported, or records nothing"}
     if question.get("only_far"):
-        return {"number": number, "groups": far(traces(recorded, ()))}
+        return {"number": number, "far": far(traces(recorded, ()).values())}
     groups, is_end = _process_groups(torch), question.get("at_end", False)
     if is_end and not groups:
         return {"number": number, "why": "no process group is left"}
@@ -155,13 +155,11 @@ def traces(recorded: Any, kinds: Collection[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def far(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """How far each group is, by its recorder and its number there."""
-    groups = {}
-    for kind, trace in found.items():
-        numbers: Members = dict.fromkeys(trace.get("pg_status") or (), ("", ()))
-        groups.update({f"{kind} {name}": group for name, group in told(trace, numbers)["groups"].items()})
-    return groups
+def far(found: Iterable[Mapping[str, Any]]) -> int:
+    """How many collectives all groups have entered and ended, by what the recorders count."""
+    statuses = [status for trace in found for status in (trace.get("pg_status") or {}).values()]
+    counts = ("last_enqueued_collective", "last_completed_collective")
+    return sum(max(0, int(status.get(count, 0))) for status in statuses for count in counts)
 
 
 def by_backend(

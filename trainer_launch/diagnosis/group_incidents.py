@@ -8,16 +8,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis.collectives import Explanation, RankState, brief, entered_in_words, last_entered
 from trainer_launch.diagnosis.hang_detection import Quiet
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
-from trainer_launch.diagnosis.stall import SHOW_RANKS_S
-from trainer_launch.diagnosis.topics import STALL, Ranks, ShowRanks
+from trainer_launch.diagnosis.stall import SHOW_RANKS_S, STALL, Ranks, ShowRanks, ToNode
 from trainer_launch.diagnosis.worker_samples import WatchedGroup
 from trainer_launch.membership import protocol as say
+from trainer_launch.membership.notes import opened
 from trainer_launch.model import Death
 from trainer_launch.model.codec import encode
 
@@ -31,6 +32,15 @@ _OUTPUT_S = 0.2  # for the last output of a worker that was aborted
 _log = logging.getLogger(__name__)
 
 
+class _Stall(Struct, frozen=True, kw_only=True):
+    """What the coordinator was told of a generation that does not go on, and what came of it."""
+
+    generation: int = 0
+    collected: Collected | None = None  # the last incident that it was told
+    unexplained: int = 0  # how often it was told since it explained anything
+    explanation: Explanation | None = None
+
+
 class GroupIncidents:
     """The incidents of one group; without a collector nothing is collected, and nothing is known of ranks."""
 
@@ -38,37 +48,43 @@ class GroupIncidents:
         self, group: WatchedGroup, send: Callable[[say.FromNode], None], collector: Collector | None
     ) -> None:
         self._group, self._recorders, self._send, self._collector = group, group.recorders, send, collector
-        self._stalled: Collected | None = None  # what was told to the coordinator last
-        self._unexplained = 0, 0  # a generation, and how often ranks were told there without an explanation since
+        self._last_stall = _Stall()
         self._failed: tuple[int, Mapping[str, tuple[int, ...]]] = (0, {})  # who entered what last, of a generation
-        self._explained: tuple[int, Explanation | None] = (0, None)  # of a generation: why no rank went on
+
+    @property
+    def _stall(self) -> _Stall:
+        """Of the present generation, with what was collected before."""
+        last, generation = self._last_stall, self._group.generation
+        return last if last.generation == generation else _Stall(generation=generation, collected=last.collected)
 
     def close(self) -> None:
         """Wait a moment for what is being written."""
-        _, last = self._explained
-        if last is not None and not last.accuses and not self._unexplained[1]:
-            self._drop_stalled()
+        last = self._last_stall
+        if last.explanation is not None and not last.explanation.accuses and not last.unexplained:
+            self._drop(last.collected)
         if self._collector is not None:
             self._collector.close()
 
     def tell_ranks(self, collected: Collected | None) -> None:
         """Tell the coordinator what our ranks show, which asks all others, too."""
-        if collected is not self._stalled:
-            self._drop_stalled()
-        generation, count = self._unexplained
-        self._unexplained = self._group.generation, 1 if generation != self._group.generation else count + 1
-        self._stalled = collected
-        states = () if collected is None else fitting((*collected.incident.states, *self._ending(collected)))
-        limit_s = 0.0 if collected is None else collected.limit_s
+        stall = self._stall
+        if collected is not stall.collected:
+            self._drop(stall.collected)
+        self._last_stall = replace(stall, collected=collected, unexplained=stall.unexplained + 1)
+        states: tuple[RankState, ...] = ()
+        limit_s = 0.0
+        if collected is not None:
+            states = fitting((*collected.incident.states, *self._ending(collected)))
+            limit_s = collected.limit_s
         self._send(say.Note(self._group.generation, STALL, Ranks(states, time.time_ns(), limit_s)))
 
     def _ending(self, collected: Collected) -> list[RankState]:
         """Ranks whose processes are gone, while the group has not heard of their ends yet: they hang nowhere."""
-        known = {state.rank for state in collected.incident.states}
-        ours = [place.rank for place in self._group.places.values()]
-        return [RankState(rank=rank, node=self._group.node_rank, quiet_s=0.0) for rank in ours if rank not in known]
-
-    # -- what happens -------------------------------------------------------------------------
+        reported = {state.rank for state in collected.incident.states}
+        ranks = [place.rank for place in self._group.places.values()]
+        return [
+            RankState(rank=rank, node=self._group.node_rank, quiet_s=0.0) for rank in ranks if rank not in reported
+        ]
 
     def failed(self, sentence: str, *, was_killed: bool) -> None:
         """This generation ends for that; nobody was stopped for it yet. Who was killed cannot say where."""
@@ -77,80 +93,87 @@ class GroupIncidents:
         alive = self._group.processes.pids()
 
         def whole(states: Sequence[RankState]) -> str:
-            entered = entered_in_words(self._entered(states))
-            return f"{sentence}; {entered}" if was_killed and entered else sentence
+            """With who entered what last; the coordinator is told that when it is told of the end."""
+            recorded = [state for state in states if state.groups]
+            entered = last_entered([*self._states_at_end(), *recorded])
+            self._failed = self._group.generation, entered
+            words = entered_in_words(entered)
+            return f"{sentence}; {words}" if was_killed and words else sentence
 
         self._collector.collect(FAILURE, whole, names=[name for name in self._group.places if name not in alive])
 
-    def _entered(self, states: Sequence[RankState]) -> Mapping[str, tuple[int, ...]]:
-        """Who entered what last; the coordinator is told when it is told of the end."""
-        known = [state for state in states if state.groups]
-        self._failed = self._group.generation, last_entered([*self._states_at_end(), *known])
-        return self._failed[1]
-
     def completed(self, message: say.FromNode) -> say.FromNode:
         """A message about the end of a generation, with which collectives its ranks here entered last."""
+        if not isinstance(message, say.Failed | say.Join):
+            return message
         generation, entered = self._failed
-        if isinstance(message, say.Failed | say.Join) and message.generation == generation:
-            return replace(message, notes={STALL: entered} if entered else {})
-        if isinstance(message, say.Join) and message.generation:  # all had ended before another node failed
-            self._recorders.answers(0, time.monotonic() + _AT_END_S)
+        if message.generation != generation:
+            if isinstance(message, say.Failed) or not message.generation:
+                return message
+            self._recorders.answers(0, time.monotonic() + _AT_END_S)  # all had ended before another node failed
             entered = last_entered(self._states_at_end())
-            return replace(message, notes={STALL: entered} if entered else {})
-        return message
+        return replace(message, notes={STALL: entered} if entered else {})
 
     def _states_at_end(self) -> list[RankState]:
         """What ranks have said at the end of their programs, also those whose processes still end."""
-        said = [(self._group.places.get(name), one) for name, one in self._recorders.at_end.items()]
-        return [RankState(rank=place.rank, groups=one.groups) for place, one in said if place is not None]
+        places = self._group.places
+        return [
+            RankState(rank=places[name].rank, groups=answer.groups)
+            for name, answer in self._recorders.at_end.items()
+            if name in places
+        ]
 
     def with_explanation(self, hang: Death) -> Death:
         """All nodes together know more than this one."""
-        generation, known = self._explained
-        if known is None or not known.accuses or generation != self._group.generation:
+        why = self._stall.explanation
+        if why is None or not why.accuses:
             return hang
-        rank = hang.rank if hang.rank in known.ranks or not known.ranks else known.ranks[0]
-        return replace(hang, message=known.text, rank=rank, reason=known.reason or hang.reason)
+        rank = hang.rank if hang.rank in why.ranks or not why.ranks else why.ranks[0]
+        return replace(hang, message=why.text, rank=rank, reason=why.reason or hang.reason)
 
-    def hear(self, note: object, watch: Watch | None) -> None:
-        """Another node sees no progress; and what came of it."""
-        match note:
+    def hear(self, note: say.Note, watch: Watch | None) -> bool:
+        """Another node sees no progress, or all nodes together know why; return whether that accuses somebody."""
+        match opened(ToNode, note.body, note.topic) if note.topic == STALL else None:
             case ShowRanks():
                 self._show_ranks(None if watch is None else watch.quiet())
                 if watch is not None:
                     watch.reported()
-            case Explanation():
-                self._note_explanation(note)
+            case Explanation() as explanation:
+                self._explain(explanation)
                 if watch is not None:
-                    watch.explained(note)
+                    watch.explained(explanation)
+                return explanation.accuses
+        return False
 
     def _show_ranks(self, quiet: Mapping[int, Quiet] | None) -> None:
-        seen = self._stalled  # it may have been seen here, too, at the same time
-        if seen is None or time.time() - seen.incident.time_s > SHOW_RANKS_S:
-            seen = (
-                None if self._collector is None else self._collector.collect(HANG, "another node sees no progress")
-            )
-            seen = seen.with_quiet(quiet) if seen is not None and quiet is not None else seen
-        self.tell_ranks(seen)
+        collected = self._last_stall.collected  # our own watch may have collected it at the same time
+        if collected is None or time.time() - collected.incident.time_s > SHOW_RANKS_S:
+            collector = self._collector
+            collected = None if collector is None else collector.collect(HANG, "another node sees no progress")
+            if collected is not None and quiet is not None:
+                collected = collected.with_quiet(quiet)
+        self.tell_ranks(collected)
 
-    def _drop_stalled(self) -> None:
+    def _drop(self, collected: Collected | None) -> None:
         """It was no incident, unless people know of it."""
-        if self._collector is not None and self._stalled is not None:
-            self._collector.drop(self._stalled)
-        self._stalled = None
+        if self._collector is not None and collected is not None:
+            self._collector.drop(collected)
 
-    def _note_explanation(self, told: Explanation) -> None:
-        self._explained, seen, (_, rounds) = (self._group.generation, told), self._stalled, self._unexplained
-        self._unexplained = self._group.generation, 0
-        if not told.accuses:
-            _log.info("no progress: %s", told.text)
-            if rounds <= 1:  # what was told since may have begun the next round, which is explained with it
-                self._drop_stalled()
+    def _explain(self, why: Explanation) -> None:
+        stall, collected = self._stall, self._last_stall.collected
+        self._last_stall = replace(stall, unexplained=0, explanation=why)
+        if not why.accuses:
+            _log.info("no progress: %s", why.text)
+            if (
+                stall.unexplained <= 1
+            ):  # what was told since may have begun the next round, which is explained with it
+                self._drop(collected)
+                self._last_stall = replace(self._last_stall, collected=None)
             return
-        where = f"; collected in {seen.folder}" if seen is not None and seen.folder else ""
-        _log.warning("suspected hang: %s%s", told.text, where)
-        if self._collector is not None and seen is not None:
-            self._collector.explained(seen, told.text, told.reason, told.ranks, told.helps)
+        where = f"; collected in {collected.folder}" if collected is not None and collected.folder else ""
+        _log.warning("suspected hang: %s%s", why.text, where)
+        if self._collector is not None and collected is not None:
+            self._collector.explained(collected, why.text, why.reason, why.ranks, why.helps)
 
 
 def aborted(death: Death, last_lines: Callable[[], Sequence[str]]) -> Death:
@@ -161,18 +184,18 @@ def aborted(death: Death, last_lines: Callable[[], Sequence[str]]) -> Death:
     until_s = death.at_s + _OUTPUT_S
     while not (lines := " ".join(last_lines())).count("terminate called") and time.monotonic() < until_s:
         time.sleep(0.005)
-    found = _OTHER_SIZE.search(lines)
-    if found is None:
+    sizes = _OTHER_SIZE.search(lines)
+    if sizes is None:
         return death
-    text = f"rank {death.rank} and its peers entered different collectives: gloo received {found[1]} bytes"
-    text += f" where rank {death.rank} expected at most {found[2]}; a restart will not help"
+    text = f"rank {death.rank} and its peers entered different collectives: gloo received {sizes[1]} bytes"
+    text += f" where rank {death.rank} expected at most {sizes[2]}; a restart will not help"
     return replace(death, reason="ProgramError", message=text)
 
 
 def fitting(states: Sequence[RankState]) -> tuple[RankState, ...]:
     """As much of these as fits into a message: fewer collectives of each group, then only groups that wait."""
     for most in (4, 1, 0):
-        told = tuple(brief(state, most) for state in states)
-        if sum(len(encode(state)) for state in told) <= _MESSAGE_BYTES:
-            return told
+        shortened = tuple(brief(state, most) for state in states)
+        if sum(len(encode(state)) for state in shortened) <= _MESSAGE_BYTES:
+            return shortened
     return tuple(replace(state, groups={}, why="too much to tell") for state in states)[: say.MAX_RANKS]

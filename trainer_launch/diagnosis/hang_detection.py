@@ -38,14 +38,17 @@ REMEMBER = 100  # pauses
 AUTO_FLOOR_S = 60.0  # no learned timeout is shorter
 UNLEARNED_S = 1800.0  # before it is learned; it allows for the start as well
 _WINDOW = 10  # looks that are compared: half of a timeout
-_IDLE_CPU = 0.02  # of one CPU: gloo's own thread, which wakes up 100 times a second, takes 0.002
-_IDLE_CPU_FLOOR_S = 0.05  # a few of the kernel's ticks
-_IDLE_SWITCHES_PER_S = 1.0  # a data loader's consumer looks after its workers every 5 s
-_IDLE_SWITCHES_FLOOR = 4
-_BESIDE_CPU = 0.05  # of one CPU: what threads and children beside a main thread may take for metrics and logs
-_BESIDE_CPU_FLOOR_S = 0.1
-_BESIDE_BYTES_PER_S = 256 << 10  # read and written
-_BESIDE_BYTES_FLOOR = 512 << 10
+# What is next to nothing, at once and in each second more.
+_IDLE = (
+    (0.05, 0.02),  # CPU seconds, a few ticks: gloo's own thread, which wakes up 100 times a second, takes 0.002
+    (4, 1.0),  # going to sleep: a data loader's consumer looks after its workers every 5 s
+    (0, 0),  # bytes written
+)
+# What threads and children beside a main thread may take for metrics and logs.
+_BESIDE = (
+    (0.1, 0.05),  # CPU seconds
+    (512 << 10, 256 << 10),  # bytes read and written
+)
 
 
 class Rules(Struct, frozen=True, kw_only=True):
@@ -61,7 +64,7 @@ class Rules(Struct, frozen=True, kw_only=True):
         return min(10.0, max(0.25, (self.timeout_s or AUTO_FLOOR_S) / 20))
 
 
-class Worker(Struct, frozen=True):
+class WatchedWorker(Struct, frozen=True):
     """One training process; the same number with another start is another worker."""
 
     name: str  # as people call it: `rank 3`
@@ -94,6 +97,11 @@ class Activity(Struct, frozen=True, kw_only=True):
         """What tells it from a later process with the same number."""
         return self.pid, self.started
 
+    @property
+    def counts(self) -> tuple[float, ...]:
+        """What its main thread has done: CPU seconds, times that it went to sleep, bytes written."""
+        return self.cpu_s, self.switches, self.written
+
 
 class Sample(Struct, frozen=True, kw_only=True):
     """One look at one worker."""
@@ -107,23 +115,25 @@ class Sample(Struct, frozen=True, kw_only=True):
         return self.processes[0].state
 
 
-class MainThread(NamedTuple):
-    """What is remembered of one process's main thread."""
+class Work(NamedTuple):
+    """What is remembered of what a main thread does, or all that is beside the main threads."""
 
-    since: Activity  # what it had done some time ago
+    since: tuple[float, ...]  # its counters some time ago
     since_at_s: float
-    work_at_s: float  # when it was last seen to have done more than wait
+    work_at_s: float  # when they last rose by more than next to nothing
 
-
-class Beside(NamedTuple):
-    """What is done beside the main threads that count."""
-
-    since_at_s: float
-    work_at_s: float  # when that was last seen to be much
-    cpu_s: float = 0.0
-    read_written: int = 0
-    since_cpu_s: float = 0.0  # so much it was some time ago
-    since_read_written: int = 0
+    def observed(
+        self, now: tuple[float, ...], at_s: float, window_s: float, little: Sequence[tuple[float, float]]
+    ) -> Work:
+        """With the counters as they are now; `little` is next to nothing of each."""
+        for_s = at_s - self.since_at_s
+        is_little = all(
+            count - before <= floor + rate * for_s
+            for count, before, (floor, rate) in zip(now, self.since, little, strict=True)
+        )
+        if is_little and for_s < window_s:
+            return self
+        return Work(now, at_s, self.work_at_s if is_little else at_s)
 
 
 class Track(Struct, frozen=True):
@@ -131,17 +141,18 @@ class Track(Struct, frozen=True):
 
     born_at_s: float
     last: Sample
-    main_threads: Mapping[tuple[int, int], MainThread]
-    beside: Beside
+    main_threads: Mapping[tuple[int, int], Work]
+    beside: Work
+    beside_counts: tuple[float, float]  # CPU seconds and bytes so far
     quiet_at_s: float  # since then it did next to nothing
     stopped_at_s: float | None = None
     sign_at_s: float | None = None  # its own last strong sign
 
 
-class Node(Struct, frozen=True):
+class WatchedNode(Struct, frozen=True):
     """What is remembered of all workers of this node."""
 
-    tracks: Mapping[Worker, Track]
+    tracks: Mapping[WatchedWorker, Track]
     at_s: float
     first_sign_at_s: float | None = None  # of these workers
     sign_at_s: float | None = None
@@ -155,7 +166,7 @@ class Quiet(NamedTuple):
     work_s: float | None  # more than wait, unless it is busy for too long
 
 
-class Kind(Enum):
+class HangKind(Enum):
     """How workers hang."""
 
     STOPPED = "stopped"
@@ -166,24 +177,24 @@ class Kind(Enum):
 class Hang(Struct, frozen=True, kw_only=True):
     """A verdict."""
 
-    kind: Kind
-    workers: tuple[Worker, ...]  # who is evidently to blame, or all
+    kind: HangKind
+    workers: tuple[WatchedWorker, ...]  # who is evidently to blame, or all
     for_s: float
     limit_s: float  # the timeout that was taken
     text: str
 
 
-def begin(at_s: float) -> Node:
+def begin(at_s: float) -> WatchedNode:
     """Nothing is known."""
-    return Node({}, at_s)
+    return WatchedNode({}, at_s)
 
 
-def observe(node: Node, samples: Mapping[Worker, Sample], at_s: float, rules: Rules) -> Node:
+def observe(node: WatchedNode, samples: Mapping[WatchedWorker, Sample], at_s: float, rules: Rules) -> WatchedNode:
     """Take in one look at all workers that are alive."""
     has_others = any(worker not in node.tracks for worker in samples)
     if has_others or at_s - node.at_s > max(5.0, 4 * rules.pace_s):
         fresh = {worker: _begun(sample, at_s) for worker, sample in samples.items()}
-        return Node(fresh, at_s, pauses_s=node.pauses_s) if has_others else _resumed(node, fresh, at_s)
+        return WatchedNode(fresh, at_s, pauses_s=node.pauses_s) if has_others else _resumed(node, fresh, at_s)
     tracks = {
         worker: _follow(node.tracks[worker], sample, at_s, rules.pace_s, is_program=worker.rank is None)
         for worker, sample in samples.items()
@@ -196,7 +207,7 @@ def observe(node: Node, samples: Mapping[Worker, Sample], at_s: float, rules: Ru
     return replace(node_now, first_sign_at_s=first_s, sign_at_s=at_s, pauses_s=pauses_s)
 
 
-def _resumed(node: Node, fresh: Mapping[Worker, Track], at_s: float) -> Node:
+def _resumed(node: WatchedNode, fresh: Mapping[WatchedWorker, Track], at_s: float) -> WatchedNode:
     """After a gap everybody starts anew, but it stays known for how long there was progress before."""
     if node.first_sign_at_s is None or node.sign_at_s is None:
         return replace(node, tracks=fresh, at_s=at_s)
@@ -204,14 +215,14 @@ def _resumed(node: Node, fresh: Mapping[Worker, Track], at_s: float) -> Node:
     return replace(node, tracks=fresh, at_s=at_s, first_sign_at_s=first_s, sign_at_s=at_s)
 
 
-def limit_s(node: Node, rules: Rules) -> float | None:
+def limit_s(node: WatchedNode, rules: Rules) -> float | None:
     """The timeout: as it was given, or as it was learned; None: not yet."""
     if rules.timeout_s is not None:
         return rules.timeout_s
     return max(AUTO_FLOOR_S, USUAL * max(node.pauses_s)) if len(node.pauses_s) >= LEARN else rules.unlearned_s
 
 
-def judge(node: Node, rules: Rules) -> Hang | None:
+def judge(node: WatchedNode, rules: Rules) -> Hang | None:
     """Say who hangs, if anybody does."""
     limit = limit_s(node, rules)
     if limit is None or not node.tracks or any(track.last.state == "t" for track in node.tracks.values()):
@@ -221,7 +232,7 @@ def judge(node: Node, rules: Rules) -> Hang | None:
     return _stopped(node, limit) or idle or _busy(node, rules, limit)
 
 
-def quiet(node: Node, all_rules: Sequence[Rules]) -> dict[Worker, Quiet]:
+def quiet(node: WatchedNode, all_rules: Sequence[Rules]) -> dict[WatchedWorker, Quiet]:
     """What each worker has done last."""
     limits = [(rules, limit_s(node, rules)) for rules in all_rules]
     busy = {
@@ -239,25 +250,26 @@ def quiet(node: Node, all_rules: Sequence[Rules]) -> dict[Worker, Quiet]:
     }
 
 
-def others_s(found: Hang) -> float:
+def others_s(hang: Hang) -> float:
     """How long workers that merely wait give another node's: until a busy one there would have been found out."""
-    return PATIENCE * found.limit_s + min(10.0, max(2.0, found.limit_s / 4))
+    return PATIENCE * hang.limit_s + min(10.0, max(2.0, hang.limit_s / 4))
 
 
 def _begun(sample: Sample, at_s: float) -> Track:
-    mains = {process.key: MainThread(process, at_s, at_s) for process in sample.processes}
-    return Track(at_s, sample, mains, Beside(at_s, at_s), at_s)
+    mains = {process.key: Work(process.counts, at_s, at_s) for process in sample.processes}
+    return Track(at_s, sample, mains, Work((0.0, 0.0), at_s, at_s), (0.0, 0.0), at_s)
 
 
 def _follow(track: Track, sample: Sample, at_s: float, pace_s: float, *, is_program: bool) -> Track:
     """Take in one look; every main thread counts in a program, whose shape is unknown."""
     window_s, before = _WINDOW * pace_s, {process.key: process for process in track.last.processes}
-    mains = {
-        process.key: _main_thread(track.main_threads.get(process.key), process, at_s, window_s)
-        for process in sample.processes
-    }
+    mains = {}
+    for process in sample.processes:
+        work = track.main_threads.get(process.key, Work(process.counts, at_s, at_s))
+        mains[process.key] = work.observed(process.counts, at_s, window_s, _IDLE)
     counted = [*sample.processes] if is_program else _counted(sample, mains, at_s, 2 * pace_s)
-    beside = _beside(track.beside, _added(sample, before, counted), at_s, window_s)
+    beside_counts = _beside(track.beside_counts, sample, before, counted)
+    beside = track.beside.observed(beside_counts, at_s, window_s, _BESIDE)
     has_sign = track.last.signs != sample.signs or any(
         process.written > earlier.written or process.output_ns > earlier.output_ns
         for process in counted
@@ -269,44 +281,14 @@ def _follow(track: Track, sample: Sample, at_s: float, pace_s: float, *, is_prog
         last=sample,
         main_threads=mains,
         beside=beside,
+        beside_counts=beside_counts,
         quiet_at_s=max(beside.work_at_s, *(mains[process.key].work_at_s for process in counted)),
         stopped_at_s=stopped_at_s,
         sign_at_s=at_s if has_sign else track.sign_at_s,
     )
 
 
-def _main_thread(before: MainThread | None, now: Activity, at_s: float, window_s: float) -> MainThread:
-    if before is None:
-        return MainThread(now, at_s, at_s)
-    for_s = at_s - before.since_at_s
-    is_quiet = (
-        now.cpu_s - before.since.cpu_s <= _IDLE_CPU_FLOOR_S + _IDLE_CPU * for_s
-        and now.switches - before.since.switches <= _IDLE_SWITCHES_FLOOR + _IDLE_SWITCHES_PER_S * for_s
-        and now.written <= before.since.written
-    )
-    if is_quiet and for_s < window_s:
-        return before
-    return MainThread(now, at_s, before.work_at_s if is_quiet else at_s)
-
-
-def _beside(before: Beside, added: tuple[float, int], at_s: float, window_s: float) -> Beside:
-    for_s = at_s - before.since_at_s
-    now = before._replace(cpu_s=before.cpu_s + added[0], read_written=before.read_written + added[1])
-    is_little = (
-        now.cpu_s - now.since_cpu_s <= _BESIDE_CPU_FLOOR_S + _BESIDE_CPU * for_s
-        and now.read_written - now.since_read_written <= _BESIDE_BYTES_FLOOR + _BESIDE_BYTES_PER_S * for_s
-    )
-    if is_little and for_s < window_s:
-        return now
-    return Beside(
-        *(at_s, now.work_at_s if is_little else at_s),
-        *(now.cpu_s, now.read_written, now.cpu_s, now.read_written),
-    )
-
-
-def _counted(
-    sample: Sample, mains: Mapping[tuple[int, int], MainThread], at_s: float, near_s: float
-) -> list[Activity]:
+def _counted(sample: Sample, mains: Mapping[tuple[int, int], Work], at_s: float, near_s: float) -> list[Activity]:
     """The worker's own process and the programs that it waits for: their main threads count.
 
     A main thread waits for a child in wait(), or began it and did nothing since. A child that is there for longer,
@@ -324,11 +306,14 @@ def _counted(
     return counted
 
 
-def _added(
-    sample: Sample, before: Mapping[tuple[int, int], Activity], counted: Sequence[Activity]
-) -> tuple[float, int]:
-    """CPU seconds and bytes since the look before: of other threads, and of processes that do not count."""
-    cpu_s, read_written, main_counts = 0.0, 0, {process.pid for process in counted}
+def _beside(
+    counts: tuple[float, float],
+    sample: Sample,
+    before: Mapping[tuple[int, int], Activity],
+    counted: Sequence[Activity],
+) -> tuple[float, float]:
+    """CPU seconds and bytes so far of other threads, and of processes that do not count."""
+    (cpu_s, read_written), main_counts = counts, {process.pid for process in counted}
     for now in sample.processes:
         then = before.get(now.key, Activity(pid=now.pid))
         cpu_s += now.beside_cpu_s - then.beside_cpu_s
@@ -339,17 +324,17 @@ def _added(
     return cpu_s, read_written
 
 
-def _stopped(node: Node, limit: float) -> Hang | None:
+def _stopped(node: WatchedNode, limit: float) -> Hang | None:
     since_s = {w: t.stopped_at_s for w, t in node.tracks.items() if t.stopped_at_s is not None}
     workers = tuple(worker for worker, at_s in since_s.items() if node.at_s - at_s >= limit)
     if not workers:
         return None
     for_s = node.at_s - min(since_s[worker] for worker in workers)
     text = f"{_have(workers)} stopped (SIGSTOP) for {for_s:.0f} s"
-    return Hang(kind=Kind.STOPPED, workers=workers, for_s=for_s, limit_s=limit, text=text)
+    return Hang(kind=HangKind.STOPPED, workers=workers, for_s=for_s, limit_s=limit, text=text)
 
 
-def _idle(node: Node, limit: float, start_s: float) -> Hang | None:
+def _idle(node: WatchedNode, limit: float, start_s: float) -> Hang | None:
     if any(track.stopped_at_s is not None for track in node.tracks.values()):
         return None  # who is stopped was idle a moment before that was seen, and the others wait for it
     for_s = node.at_s - max(track.quiet_at_s for track in node.tracks.values())
@@ -363,10 +348,10 @@ def _idle(node: Node, limit: float, start_s: float) -> Hang | None:
     stuck = tuple(worker for worker, track in node.tracks.items() if track.last.state == "D")
     kernel = f"; {_have(stuck)} stuck in the kernel (state D)" if stuck else ""
     text = f"{_have(workers)} idle: no output, no progress and almost no CPU time for {for_s:.0f} s{kernel}"
-    return Hang(kind=Kind.IDLE, workers=stuck or workers, for_s=for_s, limit_s=limit, text=text)
+    return Hang(kind=HangKind.IDLE, workers=stuck or workers, for_s=for_s, limit_s=limit, text=text)
 
 
-def _busy(node: Node, rules: Rules, limit: float) -> Hang | None:
+def _busy(node: WatchedNode, rules: Rules, limit: float) -> Hang | None:
     first_s, last_s = node.first_sign_at_s, node.sign_at_s
     if first_s is None or last_s is None or last_s - first_s < limit or len(node.pauses_s) < LEARN:
         return None
@@ -378,14 +363,14 @@ def _busy(node: Node, rules: Rules, limit: float) -> Hang | None:
     workers = awake if rules.weak_signs and awake else tuple(node.tracks)
     doing = "busy without progress" if rules.weak_signs else "silent"
     text = f"{_have(workers)} {doing} for {for_s:.0f} s, {for_s / longest_s:.0f} times the longest earlier pause"
-    return Hang(kind=Kind.BUSY, workers=workers, for_s=for_s, limit_s=limit, text=text)
+    return Hang(kind=HangKind.BUSY, workers=workers, for_s=for_s, limit_s=limit, text=text)
 
 
-def _have(workers: Sequence[Worker]) -> str:
+def _have(workers: Sequence[WatchedWorker]) -> str:
     return f"{label(workers)} {'has' if len(workers) == 1 else 'have'} been"
 
 
-def label(workers: Sequence[Worker]) -> str:
+def label(workers: Sequence[WatchedWorker]) -> str:
     """`rank 3`, `ranks 0-2,5`, or names of their own."""
     ranks = [worker.rank for worker in workers if worker.rank is not None]
     if len(ranks) < len(workers):

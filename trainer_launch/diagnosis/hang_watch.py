@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis import hang_detection
 from trainer_launch.diagnosis.collectives import Explanation
-from trainer_launch.diagnosis.hang_detection import Hang, Kind, Rules, Worker
+from trainer_launch.diagnosis.hang_detection import Hang, HangKind, Quiet, Rules, WatchedWorker
 from trainer_launch.diagnosis.incident_bundle import HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
-from trainer_launch.diagnosis.stacks import Frame, doing, main_thread, stacks_digest, waits_for_others, where
-from trainer_launch.diagnosis.worker_samples import Workers
+from trainer_launch.diagnosis.stacks import doing, main_thread, stacks_digest, waits_for_others, where
+from trainer_launch.diagnosis.worker_samples import WatchedWorkers
 from trainer_launch.host import process_tree
 from trainer_launch.model import Death
 
@@ -37,7 +38,7 @@ class Watched(Struct, frozen=True, kw_only=True):
     rules: Rules | None  # of the hangs that are ended; None: none is
     report: Rules | None = None  # of those that are only reported
     alone: bool  # no other node could be waited for
-    explained: bool = False  # a coordinator explains what it is told
+    explained: bool = False  # a coordinator explains what nodes report
 
     @property
     def paced_by(self) -> Rules:
@@ -50,13 +51,33 @@ class Watched(Struct, frozen=True, kw_only=True):
         return tuple(rules for rules in (self.rules, self.report) if rules is not None)
 
 
+class _Report(NamedTuple):
+    """A hang in a sentence, where each worker is, and what was collected."""
+
+    text: str
+    digest: tuple[str, ...]
+    collected: Collected | None
+
+
+class _HangRound(Struct, frozen=True, kw_only=True):
+    """What all nodes were asked about one quiet, and what came of it."""
+
+    quiet: object  # since when which workers make no progress: anything else is another hang
+    is_reported: bool = False  # here, or by another node
+    report: _Report | None = None  # our own
+    asked_at_s: float | None = None  # when we had all nodes asked
+    explanation: Explanation | None = None
+    explained_at_s: float = 0.0
+    again_at_s: float | None = None  # when it is reported again, though nobody has made progress since
+
+
 class Watch:
     """Looks when it is due."""
 
     def __init__(
         self,
         watched: Watched,
-        workers: Workers,
+        workers: WatchedWorkers,
         now: Callable[[], float],
         collector: Collector | None = None,
         tell: Callable[[Collected], None] | None = None,
@@ -66,15 +87,10 @@ class Watch:
         self._now = now
         self._collector = collector
         self._tell = tell  # the coordinator, which asks all nodes; None: there is none
-        self._told: tuple[object, float] | None = None  # of which quiet, and when
-        self._seen: tuple[str, tuple[str, ...], Collected | None] | None = None  # what it was told
-        self._explained: tuple[Explanation, object, float] | None = None  # of which quiet, and when
         self._node = hang_detection.begin(now())
-        self._asked_at_s: float | None = None  # the begin of an idleness that was looked into
-        self._elsewhere: tuple[Worker, ...] = ()  # who then did not wait for others
-        self._reported_at_s: float | None = None  # the last progress before the hang that was reported
-        self._has_reported = False
-        self._again_at_s: float | None = None  # when it is reported again, though nobody has made progress since
+        self._last_round: _HangRound | None = None
+        # An idleness that was looked into: when it began, and who then did not wait for others.
+        self._elsewhere: tuple[float, tuple[WatchedWorker, ...]] | None = None
         self.due_s = self._node.at_s
 
     def look(self, now_s: float) -> Death | None:
@@ -83,165 +99,158 @@ class Watch:
         rules = watched.paced_by
         self.due_s = now_s + rules.pace_s
         self._node = hang_detection.observe(self._node, self._workers.look(), now_s, rules)
-        found = self._judged(watched.rules)
-        to_end = None if found is None else self._to_end(found, now_s)
+        hang = self._judged(watched.rules)
+        to_end = None if hang is None else self._to_end(hang, now_s)
         if to_end is not None:
             return self._strike(to_end, now_s)
-        is_new = not self._has_reported or self._reported_at_s != self._node.sign_at_s
-        is_due = is_new or (self._again_at_s is not None and now_s >= self._again_at_s)
-        if watched.report is not None and is_due:
-            found = self._judged(watched.report)
-            if found is not None:
-                self._report_only(found)
+        again_at_s = self._round.again_at_s
+        if not self._round.is_reported or (again_at_s is not None and now_s >= again_at_s):
+            hang = self._judged(watched.report)
+            if hang is not None:
+                self._report(hang)
         return None
 
     def reported(self) -> None:
         """Nothing more is reported until somebody makes progress; to have collected is no gap in the watch."""
-        self._has_reported, self._reported_at_s, self._again_at_s = True, self._node.sign_at_s, None
+        self._last_round = replace(self._round, is_reported=True, again_at_s=None)
         self._node = replace(self._node, at_s=self._now())
 
-    def explained(self, told: Explanation) -> None:
+    def explained(self, explanation: Explanation) -> None:
         """What all nodes together know of the present quiet.
 
         Where the cause still shows progress, whoever may have it reports again should that have ended: at once, or
         after a while where it seems to have ended by now. Who only waits for the cause does not ask again.
         """
-        now_s = self._node.at_s
-        self._explained = told, self._quiet, now_s
-        if not told.accuses:
-            self._seen = None  # nothing is kept of it
-        if not told.active:
-            return
-        may_be_ours = not told.ranks or any(worker.rank in told.ranks for worker in self._node.tracks)
-        if all(self._judged(rules) is None for rules in self._watched.all_rules):
-            self._again_at_s, self._explained = now_s, None
-        elif may_be_ours:
-            self._again_at_s = now_s + FRESH_S
+        now_s, ranks = self._node.at_s, explanation.ranks
+        now = replace(self._round, explanation=explanation, explained_at_s=now_s)
+        if not explanation.accuses:
+            now = replace(now, report=None)  # nothing is kept of it
+        if explanation.active:
+            if all(self._judged(rules) is None for rules in self._watched.all_rules):
+                now = replace(now, again_at_s=now_s, explanation=None)
+            elif not ranks or any(worker.rank in ranks for worker in self._node.tracks):
+                now = replace(now, again_at_s=now_s + FRESH_S)
+        self._last_round = now
 
-    def quiet(self) -> dict[int, hang_detection.Quiet]:
+    def quiet(self) -> dict[int, Quiet]:
         """How long ago each rank has done something."""
-        found = hang_detection.quiet(self._node, self._watched.all_rules)
-        return {worker.rank: quiet for worker, quiet in found.items() if worker.rank is not None}
+        quiet = hang_detection.quiet(self._node, self._watched.all_rules)
+        return {worker.rank: times for worker, times in quiet.items() if worker.rank is not None}
 
     @property
-    def _quiet(self) -> object:
-        """Since when which workers make no progress: anything else is another hang."""
-        return self._node.sign_at_s, tuple(self._node.tracks)
+    def _round(self) -> _HangRound:
+        """The round about the present quiet, which may not have begun."""
+        quiet, last = (self._node.sign_at_s, tuple(self._node.tracks)), self._last_round
+        return last if last is not None and last.quiet == quiet else _HangRound(quiet=quiet)
 
-    def _to_end(self, found: Hang, now_s: float) -> Hang | None:
+    def _to_end(self, hang: Hang, now_s: float) -> Hang | None:
         """The hang, if its workers are to be ended now: it is explained, or nobody explains it."""
-        if found.kind is Kind.STOPPED or not self._watched.explained:
-            return self._named(found, now_s)
-        told, quiet, at_s = self._explained or (None, None, 0.0)
-        fresh_s = max(FRESH_S, found.limit_s) if told is not None and told.active else FRESH_S
-        if told is not None and quiet == self._quiet and now_s < at_s + fresh_s:
-            if told.active:
+        if hang.kind is HangKind.STOPPED or not self._watched.explained:
+            return self._named(hang, now_s)
+        why = self._round.explanation
+        fresh_s = max(FRESH_S, hang.limit_s) if why is not None and why.active else FRESH_S
+        if why is not None and now_s < self._round.explained_at_s + fresh_s:
+            if why.active:
                 return None
-            if not told.accuses and not told.ranks:
-                return self._named(found, now_s)  # nothing explains it
-            own = tuple(worker for worker in self._node.tracks if worker.rank in told.ranks)
-            is_ours = told.accuses and (own or told.reason or not told.ranks)
-            is_due = is_ours or found.for_s >= hang_detection.others_s(found)
-            return replace(found, workers=own or found.workers) if is_due else None
-        if self._told is None or self._told[0] != self._quiet or now_s >= self._told[1] + FRESH_S:
-            self._report_only(found)
-            self._told = self._quiet, self._node.at_s
-        return self._named(found, now_s) if now_s >= self._told[1] + ANSWER_S else None
+            if not why.accuses and not why.ranks:
+                return self._named(hang, now_s)  # nothing explains it
+            own = tuple(worker for worker in self._node.tracks if worker.rank in why.ranks)
+            is_ours = why.accuses and (own or why.reason or not why.ranks)
+            is_due = is_ours or hang.for_s >= hang_detection.others_s(hang)
+            return replace(hang, workers=own or hang.workers) if is_due else None
+        asked_at_s = self._round.asked_at_s
+        if asked_at_s is None or now_s >= asked_at_s + FRESH_S:
+            asked_at_s = self._report(hang)
+        return self._named(hang, now_s) if now_s >= asked_at_s + ANSWER_S else None
 
     def _judged(self, rules: Rules | None) -> Hang | None:
         return None if rules is None else hang_detection.judge(self._node, rules)
 
-    def _named(self, found: Hang, now_s: float) -> Hang | None:
+    def _named(self, hang: Hang, now_s: float) -> Hang | None:
         """The hang of those that cause it; None while they may be on another node.
 
         Workers that are idle probably wait for others, in a collective. Only who is elsewhere is to blame at once.
         """
-        if found.kind is not Kind.IDLE:
-            return found
-        since_s = now_s - found.for_s
-        if self._asked_at_s is None or since_s > self._asked_at_s + self._watched.paced_by.pace_s:
-            self._asked_at_s = since_s
-            self._elsewhere = tuple(
-                worker
-                for worker, frames in self._main_threads().items()
-                if waits_for_others(frames) is False and not doing(frames).takes_long
+        if hang.kind is not HangKind.IDLE:
+            return hang
+        since_s = now_s - hang.for_s
+        if self._elsewhere is None or since_s > self._elsewhere[0] + self._watched.paced_by.pace_s:
+            texts = self._workers.ask_all(self._workers.children(self._node.tracks))
+            stacks = {worker: main_thread(texts.get(worker.pid, "")) for worker in self._node.tracks}
+            self._elsewhere = (
+                since_s,
+                tuple(
+                    worker
+                    for worker, frames in stacks.items()
+                    if waits_for_others(frames) is False and not doing(frames).takes_long
+                ),
             )
-        if self._elsewhere and len(self._elsewhere) < len(self._node.tracks):
-            found = replace(found, workers=self._elsewhere)
-        return (
-            found
-            if self._elsewhere or self._watched.alone or found.for_s >= hang_detection.others_s(found)
-            else None
-        )
+        elsewhere = self._elsewhere[1]
+        if elsewhere and len(elsewhere) < len(self._node.tracks):
+            hang = replace(hang, workers=elsewhere)
+        return hang if elsewhere or self._watched.alone or hang.for_s >= hang_detection.others_s(hang) else None
 
-    def _main_threads(self) -> dict[Worker, tuple[Frame, ...]]:
-        texts = self._workers.ask_all(self._workers.children(self._node.tracks))
-        return {worker: main_thread(texts.get(worker.pid, "")) for worker in self._node.tracks}
-
-    # -- acting -------------------------------------------------------------------------------
-
-    def _strike(self, found: Hang, now_s: float) -> Death:
-        workers = tuple(self._node.tracks)
-        is_fresh = self._seen is not None and self._told is not None and self._told[0] == self._quiet
-        text, digest, collected = self._seen if is_fresh and self._seen is not None else self._collected(found)
+    def _strike(self, hang: Hang, now_s: float) -> Death:
+        text, digest, collected = self._round.report or self._collected(hang)
         log.error("hang: %s", text)
         for line in digest:
             log.error("hang: %s", line)
-        self._node = replace(hang_detection.begin(now_s), pauses_s=self._node.pauses_s)
-        self._asked_at_s, self._elsewhere = None, ()
         if collected is not None and self._collector is not None:
             self._collector.tell(collected)
-        self._told, self._seen, self._explained = None, None, None
         explanation = collected.explanation if collected is not None else None
         named = explanation.ranks if explanation is not None else ()
-        cause = min(workers, key=lambda worker: (worker.rank not in named, worker not in found.workers))
-        reason = explanation.reason if explanation is not None and explanation.reason else "Hung"
+        cause = min(self._node.tracks, key=lambda worker: (worker.rank not in named, worker not in hang.workers))
+        self._node = replace(hang_detection.begin(now_s), pauses_s=self._node.pauses_s)
+        self._elsewhere, self._last_round = None, None
         return Death(
             rank=cause.rank,
             local_rank=cause.local_rank,
             message=text,
             lines=digest,
-            reason=reason,
-            at_s=now_s - found.for_s,
+            reason=explanation.reason if explanation is not None and explanation.reason else "Hung",
+            at_s=now_s - hang.for_s,
         )
 
-    def _report_only(self, found: Hang) -> None:
-        """The ranks that ours wait for may be on other nodes: all are asked, and the coordinator explains."""
-        log.info("no progress: %s; collecting an incident", found.text)
-        self._seen = self._collected(found)
+    def _report(self, hang: Hang) -> float:
+        """Have all nodes asked: the ranks that ours wait for may be elsewhere. Return when it was."""
+        log.info("no progress: %s; collecting an incident", hang.text)
+        report = self._collected(hang)
         self.reported()
-        if self._seen[2] is not None and self._tell is not None:
-            self._tell(self._seen[2])
+        self._last_round = replace(self._round, report=report, asked_at_s=self._node.at_s)
+        if report.collected is not None and self._tell is not None:
+            self._tell(report.collected)
+        return self._node.at_s
 
-    def _collected(self, found: Hang) -> tuple[str, tuple[str, ...], Collected | None]:
-        """The hang in a sentence, where each worker is, and what was collected."""
+    def _collected(self, hang: Hang) -> _Report:
         children = self._workers.children(self._node.tracks)
         texts = self._workers.ask_all(children)
         digest = stacks_digest({worker: self._place(worker, texts) for worker in children})
-        digest += self._loaders(children, texts)
+        digest += _loaders(children, texts)
         if self._collector is None:
-            return found.text, digest, None
-        report = "".join(f"{line}\n" for line in (found.text, *digest))
-        is_plain = found.kind is Kind.STOPPED  # its sentence says it all
-        collected = self._collector.collect(HANG, found.text, report=report, texts=texts, keeps_sentence=is_plain)
-        collected = collected.with_quiet(self.quiet(), found.limit_s)
+            return _Report(hang.text, digest, None)
+        report = "".join(f"{line}\n" for line in (hang.text, *digest))
+        is_plain = hang.kind is HangKind.STOPPED  # its sentence says it all
+        collected = self._collector.collect(HANG, hang.text, report=report, texts=texts, keeps_sentence=is_plain)
+        collected = collected.with_quiet(self.quiet(), hang.limit_s)
         text = collected.incident.sentence
-        return f"{text}; collected in {collected.folder}" if collected.folder else text, digest, collected
+        text += f"; collected in {collected.folder}" if collected.folder else ""
+        return _Report(text, digest, collected)
 
-    def _place(self, worker: Worker, texts: Mapping[int, str]) -> str:
-        known = main_thread(texts.get(worker.pid, ""))
-        if known:
-            return where(known)
+    def _place(self, worker: WatchedWorker, texts: Mapping[int, str]) -> str:
+        if frames := main_thread(texts.get(worker.pid, "")):
+            return where(frames)
         kernel = process_tree.sleeps_in(worker.pid)
         state = self._node.tracks[worker].last.state
         return f"state {state}" + (f", in the kernel's {kernel}" if kernel else "")
 
-    def _loaders(
-        self, children: Mapping[Worker, Sequence[process_tree.ProcessEntry]], texts: Mapping[int, str]
-    ) -> tuple[str, ...]:
-        return tuple(
-            f"{worker.name}'s {entry.name} (pid {entry.pid}): {where(known)}"
-            for worker, entries in children.items()
-            for entry in entries
-            if (known := main_thread(texts.get(entry.pid, "")))
-        )
+
+def _loaders(
+    children: Mapping[WatchedWorker, Sequence[process_tree.ProcessEntry]], texts: Mapping[int, str]
+) -> tuple[str, ...]:
+    """Where the processes below each worker are, of those that can tell."""
+    return tuple(
+        f"{worker.name}'s {entry.name} (pid {entry.pid}): {where(frames)}"
+        for worker, entries in children.items()
+        for entry in entries
+        if (frames := main_thread(texts.get(entry.pid, "")))
+    )

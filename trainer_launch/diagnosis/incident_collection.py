@@ -19,9 +19,9 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis import incident_bundle, stacks
 from trainer_launch.diagnosis.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain
-from trainer_launch.diagnosis.hang_detection import Quiet, Worker
+from trainer_launch.diagnosis.hang_detection import Quiet, WatchedWorker
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, HOST, OUTPUT, RECORDER, STACKS, Incident
-from trainer_launch.diagnosis.worker_samples import WatchedGroup, Workers
+from trainer_launch.diagnosis.worker_samples import WatchedGroup, WatchedWorkers
 from trainer_launch.host import incident_facts, process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
 from trainer_launch.model import Failure, exit_codes
@@ -73,7 +73,7 @@ class Collector:
     def __init__(
         self,
         about: About,
-        workers: Workers,
+        workers: WatchedWorkers,
         last_lines: Callable[[str], Sequence[str]],
         group: WatchedGroup | None = None,
         saving: Callable[[], Collection[int]] = tuple,
@@ -211,7 +211,7 @@ class Collector:
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
 
-    def _state(self, worker: Worker, state: str, text: str, answer: Recorded | None) -> RankState:
+    def _state(self, worker: WatchedWorker, state: str, text: str, answer: Recorded | None) -> RankState:
         silence = "it did not answer in time" if self._group else ""
         frames = stacks.main_thread(text)
         doing = stacks.doing(frames)
@@ -246,7 +246,7 @@ class Collector:
         return {_file_of(OUTPUT, name): "".join(f"{line}\n" for line in each) for name, each in lines.items()}
 
     def _stacks(
-        self, alive: Collection[Worker], texts: Mapping[int, str], seen: Collection[Worker]
+        self, alive: Collection[WatchedWorker], texts: Mapping[int, str], seen: Collection[WatchedWorker]
     ) -> dict[str, str]:
         """Each worker as it says itself; of these, what they have started, and both as the kernel has them."""
         written, shown = {}, set[int]()
@@ -267,7 +267,7 @@ class Collector:
         return written
 
     def _silent(
-        self, alive: Collection[Worker], texts: Mapping[int, str], recorded: Mapping[str, Recorded]
+        self, alive: Collection[WatchedWorker], texts: Mapping[int, str], recorded: Mapping[str, Recorded]
     ) -> Iterator[str]:
         for worker in alive if self._group else ():
             if not texts.get(worker.pid):

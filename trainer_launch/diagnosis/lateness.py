@@ -1,220 +1,249 @@
-"""Stragglers: the coordinator asks all members when their ranks enter collectives, and names who is late. Pure.
+"""Which ranks reach collectives late, again and again, from when each rank entered its last ones. Pure.
 
-what happens                              | what follows
-------------------------------------------|--------------------------------------------------------------------
-a generation runs for one interval        | all members are asked for their clocks, several times
-a member has told its clock often enough  | it is asked for its ranks' last entries
-the last of them tells these, or time is  | a sample: `stragglers.py` judges it; the next one is due an interval
-over                                      | after the last one began
-a sample speaks against a rank, and the   | it is a straggler: people are told once, its node each time that
-two before it did so, too                 | its stragglers change
-a sample does not speak against it        | it is none any longer; nobody is told but its node and who asks
-
-A sample in which nothing can be told of a rank changes nothing for it. A clock's offset is that of the shortest
-round trip; half of the trip is its error.
+Lateness is counted once a step, and against the middle of a collective's members: a step has several collectives,
+and a slow node has several slow ranks. Whoever waited for others just before is late because of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
-from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec import Meta, Struct
 
-from trainer_launch.diagnosis.collectives import MAX_ENTRIES
-from trainer_launch.diagnosis.stragglers import Lateness, Timeline, judge, timeline
-from trainer_launch.diagnosis.topics import (
-    MAX_SUSPECTS,
-    STRAGGLERS,
-    ClockAnswer,
-    ClockQuestion,
-    Entered,
-    ShowEntries,
-    Stragglers,
-    StragglerStatus,
-)
-from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell
-from trainer_launch.model.units import printable
+from trainer_launch.diagnosis.collectives import Entries, Look
+from trainer_launch.model.codec import Amount, Count, Text
+from trainer_launch.model.units import ranges_in
 
-EVERY_S = 60.0  # between two samples
-SHOW_ENTRIES_S = 6.0  # for all members to tell when their ranks entered collectives, besides looks at suspects
-SAMPLES = 3  # in a row that speak against a straggler
-ROUNDS = 5  # questions about a clock
-MOST_ENTRIES = 1 << 18  # of all ranks in one sample: judging them must not keep nodes waiting
-_LOOK_STEPS = 2.5  # for so many the suspects' main threads are looked at
-_TEXT_CHARS = 200  # of a place, of what is said of a GPU
-_DRIFT = 0.001  # a clock that drifts more was set
+LATE = 0.1  # of a step; what is less is no matter
+_LATE_NS = 1_000_000  # nor is what is shorter: a scheduler's turn
+LEAST_STEPS = 4  # in which a rank took part; fewer tell nothing
+_OFTEN = 1 / 8  # of a group's collectives; what it is late for less often, such as a checkpoint, is not its pace
+_WAITED = 0.5  # of its lateness, in the step before: then it is not the cause
+_ROUNDED_NS = 2_000  # a difference of two times that are told in µs
+_Key: TypeAlias = "tuple[str, str]"  # a group's name and its members
+_N = TypeVar("_N", int, float)
+_Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-class _Clock(Struct, frozen=True, kw_only=True):
-    """A node's clock against ours, which is monotonic."""
+class Entry(NamedTuple):
+    """One rank enters one collective; without a group it is a point-to-point operation, whose end is unknown."""
 
-    offset_ns: int
-    error_ns: int
-    at_s: float  # when it was measured
-    since_ns: int  # by that clock: it was set then
-
-
-class _Answer(Struct, frozen=True, kw_only=True):
-    """How far one member is in the present sample."""
-
-    question: int  # the number of the one about its clock
-    sent_s: float
-    clock: _Clock | None = None  # of the shortest round trip
-    entered: Entered | None = None
+    group: _Key | None
+    number: int
+    at_ns: int
 
 
-class _Sample(Struct, frozen=True, kw_only=True):
-    """The present one."""
+class Timeline(Struct, frozen=True, kw_only=True):
+    """One rank's entries by the job's clock, in their order."""
 
-    begun_s: float
-    question: ShowEntries
-    answers: dict[int, _Answer]  # by member
-    n_waiting: int  # of them have not told their entries
-
-
-class StragglerJudge(Judge, frozen=True, kw_only=True):
-    """The samples of one generation."""
-
-    topic: ClassVar[str] = STRAGGLERS
-    hears = ClockAnswer | Entered
-    every_s: float  # between two samples
-    sample: _Sample | None = None
-    clocks: Mapping[int, _Clock] = field(default_factory=dict)  # by member, in the sample before
-    strikes: Mapping[int, int] = field(default_factory=dict)  # samples in a row that speak against a rank
-    step_s: float = 0.0  # in the sample before
-    named: tuple[Lateness, ...] = ()
-    latest: tuple[Lateness, ...] = ()
-    latest_s: float | None = None
-
-    def begin(self, members: Sequence[MemberView], now_s: float) -> Judge:
-        """The first sample is due after an interval. Who is alone waits for nobody."""
-        workers = [len(member.ranks) for member in members]
-        is_asked = all(workers) and sum(workers) > 1  # workers of torch's own agents are not
-        return StragglerJudge(every_s=self.every_s, due_s=now_s + self.every_s if is_asked else None)
-
-    def tick(self, members: Members, now_s: float) -> Judgement:
-        """Begin a sample, or end the one whose time is over."""
-        if self.sample is not None:
-            return self._judged(self.sample, members(), now_s)
-        everybody = members()
-        asked = [member.number for member in everybody if member.answers]
-        first = ROUNDS if len(everybody) == 1 else 1  # its ranks share a clock
-        question = self._question(sum(len(member.ranks) for member in everybody))
-        sample = _Sample(
-            begun_s=now_s,
-            question=question,
-            answers=dict.fromkeys(asked, _Answer(question=first, sent_s=now_s)),
-            n_waiting=len(asked),
-        )
-        until_s = now_s + SHOW_ENTRIES_S + question.looks_us / 1e6
-        return replace(self, sample=sample, due_s=until_s), (Tell(asked, ClockQuestion(first)),)
-
-    def _question(self, n_workers: int) -> ShowEntries:
-        most = max(1, min(MAX_ENTRIES, MOST_ENTRIES // max(1, n_workers)))
-        suspects = sorted(self.strikes, key=lambda rank: -self.strikes[rank])[:MAX_SUSPECTS]
-        looks_s = min(_LOOK_STEPS * self.step_s, self.every_s / 2) if suspects else 0.0
-        return ShowEntries(most, tuple(suspects), int(looks_s * 1e6))
-
-    def hear(self, number: int, body: ClockAnswer | Entered, members: Members, now_s: float) -> Judgement:
-        """A member answers a question of the present sample."""
-        sample = self.sample
-        answer = None if sample is None else sample.answers.get(number)
-        if sample is None or answer is None or answer.entered is not None:
-            return self, ()
-        if isinstance(body, ClockAnswer):
-            if body.number != answer.question:
-                return self, ()
-            question = sample.question if body.number >= ROUNDS else ClockQuestion(body.number + 1)
-            answer = _measured(answer, body.at_ns, now_s)
-            return self._with(sample, number, answer), (Tell((number,), question),)
-        sample = replace(sample, n_waiting=sample.n_waiting - 1)
-        after = self._with(sample, number, replace(answer, entered=body))
-        return (after, ()) if sample.n_waiting else after.tick(members, now_s)
-
-    def _with(self, sample: _Sample, number: int, answer: _Answer) -> StragglerJudge:
-        return replace(self, sample=replace(sample, answers=sample.answers | {number: answer}))
-
-    # -- what a sample tells ----------------------------------------------------------------------
-
-    def _judged(self, sample: _Sample, members: Sequence[MemberView], now_s: float) -> Judgement:
-        measured = {number: answer.clock for number, answer in sample.answers.items() if answer.clock is not None}
-        clocks = {number: _compared(self.clocks.get(number), clock) for number, clock in measured.items()}
-        late = {one.rank: one for one in judge(_timelines(members, sample, clocks))}
-        strikes = {rank: count for rank, count in self.strikes.items() if rank not in late}
-        strikes |= {rank: self.strikes.get(rank, 0) + 1 for rank, one in late.items() if one.is_straggler}
-        devices = dict(
-            pair for answer in sample.answers.values() if answer.entered for pair in answer.entered.devices
-        )
-        late = {rank: replace(one, place=_short(one.place)) for rank, one in late.items()}
-        known = {one.rank: one for one in self.named} | late
-        named = sorted(rank for rank, count in strikes.items() if count >= SAMPLES and rank in known)
-        after = replace(
-            self,
-            sample=None,
-            due_s=max(sample.begun_s + self.every_s, now_s),
-            clocks={**self.clocks, **clocks},
-            strikes=strikes,
-            step_s=next((one.step_s for one in late.values()), self.step_s),
-            named=tuple(replace(known[rank], device=_short(devices.get(rank, ""))) for rank in named),
-            latest=tuple(late.values())[:MAX_SUSPECTS],
-            latest_s=now_s if late else self.latest_s,
-        )
-        return after, tuple(_news(members, self.named, after.named))
-
-    def status(self, now_s: float) -> StragglerStatus:
-        """Who is late."""
-        age_s = None if self.latest_s is None else round(now_s - self.latest_s, 1)
-        return StragglerStatus(self.named[:MAX_SUSPECTS], self.latest, age_s)
+    rank: int
+    node: int | None = None
+    error_ns: int = 0  # of this node's clock, against other nodes
+    step_ns: int = 0
+    repeats: int = 0  # entries of a step
+    is_cut: bool = False  # whether there were more before
+    entries: tuple[Entry, ...] = ()
+    looks: tuple[Look, ...] = ()
 
 
-def _short(text: str) -> str:
-    """As a part of one line, so that what is told of all stragglers fits into a message."""
-    return printable(text, " ")[:_TEXT_CHARS]
+class Lateness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How late one rank was in one sample."""
+
+    rank: _Rank
+    node: Count | None = None
+    steps: Count = 0  # in which it entered collectives that are known of all members
+    late: Count = 0  # of these, in which it was late, and not because it waited for others
+    last: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of the collectives that it entered last
+    median_s: Amount = 0.0  # how late it was, in the middle of the steps
+    p95_s: Amount = 0.0
+    step_s: Amount = 0.0
+    place: Text = ""  # where it was while it was late
+    device: Text = ""  # its GPU's clocks, throttling and temperature
+
+    @property
+    def is_straggler(self) -> bool:
+        """Whether this sample speaks against it: it was late in more than half of the steps, and not by chance."""
+        return self.steps >= LEAST_STEPS and self.late - self.steps / 2 > 1
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank}" if self.node is None else f"rank {self.rank} (node {self.node})"
+        text = f"{who} is a straggler: late in {self.late} of {self.steps} steps, by {_time(self.median_s)}"
+        text += f" (p95 {_time(self.p95_s)}) of a step of {_time(self.step_s)}"
+        text += f"; it was {self.place}" if self.place else ""
+        return text + (f"; {self.device}" if self.device else "")
 
 
-def _measured(answer: _Answer, at_ns: int, now_s: float) -> _Answer:
-    """With one more round trip."""
-    clock = _Clock(
-        offset_ns=at_ns - int((answer.sent_s + now_s) / 2 * 1e9),
-        error_ns=int((now_s - answer.sent_s) / 2 * 1e9),
-        at_s=now_s,
-        since_ns=at_ns,
+def timeline(told: Entries, node: int | None, offset_ns: int = 0, error_ns: int = 0, since_ns: int = 0) -> Timeline:
+    """A rank's entries without its clock's offset; what it entered before `since_ns` by that clock is dropped."""
+    each = [
+        Entry(None if group is None else (group.name, group.ranks), number, at_ns - offset_ns)
+        for group, number, at_ns in told.each()
+        if at_ns >= since_ns and (group is None or not group.ranks.isdecimal())  # alone it waits for nobody
+    ]
+    looks = tuple(look._replace(at_ns=look.at_ns - offset_ns) for look in told.looks)
+    return Timeline(
+        rank=told.rank,
+        node=node,
+        error_ns=error_ns,
+        step_ns=1000 * told.step_us,
+        repeats=told.repeats,
+        is_cut=told.is_cut or told.start_ns < since_ns,
+        entries=tuple(each),
+        looks=looks,
     )
-    best = min(answer.clock or clock, clock, key=lambda clock: clock.error_ns)
-    return _Answer(question=answer.question + 1, sent_s=now_s, clock=best)
 
 
-def _compared(before: _Clock | None, now: _Clock) -> _Clock:
-    """What the clock showed before still counts, unless it was set meanwhile."""
-    if before is None:
-        return replace(now, since_ns=0)
-    most_ns = before.error_ns + now.error_ns + (now.at_s - before.at_s) * _DRIFT * 1e9
-    is_steady = abs(now.offset_ns - before.offset_ns) <= most_ns
-    return replace(now, since_ns=before.since_ns) if is_steady else now
+def judge(timelines: Iterable[Timeline]) -> tuple[Lateness, ...]:
+    """How late each rank was, the latest first; nobody where nothing can be told."""
+    known = {one.rank: one for one in timelines if one.entries}
+    steps = [one.step_ns for one in known.values() if one.step_ns and one.repeats]
+    if len(known) < 2 or not steps:
+        return ()
+    step_ns = _middle(steps)
+    start_ns = max((one.entries[0].at_ns for one in known.values() if one.is_cut), default=0)
+    entered = _entered(known.values())
+    begins = _begins(known.values())
+    ends = {key: max(times.values()) for key, times in entered.items()}
+    found = [_Track(one, known, ends, step_ns) for one in known.values()]
+    tracks = {track.rank: track for track in found}
+    for key, times in entered.items():
+        if ends[key] >= start_ns:
+            _note(key[0], times, bisect_right(begins, ends[key]), tracks)
+    told = [track.lateness() for track in found if track.steps]
+    return tuple(sorted(told, key=lambda one: (-one.late, -one.median_s, one.rank)))
 
 
-def _timelines(members: Sequence[MemberView], sample: _Sample, clocks: Mapping[int, _Clock]) -> Iterator[Timeline]:
-    """All ranks' entries by our clock; a rank counts once, and on the node whose it is."""
-    for member in members:
-        number, answer = member.number, sample.answers.get(member.number)
-        if answer is None or answer.entered is None or number not in clocks:
+def _begins(timelines: Iterable[Timeline]) -> list[int]:
+    """When steps begin: each time that the rank which tells most has made one repetition more."""
+    most = max((one for one in timelines if one.repeats), key=lambda one: len(one.entries) // one.repeats)
+    return [one.at_ns for one in most.entries[:: most.repeats]]
+
+
+def _entered(timelines: Iterable[Timeline]) -> dict[tuple[_Key, int], dict[int, int]]:
+    """When each member entered each collective of which that is known of all."""
+    found: dict[tuple[_Key, int], dict[int, int]] = defaultdict(dict)
+    for one in timelines:
+        for group, number, at_ns in one.entries:
+            if group is not None:
+                found[group, number][one.rank] = at_ns
+    sizes = {group: sum(map(len, ranges_in(group[1]))) for group in {group for group, _ in found}}
+    return {key: times for key, times in found.items() if len(times) == sizes[key[0]] > 1}
+
+
+class _Seen(NamedTuple):
+    group: _Key
+    step: int
+    middle_ns: int  # when the member in the middle entered it
+    worst_ns: int  # how late the last one was
+    last: int  # the rank
+
+
+class _Track:
+    """One rank's waits, and what is found about it."""
+
+    def __init__(
+        self, one: Timeline, known: Mapping[int, Timeline], ends: Mapping[tuple[_Key, int], int], step_ns: int
+    ) -> None:
+        self.rank, self._one, self._step_ns = one.rank, one, step_ns
+        self.steps: dict[int, tuple[int, bool]] = {}  # by number: how late, and whether that is its own doing
+        self._in, self._late, self._last = Counter[_Key](), Counter[_Key](), 0  # collectives, by group
+        self._spans: list[tuple[int, int]] = []  # in which others waited for it
+        error_ns = one.error_ns + max(
+            (other.error_ns for other in known.values() if other.node != one.node), default=0
+        )
+        self._waits = list(_waits(one.entries, ends, error_ns))
+
+    def note(self, found: _Seen, at_ns: int, late_ns: int) -> None:
+        """It entered a collective so late."""
+        self._in[found.group] += 1
+        self._last += self.rank == found.last
+        is_late = late_ns > max(LATE * self._step_ns, _LATE_NS) and late_ns >= found.worst_ns / 2
+        is_own = is_late and self._waited_ns(at_ns) < _WAITED * late_ns
+        if is_own:
+            self._spans.append((found.middle_ns, at_ns))
+            self._late[found.group] += 1
+        before_ns, was_own = self.steps.get(found.step, (0, False))
+        self.steps[found.step] = max(before_ns, late_ns), was_own or is_own
+
+    def _waited_ns(self, at_ns: int) -> int:
+        """How long it may have waited for others in the step before."""
+        first = bisect_right(self._waits, (at_ns - self._step_ns, 0))
+        return sum(wait_ns for _, wait_ns in self._waits[first : bisect_right(self._waits, (at_ns, 1 << 63))])
+
+    def lateness(self) -> Lateness:
+        """What came of it; who was seen to wait for so long is not late by itself."""
+        own = [late_ns for late_ns, is_own in self.steps.values() if is_own]
+        seen = sum(look.waits for look in self._one.looks) / max(1, len(self._one.looks)) * self._step_ns
+        is_often = any(late >= _OFTEN * self._in[group] for group, late in self._late.items())
+        is_cause = is_often and (not own or seen < _WAITED * _middle(own))
+        times = sorted(late_ns / 1e9 for late_ns, _ in self.steps.values())
+        spans = sorted(self._spans)
+        looks = [look for look in self._one.looks if _is_within(look.at_ns, spans)]
+        places = Counter(look.place for look in looks if not look.waits)
+        return Lateness(
+            rank=self.rank,
+            node=self._one.node,
+            steps=len(times),
+            late=len(own) if is_cause else 0,
+            last=round(self._last / max(1, self._in.total()), 3),
+            median_s=round(_middle(times), 6),
+            p95_s=round(times[-1 - len(times) // 20], 6),
+            step_s=round(self._step_ns / 1e9, 6),
+            place=places.most_common(1)[0][0] if places else "",
+        )
+
+
+def _note(group: _Key, times: Mapping[int, int], step: int, tracks: Mapping[int, _Track]) -> None:
+    """One collective: who was late against the middle of its members, as far as the nodes' clocks agree."""
+    ordered = sorted((at_ns, rank) for rank, at_ns in times.items())
+    middle_ns, middle = ordered[(len(ordered) - 1) // 2]
+    late = {rank: max(0, at_ns - middle_ns - _error_ns(tracks[rank], tracks[middle])) for at_ns, rank in ordered}
+    seen = _Seen(group, step, middle_ns, max(late.values()), ordered[-1][1])
+    for at_ns, rank in ordered:
+        tracks[rank].note(seen, at_ns, late[rank])
+
+
+def _error_ns(one: _Track, other: _Track) -> int:
+    return 0 if one._one.node == other._one.node else one._one.error_ns + other._one.error_ns
+
+
+def _waits(
+    entries: Sequence[Entry], ends: Mapping[tuple[_Key, int], int], error_ns: int
+) -> Iterable[tuple[int, int]]:
+    """Until when a rank may have waited for others, and how long.
+
+    Between two entries it may wait until a collective that it is in is complete; all the time if that is unknown.
+    """
+    ahead: list[int] = []  # when collectives that it is in are complete
+    for one, following in pairwise(entries):
+        end_ns = None if one.group is None else ends.get((one.group, one.number))
+        if end_ns is None:
+            if following.at_ns > one.at_ns:
+                yield following.at_ns, following.at_ns - one.at_ns
             continue
-        clock = clocks[number]
-        for one in {one.rank: one for one in answer.entered.ranks if one.rank in member.ranks}.values():
-            yield timeline(one, number, clock.offset_ns, clock.error_ns, clock.since_ns)
+        insort(ahead, end_ns)
+        del ahead[: bisect_right(ahead, one.at_ns)]
+        done = bisect_right(ahead, following.at_ns + error_ns + _ROUNDED_NS)
+        if done:
+            until_ns = min(ahead[done - 1], following.at_ns)
+            if until_ns > one.at_ns:
+                yield until_ns, until_ns - one.at_ns
 
 
-def _news(
-    members: Sequence[MemberView], before: Sequence[Lateness], now: Sequence[Lateness]
-) -> Iterator[Tell | str]:
-    """People are told of who is new; each node which of its ranks are stragglers, where that has changed."""
-    known, named = {one.rank for one in before}, {one.rank for one in now}
-    changed = {one.node or 0 for one in (*before, *now) if one.rank in known ^ named}
-    for member in members:
-        if member.number in changed:
-            own = tuple(one for one in now if one.node == member.number)
-            yield Tell((member.number,), Stragglers(own[:MAX_SUSPECTS]))
-            if not member.is_own:  # our own node says it itself
-                yield from (str(one) for one in own if one.rank not in known)
+def _is_within(at_ns: int, spans: Sequence[tuple[int, int]]) -> bool:
+    index = bisect_left(spans, (at_ns + 1, 0)) - 1
+    return index >= 0 and spans[index][0] <= at_ns <= spans[index][1]
+
+
+def _middle(values: Iterable[_N]) -> _N:
+    """The median; of an even number the lower one. `statistics` would load decimals and fractions into PID 1."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"

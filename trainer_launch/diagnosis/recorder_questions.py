@@ -26,8 +26,8 @@ class Recorders:
         self._number = 0
         self._far: dict[str, int] = {}
         self._bytes: dict[str, int] = {}  # that each has written to answer
-        self._sampled: dict[str, Recorded] = {}  # answers to the last question for entries
-        self._sample = 0  # its number
+        self._answers: dict[int, dict[str, Recorded]] = {}  # by question; to the last one of each kind
+        self._sample = 0  # the last question for entries
 
     def open(self, names: Sequence[str]) -> list[int]:
         """Make a connection for each worker; their ends are the caller's.
@@ -51,14 +51,14 @@ class Recorders:
 
     def how_far(self) -> dict[str, int]:
         """How many collectives each worker has entered and ended, as far as it has told."""
-        told = self.answers(self.question(only_far=True), time.monotonic() + _FAR_S) if self._connections else {}
-        for name, said in told.items():
-            self._far[name] = sum(group.entered + group.done for group in said.groups.values())
+        if self._connections:
+            answers = self.answers(self.question(only_far=True), time.monotonic() + _FAR_S)
+            self._far |= {name: answer.far for name, answer in answers.items()}
         return dict(self._far)
 
     @property
     def farthest(self) -> int:
-        """The most that one has told when all were asked last; nobody is asked now."""
+        """The most that a worker has told when all were asked last; nobody is asked now."""
         return max(self._far.values(), default=0)
 
     def answered(self, name: str) -> int:
@@ -70,89 +70,76 @@ class Recorders:
 
         Return the question's number.
         """
-        self._number += 1
-        for name in self._asked():
-            about = {"folder": folder, "until_s": until_s, "only_far": only_far}
-            self._ask(name, {"number": self._number, **about})
-        return self._number
+        question = {"folder": folder, "until_s": until_s, "only_far": only_far}
+        return self._ask(dict.fromkeys(self._able(), question))
 
     def ask_entries(self, most: int, after_us: int = 0, looked_at: Collection[str] = ()) -> None:
         """Ask all when they will have entered their last collectives then, and some where they are until then."""
-        self._number += 1
-        self._sample, self._sampled = self._number, {}
-        for name in self._asked():
-            looks = name in looked_at
-            self._ask(name, {"number": self._number, "entries": most, "after_us": after_us, "looks": looks})
+        question = {"entries": most, "after_us": after_us}
+        self._sample = self._number + 1
+        self._ask({name: {**question, "looks": name in looked_at} for name in self._able()})
 
     def entries(self) -> tuple[Mapping[str, Recorded], bool]:
         """What has come of it so far, and whether that is all; does not wait."""
-        names = {self._connections[name].fileno(): name for name in self._bytes}
-        poll = select.poll()
-        for fd in names:
-            poll.register(fd, select.POLLIN)
-        while ready := poll.poll(0):
-            for fd, _ in ready:
-                if self._read(names[fd], self._sample)[1]:
-                    poll.unregister(fd)
-        return self._sampled, len(self._sampled) == len(names)
-
-    def _asked(self) -> list[str]:
-        """Those that can answer: each says so, by an empty line, when it has made its first process group."""
-        for name in self._connections.keys() - self._bytes.keys():
-            self._read(name, -1)
-        return [name for name in self._connections if name in self._bytes]
-
-    def _ask(self, name: str, question: Mapping[str, object]) -> None:
-        with contextlib.suppress(OSError):  # it has ended, or has not read for long
-            self._connections[name].send(json.dumps(question).encode() + b"\n")
+        for name in self._bytes:
+            while self._read(name):
+                pass
+        answers = self._answers.get(self._sample, {})
+        return answers, len(answers) == len(self._bytes)
 
     def answers(self, number: int, until_s: float) -> dict[str, Recorded]:
         """The answers to a question; those who do not answer are missing.
 
         Those that have no process group have nothing to tell, and are not waited for.
         """
-        asked = self._asked()
-        found = {name: Recorded(number=number) for name in self._connections.keys() - asked}
-        waiting = {self._connections[name].fileno(): name for name in asked}
+        able = self._able()
+        answers = self._answers.setdefault(number, {})
+        waiting = {self._connections[name].fileno(): name for name in able if name not in answers}
         poll = select.poll()
         for fd in waiting:
             poll.register(fd, select.POLLIN)
         while waiting and (left_s := until_s - time.monotonic()) > 0:
             for fd, _ in poll.poll(left_s * 1000):
-                name = waiting[fd]
-                answer, is_over = self._read(name, number)
-                if answer is not None:
-                    found[name] = answer
-                if answer is not None or is_over:
+                if self._read(waiting[fd]) is False or waiting[fd] in answers:
                     poll.unregister(fd)
                     del waiting[fd]
-        return found
+        return {name: Recorded(number=number) for name in self._connections.keys() - able} | answers
 
-    def _read(self, name: str, number: int) -> tuple[Recorded | None, bool]:
-        """An answer to this question if there is one, and whether no more will come."""
+    def _able(self) -> list[str]:
+        """Those that can answer: each says so, by an empty line, when it has made its first process group."""
+        for name in self._connections.keys() - self._bytes.keys():
+            self._read(name)
+        return [name for name in self._connections if name in self._bytes]
+
+    def _ask(self, questions: Mapping[str, Mapping[str, object]]) -> int:
+        self._number += 1
+        kept = {number: answers for number, answers in self._answers.items() if number == self._sample}
+        self._answers = {**kept, self._number: {}}
+        for name, question in questions.items():
+            with contextlib.suppress(OSError):  # it has ended, or has not read for long
+                self._connections[name].send(json.dumps({"number": self._number, **question}).encode() + b"\n")
+        return self._number
+
+    def _read(self, name: str) -> bool | None:
+        """Take what a worker has said; None: nothing is there, False: nothing more will come that can be read."""
         try:
             data = self._connections[name].recv(_READ_BYTES)
         except BlockingIOError:
-            return None, False
+            return None
         except OSError:
-            return None, True
+            return False
         self._bytes[name] = self._bytes.get(name, 0) + len(data)
         before = self._unread.get(name, b"")
         *lines, rest = (before + data).split(b"\n")
         self._unread[name] = rest[: MAX_BYTES + 1]  # the rest of a line that is too long is not kept
-        found = None
         for line in lines:
             with contextlib.suppress(MessageError):
-                said = decode(Recorded, line, MAX_BYTES)
-                self._bytes[name] += said.saved
-                if said.number == 0:
-                    self.at_end[name] = said
-                elif said.number == self._sample:
-                    self._sampled[name] = said
-                if said.number == number:
-                    found = said
-        if found is not None:
-            return found, False
-        if len(rest) > MAX_BYTES >= len(before):
-            return Recorded(number=number, why="its answer is too long"), True
-        return None, not data
+                answer = decode(Recorded, line, MAX_BYTES)
+                self._bytes[name] += answer.saved
+                if answer.number == 0:
+                    self.at_end[name] = answer
+                elif answer.number in self._answers:
+                    self._answers[answer.number][name] = answer
+        if len(rest) > MAX_BYTES >= len(before) and self._number in self._answers:
+            self._answers[self._number][name] = Recorded(number=self._number, why="its answer is too long")
+        return bool(data)

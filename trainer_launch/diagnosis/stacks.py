@@ -10,13 +10,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis.collectives import Doing
-from trainer_launch.diagnosis.hang_detection import Worker, label
+from trainer_launch.diagnosis.hang_detection import WatchedWorker, label
 from trainer_launch.host import process_tree
 from trainer_launch.host.slow_files import within
 
@@ -67,14 +68,14 @@ class Frame(Struct, frozen=True):
         return f"{self.file.rpartition('/')[2]}:{self.line} ({self.function})"
 
 
-def ask(workers: Collection[Worker]) -> dict[Worker, int]:
+def ask(workers: Collection[WatchedWorker]) -> dict[WatchedWorker, int]:
     """Let all workers write their stacks at the same time; sizes of their files before, of those that can."""
     asked = {worker: _ask(worker.stacks, worker.pid) for worker in workers if worker.stacks is not None}
     return {worker: before for worker, before in asked.items() if before is not None}
 
 
-def answers(asked: Mapping[Worker, int], until_s: float) -> dict[int, str]:
-    """What they have written by then, by pid."""
+def answers(asked: Mapping[WatchedWorker, int], until_s: float) -> dict[int, str]:
+    """What they have written by then, by pid; of those that are not done, what is there."""
     sizes, written = dict(asked), dict[int, str]()
     while len(written) < len(asked) and time.monotonic() < until_s:
         for worker in [worker for worker in asked if worker.pid not in written]:
@@ -83,21 +84,18 @@ def answers(asked: Mapping[Worker, int], until_s: float) -> dict[int, str]:
                 written[worker.pid] = _tail(worker.stacks or "", asked[worker])
         if len(written) < len(asked):
             time.sleep(_LOOK_S)
-    return written
+    texts = {worker.pid: _tail(worker.stacks or "", asked[worker]) for worker in asked if worker.pid not in written}
+    return written | {pid: text for pid, text in texts.items() if text}
 
 
-def ask_all(children: Mapping[Worker, Collection[process_tree.ProcessEntry]]) -> dict[int, str]:
-    """Let every worker and what it has forked write their stacks, one after the other; texts by pid."""
-    end_s = time.monotonic() + ALL_ANSWERS_S
-    texts: dict[int, str] = {}
-    for worker, entries in children.items():
-        for pid in (worker.pid, *(entry.pid for entry in entries)):
-            before = _ask(worker.stacks, pid)
-            if before is not None:
-                until_s = min(end_s, time.monotonic() + _ANSWER_S)
-                written = answers({replace(worker, pid=pid): before}, until_s)
-                texts |= written or {pid: _tail(worker.stacks or "", before)}
-    return {pid: text for pid, text in texts.items() if text}
+def ask_all(children: Mapping[WatchedWorker, Collection[process_tree.ProcessEntry]]) -> dict[int, str]:
+    """Let workers and what each has forked write their stacks, side by side but for those that share a file."""
+    end_s, texts = time.monotonic() + ALL_ANSWERS_S, dict[int, str]()
+    pids = [(worker.pid, *(entry.pid for entry in entries)) for worker, entries in children.items()]
+    for column in zip_longest(*pids):
+        asked = ask([replace(w, pid=pid) for w, pid in zip(children, column, strict=True) if pid is not None])
+        texts |= answers(asked, min(end_s, time.monotonic() + _ANSWER_S))
+    return texts
 
 
 def _ask(path: str | None, pid: int) -> int | None:
@@ -163,13 +161,13 @@ def doing(frames: tuple[Frame, ...]) -> Doing:
 
 def waits_for_others(frames: tuple[Frame, ...]) -> bool | None:
     """Whether this is a rank that waits for other ranks; None: nothing is known of it."""
-    inner = [frame for frame in _down_to_user(frames) if frame.is_library]
+    inner = [frame for frame in down_to_user(frames) if frame.is_library]
     return any(_COLLECTIVE.search(frame.file) for frame in inner) if frames else None
 
 
 def where(frames: tuple[Frame, ...]) -> str:
     """One phrase: the user's own innermost line, and the library call that it is in."""
-    down = _down_to_user(frames)
+    down = down_to_user(frames)
     user = down[-1] if down and not down[-1].is_library else None
     inner = [frame for frame in down if frame.is_library]
     calls = [frame for frame in reversed(inner) if frame.function not in _DECORATORS]
@@ -181,16 +179,23 @@ def where(frames: tuple[Frame, ...]) -> str:
     return f"{waits} {calls[0].function}, called from {user}"
 
 
-def stacks_digest(places: Mapping[Worker, str]) -> tuple[str, ...]:
+def stacks_digest(places: Mapping[WatchedWorker, str]) -> tuple[str, ...]:
     """Alike ranks together: `ranks 0-2,4-7: waits in all_reduce, called from train.py:31 (main)`."""
-    groups: dict[str, list[Worker]] = {}
+    groups: dict[str, list[WatchedWorker]] = {}
     for worker, place in places.items():
         groups.setdefault(place, []).append(worker)
     few_first = sorted(groups.items(), key=lambda group: len(group[1]))
     return tuple(f"{label(workers)}: {place}" for place, workers in few_first)
 
 
-def _down_to_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+def frames_of(calls: Sequence[str]) -> tuple[Frame, ...]:
+    """A stack as a worker's recorder thread tells it: FILE:LINE:FUNCTION, innermost first."""
+    parts = [(*call.rsplit(":", 2), "0", "")[:3] for call in calls]
+    return tuple(Frame(file, int(line) if line.isdecimal() else 0, function) for file, line, function in parts)
+
+
+def down_to_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The calls from the innermost to the user's own innermost; all where none is the user's."""
     for depth, frame in enumerate(frames):
         if not frame.is_library:
             return frames[: depth + 1]

@@ -15,34 +15,66 @@ Nobody is stopped for it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis.collectives import (
     MAX_ENTERED,
     Explanation,
     Life,
+    Ns,
+    Rank,
     RankState,
     entered_in_words,
     explain,
     unexplained,
 )
-from trainer_launch.diagnosis.topics import MAX_STATES, STALL, LastEntered, Ranks, ShowRanks, StallStatus
 from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell
 from trainer_launch.membership.protocol import MAX_RANKS
+from trainer_launch.model.codec import Amount, Name, Tagged, Text
 
+STALL = "stall"  # the topic
+MAX_STATES = 16384  # of all nodes, in an explanation
 SHOW_RANKS_S = 6.0  # for all members to tell what their ranks show: each asks its workers for half of it
 EXPLAIN_AGAIN_S = 3.0  # between two explanations: what nodes say meanwhile was said before they heard it
+# By collective, the ranks that entered it last when a generation failed.
+LastEntered: TypeAlias = Annotated[
+    Mapping[Name, Annotated[tuple[Rank, ...], Meta(max_length=MAX_RANKS)]], Meta(max_length=MAX_ENTERED)
+]
 
 
-class _Question(Struct, frozen=True, kw_only=True):
+class Ranks(Tagged, frozen=True):
+    """What a node's ranks show: it sees no progress, or was asked."""
+
+    states: Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANKS)]
+    at_ns: Ns
+    limit_s: Amount = 0.0  # it has seen none for so long; 0: it was asked
+
+
+class ShowRanks(Tagged, frozen=True):
+    """Another node sees no progress: tell what your ranks show."""
+
+
+ToNode: TypeAlias = ShowRanks | Explanation
+
+
+class StallStatus(Struct, frozen=True):
+    """Why the present generation did not go on, the last time that it did not."""
+
+    stall: Text | None = None
+    stall_age_s: Amount | None = None
+
+
+class _StallRound(Struct, frozen=True, kw_only=True):
     """A member sees no progress, and all are asked what their ranks show."""
 
     asked_s: float
     waiting: frozenset[int]  # who has not answered
-    shown: Ranks  # so far, by those that have
+    states: tuple[RankState, ...]  # so far, of those that have
+    at_ns: int
+    limit_s: float
 
 
 class StallJudge(Judge, frozen=True, kw_only=True):
@@ -51,7 +83,7 @@ class StallJudge(Judge, frozen=True, kw_only=True):
     topic: ClassVar[str] = STALL
     hears = Ranks
     carried = LastEntered
-    question: _Question | None = None
+    question: _StallRound | None = None
     explained: Explanation | None = None  # the last stall
     explained_s: float = 0.0  # and when
 
@@ -61,40 +93,40 @@ class StallJudge(Judge, frozen=True, kw_only=True):
 
     def hear(self, number: int, body: Ranks, members: Members, now_s: float) -> Judgement:
         """A member tells its ranks: the first one to do so has everybody asked."""
+        asked: tuple[Tell, ...] = ()
         before, last = self.question, self.explained
         if before is None:
             was_active = last is not None and last.active and body.limit_s > 0  # who showed progress may hang now
             if last is not None and now_s < self.explained_s + EXPLAIN_AGAIN_S and not was_active:
                 return self, ()  # said before it heard the explanation
-            others = [member.number for member in members() if member.answers and member.number != number]
-            question = _Question(asked_s=now_s, waiting=frozenset(others), shown=body)
-            asked = [Tell(others, ShowRanks())]
-        else:
-            shown = Ranks(
-                states=(*before.shown.states, *body.states)[:MAX_STATES],
-                at_ns=max(before.shown.at_ns, body.at_ns),
-                limit_s=max(before.shown.limit_s, body.limit_s),
-            )
-            question = replace(before, waiting=before.waiting - {number}, shown=shown)
-            asked = []
-        judge = replace(self, question=question, due_s=question.asked_s + SHOW_RANKS_S)
-        if question.waiting:
+            others = frozenset(member.number for member in members() if member.answers) - {number}
+            before = _StallRound(asked_s=now_s, waiting=others, states=(), at_ns=0, limit_s=0.0)
+            asked = (Tell(sorted(others), ShowRanks()),)
+        now = _StallRound(
+            asked_s=before.asked_s,
+            waiting=before.waiting - {number},
+            states=(*before.states, *body.states)[:MAX_STATES],
+            at_ns=max(before.at_ns, body.at_ns),
+            limit_s=max(before.limit_s, body.limit_s),
+        )
+        judge = replace(self, question=now, due_s=now.asked_s + SHOW_RANKS_S)
+        if now.waiting:
             return judge, asked
-        after, told = judge.tick(members, now_s)
-        return after, (*asked, *told)
+        after, news = judge.tick(members, now_s)
+        return after, (*asked, *news)
 
     def tick(self, members: Members, now_s: float) -> Judgement:
         """Explain to all members what is known."""
-        question = self.question
-        if question is None:
+        now = self.question
+        if now is None:
             return self, ()
-        everybody, shown = members(), question.shown
-        names = [member.name for member in everybody if member.number in question.waiting]
-        finished = _finished(everybody, question.asked_s - SHOW_RANKS_S / 2)
-        ranks = tuple({state.rank: state for state in (*shown.states, *finished)}.values())
-        why = explain(ranks, shown.at_ns, shown.limit_s)
+        everybody = members()
+        names = [member.name for member in everybody if member.number in now.waiting]
+        finished = _finished(everybody, now.asked_s - SHOW_RANKS_S / 2)
+        ranks = tuple({state.rank: state for state in (*now.states, *finished)}.values())
+        why = explain(ranks, now.at_ns, now.limit_s)
         if why is None:
-            why = unexplained(ranks, sum(max(1, len(member.ranks)) for member in everybody), shown.limit_s)
+            why = unexplained(ranks, sum(max(1, len(member.ranks)) for member in everybody), now.limit_s)
             if names:  # who has not answered may be at work
                 why = replace(why, accuses=False)
         text = why.text + (f"; no answer from {', '.join(names[:4])}" if names else "")
@@ -116,10 +148,10 @@ class StallJudge(Judge, frozen=True, kw_only=True):
         return StallStatus(last.text, round(max(0.0, now_s - self.explained_s), 1))
 
 
-def _finished(members: Sequence[MemberView], seen_s: float) -> Iterator[RankState]:
-    """The ranks of nodes that are done; the others' states are not older than `seen_s`."""
+def _finished(members: Sequence[MemberView], shown_s: float) -> Iterator[RankState]:
+    """The ranks of nodes that are done; the others' states are not older than `shown_s`."""
     for member in members:
         if member.done_s is not None:
-            quiet_s = max(0.0, seen_s - member.done_s)
+            quiet_s = max(0.0, shown_s - member.done_s)
             for rank in member.ranks:
                 yield RankState(rank=rank, node=member.number, life=Life.FINISHED, quiet_s=quiet_s)

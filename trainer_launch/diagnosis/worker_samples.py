@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis import stacks
 from trainer_launch.diagnosis.collectives import RankState
-from trainer_launch.diagnosis.hang_detection import Activity, Sample, Worker
+from trainer_launch.diagnosis.hang_detection import Activity, Sample, WatchedWorker
 from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.slow_files import within
@@ -25,7 +25,7 @@ from trainer_launch.supervisor.processes import Processes
 Below = Mapping[int, tuple[process_tree.ProcessEntry, ...]]  # children by parent
 
 
-class Place(Struct, frozen=True):
+class WorkerPlace(Struct, frozen=True):
     """Which worker of torch's a process is."""
 
     rank: int
@@ -38,7 +38,7 @@ class WatchedGroup(Protocol):
     """What is read of a torch worker group, by whoever diagnoses it."""
 
     generation: int  # the last one that this node was in
-    places: Mapping[str, Place]  # by the names of the processes
+    places: Mapping[str, WorkerPlace]  # by the names of the processes
     recorders: Recorders
     processes: Processes
 
@@ -50,7 +50,7 @@ class WatchedGroup(Protocol):
         """The ranks of this generation that have no process any more."""
 
 
-class Workers:
+class WatchedWorkers:
     """The workers that are alive now; without a group any program's processes, whatever they have started."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Workers:
         self._pids, self._heard, self._run_dir, self._group = pids, heard, run_dir, group
         self._dumped: dict[int, int] = {}  # by pid: bytes of stacks that were asked for
 
-    def look(self) -> dict[Worker, Sample]:
+    def look(self) -> dict[WatchedWorker, Sample]:
         """Take one sample of each."""
         below = _by_parent(process_tree.descendants(os.getpid()))
         far = {} if self._group is None else self._group.recorders.how_far()
@@ -80,7 +80,7 @@ class Workers:
                     samples[worker] = sample
         return samples
 
-    def present(self) -> dict[Worker, str]:
+    def present(self) -> dict[WatchedWorker, str]:
         """Those that are alive, with the states of their main threads; nothing else is looked at."""
         entries = {name: process_tree.read(pid) for name, pid in self._pids().items()}
         return {
@@ -89,25 +89,27 @@ class Workers:
             if entry is not None and entry.parent == os.getpid() and entry.state not in "ZX"
         }
 
-    def children(self, workers: Iterable[Worker]) -> dict[Worker, tuple[process_tree.ProcessEntry, ...]]:
+    def children(
+        self, workers: Iterable[WatchedWorker]
+    ) -> dict[WatchedWorker, tuple[process_tree.ProcessEntry, ...]]:
         """Everything alive below each worker, such as its data loaders."""
         below = _by_parent(process_tree.descendants(os.getpid()))
         return {worker: _subtree(worker.pid, below) for worker in workers}
 
-    def ask_all(self, children: Mapping[Worker, Collection[process_tree.ProcessEntry]]) -> dict[int, str]:
+    def ask_all(self, children: Mapping[WatchedWorker, Collection[process_tree.ProcessEntry]]) -> dict[int, str]:
         """Let workers and their children write their stacks; texts by pid. To be asked is no progress."""
         texts = stacks.ask_all(children)
         for pid, text in texts.items():
             self._dumped[pid] = self._dumped.get(pid, 0) + len(text.encode(errors="replace"))
         return texts
 
-    def _worker(self, name: str, entry: process_tree.ProcessEntry) -> Worker:
+    def _worker(self, name: str, entry: process_tree.ProcessEntry) -> WatchedWorker:
         place = None if self._group is None else self._group.places.get(name)
         known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
-        return Worker(name, entry.pid, entry.started, *known)
+        return WatchedWorker(name, entry.pid, entry.started, *known)
 
     def _sample(
-        self, name: str, worker: Worker, entries: Iterable[process_tree.ProcessEntry], far: int
+        self, name: str, worker: WatchedWorker, entries: Iterable[process_tree.ProcessEntry], far: int
     ) -> Sample | None:
         processes = [activity for entry in entries if (activity := read(entry)) is not None]
         if not processes or processes[0].pid != worker.pid:

@@ -20,7 +20,7 @@ from trainer_launch.supervisor.system import System
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
     from trainer_launch.diagnosis.incident_collection import Collected, Collector
-    from trainer_launch.diagnosis.worker_samples import Workers
+    from trainer_launch.diagnosis.worker_samples import WatchedWorkers
     from trainer_launch.pytorch.worker_group import WorkerGroup
 
 OFF = "off"
@@ -53,10 +53,10 @@ class Incidents:
         self._processes, self._group = processes, group
 
     @cached_property
-    def _workers(self) -> Workers:
-        from trainer_launch.diagnosis.worker_samples import Workers
+    def _workers(self) -> WatchedWorkers:
+        from trainer_launch.diagnosis.worker_samples import WatchedWorkers
 
-        return Workers(self._processes.pids, self._system.heard, self._task.trial.scratch, self._group)
+        return WatchedWorkers(self._processes.pids, self._system.heard, self._task.trial.scratch, self._group)
 
     @cached_property
     def collector(self) -> Collector | None:

@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis.stragglers import Lateness
+from trainer_launch.diagnosis.lateness import Lateness
 from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.slow_files import within

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from trainer_launch import __version__
-from trainer_launch.diagnosis.stragglers import Lateness
+from trainer_launch.diagnosis.lateness import Lateness
 from trainer_launch.host import logs as our_log
 from trainer_launch.host import process_tree
 from trainer_launch.host.files import LiveFiles

@@ -21,7 +21,7 @@ from trainer_launch.pytorch.messages import ForkWorkers, OpenStore, Ready, Reque
 from trainer_launch.supervisor import inherited
 
 if TYPE_CHECKING:
-    from trainer_launch.diagnosis.worker_samples import Place
+    from trainer_launch.diagnosis.worker_samples import WorkerPlace
     from trainer_launch.model import Death, PortRange, Process, Workers
     from trainer_launch.pytorch.worker_group import WorkerGroup
 
@@ -368,7 +368,7 @@ class Starter:
 
     # -- workers ------------------------------------------------------------------------------
 
-    def start(self, processes: Sequence[Process], places: Mapping[str, Place]) -> list[Death]:
+    def start(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
         """Start all workers of a generation; the deaths of those that could not be started.
 
         Raises:
@@ -399,7 +399,9 @@ class Starter:
     def _not_started(self, process: Process, problem: LaunchError) -> Death:
         return self._group.processes.not_started(process, problem.exit_code, str(problem))
 
-    def _fork(self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, Place]) -> list[Death]:
+    def _fork(
+        self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, WorkerPlace]
+    ) -> list[Death]:
         records = self._workers.records
         bindings = self._workers.bindings or (Binding(()),) * len(processes)
         streams: list[dict[int, int]] = []

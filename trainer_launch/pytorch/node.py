@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis import straggler_samples, topics
-from trainer_launch.diagnosis.collectives import Explanation
+from trainer_launch.diagnosis import stragglers
 from trainer_launch.diagnosis.group_incidents import GroupIncidents, aborted
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.machine import machine_name
@@ -83,7 +82,7 @@ class Diagnosis(NamedTuple):
     """Who looks at the workers."""
 
     incidents: GroupIncidents
-    stragglers: straggler_samples.StragglerSamples
+    stragglers: stragglers.StragglerSamples
     watch: Watch | None  # for hangs
 
 
@@ -104,7 +103,7 @@ def client_of(group: WorkerGroup, secret: bytes | None, carried: Callable[[], Ma
         label=me.label,
     )
     connected = me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir
-    return Client(*connected, carried, straggler_samples.answer)
+    return Client(*connected, carried, stragglers.answer)
 
 
 class TorchNode(RunLoop):
@@ -210,8 +209,8 @@ class TorchNode(RunLoop):
     def hear(self, news: News, now_s: float) -> None:
         """The coordinator said something, or is out of reach, or is back."""
         match news:
-            case say.Note():
-                self._hear_note(topics.opened_by_node(news, self._group.generation), now_s)
+            case say.Note(generation=number) if number == self._group.generation:
+                self._hear_note(news, now_s)
             case Disconnected():
                 self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
             case Connected():
@@ -230,10 +229,9 @@ class TorchNode(RunLoop):
                 self._stragglers.end()
                 self._on_job_end(news, now_s)
 
-    def _hear_note(self, body: topics.ToNode | None, now_s: float) -> None:
-        self._incidents.hear(body, self._hang_watch)
-        self._stragglers.hear(body, now_s)
-        if isinstance(body, Explanation) and body.accuses:
+    def _hear_note(self, note: say.Note, now_s: float) -> None:
+        self._stragglers.hear(note, now_s)
+        if self._incidents.hear(note, self._hang_watch):
             self._observer.suspect()
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from trainer_launch.diagnosis.collectives import Life, RankState
 from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.diagnosis.stall import SHOW_RANKS_S
-from trainer_launch.diagnosis.worker_samples import Place
+from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.membership.protocol import Formed
 from trainer_launch.model import Death, Membership, Plan, Workers
 from trainer_launch.model.errors import InternalError
@@ -29,7 +29,7 @@ class WorkerGroup:
         self.incarnation = uuid.uuid4().hex  # this process, among all that were or will be this node
         self.recorders = Recorders()
         self.generation = 0  # the last one that this node was in
-        self.places: Mapping[str, Place] = {}  # by the names of the processes
+        self.places: Mapping[str, WorkerPlace] = {}  # by the names of the processes
         self.deaths: list[Death] = []  # in their order
         self.leave_generation()
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from string import Template
 
-from trainer_launch.diagnosis.worker_samples import Place
+from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.slow_files import within
 from trainer_launch.membership import protocol as say
@@ -42,10 +42,12 @@ def of(
     )
 
 
-def places(workers: Workers, formed: say.Formed, attempt_folder: str, *, are_forked: bool) -> dict[str, Place]:
+def places(
+    workers: Workers, formed: say.Formed, attempt_folder: str, *, are_forked: bool
+) -> dict[str, WorkerPlace]:
     """The workers of a generation by the names of their processes."""
     return {
-        f"{_NAME}{formed.first_rank + local_rank}": Place(
+        f"{_NAME}{formed.first_rank + local_rank}": WorkerPlace(
             formed.first_rank + local_rank,
             local_rank,
             f"{workers.run_dir}/{runtime_directory.STACKS}{local_rank}" if are_forked else None,

@@ -12,15 +12,16 @@ from msgspec.structs import replace
 from tests.fuzz.oracle import Refused, assert_encodable, assert_sentence, assert_terminal, attempt
 from tests.fuzz.registry import target
 from trainer_launch.commands import status
-from trainer_launch.diagnosis.lateness import StragglerJudge
+from trainer_launch.diagnosis import stall, stragglers
 from trainer_launch.diagnosis.stall import StallJudge
-from trainer_launch.diagnosis.topics import opened_by_node
+from trainer_launch.diagnosis.stragglers import StragglerJudge
 from trainer_launch.membership import membership
 from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership import state as states
 from trainer_launch.membership.authentication import Channel
 from trainer_launch.membership.client import Lines, LostError
 from trainer_launch.membership.election import ranks_of, wanted_candidates
+from trainer_launch.membership.notes import opened
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError, convert
 from trainer_launch.mpi.host_readiness import banner_fault
@@ -105,7 +106,8 @@ def _heard(message: coordination.FromServer) -> coordination.Message:
     """As the node reads it that it is sent to."""
     heard = coordination.parse(coordination.render(message))
     if isinstance(heard, coordination.Note):
-        return replace(heard, body=opened_by_node(heard, heard.generation))
+        kinds = stall.ToNode if heard.topic == stall.STALL else stragglers.ToNode
+        return replace(heard, body=opened(kinds, heard.body, heard.topic))
     if isinstance(heard, coordination.Formed):
         return replace(heard, notes={topic: convert(Told, body) for topic, body in heard.notes.items()})
     return heard
