@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from trainer_launch.model.findings import Basis, Checksum, Fault, Finding, Measure, Scope, Status
 from trainer_launch.model.units import all_of, counted, grouped, listed
-from trainer_launch.preflight.check import Check, Needs, Where, check
+from trainer_launch.preflight.check import Check, Where, check
 from trainer_launch.preflight.cluster.nodes import Cluster
-from trainer_launch.preflight.thresholds import KINDS, Kind, Reference, Shares, Table, kind_of
+from trainer_launch.preflight.thresholds import KINDS, Reference, Shares, SpeedKind, Table, kind_of
 
 _MAD_TO_SIGMA = 1.4826
 SIGMAS = 4.0  # a spread that the job has anyway accuses nobody
@@ -21,7 +21,7 @@ _SHOWN = 6
 _MANY = 64
 
 SHARE_OF_PAIRS = 0.75
-_PAIR = Kind("pairs", "", ("pair",), SHARE_OF_PAIRS, 0.0, "")  # peers are compared by who tests pairs
+_PAIR = SpeedKind("pairs", "", ("pair",), SHARE_OF_PAIRS, 0.0, "")  # peers are compared by who tests pairs
 _JOB_ACTION = (
     "the same everywhere: see power limits and clock policy; where this is what your machines give, save it with "
     "--report FILE.json and pass that as --reference"
@@ -40,7 +40,7 @@ class _Card(Struct, frozen=True):
 class _Group(Struct, frozen=True):
     """Cards that can be compared: of one model, by one measure in one unit."""
 
-    kind: Kind
+    kind: SpeedKind
     model: str
     reference: Reference | None
     cards: Sequence[_Card]
@@ -59,11 +59,11 @@ def _slow_gpus(cluster: Cluster) -> list[Finding]:
 
 
 SPEED = tuple(
-    Check(id=kind.name, title=kind.title, run=_slow_gpus, where=Where.CLUSTER, needs=Needs.LOAD) for kind in KINDS
+    Check(id=kind.name, title=kind.title, run=_slow_gpus, where=Where.CLUSTER, needs_load=True) for kind in KINDS
 )
 
 
-@check("gpu-checksum", Where.CLUSTER, needs=Needs.LOAD)
+@check("gpu-checksum", Where.CLUSTER, needs_load=True)
 def gpu_checksum(cluster: Cluster) -> Iterator[Finding]:
     """The same numbers through the same kernels come to the same bits on all GPUs of a kind."""
     yield from differing({node.name: node.report.checksums for node in cluster.nodes})
@@ -103,7 +103,7 @@ def of_pairs(rates: Sequence[float], model: str, table: Table) -> list[Finding]:
 
 
 def _cards(
-    kind: Kind, members: Sequence[tuple[int, Measure]], reference: Reference | None, shares: Shares
+    kind: SpeedKind, members: Sequence[tuple[int, Measure]], reference: Reference | None, shares: Shares
 ) -> list[_Card]:
     """Each card beside the reference, and beside its peers: the others that are no shorter than it allows."""
     floor = 0.0 if reference is None else shares.share(kind) * reference.value

@@ -125,7 +125,7 @@ def measured(measures: Sequence[Measure], day: str) -> tuple[Reference, ...]:
     )
 
 
-class Kind(Struct, frozen=True):
+class SpeedKind(Struct, frozen=True):
     """Measures that are judged alike, and by what name."""
 
     name: str  # the check's, and that of its threshold
@@ -142,14 +142,14 @@ _CARD = (
 _MEMORY = "see that card's memory: ECC errors and remapped rows (nvidia-smi -q -d ECC)"
 _PCIE = "see that card's PCIe generation and width under load"
 KINDS = (
-    Kind("gemm", "No GPU multiplies matrices slowly.", ("gemm",), 0.85, 0.93, _CARD),
-    Kind("hbm", "No GPU copies slowly in its own memory.", ("hbm",), 0.90, 0.93, _MEMORY),
-    Kind("pcie", "No GPU copies slowly from and to the host.", ("h2d", "d2h"), 0.85, 0.90, _PCIE),
+    SpeedKind("gemm", "No GPU multiplies matrices slowly.", ("gemm",), 0.85, 0.93, _CARD),
+    SpeedKind("hbm", "No GPU copies slowly in its own memory.", ("hbm",), 0.90, 0.93, _MEMORY),
+    SpeedKind("pcie", "No GPU copies slowly from and to the host.", ("h2d", "d2h"), 0.85, 0.90, _PCIE),
 )
 NAMES = (*(kind.name for kind in KINDS), PEERS, PAIR, PAIR_MBPS)
 
 
-def kind_of(name: str) -> Kind | None:
+def kind_of(name: str) -> SpeedKind | None:
     """How a measure of this name is judged; None: it is not."""
     return next((kind for kind in KINDS if name.startswith(kind.measures)), None)
 
@@ -160,11 +160,11 @@ class Shares(Struct, frozen=True):
     of_reference: Mapping[str, float] = field(default_factory=dict)  # by a kind's name
     of_peers: float | None = None
 
-    def share(self, kind: Kind) -> float:
+    def share(self, kind: SpeedKind) -> float:
         """The share of the reference that is enough."""
         return self.of_reference.get(kind.name, kind.share)
 
-    def peers(self, kind: Kind) -> float:
+    def peers(self, kind: SpeedKind) -> float:
         """The share of the peers' median that is enough."""
         return kind.peers if self.of_peers is None else self.of_peers
 

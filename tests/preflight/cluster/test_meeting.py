@@ -196,7 +196,7 @@ def test_without_descriptors_the_cluster_preflight_goes_on_says_so_once_and_does
     one = job(3)
     server = one.hold()
     here = [one.call(rank) for rank in range(2)]
-    assert all(isinstance(caller.receive(LATEST_S), msg.Waiting) for caller in here)
+    assert all(isinstance(caller.receive(LATEST_S), msg.PreflightWaiting) for caller in here)
     turns: list[int] = []
     turn = server._turn
 
@@ -279,7 +279,7 @@ def test_when_node_0_ends_in_the_middle_the_others_say_so(job: Callable[..., Job
     server = one.hold()
     callers = [one.call(1), one.call(2, deadline_s=0.5)]
     for caller in callers:
-        assert isinstance(caller.receive(5), msg.Waiting)
+        assert isinstance(caller.receive(5), msg.PreflightWaiting)
     server.stop()
     for findings in verdicts(*callers):
         assert [finding.measured for finding in failed(findings)] == ["refused"]

@@ -50,7 +50,7 @@ class ClusterVerdict(Struct, frozen=True):
     is_shared: bool = False  # node 0 has decided it, and tells it in its own log, too
 
 
-News: TypeAlias = msg.Complete | msg.Waiting | ClusterVerdict
+News: TypeAlias = msg.Complete | msg.PreflightWaiting | ClusterVerdict
 
 
 class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
@@ -81,7 +81,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         # The last seconds are for a look at node 0 from outside.
         self._until_s = self._first_until_s = self._deadline_at_s - min(_LOOK_S, deadline_s / 3)
         self.stage = "it has just started"
-        self.waiting: msg.Waiting | None = None  # node 0's latest word
+        self.waiting: msg.PreflightWaiting | None = None  # node 0's latest word
         # Node 0's clock minus ours, and how much it may be off.
         self.offset: tuple[float, float] = (0.0, _NO_CLOCK_S)
         self._listener = Listener(port, self._here, ports)
@@ -208,7 +208,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
     def _take(self, message: msg.Message) -> None:
         match message:
-            case msg.Waiting(_, _, _, left_s):
+            case msg.PreflightWaiting(_, _, _, left_s):
                 self._until_s = max(self._until_s, time.monotonic() + left_s + _GRACE_S)
                 self.stage, self.waiting = "it takes part in the cluster preflight", message
                 self._tell(message)

@@ -9,12 +9,10 @@ from msgspec import Struct, field
 from trainer_launch.model import Endpoint, Job, Seats, Topology, units
 from trainer_launch.model.findings import Measure
 from trainer_launch.planning.torch import seats_by_index
-from trainer_launch.preflight.check import Check
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.fault_isolation import Faulty, Pair
 from trainer_launch.preflight.thresholds import Shares, Table, Thresholds
 
-TOLD = "check "  # how a fact begins that is a check's own, and not compared
 LEASE_S = 6.0  # a node that says nothing for so long is lost
 _SHOWN = 8
 
@@ -136,11 +134,6 @@ class Cluster(Struct, frozen=True, kw_only=True):
     def names(self) -> list[str]:
         """As people know them."""
         return [node.name for node in self.nodes]
-
-    def told(self, check: Check[Cluster]) -> dict[str, str]:
-        """What each node's `tell` has said for a check, by the node's name."""
-        key = f"{TOLD}{check.id}"
-        return {node.name: node.report.facts[key] for node in self.nodes if key in node.report.facts}
 
 
 def label(rank: int, host: str | None) -> str:

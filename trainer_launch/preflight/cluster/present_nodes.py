@@ -13,7 +13,7 @@ from trainer_launch.preflight.cluster.nodes import Cluster, ClusterSettings, Job
 from trainer_launch.preflight.cluster.outside_look import NodeStage, Stuck
 
 NAME = "roll-call"
-AT_WORK = "at work"
+
 MAX_NAMED = 50  # missing nodes that have a finding each, and are looked at for it
 _MAX_OF_A_NODE = 20
 
@@ -91,7 +91,7 @@ def runs_already(host: str | None) -> Finding:
     """A pod that was made again meets a job at work: there is nothing to wait for."""
     who = f"{host} is at work" if host else "node 0's coordinator is at work"
     text = f"the job is already running ({who}); this node rejoins it without a comparison of nodes"
-    return all_present.passed(text, scope=Scope.JOB, measured=AT_WORK)
+    return all_present.passed(text, scope=Scope.JOB, measured="at work")
 
 
 def no_coordinator(home: str, stuck: Stuck, waited_s: float) -> Finding:
