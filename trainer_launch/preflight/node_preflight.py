@@ -113,8 +113,8 @@ def _without_others(
     findings = [*selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))]
     figures, sums = node_facts.measured(subject.cards)
     if figures or sums:
-        table, (_, shares) = thresholds.load_table(settings.reference), thresholds.parse_flag(settings.threshold)
-        slow = gpu_judgement.findings([subject.host.hostname], [figures], table, shares)
+        table, (_, kinds) = thresholds.load_table(settings.reference), thresholds.parse_flag(settings.threshold)
+        slow = gpu_judgement.findings([subject.host.hostname], [figures], table, kinds)
         findings += selection.kept([*gpu_judgement.differing({"": sums}), *slow])
     if mpi_hosts.concerns(subject):
         doing.waiting = lambda: f"waiting for the hosts {mpi_hosts.named(subject)}"

@@ -235,9 +235,13 @@ def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> Non
 
 
 def test_thresholds_are_read_or_refused() -> None:
-    of_pairs, shares = thresholds.parse_flag("pair=0.5, pair-mbps=200,gemm=0.8,peers=0.9")
+    of_pairs, kinds = thresholds.parse_flag("pair=0.5, pair-mbps=200,gemm=0.8,peers=0.9")
     assert (of_pairs.ratio, of_pairs.floor) == (0.5, 200e6)
-    assert (shares.of_reference, shares.of_peers) == ({"gemm": 0.8}, 0.9)
+    assert {kind.name: (kind.share, kind.peers) for kind in kinds} == {
+        "gemm": (0.8, 0.9),
+        "hbm": (0.9, 0.9),
+        "pcie": (0.85, 0.9),
+    }
     for wrong in ("gem=1", "pair", "pair=x", "pair=-1", "pair=nan", "pair-mbps=1e99", "gemm", "hbm=inf"):
         with pytest.raises(UsageError, match=r"--threshold has .*the names are: gemm, hbm, pcie, peers, pair"):
             thresholds.parse_flag(wrong)

@@ -27,7 +27,7 @@ from trainer_launch.preflight.cluster.nodes import (
     listed,
 )
 from trainer_launch.preflight.fault_isolation import Link, Pair, PairTrial
-from trainer_launch.preflight.thresholds import MBYTE, SHARE_OF_PLAIN_SOCKETS, Thresholds
+from trainer_launch.preflight.thresholds import MBYTE, SHARE_OF_PLAIN_SOCKETS, Table, Thresholds
 
 NAME = "pairs"
 FULL_JOB = "full-job"
@@ -44,8 +44,13 @@ _ACTION_FULL = (
     "see limits of open files and connections, tables of switches and network cards, and NCCL's "
     "topology and tuning files; try with half of the nodes"
 )
+_ACTION_REFERENCE = (
+    "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, save it with "
+    "--report FILE.json and pass that as --reference"
+)
 # Without accelerators, other work on a machine is seen, too.
 _RATIOS = {SOCKET: SHARE_OF_PLAIN_SOCKETS, GLOO: SHARE_OF_PLAIN_SOCKETS, NCCL: 0.75}
+_SHARE_OF_REFERENCE = 0.75
 _TEST_S = 5.0
 _PATIENCE = {SOCKET: 1, GLOO: 2, NCCL: 4}  # times a test's time, for who has to set more up
 _WHOLE_PATIENCE = 8
@@ -69,7 +74,7 @@ class Rounds:
         thresholds = replace(
             asked,
             ratio=_RATIOS[way.pairs] if asked.ratio is None else asked.ratio,
-            expected=0.0 if reference is None else gpu_judgement.SHARE_OF_PAIRS * reference.value * 1e9,
+            expected=0.0 if reference is None else _SHARE_OF_REFERENCE * reference.value * 1e9,
         )
         names = tuple(node.name for node in nodes)
         self.tests = PairTests(names=names, way=way, model=model, thresholds=thresholds)
@@ -193,7 +198,19 @@ def pairs(cluster: Cluster) -> Iterator[Finding]:
         text = f"pairs were tested over plain sockets: {cluster.pairs.way.trouble}"
         yield pairs.warned(text, scope=Scope.JOB, action=_ACTION_WAY)
     rates = [measure.value for measure in cluster.pairs.measures]
-    yield from gpu_judgement.of_pairs(rates, cluster.pairs.model, cluster.settings.table)
+    yield from below_reference(rates, cluster.pairs.model, cluster.settings.table)
+
+
+def below_reference(rates: Sequence[float], model: str, table: Table) -> Iterator[Finding]:
+    """A warning about the job where pairs deliver, in GB/s for each GPU, less than the model's reference allows."""
+    reference = table.of(Measure("pair", 0.0, "GB/s", model, None))
+    middle = statistics.median(rates or [0])
+    if not rates or reference is None or middle >= _SHARE_OF_REFERENCE * reference.value:
+        return
+    text = f"{model}: a pair of nodes delivers {middle:.3g} GB/s for each GPU in the median, "
+    text += f"{middle / reference.value:.0%} of the reference {reference.value:g}"
+    more = {"measured": round(middle, 2), "expected": round(reference.value, 2), "unit": "GB/s"}
+    yield pairs.warned(text, scope=Scope.JOB, basis=Basis.ABSOLUTE, action=_ACTION_REFERENCE, **more)
 
 
 @check(FULL_JOB, Where.CLUSTER)

@@ -193,7 +193,7 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
     home, nodes = topology.coordinator, topology.nodes
     if home is None or nodes is None or topology.node_rank is None:
         raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
-    of_pairs, shares = thresholds.parse_flag(settings.threshold)
+    of_pairs, kinds = thresholds.parse_flag(settings.threshold)
     left_out = (*skipped, *(() if settings.level in _THOROUGH else _COMPARISONS))
     folders = () if shared_storage.NAME in left_out else subject.storage[:_MAX_FOLDERS]
     return ClusterSettings(
@@ -208,7 +208,7 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
         pair_test=settings.pair_test,
         storage={folder: folder in subject.shared for folder in folders},
         thresholds=of_pairs,
-        shares=shares,
+        kinds=kinds,
         table=thresholds.load_table(settings.reference),
         report_s=node_facts.report_s(subject),
     )
