@@ -62,7 +62,7 @@ def test_the_new_contract_is_detected(extended: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_new_check_compares_what_all_nodes_tell(extended: Path) -> None:
+def test_the_new_check_compares_all_nodes(extended: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     pod = {
@@ -71,13 +71,13 @@ def test_the_new_check_compares_what_all_nodes_tell(extended: Path) -> None:
         "PET_MASTER_ADDR": "127.0.0.1",
         "PET_MASTER_PORT": str(port),
     }
-    words = ("-m", "trainer_launch", "preflight", "--json", "--only", "even-memory", "--", "true")
+    words = ("-m", "trainer_launch", "preflight", "--json", "--only", "own-host", "--", "true")
     with ThreadPoolExecutor() as pool:
         ended = list(pool.map(lambda rank: run(extended, *words, **pod, PET_NODE_RANK=str(rank)), range(2)))
     for one in ended:
         found = json.loads(one.stdout)["findings"]
-        told = [finding["text"] for finding in found if finding["check"] == "even-memory"]
-        assert told == ["2 nodes have the same memory limit"], one.stdout + one.stderr
+        told = [finding["text"] for finding in found if finding["check"] == "own-host"]
+        assert [text.partition(" have ")[2] for text in told] == ["the same host name"], one.stdout + one.stderr
 
 
 @pytest.mark.process
@@ -96,7 +96,7 @@ def test_all_rules_hold_and_the_examples_own_tests_pass(extended: Path) -> None:
     """All architecture tests on the copy, and those to which the examples add a row."""
     rows = (
         "tests/contracts/test_cases.py",
-        "tests/preflight/cluster/test_even_memory.py",
+        "tests/preflight/cluster/test_own_host.py",
         "tests/planning/test_plain.py",
     )
     ignored = [f"--ignore=tests/architecture/{name}" for name in NOT_AGAIN]

@@ -23,10 +23,10 @@ from tests.ports import free_port
 from tests.preflight.gpu import machine, node
 from trainer_launch.host import incident_facts
 from trainer_launch.host.machine import count
+from trainer_launch.preflight import gpu_collect as collect
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.preflight.check import Where
-from trainer_launch.preflight.gpu import collect
-from trainer_launch.preflight.gpu.facts import Ending, Gpu, GpuFacts, GpuTest
+from trainer_launch.preflight.gpu_collect import Gpu, GpuFacts, GpuTest, LoadEnding
 
 pytestmark = [
     pytest.mark.usefixtures("what_the_tests_ran_on"),
@@ -188,7 +188,7 @@ def test_figures_scatter_by_less_than_their_thresholds_allow(record_property: Re
     """Each run is a new process, as in a preflight."""
     figures: dict[tuple[int, str, str], list[float]] = {}
     for one in [test for _ in range(RUNS) for test in loaded()]:
-        assert one.ending is Ending.DONE, one.why
+        assert one.ending is LoadEnding.DONE, one.why
         for name, value, unit in one.figures:
             figures.setdefault((one.gpu, name, unit), []).append(value)
     assert figures

@@ -27,6 +27,7 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.preflight.cluster import preflight_messages
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.pair_tests import run
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 
 SECRET = b"right"
@@ -259,7 +260,7 @@ class _Link(NodeLink):
 
 def link(undo: contextlib.ExitStack, rank: int, at: Endpoint) -> _Link:
     said = preflight_messages.Present(preflight_messages.VERSION, "job", rank, f"host-{rank}", f"i{rank}", 1)
-    made = _Link(at, said, deadline_s=60.0, port=None, secret=SECRET)
+    made = _Link(at, said, deadline_s=60.0, port=None, secret=SECRET, bench=run)
     undo.callback(made.close)
     return made
 

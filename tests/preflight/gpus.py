@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer_launch.preflight.gpu.collect import Cards
-from trainer_launch.preflight.gpu.facts import LOAD, Ending, Gpu, GpuFacts, GpuTest, Peers
+from trainer_launch.preflight.gpu_collect import LOAD, Cards, Gpu, GpuFacts, GpuTest, LoadEnding, Peers
 
 
 def under_load(**values: Any) -> dict[str, Any]:
@@ -34,7 +33,7 @@ FACTS = GpuFacts(
     tests=tuple(
         GpuTest(
             gpu=index,
-            ending=Ending.DONE,
+            ending=LoadEnding.DONE,
             repeats=20,
             network="IB",
             peers=Peers(good=True, rate=460.0, why=""),

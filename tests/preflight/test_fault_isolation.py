@@ -12,8 +12,7 @@ from trainer_launch.preflight.fault_isolation import (
     MAX_ROUNDS,
     Faulty,
     Pair,
-    Trial,
-    double_tree,
+    PairTrial,
     next_round,
     pair,
     verdict,
@@ -22,7 +21,7 @@ from trainer_launch.preflight.fault_isolation import (
 NOBODY: frozenset[int] = frozenset()
 
 
-def record(trial: Trial, passed: Mapping[Pair, bool]) -> Trial:
+def record(trial: PairTrial, passed: Mapping[Pair, bool]) -> PairTrial:
     """Add the results of a round."""
     results = {ends: list(counts) for ends, counts in trial.results.items()}
     for ends, good in passed.items():
@@ -34,7 +33,7 @@ def find(
     n_nodes: int, bad: set[int] | frozenset[int] = NOBODY, fails: Callable[[Pair], bool] | None = None
 ) -> Faulty:
     """Run all rounds against faulty nodes, and links that fail when they are asked."""
-    trial = Trial(n_nodes=n_nodes)
+    trial = PairTrial(n_nodes=n_nodes)
     while pairs := next_round(trial):
         nodes = [node for ends in pairs for node in ends]
         assert len(nodes) == len(set(nodes)), "a node is in one test at a time"
@@ -130,11 +129,9 @@ def test_a_node_both_of_whose_ring_links_are_bad_is_not_accused_for_them() -> No
 RAILS = 8
 
 
-def find_on_rails(
-    n_nodes: int, fails: Callable[[Pair, int], bool], n_rails: int = RAILS, *, is_deep: bool = False
-) -> Faulty:
+def find_on_rails(n_nodes: int, fails: Callable[[Pair, int], bool], n_rails: int = RAILS) -> Faulty:
     """The same with several rails, which are all tested when a pair is."""
-    trials = [Trial(n_nodes=n_nodes, is_deep=is_deep) for _ in range(n_rails)]
+    trials = [PairTrial(n_nodes=n_nodes) for _ in range(n_rails)]
     while pairs := next_round(*trials):
         nodes = [node for ends in pairs for node in ends]
         assert len(nodes) == len(set(nodes)), "a node is in one test at a time"
@@ -201,31 +198,3 @@ def test_many_faults_of_nodes_rails_and_ways_accuse_nothing_that_is_healthy(n_no
         assert {(node, rail) for node, rails in found.rails for rail in rails} <= nodes
         assert {(node, rail) for node in found.nodes for rail in range(RAILS)} <= nodes
         assert {(link.ends, rail) for link in found.links for rail in link.rails or range(RAILS)} <= links
-
-
-# -- deep -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n_nodes", [*range(2, 65), 512, 513, 4096])
-def test_a_healthy_deep_trial_takes_at_most_seven_rounds_and_uses_every_edge_of_the_trees(n_nodes: int) -> None:
-    trial = Trial(n_nodes=n_nodes, is_deep=True)
-    while pairs := next_round(trial):
-        trial = record(trial, dict.fromkeys(pairs, True))
-    assert set(trial.results) >= double_tree(n_nodes)
-    assert verdict(trial).rounds <= 7
-    found = verdict(trial)
-    assert (found.nodes, found.links, found.unresolved) == ((), (), ())
-
-
-@pytest.mark.parametrize("n_nodes", range(4, 65))
-def test_every_single_bad_edge_of_a_tree_and_every_bad_node_is_named_alone_in_a_deep_trial(n_nodes: int) -> None:
-    for bad in double_tree(n_nodes):
-        found = find_on_rails(n_nodes, lambda ends, at, bad=bad: ends == bad, 1, is_deep=True)  # type: ignore[misc]
-        assert [link.ends for link in found.links] == [bad]
-        assert nothing_else(found)
-        assert found.rounds <= 10
-    for node in range(n_nodes):
-        found = find_on_rails(n_nodes, lambda ends, at, node=node: node in ends, 1, is_deep=True)  # type: ignore[misc]
-        assert found.nodes == (node,)
-        assert nothing_else(found)
-        assert found.rounds <= 10

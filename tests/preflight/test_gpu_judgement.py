@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_launch.model.findings import Basis, Fault, Finding, Measure, Scope, Status
-from trainer_launch.preflight.gpu_judgement import findings, of_pairs
-from trainer_launch.preflight.thresholds import Reference, Shares, Table, load_table, table
+from trainer_launch.preflight.cluster.pairs import below_reference
+from trainer_launch.preflight.gpu_judgement import findings
+from trainer_launch.preflight.thresholds import KINDS, Reference, SpeedKind, Table, load_table, parse_flag, table
 
 H200, UNKNOWN = "NVIDIA H200", "Some Other GPU"
 GEMM = 665.0  # of an H200
@@ -25,8 +26,8 @@ def cards(values: Sequence[float], model: str = "M", name: str = "gemm", per_nod
     return [made[at : at + per_node] for at in range(0, len(made), per_node)]
 
 
-def judged(measures: list[list[Measure]], known: Table = OWN, shares: Shares | None = None) -> list[Finding]:
-    return findings([f"node {n} (host-{n})" for n in range(len(measures))], measures, known, shares)
+def judged(measures: list[list[Measure]], known: Table = OWN, kinds: Sequence[SpeedKind] = KINDS) -> list[Finding]:
+    return findings([f"node {n} (host-{n})" for n in range(len(measures))], measures, known, kinds)
 
 
 def failed(found: Sequence[Finding]) -> list[str]:
@@ -104,8 +105,8 @@ def test_of_two_cards_the_slow_one_stands_out() -> None:
 def test_thresholds_can_be_moved() -> None:
     values = [100.0] * 7 + [84.0]
     assert failed(judged(cards(values))) == ["node 7 (host-7), GPU 0"]
-    assert failed(judged(cards(values), shares=Shares({"gemm": 0.8}))) == []
-    assert warned(judged(cards(values), shares=Shares({"gemm": 0.8}, of_peers=0.5))) == []
+    assert failed(judged(cards(values), kinds=parse_flag("gemm=0.8")[1])) == []
+    assert warned(judged(cards(values), kinds=parse_flag("gemm=0.8,peers=0.5")[1])) == []
 
 
 # -- properties -------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def test_what_a_healthy_h200_gave_passes_and_half_of_it_does_not(name: str, valu
 
 def test_a_fabric_that_lost_most_of_its_bandwidth_is_told_where_a_constant_of_100_would_pass() -> None:
     """NVSentinel's 100 GB/s for eight NICs is 12.5 GB/s for each: an H200's 45 GB/s may lose 72 % unseen."""
-    (one,) = of_pairs([12.6] * 8, H200, BUILT_IN)
+    (one,) = below_reference([12.6] * 8, H200, BUILT_IN)
     assert (one.check, one.scope, one.status) == ("pairs", Scope.JOB, Status.WARN)
     assert "28% of the reference" in one.text
 
@@ -189,4 +190,4 @@ def test_a_fabric_that_lost_most_of_its_bandwidth_is_told_where_a_constant_of_10
 def test_healthy_fabrics_that_awss_800_gb_s_would_fail_pass() -> None:
     """480 GB/s is what NVLink gives on an H100; a floor that no healthy node reaches is always red."""
     for per_gpu in (45.0, 41.9, 0.76 * 45):  # AWS EFA measured 335 GB/s for eight
-        assert of_pairs([per_gpu] * 8, H200, BUILT_IN) == []
+        assert list(below_reference([per_gpu] * 8, H200, BUILT_IN)) == []

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_launch.host.network import AdapterPort, Interface
-from trainer_launch.preflight.container import network_checks
+from trainer_launch.preflight import network_checks
 
 
 def interface(name: str, *addresses: str, is_up: bool = True) -> Interface:

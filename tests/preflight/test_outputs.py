@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from tests.schemas.validator import violations
 from trainer_launch.model.findings import Basis, Fault, Finding, Report, Scope, Status
 from trainer_launch.preflight import report_formats
-from trainer_launch.preflight.report_formats import Place
+from trainer_launch.preflight.report_formats import ReportPlace
 from trainer_launch.supervisor import outcome
 
-HERE = Place(host="job-node-0-1", node_rank=1, nodes="2", contract="trainer-v2-torch")
+HERE = ReportPlace(host="job-node-0-1", node_rank=1, nodes="2", contract="trainer-v2-torch")
 FATAL = Finding(
     check="shm",
     status=Status.FAIL,

@@ -11,7 +11,7 @@ import pytest
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Measure, Report
 from trainer_launch.preflight import thresholds
-from trainer_launch.preflight.report_formats import Place, document
+from trainer_launch.preflight.report_formats import ReportPlace, document
 
 ROW = {"model": "A", "measure": "gemm", "value": 1.5, "unit": "TFLOP/s", "source": "here"}
 
@@ -30,7 +30,7 @@ def test_the_packages_own_table_is_sound_and_every_number_has_its_source() -> No
 
 
 def report_with(rows: Sequence[thresholds.Reference], **changes: object) -> bytes:
-    place = Place(host="a", node_rank=0, nodes="1", contract="plain")
+    place = ReportPlace(host="a", node_rank=0, nodes="1", contract="plain")
     found = Report(findings=())
     made = document(found, place, mode="enforce", exit_code=0, at_s=1.0, measured=rows)
     return json.dumps(made | changes).encode()

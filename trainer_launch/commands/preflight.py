@@ -21,7 +21,7 @@ from trainer_launch.preflight import node_preflight, registry, report_formats, r
 from trainer_launch.preflight.check import STATE_FILE, subject_of, with_network
 from trainer_launch.preflight.cluster import participation
 from trainer_launch.preflight.node_preflight import NodeResult, PreflightProgress, Selection
-from trainer_launch.preflight.report_formats import Place
+from trainer_launch.preflight.report_formats import ReportPlace
 from trainer_launch.supervisor import outcome
 
 HELP = "check this container and all nodes (an init container)"
@@ -100,7 +100,7 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     return code
 
 
-def _hand_out(result: NodeResult, here: Place, code: int, parsed: Parsed) -> None:
+def _hand_out(result: NodeResult, here: ReportPlace, code: int, parsed: Parsed) -> None:
     """To the pod's status, to the screen, to files. A node that is well only says where the whole report is."""
     settings, report, elsewhere = parsed.settings, result.report, result.elsewhere
     at_s = time.time()

@@ -299,7 +299,7 @@ def _with_preflights_findings(plan: Plan, settings: Settings) -> Plan:
         failing = hosts_in(b"\n".join(text for text in texts if text).decode(errors="replace"))
         plan = replace(plan, hosting=replace(plan.hosting, failing=failing))
     if plan.membership is not None and folder is not None:
-        from trainer_launch.preflight.container import resource_limits  # only who has a preflight needs the checks
+        from trainer_launch.preflight import resource_limits  # only who has a preflight needs the checks
 
         fault = resource_limits.fault_of(folder, plan.membership.host)
         plan = replace(plan, membership=replace(plan.membership, fault=fault))

@@ -32,7 +32,7 @@ from trainer_launch.planning.command import Command
 from trainer_launch.planning.job import hosts_no_rank, place
 from trainer_launch.planning.reading import Reading
 from trainer_launch.planning.shared_memory import Need
-from trainer_launch.preflight.gpu.collect import Cards, collect
+from trainer_launch.preflight.gpu_collect import Cards, collect
 
 LIMIT_S = 5.0  # for a check that does not say otherwise
 STATE_FILE = "preflight.json"  # the report, in --state-dir
@@ -55,14 +55,6 @@ class Where(str, Enum):
     MPI = "mpi"  # in an MPI job's launcher: its hosts' answers
 
 
-class Needs(str, Enum):
-    """What there must be first."""
-
-    NOTHING = "nothing"
-    NAMES = "all nodes' names"
-    LOAD = "GPUs at work"
-
-
 class Check(Struct, Generic[Context], frozen=True, kw_only=True):
     """One thing that can be wrong. All of them are listed in registry.py."""
 
@@ -70,9 +62,8 @@ class Check(Struct, Generic[Context], frozen=True, kw_only=True):
     title: str  # what a PASS means
     run: Callable[[Context], Iterable[Finding]]  # checks that share it are run once
     where: Where = Where.CONTAINER
-    needs: Needs = Needs.NOTHING
+    needs_load: bool = False  # GPUs at work
     limit_s: Callable[[Context], float] = lambda context: LIMIT_S
-    tell: Callable[[Subject], str] | None = None  # what each node tells node 0 for it
 
     def passed(self, text: str, **more: Any) -> Finding:
         """Nothing is wrong."""
@@ -103,9 +94,8 @@ def check(
     name: str,
     where: Where = Where.CONTAINER,
     *,
-    needs: Needs = Needs.NOTHING,
+    needs_load: bool = False,
     limit_s: Callable[[Any], float] | None = None,
-    tell: Callable[[Subject], str] | None = None,
 ) -> Callable[[Callable[[Context], Finding | Iterable[Finding]]], Check[Context]]:
     """Make a check of the function that follows; the first line of its docstring is the title."""
 
@@ -116,7 +106,7 @@ def check(
 
         title = (run.__doc__ or "").partition("\n")[0]
         limit = limit_s or (lambda context: LIMIT_S)
-        return Check(id=name, title=title, run=findings, where=where, needs=needs, limit_s=limit, tell=tell)
+        return Check(id=name, title=title, run=findings, where=where, needs_load=needs_load, limit_s=limit)
 
     return made
 

@@ -4,8 +4,7 @@ The model: a pair test fails when one of its ends is faulty or the link between 
 disjoint pairs that are tested at the same time; rounds are the cost, tests are free.
 
 1. The ring's edges first, as every ring all-reduce uses them: the even ones, the odd ones, and with an odd number
-   of nodes the one that closes the ring. Who passes any test is cleared. All pass: two rounds, and that is all;
-   a deep trial goes on with the edges of both trees that NCCL reduces along: three rounds more.
+   of nodes the one that closes the ring. Who passes any test is cleared. All pass: two rounds, and that is all.
 2. Every other node is a suspect. It is tested with cleared nodes that it was not tested with before, until it
    passes or has failed with two of them. While nobody is cleared, suspects are tested with each other.
 3. A failed pair of two cleared nodes is tested twice more: it is the link, always or now and then.
@@ -33,14 +32,12 @@ Pair: TypeAlias = tuple[int, int]  # the lower index first
 WITNESSES = 2  # cleared partners beside the plan that a node must have failed with before it is named
 RETESTS = 2  # of a failed pair whose ends are both cleared
 MAX_ROUNDS = 12
-_OF_TREES = 4  # more, at most, in a deep trial
 
 
-class Trial(Struct, frozen=True, kw_only=True):
+class PairTrial(Struct, frozen=True, kw_only=True):
     """What is known so far of nodes 0 to `n_nodes` - 1."""
 
     n_nodes: int
-    is_deep: bool = False  # the trees' edges, too
     rounds: int = 0
     results: Mapping[Pair, Sequence[int]] = field(default_factory=dict)  # passed, failed
 
@@ -69,13 +66,13 @@ def pair(node: int, other: int) -> Pair:
     return (node, other) if node < other else (other, node)
 
 
-def next_round(*trials: Trial) -> tuple[Pair, ...]:
+def next_round(*trials: PairTrial) -> tuple[Pair, ...]:
     """The pairs to test at the same time, each node at most once; none: all is known that can be."""
-    planned = _planned(trials[0].n_nodes, trials[0].is_deep)
+    planned = _ring_rounds(trials[0].n_nodes)
     n_rounds = trials[0].rounds
     if n_rounds < len(planned):
         return planned[n_rounds]
-    if n_rounds >= MAX_ROUNDS + (_OF_TREES if trials[0].is_deep else 0):
+    if n_rounds >= MAX_ROUNDS:
         return ()
     chosen: list[Pair] = []
     busy: set[int] = set()
@@ -87,7 +84,7 @@ def next_round(*trials: Trial) -> tuple[Pair, ...]:
     return tuple(chosen)
 
 
-def verdict(*trials: Trial) -> Faulty:
+def verdict(*trials: PairTrial) -> Faulty:
     """Who is at fault, by the results so far."""
     each = [_of_rail(trial) for trial in trials]
     if len(each) == 1:
@@ -116,8 +113,8 @@ def _by_rail(pairs: Iterable[tuple[_Named, int]]) -> dict[_Named, tuple[int, ...
     return {what: tuple(sorted(rails[what])) for what in sorted(rails)}
 
 
-def _of_rail(trial: Trial) -> Faulty:
-    standing = _Standing(trial, _planned(trial.n_nodes, trial.is_deep))
+def _of_rail(trial: PairTrial) -> Faulty:
+    standing = _Standing(trial, _ring_rounds(trial.n_nodes))
     failed = sorted(ends for ends, (_, n_failed) in trial.results.items() if n_failed)
     links, unresolved = [], []
     for ends in failed:
@@ -136,7 +133,7 @@ def _of_rail(trial: Trial) -> Faulty:
 class _Standing:
     """Each node's standing: cleared, accused, or a suspect."""
 
-    def __init__(self, trial: Trial, planned: list[tuple[Pair, ...]]) -> None:
+    def __init__(self, trial: PairTrial, planned: list[tuple[Pair, ...]]) -> None:
         self.cleared = {node for ends, (n_passed, _) in trial.results.items() if n_passed for node in ends}
         ring = {ends for chosen in planned for ends in chosen}
         met: Counter[int] = Counter()  # cleared partners that a node has failed with
@@ -154,12 +151,8 @@ class _Standing:
 
 
 @lru_cache(maxsize=8)
-def _planned(n: int, is_deep: bool) -> list[tuple[Pair, ...]]:
-    """The rounds that are held whatever they show: the ring's edges, and perhaps the trees', each node once."""
-    return _ring_rounds(n) + (rounds(n) if is_deep else [])
-
-
 def _ring_rounds(n: int) -> list[tuple[Pair, ...]]:
+    """The rounds that are held whatever they show: the ring's edges, each node once."""
     if n < 2:
         return []
     edges = [pair(i, (i + 1) % n) for i in range(n if n > 2 else 1)]
@@ -168,7 +161,7 @@ def _ring_rounds(n: int) -> list[tuple[Pair, ...]]:
     return [tuple(chosen) for chosen in (edges[0::2], edges[1::2], closing) if chosen]
 
 
-def _useful(trial: Trial, standing: _Standing) -> tuple[Pair, ...]:
+def _useful(trial: PairTrial, standing: _Standing) -> tuple[Pair, ...]:
     """Tests that may change the verdict, the ones that decide soonest first."""
     chosen = _confrontations(trial, standing)
     busy = {node for ends in chosen for node in ends}
@@ -179,7 +172,7 @@ def _useful(trial: Trial, standing: _Standing) -> tuple[Pair, ...]:
     return tuple(chosen)
 
 
-def _confrontations(trial: Trial, standing: _Standing) -> list[Pair]:
+def _confrontations(trial: PairTrial, standing: _Standing) -> list[Pair]:
     """Each suspect with a cleared node that it has not met, wherever that sits on the ring."""
     chosen: list[Pair] = []
     free = deque(sorted(standing.cleared))
@@ -193,7 +186,7 @@ def _confrontations(trial: Trial, standing: _Standing) -> list[Pair]:
     return chosen
 
 
-def _retests(trial: Trial, standing: _Standing) -> Iterable[Pair]:
+def _retests(trial: PairTrial, standing: _Standing) -> Iterable[Pair]:
     """Failed pairs of two cleared nodes that were not tested often enough to blame the link."""
     return sorted(
         ends
@@ -202,45 +195,9 @@ def _retests(trial: Trial, standing: _Standing) -> Iterable[Pair]:
     )
 
 
-def _first_meetings(trial: Trial, standing: _Standing, busy: set[int]) -> Iterator[Pair]:
+def _first_meetings(trial: PairTrial, standing: _Standing, busy: set[int]) -> Iterator[Pair]:
     """Suspects with each other, for whom there is no cleared node: a pair that passes clears both."""
     waiting = [node for node in standing.suspects if node not in busy]
     for ends in combinations(waiting, 2):
         if busy.isdisjoint(ends) and pair(*ends) not in trial.results:
             yield pair(*ends)
-
-
-# -- NCCL's trees ------------------------------------------------------------------------------
-
-
-def double_tree(n_nodes: int) -> frozenset[Pair]:
-    """The edges of both trees of nodes 0 to `n_nodes` - 1."""
-    parents = [_parent(node, n_nodes) for node in range(1, n_nodes)]
-    first = [(node, parent) for node, parent in enumerate(parents, 1)]
-    if n_nodes % 2:
-        second = [((node + 1) % n_nodes, (parent + 1) % n_nodes) for node, parent in first]
-    else:
-        second = [(n_nodes - 1 - node, n_nodes - 1 - parent) for node, parent in first]
-    return frozenset(pair(*edge) for edge in (*first, *second))
-
-
-def _parent(node: int, n_nodes: int) -> int:
-    """Of any node but 0: the lowest bit that is set goes one up, or away where that leads too far."""
-    bit = node & -node
-    parent = (node ^ bit) | (bit << 1)
-    return parent if parent < n_nodes else node ^ bit
-
-
-def rounds(n_nodes: int) -> list[tuple[Pair, ...]]:
-    """Both trees' edges but those of the ring, each node once in a round: three rounds, or four."""
-    edges = [ends for ends in double_tree(n_nodes) if ends[1] - ends[0] not in (1, n_nodes - 1)]
-    used: defaultdict[int, set[int]] = defaultdict(set)  # rounds by node
-    chosen: defaultdict[int, list[Pair]] = defaultdict(list)
-    # The long ones, which meet at the roots, come first: then no more rounds are needed than a node has edges.
-    for ends in sorted(edges, key=lambda ends: (ends[0] - ends[1], -ends[0])):
-        taken = used[ends[0]] | used[ends[1]]
-        number = next(number for number in range(len(taken) + 1) if number not in taken)
-        chosen[number].append(ends)
-        for node in ends:
-            used[node].add(number)
-    return [tuple(sorted(chosen[number])) for number in sorted(chosen)]

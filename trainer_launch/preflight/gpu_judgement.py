@@ -11,17 +11,14 @@ from msgspec import Struct
 
 from trainer_launch.model.findings import Basis, Checksum, Fault, Finding, Measure, Scope, Status
 from trainer_launch.model.units import all_of, counted, grouped, listed
-from trainer_launch.preflight.check import Check, Needs, Where, check
+from trainer_launch.preflight.check import Check, Where, check
 from trainer_launch.preflight.cluster.nodes import Cluster
-from trainer_launch.preflight.thresholds import KINDS, Kind, Reference, Shares, Table, kind_of
+from trainer_launch.preflight.thresholds import KINDS, Reference, SpeedKind, Table, kind_of
 
 _MAD_TO_SIGMA = 1.4826
 SIGMAS = 4.0  # a spread that the job has anyway accuses nobody
 _SHOWN = 6
 _MANY = 64
-
-SHARE_OF_PAIRS = 0.75
-_PAIR = Kind("pairs", "", ("pair",), SHARE_OF_PAIRS, 0.0, "")  # peers are compared by who tests pairs
 _JOB_ACTION = (
     "the same everywhere: see power limits and clock policy; where this is what your machines give, save it with "
     "--report FILE.json and pass that as --reference"
@@ -40,7 +37,7 @@ class _Card(Struct, frozen=True):
 class _Group(Struct, frozen=True):
     """Cards that can be compared: of one model, by one measure in one unit."""
 
-    kind: Kind
+    kind: SpeedKind
     model: str
     reference: Reference | None
     cards: Sequence[_Card]
@@ -55,58 +52,38 @@ class _Group(Struct, frozen=True):
 
 def _slow_gpus(cluster: Cluster) -> list[Finding]:
     measures = [node.report.measures for node in cluster.nodes]
-    return findings(cluster.names, measures, cluster.settings.table, cluster.settings.shares)
+    return findings(cluster.names, measures, cluster.settings.table, cluster.settings.kinds)
 
 
 SPEED = tuple(
-    Check(id=kind.name, title=kind.title, run=_slow_gpus, where=Where.CLUSTER, needs=Needs.LOAD) for kind in KINDS
+    Check(id=kind.name, title=kind.title, run=_slow_gpus, where=Where.CLUSTER, needs_load=True) for kind in KINDS
 )
 
 
-@check("gpu-checksum", Where.CLUSTER, needs=Needs.LOAD)
+@check("gpu-checksum", Where.CLUSTER, needs_load=True)
 def gpu_checksum(cluster: Cluster) -> Iterator[Finding]:
     """The same numbers through the same kernels come to the same bits on all GPUs of a kind."""
     yield from differing({node.name: node.report.checksums for node in cluster.nodes})
 
 
 def findings(
-    names: Sequence[str], measures: Sequence[Sequence[Measure]], table: Table, shares: Shares | None = None
+    names: Sequence[str], measures: Sequence[Sequence[Measure]], table: Table, kinds: Sequence[SpeedKind] = KINDS
 ) -> list[Finding]:
     """What all nodes' measures come to; `names` say whose they are."""
     pairs = ((node, measure) for node, its in enumerate(measures) for measure in its)
     groups = grouped(((measure.name, measure.model, measure.unit), (node, measure)) for node, measure in pairs)
     judged: list[Finding] = []
     for (name, model, _), members in groups.items():
-        kind, reference = kind_of(name), table.of(members[0][1])
+        kind, reference = kind_of(name, kinds), table.of(members[0][1])
         if kind is not None:
-            group = _Group(kind, model, reference, _cards(kind, members, reference, shares or Shares()))
+            group = _Group(kind, model, reference, _cards(kind, members, reference))
             judged += _judged(group, names, is_known=table.knows(model))
     return judged
 
 
-def of_pairs(rates: Sequence[float], model: str, table: Table) -> list[Finding]:
-    """What pairs of nodes deliver in GB/s for each GPU, against a model's reference: a finding about the job."""
-    if not rates:
-        return []
-    middle, measure = statistics.median(rates), Measure("pair", rates[0], "GB/s", model, None)
-    reference = table.of(measure)
-    if reference is None or middle >= SHARE_OF_PAIRS * reference.value:
-        return []
-    text = f"{model}: a pair of nodes delivers {middle:.3g} GB/s for each GPU in the median, "
-    text += f"{middle / reference.value:.0%} of the reference {reference.value:g}"
-    action = (
-        "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, save it with "
-        "--report FILE.json and pass that as --reference"
-    )
-    group = _Group(_PAIR, model, reference, (_Card(0, measure, None, None, is_short=True, is_behind=False),))
-    return [group.finding(Status.WARN, text, middle, scope=Scope.JOB, basis=Basis.ABSOLUTE, action=action)]
-
-
-def _cards(
-    kind: Kind, members: Sequence[tuple[int, Measure]], reference: Reference | None, shares: Shares
-) -> list[_Card]:
+def _cards(kind: SpeedKind, members: Sequence[tuple[int, Measure]], reference: Reference | None) -> list[_Card]:
     """Each card beside the reference, and beside its peers: the others that are no shorter than it allows."""
-    floor = 0.0 if reference is None else shares.share(kind) * reference.value
+    floor = 0.0 if reference is None else kind.share * reference.value
     values = [measure.value for _, measure in members]
     good = [value for value in values if value >= floor] or values
     of_all = _middle(good)
@@ -122,7 +99,7 @@ def _cards(
     cards = []
     for node, measure in members:
         middle, spread = of_others(measure.value)
-        enough = 0.0 if middle is None else min(shares.peers(kind) * middle, middle - SIGMAS * spread)
+        enough = 0.0 if middle is None else min(kind.peers * middle, middle - SIGMAS * spread)
         of_reference = None if reference is None else measure.value / reference.value
         of_peers = measure.value / middle if middle else None
         cards.append(_Card(node, measure, of_reference, of_peers, measure.value < floor, measure.value < enough))

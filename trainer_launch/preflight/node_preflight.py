@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import threading
@@ -23,20 +22,24 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.observability import live
-from trainer_launch.preflight import gpu_judgement, registry, report_formats, thresholds
-from trainer_launch.preflight.check import Check, Needs, Subject, Where, run, with_gpus
+from trainer_launch.preflight import (
+    gpu_checks,
+    gpu_judgement,
+    mpi_hosts,
+    network_checks,
+    registry,
+    report_formats,
+    thresholds,
+)
+from trainer_launch.preflight.check import Check, Subject, Where, run, with_gpus
 from trainer_launch.preflight.check import states as check_states
-from trainer_launch.preflight.cluster import node_report, participation, present_nodes
+from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
 from trainer_launch.preflight.cluster.nodes import PairTests
-from trainer_launch.preflight.cluster.outside_look import NodeStage
-from trainer_launch.preflight.container import dns_checks
-from trainer_launch.preflight.gpu import checks as gpu_checks
-from trainer_launch.preflight.mpi import launcher_checks
-from trainer_launch.preflight.report_formats import Place
+from trainer_launch.preflight.report_formats import ReportPlace
 
 LOUD = (Status.FAIL, Status.WARN)
 _UNDO_S = 5.0
-_NOWHERE = Place(host=os.uname().nodename, node_rank=None, nodes=None, contract="")
+_NOWHERE = ReportPlace(host=os.uname().nodename, node_rank=None, nodes=None, contract="")
 
 
 class Selection(Struct, frozen=True):
@@ -70,7 +73,7 @@ class Selection(Struct, frozen=True):
 
     def level(self, settings: Settings) -> str:
         """How far to look at GPUs: no load for checks that do not need it, or where gpu-load is not to be run."""
-        needing = {check.id for check in registry.CHECKS if check.needs is Needs.LOAD}
+        needing = {check.id for check in registry.CHECKS if check.needs_load}
         is_idle = gpu_checks.gpu_load.id in self.skipped or (self.chosen and not needing & set(self.chosen))
         return "quick" if is_idle else settings.level
 
@@ -108,26 +111,26 @@ def _without_others(
     """This container with its GPUs, and an MPI launcher's hosts."""
     began_s = time.monotonic()
     findings = [*selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))]
-    figures, sums = node_report.measured(subject.cards)
+    figures, sums = node_facts.measured(subject.cards)
     if figures or sums:
-        table, (_, shares) = thresholds.load_table(settings.reference), thresholds.parse_flag(settings.threshold)
-        slow = gpu_judgement.findings([subject.host.hostname], [figures], table, shares)
+        table, (_, kinds) = thresholds.load_table(settings.reference), thresholds.parse_flag(settings.threshold)
+        slow = gpu_judgement.findings([subject.host.hostname], [figures], table, kinds)
         findings += selection.kept([*gpu_judgement.differing({"": sums}), *slow])
-    if launcher_checks.concerns(subject):
-        doing.waiting = lambda: f"waiting for the hosts {launcher_checks.named(subject)}"
+    if mpi_hosts.concerns(subject):
+        doing.waiting = lambda: f"waiting for the hosts {mpi_hosts.named(subject)}"
         left_s = settings.wait_timeout - (time.monotonic() - began_s)
         wanted = selection.at(Where.MPI)
-        findings += selection.kept(launcher_checks.findings(subject, settings, wanted, left_s))
+        findings += selection.kept(mpi_hosts.findings(subject, settings, wanted, left_s))
     elif not selection.chosen:
         findings += participation.alone(subject, settings, obstacle)
     return NodeResult(Report(findings=tuple(findings)), figures, is_cluster=False)
 
 
 def _together(subject: Subject, settings: Settings, selection: Selection, doing: PreflightProgress) -> NodeResult:
-    """This container's checks while the others are waited for; the names are looked up when they are there."""
+    """This container's checks while the others are waited for; node 0's name is looked up when that is over."""
     checks = selection.at(Where.CONTAINER, Where.GPU)
-    at_once = [check for check in checks if check.needs is not Needs.NAMES]
-    later = [check for check in checks if check.needs is Needs.NAMES]
+    at_once = [check for check in checks if check is not network_checks.dns]
+    later = [check for check in checks if check is network_checks.dns]
     doing.hold()
     with participation.gathering(subject, settings, selection.skipped) as part:
         if isinstance(part, NodeError):  # the check of the port says so
@@ -138,16 +141,9 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
         if subject.topology.is_coordinator:
             subject = replace(subject, port_problem=lambda port: None)  # it is the cluster preflight that has it
         early = selection.run(subject, at_once)
-
-        @functools.cache
-        def here() -> tuple[Finding, ...]:
-            last = selection.run(replace(subject, deadline_s=0.0), later)
-            order = registry.ids(*Where)
-            return tuple(sorted((*early, *last), key=lambda finding: order.index(finding.check)))
-
-        verdict = part.finish(early, here)
+        verdict = part.finish(early)
         decided = selection.kept(verdict.findings)
-        own = tuple(explained(here(), decided, is_shared=verdict.is_shared))
+        own = (*early, *explained(selection.run(replace(subject, deadline_s=0.0), later), decided))
         report = Report(findings=merged(own, decided, part.own, registry.ids(Where.CLUSTER)))
         is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
         if part.server is None:
@@ -156,10 +152,10 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
         return NodeResult(report, held.measured(), held.pair_tests, held.names, selection.kept(held.findings))
 
 
-def place_of(subject: Subject) -> Place:
+def place_of(subject: Subject) -> ReportPlace:
     """Where the report is made."""
     nodes = subject.topology.nodes
-    return Place(
+    return ReportPlace(
         host=subject.host.hostname,
         node_rank=subject.topology.node_rank,
         nodes=None if nodes is None else str(nodes),
@@ -187,18 +183,15 @@ def merged(
     return (*rest, *told)
 
 
-def explained(own: Sequence[Finding], decided: Sequence[Finding], *, is_shared: bool) -> Iterator[Finding]:
-    """This node's findings; that a name does not resolve is no fault of who looks when its node was never made.
+def explained(names: Sequence[Finding], decided: Sequence[Finding]) -> Iterator[Finding]:
+    """What `dns` found: no fault of this node when all nodes have met, or when the job is at work already.
 
-    Nor does it matter to who rejoins a job that is at work, perhaps without that node.
+    All have found node 0 by its name then; a cache that still denies it on one node is right again in 30 s.
     """
-    reasons = (present_nodes.AT_WORK, NodeStage.NO_RECORD.value) if is_shared else (present_nodes.AT_WORK,)
-    is_explained = any(one.check == present_nodes.NAME and one.measured in reasons for one in decided)
-    for finding in own:
-        if is_explained and finding.check == dns_checks.dns.id and finding.status is Status.FAIL:
-            yield replace(finding, status=Status.WARN, fault=None)
-        else:
-            yield finding
+    have_met = any(finding.check == present_nodes.NAME and finding.status is Status.PASS for finding in decided)
+    for finding in names:
+        is_explained = have_met and finding.status is Status.FAIL
+        yield replace(finding, status=Status.WARN, fault=None) if is_explained else finding
 
 
 class PreflightProgress:

@@ -6,12 +6,9 @@ from typing import Any
 
 from trainer_launch.host import logs
 from trainer_launch.model.errors import UsageError
-from trainer_launch.preflight import gpu_judgement
+from trainer_launch.preflight import gpu_checks, gpu_judgement, mpi_hosts, network_checks, resource_limits
 from trainer_launch.preflight.check import Check, Where
 from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes, shared_storage
-from trainer_launch.preflight.container import dns_checks, network_checks, resource_limits
-from trainer_launch.preflight.gpu import checks as gpu_checks
-from trainer_launch.preflight.mpi import launcher_checks
 
 CHECKS: tuple[Check[Any], ...] = (
     resource_limits.memory,
@@ -21,8 +18,8 @@ CHECKS: tuple[Check[Any], ...] = (
     resource_limits.memlock,
     resource_limits.shm,
     resource_limits.storage,
-    dns_checks.own_name,
-    dns_checks.dns,
+    network_checks.own_name,
+    network_checks.dns,
     network_checks.gloo_socket_ifname,
     network_checks.nccl_socket_ifname,
     network_checks.nccl_ib_hca,
@@ -36,10 +33,9 @@ CHECKS: tuple[Check[Any], ...] = (
     shared_storage.shared_storage,
     pairs.pairs,
     pairs.full_job,
-    launcher_checks.mpi_hosts,
-    launcher_checks.mpi_ssh,
-    launcher_checks.mpi_programs,
-    launcher_checks.mpi_slots,
+    mpi_hosts.mpi_hosts,
+    mpi_hosts.mpi_ssh,
+    mpi_hosts.mpi_programs,
 )
 
 
@@ -47,7 +43,7 @@ CHECKS: tuple[Check[Any], ...] = (
 REMOVED = frozenset(
     (
         *("program", "rank-collision", "shm-leftovers", "mtu", "gpu-persistence", "mpi-callback", "mpi-ring"),
-        *("subdomain", "ephemeral-ports", "gpu-temperature"),
+        *("subdomain", "ephemeral-ports", "gpu-temperature", "mpi-slots"),
     )
 )
 

@@ -45,7 +45,7 @@ _OF_THE_SETTING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EA
 PAGE, DATA = ".html", ".json"  # endings of --report
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class ReportPlace(Struct, frozen=True, kw_only=True):
     """Where a report was made."""
 
     host: str
@@ -64,7 +64,13 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 def document(
-    report: Report, place: Place, *, mode: str, exit_code: int, at_s: float, measured: Sequence[Reference] = ()
+    report: Report,
+    place: ReportPlace,
+    *,
+    mode: str,
+    exit_code: int,
+    at_s: float,
+    measured: Sequence[Reference] = (),
 ) -> dict[str, Json]:
     """The whole report; `at_s` is in seconds since 1970, `measured` are medians that --reference reads."""
     return {
@@ -119,7 +125,7 @@ def summary(verdict: Verdict) -> str:
     return _WORDS[verdict][0]
 
 
-def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
+def screen(report: Report, place: ReportPlace, code: int, elsewhere: str = "") -> str:
     """The whole report on one screen: the summary, what is wrong by severity, what is well in a line.
 
     `elsewhere` is where the report of all nodes can be read, if not here.
@@ -143,7 +149,7 @@ def screen(report: Report, place: Place, code: int, elsewhere: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def line(report: Report, place: Place, code: int, elsewhere: str) -> str:
+def line(report: Report, place: ReportPlace, code: int, elsewhere: str) -> str:
     """What a node says that is well itself, where all of it is told elsewhere: the verdict, and who is at fault."""
     blamed = at_fault(report)
     own = [finding for finding in loud(report.findings) if place.name in finding.subject]
@@ -155,7 +161,7 @@ def line(report: Report, place: Place, code: int, elsewhere: str) -> str:
     return "; ".join((*parts, f"{here}; full report: the log of {elsewhere}")) + "\n"
 
 
-def is_involved(report: Report, place: Place) -> bool:
+def is_involved(report: Report, place: ReportPlace) -> bool:
     """Whether this node is named as faulty, or as one that differs from the others."""
     own = [finding for finding in loud(report.findings) if place.name in finding.subject]
     return any(finding.status is Status.FAIL or finding.basis is not None for finding in own)
@@ -197,7 +203,7 @@ def _alike(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
     return grouped((kind(number, finding), finding) for number, finding in enumerate(findings)).values()
 
 
-def termination_message(report: Report, place: Place, code: int) -> str:
+def termination_message(report: Report, place: ReportPlace, code: int) -> str:
     """The pod's termination message, before it is cut: the first line can be read alone."""
     found = loud(report.findings)
     first = f"reason={_WORDS[report.verdict][1]} exit={code} {_RETRYABLE.get(report.verdict, '')}{_whose(place)}"
@@ -211,12 +217,12 @@ def termination_message(report: Report, place: Place, code: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def stopped(place: Place, code: int, text: str) -> str:
+def stopped(place: ReportPlace, code: int, text: str) -> str:
     """The termination message of a preflight that was asked to stop."""
     return f"reason=PreflightStopped exit={code} retryable=true {_whose(place)} | {text}\n"
 
 
-def _whose(place: Place) -> str:
+def _whose(place: ReportPlace) -> str:
     return f"node={'?' if place.node_rank is None else place.node_rank} host={place.host}"
 
 
@@ -226,7 +232,7 @@ def heading(finding: Finding) -> str:
     return f"{_MARKS[finding.severity]} {finding.check}{about}"
 
 
-def _paragraph(finding: Finding, place: Place) -> list[str]:
+def _paragraph(finding: Finding, place: ReportPlace) -> list[str]:
     if finding.subject == place.name and finding.subject not in finding.text:
         finding = replace(finding, subject="this node")
     lines = _wrapped(f"{heading(finding)}: {finding.text}", "", "    ")

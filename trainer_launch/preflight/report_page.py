@@ -11,7 +11,7 @@ from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted, grouped, printable
 from trainer_launch.observability.html import clean, document, table
 from trainer_launch.preflight.cluster.nodes import PairTests, listed
-from trainer_launch.preflight.report_formats import Place, at_fault, heading, loud, summary, tally
+from trainer_launch.preflight.report_formats import ReportPlace, at_fault, heading, loud, summary, tally
 from trainer_launch.preflight.thresholds import MBYTE
 
 _MOST_NODES = 64  # rows; what is wrong with a node comes first
@@ -33,7 +33,12 @@ _SAYS = {Status.PASS: "passed", Status.SKIPPED: "skipped", Status.UNKNOWN: "unkn
 
 
 def page(
-    report: Report, place: Place, code: int, at_s: float, names: Sequence[str] = (), pairs: PairTests | None = None
+    report: Report,
+    place: ReportPlace,
+    code: int,
+    at_s: float,
+    names: Sequence[str] = (),
+    pairs: PairTests | None = None,
 ) -> str:
     """The whole file; `names` are the nodes that were present, and `at_s` is in seconds since 1970."""
     title = f"Preflight {summary(report.verdict)}"
@@ -47,7 +52,7 @@ def page(
     return document(title, _SHEET, [part for part in body if part], "Written by trainer-launch preflight.")
 
 
-def _header(report: Report, place: Place, code: int, at_s: float, title: str) -> str:
+def _header(report: Report, place: ReportPlace, code: int, at_s: float, title: str) -> str:
     at = datetime.fromtimestamp(at_s, timezone.utc).isoformat(sep=" ", timespec="seconds")
     about = f"{place}; {at}; exit code {code}; {tally(report)}"
     faulty = at_fault(report)
@@ -73,7 +78,7 @@ def _item(finding: Finding) -> str:
     )
 
 
-def _nodes(report: Report, place: Place, names: Sequence[str]) -> str:
+def _nodes(report: Report, place: ReportPlace, names: Sequence[str]) -> str:
     """Those with findings first, the ones that never came too; what names no node is about this one, or the job."""
     by_node: dict[str, list[Finding]] = {name: [] for name in names or (place.name,)}
     for finding in loud(report.findings):

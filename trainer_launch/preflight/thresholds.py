@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Measure
@@ -125,7 +126,7 @@ def measured(measures: Sequence[Measure], day: str) -> tuple[Reference, ...]:
     )
 
 
-class Kind(Struct, frozen=True):
+class SpeedKind(Struct, frozen=True):
     """Measures that are judged alike, and by what name."""
 
     name: str  # the check's, and that of its threshold
@@ -142,31 +143,16 @@ _CARD = (
 _MEMORY = "see that card's memory: ECC errors and remapped rows (nvidia-smi -q -d ECC)"
 _PCIE = "see that card's PCIe generation and width under load"
 KINDS = (
-    Kind("gemm", "No GPU multiplies matrices slowly.", ("gemm",), 0.85, 0.93, _CARD),
-    Kind("hbm", "No GPU copies slowly in its own memory.", ("hbm",), 0.90, 0.93, _MEMORY),
-    Kind("pcie", "No GPU copies slowly from and to the host.", ("h2d", "d2h"), 0.85, 0.90, _PCIE),
+    SpeedKind("gemm", "No GPU multiplies matrices slowly.", ("gemm",), 0.85, 0.93, _CARD),
+    SpeedKind("hbm", "No GPU copies slowly in its own memory.", ("hbm",), 0.90, 0.93, _MEMORY),
+    SpeedKind("pcie", "No GPU copies slowly from and to the host.", ("h2d", "d2h"), 0.85, 0.90, _PCIE),
 )
 NAMES = (*(kind.name for kind in KINDS), PEERS, PAIR, PAIR_MBPS)
 
 
-def kind_of(name: str) -> Kind | None:
+def kind_of(name: str, kinds: Sequence[SpeedKind] = KINDS) -> SpeedKind | None:
     """How a measure of this name is judged; None: it is not."""
-    return next((kind for kind in KINDS if name.startswith(kind.measures)), None)
-
-
-class Shares(Struct, frozen=True):
-    """What is enough of GPUs, where it was said otherwise than in KINDS."""
-
-    of_reference: Mapping[str, float] = field(default_factory=dict)  # by a kind's name
-    of_peers: float | None = None
-
-    def share(self, kind: Kind) -> float:
-        """The share of the reference that is enough."""
-        return self.of_reference.get(kind.name, kind.share)
-
-    def peers(self, kind: Kind) -> float:
-        """The share of the peers' median that is enough."""
-        return kind.peers if self.of_peers is None else self.of_peers
+    return next((kind for kind in kinds if name.startswith(kind.measures)), None)
 
 
 class Thresholds(Struct, frozen=True, kw_only=True):
@@ -182,8 +168,8 @@ class Thresholds(Struct, frozen=True, kw_only=True):
         return SHARE_OF_PLAIN_SOCKETS if self.ratio is None else self.ratio
 
 
-def parse_flag(text: str | None) -> tuple[Thresholds, Shares]:
-    """The thresholds of pairs, and those of what GPUs measure.
+def parse_flag(text: str | None) -> tuple[Thresholds, tuple[SpeedKind, ...]]:
+    """The thresholds of pairs, and the kinds of measures of GPUs with theirs.
 
     Raises:
         UsageError: it names something else, or no number.
@@ -198,8 +184,11 @@ def parse_flag(text: str | None) -> tuple[Thresholds, Shares]:
                 f"{', '.join(NAMES)}"
             )
     floor = numbers[PAIR_MBPS] * MBYTE if PAIR_MBPS in numbers else Thresholds().floor
-    of_cards = {kind.name: numbers[kind.name] for kind in KINDS if kind.name in numbers}
-    return Thresholds(ratio=numbers.get(PAIR), floor=floor), Shares(of_cards, numbers.get(PEERS))
+    kinds = (
+        replace(kind, share=numbers.get(kind.name, kind.share), peers=numbers.get(PEERS, kind.peers))
+        for kind in KINDS
+    )
+    return Thresholds(ratio=numbers.get(PAIR), floor=floor), tuple(kinds)
 
 
 def _positive(text: str) -> float:

@@ -11,7 +11,7 @@ from trainer_launch.diagnosis import worker_samples
 from trainer_launch.host import cgroup, machine, network, process_tree, shm
 from trainer_launch.model import Gpus
 from trainer_launch.mpi import rank_environment, ssh_client, ssh_server
-from trainer_launch.preflight.gpu import collect
+from trainer_launch.preflight import gpu_collect as collect
 from trainer_launch.rehearsal import pod_watch
 
 _V2, _V1 = "sys/fs/cgroup/", "sys/fs/cgroup/memory/"

@@ -14,10 +14,9 @@ from trainer_launch.commands import status
 from trainer_launch.host import deadline_subprocess, process_tree, runtime_directory, shm
 from trainer_launch.model import codec, findings
 from trainer_launch.observability import event_log, metrics, node_view, progress, trainjob_status
+from trainer_launch.preflight import gpu_collect
 from trainer_launch.preflight.cluster import pair_tests
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.gpu import collect
-from trainer_launch.preflight.gpu import facts as gpu_facts
 
 _VIEW = node_view.View(
     version="0", pid=1, started_ticks=1, run_dir="/r", host="h", node_rank=0, contract="c", engine="e",
@@ -87,13 +86,13 @@ def childs_answer(data: bytes) -> None:
 @target(8000)
 def gpu_answer(data: bytes) -> None:
     """What the children that look at GPUs print."""
-    facts = gpu_facts.parse_facts(data)
+    facts = gpu_collect.parse_facts(data)
     for gpu in facts.gpus:
         assert isinstance(gpu.uuid + gpu.model, str)
-    collect.visible(facts.gpus, "0,GPU-1")
-    test = gpu_facts.parse_test(0, "", deadline_subprocess.Ended(status=1, stdout=data), 1.0)
+    gpu_collect.visible(facts.gpus, "0,GPU-1")
+    test = gpu_collect.parse_test(0, "", deadline_subprocess.Ended(status=1, stdout=data), 1.0)
     assert isinstance(test.network, str)
-    tested = gpu_facts.GpuFacts(trouble="", driver=facts.driver, tests=(test,))
+    tested = gpu_collect.GpuFacts(trouble="", driver=facts.driver, tests=(test,))
     assert all(math.isfinite(one.value) for one in findings.fitted(tested.measures))
     for check in tested.checksums:
         assert isinstance(check.value, str)

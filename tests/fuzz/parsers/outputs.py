@@ -23,8 +23,7 @@ from trainer_launch.mpi import (
     ssh_server,
 )
 from trainer_launch.observability import progress
-from trainer_launch.preflight import fault_isolation
-from trainer_launch.preflight.mpi import host_queries
+from trainer_launch.preflight import fault_isolation, mpi_hosts
 from trainer_launch.supervisor import error_lines, failure, outcome
 from trainer_launch.supervisor.output import LINE_BYTES, PipeText, Stream
 
@@ -71,9 +70,9 @@ def mpi_output(data: bytes) -> None:
         assert len(one.words) <= 400
     found = mpirun_command.recognised((text * 20)[:60_000])
     assert found is None or str(found)
-    answer = host_queries.read("T", text)
+    answer = mpi_hosts.read("T", text)
     for code in (None, 0, 1, 255):
-        host_queries.refusal(code, text, answer)
+        mpi_hosts.refusal(code, text, answer)
 
 
 @target()

@@ -11,7 +11,7 @@ from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import redaction, value_parsers
 from trainer_launch.observability import html
 from trainer_launch.planning import shared_memory
-from trainer_launch.preflight.container import network_checks
+from trainer_launch.preflight import network_checks
 from trainer_launch.rehearsal.controllers import pod_values
 from trainer_launch.rehearsal.faults import grammar
 

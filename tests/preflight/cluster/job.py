@@ -10,7 +10,7 @@ from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import TICK_S, ClusterPreflight, PreflightPhase
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
-from trainer_launch.preflight.cluster.outside_look import NodeStage, stuck_at
+from trainer_launch.preflight.cluster.present_nodes import NodeStage, stuck_at
 
 JOB = "job"
 HOME = Endpoint("job-node-0-0.job", 29500)

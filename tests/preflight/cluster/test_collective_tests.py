@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.outside_look import Listener
+from trainer_launch.preflight.cluster.node_link import Listener
 from trainer_launch.preflight.cluster.pair_tests import CHILD, Collectives
 
 # As where it is started by path: what lies beside it can be imported, and it takes that back.

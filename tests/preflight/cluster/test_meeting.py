@@ -29,11 +29,11 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.preflight.cluster import node_link as meeting
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink
+from trainer_launch.preflight.cluster.node_link import ClusterVerdict, Listener, NodeLink
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
-from trainer_launch.preflight.cluster.outside_look import Listener, NodeStage, look, look_at_all
 from trainer_launch.preflight.cluster.pair_tests import run
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
+from trainer_launch.preflight.cluster.present_nodes import NodeStage, look, look_at_all
 
 JOB = "job"
 LATEST_S = 30.0
@@ -196,7 +196,7 @@ def test_without_descriptors_the_cluster_preflight_goes_on_says_so_once_and_does
     one = job(3)
     server = one.hold()
     here = [one.call(rank) for rank in range(2)]
-    assert all(isinstance(caller.receive(LATEST_S), msg.Waiting) for caller in here)
+    assert all(isinstance(caller.receive(LATEST_S), msg.PreflightWaiting) for caller in here)
     turns: list[int] = []
     turn = server._turn
 
@@ -279,7 +279,7 @@ def test_when_node_0_ends_in_the_middle_the_others_say_so(job: Callable[..., Job
     server = one.hold()
     callers = [one.call(1), one.call(2, deadline_s=0.5)]
     for caller in callers:
-        assert isinstance(caller.receive(5), msg.Waiting)
+        assert isinstance(caller.receive(5), msg.PreflightWaiting)
     server.stop()
     for findings in verdicts(*callers):
         assert [finding.measured for finding in failed(findings)] == ["refused"]

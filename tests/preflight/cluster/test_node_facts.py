@@ -16,10 +16,9 @@ from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import place
 from trainer_launch.preflight import registry, thresholds
 from trainer_launch.preflight.check import Where
-from trainer_launch.preflight.cluster import node_report, present_nodes
+from trainer_launch.preflight.cluster import node_facts, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_facts import UNSET, clocks, differences
-from trainer_launch.preflight.cluster.node_report import code_hash
+from trainer_launch.preflight.cluster.node_facts import UNSET, clocks, code_hash, differences
 from trainer_launch.preflight.cluster.nodes import JobNode, names_of
 from trainer_launch.preflight.cluster.participation import failing_nodes
 from trainer_launch.preflight.cluster.preflight_messages import MAX_FACTS, NodeReport, parse, render
@@ -85,7 +84,7 @@ def test_a_clock_counts_as_off_by_what_is_sure(offset_s: float, error_s: float, 
 
 def test_secrets_are_told_as_hashes_that_agree_only_with_the_same_salt() -> None:
     def told(value: str, salt: bytes) -> str:
-        return node_report.variables({"UCX_AUTH_TOKEN": value, "HOME": "/root"}, salt)["UCX_AUTH_TOKEN"]
+        return node_facts.variables({"UCX_AUTH_TOKEN": value, "HOME": "/root"}, salt)["UCX_AUTH_TOKEN"]
 
     assert told("hush", b"1") == told("hush", b"1")
     assert told("hush", b"1") != told("hush", b"2")
@@ -95,18 +94,18 @@ def test_secrets_are_told_as_hashes_that_agree_only_with_the_same_salt() -> None
 
 def test_only_variables_that_matter_to_all_nodes_are_told() -> None:
     env = {"NCCL_ALGO": "Ring", "HOSTNAME": "a", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "4"}
-    assert node_report.variables(env, b"") == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4"}
+    assert node_facts.variables(env, b"") == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4"}
 
 
 def test_versions_come_from_the_programs_own_interpreter() -> None:
-    assert node_report.versions(None)["python"] == platform.python_version()
-    assert node_report.versions(parse_command(("python-that-is-not-there.py",)))["arch"] == platform.machine()
+    assert node_facts.versions(None)["python"] == platform.python_version()
+    assert node_facts.versions(parse_command(("python-that-is-not-there.py",)))["arch"] == platform.machine()
 
 
 def test_torchruns_own_options_do_not_make_commands_differ() -> None:
     def told(rank: str) -> str:
         command = parse_command(("torchrun", f"--node-rank={rank}", "train.py", "--lr", "1"))
-        return node_report.quick_facts({}, command, 1, b"")["command"]
+        return node_facts.quick_facts({}, command, 1, b"")["command"]
 
     assert told("0") == told("1") == "train.py --lr 1"
 
@@ -139,15 +138,15 @@ def test_a_folder_that_hangs_costs_the_code_and_neither_the_versions_nor_the_pre
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over = threading.Event()
-    monkeypatch.setattr(node_report, "code_hash", lambda program: str(over.wait(60)))
-    monkeypatch.setattr(node_report, "versions", lambda command: {"python": "3.11"})
-    read_slowly = node_report.read_meanwhile(parse_command(("train.py",)), 0.3)
+    monkeypatch.setattr(node_facts, "code_hash", lambda program: str(over.wait(60)))
+    monkeypatch.setattr(node_facts, "versions", lambda command: {"python": "3.11"})
+    read_slowly = node_facts.read_meanwhile(parse_command(("train.py",)), 0.3)
     assert read_slowly() == {"python": "3.11"}
     over.set()
 
 
 def test_facts_always_fit_into_a_message() -> None:
-    found = node_report.cut({f"env NCCL_{number}": "\u20ac" * 1000 for number in range(900)})
+    found = node_facts.cut({f"env NCCL_{number}": "\u20ac" * 1000 for number in range(900)})
     assert 0 < len(found) <= MAX_FACTS
     record = NodeReport(found)
     assert parse(render(record).rstrip(b"\n")) == record
@@ -199,28 +198,13 @@ def test_what_is_one_nodes_fault_and_what_is_the_jobs_are_two_findings_also_of_o
         ]
 
 
-def test_a_name_that_does_not_resolve_is_held_against_the_missing_node_alone() -> None:
+def test_who_has_met_all_nodes_or_rejoins_a_job_at_work_is_not_stopped_for_a_name() -> None:
+    """A cache denies node 0's own name to node 0, which all others have reached by it; or node 0 is away."""
+    all_here = present_nodes.all_present.passed("all 2 nodes are present")
+    for met in (all_here, present_nodes.runs_already("host-1")):
+        assert [one.status for one in explained([fail("dns")], [met])] == [Status.WARN]
     missing = replace(fail("roll-call", "node 2 (c)"), measured="no DNS record")
-    told = merged(
-        tuple(explained([fail("dns")], [missing], is_shared=True)),
-        [missing],
-        "node 1 (b)",
-        registry.ids(Where.CLUSTER),
-    )
-    assert [(one.check, one.status, one.subject) for one in told] == [
-        ("roll-call", Status.FAIL, "node 2 (c)"),
-        ("dns", Status.WARN, "node 1 (b)"),
-    ]
-    assert failing_nodes(told) == "c\n"
-    refused = replace(missing, measured="refused")
-    assert [one.status for one in explained([fail("dns")], [refused], is_shared=True)] == [Status.FAIL]
-    assert [one.status for one in explained([fail("dns")], [missing], is_shared=False)] == [Status.FAIL]
-
-
-def test_who_rejoins_a_job_at_work_is_not_stopped_for_the_name_of_a_node_that_is_away() -> None:
-    at_work = present_nodes.runs_already("host-1")
-    found = [fail("dns"), fail("shm")]
-    assert [one.status for one in explained(found, [at_work], is_shared=False)] == [Status.WARN, Status.FAIL]
+    assert [one.status for one in explained([fail("dns")], [missing])] == [Status.FAIL]
 
 
 @pytest.mark.parametrize(
@@ -251,9 +235,13 @@ def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> Non
 
 
 def test_thresholds_are_read_or_refused() -> None:
-    of_pairs, shares = thresholds.parse_flag("pair=0.5, pair-mbps=200,gemm=0.8,peers=0.9")
+    of_pairs, kinds = thresholds.parse_flag("pair=0.5, pair-mbps=200,gemm=0.8,peers=0.9")
     assert (of_pairs.ratio, of_pairs.floor) == (0.5, 200e6)
-    assert (shares.of_reference, shares.of_peers) == ({"gemm": 0.8}, 0.9)
+    assert {kind.name: (kind.share, kind.peers) for kind in kinds} == {
+        "gemm": (0.8, 0.9),
+        "hbm": (0.9, 0.9),
+        "pcie": (0.85, 0.9),
+    }
     for wrong in ("gem=1", "pair", "pair=x", "pair=-1", "pair=nan", "pair-mbps=1e99", "gemm", "hbm=inf"):
         with pytest.raises(UsageError, match=r"--threshold has .*the names are: gemm, hbm, pcie, peers, pair"):
             thresholds.parse_flag(wrong)

@@ -13,7 +13,8 @@ import pytest
 from trainer_launch.model import Endpoint
 from trainer_launch.preflight.cluster import pair_tests
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.outside_look import Listener, NodeStage, look
+from trainer_launch.preflight.cluster.node_link import Listener
+from trainer_launch.preflight.cluster.present_nodes import NodeStage, look
 
 pytestmark = pytest.mark.process
 

@@ -9,7 +9,6 @@ from trainer_launch.model.findings import Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.nodes import Way
-from trainer_launch.preflight.fault_isolation import double_tree
 from trainer_launch.preflight.thresholds import load_table
 
 NCCL_8, GLOO = "nccl on 8 GPUs", "gloo"
@@ -213,10 +212,10 @@ def test_a_whole_job_over_plain_sockets_is_one_finding_about_the_job() -> None:
 # -- deep -------------------------------------------------------------------------------------
 
 
-def test_deep_tests_every_edge_of_the_trees_and_then_all_nodes_at_once() -> None:
+def test_deep_tests_pairs_as_standard_does_and_then_all_nodes_at_once() -> None:
     job = ended(simulated(16, GLOO, is_deep=True))
-    pairs = {(min(n, p), max(n, p)) for n, p, test in job.tests if not test.is_whole}
-    assert pairs >= double_tree(16)
+    standard = ended(simulated(16, GLOO))
+    assert [(n, p) for n, p, test in job.tests if not test.is_whole] == [(n, p) for n, p, _ in standard.tests]
     whole = [(n, test) for n, _, test in job.tests if test.is_whole]
     assert [(n, test.rank, test.size, test.way) for n, test in whole] == [(n, n, 16, "gloo") for n in range(16)]
     assert {(test.host, test.token) for _, test in whole} == {("job-node-0-0.job", whole[0][1].token)}

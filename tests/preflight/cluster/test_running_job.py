@@ -31,6 +31,7 @@ from trainer_launch.preflight.cluster import node_link, participation, present_n
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink, look_out
 from trainer_launch.preflight.cluster.nodes import ClusterSettings
+from trainer_launch.preflight.cluster.pair_tests import run
 
 JOB = "job"
 CLAIM = Claim(3, 1, "0-2", sure=True)
@@ -103,7 +104,7 @@ def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another
     hello = coordinating.Hello(coordinating.VERSION, JOB, 1, "host-1", "x", generation=3, claims=(CLAIM,))
     survivor = Client(standby, hello)
     away = Endpoint("127.0.0.1", free_port())
-    caller = NodeLink(away, msg.Present(msg.VERSION, JOB, 2, "host-2", "y", 1), deadline_s=60, port=None)
+    caller = NodeLink(away, msg.Present(msg.VERSION, JOB, 2, "host-2", "y", 1), deadline_s=60, port=None, bench=run)
     looking = None
     try:
         assert isinstance(survivor.receive(10), Connected)

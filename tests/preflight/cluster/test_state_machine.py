@@ -12,7 +12,7 @@ from trainer_launch.membership.protocol import Hello
 from trainer_launch.model.codec import encode
 from trainer_launch.model.findings import Fault, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.outside_look import NodeStage
+from trainer_launch.preflight.cluster.present_nodes import NodeStage
 from trainer_launch.preflight.thresholds import load_table
 
 OTHER_VERSION = (

@@ -17,7 +17,7 @@ from trainer_launch.model import Gpus
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.preflight import check, registry
 from trainer_launch.preflight.check import Subject, Where
-from trainer_launch.preflight.gpu.collect import Cards, collect
+from trainer_launch.preflight.gpu_collect import Cards, collect
 
 FAKES = Path(__file__).parent / "fakes"
 BENCH = str(FAKES / "bench.py")

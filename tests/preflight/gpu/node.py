@@ -8,7 +8,7 @@ from tests.preflight.gpu.machine import BENCH
 from trainer_launch import cli
 from trainer_launch.host import machine
 from trainer_launch.model import Gpus
-from trainer_launch.preflight.gpu import collect
+from trainer_launch.preflight import gpu_collect as collect
 
 
 def main() -> None:

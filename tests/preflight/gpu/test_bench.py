@@ -13,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from trainer_launch.host.deadline_subprocess import Ended
+from trainer_launch.preflight import gpu_collect as collect
 from trainer_launch.preflight.children import gpu_bench
-from trainer_launch.preflight.gpu import collect
-from trainer_launch.preflight.gpu.facts import Ending, GpuFacts, GpuTest, parse_test
+from trainer_launch.preflight.gpu_collect import GpuFacts, GpuTest, LoadEnding, parse_test
 
 LIMIT_S = 60.0
 FLIP = """
@@ -63,7 +63,7 @@ def bench(sabotage: str = "", *words: str) -> GpuTest:
 @pytest.mark.torch
 def test_everything_is_measured_on_the_cpu_as_on_a_gpu() -> None:
     first, second = bench("", "--level", "deep"), bench()
-    assert [(one.ending, one.why) for one in (first, second)] == [(Ending.DONE, "")] * 2
+    assert [(one.ending, one.why) for one in (first, second)] == [(LoadEnding.DONE, "")] * 2
     assert [name for name, _, _ in first.figures] == ["gemm", "hbm-copy", "h2d", "d2h"]
     assert all(value > 0 for _, value, _ in first.figures)
     assert (first.different, first.wrong_words) == (0, 0)
@@ -79,14 +79,14 @@ def test_everything_is_measured_on_the_cpu_as_on_a_gpu() -> None:
 @pytest.mark.torch
 def test_a_product_that_comes_out_otherwise_now_and_then_is_seen() -> None:
     found = bench(FLIP)
-    assert found.ending is Ending.DONE
+    assert found.ending is LoadEnding.DONE
     assert found.different >= 3
 
 
 @pytest.mark.torch
 def test_memory_that_forgets_is_seen() -> None:
     found = bench(FORGET, "--level", "deep")
-    assert found.ending is Ending.DONE
+    assert found.ending is LoadEnding.DONE
     assert found.wrong_words >= 2
 
 
@@ -97,7 +97,7 @@ def test_all_gpus_of_a_node_add_right_together() -> None:
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     argv = (sys.executable, collect.BENCH, "--device", "cpu")
     load = collect.loaded(GpuFacts(trouble="no GPU"), ((0, "0"), (1, "1")), env, argv, 100.0)
-    assert [(one.ending, one.why) for one in load.tests] == [(Ending.DONE, "")] * 2
+    assert [(one.ending, one.why) for one in load.tests] == [(LoadEnding.DONE, "")] * 2
     assert [(one.peers.good, one.peers.why) for one in load.tests if one.peers] == [(True, "")] * 2
     assert all(one.peers is not None and one.peers.rate > 0 for one in load.tests)
 
@@ -105,7 +105,7 @@ def test_all_gpus_of_a_node_add_right_together() -> None:
 @pytest.mark.torch
 def test_who_waits_for_a_gpu_that_does_not_come_says_so(tmp_path: Path) -> None:
     found = bench(WAIT_LESS, "--peers", f"0:2:{tmp_path}")
-    assert found.ending is Ending.DONE
+    assert found.ending is LoadEnding.DONE
     assert found.peers is not None
     assert found.peers.why == "not all GPUs came so far"
 
@@ -115,14 +115,14 @@ def test_a_torch_that_sees_no_gpu_says_so() -> None:
     argv = (sys.executable, collect.BENCH)
     said = subprocess.run(argv, capture_output=True, timeout=100, check=False).stdout
     found = parse_test(0, "", Ended(status=0, stdout=said), LIMIT_S)
-    assert found.ending is Ending.FAILED
+    assert found.ending is LoadEnding.FAILED
     assert "sees no GPU" in found.why
 
 
 def test_a_python_without_torch_says_so() -> None:
     argv = (sys.executable, "-I", "-S", collect.BENCH)
     said = subprocess.run(argv, capture_output=True, timeout=100, check=False).stdout
-    assert parse_test(0, "", Ended(status=0, stdout=said), LIMIT_S).ending is Ending.NO_TORCH
+    assert parse_test(0, "", Ended(status=0, stdout=said), LIMIT_S).ending is LoadEnding.NO_TORCH
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ def lines(*told: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize(
     ("seen", "ending", "text"),
     [
-        (Ended(status=-9, timed_out=True), Ending.DIED, "hung at 'gemm', and was killed after 60 s"),
-        (Ended(status=None, timed_out=True), Ending.STUCK, "not even SIGKILL ends it"),
-        (Ended(status=-11, timed_out=False), Ending.DIED, "died at 'gemm' (signal 11)"),
-        (Ended(status=3, timed_out=False), Ending.DIED, "died at 'gemm' (exit code 3)"),
+        (Ended(status=-9, timed_out=True), LoadEnding.DIED, "hung at 'gemm', and was killed after 60 s"),
+        (Ended(status=None, timed_out=True), LoadEnding.STUCK, "not even SIGKILL ends it"),
+        (Ended(status=-11, timed_out=False), LoadEnding.DIED, "died at 'gemm' (signal 11)"),
+        (Ended(status=3, timed_out=False), LoadEnding.DIED, "died at 'gemm' (exit code 3)"),
     ],
 )
-def test_how_a_child_ended_is_told_with_the_stage_it_was_at(seen: Ended, ending: Ending, text: str) -> None:
+def test_how_a_child_ended_is_told_with_the_stage_it_was_at(seen: Ended, ending: LoadEnding, text: str) -> None:
     found = parse_test(3, "GPU-3", replace(seen, stdout=lines({"stage": "device"}, {"stage": "gemm"})), LIMIT_S)
     assert found.ending is ending
     assert text in found.why
@@ -207,7 +207,7 @@ def test_what_is_only_done_with_cuda_runs_too() -> None:
         argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=100, check=False
     )
     found = parse_test(0, "", Ended(status=0, stdout=ended.stdout), LIMIT_S)
-    assert (found.ending, found.why) == (Ending.DONE, "")
+    assert (found.ending, found.why) == (LoadEnding.DONE, "")
     assert found.facts["model"] == "NVIDIA H200"
     assert found.uuid == "1234"
     assert found.network == "IB"

@@ -14,8 +14,8 @@ import pytest
 
 from tests.conftest import require
 from tests.preflight.gpu.machine import FAKES
-from trainer_launch.preflight.gpu import collect
-from trainer_launch.preflight.gpu.facts import parse_facts
+from trainer_launch.preflight import gpu_collect as collect
+from trainer_launch.preflight.gpu_collect import parse_facts
 
 pytestmark = pytest.mark.process
 

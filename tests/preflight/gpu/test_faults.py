@@ -15,8 +15,8 @@ from tests.preflight.world import HEALTHY
 from trainer_launch.host import deadline_subprocess, process_tree
 from trainer_launch.model import Gpus
 from trainer_launch.model.findings import Status
+from trainer_launch.preflight import gpu_collect as collect
 from trainer_launch.preflight.check import with_gpus
-from trainer_launch.preflight.gpu import collect
 
 pytestmark = pytest.mark.process
 

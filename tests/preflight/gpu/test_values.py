@@ -17,12 +17,10 @@ from tests.preflight.world import HEALTHY
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.host.network import AdapterPort, adapter_ports
 from trainer_launch.model.findings import Fault, Finding, Status
-from trainer_launch.preflight import check
-from trainer_launch.preflight.cluster import node_report
+from trainer_launch.preflight import check, gpu_checks, gpu_collect
+from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.preflight.cluster.node_facts import NCCL, differences
-from trainer_launch.preflight.gpu import checks, collect, rules
-from trainer_launch.preflight.gpu.collect import Cards, visible
-from trainer_launch.preflight.gpu.facts import Gpu, GpuFacts, parse_facts, parse_test
+from trainer_launch.preflight.gpu_collect import Cards, Gpu, GpuFacts, parse_facts, parse_test, visible
 
 JSON = some.recursive(
     some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=5),
@@ -63,8 +61,8 @@ def test_the_job_sees_what_the_variable_shows(shown: str | None, indices: list[i
 def test_models_driver_and_the_nccl_that_is_loaded_are_told() -> None:
     test = parse_test(0, "", Ended(status=0, stdout=b'{"facts": {"nccl": "2.28.9"}}'), 1.0)
     cards = Cards(lambda: replace(FACTS, tests=(test,)))
-    assert node_report.of_gpus(cards, 2) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
-    assert node_report.of_gpus(None, 2) == {"gpus": "2"}
+    assert node_facts.of_gpus(cards, 2) == {"gpus": "2 of NVIDIA H200", "driver": "580.159.04", NCCL: "2.28.9"}
+    assert node_facts.of_gpus(None, 2) == {"gpus": "2"}
 
 
 def test_a_node_whose_nccl_is_not_known_is_not_another_one_for_that() -> None:
@@ -94,10 +92,10 @@ def test_errors_of_the_last_hours_are_read_from_the_kernels_log(
 ) -> None:
     log = tmp_path / "kmsg"
     log.write_text(record)
-    told = collect.earlier_xids(str(log))
+    told = gpu_collect.earlier_xids(str(log))
     assert [[place, xid] for place, xid, _ in told] == found
     assert all(0 <= ago_s < 3600 for _, _, ago_s in told)
-    assert collect.earlier_xids(str(tmp_path / "none")) == ()
+    assert gpu_collect.earlier_xids(str(tmp_path / "none")) == ()
 
 
 def test_records_that_were_overwritten_do_not_end_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,13 +110,13 @@ def test_records_that_were_overwritten_do_not_end_the_log(tmp_path: Path, monkey
         return read(fd, size)
 
     monkeypatch.setattr(os, "read", interrupted)
-    assert [xid for _, xid, _ in collect.earlier_xids(str(log))] == [79]
+    assert [xid for _, xid, _ in gpu_collect.earlier_xids(str(log))] == [79]
 
 
 def loud(*cards: Gpu) -> list[tuple[str, str]]:
     """What the rules find of a node with these cards."""
     node = replace(HEALTHY, cards=Cards(lambda: replace(FACTS, gpus=cards)))
-    found = [finding for one in checks.CHECKS for finding in one.run(node)]
+    found = [finding for one in gpu_checks.CHECKS for finding in one.run(node)]
     return [(one.check, one.status.value) for one in found if one.status not in (Status.PASS, Status.SKIPPED)]
 
 
@@ -164,7 +162,7 @@ def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:
         cards = [replace(one, facts={**one.facts, "pci": f"0000:0{one.index}:00.0"}) for one in FACTS.gpus]
         log = tuple(("0000:01:00", xid, 600) for xid in xids)
         facts = replace(FACTS, gpus=tuple(cards), log=log)
-        found = rules.xid.run(replace(HEALTHY, cards=Cards(lambda: facts, "quick")))
+        found = gpu_checks.xid.run(replace(HEALTHY, cards=Cards(lambda: facts, "quick")))
         return [one for one in found if one.status is not Status.PASS]
 
     (found,) = told(79, 13)
@@ -176,7 +174,7 @@ def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:
 def test_what_nobody_knows_of_a_card_is_unknown_and_fails_nothing() -> None:
     gpus = tuple(replace(gpu, facts={}, unknown=dict.fromkeys(gpu.facts, "no answer")) for gpu in FACTS.gpus)
     blind = replace(HEALTHY, cards=Cards(lambda: replace(FACTS, gpus=gpus)))
-    found = {one.id: [finding.status for finding in one.run(blind)] for one in checks.CHECKS}
+    found = {one.id: [finding.status for finding in one.run(blind)] for one in gpu_checks.CHECKS}
     of_tests = ("gpu-count", "gpu-load", "gpu-peers", "gpu-network")
     assert found == {name: [Status.PASS if name in of_tests else Status.UNKNOWN] for name in found}
 
@@ -192,6 +190,6 @@ def test_rates_of_adapters_are_compared_between_nodes(tmp_path: Path) -> None:
         AdapterPort("mlx5_0", 1, True, "400 Gb/sec (4X NDR)"),
         AdapterPort("mlx5_1", 1, False, ""),
     )
-    assert node_report.of_adapters(ports) == {"adapters": "1 x 400 Gb/sec (4X NDR)"}
-    assert node_report.of_adapters(ports[1:]) == {"adapters": "none of them"}
-    assert node_report.of_adapters(()) == {}
+    assert node_facts.of_adapters(ports) == {"adapters": "1 x 400 Gb/sec (4X NDR)"}
+    assert node_facts.of_adapters(ports[1:]) == {"adapters": "none of them"}
+    assert node_facts.of_adapters(()) == {}

@@ -9,19 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.model import Member
 from trainer_launch.model.findings import Fault, Status
 from trainer_launch.planning.command import parse_command
-from trainer_launch.preflight.mpi import host_queries, launcher_checks
-from trainer_launch.preflight.mpi.host_queries import DNS, KEY, Facts, Refusal, SshStage, refusal, script_command
+from trainer_launch.preflight import mpi_hosts
+from trainer_launch.preflight.mpi_hosts import DNS, KEY, Facts, Refusal, SshStage, refusal, script_command
 
 TOKEN = "t0k3n"
 VERSIONS = {"mpirun": "4.1.4", "python": "3.12.3", "trainer-launch": "0.3.0"}
 WITHOUT_VERSIONS = {
-    "begin": "here", "end": "here", "daemon": "orted", "path": "/usr/bin", "cpus": "8", "gpus": "0"
+    "begin": "here", "end": "here", "daemon": "orted", "path": "/usr/bin"
 }  # fmt: skip
 GOOD = VERSIONS | WITHOUT_VERSIONS
-OWN = host_queries.Own(mpirun="mpirun", versions=VERSIONS, daemons=("orted",))
+OWN = mpi_hosts.Own(mpirun="mpirun", versions=VERSIONS, daemons=("orted",))
 
 
 def changed(**facts: str) -> Facts:
@@ -37,7 +36,7 @@ def ask(command: str, *before: str, path: str | None = None) -> Facts:
     done = subprocess.run(
         ["sh", "-c", text], env={"PATH": path or "/usr/bin:/bin"}, capture_output=True, text=True, timeout=120
     )
-    return host_queries.read(TOKEN, done.stdout)
+    return mpi_hosts.read(TOKEN, done.stdout)
 
 
 def fake(folder: Path, name: str, says: str) -> None:
@@ -57,8 +56,6 @@ def test_the_script_tells_what_is_there(tmp_path: Path) -> None:
     assert refusal(0, "", answer) is None
     facts = {"mpirun": "4.1.4", "python": "3.9.2", "trainer-launch": "0.2.0", "daemon": "orted"}
     assert facts.items() <= answer.items()
-    assert host_queries.number(answer["cpus"])
-    assert host_queries.number(answer["gpus"]) is not None
 
 
 def test_the_script_bears_that_nothing_is_there(tmp_path: Path) -> None:
@@ -66,7 +63,7 @@ def test_the_script_bears_that_nothing_is_there(tmp_path: Path) -> None:
     (tmp_path / "env").symlink_to(shutil.which("env") or "/usr/bin/env")
     answer = ask(script_command(TOKEN, "no mpirun", ("orted",), "python3"), path=str(tmp_path))
     assert refusal(0, "", answer) is None
-    assert answer.keys() <= {"begin", "end", "path", "gpus"}
+    assert answer.keys() <= {"begin", "end", "path"}
 
 
 def test_what_a_login_shell_prints_is_told_apart() -> None:
@@ -76,17 +73,17 @@ def test_what_a_login_shell_prints_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "mpirun", "number", "python"),
+    ("line", "mpirun", "python"),
     [
-        ("mpirun -np 4 python3.11 train.py", "mpirun", 4, "python3.11"),
-        ("/opt/mpi/bin/mpirun -n 2 ./a.out", "/opt/mpi/bin/mpirun", 2, "python3"),
-        ("python train.py", "mpirun", None, "python"),
-        ("horovodrun -np 3 /venv/bin/python train.py", "", 3, "/venv/bin/python"),
+        ("mpirun -np 4 python3.11 train.py", "mpirun", "python3.11"),
+        ("/opt/mpi/bin/mpirun -n 2 ./a.out", "/opt/mpi/bin/mpirun", "python3"),
+        ("python train.py", "mpirun", "python"),
+        ("horovodrun -np 3 /venv/bin/python train.py", "", "/venv/bin/python"),
     ],
 )
-def test_the_mpirun_its_ranks_and_the_interpreter(line: str, mpirun: str, number: int | None, python: str) -> None:
-    taken = launcher_checks._typed(parse_command(shlex.split(line)))
-    assert (taken.mpirun, taken.number, host_queries.python_of(taken.program)) == (mpirun, number, python)
+def test_the_mpirun_and_the_interpreter_of_its_ranks(line: str, mpirun: str, python: str) -> None:
+    taken = mpi_hosts._typed(parse_command(shlex.split(line)))
+    assert (taken.mpirun, mpi_hosts.python_of(taken.program)) == (mpirun, python)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +98,7 @@ def test_the_mpirun_its_ranks_and_the_interpreter(line: str, mpirun: str, number
     ],
 )
 def test_versions_are_found_in_what_mpiruns_say(said: str, version: str) -> None:
-    assert host_queries.version_in(said) == version
+    assert mpi_hosts.version_in(said) == version
 
 
 # -- why not ----------------------------------------------------------------------------------
@@ -110,24 +107,24 @@ def test_versions_are_found_in_what_mpiruns_say(said: str, version: str) -> None
 @pytest.mark.parametrize(
     ("code", "err", "stage"),
     [
-        (255, "root@w-0: Permission denied (publickey).", host_queries.KEY),
+        (255, "root@w-0: Permission denied (publickey).", mpi_hosts.KEY),
         (
             255,
             "@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
-            host_queries.HOST_KEY,
+            mpi_hosts.HOST_KEY,
         ),
         (
             255,
             "No ED25519 host key is known for w-0 and you have requested strict checking.",
-            host_queries.HOST_KEY,
+            mpi_hosts.HOST_KEY,
         ),
-        (255, "ssh: Could not resolve hostname w-0: Name or service not known", host_queries.DNS),
-        (255, "ssh: connect to host w-0 port 22: Connection refused", host_queries.PORT),
-        (255, "kex_exchange_identification: Connection closed by remote host", host_queries.BANNER),
-        (255, "something else", host_queries.BANNER),
-        (1, "This account is currently not available.", host_queries.SHELL),
-        (3, "", host_queries.SHELL),
-        (None, "", host_queries.SHELL),
+        (255, "ssh: Could not resolve hostname w-0: Name or service not known", mpi_hosts.DNS),
+        (255, "ssh: connect to host w-0 port 22: Connection refused", mpi_hosts.PORT),
+        (255, "kex_exchange_identification: Connection closed by remote host", mpi_hosts.BANNER),
+        (255, "something else", mpi_hosts.BANNER),
+        (1, "This account is currently not available.", mpi_hosts.SHELL),
+        (3, "", mpi_hosts.SHELL),
+        (None, "", mpi_hosts.SHELL),
     ],
 )
 def test_the_stage_is_told_by_sshs_own_words(code: int | None, err: str, stage: SshStage) -> None:
@@ -146,7 +143,7 @@ def test_who_ran_the_script_to_its_end_is_not_stuck() -> None:
 
 def test_hosts_that_are_stuck_alike_are_told_in_one_sentence() -> None:
     why = Refusal(KEY, "Permission denied (publickey).")
-    [hosts, ssh] = launcher_checks.reached({"w-0": why, "w-1": None, "w-2": why})
+    [hosts, ssh] = mpi_hosts.reached({"w-0": why, "w-1": None, "w-2": why})
     assert hosts.status is Status.PASS
     assert (ssh.check, ssh.status, ssh.fault) == ("mpi-ssh", Status.FAIL, Fault.JOB)
     assert ssh.text == "the job's key is refused by w-0, w-2: Permission denied (publickey)."
@@ -154,39 +151,39 @@ def test_hosts_that_are_stuck_alike_are_told_in_one_sentence() -> None:
 
 
 def test_a_host_that_is_not_there_is_the_nodes_fault_and_nobody_passes_it() -> None:
-    found = list(launcher_checks.reached({"w-0": Refusal(DNS, "Name or service not known"), "w-1": None}))
+    found = list(mpi_hosts.reached({"w-0": Refusal(DNS, "Name or service not known"), "w-1": None}))
     assert [(one.check, one.status) for one in found] == [("mpi-hosts", Status.FAIL), ("mpi-ssh", Status.PASS)]
     assert found[0].fault is Fault.NODE
     assert found[1].text.startswith("1 of 2 hosts")
 
 
 def test_a_pass_does_not_claim_what_nobody_checked() -> None:
-    *_, ssh = launcher_checks.reached({"w-0": None}, check_host_keys=False)
+    *_, ssh = mpi_hosts.reached({"w-0": None}, check_host_keys=False)
     assert ssh.text == "the only host accept the job's key, and host keys are not checked (--insecure-host-keys)"
 
 
 def test_hosts_like_the_launcher_pass() -> None:
-    [found] = launcher_checks.alike(OWN, {"w-0": GOOD, "w-1": GOOD})
+    [found] = mpi_hosts.alike(OWN, {"w-0": GOOD, "w-1": GOOD})
     assert found.status is Status.PASS
 
 
 def test_a_launcher_without_mpirun_is_no_pass() -> None:
-    [found] = launcher_checks.alike(host_queries.Own(mpirun="mpirun", versions={}, daemons=(), is_here=False), {})
+    [found] = mpi_hosts.alike(mpi_hosts.Own(mpirun="mpirun", versions={}, daemons=(), is_here=False), {})
     assert (found.status, found.fault) == (Status.FAIL, Fault.JOB)
     assert found.text == "mpirun is not in the launcher's PATH, so nothing can be started on the hosts"
 
 
 @pytest.mark.parametrize("nobody_knows", [{"is_here": False, "is_needed": False}, {"is_here": True}])
 def test_an_mpirun_that_is_not_known_is_unknown_and_no_pass(nobody_knows: dict[str, bool]) -> None:
-    own = host_queries.Own(mpirun="mpirun", versions={}, daemons=(), **nobody_knows)
-    assert [one.status for one in launcher_checks.alike(own, {"w-0": GOOD})] == [Status.UNKNOWN]
+    own = mpi_hosts.Own(mpirun="mpirun", versions={}, daemons=(), **nobody_knows)
+    assert [one.status for one in mpi_hosts.alike(own, {"w-0": GOOD})] == [Status.UNKNOWN]
 
 
 def test_a_missing_daemon_and_other_versions_are_told() -> None:
     other = changed(**{"mpirun": "5.0.1", "python": "3.8.1", "trainer-launch": "0.2.0"})
     without = {name: fact for name, fact in GOOD.items() if name != "daemon"}
     answers = {"w-0": without, "w-1": other, "w-2": GOOD}
-    missing, mpirun, python, launcher = launcher_checks.alike(OWN, answers)
+    missing, mpirun, python, launcher = mpi_hosts.alike(OWN, answers)
     assert missing.text == "no orted is in the PATH of w-0, and mpirun starts it there"
     assert missing.evidence == ("w-0: PATH is /usr/bin",)
     assert (mpirun.text, mpirun.fault) == ("mpirun is 5.0.1 on w-1, and 4.1.4 on the launcher", Fault.JOB)
@@ -195,24 +192,5 @@ def test_a_missing_daemon_and_other_versions_are_told() -> None:
 
 
 def test_what_a_host_does_not_have_is_not_compared() -> None:
-    [found] = launcher_checks.alike(OWN, {"w-0": WITHOUT_VERSIONS})
+    [found] = mpi_hosts.alike(OWN, {"w-0": WITHOUT_VERSIONS})
     assert found.status is Status.PASS
-
-
-@pytest.mark.parametrize(
-    ("slots", "number", "answer", "says"),
-    [
-        (4, 8, GOOD, None),
-        (4, 9, GOOD, "9 ranks asked for, but the hosts have 8 slots"),
-        (9, None, GOOD, "more slots than CPUs on w-0, w-1: 9 slots, 8 CPUs"),
-        (4, None, changed(gpus="2"), "more slots than GPUs on w-0, w-1: 4 slots, 2 GPUs"),
-        (2, None, changed(gpus="2"), None),
-    ],
-)
-def test_slots_are_held_against_ranks_and_machines(
-    slots: int, number: int | None, answer: Facts, says: str | None
-) -> None:
-    members = (Member("w-0", slots), Member("w-1", slots))
-    [found] = launcher_checks.room(members, number, {"w-0": answer, "w-1": answer})
-    assert (found.status is Status.PASS) == (says is None)
-    assert says is None or found.text == says

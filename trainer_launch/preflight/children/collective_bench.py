@@ -73,13 +73,13 @@ def _gpus(dist: Any) -> int:
 
         tell(torch.cuda.device_count())
 
-    child = Child(count)
+    child = ForkedChild(count)
     gpus = child.line(time.monotonic() + 20.0)
     child.end()
     return gpus if isinstance(gpus, int) else 0
 
 
-class Child:
+class ForkedChild:
     """A forked process that tells one value or two, and is killed when it is not wanted any more."""
 
     def __init__(self, work: Callable[..., None], *args: object) -> None:
@@ -117,11 +117,11 @@ def serve(order: Mapping[str, Any], listener: socket.socket | None) -> list[tupl
     """Why each rail failed, or "", and its bytes per second."""
     until = time.monotonic() + float(order["limit_s"])
     n_rails = int(order["rails"])
-    store = None if listener is None else Child(keep_store, order, until)
-    rails: list[Child] = []
+    store = None if listener is None else ForkedChild(keep_store, order, until)
+    rails: list[ForkedChild] = []
     try:
         port = _port(dialed(order, until) if store is None else store.line(until))
-        rails = [Child(work, order, rail, until, port) for rail in range(n_rails)]
+        rails = [ForkedChild(work, order, rail, until, port) for rail in range(n_rails)]
         for left in range(int(order["size"]) - 1, 0, -1) if listener is not None else ():
             late = f"{left} of {int(order['size']) - 1} others did not connect in time"
             pair_bench.accepted(listener, order["token"], until, f"ok {port}\n".encode(), late).close()

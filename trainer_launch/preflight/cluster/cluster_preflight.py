@@ -16,8 +16,8 @@ from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import pairs, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.nodes import LEASE_S, Cluster, ClusterSettings, JobNode, PairTests, label
-from trainer_launch.preflight.cluster.outside_look import Stuck
-from trainer_launch.preflight.cluster.pair_rounds import Rounds
+from trainer_launch.preflight.cluster.pairs import Rounds
+from trainer_launch.preflight.cluster.present_nodes import Stuck
 
 TICK_S = 0.25
 NEWS_S = 2.0  # between two words to those who wait, which show that this node lives
@@ -191,11 +191,11 @@ class ClusterPreflight:
             node.peer, node.lost, node.lost_s = None, how, now_s
             self._lost.add(node.rank)
 
-    def _news(self, now_s: float, missing: tuple[str, ...] = ()) -> msg.Waiting:
+    def _news(self, now_s: float, missing: tuple[str, ...] = ()) -> msg.PreflightWaiting:
         is_calling = self.phase is PreflightPhase.CALLING
         left_s = max(0.0, self._until_s - now_s) if is_calling else self._settings.report_s
         present = len(self._peers)
-        return msg.Waiting(present, max(present, self._settings.min_nodes), missing, left_s)
+        return msg.PreflightWaiting(present, max(present, self._settings.min_nodes), missing, left_s)
 
     def _complete(self) -> msg.Complete:
         """All look for the tokens of the same nodes; incarnations are random, and so is the choice."""

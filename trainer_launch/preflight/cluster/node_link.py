@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -14,7 +16,7 @@ from msgspec.structs import replace
 
 from trainer_launch.host import network
 from trainer_launch.host.dns import Resolving
-from trainer_launch.host.network import tune
+from trainer_launch.host.network import free_port, listen, tune
 from trainer_launch.membership import candidates
 from trainer_launch.membership.client import Lines, LostError, ReconnectingClient, UnprovenError
 from trainer_launch.model import Endpoint, PortRange
@@ -23,8 +25,6 @@ from trainer_launch.model.findings import Finding
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster import present_nodes
 from trainer_launch.preflight.cluster.nodes import LEASE_S
-from trainer_launch.preflight.cluster.outside_look import Listener, look_at_all
-from trainer_launch.preflight.cluster.pair_tests import run
 
 _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
@@ -41,6 +41,76 @@ _NO_CLOCK_S = 1e6  # so much may be wrong with an offset that was not measured
 _SILENT_KERNEL_S = 10.0
 _SEAT_PAUSE_S = 1.0  # before each seat is asked
 _SEAT_ANSWER_S = 1.0
+_SEND_S = 0.5  # for the listener to say that this node is here
+_WAKE_S = 1.0  # where closing does not end the wait
+_AGAIN_S = 0.5  # when the machine had no descriptor for a connection
+
+
+class Listener:
+    """A node's listener, on which pair tests accept, too; to all others it says `here`.
+
+    It takes the job's port if that is free, else one `among` those allowed.
+
+    Raises NodeError where none of these is free.
+    """
+
+    def __init__(self, port: int | None, here: Callable[[], msg.Here], among: PortRange | None = None) -> None:
+        self._here = here
+        self._sock = _opened(port, among)
+        self.port = int(self._sock.getsockname()[1])
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._sock, selectors.EVENT_READ)
+        self._lock = threading.Lock()  # held by who may accept
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Free the port; once is enough."""
+        if not self._closing.is_set():
+            self._closing.set()
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # ends the thread's wait
+            self._thread.join()
+            self._selector.close()
+            self._sock.close()
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[socket.socket]:
+        """Let somebody else accept what comes."""
+        with self._lock:
+            try:
+                yield self._sock
+            finally:
+                self._sock.setblocking(False)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            if self._selector.select(_WAKE_S) and self._lock.acquire(timeout=0.05):  # else it is lent
+                try:
+                    self._answer()
+                finally:
+                    self._lock.release()
+
+    def _answer(self) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:  # out of descriptors or memory, and it would be so again at once
+            self._closing.wait(_AGAIN_S)
+            return
+        with sock, contextlib.suppress(OSError):
+            sock.settimeout(_SEND_S)
+            sock.sendall(msg.render(self._here()))
+            sock.shutdown(socket.SHUT_WR)
+
+
+def _opened(port: int | None, among: PortRange | None) -> socket.socket:
+    if port is not None:
+        with contextlib.suppress(NodeError):  # with hostNetwork or in a rehearsal another node has it
+            return listen(Endpoint("", port))
+    return listen(Endpoint("", 0 if among is None else free_port(among)))
 
 
 class ClusterVerdict(Struct, frozen=True):
@@ -50,7 +120,7 @@ class ClusterVerdict(Struct, frozen=True):
     is_shared: bool = False  # node 0 has decided it, and tells it in its own log, too
 
 
-News: TypeAlias = msg.Complete | msg.Waiting | ClusterVerdict
+News: TypeAlias = msg.Complete | msg.PreflightWaiting | ClusterVerdict
 
 
 class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
@@ -69,7 +139,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         ports: PortRange | None = None,
         secret: bytes | None = None,
         clock: Callable[[], float] = time.time,
-        bench: Callable[[msg.Test, Listener], msg.Result] = run,
+        bench: Callable[[msg.Test, Listener], msg.Result],
     ) -> None:
         super().__init__("node 0", msg.render, _PAUSE_S)
         self._home, self._present, self._secret = home, present, secret
@@ -81,7 +151,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         # The last seconds are for a look at node 0 from outside.
         self._until_s = self._first_until_s = self._deadline_at_s - min(_LOOK_S, deadline_s / 3)
         self.stage = "it has just started"
-        self.waiting: msg.Waiting | None = None  # node 0's latest word
+        self.waiting: msg.PreflightWaiting | None = None  # node 0's latest word
         # Node 0's clock minus ours, and how much it may be off.
         self.offset: tuple[float, float] = (0.0, _NO_CLOCK_S)
         self._listener = Listener(port, self._here, ports)
@@ -111,8 +181,6 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
     def _here(self) -> msg.Here:
         return msg.Here(self.stage)
 
-    # -- the thread ---------------------------------------------------------------------------
-
     def _connect_once(self) -> bool:
         is_good = False
         try:
@@ -135,7 +203,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._until_s = min(self._until_s, max(self._first_until_s, time.monotonic() + _COME_BACK_S))
 
     def _give_up(self) -> None:
-        (stuck,) = look_at_all([self._home], _LOOK_S)
+        (stuck,) = present_nodes.look_at_all([self._home], _LOOK_S)
         # Until then node 0 may look at this node from outside, and learn from it that it is only cut off.
         self._closing.wait(self._deadline_at_s - time.monotonic())
         name = f"node 0 ({self._home.host})"
@@ -208,7 +276,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
     def _take(self, message: msg.Message) -> None:
         match message:
-            case msg.Waiting(_, _, _, left_s):
+            case msg.PreflightWaiting(_, _, _, left_s):
                 self._until_s = max(self._until_s, time.monotonic() + left_s + _GRACE_S)
                 self.stage, self.waiting = "it takes part in the cluster preflight", message
                 self._tell(message)

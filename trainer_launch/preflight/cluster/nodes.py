@@ -9,12 +9,10 @@ from msgspec import Struct, field
 from trainer_launch.model import Endpoint, Job, Seats, Topology, units
 from trainer_launch.model.findings import Measure
 from trainer_launch.planning.torch import seats_by_index
-from trainer_launch.preflight.check import Check
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.fault_isolation import Faulty, Pair
-from trainer_launch.preflight.thresholds import Shares, Table, Thresholds
+from trainer_launch.preflight.thresholds import KINDS, SpeedKind, Table, Thresholds
 
-TOLD = "check "  # how a fact begins that is a check's own, and not compared
 LEASE_S = 6.0  # a node that says nothing for so long is lost
 _SHOWN = 8
 
@@ -56,7 +54,7 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     is_deep: bool = False
     pair_test: str = "auto"  # or a way
     thresholds: Thresholds = field(default_factory=Thresholds)
-    shares: Shares = field(default_factory=Shares)
+    kinds: tuple[SpeedKind, ...] = KINDS  # how what GPUs measure is judged
     table: Table = field(default_factory=Table)  # what GPUs should deliver
     storage: Mapping[str, bool] = field(default_factory=dict)  # folders, and whether each has to be shared
     report_s: float = 60.0  # for the reports of all nodes
@@ -136,11 +134,6 @@ class Cluster(Struct, frozen=True, kw_only=True):
     def names(self) -> list[str]:
         """As people know them."""
         return [node.name for node in self.nodes]
-
-    def told(self, check: Check[Cluster]) -> dict[str, str]:
-        """What each node's `tell` has said for a check, by the node's name."""
-        key = f"{TOLD}{check.id}"
-        return {node.name: node.report.facts[key] for node in self.nodes if key in node.report.facts}
 
 
 def label(rank: int, host: str | None) -> str:

@@ -19,7 +19,7 @@ from trainer_launch.model import PortRange
 from trainer_launch.model.codec import Count, MessageError, Text, decode
 from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.outside_look import Listener
+from trainer_launch.preflight.cluster.node_link import Listener
 
 CHILD = Path(__file__).parents[1] / "children" / "collective_bench.py"
 PAIR_TEST_CHILD = (sys.executable, "-I", "-S", str(CHILD.with_name("pair_bench.py")))

@@ -10,7 +10,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from trainer_launch import contracts
 from trainer_launch.host.files import read_secret
@@ -23,16 +23,15 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import counted
 from trainer_launch.planning.task import ports_of
 from trainer_launch.planning.torch import job_name
-from trainer_launch.preflight import registry, thresholds
+from trainer_launch.preflight import network_checks, registry, thresholds
 from trainer_launch.preflight.check import Subject, Where
-from trainer_launch.preflight.cluster import node_facts, node_report, pairs, present_nodes, shared_storage
+from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes, shared_storage
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink, look_out
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, label, names_of
 from trainer_launch.preflight.cluster.pair_tests import Collectives, bench
 from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.preflight.cluster.shared_storage import Tokens
-from trainer_launch.preflight.container import dns_checks
 
 _THOROUGH = ("standard", "deep")  # levels
 _COMPARISONS = (node_facts.FACTS, node_facts.CLOCK, shared_storage.NAME, pairs.NAME, pairs.FULL_JOB)
@@ -60,7 +59,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
         return _UNKNOWN_PLACE
     if subject.job.engine not in (None, "torchrun", "plain"):
         return "the nodes of this job do not connect to node 0"
-    if subject.job.contract in dns_checks.HIDING and "level" not in settings.model_fields_set:
+    if subject.job.contract in network_checks.HIDING and "level" not in settings.model_fields_set:
         return "this operator publishes no DNS names for init containers; elsewhere, request it with --level"
     return None
 
@@ -117,15 +116,15 @@ class Gathering:
             seats, cluster.job, self._secret, lambda host: self.link.end((present_nodes.runs_already(host),))
         )
         undo.callback(self._looking.set)
-        read_s = subject.left_s(node_report.LEAST_S, node_report.READ_S)
-        self._read_slowly = node_report.read_meanwhile(subject.command, read_s)
+        read_s = subject.left_s(node_facts.LEAST_S, node_facts.READ_S)
+        self._read_slowly = node_facts.read_meanwhile(subject.command, read_s)
 
-    def finish(self, early: Sequence[Finding], check_here: Callable[[], Sequence[Finding]]) -> ClusterVerdict:
-        """Wait for all nodes, report what `check_here` finds and what this node is; what was decided for all.
+    def finish(self, findings: Sequence[Finding]) -> ClusterVerdict:
+        """Wait for all nodes, report this node's own `findings` and what it is; what was decided for all.
 
-        What was found `early` is told at once: all end with one verdict, also when some nodes never come.
+        The findings are told at once, too: all end with one verdict, also when some nodes never come.
         """
-        self.link.send(msg.NodeReport(findings=node_report.loud(early), is_early=True))
+        self.link.send(msg.NodeReport(findings=node_facts.loud(findings), is_early=True))
         logged_s = -_SAY_AGAIN_S
         while True:
             match self.link.receive(_POLL_S):
@@ -135,8 +134,8 @@ class Gathering:
                     return verdict
                 case msg.Complete(salt, tokens):
                     self._looking.set()
-                    self.link.send(self._report(salt, tokens, check_here()))
-                case msg.Waiting() as news if news.present < news.wanted:
+                    self.link.send(self._report(salt, tokens, findings))
+                case msg.PreflightWaiting() as news if news.present < news.wanted:
                     if time.monotonic() - logged_s >= _SAY_AGAIN_S:
                         logged_s = time.monotonic()
                         _log.info("cluster preflight: %s", _waiting(news))
@@ -156,10 +155,10 @@ class Gathering:
             facts[pairs.FACT] = self._collectives.ability()
         key = salt.encode() + (self._secret or b"")
         seen = self.tokens.seek(tokens)
-        return node_report.collect(self._subject, facts, findings, self.link.offset, seen, key)
+        return node_facts.collect(self._subject, facts, findings, self.link.offset, seen, key)
 
 
-def _waiting(news: msg.Waiting) -> str:
+def _waiting(news: msg.PreflightWaiting) -> str:
     missing = f"; missing: {', '.join(news.missing)}" if news.missing else ""
     return f"{news.present} of {counted(news.wanted, 'node')} present, {news.left_s:.0f} s left{missing}"
 
@@ -194,7 +193,7 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
     home, nodes = topology.coordinator, topology.nodes
     if home is None or nodes is None or topology.node_rank is None:
         raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
-    of_pairs, shares = thresholds.parse_flag(settings.threshold)
+    of_pairs, kinds = thresholds.parse_flag(settings.threshold)
     left_out = (*skipped, *(() if settings.level in _THOROUGH else _COMPARISONS))
     folders = () if shared_storage.NAME in left_out else subject.storage[:_MAX_FOLDERS]
     return ClusterSettings(
@@ -209,9 +208,9 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
         pair_test=settings.pair_test,
         storage={folder: folder in subject.shared for folder in folders},
         thresholds=of_pairs,
-        shares=shares,
+        kinds=kinds,
         table=thresholds.load_table(settings.reference),
-        report_s=node_report.report_s(subject),
+        report_s=node_facts.report_s(subject),
     )
 
 

@@ -20,7 +20,7 @@ from trainer_launch.model.findings import Checksums, Finding, Measures, Severity
 from trainer_launch.model.units import counted, listed
 from trainer_launch.preflight.report_formats import in_one_line
 
-VERSION = 5
+VERSION = 6
 MAX_RAILS = 64
 MAX_FACTS = 400
 MAX_VALUE = 300  # characters of one fact
@@ -82,7 +82,7 @@ class Result(Tagged, frozen=True):
     rails: Annotated[tuple[RailResult, ...], Meta(min_length=1, max_length=MAX_RAILS)]
 
 
-class Waiting(Tagged, frozen=True):
+class PreflightWaiting(Tagged, frozen=True):
     """The cluster preflight goes on for at most so much longer; the first few that are missing, by name."""
 
     present: Nodes
@@ -135,7 +135,7 @@ class Here(Tagged, frozen=True):
 
 
 FromNode: TypeAlias = Present | Alive | Time | NodeReport | Result | Hello | StatusQuery
-FromServer: TypeAlias = Challenge | Waiting | TimeIs | Complete | Test | Decided | Refused
+FromServer: TypeAlias = Challenge | PreflightWaiting | TimeIs | Complete | Test | Decided | Refused
 Message: TypeAlias = FromNode | FromServer | Here
 
 

@@ -21,7 +21,7 @@ from trainer_launch.preflight.cluster.cluster_preflight import (
     other_version,
 )
 from trainer_launch.preflight.cluster.nodes import ClusterSettings
-from trainer_launch.preflight.cluster.outside_look import look_at_all
+from trainer_launch.preflight.cluster.present_nodes import look_at_all
 
 _HANG_UP_S = 2.0  # for the termination message
 _SILENCE_S = 20.0  # until the kernel ends a connection whose other end does not answer

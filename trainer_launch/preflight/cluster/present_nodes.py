@@ -1,21 +1,122 @@
-"""Who is there and who is missing, in sentences. Pure."""
+"""Who is there and who is missing, in sentences; and a look from outside at how far a missing node has come."""
 
 from __future__ import annotations
 
+import errno
+import socket
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from trainer_launch.host.dns import Resolving
+from trainer_launch.membership.client import Lines, LostError
+from trainer_launch.membership.protocol import Challenge
+from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Fault, Finding, Scope
-from trainer_launch.model.units import counted, grouped
-from trainer_launch.preflight.check import Where, check
+from trainer_launch.model.units import counted, grouped, printable
+from trainer_launch.preflight.check import Where, at_once, check
+from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.nodes import Cluster, ClusterSettings, JobNode, label, listed
-from trainer_launch.preflight.cluster.outside_look import NodeStage, Stuck
 
 NAME = "roll-call"
-AT_WORK = "at work"
+
 MAX_NAMED = 50  # missing nodes that have a finding each, and are looked at for it
 _MAX_OF_A_NODE = 20
+
+
+class NodeStage(str, Enum):
+    """How far a node has come, in the order of a pod's life."""
+
+    UNNAMED = "unnamed"
+    NO_RECORD = "no DNS record"
+    UNREACHABLE = "unreachable"
+    REFUSED = "refused"
+    TIMEOUT = "timeout"
+    SILENT = "silent"
+    RUNS = "cut off"
+
+
+class Stuck(Struct, frozen=True):
+    """A stage, what was seen and what it means in words, and what to do."""
+
+    stage: NodeStage
+    text: str
+    action: str
+
+
+_BOTH_WAYS = "check that network policies allow node 0's port in both directions"
+_MEANING: Mapping[NodeStage, tuple[str, str]] = {
+    NodeStage.UNNAMED: ("its host name is unknown", "check which pods of the job are not running"),
+    NodeStage.NO_RECORD: (
+        "its pod is not created, not scheduled, or its Service does not publish addresses of pods that are not "
+        "ready (publishNotReadyAddresses)",
+        "check whether its pod is scheduled (kubectl describe pod), and the job's headless Service",
+    ),
+    NodeStage.UNREACHABLE: (
+        "there is no route to its network",
+        "check the routes and the CNI of both machines",
+    ),
+    NodeStage.REFUSED: (
+        "its pod has an address, but its preflight is not running: the image is being pulled, an earlier init "
+        "container runs, or it has ended",
+        "check the events and the init containers of its pod",
+    ),
+    NodeStage.TIMEOUT: ("packets to it are lost: a network policy, a firewall, or the machine is gone", _BOTH_WAYS),
+    NodeStage.SILENT: (
+        "its process is stopped or stuck: it accepts connections but does not answer",
+        "check what its process waits for; the machine may need a reboot",
+    ),
+    NodeStage.RUNS: ("its preflight runs, but could not reach node 0", f"read its log, and {_BOTH_WAYS}"),
+}
+
+
+def stuck_at(stage: NodeStage, evidence: str = "") -> Stuck:
+    """With the evidence, and what it means."""
+    meaning, action = _MEANING[stage]
+    return Stuck(stage, f"{stage.value}{f' ({evidence})' if evidence else ''}: {meaning}", action)
+
+
+def look(place: Endpoint | None, limit_s: float) -> Stuck:
+    """Look a node up, connect, listen; None: nobody knows its name."""
+    if place is None:
+        return stuck_at(NodeStage.UNNAMED)
+    until_s = time.monotonic() + limit_s
+    try:
+        addresses = Resolving(place.host, place.port).within(limit_s)
+    except OSError as problem:
+        return stuck_at(NodeStage.NO_RECORD, f"{place.host}: {problem.strerror or problem}")
+    worst = stuck_at(NodeStage.NO_RECORD, place.host)
+    for address in addresses[:4]:
+        at, left_s = str(Endpoint(address, place.port)), max(0.05, until_s - time.monotonic())
+        try:
+            with socket.create_connection((address, place.port), timeout=left_s) as sock:
+                return _hear(sock, at, until_s)
+        except TimeoutError:
+            worst = stuck_at(NodeStage.TIMEOUT, at)
+        except OSError as problem:
+            stage = NodeStage.REFUSED if problem.errno == errno.ECONNREFUSED else NodeStage.UNREACHABLE
+            worst = stuck_at(stage, f"{at}: {problem.strerror}")
+    return worst
+
+
+def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
+    """Whether somebody to whom there is a connection says anything."""
+    try:
+        message = Lines(sock, msg.parse, at).next(until_s)
+    except LostError as problem:
+        return stuck_at(NodeStage.SILENT, str(problem))
+    if isinstance(message, msg.Here):
+        return stuck_at(NodeStage.RUNS, f"it says: {printable(message.stage[:300], ' ')}")
+    return stuck_at(NodeStage.RUNS, f"{at} is a coordinator" if isinstance(message, Challenge) else at)
+
+
+def look_at_all(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck]:
+    """A look at each, side by side."""
+    stuck = at_once(range(len(places)), lambda number: look(places[number], limit_s), max(1, len(places)))
+    return list(stuck.values())
 
 
 @check(NAME, Where.CLUSTER)
@@ -91,7 +192,7 @@ def runs_already(host: str | None) -> Finding:
     """A pod that was made again meets a job at work: there is nothing to wait for."""
     who = f"{host} is at work" if host else "node 0's coordinator is at work"
     text = f"the job is already running ({who}); this node rejoins it without a comparison of nodes"
-    return all_present.passed(text, scope=Scope.JOB, measured=AT_WORK)
+    return all_present.passed(text, scope=Scope.JOB, measured="at work")
 
 
 def no_coordinator(home: str, stuck: Stuck, waited_s: float) -> Finding:

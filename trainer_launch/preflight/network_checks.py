@@ -1,4 +1,7 @@
-"""The network of a pod: the interfaces and adapters that gloo and NCCL take, and its ports.
+"""The network of a pod: names, the interfaces and adapters that gloo and NCCL take, and its ports.
+
+In an init container names resolve only if the Service publishes addresses of pods that are not ready. Kubeflow
+Trainer v2 sees to that; the older operators do not, so there an init container cannot know.
 
 NCCL (src/misc/socket.cc, src/misc/utils.cc): a list of prefixes, `=` before it makes them exact names, `^` in front
 of all that leaves them out. A value of one letter is as good as none. NCCL_IB_HCA likewise, with `:port` behind.
@@ -8,15 +11,156 @@ gloo in torch (ProcessGroupGloo::createDefaultDevice): a list of exact names, ea
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
+from trainer_launch.host import dns as resolver
+from trainer_launch.host.dns import Addresses, Answer
 from trainer_launch.host.network import AdapterPort, Interface, named
+from trainer_launch.model import value_parsers
 from trainer_launch.model.findings import Fault, Finding
 from trainer_launch.model.value_parsers import parse_number
 from trainer_launch.preflight.check import Subject, check
 
+SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+_POLL_S = 12.0  # glibc's own patience with two servers that do not answer is 10 s
+_LAST_LOOK_S = 1.5  # after the deadline, at most
+
+# Whose Services name only pods that are ready; their main containers have names some seconds after they start.
+HIDING = frozenset(("pytorchjob-v1", "pytorchjob-v1-elastic", "tfjob-v1", "xgboostjob-v1", "paddlejob-v1"))
+HIDING |= {"jaxjob-v1", "mxjob-v1", "mpijob-v1", "mpijob-v2beta1", "flyte-elastic", "flyte-kfmpi"}
+HIDDEN_S = 3.0  # how long to hope there
+
+_BOTH_ABSENT = (
+    "neither name is known: does the job's headless Service exist, with the pods' subdomain and with "
+    "publishNotReadyAddresses: true (without it pods in init containers have no names)?"
+)
+_ABSENT = "node 0's pod is not there yet: see whether it is scheduled and has started"
+_NO_DNS = "DNS does not work here: check the cluster's DNS pods, and network policies for port 53"
 _FAMILIES = {"AF_INET": ".", "AF_INET6": ":"}  # what an address of it has in it
+
+
+def _limit_s(subject: Subject) -> float:
+    return max(subject.deadline_s, subject.left_s(_LAST_LOOK_S, _POLL_S)) + 1.0
+
+
+@check("dns", limit_s=_limit_s)
+def dns(subject: Subject) -> Finding:
+    """Node 0's name resolves before the deadline: all workers connect to it by that name.
+
+    Nobody connects to this node by its own name, so the own name only explains why node 0's is absent.
+    """
+    coordinator = subject.topology.coordinator
+    home = "localhost" if coordinator is None else coordinator.host
+    if not subject.has_peers or home == "localhost" or value_parsers.is_address(home):
+        return dns.skipped("there is no name of another node to look up")
+    began_s = time.monotonic()
+    answers = _wait(subject, home)
+    answer = answers[home]
+    if isinstance(answer, Answer):
+        return _absent(subject, home, answers, time.monotonic() - began_s)
+    addresses = ", ".join(sorted(answer))
+    return _of_another_family(subject, home, answer) or dns.passed(f"{home} resolves to {addresses}")
+
+
+def _wait(subject: Subject, home: str) -> Mapping[str, Addresses | Answer]:
+    """Node 0's addresses when there are some, or why there are none when the time is up; so for the own name."""
+    hope_s = HIDDEN_S if subject.job.contract in HIDING else subject.deadline_s
+    began_s = time.monotonic()
+    until_s = began_s + min(hope_s, subject.deadline_s)
+    end_s = max(until_s, began_s + subject.left_s(_LAST_LOOK_S, _POLL_S))
+    names = list(dict.fromkeys([home, _own(subject) or home]))
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        patience_s = min(_POLL_S, max(_LAST_LOOK_S, end_s - time.monotonic()))
+        answers = resolver.lookup_all(names, patience_s, subject.lookup)
+        if not isinstance(answers[home], Answer) or time.monotonic() >= until_s:
+            return answers
+        time.sleep(min(pause_s, _LONGEST_PAUSE_S))
+        pause_s *= 2
+
+
+def _own(subject: Subject) -> str | None:
+    """This node's own name among the job's."""
+    rank, members = subject.topology.node_rank, subject.job.members or ()
+    return members[rank].host if rank is not None and rank < len(members) else None
+
+
+def _absent(subject: Subject, home: str, answers: Mapping[str, Addresses | Answer], waited_s: float) -> Finding:
+    denied = [name for name, answer in answers.items() if answer in (Answer.NXDOMAIN, Answer.NO_DATA)]
+    if home in denied and subject.job.contract in HIDING:
+        return dns.unknown(
+            f"{home}: not in DNS yet; Services of {subject.job.contract} name only pods that are "
+            f"ready, which pods in init containers are not",
+            action="nothing: `run` waits for the names it needs; --skip dns saves these seconds",
+        )
+    are_both = len(denied) == len(answers)
+    is_settled = are_both and waited_s >= SETTLED_S and _own(subject) in denied
+    reasons = "; ".join(f"{name}: {answer.value}" for name, answer in answers.items() if isinstance(answer, Answer))
+    return dns.failed(
+        Fault.JOB if is_settled else Fault.NODE,
+        f"node 0's name does not resolve after {waited_s:.0f} s: {reasons}",
+        action=_BOTH_ABSENT if are_both else _ABSENT if home in denied else _NO_DNS,
+    )
+
+
+def _of_another_family(subject: Subject, home: str, addresses: Addresses) -> Finding | None:
+    up = (address for interface in subject.interfaces if interface.is_up for address in interface.addresses)
+    here = {":" in address for address in up if _leads_on(address)}
+    if not here or not here.isdisjoint(":" in address for address in addresses):
+        return None
+    theirs, ours = ("IPv6", "IPv4") if False in here else ("IPv4", "IPv6")
+    return dns.failed(
+        Fault.NODE,
+        f"{home}: only {theirs} addresses ({', '.join(sorted(addresses))}), and this node has only {ours}",
+        action="give all pods of the job the same IP family (ipFamilyPolicy of the Service, the CNI)",
+    )
+
+
+def _leads_on(address: str) -> bool:
+    """Every interface has a link-local address of IPv6, and nobody in the cluster is reached by it."""
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local)
+
+
+@check("own-name")
+def own_name(subject: Subject) -> Finding:
+    """This host's own name leads to an address of its own: elsewhere gloo listens on loopback or nowhere."""
+    name = subject.host.hostname
+    try:
+        addresses = subject.lookup(name)
+    except OSError as problem:
+        why = problem.strerror or problem
+        return _bad_name(subject, f"this host's own name {name} does not resolve ({why})", "nothing")
+    if not subject.interfaces:
+        return own_name.unknown("the kernel does not list the network interfaces")
+    shown = ", ".join(sorted(addresses))
+    text = f"this host's own name {name} resolves to {shown}"
+    if subject.has_remote_peers and all(ipaddress.ip_address(address).is_loopback for address in addresses):
+        return _bad_name(subject, f"{text}, which other nodes cannot reach", shown)
+    if addresses.isdisjoint(address for interface in subject.interfaces for address in interface.addresses):
+        has = (
+            named([interface for interface in subject.interfaces if not interface.is_loopback])
+            or "none but loopback's"
+        )
+        return _bad_name(subject, f"{text}, but this host has {has}", shown)
+    return own_name.passed(f"{name} resolves to {shown}", measured=shown)
+
+
+def _bad_name(subject: Subject, text: str, measured: str) -> Finding:
+    """A failure where gloo will be used and was not told better."""
+    told = bool(subject.env.get("GLOO_SOCKET_IFNAME"))
+    certain = subject.has_remote_peers and subject.is_torch and not told and not subject.may_use_gpus
+    return own_name.bad(
+        Fault.JOB if certain else None,
+        text,
+        measured=measured,
+        expected="an address of an interface here, not loopback",
+        action=f"set GLOO_SOCKET_IFNAME={subject.way_out or 'INTERFACE'} (an exact name), or fix /etc/hosts",
+    )
 
 
 def nccl_interfaces(

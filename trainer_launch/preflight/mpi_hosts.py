@@ -1,4 +1,4 @@
-"""The question that each host of an MPI job is asked over one ssh session, its answer, and why ssh was refused."""
+"""The preflight of an MPI launcher: one question to each host over ssh, and what the answers come to."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ import selectors
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TypeAlias
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainer_launch import __version__
 from trainer_launch.host.deadline_subprocess import Ended, run
 from trainer_launch.host.network import is_here
-from trainer_launch.model import Member
-from trainer_launch.model.errors import LaunchError
-from trainer_launch.model.findings import Fault
+from trainer_launch.host.runtime_directory import private_folder
+from trainer_launch.model.errors import LaunchError, UsageError
+from trainer_launch.model.findings import Basis, Fault, Finding, Scope
 from trainer_launch.model.settings import Settings
+from trainer_launch.model.units import all_of, grouped, listed
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.mpirun_command import INTEL, OPEN_MPI, Dialect, recognised
 from trainer_launch.mpi.ssh_client import SshClient, prepared
-from trainer_launch.planning.mpi_options import Typed
-from trainer_launch.preflight.check import Subject, at_once
+from trainer_launch.planning import mpi_options
+from trainer_launch.planning.command import Command
+from trainer_launch.planning.mpi import KUBEXEC
+from trainer_launch.planning.mpi_options import Typed, is_horovodrun
+from trainer_launch.preflight.check import Check, Subject, Where, at_once, check
 
 MPIRUN, PYTHON, LAUNCHER = VERSIONS = ("mpirun", "python", "trainer-launch")  # facts of a host that are versions
-DAEMON, PATH, CPUS, GPUS = "daemon", "path", "cpus", "gpus"  # its other facts
+DAEMON, PATH = "daemon", "path"  # its other facts
 MPI_HOSTS, MPI_SSH = "mpi-hosts", "mpi-ssh"  # checks
 AT_ONCE = 64  # sessions under way; PRRTE has 128
 _ASK_S = 20.0
@@ -52,10 +57,16 @@ for name in $2; do command -v "$name" >/dev/null 2>&1 && say daemon "$name"; don
 say python "$(version "$3" --version | tail -n 1)"
 say trainer-launch "$(version trainer-launch version | tail -n 1)"
 say path "$PATH"
-say cpus "$(nproc 2>/dev/null)"
-say gpus "$(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)"
 say end here
 """
+_PATHS_SHOWN = 5
+_ACTION_IMAGE = "start launcher and workers from the same image, by digest"
+# What a host should have as the launcher has it: what it is called, and whose fault it is where it differs.
+_ALIKE: Mapping[str, tuple[str, Fault | None]] = {
+    MPIRUN: ("mpirun", Fault.JOB),
+    PYTHON: ("Python", None),
+    LAUNCHER: ("trainer-launch", None),
+}
 
 
 def script_command(token: str, mpirun: str, daemons: Sequence[str], python: str) -> str:
@@ -76,11 +87,6 @@ def read(token: str, text: str) -> Facts:
         if first == token and value.strip():
             facts.setdefault(name, version_in(value.strip()) if name in VERSIONS else value.strip())
     return facts
-
-
-def number(text: str | None) -> int | None:
-    """A fact that counts something."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 8 else None
 
 
 def version_in(text: str) -> str:
@@ -193,8 +199,6 @@ class Own(Struct, frozen=True):
 class HostAnswers(Struct, frozen=True, kw_only=True):
     """All that was found out of the hosts."""
 
-    members: Sequence[Member]
-    typed: Typed  # of which nothing but the program is known where ranks are started without MPI
     trouble: LaunchError | None = None  # no host was asked
     client: SshClient | None = None
     refusals: Mapping[str, Refusal | None] = field(default_factory=dict)
@@ -207,9 +211,9 @@ class HostAnswers(Struct, frozen=True, kw_only=True):
         return {host: facts for host, facts in self.answers.items() if self.refusals[host] is None}
 
 
-def look(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s: float) -> HostAnswers:
+def asked(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s: float) -> HostAnswers:
     """Look at all hosts, for `wait_s` at most if some are not there; `folder` is private and new."""
-    members, env = subject.job.members or (), subject.env
+    env = subject.env
     try:
         client = prepared(
             subject.job,
@@ -219,23 +223,23 @@ def look(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s
             path=env.get("PATH"),
         )
     except LaunchError as problem:
-        return HostAnswers(members=members, typed=typed, trouble=problem)
-    hosts = [member.host for member in members]
+        return HostAnswers(trouble=problem)
+    hosts = [member.host for member in subject.job.members or ()]
     stuck = _wait(hosts, client.port, wait_s)
     own = _own(subject, typed)
     token = secrets.token_hex(12)
     command = script_command(token, own.mpirun or "-", own.daemons, python_of(typed.program))
 
-    def asked(host: str) -> Ended:
+    def ask(host: str) -> Ended:
         # mpirun starts ranks on its own host without ssh.
         argv = ("/bin/sh", "-c", command) if is_here(host) else client.argv(host, command)
         return run(argv, env, _ASK_S)
 
-    ended = at_once([host for host in hosts if host not in stuck], asked, AT_ONCE)
+    ended = at_once([host for host in hosts if host not in stuck], ask, AT_ONCE)
     answers = {host: read(token, session.out) for host, session in ended.items()}
     refusals = {host: refusal(session.code, session.err, answers[host]) for host, session in ended.items()}
     refusals = {host: stuck.get(host) or refusals.get(host) for host in hosts}
-    return HostAnswers(members=members, typed=typed, client=client, refusals=refusals, answers=answers, own=own)
+    return HostAnswers(client=client, refusals=refusals, answers=answers, own=own)
 
 
 def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
@@ -290,3 +294,149 @@ def python_of(program: Sequence[str]) -> str:
     """The interpreter of the ranks; python3 where the program is none."""
     first = program[0] if program else ""
     return first if _PYTHON.fullmatch(PurePosixPath(first).name) else "python3"
+
+
+def concerns(subject: Subject) -> bool:
+    """Whether this is a pod that runs mpirun."""
+    return subject.job.engine == "mpirun" and subject.job.role == "launcher"
+
+
+def named(subject: Subject) -> str:
+    """The first few of the hosts."""
+    return listed([member.host for member in subject.job.members or ()])
+
+
+def findings(
+    subject: Subject, settings: Settings, checks: Collection[Check[HostAnswers]], left_s: float
+) -> tuple[Finding, ...]:
+    """What these checks find; `left_s` is how long hosts have to come."""
+    why = _obstacle(subject, settings)
+    if why is not None:
+        return (mpi_hosts.skipped(why),)
+    folder = private_folder()
+    try:
+        hosts = asked(subject, settings, _typed(subject.command), folder, left_s)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    wanted = {check.id for check in checks}
+    runs = dict.fromkeys(check.run for check in checks)
+    return tuple(finding for run in runs for finding in run(hosts) if finding.check in wanted)
+
+
+def _obstacle(subject: Subject, settings: Settings) -> str | None:
+    if settings.level == "container":
+        return "--level container checks this container only"
+    if subject.job.mpi is not None and subject.job.mpi.launch_agent == KUBEXEC:
+        return "the hosts are reached with kubectl exec, not ssh; `run` waits for them"
+    return None if subject.job.members else "no hosts are listed yet"
+
+
+def _typed(command: Command | None) -> Typed:
+    """The mpirun of the command, or the one that `run` puts before it; none for Horovod, which has gloo."""
+    if command is not None and is_horovodrun(command.argv):
+        words = mpi_options.parse(command.argv)
+        if "mpi" not in words.names:
+            return Typed(mpirun="", number=words.number, program=words.program)
+    if command is not None and mpi_options.is_mpirun(command.argv[0]):
+        return mpi_options.parse(command.argv)
+    return Typed(mpirun="mpirun", program=command.argv if command is not None else ())
+
+
+@check(MPI_HOSTS, Where.MPI)
+def mpi_hosts(hosts: HostAnswers) -> Iterator[Finding]:
+    """Every host has an address, can be connected to, and its sshd answers."""
+    if hosts.trouble is not None:
+        text, _, action = str(hosts.trouble).partition("; ")
+        fault = Fault.JOB if isinstance(hosts.trouble, UsageError) else Fault.NODE
+        yield mpi_ssh.failed(fault, text, action=action or "mount the job's Secret, or set --ssh-dir")
+    elif hosts.client is not None:
+        yield from reached(hosts.refusals, check_host_keys=hosts.client.checks_host_keys)
+
+
+mpi_ssh = replace(
+    mpi_hosts,
+    id=MPI_SSH,
+    title="Every host accepts the job's key and shows the job's own, and its login shell runs a command.",
+)
+
+
+@check("mpi-programs", Where.MPI)
+def mpi_programs(hosts: HostAnswers) -> Iterator[Finding]:
+    """Every host has what mpirun starts there, and the launcher's versions of MPI, Python and trainer-launch."""
+    if hosts.own is not None:
+        yield from alike(hosts.own, hosts.let_in)
+
+
+def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = True) -> Iterator[Finding]:
+    """Who is reached and who lets us in: one finding for each stage and reason at which hosts are stuck."""
+    stuck = grouped((refusal, host) for host, refusal in refusals.items() if refusal is not None)
+    at = {refusal.stage.check for refusal in stuck}
+    if mpi_hosts.id not in at:
+        yield mpi_hosts.passed(f"name, port and sshd answer on {all_of(len(refusals), 'host')}", scope=Scope.JOB)
+    for refusal, hosts in sorted(stuck.items(), key=lambda group: STAGES.index(group[0].stage)):
+        stage, who = refusal.stage, listed(hosts)
+        more = {"subject": who, "measured": stage.name, "action": stage.action}
+        stuck_at = mpi_hosts if stage.check == mpi_hosts.id else mpi_ssh
+        yield stuck_at.failed(stage.fault, f"{stage.text} {who}: {refusal.why}", **more)
+    n_let_in = sum(refusal is None for refusal in refusals.values())
+    if n_let_in and mpi_ssh.id not in at:
+        is_all = n_let_in == len(refusals)
+        who = all_of(n_let_in, "host") if is_all else f"{n_let_in} of {len(refusals)} hosts"
+        shown = "host keys are not checked (--insecure-host-keys)"
+        shown = "present it as their host key" if check_host_keys else shown
+        yield mpi_ssh.passed(f"{who} accept the job's key, and {shown}", scope=Scope.JOB)
+
+
+def alike(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Whether every host has what mpirun starts there, and the launcher's versions; gloo needs no mpirun."""
+    findings = [*_without_mpirun(own), *_missing(own, answers), *_other_versions(own, answers)]
+    yield from findings
+    if answers and not findings and own.mpirun:
+        names = " ".join(("mpirun", *filter(None, (own.versions.get(MPIRUN),))))
+        text = f"{names} and what it starts there are the same on {all_of(len(answers), 'host')}"
+        yield mpi_programs.passed(text, scope=Scope.JOB)
+
+
+def _without_mpirun(own: Own) -> Iterator[Finding]:
+    if own.mpirun and not own.is_here:
+        text = f"{own.mpirun} is not in the launcher's PATH, so nothing can be started on the hosts"
+        action = "install MPI in the launcher's image, or type the path of its mpirun before the program"
+        if own.is_needed:
+            yield mpi_programs.failed(Fault.JOB, text, action=action)
+        else:
+            yield mpi_programs.unknown(text, action=action)
+    elif own.mpirun and not own.daemons:
+        text = f"{own.mpirun} --version names no known MPI, so the hosts' programs cannot be compared"
+        yield mpi_programs.unknown(text)
+
+
+def _missing(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
+    without = [host for host, facts in answers.items() if DAEMON not in facts]
+    if without and own.daemons:
+        names = " or ".join(own.daemons)
+        yield mpi_programs.failed(
+            Fault.JOB,
+            f"no {names} is in the PATH of {listed(without)}, and mpirun starts it there",
+            subject=listed(without),
+            expected=names,
+            evidence=tuple(f"{host}: PATH is {answers[host].get(PATH)}" for host in without[:_PATHS_SHOWN]),
+            action="install the same MPI in the workers' image, or have its folder in the PATH that sshd gives",
+        )
+
+
+def _other_versions(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Who does not have a program, or does not tell its version, is not compared."""
+    for fact, (name, fault) in _ALIKE.items():
+        expected = own.versions.get(fact)
+        versions = grouped((facts.get(fact), host) for host, facts in answers.items())
+        for version, hosts in versions.items():
+            if expected is not None and version not in (None, expected):
+                yield mpi_programs.bad(
+                    fault,
+                    f"{name} is {version} on {listed(hosts)}, and {expected} on the launcher",
+                    subject=listed(hosts),
+                    measured=version,
+                    expected=expected,
+                    basis=Basis.PEER,
+                    action=_ACTION_IMAGE,
+                )

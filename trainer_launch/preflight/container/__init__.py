@@ -1,1 +1,0 @@
-"""Checks of this container: limits, names, ports, memory, storage."""
