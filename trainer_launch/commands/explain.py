@@ -26,11 +26,11 @@ from trainer_launch.model.redaction import redact, redact_command
 from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.model.units import aligned, counted, in_mib, listed
-from trainer_launch.planning import engines, programs
+from trainer_launch.planning import engines
 from trainer_launch.planning.job import place, usable_threads
 from trainer_launch.planning.mpi import SSHD
 from trainer_launch.planning.plain import FRONT_END
-from trainer_launch.planning.reading import Reading, live_pod, read
+from trainer_launch.planning.reading import Reading, check_command, check_torch, live_pod, read
 from trainer_launch.planning.shared_memory import Decision
 from trainer_launch.planning.task import Task, Trial
 from trainer_launch.planning.torch import TORCH, TORCHRUN
@@ -154,8 +154,8 @@ def _lacking(reading: Reading, plan: Mapping[str, Json]) -> list[str]:
     if reading.command is None:
         return []
     try:
-        programs.check(reading.command, reading.pod.env.get("PATH"))
-        programs.check_torch(str(plan["engine"]))
+        check_command(reading.command, reading.pod.env.get("PATH"))
+        check_torch(str(plan["engine"]))
     except NotRunnableError as error:
         return [f"run would end with {error.exit_code}: {error}"]
     return []

@@ -25,11 +25,11 @@ from trainer_launch.host.slow_files import within
 from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import LaunchError, NotRunnableError
 from trainer_launch.model.settings import Settings
-from trainer_launch.planning import engines, programs
-from trainer_launch.planning.command import Kind, Seen, parse_command, see_through
+from trainer_launch.planning import engines
+from trainer_launch.planning.command import CommandKind, Seen, parse_command, see_through
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN
 from trainer_launch.planning.plain import FRONT_END
-from trainer_launch.planning.reading import live_pod, read
+from trainer_launch.planning.reading import check_command, check_torch, live_pod, read
 from trainer_launch.planning.task import Task, Trial
 from trainer_launch.supervisor import inherited, outcome, shared_memory_care
 
@@ -92,7 +92,7 @@ def run(settings: Settings, argv: Sequence[str]) -> int:
         LaunchError: nothing could be started.
     """
     try:
-        if argv and parse_command(see_through(argv).command).kind is Kind.FRONT_END:
+        if argv and parse_command(see_through(argv).command).kind is CommandKind.FRONT_END:
             _become_front_end(settings, argv)
         return outcome.exit_code(to_the_end(settings, argv))
     except LaunchError as problem:
@@ -256,7 +256,7 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
     memory = shared_memory_care.enlarged(reading, settings)
     refused = shared_memory_care.copies_are_refused(reading.job, reading.command)
     if reading.command is not None:
-        programs.check(reading.command, reading.pod.env.get("PATH"))
+        check_command(reading.command, reading.pod.env.get("PATH"))
     trial = Trial(
         scratch=scratch,
         shm_is_short=memory.is_short,
@@ -266,7 +266,7 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
     task = engines.task_of(reading, settings, trial)
     plan = engines.plan(task)
     plan = _with_preflights_findings(plan, settings)
-    programs.check_torch(plan.engine)
+    check_torch(plan.engine)
     _tell(task, plan)
     return task, plan
 
@@ -359,7 +359,7 @@ def _become_front_end(settings: Settings, argv: Sequence[str]) -> None:
     command = reading.command
     if command is None or engines.pick(reading.job, command, settings.engine)[0] != FRONT_END:
         return
-    programs.check(command, reading.pod.env.get("PATH"))
+    check_command(command, reading.pod.env.get("PATH"))
     env = inherited.with_user(reading.pod.env, tempfile.gettempdir())
     reading = replace(reading, pod=replace(reading.pod, env=env))
     trial = Trial(scratch="", launcher=_own_words(len(argv)))

@@ -15,7 +15,7 @@ from trainer_launch.model import Job, Plan
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import torch
-from trainer_launch.planning.command import Command, Kind, parse_command
+from trainer_launch.planning.command import Command, CommandKind, parse_command
 from trainer_launch.planning.job import place
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN, SSHD
 from trainer_launch.planning.plain import FRONT_END, PLAIN
@@ -63,7 +63,11 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
     names = {engine.name: engine for engine in ENGINES}
     if asked not in ("auto", *names):
         raise UsageError(f"invalid value {asked!r} for --engine: expected one of auto, {', '.join(names)}")
-    if command.kind is Kind.FRONT_END and asked in ("auto", TORCH.name, TORCHRUN.name) and job.role != "rank":
+    if (
+        command.kind is CommandKind.FRONT_END
+        and asked in ("auto", TORCH.name, TORCHRUN.name)
+        and job.role != "rank"
+    ):
         return FRONT_END, f"{command.front_end} decides on the command"
     if asked != "auto":
         return names[asked], "--engine selects it"

@@ -30,7 +30,7 @@ from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
 from trainer_launch.model.units import counted
 from trainer_launch.planning import torchrun_options
-from trainer_launch.planning.command import Command, Kind, launcher_in
+from trainer_launch.planning.command import Command, CommandKind, launcher_in
 from trainer_launch.planning.job import JOB_OPTIONS, MEET_AT_NODE_0, workers_asked_for
 from trainer_launch.planning.task import Engine, Task, env_of_workers
 from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
@@ -43,7 +43,7 @@ _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE", "2000"  # how many collectives torch 
 
 def serves(job: Job, command: Command) -> str | None:
     """A torchrun command, and a Python program of a job that is torch's or has no engine of its own."""
-    if command.kind is Kind.TORCHRUN:
+    if command.kind is CommandKind.TORCHRUN:
         return "the command is torchrun, as deepspeed has it" if command.is_deepspeed else "the command is torchrun"
     if not command.is_worker:
         return None
@@ -55,7 +55,7 @@ def serves(job: Job, command: Command) -> str | None:
 
 def serves_any_program(job: Job, command: Command) -> str | None:
     """Why it starts workers of a program that no engine knows: the user said how many."""
-    if workers_asked_for(job) is None or command.kind is not Kind.PROGRAM:
+    if workers_asked_for(job) is None or command.kind is not CommandKind.PROGRAM:
         return None
     is_free = job.engine in (None, _CONTRACTS) and launcher_in(command.argv) is None
     return "the number of workers is given" if is_free else None
@@ -377,12 +377,12 @@ def signals_of(options: Mapping[str, str], given: Mapping[int, SignalAction]) ->
 def form_of_program(task: Task) -> dict[str, str]:
     """Whether torch starts a script, a module, or a program without Python; a torchrun command said it itself."""
     command = task.command
-    if command.kind is Kind.TORCHRUN:
+    if command.kind is CommandKind.TORCHRUN:
         return {}
     is_plain_python = len(command.python) == 1 and task.trial.python_is_ours
-    if command.kind is Kind.PROGRAM or (command.python and not is_plain_python):
+    if command.kind is CommandKind.PROGRAM or (command.python and not is_plain_python):
         return {"no_python": "1"}
-    return {"module": "1"} if command.kind is Kind.MODULE else {}
+    return {"module": "1"} if command.kind is CommandKind.MODULE else {}
 
 
 def program(task: Task) -> tuple[str, ...]:
