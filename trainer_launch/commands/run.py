@@ -193,7 +193,7 @@ def _mpi_job(task: Task, plan: Plan) -> Preparation | None:
 def _secret(settings: Settings, task: Task, plan: Plan) -> bytes | None:
     """The job's secret, where its nodes meet; one that was given is read in any case."""
     is_needed = settings.secret_file is not None or plan.membership is not None
-    return read_secret(task.secret_file) if task.secret_file and is_needed else None
+    return read_secret(task.job.secret_file) if task.job.secret_file and is_needed else None
 
 
 def _supervised(

@@ -65,16 +65,6 @@ class Task(Struct, frozen=True, kw_only=True):
         return 0.0 if self.settings.min_nodes is None else _PATIENCE_S
 
     @property
-    def port_range(self) -> PortRange | None:
-        """What may be opened beside the port that the nodes meet at; None: anything."""
-        return ports_of(self.settings)
-
-    @property
-    def secret_file(self) -> str | None:
-        """Where the job's secret is."""
-        return self.job.secret_file
-
-    @property
     def numa_binding(self) -> str:
         """How torch's workers are bound: torchrun's own option, or its variable; off otherwise."""
         typed = self.command.torchrun.options if self.command.torchrun else {}

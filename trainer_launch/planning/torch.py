@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from msgspec import Struct
+
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import (
     Endpoint,
@@ -32,7 +34,7 @@ from trainer_launch.model.units import counted
 from trainer_launch.planning import torchrun_options
 from trainer_launch.planning.command import Command, CommandKind, launcher_in
 from trainer_launch.planning.job import JOB_OPTIONS, MEET_AT_NODE_0, workers_asked_for
-from trainer_launch.planning.task import Engine, Task, env_of_workers
+from trainer_launch.planning.task import Engine, Task, env_of_workers, ports_of
 from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torchrun's own
@@ -76,19 +78,21 @@ def plan(task: Task, reason: str) -> Plan:
     bound, binding = task.trial.bindings
     actions = signals_of(options, task.signals)
     signal_policy.stop_signal(actions)  # one has to be left that stops the job
-    nodes_of(task)
-    address = options.get("local_addr") or ("127.0.0.1" if task.topology.pods == 1 else None)
+    meeting, topology = _meeting(task), task.topology
+    # Node 0 asks itself, whatever its name.
+    asks_itself = topology.is_coordinator or topology.pods == 1
+    place = Endpoint("localhost", meeting.coordinator.port) if asks_itself else meeting.coordinator
     return Plan(
         engine=TORCH.name,
         processes=(),
         workers=workers,
-        membership=_membership(task, address),
+        membership=_membership(task, meeting, options.get("local_addr")),
         grace_s=task.grace_s,
         signals=actions,
-        wait_for=() if _seats(task, nodes_of(task)) else _wait_for(task),  # with seats there are others to ask
+        wait_for=() if meeting.seats else _wait_for(task),  # with seats there are others to ask
         wait_s=task.settings.wait_timeout,
-        hosting=_hosting(task),
-        meeting=_meeting(task),
+        hosting=_hosting(task, meeting),
+        meeting=(meeting.job, place),
         reasons=(reason, why, *([binding] if bound else [])),
         warnings=(binding,) if binding and not bound else (),
     )
@@ -530,54 +534,58 @@ def _own_place(task: Task, nodes: NodeRange) -> tuple[int, Endpoint]:
     return topology.node_rank, topology.coordinator
 
 
-def _hosting(task: Task) -> Hosting | None:
-    """The coordinator that this node hosts, if it is the one to do so."""
-    nodes = nodes_of(task)
+class _Meeting(Struct, frozen=True):
+    """Where this node meets the others at our coordinator."""
+
+    job: str
+    nodes: NodeRange
+    node_rank: int
+    coordinator: Endpoint
+    seats: Seats | None  # where each node's coordinator is, where the job may do without one of them
+
+
+def _meeting(task: Task) -> _Meeting:
+    nodes, spares, hostname = nodes_of(task), task.topology.spares, task.host.hostname
     node_rank, coordinator = _own_place(task, nodes)
-    seats = _seats(task, nodes)
-    is_alone = task.topology.pods == 1
-    if not task.topology.is_coordinator and not is_alone and seats is None:
+    may_shrink = nodes.fixed is None or spares
+    seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + spares) if may_shrink else None
+    return _Meeting(job_name(task.topology, hostname, coordinator), nodes, node_rank, coordinator, seats)
+
+
+def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
+    """The coordinator that this node hosts, if it is the one to do so."""
+    topology, settings = task.topology, task.settings
+    if not (topology.is_coordinator or topology.pods == 1 or meeting.seats is not None):
         return None
-    settings = task.settings
     return Hosting(
-        job=job_name(task.topology, task.host.hostname, coordinator),
-        host=coordinator.host if is_alone else "",
-        port=coordinator.port,
-        nodes=nodes,
-        spares=task.topology.spares,
+        job=meeting.job,
+        host=meeting.coordinator.host if topology.pods == 1 else "",
+        port=meeting.coordinator.port,
+        nodes=meeting.nodes,
+        spares=topology.spares,
         max_restarts=_budget(task),
         rejoin_timeout_s=settings.wait_timeout,
         shrink_after_s=task.shrink_after_s,
-        secret_file=task.secret_file,
-        seats=seats,
-        seat=node_rank,
+        secret_file=task.job.secret_file,
+        seats=meeting.seats,
+        seat=meeting.node_rank,
         finds_stragglers=settings.hang_report_after != "off",
     )
 
 
-def _meeting(task: Task) -> tuple[str, Endpoint]:
-    """The job's name, and where to ask how it stands: node 0 asks itself, whatever its name."""
-    _, coordinator = _own_place(task, nodes_of(task))
-    hosts_it = _hosting(task) is not None and (task.topology.is_coordinator or task.topology.pods == 1)
-    place = Endpoint("localhost", coordinator.port) if hosts_it else coordinator
-    return job_name(task.topology, task.host.hostname, coordinator), place
-
-
-def _membership(task: Task, local_addr: str | None) -> Membership:
+def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Membership:
     """This node as a member of the job that meets at our coordinator."""
-    nodes = nodes_of(task)
-    node_rank, coordinator = _own_place(task, nodes)
     return Membership(
-        job=job_name(task.topology, task.host.hostname, coordinator),
-        coordinator=coordinator,
-        node_rank=node_rank,
+        job=meeting.job,
+        coordinator=meeting.coordinator,
+        node_rank=meeting.node_rank,
         host=task.host.hostname,
-        address=local_addr,
+        address=local_addr or ("127.0.0.1" if task.topology.pods == 1 else None),
         patience_s=task.settings.wait_timeout,
         max_restarts=_budget(task),
-        ports=task.port_range,
-        seats=_seats(task, nodes),
-        secret_file=task.secret_file,
+        ports=ports_of(task.settings),
+        seats=meeting.seats,
+        secret_file=task.job.secret_file,
         label=task.trial.label or "",
     )
 
@@ -588,14 +596,6 @@ def _wait_for(task: Task) -> tuple[str, ...]:
     if topology.pods == 1 or topology.coordinator is None or topology.is_coordinator:
         return ()
     return () if value_parsers.is_address(topology.coordinator.host) else (topology.coordinator.host,)
-
-
-def _seats(task: Task, nodes: NodeRange) -> Seats | None:
-    """Where each node's coordinator is, where the job may do without one and the names tell the nodes' index."""
-    if nodes.fixed is not None and not task.topology.spares:
-        return None
-    node_rank, coordinator = _own_place(task, nodes)
-    return seats_by_index(coordinator, node_rank, task.host.hostname, nodes.max + task.topology.spares)
 
 
 def seats_by_index(home: Endpoint, node_rank: int, hostname: str, count: int) -> Seats | None:
