@@ -5,42 +5,25 @@ The explicit word wins, as in torchrun: flags of the launcher over the typed com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from trainer_launch.model import (
-    Endpoint,
-    Fact,
-    Host,
-    Job,
-    NodeRange,
-    Origin,
-    Rendezvous,
-    Topology,
-    value_parsers,
-)
+from trainer_launch.contracts.source import Pod, Source
+from trainer_launch.host.files import LiveFiles
+from trainer_launch.model import Endpoint, Fact, Host, Job, NodeRange, Origin, Rendezvous, Topology
 from trainer_launch.model.errors import ContractError, UsageError
+from trainer_launch.model.settings import flag_of
 from trainer_launch.model.units import counted
-
-T = TypeVar("T")
 
 # The options of torchrun that describe the job; all others only concern the agent.
 JOB_OPTIONS = (
-    "nnodes",
-    "nproc_per_node",
-    "node_rank",
-    "master_addr",
-    "master_port",
-    "max_restarts",
-    "standalone",
-    "rdzv_backend",
-    "rdzv_endpoint",
-    "rdzv_id",
-    "rdzv_conf",
+    *("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
 )
+DEFAULT_PORT = 29500  # torchrun's own, and Kubeflow Trainer's
 _C10D_PORT = 29400  # torch's default for an endpoint without a port
+_NO_FILES = LiveFiles(0)
 MEET_AT_NODE_0 = (None, "static", "c10d")  # other backends, such as etcd, meet at a server that is no node
 
 
@@ -53,12 +36,16 @@ def overlay(job: Job, options: Mapping[str, str], origin: Origin) -> Job:
     given = {name: options[name] for name in JOB_OPTIONS if name in options}
     if not given:
         return job
-    changed = _sizes(job, given)
-    if given.get("standalone", "0") != "0":
-        changed = _standalone(changed)
-    elif any(name.startswith(("rdzv_", "master_")) for name in given):
-        changed = _meeting(changed, given)
-    facts = tuple(Fact(name=_flag(n), value=v, origin=origin, field=n) for n, v in given.items())
+    source = Source(Pod(env={flag_of(name): value for name, value in given.items()}, files=_NO_FILES, hostname=""))
+    try:
+        changed = _sizes(job, source)
+        if given.get("standalone", "0") != "0":
+            changed = _standalone(changed)
+        elif any(name.startswith(("rdzv_", "master_")) for name in given):
+            changed = _meeting(changed, given, source)
+    except ContractError as problem:  # of the same sentence for a bad value, whoever wrote it
+        raise UsageError(str(problem)) from None
+    facts = tuple(Fact(name=flag_of(n), value=v, origin=origin, field=n) for n, v in given.items())
     return replace(changed, facts=job.facts + facts)
 
 
@@ -109,15 +96,15 @@ def with_spares(job: Job, asked: int | None, told: NodeRange | None) -> Job:
     return replace(changed, world_size=_world_size(changed))
 
 
-def _sizes(job: Job, given: Mapping[str, str]) -> Job:
-    nodes = _parsed(given, "nnodes", value_parsers.parse_node_range, "N or MIN:MAX with 0 < MIN <= MAX")
-    nproc = _parsed(given, "nproc_per_node", _nproc, "a number, or auto, gpu, cpu, xpu")
-    node_rank = _parsed(given, "node_rank", _index, "a whole number of at least 0")
-    restarts = _parsed(given, "max_restarts", _index, "a whole number of at least 0")
+def _sizes(job: Job, given: Source) -> Job:
+    nodes = given.node_range("--nnodes", default=None)
+    nproc = given.nproc("--nproc-per-node", default=None)
+    node_rank = given.index("--node-rank", default=None)
+    restarts = given.index("--max-restarts", default=None)
     changed = replace(
         job,
         nodes=nodes or job.nodes,
-        nproc_per_node=job.nproc_per_node if nproc is None else nproc[0],
+        nproc_per_node=job.nproc_per_node if nproc is None else nproc,
         node_rank=job.node_rank if node_rank is None else node_rank,
         max_restarts=job.max_restarts if restarts is None else restarts,
     )
@@ -135,46 +122,39 @@ def _standalone(job: Job) -> Job:
     return replace(changed, members=None, world_size=_world_size(changed))
 
 
-def _meeting(job: Job, given: Mapping[str, str]) -> Job:
+def _meeting(job: Job, given: Mapping[str, str], source: Source) -> Job:
     """Where and how the nodes meet: a static address, or a rendezvous; a given address wins over a told one."""
     told = job.rendezvous or Rendezvous(kind="static")
     backend = given.get("rdzv_backend", told.backend)
     dynamic = backend not in (None, "static")
-    written, endpoint, coordinator = told.written, told.endpoint, _coordinator(job, given)
+    written, endpoint, coordinator = told.written, told.endpoint, _coordinator(job, source)
     if "rdzv_endpoint" in given:
-        default_port = _C10D_PORT if dynamic else None
-        expected = "HOST or HOST:PORT" if dynamic else "HOST:PORT"
         written = given["rdzv_endpoint"]
-        endpoint = _parsed(
-            given, "rdzv_endpoint", lambda v: value_parsers.parse_endpoint(v, default_port), expected
-        )
+        endpoint = source.endpoint("--rdzv-endpoint", default_port=_C10D_PORT if dynamic else None)
         if backend in MEET_AT_NODE_0:
             coordinator = endpoint
     elif not dynamic and any(name.startswith("master_") for name in given):
         written, endpoint = None, coordinator
     elif not dynamic and coordinator is None:
         coordinator = endpoint
-    conf = _parsed(given, "rdzv_conf", value_parsers.parse_conf, "k=v pairs separated by commas") or dict(told.conf)
     rendezvous = Rendezvous(
         kind="dynamic" if dynamic else "static",
         backend=backend,
         endpoint=endpoint,
         written=written,
         run_id=given.get("rdzv_id", told.run_id),
-        conf=conf,
+        conf=source.conf("--rdzv-conf") or dict(told.conf),
     )
     return replace(job, coordinator=coordinator, rendezvous=rendezvous)
 
 
-def _coordinator(job: Job, given: Mapping[str, str]) -> Endpoint | None:
-    host = _parsed(given, "master_addr", value_parsers.parse_host, "a host name or an IP address")
-    port = _parsed(
-        given, "master_port", lambda v: value_parsers.parse_number(v, 1, 65535), "a port from 1 to 65535"
-    )
+def _coordinator(job: Job, given: Source) -> Endpoint | None:
+    host = given.host("--master-addr", default=None)
+    port = given.port("--master-port", default=None)
     if host is None and port is None:
         return job.coordinator
     # Without an address node 0 is the first member, as in `topology`; else torchrun's defaults hold.
-    told = job.coordinator or Endpoint(job.members[0].host if job.members else "127.0.0.1", 29500)
+    told = job.coordinator or Endpoint(job.members[0].host if job.members else "127.0.0.1", DEFAULT_PORT)
     return Endpoint(host or told.host, port or told.port)
 
 
@@ -183,32 +163,7 @@ def _world_size(job: Job) -> int | None:
     return fixed * job.nproc_per_node if fixed and isinstance(job.nproc_per_node, int) else None
 
 
-def _nproc(value: str) -> tuple[int | str] | None:
-    parsed = value_parsers.parse_nproc(value)
-    return None if parsed is None else (parsed,)
-
-
-def _index(value: str) -> int | None:
-    return value_parsers.parse_number(value, 0, 1_000_000)
-
-
-def _parsed(given: Mapping[str, str], name: str, parse: Callable[[str], T | None], expected: str) -> T | None:
-    if name not in given:
-        return None
-    parsed = parse(given[name])
-    if parsed is None:
-        raise UsageError(f"{_flag(name)} is {given[name][:60]!r}; expected {expected}")
-    return parsed
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 # -- this node's place ------------------------------------------------------------------------
-
-
-DEFAULT_PORT = 29500  # torchrun's own, and Kubeflow Trainer's
 
 
 def place(job: Job, host: Host) -> Topology:
