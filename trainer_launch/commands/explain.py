@@ -162,7 +162,7 @@ def _lacking(reading: Reading, plan: Mapping[str, Json]) -> list[str]:
 
 
 def _place_json(topology: Topology, machine: Host, env: Mapping[str, str]) -> dict[str, Json]:
-    threads, fact = usable_threads(machine, topology.local_world_size, env.get("OMP_NUM_THREADS"))
+    threads, why = usable_threads(machine, topology.local_world_size, env.get("OMP_NUM_THREADS"))
     return {
         "node_rank": topology.node_rank,
         "min_nodes": topology.nodes.min if topology.nodes else None,
@@ -172,7 +172,7 @@ def _place_json(topology: Topology, machine: Host, env: Mapping[str, str]) -> di
         "world_size": topology.world_size,
         "coordinator": None if topology.coordinator is None else str(topology.coordinator),
         "omp_num_threads": threads,
-        "because": {found.name: found.value for found in (*topology.facts, fact)},
+        "because": {**topology.because, "OMP_NUM_THREADS": why},
     }
 
 
