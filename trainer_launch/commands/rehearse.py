@@ -24,7 +24,7 @@ from trainer_launch.planning import engines
 from trainer_launch.planning.command import CommandKind, grace_of
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
 from trainer_launch.planning.reading import check_command, check_torch, read, recognise
-from trainer_launch.planning.task import Trial
+from trainer_launch.planning.task import MachineTrial
 from trainer_launch.rehearsal import controllers
 from trainer_launch.rehearsal.controllers import overridden, scaled, workload_of
 from trainer_launch.rehearsal.controllers.documents import Field
@@ -176,11 +176,11 @@ def _check_plans(kubelet: Kubelet) -> None:
             continue
         planned.add(words)
         kubelet.prepare(pod, pod.draft.main, 1)  # its files, such as a hostfile
-        given, argv = options.typed(OURS, words)
+        _, given, argv, _ = options.typed(OURS, words)
         settings, files = load(given, process.env), LiveFiles(MAX_FILE_BYTES + 1)
         with contextlib.suppress(ContractError, NodeError):  # these depend on the pod, whose launcher says so
             reading = read(Pod(env=process.env, files=files, hostname=pod.name, command=argv), settings)
-            task = engines.task_of(reading, settings, Trial(scratch=""))
+            task = engines.task_of(reading, settings, MachineTrial(scratch=""))
             plan = engines.plan(task)
             check_torch("torch" if task.command.kind is CommandKind.FRONT_END else plan.engine)
 

@@ -30,7 +30,7 @@ from trainer_launch.planning.command import CommandKind, Seen, parse_command, se
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN
 from trainer_launch.planning.plain import FRONT_END
 from trainer_launch.planning.reading import check_command, check_torch, live_pod, read
-from trainer_launch.planning.task import Task, Trial
+from trainer_launch.planning.task import MachineTrial, Task
 from trainer_launch.supervisor import inherited, outcome, shared_memory_care
 
 if TYPE_CHECKING:  # all else is loaded when the plan has been made, while the fork server imports torch
@@ -257,7 +257,7 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
     refused = shared_memory_care.copies_are_refused(reading.job, reading.command)
     if reading.command is not None:
         check_command(reading.command, reading.pod.env.get("PATH"))
-    trial = Trial(
+    trial = MachineTrial(
         scratch=scratch,
         shm_is_short=memory.is_short,
         copies_are_refused=refused,
@@ -362,7 +362,7 @@ def _become_front_end(settings: Settings, argv: Sequence[str]) -> None:
     check_command(command, reading.pod.env.get("PATH"))
     env = inherited.with_user(reading.pod.env, tempfile.gettempdir())
     reading = replace(reading, pod=replace(reading.pod, env=env))
-    trial = Trial(scratch="", launcher=_own_words(len(argv)))
+    trial = MachineTrial(scratch="", launcher=_own_words(len(argv)))
     process = engines.plan(engines.task_of(reading, settings, trial)).processes[0]
     sys.stdout.flush()
     sys.stderr.flush()

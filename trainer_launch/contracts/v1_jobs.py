@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from trainer_launch.contracts import names, v1_pytorch, v1_table
 from trainer_launch.contracts.rows import Row
-from trainer_launch.contracts.source import Contract, Marks, Source, Task, Word
+from trainer_launch.contracts.source import Contract, Marks, ReplicaTask, Source, Word
 from trainer_launch.model import Endpoint, Job, Member, NodeRange
 from trainer_launch.model.errors import ContractError
 from trainer_launch.model.value_parsers import parse_endpoint, parse_host
@@ -127,7 +127,7 @@ PADDLE = Contract(
 class _TfConfig(Struct, frozen=True, kw_only=True):
     """TF_CONFIG; with enableDynamicWorker the workers are an object by index, and up to 1.6 under another key."""
 
-    task: Task
+    task: ReplicaTask
     cluster: dict[Word, list[str] | dict[str, str] | None] | None = None
     legacy: dict[Word, list[str] | dict[str, str] | None] | None = field(name=_LEGACY, default=None)
     environment: Word | None = None
@@ -242,7 +242,7 @@ class _MxAddress(Struct, frozen=True):
 
 
 class _MxConfig(Struct, frozen=True):
-    task: Task
+    task: ReplicaTask
     cluster: dict[Word, list[_MxAddress]]
 
 

@@ -20,7 +20,7 @@ from trainer_launch.planning.job import place
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN, SSHD
 from trainer_launch.planning.plain import FRONT_END, PLAIN
 from trainer_launch.planning.reading import Reading
-from trainer_launch.planning.task import Engine, Task, Trial, with_log_level
+from trainer_launch.planning.task import Engine, MachineTrial, Task, with_log_level
 from trainer_launch.planning.torch import TORCH, TORCHRUN
 
 # The first that says it serves is picked, so `plain`, which serves all, comes last.
@@ -84,7 +84,7 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
 _MAX_LABEL = 253
 
 
-def task_of(reading: Reading, settings: Settings, trial: Trial) -> Task:
+def task_of(reading: Reading, settings: Settings, trial: MachineTrial) -> Task:
     """Everything an engine needs for its plan; `trial` is what was done on this machine first.
 
     Raises:
@@ -107,12 +107,13 @@ def task_of(reading: Reading, settings: Settings, trial: Trial) -> Task:
     )
     if settings.topology_label is not None:
         task = replace(task, trial=replace(task.trial, label=_label(settings.topology_label, reading.pod)))
-    if task.numa_binding == "off":
+    binding = task.torchrun_options.get("numa_binding", "off")
+    if binding == "off":
         return task
     from trainer_launch.host import numa  # only who binds workers needs it
 
     machine = numa.read(task.env, task.host.gpus)
-    bindings = numa.bindings(machine, task.numa_binding, task.topology.local_world_size or 1)
+    bindings = numa.bindings(machine, binding, task.topology.local_world_size or 1)
     return replace(task, trial=replace(task.trial, bindings=bindings))
 
 

@@ -71,7 +71,7 @@ def plan(task: Task, reason: str) -> Plan:
         UsageError: an option of torchrun is out of its form.
     """
     _check_place(task)
-    options = asked(task) | form_of_program(task)
+    options = task.torchrun_options | form_of_program(task)
     torchrun_options.check(options)
     _check_devices(task, options)
     workers, why = _workers(task, options)
@@ -230,7 +230,7 @@ def plan_of_torchrun(task: Task, reason: str) -> Plan:
 
 def _options(task: Task) -> dict[str, str]:
     """All options of torchrun: PET_*, then the typed ones, then what the topology says about the job itself."""
-    options = {name: value for name, value in asked(task).items() if name not in JOB_OPTIONS}
+    options = {name: value for name, value in task.torchrun_options.items() if name not in JOB_OPTIONS}
     options.update(form_of_program(task))
     options["nproc_per_node"] = _worker_count(task)
     if task.topology.max_restarts is not None:
@@ -322,26 +322,13 @@ _AGENTS = {
 _NULL = ("", "null")
 
 
-def asked(task: Task) -> dict[str, str]:
-    """torchrun's options by name as the user wrote them: PET_* variables, then what the command says.
-
-    Raises:
-        UsageError: a value is out of its form.
-    """
-    typed = task.command.torchrun.options if task.command.torchrun else {}
-    for name, value in typed.items():
-        option = torchrun_options.OPTIONS[name]
-        torchrun_options.check_value(option, value, option.flag)
-    return {**torchrun_options.from_variables(task.env), **typed}
-
-
 def handed_over(task: Task) -> str | None:
     """Why the image's own torchrun has to start the workers; None: PID 1 can do all that is asked.
 
     Raises:
         UsageError: an option is out of its form.
     """
-    options = asked(task)
+    options = task.torchrun_options
     unknown = task.command.torchrun.unknown if task.command.torchrun else ()
     if unknown:
         return f"{unknown[0].partition('=')[0]} is an option of a newer torchrun"
