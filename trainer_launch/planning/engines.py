@@ -30,7 +30,6 @@ ENGINES: tuple[Engine, ...] = (
     MPIRUN,
     HOROVODRUN,
     SSHD,
-    FRONT_END,
     PLAIN,
 )
 OF_TORCH = (TORCH.name, TORCHRUN.name, FRONT_END.name)
@@ -73,9 +72,7 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
         return names[asked], "--engine selects it"
     if job.role == "rank":
         return PLAIN, "this process is already a rank of a running job"
-    engine, reason = next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))
-    workers = torch.serves_any_program(job, command) if engine is PLAIN else None
-    return (engine, reason) if workers is None else (TORCH, workers)
+    return next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))
 
 
 # -- from what was read to a task ---------------------------------------------------------------

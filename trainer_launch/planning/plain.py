@@ -160,11 +160,6 @@ _NODES = {"accelerate": "--num_machines", "trl": "--num_machines", "fabric": "--
 _OF_ACCELERATE, _ALL_WORKERS = "--num_machines", "--num_processes"
 
 
-def _serves_front_end(_job: Job, command: Command) -> str | None:
-    """A front end's command."""
-    return f"{command.front_end} decides on the command" if command.kind is CommandKind.FRONT_END else None
-
-
 def _plan_of_front_end(task: Task, reason: str) -> Plan:
     """The front end, which becomes the launcher with the command that it decides on.
 
@@ -206,4 +201,4 @@ def _plan_of_front_end(task: Task, reason: str) -> Plan:
     return Plan(engine=FRONT_END.name, processes=(process,), grace_s=task.grace_s, reasons=(reason, becomes))
 
 
-FRONT_END = Engine("front end", _serves_front_end, _plan_of_front_end)
+FRONT_END = Engine("front end", lambda _job, _command: None, _plan_of_front_end)  # picked before all others

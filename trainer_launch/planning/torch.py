@@ -44,9 +44,11 @@ _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE", "2000"  # how many collectives torch 
 
 
 def serves(job: Job, command: Command) -> str | None:
-    """A torchrun command, and a Python program of a job that is torch's or has no engine of its own."""
+    """A torchrun command, a Python program of a job that is torch's or has no engine of its own, or N workers."""
     if command.kind is CommandKind.TORCHRUN:
         return "the command is torchrun, as deepspeed has it" if command.is_deepspeed else "the command is torchrun"
+    if command.kind is CommandKind.PROGRAM:
+        return _serves_any_program(job, command)
     if not command.is_worker:
         return None
     if job.engine == _CONTRACTS:
@@ -55,9 +57,9 @@ def serves(job: Job, command: Command) -> str | None:
     return "the number of nodes or workers is given" if job.engine is None and says_how_many else None
 
 
-def serves_any_program(job: Job, command: Command) -> str | None:
+def _serves_any_program(job: Job, command: Command) -> str | None:
     """Why it starts workers of a program that no engine knows: the user said how many."""
-    if workers_asked_for(job) is None or command.kind is not CommandKind.PROGRAM:
+    if workers_asked_for(job) is None:
         return None
     is_free = job.engine in (None, _CONTRACTS) and launcher_in(command.argv) is None
     return "the number of workers is given" if is_free else None
