@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.contracts import names, v1_pytorch, v1_table
+from trainer_launch.contracts import names, v1_table
 from trainer_launch.contracts.rows import Row
 from trainer_launch.contracts.source import Contract, Marks, ReplicaTask, Source, Word
 from trainer_launch.model import Endpoint, Job, Member, NodeRange
@@ -52,9 +52,9 @@ _WORKERS, _WORKER_PORT = _XGBOOST.variable("workers"), _XGBOOST.variable("worker
 
 def _read_xgboost(source: Source) -> Job:
     """Read the general names, and the workers when there are any."""
-    words = (*v1_pytorch.ROW.words, ("rank", "node_rank"))
-    job = replace(v1_pytorch.ROW, nproc_per_node=1, engine="plain", words=words).read(source)
-    pods, master = source.count(v1_pytorch.ROW.nodes, "nodes"), v1_pytorch.plain_master(source)
+    words = (*v1_table.ROW.words, ("rank", "node_rank"))
+    job = replace(v1_table.ROW, nproc_per_node=1, engine="plain", words=words).read(source)
+    pods, master = source.count(v1_table.ROW.nodes, "nodes"), v1_table.plain_master(source)
     workers = _workers(source, pods)
     port = source.port(_WORKER_PORT, "worker_port", default=None)
     source.derive(env_rank_means="node", worker_addrs=workers, worker_port=port)
@@ -74,7 +74,7 @@ def _workers(source: Source, pods: int) -> tuple[str, ...]:
 
 XGBOOST = Contract(
     "xgboostjob-v1",
-    Marks(when=v1_pytorch.may_be_xgboost, shows=(_WORKERS, *v1_pytorch.NAMES)),
+    Marks(when=v1_table.may_be_xgboost, shows=(_WORKERS, *v1_table.NAMES)),
     _read_xgboost,
     kind=_XGBOOST.name,
 )

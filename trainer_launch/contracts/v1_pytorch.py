@@ -10,44 +10,16 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from trainer_launch.contracts import flyte, names, torchrun_env
-from trainer_launch.contracts.rows import Row
+from trainer_launch.contracts import flyte, names, torchrun_env, v1_table
 from trainer_launch.contracts.source import Contract, Marks, Source
-from trainer_launch.contracts.v1_table import PYTORCH, XGBOOST
-from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
-
-NAMES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "PYTHONUNBUFFERED")
-# WORLD_SIZE counts pods here, whatever runs in them.
-ROW = Row(
-    nodes=XGBOOST.variable("nodes"),
-    rank=XGBOOST.variable("rank"),
-    coordinator=XGBOOST.variable("host"),
-    port=XGBOOST.variable("port"),
-    v1_roles=("master", "worker"),
-    words=(("env_world_size", "nodes"), ("env_rank", "node_rank")),
-)
-
-_PYTORCH_PORT = "23456"
-_XGBOOST_PORT = "9999"
-# Whoever has one of these made the pod; the general names are then the user's own.
-_OWNED = (
-    "JOB_COMPLETION_INDEX",
-    "TF_CONFIG",
-    "MX_CONFIG",
-    "DMLC_TRACKER_URI",
-    "JAX_COORDINATOR_ADDRESS",
-    "COORDINATOR_ADDRESS",
-    "PADDLE_MASTER",
-    "K_MPI_JOB_ROLE",
-    "OMPI_MCA_plm_rsh_agent",
-    "OMPI_MCA_orte_default_hostfile",
-)
+from trainer_launch.contracts.v1_table import PYTORCH
+from trainer_launch.model import Job, Member, NodeRange, Origin, Rendezvous
 
 
 def _fits(source: Source) -> bool:
     if source.has_any("JOB_COMPLETION_INDEX", "PET_RDZV_ENDPOINT"):
         return False
-    return _has_master(source) or _is_worker_only(source) or may_be_pytorch(source)
+    return _has_master(source) or _is_worker_only(source) or v1_table.may_be_pytorch(source)
 
 
 def _has_master(source: Source) -> bool:
@@ -55,7 +27,7 @@ def _has_master(source: Source) -> bool:
 
 
 def _is_worker_only(source: Source) -> bool:
-    if not source.has("PET_NNODES") or is_owned(source):
+    if not source.has("PET_NNODES") or v1_table.is_owned(source):
         return False
     if source.has_any("RANK", "PET_NODE_RANK", "PET_MASTER_ADDR"):
         return False
@@ -79,15 +51,15 @@ def _read(source: Source) -> Job:
 def _with_master(source: Source) -> Job:
     nodes = source.node_range("PET_NNODES", "nodes")
     nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node", default=None)
-    rank = source.index(ROW.rank, "node_rank", below=nodes.max)
+    rank = source.index(v1_table.ROW.rank, "node_rank", below=nodes.max)
     _same(source, "rank", str(rank), str(source.index("PET_NODE_RANK")))
-    master, plain = torchrun_env.master(source), plain_master(source)
+    master, plain = torchrun_env.master(source), v1_table.plain_master(source)
     _same(source, "host", plain.host, master.host)
     _same(source, "port", str(plain.port), str(master.port))
     env_world_size = source.count("WORLD_SIZE", "env_world_size")
     _check_world_size(source, env_world_size, nodes, nproc)
     job = torchrun_env.job(source, nodes, nproc, torchrun_env.rendezvous(source, master))
-    derive_ranks(source, env_world_size, rank)
+    v1_table.derive_ranks(source, env_world_size, rank)
     own = _own_name(source)
     return replace(
         job,
@@ -119,8 +91,8 @@ def _worker_only(source: Source) -> Job:
 
 
 def _up_to_1_6(source: Source) -> Job:
-    job = ROW.read(source)
-    master = plain_master(source)
+    job = v1_table.ROW.read(source)
+    master = v1_table.plain_master(source)
     first = master.host
     if job.role == "master" and first == "localhost" and job.hostname_index is not None:
         first = source.pod.hostname  # up to 1.3 its MASTER_ADDR is this
@@ -129,7 +101,7 @@ def _up_to_1_6(source: Source) -> Job:
     return replace(
         job,
         rendezvous=Rendezvous(kind="static", backend="static", endpoint=master),
-        members=_members(first, source.count(ROW.nodes, "nodes")),
+        members=_members(first, source.count(v1_table.ROW.nodes, "nodes")),
         engine="torchrun",
     )
 
@@ -159,58 +131,6 @@ def _members(master: str, pods: int) -> tuple[Member, ...] | None:
     worker_0 = f"{label.removesuffix('-master-0')}{names.V1_WORKER}0{dot}{domain}"
     workers = names.members_like(worker_0, names.V1_WORKER, pods - 1)
     return None if workers is None else (Member(master), *workers)
-
-
-def plain_master(source: Source) -> Endpoint:
-    """MASTER_ADDR and MASTER_PORT, both needed."""
-    return Endpoint(source.host("MASTER_ADDR", "master_addr"), source.port("MASTER_PORT", "master_port"))
-
-
-def derive_ranks(source: Source, env_world_size: int, env_rank: int) -> None:
-    """Keep RANK and WORLD_SIZE as they are, which count pods here."""
-    source.derive(env_world_size=env_world_size, env_rank=env_rank, env_rank_means="node")
-
-
-def is_owned(source: Source) -> bool:
-    """Whether a variable names another kind of job as the pod's maker."""
-    return source.has_any(*_OWNED)
-
-
-def _is_general(source: Source) -> bool:
-    trio = all(map(source.has, ("MASTER_ADDR", "RANK", "WORLD_SIZE")))
-    return trio and not is_owned(source) and not source.has_prefix("PET_")
-
-
-def may_be_pytorch(source: Source) -> bool:
-    """Whether an old PyTorchJob may have made the pod."""
-    if not _is_general(source) or source.has("WORKER_ADDRS"):
-        return False
-    return not _is_one_replica(source) or not _hints_at_xgboost(source)
-
-
-def may_be_xgboost(source: Source) -> bool:
-    """Whether an XGBoostJob may have made the pod."""
-    if not _is_general(source):
-        return False
-    if source.has("WORKER_ADDRS"):
-        return True
-    if not _is_one_replica(source):  # an XGBoostJob with more than one replica always writes WORKER_ADDRS
-        return False
-    return _hints_at_xgboost(source) or not _hints_at_pytorch(source)
-
-
-def _is_one_replica(source: Source) -> bool:
-    return source.peek("WORLD_SIZE") == "1"
-
-
-def _hints_at_xgboost(source: Source) -> bool:
-    # Old XGBoostJobs wrote PYTHONUNBUFFERED=0 too, so their default port counts for more. No PyTorchJob without
-    # PET_* ever wrote 1.
-    return source.peek("MASTER_PORT") == _XGBOOST_PORT or source.peek("PYTHONUNBUFFERED") == "1"
-
-
-def _hints_at_pytorch(source: Source) -> bool:
-    return source.peek("MASTER_PORT") == _PYTORCH_PORT or source.peek("PYTHONUNBUFFERED") == "0"
 
 
 def _read_elastic(source: Source, engine: str) -> Job:
@@ -265,7 +185,7 @@ def _master_too(
         "the job has a Master and an elasticPolicy: torchrun ignores the ranks, and one pod may be too many"
     )
     size = source.count("WORLD_SIZE", "env_world_size")
-    derive_ranks(source, size, source.index("RANK", "env_rank"))
+    v1_table.derive_ranks(source, size, source.index("RANK", "env_rank"))
     is_master = own is not None and own.role == "master"
     return _behind_workers(size, nodes, nproc) if is_master and nodes else None
 
@@ -285,7 +205,7 @@ _NO_INDEX = ("JOB_COMPLETION_INDEX",)
 
 FIXED = Contract(
     "pytorchjob-v1",
-    Marks(when=_fits, shows=("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", *NAMES)),
+    Marks(when=_fits, shows=("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", *v1_table.NAMES)),
     _read,
     kind=PYTORCH.name,
 )
