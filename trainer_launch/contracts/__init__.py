@@ -9,7 +9,7 @@ from trainer_launch.contracts import (
     mpi_operator,
     rank_process,
     torchrun_env,
-    trainer_v2,
+    trainer_v2_runtimes,
     v1_jobs,
     v1_pytorch,
 )
@@ -26,7 +26,7 @@ UNKNOWN = Contract("unknown", Marks(), torchrun_env.by_hand)
 CONTRACTS: tuple[Contract, ...] = (
     rank_process.TORCHRUN,
     rank_process.MPI,
-    trainer_v2.FLUX,
+    trainer_v2_runtimes.FLUX,
     flat_platforms.KUBERAY,
     flat_platforms.LEADER_WORKER_SET,
     flat_platforms.SKYPILOT,
@@ -42,18 +42,18 @@ CONTRACTS: tuple[Contract, ...] = (
     mpi_operator.TRAINER_V2,
     v1_jobs.TENSORFLOW,
     v1_jobs.MXNET,
-    trainer_v2.XGBOOST,
-    trainer_v2.JAX,
+    trainer_v2_runtimes.XGBOOST,
+    trainer_v2_runtimes.JAX,
     v1_jobs.JAX,
     v1_jobs.PADDLE,
     v1_pytorch.FLYTE,
     v1_pytorch.ELASTIC,
-    trainer_v2.TORCH,
-    trainer_v2.TORCHTUNE,
+    trainer_v2_runtimes.TORCH,
+    trainer_v2_runtimes.TORCHTUNE,
     v1_pytorch.FIXED,
     v1_jobs.XGBOOST,
     flat_platforms.INDEXED_JOB,
-    trainer_v2.PLAINML,
+    trainer_v2_runtimes.PLAINML,
     UNKNOWN,
 )
 
@@ -88,7 +88,7 @@ def read_job(pod: Pod, contract: str | None = None) -> Job:
     """What the platform told this pod: by the contract named, else by the one detected."""
     chosen = find(contract) if contract else detect(Source(pod))
     source = Source(pod, chosen.name)
-    job = trainer_v2.with_status(source, chosen.read(source))
+    job = trainer_v2_runtimes.with_status(source, chosen.read(source))
     return replace(job, contract=chosen.name, facts=source.facts, warnings=source.warnings)
 
 

@@ -30,6 +30,7 @@ ENGINES: tuple[Engine, ...] = (
     MPIRUN,
     HOROVODRUN,
     SSHD,
+    FRONT_END,
     PLAIN,
 )
 OF_TORCH = (TORCH.name, TORCHRUN.name, FRONT_END.name)
