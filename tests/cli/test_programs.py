@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer_launch.model.errors import NotRunnableError
-from trainer_launch.planning import programs
+from trainer_launch.planning import reading
 from trainer_launch.planning.command import parse_command
 
 PATH = os.environ.get("PATH")
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_why_a_program_cannot_run_is_said_with_what_to_do(folder: Path, name: str, said: str) -> None:
     with pytest.raises(NotRunnableError) as refused:
-        programs.check(programs.recognise((name,), PATH), PATH)
+        reading.check_command(reading.recognise((name,), PATH), PATH)
     assert said in str(refused.value)
 
 
@@ -48,7 +48,7 @@ def test_a_program_is_suggested_only_where_it_is_installed(folder: Path) -> None
     said = {}
     for name in ("pyton3", "accelerate", "torchrum"):
         with pytest.raises(NotRunnableError) as refused:
-            programs.check(parse_command((name,)), str(folder / "bin"))
+            reading.check_command(parse_command((name,)), str(folder / "bin"))
         said[name] = str(refused.value)
     assert "did you mean python3?" in said["pyton3"]
     assert "did you mean" not in said["accelerate"] + said["torchrum"]

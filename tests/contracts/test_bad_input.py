@@ -11,7 +11,7 @@ from tests.contracts.pods import CASES, V2_TORCH, pod_of
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import pod_from_snapshot
 from trainer_launch.contracts.source import Pod
-from trainer_launch.contracts.trainer_status import authorization_header
+from trainer_launch.contracts.trainer_v2_runtimes import authorization_header
 from trainer_launch.model.errors import ContractError, LaunchError
 
 GARBAGE = ["", " ", "x y", "-1", "1,5", "\n", "a\nb", "\udcff\udc80", "\0", "x" * 10_000_000, "🦆" * 500, "'" * 500]

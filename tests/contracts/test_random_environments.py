@@ -20,7 +20,7 @@ from trainer_launch.model.settings import load
 from trainer_launch.planning import engines
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.reading import Reading
-from trainer_launch.planning.task import Trial
+from trainer_launch.planning.task import MachineTrial
 
 random_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(VALUES[:60]),
@@ -90,7 +90,7 @@ def check(pod: Pod) -> None:
     try:
         job, command = read_job(pod), parse_command(typed)
         reading = Reading(pod=pod, command=command, job=job, host=HOST, python_is_ours=False, loopback_port=1)
-        plan = engines.plan(engines.task_of(reading, load({}), Trial(scratch="/scratch")))
+        plan = engines.plan(engines.task_of(reading, load({}), MachineTrial(scratch="/scratch")))
     except LaunchError as problem:
         message = str(problem)
         assert message == " ".join(message.splitlines())

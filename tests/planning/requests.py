@@ -12,7 +12,7 @@ from trainer_launch.model import Cpus, Gpus, Host, Job, Origin
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import overlay, place
-from trainer_launch.planning.task import Task, Trial
+from trainer_launch.planning.task import MachineTrial, Task
 
 MACHINE = Host(
     hostname="here",
@@ -23,7 +23,7 @@ MACHINE = Host(
 )
 GPU_MACHINE = replace(MACHINE, gpus=Gpus(count=4, reason="4 in /dev"))
 Value = TypeVar("Value")
-_OF_TRIAL = set(Trial.__annotations__)
+_OF_TRIAL = set(MachineTrial.__annotations__)
 
 
 def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes: Any) -> Task:
@@ -41,7 +41,7 @@ def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes
         command=command,
         env=dict(env or {}),
         settings=Settings({"start_method": "exec", **changes}),
-        trial=Trial(**{**own, **tried}),
+        trial=MachineTrial(**{**own, **tried}),
     )
 
 

@@ -8,33 +8,38 @@ import pytest
 
 from tests.planning.requests import given
 from trainer_launch.model.errors import UsageError
-from trainer_launch.planning.command import Kind, grace_of, launcher_in, parse_command, see_through
+from trainer_launch.planning.command import CommandKind, grace_of, launcher_in, parse_command, see_through
 
 
 @pytest.mark.parametrize(
     ("line", "kind", "python", "program"),
     [
-        ("train.py --lr 1", Kind.SCRIPT, "", "train.py --lr 1"),
-        ("./train.py", Kind.SCRIPT, "", "./train.py"),
-        ("-m pkg.mod --lr 1", Kind.MODULE, "", "pkg.mod --lr 1"),
-        ("python train.py", Kind.SCRIPT, "python", "train.py"),
-        ("/usr/bin/python3.11 -u -X dev train.py -v", Kind.SCRIPT, "/usr/bin/python3.11 -u -X dev", "train.py -v"),
-        ("python3 -m pkg.mod -v", Kind.MODULE, "python3", "pkg.mod -v"),
-        ("python -uW ignore train.py", Kind.SCRIPT, "python -uW ignore", "train.py"),
-        ("python -Wignore -X dev -m mod x", Kind.MODULE, "python -Wignore -X dev", "mod x"),
-        ("python -um mod x", Kind.MODULE, "python -u", "mod x"),
-        ("python -mmod x", Kind.PROGRAM, "", "python -mmod x"),
-        ("python '-cprint(1)' x", Kind.PROGRAM, "", "python '-cprint(1)' x"),
-        ("python --version x", Kind.PROGRAM, "", "python --version x"),
-        ("python -c pass", Kind.PROGRAM, "", "python -c pass"),
-        ("python -", Kind.PROGRAM, "", "python -"),
-        ("python", Kind.PROGRAM, "", "python"),
-        ("bash -c 'torchrun train.py'", Kind.PROGRAM, "", "bash -c 'torchrun train.py'"),
-        ("mpirun -np 2 python train.py", Kind.PROGRAM, "", "mpirun -np 2 python train.py"),
-        ("pythonista.sh", Kind.PROGRAM, "", "pythonista.sh"),
+        ("train.py --lr 1", CommandKind.SCRIPT, "", "train.py --lr 1"),
+        ("./train.py", CommandKind.SCRIPT, "", "./train.py"),
+        ("-m pkg.mod --lr 1", CommandKind.MODULE, "", "pkg.mod --lr 1"),
+        ("python train.py", CommandKind.SCRIPT, "python", "train.py"),
+        (
+            "/usr/bin/python3.11 -u -X dev train.py -v",
+            CommandKind.SCRIPT,
+            "/usr/bin/python3.11 -u -X dev",
+            "train.py -v",
+        ),
+        ("python3 -m pkg.mod -v", CommandKind.MODULE, "python3", "pkg.mod -v"),
+        ("python -uW ignore train.py", CommandKind.SCRIPT, "python -uW ignore", "train.py"),
+        ("python -Wignore -X dev -m mod x", CommandKind.MODULE, "python -Wignore -X dev", "mod x"),
+        ("python -um mod x", CommandKind.MODULE, "python -u", "mod x"),
+        ("python -mmod x", CommandKind.PROGRAM, "", "python -mmod x"),
+        ("python '-cprint(1)' x", CommandKind.PROGRAM, "", "python '-cprint(1)' x"),
+        ("python --version x", CommandKind.PROGRAM, "", "python --version x"),
+        ("python -c pass", CommandKind.PROGRAM, "", "python -c pass"),
+        ("python -", CommandKind.PROGRAM, "", "python -"),
+        ("python", CommandKind.PROGRAM, "", "python"),
+        ("bash -c 'torchrun train.py'", CommandKind.PROGRAM, "", "bash -c 'torchrun train.py'"),
+        ("mpirun -np 2 python train.py", CommandKind.PROGRAM, "", "mpirun -np 2 python train.py"),
+        ("pythonista.sh", CommandKind.PROGRAM, "", "pythonista.sh"),
     ],
 )
-def test_a_command_is_recognised(line: str, kind: Kind, python: str, program: str) -> None:
+def test_a_command_is_recognised(line: str, kind: CommandKind, python: str, program: str) -> None:
     command = parse_command(shlex.split(line))
     assert command.kind is kind
     assert command.python == tuple(shlex.split(python))

@@ -11,7 +11,7 @@ from tests.planning.requests import request
 from trainer_launch.model import Job, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.command import Kind, parse_command
+from trainer_launch.planning.command import CommandKind, parse_command
 
 BARE = Job(contract="unknown")
 PAIR = Job(contract="trainer-v2-torch", nodes=NodeRange(2, 2), node_rank=0, nproc_per_node=4, engine="torchrun")
@@ -37,7 +37,7 @@ PAIR = Job(contract="trainer-v2-torch", nodes=NodeRange(2, 2), node_rank=0, npro
 )
 def test_a_front_end_is_recognised_and_decides_on_the_command(line: str, name: str) -> None:
     command = parse_command(shlex.split(line))
-    assert (command.kind, command.front_end) == (Kind.FRONT_END, name)
+    assert (command.kind, command.front_end) == (CommandKind.FRONT_END, name)
     plan = engines.plan(request(line, PAIR, front_end=("/opt/python3", "/opt/bin/x")))
     assert plan.engine == "front end"
     assert f"{name} decides on the command" in plan.reasons
@@ -58,7 +58,7 @@ def test_a_front_end_is_recognised_and_decides_on_the_command(line: str, name: s
     ],
 )
 def test_what_starts_no_workers_is_a_program(line: str) -> None:
-    assert parse_command(line.split()).kind is Kind.PROGRAM
+    assert parse_command(line.split()).kind is CommandKind.PROGRAM
 
 
 def test_a_front_end_runs_in_its_own_python_as_it_was_typed() -> None:
@@ -119,7 +119,7 @@ def test_options_of_deepspeed_that_torchrun_has_are_torchruns(
     line: str, options: dict[str, str], program: str
 ) -> None:
     command = parse_command(shlex.split(line))
-    assert (command.kind, command.is_deepspeed) == (Kind.TORCHRUN, True)
+    assert (command.kind, command.is_deepspeed) == (CommandKind.TORCHRUN, True)
     assert command.torchrun is not None
     assert (dict(command.torchrun.options), " ".join(command.torchrun.program)) == (options, program)
 
@@ -128,4 +128,4 @@ def test_options_of_deepspeed_that_torchrun_has_are_torchruns(
     "options", ["", "--num_gpus 0", "--num_gpus", "--include localhost:0 --num_gpus 1", "-H f --num_gpus 1"]
 )
 def test_deepspeed_stays_a_program_where_an_option_has_no_equivalent_or_nobody_says_how_many(options: str) -> None:
-    assert parse_command(f"deepspeed {options} t.py".split()).kind is Kind.PROGRAM
+    assert parse_command(f"deepspeed {options} t.py".split()).kind is CommandKind.PROGRAM

@@ -59,13 +59,13 @@ def test_devices_that_are_not_there_leave_the_number_of_workers_unknown(word: st
 def test_a_pod_of_another_replicated_job_is_no_node() -> None:
     foreign = place(read_job(pod_of(V2_TORCH, hostname="job-checker-0-1")), machine())
     assert foreign.node_rank is None
-    (rank,) = (fact.value for fact in foreign.facts if fact.field == "node_rank")
+    rank = foreign.because["node_rank"]
     assert rank.startswith("none (this pod belongs to another replicatedJob")
 
 
 def test_the_reason_for_the_number_of_workers_is_kept() -> None:
-    facts = place(job(nproc_per_node="auto"), machine(cpus=96, quota=4.0)).facts
-    assert any("cgroup quota 4" in fact.value for fact in facts)
+    placed = place(job(nproc_per_node="auto"), machine(cpus=96, quota=4.0))
+    assert "cgroup quota 4" in placed.because["nproc_per_node"]
 
 
 def test_a_node_without_a_told_rank_takes_the_index_of_its_host_name() -> None:
@@ -143,9 +143,9 @@ def test_the_world_size_is_unknown_while_nodes_may_vary() -> None:
     ("workers", "given", "threads"), [(1, None, None), (2, None, "1"), (2, "4", "4"), (1, "3", "3")]
 )
 def test_omp_num_threads_is_what_torchrun_would_set(workers: int, given: str | None, threads: str | None) -> None:
-    value, fact = usable_threads(machine(), workers, given)
+    value, why = usable_threads(machine(), workers, given)
     assert value == threads
-    assert fact.value
+    assert why
 
 
 @pytest.mark.parametrize(

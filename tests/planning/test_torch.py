@@ -23,7 +23,7 @@ from trainer_launch.model.settings import load
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import engines
 from trainer_launch.planning.reading import Reading, read
-from trainer_launch.planning.task import Trial
+from trainer_launch.planning.task import MachineTrial
 
 
 def plan(line: str, job: object = ALONE, **changes: object) -> Plan:
@@ -180,7 +180,7 @@ def reading(files: dict[str, str], **env: str) -> Reading:
 def test_a_topology_label_is_read_from_a_file_or_a_variable(source: str, label: str | None) -> None:
     found = reading({"/etc/rack": "/a/r-2\n", "/etc/odd": "a\x00b"}, RACK="b/r-1", LONG="a" * 254)
     settings = load({"topology_label": source})
-    trial = Trial(scratch="/scratch")
+    trial = MachineTrial(scratch="/scratch")
     if label is None:
         with pytest.raises(UsageError, match=f"{source} holds .*: expected a topology label such as block-a"):
             engines.task_of(found, settings, trial)
@@ -200,4 +200,4 @@ def test_a_topology_label_is_read_from_a_file_or_a_variable(source: str, label: 
 def test_workers_are_bound_as_torchruns_option_or_its_variable_says(
     line: str, env: dict[str, str], mode: str
 ) -> None:
-    assert request(line, ALONE, env).numa_binding == mode
+    assert request(line, ALONE, env).torchrun_options.get("numa_binding", "off") == mode

@@ -18,7 +18,7 @@ from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import engines
 from trainer_launch.planning.job import JOB_OPTIONS
 from trainer_launch.planning.task import Task
-from trainer_launch.planning.torchrun_options import OPTIONS, Option
+from trainer_launch.planning.torchrun_options import OPTIONS, TorchrunOption
 
 ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
 FIXED = Job(
@@ -133,7 +133,7 @@ _VALUES = {"text": "x", "number": "7", "decimal": "0.5", "flag": "1"}
 
 
 @pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.env and o.name not in JOB_OPTIONS], ids=str)
-def test_each_variable_that_torchrun_reads_is_honoured(option: Option) -> None:
+def test_each_variable_that_torchrun_reads_is_honoured(option: TorchrunOption) -> None:
     value = _VALUES.get(option.form) or option.form.split("|")[0]
     value = "SIGUSR1" if option.name == "signals_to_handle" else value
     program = "torchrun train.py"  # a script typed without it says itself whether it is a module

@@ -52,7 +52,7 @@ def test_the_options_of_0_2_that_stayed_are_accepted_with_each_of_their_values(c
     ]
     for at in range(max(len(choices) for _, choices in own)):
         words = [word for flag, choices in own for word in (flag, choices[at % len(choices)]) if word]
-        given, _ = options.typed("trainer-launch", [command, *words])
+        _, given, _, _ = options.typed("trainer-launch", [command, *words])
         assert settings.load(given).model_fields_set >= given.keys()
 
 

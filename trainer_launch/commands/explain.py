@@ -26,13 +26,14 @@ from trainer_launch.model.redaction import redact, redact_command
 from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.model.units import aligned, counted, in_mib, listed
-from trainer_launch.planning import engines, programs, shared_memory
+from trainer_launch.planning import engines, shared_memory
+from trainer_launch.planning.command import OURS
 from trainer_launch.planning.job import place, usable_threads
 from trainer_launch.planning.mpi import SSHD
 from trainer_launch.planning.plain import FRONT_END
-from trainer_launch.planning.reading import Reading, live_pod, read
+from trainer_launch.planning.reading import Reading, check_command, check_torch, live_pod, read
 from trainer_launch.planning.shared_memory import Decision
-from trainer_launch.planning.task import Task, Trial
+from trainer_launch.planning.task import MachineTrial, Task
 from trainer_launch.planning.torch import TORCH, TORCHRUN
 
 HELP = "show what was read from the pod and what would run"
@@ -44,7 +45,6 @@ EXAMPLES = """examples:
   trainer-launch explain --pod pod.json -- train.py  # explain that snapshot
 """
 _SNAPSHOT_LIMIT = 33_554_432  # bytes
-_OURS = "trainer-launch"  # as a snapshot's command begins with it
 _RUNNING = (("run",), ("preflight",), ("sshd",))
 _UNREAD = "unknown"  # the contract of a pod that no contract fits
 _SCRATCH = "/tmp/trainer-launch"  # stands for the private folder that a run makes
@@ -112,8 +112,8 @@ def _pod(parsed: Parsed) -> tuple[Pod, Settings]:
     pod = snapshot.pod_from_snapshot(_load(path))
     typed: dict[str, Any] = {}
     words = pod.command
-    if PurePosixPath(words[0] if words else "").name == _OURS and words[1:2] in _RUNNING:
-        typed, words = options.typed(_OURS, words[1:])
+    if PurePosixPath(words[0] if words else "").name == OURS and words[1:2] in _RUNNING:
+        _, typed, words, _ = options.typed(OURS, words[1:])
     return replace(pod, command=parsed.argv or words), load({**typed, **parsed.given}, pod.env)
 
 
@@ -130,7 +130,7 @@ def _plan(
         if reading.command is None and not is_worker:
             return {**placed, "engine": None, "reasons": [], "processes": []}, memory, (), None
         reading = replace(reading, command=sshd.COMMAND) if is_worker else reading
-        trial = Trial(
+        trial = MachineTrial(
             scratch=_SCRATCH,
             shm_is_short=memory.is_short,
             copies_are_refused=shared_memory.copies_are_refused(reading.job, reading.command, say=False),
@@ -153,15 +153,15 @@ def _lacking(reading: Reading, plan: Mapping[str, Json]) -> list[str]:
     if reading.command is None:
         return []
     try:
-        programs.check(reading.command, reading.pod.env.get("PATH"))
-        programs.check_torch(str(plan["engine"]))
+        check_command(reading.command, reading.pod.env.get("PATH"))
+        check_torch(str(plan["engine"]))
     except NotRunnableError as error:
         return [f"run would end with {error.exit_code}: {error}"]
     return []
 
 
 def _place_json(topology: Topology, machine: Host, env: Mapping[str, str]) -> dict[str, Json]:
-    threads, fact = usable_threads(machine, topology.local_world_size, env.get("OMP_NUM_THREADS"))
+    threads, why = usable_threads(machine, topology.local_world_size, env.get("OMP_NUM_THREADS"))
     return {
         "node_rank": topology.node_rank,
         "min_nodes": topology.nodes.min if topology.nodes else None,
@@ -171,7 +171,7 @@ def _place_json(topology: Topology, machine: Host, env: Mapping[str, str]) -> di
         "world_size": topology.world_size,
         "coordinator": None if topology.coordinator is None else str(topology.coordinator),
         "omp_num_threads": threads,
-        "because": {found.name: found.value for found in (*topology.facts, fact)},
+        "because": {**topology.because, "OMP_NUM_THREADS": why},
     }
 
 

@@ -19,10 +19,9 @@ from trainer_launch.contracts import rank_process, read_job
 from trainer_launch.host import deadline_subprocess, runtime_directory
 from trainer_launch.model.errors import ContractError, LaunchError, NotRunnableError, UsageError
 from trainer_launch.observability import node_view
-from trainer_launch.planning import programs
-from trainer_launch.planning.command import MPI, SHIMS, Kind, parse_command
+from trainer_launch.planning.command import MPI, SHIMS, CommandKind, parse_command
 from trainer_launch.planning.reading import SHIM_SWITCH as SWITCH
-from trainer_launch.planning.reading import live_pod
+from trainer_launch.planning.reading import interpreter, is_our_python, live_pod, recognise
 
 HELP = "install a torchrun, mpirun, … that use the launcher"
 ABOUT = "For platforms whose SDK writes the command, so that the image's ENTRYPOINT never runs."
@@ -100,7 +99,7 @@ def decide(words: Sequence[str], env: Mapping[str, str], engine_above: str | Non
         return None
     if len(words) < 2 or not _QUESTIONS.isdisjoint(words[1:2]):
         return None
-    if words[0] in _FRONT_ENDS and parse_command(words).kind is Kind.PROGRAM:
+    if words[0] in _FRONT_ENDS and parse_command(words).kind is CommandKind.PROGRAM:
         return None  # accelerate config, tune download, tune run of a single process
     return ("run", "--", *words)
 
@@ -129,8 +128,8 @@ def _obstacle(words: Sequence[str], real: str | None, env: Mapping[str, str]) ->
     if words[0] in MPI:
         return None
     try:
-        command = programs.recognise(words, env.get("PATH"))
-        if command.kind is Kind.PROGRAM:
+        command = recognise(words, env.get("PATH"))
+        if command.kind is CommandKind.PROGRAM:
             return "torchrun has no equivalent of its options, or the number of workers was not typed"
         options = {} if command.torchrun is None else command.torchrun.options
         # Only who says so trains alone: a pod that shows several nodes never does, so an error ends its job.
@@ -144,12 +143,12 @@ def _obstacle(words: Sequence[str], real: str | None, env: Mapping[str, str]) ->
 def _other_torch(real: str | None, env: Mapping[str, str]) -> str | None:
     """Why the launcher's Python would not run workers with the torch of the real program."""
     own, path = importlib.util.find_spec("torch"), env.get("PATH")
-    script = None if real is None else programs.interpreter(real, path)
+    script = None if real is None else interpreter(real, path)
     python = script if script and os.path.basename(script).startswith("python") else None
     advice = f"install trainer-launch with pip for {python or 'the Python of the workers'}, and the shims with that"
     if own is None or own.origin is None:
         return f"torch is not installed for the launcher's Python, {sys.executable}; {advice}"
-    if real is None or (python is not None and programs.is_our_python(python, path)):
+    if real is None or (python is not None and is_our_python(python, path)):
         return None
     code = "import sys; sys.path[:] = filter(None, sys.path); import importlib.util as i"
     asked = (python or "", "-c", f"{code}; print(i.find_spec('torch').origin, end='')")

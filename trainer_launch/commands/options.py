@@ -145,7 +145,7 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
 
 
 def _parse(program: str, argv: Sequence[str]) -> Parsed:
-    command, given, words, flags = _typed(program, argv)
+    command, given, words, flags = typed(program, argv)
     loaded = settings.load(given)
     logs.set_up(loaded.log_level, os.environ.get(runtime_directory.NODE_LABEL))
     for sentence in settings.unknown_variables(os.environ):
@@ -153,19 +153,14 @@ def _parse(program: str, argv: Sequence[str]) -> Parsed:
     return Parsed(command=command, settings=loaded, argv=words, flags=flags, given=given)
 
 
-def typed(program: str, argv: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The settings that another container's command line of ours gives, and the command that it runs.
-
-    Raises:
-        UsageError: it is none.
-    """
-    _, given, words, _ = _typed(program, argv)
-    return given, words
-
-
-def _typed(
+def typed(
     program: str, argv: Sequence[str]
 ) -> tuple[Callable[[Parsed], int], dict[str, Any], tuple[str, ...], dict[str, Any]]:
+    """A command line's command, the settings that it gives, the words to run, and the flags of that command alone.
+
+    Raises:
+        UsageError: it is none of ours.
+    """
     own, rest = _split(list(argv))
     own = _as_options(own)
     own = [COMMAND_ALIASES.get(word, word) if at == 0 else word for at, word in enumerate(own)]

@@ -19,11 +19,11 @@ from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import parse_node_range, parse_nproc, shown
 from trainer_launch.observability import incident_watch
-from trainer_launch.planning import engines, programs
-from trainer_launch.planning.command import Kind, grace_of
+from trainer_launch.planning import engines
+from trainer_launch.planning.command import CommandKind, grace_of
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
-from trainer_launch.planning.reading import read
-from trainer_launch.planning.task import Trial
+from trainer_launch.planning.reading import check_command, check_torch, read, recognise
+from trainer_launch.planning.task import MachineTrial
 from trainer_launch.rehearsal import controllers
 from trainer_launch.rehearsal.controllers import overridden, scaled, workload_of
 from trainer_launch.rehearsal.controllers.documents import Field
@@ -112,8 +112,8 @@ def main(parsed: Parsed) -> int:
     settings, path = parsed.settings, os.environ.get("PATH", os.defpath)
     if not parsed.argv:
         raise UsageError("missing command; write one after --, or add a manifest with -f")
-    command = programs.recognise(parsed.argv, path)
-    programs.check(command, path)
+    command = recognise(parsed.argv, path)
+    check_command(command, path)
     is_mpi = _is_mpi(settings.engine, parsed.argv)
     is_given = "grace" in settings.model_fields_set
     launchers_s, _ = grace_of(settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given)
@@ -176,13 +176,13 @@ def _check_plans(kubelet: Kubelet) -> None:
             continue
         planned.add(words)
         kubelet.prepare(pod, pod.draft.main, 1)  # its files, such as a hostfile
-        given, argv = options.typed(OURS, words)
+        _, given, argv, _ = options.typed(OURS, words)
         settings, files = load(given, process.env), LiveFiles(MAX_FILE_BYTES + 1)
         with contextlib.suppress(ContractError, NodeError):  # these depend on the pod, whose launcher says so
             reading = read(Pod(env=process.env, files=files, hostname=pod.name, command=argv), settings)
-            task = engines.task_of(reading, settings, Trial(scratch=""))
+            task = engines.task_of(reading, settings, MachineTrial(scratch=""))
             plan = engines.plan(task)
-            programs.check_torch("torch" if task.command.kind is Kind.FRONT_END else plan.engine)
+            check_torch("torch" if task.command.kind is CommandKind.FRONT_END else plan.engine)
 
 
 def _overridden(documents: tuple[Field, ...], settings: Settings) -> tuple[Field, ...]:

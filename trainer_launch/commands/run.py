@@ -25,12 +25,12 @@ from trainer_launch.host.slow_files import within
 from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import LaunchError, NotRunnableError
 from trainer_launch.model.settings import Settings
-from trainer_launch.planning import engines, programs, shared_memory
-from trainer_launch.planning.command import Kind, Seen, parse_command, see_through
+from trainer_launch.planning import engines, shared_memory
+from trainer_launch.planning.command import CommandKind, Seen, parse_command, see_through
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN
 from trainer_launch.planning.plain import FRONT_END
-from trainer_launch.planning.reading import live_pod, read
-from trainer_launch.planning.task import Task, Trial
+from trainer_launch.planning.reading import check_command, check_torch, live_pod, read
+from trainer_launch.planning.task import MachineTrial, Task
 from trainer_launch.supervisor import inherited, outcome
 
 if TYPE_CHECKING:  # all else is loaded when the plan has been made, while the fork server imports torch
@@ -92,7 +92,7 @@ def run(settings: Settings, argv: Sequence[str]) -> int:
         LaunchError: nothing could be started.
     """
     try:
-        if argv and parse_command(see_through(argv).command).kind is Kind.FRONT_END:
+        if argv and parse_command(see_through(argv).command).kind is CommandKind.FRONT_END:
             _become_front_end(settings, argv)
         return outcome.exit_code(to_the_end(settings, argv))
     except LaunchError as problem:
@@ -190,7 +190,7 @@ def _mpi_job(task: Task, plan: Plan) -> Preparation | None:
 def _secret(settings: Settings, task: Task, plan: Plan) -> bytes | None:
     """The job's secret, where its nodes meet; one that was given is read in any case."""
     is_needed = settings.secret_file is not None or plan.membership is not None
-    return read_secret(task.secret_file) if task.secret_file and is_needed else None
+    return read_secret(task.job.secret_file) if task.job.secret_file and is_needed else None
 
 
 def _supervised(
@@ -252,8 +252,8 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
     memory = shared_memory.enlarged(reading, settings)
     refused = shared_memory.copies_are_refused(reading.job, reading.command)
     if reading.command is not None:
-        programs.check(reading.command, reading.pod.env.get("PATH"))
-    trial = Trial(
+        check_command(reading.command, reading.pod.env.get("PATH"))
+    trial = MachineTrial(
         scratch=scratch,
         shm_is_short=memory.is_short,
         copies_are_refused=refused,
@@ -262,7 +262,7 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
     task = engines.task_of(reading, settings, trial)
     plan = engines.plan(task)
     plan = _with_preflights_findings(plan, settings)
-    programs.check_torch(plan.engine)
+    check_torch(plan.engine)
     _tell(task, plan)
     return task, plan
 
@@ -355,10 +355,10 @@ def _become_front_end(settings: Settings, argv: Sequence[str]) -> None:
     command = reading.command
     if command is None or engines.pick(reading.job, command, settings.engine)[0] != FRONT_END:
         return
-    programs.check(command, reading.pod.env.get("PATH"))
+    check_command(command, reading.pod.env.get("PATH"))
     env = inherited.with_user(reading.pod.env, tempfile.gettempdir())
     reading = replace(reading, pod=replace(reading.pod, env=env))
-    trial = Trial(scratch="", launcher=_own_words(len(argv)))
+    trial = MachineTrial(scratch="", launcher=_own_words(len(argv)))
     process = engines.plan(engines.task_of(reading, settings, trial)).processes[0]
     sys.stdout.flush()
     sys.stderr.flush()

@@ -25,7 +25,7 @@ from trainer_launch.planning import engines, shared_memory
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.mpi import SSHD, forwarded
 from trainer_launch.planning.reading import Reading, live_pod, read
-from trainer_launch.planning.task import Task, Trial, sparing
+from trainer_launch.planning.task import MachineTrial, Task, sparing
 from trainer_launch.supervisor import inherited, outcome
 from trainer_launch.supervisor.output import use_color
 from trainer_launch.supervisor.program_loop import supervise
@@ -96,7 +96,7 @@ def _task(reading: Reading, parsed: Parsed, scratch: str) -> Task:
         check_host_keys=not settings.insecure_host_keys,
         path=reading.pod.env.get("PATH"),
     )
-    trial = Trial(
+    trial = MachineTrial(
         scratch=scratch,
         shm_is_short=memory.is_short,
         copies_are_refused=shared_memory.copies_are_refused(job, None),

@@ -9,7 +9,6 @@ from trainer_launch.contracts import (
     mpi_operator,
     rank_process,
     torchrun_env,
-    trainer_status,
     trainer_v2_runtimes,
     v1_jobs,
     v1_pytorch,
@@ -89,7 +88,7 @@ def read_job(pod: Pod, contract: str | None = None) -> Job:
     """What the platform told this pod: by the contract named, else by the one detected."""
     chosen = find(contract) if contract else detect(Source(pod))
     source = Source(pod, chosen.name)
-    job = trainer_status.with_status(source, chosen.read(source))
+    job = trainer_v2_runtimes.with_status(source, chosen.read(source))
     return replace(job, contract=chosen.name, facts=source.facts, warnings=source.warnings)
 
 

@@ -12,9 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.contracts import names
-from trainer_launch.contracts.generic_env import shows_others
 from trainer_launch.contracts.rows import Row, json_list, several
-from trainer_launch.contracts.source import Contract, Marks, Source, Task, Word
+from trainer_launch.contracts.source import Contract, Marks, ReplicaTask, Source, Word
+from trainer_launch.contracts.torchrun_env import shows_others
 from trainer_launch.model import Endpoint, Job, NodeRange, hostfile
 from trainer_launch.model.errors import ContractError
 from trainer_launch.model.value_parsers import parse_endpoint
@@ -145,7 +145,7 @@ _POOLS = ("workerpool0", "workerpool1")
 
 class _ClusterSpec(Struct, frozen=True):
     cluster: dict[Word, list[str]]
-    task: Task
+    task: ReplicaTask
 
 
 def _read_vertex(source: Source) -> Job:

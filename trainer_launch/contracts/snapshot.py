@@ -17,8 +17,6 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import REDACTED, redact, redact_command, redact_file, redact_text
 from trainer_launch.model.value_parsers import shown
 
-__all__ = ["SnapshotFiles", "pod_from_snapshot", "snapshot_of"]
-
 # Files whose mere presence tells a contract; the others are known from the job's facts.
 _MARKS = (
     "/etc/flux-config/entrypoint.sh",

@@ -79,7 +79,7 @@ class Marks(Struct, frozen=True, kw_only=True):
         return tuple(n for n in names if (source.has_file(n) if n.startswith("/") else source.has(n)))
 
 
-class Task(Struct, frozen=True):
+class ReplicaTask(Struct, frozen=True):
     """Which of a job's pods this is, as TF_CONFIG and CLUSTER_SPEC have it."""
 
     type: Word

@@ -1,15 +1,14 @@
-"""How torchrun itself reads its PET_* variables, for every contract that carries them."""
+"""How torchrun itself reads its PET_* variables, for every contract that has them; and what shows other nodes."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from trainer_launch.contracts import generic_env, names
 from trainer_launch.contracts.source import Source
-from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
+from trainer_launch.model import Endpoint, Job, NodeRange, Rendezvous
 
-_STATIC = "static"
-_C10D = "c10d"
+STATIC = "static"
+C10D = "c10d"
 _C10D_PORT = 29400  # what torch's c10d backend takes when the endpoint has no port
 _MASTER_PORT = 29500  # torchrun's default
 _MISSPELLED = "PET_N_PROC_PER_NODE"  # v1.4 wrote it; torchrun knows no such variable
@@ -28,12 +27,12 @@ def given_rendezvous(source: Source, master: Endpoint | None = None) -> Rendezvo
 
 def rendezvous(source: Source, master: Endpoint | None) -> Rendezvous:
     """The rendezvous that torchrun would make: static unless a backend is named."""
-    backend = source.text("PET_RDZV_BACKEND", "rdzv_backend", default=_STATIC)
+    backend = source.text("PET_RDZV_BACKEND", "rdzv_backend", default=STATIC)
     written = _written_endpoint(source, backend)
     return Rendezvous(
-        kind=_STATIC if backend == _STATIC else "dynamic",
+        kind=STATIC if backend == STATIC else "dynamic",
         backend=backend,
-        endpoint=written or (master if backend == _STATIC else None),
+        endpoint=written or (master if backend == STATIC else None),
         written=source.peek("PET_RDZV_ENDPOINT") if written else None,
         run_id=None if source.blank("PET_RDZV_ID") else source.text("PET_RDZV_ID", "rdzv_id"),
         conf=source.conf("PET_RDZV_CONF", "rdzv_conf"),
@@ -44,7 +43,7 @@ def _written_endpoint(source: Source, backend: str) -> Endpoint | None:
     # An empty endpoint is torchrun's own default and says nothing.
     if source.blank("PET_RDZV_ENDPOINT"):
         return None
-    default_port = _C10D_PORT if backend == _C10D else None
+    default_port = _C10D_PORT if backend == C10D else None
     return source.endpoint("PET_RDZV_ENDPOINT", "rdzv_endpoint", default_port=default_port)
 
 
@@ -85,10 +84,10 @@ def by_hand(source: Source) -> Job:
     nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node", default=None)
     node_rank = source.index("PET_NODE_RANK", "node_rank", below=nodes.max if nodes else None, default=None)
     meeting = given_rendezvous(source, _some_master(source))
-    static = meeting is None or meeting.kind == _STATIC
+    static = meeting is None or meeting.kind == STATIC
     made = job(source, nodes, nproc, meeting)
     is_complete = nodes is not None or source.has(_STANDALONE)
-    shown = None if is_complete else generic_env.several_nodes_shown_by(source)
+    shown = None if is_complete else several_nodes_shown_by(source)
     return replace(
         made,
         node_rank=node_rank,
@@ -105,68 +104,17 @@ def _some_master(source: Source) -> Endpoint | None:
     return None if host is None else Endpoint(host, port)
 
 
-# -- elastic -----------------------------------------------------------------------------------
+def shows_others(source: Source) -> bool:
+    """Whether MASTER_ADDR is another pod's; on loopback, or in a job of one pod, it says nothing of others.
 
-
-def read_elastic(source: Source, engine: str) -> Job:
-    """Read a PyTorchJob with `elasticPolicy`: PET_RDZV_*, a range of nodes, ranks only with a Master."""
-    nodes = source.node_range("PET_NNODES", "nodes", default=None)
-    nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node", default=None)
-    meeting = rendezvous(source, None)
-    own = names.split_v1(source.pod.hostname)
-    host = meeting.endpoint.host if meeting.endpoint else None
-    if own:
-        source.note("hostname", source.pod.hostname, Origin.HOSTNAME, "hostname_index")
-    made = job(source, nodes, nproc, meeting)
-    return replace(
-        made,
-        role=own.role if own else "worker",
-        hostname_index=own.index if own else None,
-        is_coordinator=_is_host(host, meeting.backend, own) if own and host else None,
-        members=_members(host, own, nodes),
-        engine=engine,
-        rank_behind_workers=_master_too(source, own, nodes, nproc),
-    )
-
-
-def _is_host(host: str, backend: str | None, own: names.V1Name) -> bool:
-    """Whether this pod is the one that the endpoint names; behind a name that is no pod's, worker 0 hosts.
-
-    Such as a Service, or a rehearsal's loopback address. Backends other than c10d have a server of their own.
+    127.0.0.2 and up are pods of a rehearsal.
     """
-    named = names.split_v1(host)
-    if named is not None and named.job == own.job:
-        return named == own
-    return backend == _C10D and (own.role, own.index) == ("worker", 0)
+    return source.peek("MASTER_ADDR") not in ("127.0.0.1", "localhost", "::1") and source.peek("WORLD_SIZE") != "1"
 
 
-def _members(host: str | None, own: names.V1Name | None, nodes: NodeRange | None) -> tuple[Member, ...] | None:
-    if nodes is None:
-        return None
-    # The endpoint may be an etcd server; then only the own name shows the pattern.
-    worker_0 = host if host and names.first_label(host).endswith(f"{names.V1_WORKER}0") else None
-    if worker_0 is None and own and own.role == "worker":
-        worker_0 = f"{own.job}{names.V1_WORKER}0"
-    return names.members_like(worker_0, names.V1_WORKER, nodes.max) if worker_0 else None
-
-
-def _master_too(
-    source: Source, own: names.V1Name | None, nodes: NodeRange | None, nproc: int | str | None
-) -> int | None:
-    # Master plus elasticPolicy writes both sets: PET_NNODES counts workers only, WORLD_SIZE and RANK count all.
-    if not all(map(source.has, ("MASTER_ADDR", "RANK", "WORLD_SIZE"))):
-        return None
-    source.warn(
-        "the job has a Master and an elasticPolicy: torchrun ignores the ranks, and one pod may be too many"
-    )
-    size = source.count("WORLD_SIZE", "env_world_size")
-    generic_env.derive_ranks(source, size, source.index("RANK", "env_rank"))
-    is_master = own is not None and own.role == "master"
-    return _behind_workers(size, nodes, nproc) if is_master and nodes else None
-
-
-def _behind_workers(size: int, nodes: NodeRange, nproc: int | str | None) -> int:
-    """The Master's rank: the workers have their indices, and its own index is that of worker 0."""
-    # WORLD_SIZE counts pods, in newer operators times nproc: where both can be, the larger rank is free as well.
-    times = nproc if isinstance(nproc, int) and size > nodes.max + 1 and size % nproc == 0 else 1
-    return size // times - 1
+def several_nodes_shown_by(source: Source) -> str | None:
+    """Which of the variables that a manifest of one's own sets shows several nodes."""
+    named = [name for name in ("NODE_RANK", "WORLD_SIZE") if source.peek(name)]
+    if named and source.peek("MASTER_ADDR") and shows_others(source):
+        return named[0]
+    return "NODE_RANK" if source.peek("NODE_RANK") not in ("", "0") else None

@@ -1,14 +1,22 @@
-"""Kubeflow Trainer v2: its runtimes for torch, torchtune, JAX, XGBoost, Flux and PlainML (MPI: `mpi_operator`)."""
+"""Kubeflow Trainer v2: its runtimes for torch, torchtune, JAX, XGBoost, Flux and PlainML (MPI: `mpi_operator`).
+
+And where any v2 pod may report its progress. The variable called TOKEN holds a path: the token itself is never read
+here, it rotates and belongs in no Job.
+"""
 
 from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
 from trainer_launch.contracts import names, torchrun_env
 from trainer_launch.contracts.rows import Row
 from trainer_launch.contracts.source import Contract, Marks, Source
-from trainer_launch.model import Job, Member, NodeRange, Origin, Rendezvous, hostfile
-from trainer_launch.model.value_parsers import parse_endpoint
+from trainer_launch.model import Job, Member, NodeRange, Origin, Rendezvous, StatusEndpoint, hostfile
+from trainer_launch.model.errors import ContractError
+from trainer_launch.model.value_parsers import parse_endpoint, parse_host
 
 _INDEX = "JOB_COMPLETION_INDEX"
 
@@ -224,3 +232,70 @@ def _read_plainml(source: Source) -> Job:
 
 
 PLAINML = Contract("trainer-v2-plainml", Marks(all_of=(_INDEX,)), _read_plainml)
+
+
+# -- the status server --------------------------------------------------------------------------
+
+METHOD = "POST"
+
+_URL = "KUBEFLOW_TRAINER_SERVER_URL"
+_CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
+_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
+_PORTS = {"https": 443, "http": 80}
+_NAME = "[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
+_PATH = re.compile(rf"/apis/trainer\.kubeflow\.org/[a-z0-9]{{1,32}}/namespaces/{_NAME}/trainjobs/{_NAME}/status")
+_BEARER = re.compile(r"[A-Za-z0-9._~+/=-]+")
+
+
+def read_status(source: Source) -> StatusEndpoint | None:
+    """The endpoint, None when the feature is off."""
+    if not source.has(_URL):
+        return None
+    url = source.text(_URL, "status_enabled")
+    parsed = _parse_url(url)
+    if parsed is None:
+        expected = "http(s)://HOST[:PORT]/apis/trainer.kubeflow.org/VERSION/namespaces/NAME/trainjobs/NAME/status"
+        raise source.error(_URL, url, expected)
+    scheme, host, port, path = parsed
+    return StatusEndpoint(
+        scheme=scheme,
+        server_host=host,
+        server_port=port,
+        path=path,
+        ca_file=source.path(_CA_CERT, "ca_file"),
+        token_file=source.path(_TOKEN, "token_file"),
+    )
+
+
+def with_status(source: Source, job: Job) -> Job:
+    """The job with the endpoint; only rank 0 of the trainer's own nodes reports to it."""
+    endpoint = read_status(source)
+    if endpoint is None:
+        return job
+    index = source.index("JOB_COMPLETION_INDEX", default=None)
+    rank = index if job.node_rank is None else job.node_rank
+    return replace(job, status=endpoint, should_report_progress=rank == 0 and not job.foreign_replicated_job)
+
+
+def authorization_header(token: str) -> str:
+    """The header's value for the text of the token file; what could break the header is refused, unshown."""
+    bare = token.strip()
+    if not _BEARER.fullmatch(bare):
+        raise ContractError(
+            f"the file that {_TOKEN} names has no valid token ({len(token)} characters); "
+            f"expected one word of letters, digits and ._~+/=-"
+        )
+    return f"Bearer {bare}"
+
+
+def _parse_url(url: str) -> tuple[str, str, int, str] | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    host = parse_host(parts.hostname or "")
+    plain = not (parts.query or parts.fragment or parts.username or parts.password)
+    if parts.scheme not in _PORTS or host is None or not _PATH.fullmatch(parts.path) or port == 0 or not plain:
+        return None
+    return parts.scheme, host, port or _PORTS[parts.scheme], parts.path

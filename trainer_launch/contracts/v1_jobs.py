@@ -11,9 +11,9 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.contracts import generic_env, names, v1_table
+from trainer_launch.contracts import names, v1_table
 from trainer_launch.contracts.rows import Row
-from trainer_launch.contracts.source import Contract, Marks, Source, Task, Word
+from trainer_launch.contracts.source import Contract, Marks, ReplicaTask, Source, Word
 from trainer_launch.model import Endpoint, Job, Member, NodeRange
 from trainer_launch.model.errors import ContractError
 from trainer_launch.model.value_parsers import parse_endpoint, parse_host
@@ -52,9 +52,9 @@ _WORKERS, _WORKER_PORT = _XGBOOST.variable("workers"), _XGBOOST.variable("worker
 
 def _read_xgboost(source: Source) -> Job:
     """Read the general names, and the workers when there are any."""
-    words = (*generic_env.ROW.words, ("rank", "node_rank"))
-    job = replace(generic_env.ROW, nproc_per_node=1, engine="plain", words=words).read(source)
-    pods, master = source.count(generic_env.ROW.nodes, "nodes"), generic_env.master(source)
+    words = (*v1_table.ROW.words, ("rank", "node_rank"))
+    job = replace(v1_table.ROW, nproc_per_node=1, engine="plain", words=words).read(source)
+    pods, master = source.count(v1_table.ROW.nodes, "nodes"), v1_table.plain_master(source)
     workers = _workers(source, pods)
     port = source.port(_WORKER_PORT, "worker_port", default=None)
     source.derive(env_rank_means="node", worker_addrs=workers, worker_port=port)
@@ -74,7 +74,7 @@ def _workers(source: Source, pods: int) -> tuple[str, ...]:
 
 XGBOOST = Contract(
     "xgboostjob-v1",
-    Marks(when=generic_env.may_be_xgboost, shows=(_WORKERS, *generic_env.NAMES)),
+    Marks(when=v1_table.may_be_xgboost, shows=(_WORKERS, *v1_table.NAMES)),
     _read_xgboost,
     kind=_XGBOOST.name,
 )
@@ -127,7 +127,7 @@ PADDLE = Contract(
 class _TfConfig(Struct, frozen=True, kw_only=True):
     """TF_CONFIG; with enableDynamicWorker the workers are an object by index, and up to 1.6 under another key."""
 
-    task: Task
+    task: ReplicaTask
     cluster: dict[Word, list[str] | dict[str, str] | None] | None = None
     legacy: dict[Word, list[str] | dict[str, str] | None] | None = field(name=_LEGACY, default=None)
     environment: Word | None = None
@@ -242,7 +242,7 @@ class _MxAddress(Struct, frozen=True):
 
 
 class _MxConfig(Struct, frozen=True):
-    task: Task
+    task: ReplicaTask
     cluster: dict[Word, list[_MxAddress]]
 
 

@@ -186,7 +186,7 @@ class Host(Struct, frozen=True, kw_only=True):
 
 
 class Topology(Struct, frozen=True, kw_only=True):
-    """Who this node is among whom; `reasons` says how each number was found."""
+    """Who this node is among whom."""
 
     node_rank: int | None
     nodes: NodeRange | None  # None: nobody said how many
@@ -196,7 +196,7 @@ class Topology(Struct, frozen=True, kw_only=True):
     rendezvous: Rendezvous | None
     max_restarts: int | None
     spares: int = 0  # nodes beyond `nodes`, which wait to replace another
-    facts: tuple[Fact, ...] = ()
+    because: Mapping[str, str] = field(default_factory=_nothing)  # how each number was found, for people
 
     @property
     def pods(self) -> int | None:

@@ -256,7 +256,7 @@ def first_view(task: Task, plan: Plan) -> node_view.View:
         since_s=now_s,
         started_s=now_s,
         job=job,
-        secret_file=None if task.secret_file is None else os.path.abspath(task.secret_file),
+        secret_file=task.job.secret_file and os.path.abspath(task.job.secret_file),
         coordinator=None if place is None else (place.host, place.port),
     )
 

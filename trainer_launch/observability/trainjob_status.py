@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from http import client as http
 
-from trainer_launch.contracts.trainer_status import METHOD, authorization_header
+from trainer_launch.contracts.trainer_v2_runtimes import METHOD, authorization_header
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import StatusEndpoint
 from trainer_launch.model.errors import ContractError

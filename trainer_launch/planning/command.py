@@ -38,7 +38,7 @@ _TORCHRUN = "torch.distributed.run"
 _DEEPSPEED = ("deepspeed", "deepspeed.launcher.runner")
 
 
-class Kind(str, Enum):
+class CommandKind(str, Enum):
     """What kind of program a command starts."""
 
     SCRIPT = "script"
@@ -52,7 +52,7 @@ class Command(Struct, frozen=True, kw_only=True):
     """The command as typed, and its parts."""
 
     argv: tuple[str, ...]
-    kind: Kind
+    kind: CommandKind
     python: tuple[str, ...] = ()  # the interpreter and its own flags, when typed
     program: tuple[str, ...] = ()  # script or module name, and its arguments
     torchrun: TorchrunCommand | None = None
@@ -63,12 +63,14 @@ class Command(Struct, frozen=True, kw_only=True):
     @property
     def is_worker(self) -> bool:
         """Whether it is a Python program that an engine may start as a worker; a launcher of its own is none."""
-        return self.kind is Kind.SCRIPT or (self.kind is Kind.MODULE and self.program[0] not in MODULES)
+        return self.kind is CommandKind.SCRIPT or (
+            self.kind is CommandKind.MODULE and self.program[0] not in MODULES
+        )
 
     @property
     def reads_stdin(self) -> bool:
         """Whether it is a Python that reads its program from standard input."""
-        if self.kind is not Kind.PROGRAM or not _PYTHON.fullmatch(_base(self.argv[0])):
+        if self.kind is not CommandKind.PROGRAM or not _PYTHON.fullmatch(_base(self.argv[0])):
             return False
         at = _end_of_flags(self.argv)
         return at is not None and self.argv[at : at + 1] in ((), ("-",))
@@ -96,54 +98,54 @@ def parse_command(argv: Sequence[str]) -> Command:
         ours = f"; an option of the launcher goes before --, or into {variable}" if words[0][:2] == "--" else ""
         raise UsageError(f"the command starts with {words[0]!r}; name a program, or -m and a Python module{ours}")
     if name == "torchrun":
-        return Command(argv=words, kind=Kind.TORCHRUN, torchrun=split_command(words[1:]))
+        return Command(argv=words, kind=CommandKind.TORCHRUN, torchrun=split_command(words[1:]))
     if name == _DEEPSPEED[0]:
         return _deepspeed(words, (), words[1:])
     if _PYTHON.fullmatch(name):
         return _python_command(words)
     if name.endswith(".py"):
-        return Command(argv=words, kind=Kind.SCRIPT, program=words)
+        return Command(argv=words, kind=CommandKind.SCRIPT, program=words)
     front_end = _front_end(words)
     if front_end:
-        return Command(argv=words, kind=Kind.FRONT_END, front_end=front_end)
-    return Command(argv=words, kind=Kind.PROGRAM, program=words)
+        return Command(argv=words, kind=CommandKind.FRONT_END, front_end=front_end)
+    return Command(argv=words, kind=CommandKind.PROGRAM, program=words)
 
 
 def _python_command(words: tuple[str, ...]) -> Command:
     """`python [flags] script.py …` or `python [flags] -m module …`; anything else is just a program."""
     at = _end_of_flags(words)
     if at is None:
-        return Command(argv=words, kind=Kind.PROGRAM, program=words)
+        return Command(argv=words, kind=CommandKind.PROGRAM, program=words)
     python, rest = words[:at], words[at:]
     if rest and _PLAIN_THEN_M.fullmatch(rest[0]):
         python, rest = (*python, rest[0][:-1]), ("-m", *rest[1:])  # python -um module
     if rest[:1] == ("-m",) and len(rest) > 1:
         return _module(words, python, rest[1:])
     if rest and rest[0] not in ("-m", "-c", "-"):
-        return Command(argv=words, kind=Kind.SCRIPT, python=python, program=rest)
-    return Command(argv=words, kind=Kind.PROGRAM, program=words)
+        return Command(argv=words, kind=CommandKind.SCRIPT, python=python, program=rest)
+    return Command(argv=words, kind=CommandKind.PROGRAM, program=words)
 
 
 def _module(words: tuple[str, ...], python: tuple[str, ...], program: tuple[str, ...]) -> Command:
     """`[python] -m module …`, which may be torchrun, deepspeed or a front end."""
     if program[0] == _TORCHRUN:
-        return Command(argv=words, kind=Kind.TORCHRUN, python=python, torchrun=split_command(program[1:]))
+        return Command(argv=words, kind=CommandKind.TORCHRUN, python=python, torchrun=split_command(program[1:]))
     if program[0] == _DEEPSPEED[1]:
         return _deepspeed(words, python, program[1:])
     front_end = _front_end(program)
     if front_end and "." in program[0]:
-        return Command(argv=words, kind=Kind.FRONT_END, python=python, front_end=front_end)
-    return Command(argv=words, kind=Kind.MODULE, python=python, program=program)
+        return Command(argv=words, kind=CommandKind.FRONT_END, python=python, front_end=front_end)
+    return Command(argv=words, kind=CommandKind.MODULE, python=python, program=program)
 
 
 def _deepspeed(words: tuple[str, ...], python: tuple[str, ...], typed: tuple[str, ...]) -> Command:
     """`deepspeed …` as torchrun; where an option has no equivalent, it is a program like any other."""
     torchrun = deepspeed_as_torchrun(typed)
     if torchrun is not None:
-        return Command(argv=words, kind=Kind.TORCHRUN, python=python, torchrun=torchrun, is_deepspeed=True)
+        return Command(argv=words, kind=CommandKind.TORCHRUN, python=python, torchrun=torchrun, is_deepspeed=True)
     if python or words[0] == "-m":
-        return Command(argv=words, kind=Kind.MODULE, python=python, program=(_DEEPSPEED[1], *typed))
-    return Command(argv=words, kind=Kind.PROGRAM, program=words)
+        return Command(argv=words, kind=CommandKind.MODULE, python=python, program=(_DEEPSPEED[1], *typed))
+    return Command(argv=words, kind=CommandKind.PROGRAM, program=words)
 
 
 def _end_of_flags(words: tuple[str, ...]) -> int | None:
@@ -273,7 +275,7 @@ def launcher_of(command: Command) -> Launcher | None:
 
 def starts_launchers(command: Command) -> bool:
     """Whether a command is a shell, a wrapper or a program that may start a launcher, whose shim it would find."""
-    if command.kind is not Kind.PROGRAM:
+    if command.kind is not CommandKind.PROGRAM:
         return False
     launcher = launcher_in(command.argv)
     return command.shell is not None or is_starter(command.argv) or (launcher is not None and launcher.is_inside)

@@ -15,12 +15,12 @@ from trainer_launch.model import Job, Plan
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import torch
-from trainer_launch.planning.command import Command, Kind, parse_command
+from trainer_launch.planning.command import Command, CommandKind, parse_command
 from trainer_launch.planning.job import place
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN, SSHD
 from trainer_launch.planning.plain import FRONT_END, PLAIN
 from trainer_launch.planning.reading import Reading
-from trainer_launch.planning.task import Engine, Task, Trial, with_log_level
+from trainer_launch.planning.task import Engine, MachineTrial, Task, with_log_level
 from trainer_launch.planning.torch import TORCH, TORCHRUN
 
 # The first that says it serves is picked, so `plain`, which serves all, comes last.
@@ -63,15 +63,17 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
     names = {engine.name: engine for engine in ENGINES}
     if asked not in ("auto", *names):
         raise UsageError(f"invalid value {asked!r} for --engine: expected one of auto, {', '.join(names)}")
-    if command.kind is Kind.FRONT_END and asked in ("auto", TORCH.name, TORCHRUN.name) and job.role != "rank":
+    if (
+        command.kind is CommandKind.FRONT_END
+        and asked in ("auto", TORCH.name, TORCHRUN.name)
+        and job.role != "rank"
+    ):
         return FRONT_END, f"{command.front_end} decides on the command"
     if asked != "auto":
         return names[asked], "--engine selects it"
     if job.role == "rank":
         return PLAIN, "this process is already a rank of a running job"
-    engine, reason = next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))
-    workers = torch.serves_any_program(job, command) if engine is PLAIN else None
-    return (engine, reason) if workers is None else (TORCH, workers)
+    return next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))
 
 
 # -- from what was read to a task ---------------------------------------------------------------
@@ -80,7 +82,7 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
 _MAX_LABEL = 253
 
 
-def task_of(reading: Reading, settings: Settings, trial: Trial) -> Task:
+def task_of(reading: Reading, settings: Settings, trial: MachineTrial) -> Task:
     """Everything an engine needs for its plan; `trial` is what was done on this machine first.
 
     Raises:
@@ -103,12 +105,13 @@ def task_of(reading: Reading, settings: Settings, trial: Trial) -> Task:
     )
     if settings.topology_label is not None:
         task = replace(task, trial=replace(task.trial, label=_label(settings.topology_label, reading.pod)))
-    if task.numa_binding == "off":
+    binding = task.torchrun_options.get("numa_binding", "off")
+    if binding == "off":
         return task
     from trainer_launch.host import numa  # only who binds workers needs it
 
     machine = numa.read(task.env, task.host.gpus)
-    bindings = numa.bindings(machine, task.numa_binding, task.topology.local_world_size or 1)
+    bindings = numa.bindings(machine, binding, task.topology.local_world_size or 1)
     return replace(task, trial=replace(task.trial, bindings=bindings))
 
 

@@ -5,42 +5,25 @@ The explicit word wins, as in torchrun: flags of the launcher over the typed com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from trainer_launch.model import (
-    Endpoint,
-    Fact,
-    Host,
-    Job,
-    NodeRange,
-    Origin,
-    Rendezvous,
-    Topology,
-    value_parsers,
-)
+from trainer_launch.contracts.source import Pod, Source
+from trainer_launch.host.files import LiveFiles
+from trainer_launch.model import Endpoint, Fact, Host, Job, NodeRange, Origin, Rendezvous, Topology
 from trainer_launch.model.errors import ContractError, UsageError
+from trainer_launch.model.settings import flag_of
 from trainer_launch.model.units import counted
-
-T = TypeVar("T")
 
 # The options of torchrun that describe the job; all others only concern the agent.
 JOB_OPTIONS = (
-    "nnodes",
-    "nproc_per_node",
-    "node_rank",
-    "master_addr",
-    "master_port",
-    "max_restarts",
-    "standalone",
-    "rdzv_backend",
-    "rdzv_endpoint",
-    "rdzv_id",
-    "rdzv_conf",
+    *("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
 )
+DEFAULT_PORT = 29500  # torchrun's own, and Kubeflow Trainer's
 _C10D_PORT = 29400  # torch's default for an endpoint without a port
+_NO_FILES = LiveFiles(0)
 MEET_AT_NODE_0 = (None, "static", "c10d")  # other backends, such as etcd, meet at a server that is no node
 
 
@@ -53,12 +36,16 @@ def overlay(job: Job, options: Mapping[str, str], origin: Origin) -> Job:
     given = {name: options[name] for name in JOB_OPTIONS if name in options}
     if not given:
         return job
-    changed = _sizes(job, given)
-    if given.get("standalone", "0") != "0":
-        changed = _standalone(changed)
-    elif any(name.startswith(("rdzv_", "master_")) for name in given):
-        changed = _meeting(changed, given)
-    facts = tuple(Fact(name=_flag(n), value=v, origin=origin, field=n) for n, v in given.items())
+    source = Source(Pod(env={flag_of(name): value for name, value in given.items()}, files=_NO_FILES, hostname=""))
+    try:
+        changed = _sizes(job, source)
+        if given.get("standalone", "0") != "0":
+            changed = _standalone(changed)
+        elif any(name.startswith(("rdzv_", "master_")) for name in given):
+            changed = _meeting(changed, given, source)
+    except ContractError as problem:  # of the same sentence for a bad value, whoever wrote it
+        raise UsageError(str(problem)) from None
+    facts = tuple(Fact(name=flag_of(n), value=v, origin=origin, field=n) for n, v in given.items())
     return replace(changed, facts=job.facts + facts)
 
 
@@ -109,15 +96,15 @@ def with_spares(job: Job, asked: int | None, told: NodeRange | None) -> Job:
     return replace(changed, world_size=_world_size(changed))
 
 
-def _sizes(job: Job, given: Mapping[str, str]) -> Job:
-    nodes = _parsed(given, "nnodes", value_parsers.parse_node_range, "N or MIN:MAX with 0 < MIN <= MAX")
-    nproc = _parsed(given, "nproc_per_node", _nproc, "a number, or auto, gpu, cpu, xpu")
-    node_rank = _parsed(given, "node_rank", _index, "a whole number of at least 0")
-    restarts = _parsed(given, "max_restarts", _index, "a whole number of at least 0")
+def _sizes(job: Job, given: Source) -> Job:
+    nodes = given.node_range("--nnodes", default=None)
+    nproc = given.nproc("--nproc-per-node", default=None)
+    node_rank = given.index("--node-rank", default=None)
+    restarts = given.index("--max-restarts", default=None)
     changed = replace(
         job,
         nodes=nodes or job.nodes,
-        nproc_per_node=job.nproc_per_node if nproc is None else nproc[0],
+        nproc_per_node=job.nproc_per_node if nproc is None else nproc,
         node_rank=job.node_rank if node_rank is None else node_rank,
         max_restarts=job.max_restarts if restarts is None else restarts,
     )
@@ -135,46 +122,39 @@ def _standalone(job: Job) -> Job:
     return replace(changed, members=None, world_size=_world_size(changed))
 
 
-def _meeting(job: Job, given: Mapping[str, str]) -> Job:
+def _meeting(job: Job, given: Mapping[str, str], source: Source) -> Job:
     """Where and how the nodes meet: a static address, or a rendezvous; a given address wins over a told one."""
     told = job.rendezvous or Rendezvous(kind="static")
     backend = given.get("rdzv_backend", told.backend)
     dynamic = backend not in (None, "static")
-    written, endpoint, coordinator = told.written, told.endpoint, _coordinator(job, given)
+    written, endpoint, coordinator = told.written, told.endpoint, _coordinator(job, source)
     if "rdzv_endpoint" in given:
-        default_port = _C10D_PORT if dynamic else None
-        expected = "HOST or HOST:PORT" if dynamic else "HOST:PORT"
         written = given["rdzv_endpoint"]
-        endpoint = _parsed(
-            given, "rdzv_endpoint", lambda v: value_parsers.parse_endpoint(v, default_port), expected
-        )
+        endpoint = source.endpoint("--rdzv-endpoint", default_port=_C10D_PORT if dynamic else None)
         if backend in MEET_AT_NODE_0:
             coordinator = endpoint
     elif not dynamic and any(name.startswith("master_") for name in given):
         written, endpoint = None, coordinator
     elif not dynamic and coordinator is None:
         coordinator = endpoint
-    conf = _parsed(given, "rdzv_conf", value_parsers.parse_conf, "k=v pairs separated by commas") or dict(told.conf)
     rendezvous = Rendezvous(
         kind="dynamic" if dynamic else "static",
         backend=backend,
         endpoint=endpoint,
         written=written,
         run_id=given.get("rdzv_id", told.run_id),
-        conf=conf,
+        conf=source.conf("--rdzv-conf") or dict(told.conf),
     )
     return replace(job, coordinator=coordinator, rendezvous=rendezvous)
 
 
-def _coordinator(job: Job, given: Mapping[str, str]) -> Endpoint | None:
-    host = _parsed(given, "master_addr", value_parsers.parse_host, "a host name or an IP address")
-    port = _parsed(
-        given, "master_port", lambda v: value_parsers.parse_number(v, 1, 65535), "a port from 1 to 65535"
-    )
+def _coordinator(job: Job, given: Source) -> Endpoint | None:
+    host = given.host("--master-addr", default=None)
+    port = given.port("--master-port", default=None)
     if host is None and port is None:
         return job.coordinator
     # Without an address node 0 is the first member, as in `topology`; else torchrun's defaults hold.
-    told = job.coordinator or Endpoint(job.members[0].host if job.members else "127.0.0.1", 29500)
+    told = job.coordinator or Endpoint(job.members[0].host if job.members else "127.0.0.1", DEFAULT_PORT)
     return Endpoint(host or told.host, port or told.port)
 
 
@@ -183,32 +163,7 @@ def _world_size(job: Job) -> int | None:
     return fixed * job.nproc_per_node if fixed and isinstance(job.nproc_per_node, int) else None
 
 
-def _nproc(value: str) -> tuple[int | str] | None:
-    parsed = value_parsers.parse_nproc(value)
-    return None if parsed is None else (parsed,)
-
-
-def _index(value: str) -> int | None:
-    return value_parsers.parse_number(value, 0, 1_000_000)
-
-
-def _parsed(given: Mapping[str, str], name: str, parse: Callable[[str], T | None], expected: str) -> T | None:
-    if name not in given:
-        return None
-    parsed = parse(given[name])
-    if parsed is None:
-        raise UsageError(f"{_flag(name)} is {given[name][:60]!r}; expected {expected}")
-    return parsed
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 # -- this node's place ------------------------------------------------------------------------
-
-
-DEFAULT_PORT = 29500  # torchrun's own, and Kubeflow Trainer's
 
 
 def place(job: Job, host: Host) -> Topology:
@@ -218,9 +173,9 @@ def place(job: Job, host: Host) -> Topology:
         ContractError: this node's rank is not below the number of nodes.
     """
     nodes = job.nodes or _alone(job)
-    node_rank, rank_fact = _node_rank(job, nodes)
-    local_world_size, size_fact = _local_world_size(job, host)
-    coordinator, coordinator_fact = _coordinator_of(job, nodes)
+    node_rank, rank_reason = _node_rank(job, nodes)
+    local_world_size, size_reason = _local_world_size(job, host)
+    coordinator, coordinator_reason = _coordinator_of(job, nodes)
     return Topology(
         node_rank=node_rank,
         nodes=nodes,
@@ -230,7 +185,7 @@ def place(job: Job, host: Host) -> Topology:
         rendezvous=job.rendezvous,
         max_restarts=job.max_restarts,
         spares=job.spares,
-        facts=(rank_fact, size_fact, coordinator_fact),
+        because={"node_rank": rank_reason, "nproc_per_node": size_reason, "coordinator": coordinator_reason},
     )
 
 
@@ -245,15 +200,15 @@ def workers_asked_for(job: Job) -> str | None:
     return next((fact.value for fact in given if fact.origin is Origin.FLAG), None)
 
 
-def usable_threads(host: Host, local_world_size: int | None, given: str | None) -> tuple[str | None, Fact]:
+def usable_threads(host: Host, local_world_size: int | None, given: str | None) -> tuple[str | None, str]:
     """OMP_NUM_THREADS for the workers as torchrun sets it, and why; None leaves it unset."""
     if given is not None:
-        return given, _fact("OMP_NUM_THREADS", given, Origin.ENV, "it was set")
+        return given, f"{given} (it was set)"
     if local_world_size is None or local_world_size > 1:
         cpus = counted(host.cpus.usable, "CPU")
         why = f"{local_world_size or 'all'} workers share {cpus}; set it to use more threads each"
-        return "1", _fact("OMP_NUM_THREADS", "1", Origin.DEFAULT, why)
-    return None, _fact("OMP_NUM_THREADS", "unset", Origin.DEFAULT, "one worker may use all CPUs")
+        return "1", f"1 ({why})"
+    return None, "unset (one worker may use all CPUs)"
 
 
 def _alone(job: Job) -> NodeRange | None:
@@ -262,10 +217,10 @@ def _alone(job: Job) -> NodeRange | None:
     return None if others or (job.world_size or 1) > 1 else NodeRange(1, 1)
 
 
-def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:
+def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, str]:
     if job.foreign_replicated_job:
         why = "this pod belongs to another replicatedJob than the trainer's; PET_NODE_RANK is its index there"
-        return None, _fact("node_rank", "none", Origin.HOSTNAME, why)
+        return None, f"none ({why})"
     if job.node_rank is not None:
         if nodes is not None and job.node_rank >= nodes.max + job.spares:
             has = counted(nodes.max, "node") + (f" and {counted(job.spares, 'spare')}" if job.spares else "")
@@ -273,60 +228,52 @@ def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, Fact]:
                 f"this node's rank is {job.node_rank} but the job has at most {has}; "
                 f"expected a rank from 0 to {nodes.max + job.spares - 1} (contract {job.contract})"
             )
-        return job.node_rank, _fact("node_rank", str(job.node_rank), Origin.ENV, "set by the platform")
+        return job.node_rank, f"{job.node_rank} (set by the platform)"
     index = job.completion_index  # 0 tells nothing until something speaks of nodes
     if index is not None and nodes is not None and nodes.max + job.spares > 1:
-        return index, _fact("node_rank", str(index), Origin.ENV, "the pod's completion index")
+        return index, f"{index} (the pod's completion index)"
     behind = job.rank_behind_workers
     if behind is not None:
         if nodes is not None and behind >= nodes.max + job.spares:
-            return None, _fact("node_rank", "none", Origin.ENV, "the Workers already take all nodes of the job")
-        return behind, _fact("node_rank", str(behind), Origin.ENV, "the Master's rank follows the Workers' ranks")
+            return None, "none (the Workers already take all nodes of the job)"
+        return behind, f"{behind} (the Master's rank follows the Workers' ranks)"
     # With parameter servers master 0 and worker 0 have the same index, and Paddle's own launcher gives the ranks.
     if job.hostname_index is not None and not job.has_servers:
-        rank = job.hostname_index
-        return rank, _fact("node_rank", str(rank), Origin.HOSTNAME, "from the host name")
+        return job.hostname_index, f"{job.hostname_index} (from the host name)"
     if nodes is not None and nodes.max + job.spares == 1:
-        return 0, _fact("node_rank", "0", Origin.DEFAULT, "the job has one node")
-    return None, _fact("node_rank", "unknown", Origin.DEFAULT, "nothing sets it")
+        return 0, "0 (the job has one node)"
+    return None, "unknown (nothing sets it)"
 
 
-def _local_world_size(job: Job, host: Host) -> tuple[int | None, Fact]:
+def _local_world_size(job: Job, host: Host) -> tuple[int | None, str]:
     """Workers on this node; words are resolved from what the container really has."""
     given, gpus, cpus = job.nproc_per_node, host.gpus, host.cpus
-    cpu_reason = f"{cpus.affinity} CPUs in the affinity mask, cgroup quota {_quota(cpus.quota)}"
+    quota = "none" if cpus.quota is None else f"{cpus.quota:g} CPUs"
+    cpu_reason = f"{cpus.affinity} CPUs in the affinity mask, cgroup quota {quota}"
     if isinstance(given, int):
-        return given, _fact("nproc_per_node", str(given), Origin.ENV, "as given")
+        return given, f"{given} (as given)"
     if given is None and job.worker_for_each_gpu and gpus.count:
-        return gpus.count, _fact("nproc_per_node", str(gpus.count), Origin.MACHINE, f"for each GPU: {gpus.reason}")
+        return gpus.count, f"{gpus.count} (for each GPU: {gpus.reason})"
     if given is None:
-        return 1, _fact("nproc_per_node", "1", Origin.DEFAULT, "the default, as with torchrun")
+        return 1, "1 (the default, as with torchrun)"
     if given == "cpu" or (given == "auto" and gpus.count == 0):
         why = cpu_reason if given == "cpu" else f"{gpus.reason}; {cpu_reason}"
-        return cpus.usable, _fact("nproc_per_node", str(cpus.usable), Origin.MACHINE, f"{given}: {why}")
+        return cpus.usable, f"{cpus.usable} ({given}: {why})"
     if gpus.count and (given == "auto" or given == {"cuda": "gpu"}.get(gpus.device, gpus.device)):
-        return gpus.count, _fact("nproc_per_node", str(gpus.count), Origin.MACHINE, f"{given}: {gpus.reason}")
-    return None, _fact("nproc_per_node", "unknown", Origin.MACHINE, f"{given}: {gpus.reason}")
+        return gpus.count, f"{gpus.count} ({given}: {gpus.reason})"
+    return None, f"unknown ({given}: {gpus.reason})"
 
 
-def _coordinator_of(job: Job, nodes: NodeRange | None) -> tuple[Endpoint | None, Fact]:
+def _coordinator_of(job: Job, nodes: NodeRange | None) -> tuple[Endpoint | None, str]:
     """Where all nodes meet: as told, else the first member, else this machine when it is alone."""
     if job.coordinator is not None:
-        return job.coordinator, _fact("coordinator", str(job.coordinator), Origin.ENV, "set by the platform")
+        return job.coordinator, f"{job.coordinator} (set by the platform)"
     if job.rendezvous is not None and job.rendezvous.endpoint is not None:
         endpoint = job.rendezvous.endpoint
-        return endpoint, _fact("coordinator", str(endpoint), Origin.ENV, "the rendezvous endpoint")
+        return endpoint, f"{endpoint} (the rendezvous endpoint)"
     if nodes is not None and nodes.max + job.spares == 1:
-        return None, _fact("coordinator", "none", Origin.DEFAULT, "one node needs none")
+        return None, "none (one node needs none)"
     if job.members:
         endpoint = Endpoint(job.members[0].host, DEFAULT_PORT)
-        return endpoint, _fact("coordinator", str(endpoint), Origin.HOSTNAME, "the job's first node by name")
-    return None, _fact("coordinator", "unknown", Origin.DEFAULT, "nothing sets it")
-
-
-def _quota(quota: float | None) -> str:
-    return "none" if quota is None else f"{quota:g} CPUs"
-
-
-def _fact(name: str, value: str, origin: Origin, why: str) -> Fact:
-    return Fact(name=name, value=f"{value} ({why})", origin=origin, field=name)
+        return endpoint, f"{endpoint} (the job's first node by name)"
+    return None, "unknown (nothing sets it)"

@@ -14,7 +14,7 @@ from trainer_launch.host import runtime_directory
 from trainer_launch.model import Fact, Job, Origin, Plan, Process, signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import mpi_options
-from trainer_launch.planning.command import Command, Kind
+from trainer_launch.planning.command import Command, CommandKind
 from trainer_launch.planning.mpi_options import MIN_NUMBER, SLOTS, SSH_PORT, is_horovodrun
 from trainer_launch.planning.task import Engine, Task, env_of_program
 
@@ -79,8 +79,8 @@ def _plan_of_mpirun(task: Task, reason: str) -> Plan:
     command = task.command
     words = command.argv
     if not mpi_options.is_mpirun(words[0]):  # a Python program without an mpirun gets one
-        if command.kind in (Kind.SCRIPT, Kind.MODULE) and not command.python:
-            words = (task.trial.python, *(("-m",) if command.kind is Kind.MODULE else ()), *command.program)
+        if command.kind in (CommandKind.SCRIPT, CommandKind.MODULE) and not command.python:
+            words = (task.trial.python, *(("-m",) if command.kind is CommandKind.MODULE else ()), *command.program)
         words = ("mpirun", *words)
     return _plan(task, MPIRUN.name, words, (reason,))
 

@@ -18,7 +18,7 @@ from trainer_launch.model.value_parsers import named
 from trainer_launch.planning.command import (
     OURS,
     Command,
-    Kind,
+    CommandKind,
     Launcher,
     is_starter,
     launcher_of,
@@ -31,9 +31,9 @@ from trainer_launch.planning.task import Engine, Task, env_of_program, repaired
 
 def _serves(job: Job, command: Command) -> str | None:
     """Whatever no other engine serves."""
-    if command.kind is Kind.PROGRAM:
+    if command.kind is CommandKind.PROGRAM:
         return "the command is not a Python program"
-    if command.kind is Kind.MODULE and not command.is_worker:
+    if command.kind is CommandKind.MODULE and not command.is_worker:
         return f"{command.program[0]} starts the workers itself"
     return f"contract {job.contract} starts one program per node"
 
@@ -42,8 +42,8 @@ def _plan(task: Task, reason: str) -> Plan:
     """One process: the command, with `python` put before a bare script or module."""
     command = task.command
     argv = command.argv
-    if command.kind in (Kind.SCRIPT, Kind.MODULE) and not command.python:
-        argv = (task.trial.python, *(("-m",) if command.kind is Kind.MODULE else ()), *command.program)
+    if command.kind in (CommandKind.SCRIPT, CommandKind.MODULE) and not command.python:
+        argv = (task.trial.python, *(("-m",) if command.kind is CommandKind.MODULE else ()), *command.program)
     env, reasons = {**env_of_program(task), runtime_directory.VARIABLE: task.trial.scratch}, [reason]
     if task.trial.shims is not None:
         argv = through_shims(argv, task.trial.shims)
@@ -94,7 +94,7 @@ def _warnings(task: Task) -> tuple[str, ...]:
         return (_starts_its_own(task, launcher, asked),)
     if asked is not None and job.engine not in ("mpirun", "sshd"):
         return (_no_effect(job, launcher, asked),)
-    if launcher is None and command.kind is Kind.PROGRAM and _is_torchs(job):
+    if launcher is None and command.kind is CommandKind.PROGRAM and _is_torchs(job):
         return (_runs_as_it_is(task),)
     return ()
 
@@ -160,11 +160,6 @@ _NODES = {"accelerate": "--num_machines", "trl": "--num_machines", "fabric": "--
 _OF_ACCELERATE, _ALL_WORKERS = "--num_machines", "--num_processes"
 
 
-def _serves_front_end(_job: Job, command: Command) -> str | None:
-    """A front end's command."""
-    return f"{command.front_end} decides on the command" if command.kind is Kind.FRONT_END else None
-
-
 def _plan_of_front_end(task: Task, reason: str) -> Plan:
     """The front end, which becomes the launcher with the command that it decides on.
 
@@ -206,4 +201,4 @@ def _plan_of_front_end(task: Task, reason: str) -> Plan:
     return Plan(engine=FRONT_END.name, processes=(process,), grace_s=task.grace_s, reasons=(reason, becomes))
 
 
-FRONT_END = Engine("front end", _serves_front_end, _plan_of_front_end)
+FRONT_END = Engine("front end", lambda _job, _command: None, _plan_of_front_end)  # picked before all others

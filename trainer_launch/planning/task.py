@@ -17,7 +17,7 @@ from trainer_launch.planning.torchrun_options import OPTIONS, check_value, from_
 _PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
 
 
-class Trial(Struct, frozen=True, kw_only=True):
+class MachineTrial(Struct, frozen=True, kw_only=True):
     """What was tried out on this machine for a plan, and what was made there."""
 
     scratch: str  # a private folder for this run's files
@@ -42,7 +42,7 @@ class Task(Struct, frozen=True, kw_only=True):
     command: Command
     env: Mapping[str, str]
     settings: Settings
-    trial: Trial
+    trial: MachineTrial
 
     @property
     def grace_s(self) -> float:
@@ -65,20 +65,16 @@ class Task(Struct, frozen=True, kw_only=True):
         return 0.0 if self.settings.min_nodes is None else _PATIENCE_S
 
     @property
-    def port_range(self) -> PortRange | None:
-        """What may be opened beside the port that the nodes meet at; None: anything."""
-        return ports_of(self.settings)
+    def torchrun_options(self) -> dict[str, str]:
+        """torchrun's options by name as the user wrote them: PET_* variables, then what the command says.
 
-    @property
-    def secret_file(self) -> str | None:
-        """Where the job's secret is."""
-        return self.job.secret_file
-
-    @property
-    def numa_binding(self) -> str:
-        """How torch's workers are bound: torchrun's own option, or its variable; off otherwise."""
+        Raises:
+            UsageError: a value is out of its form.
+        """
         typed = self.command.torchrun.options if self.command.torchrun else {}
-        return {**from_variables(self.env), **typed}.get("numa_binding", "off")
+        for name, value in typed.items():
+            check_value(OPTIONS[name], value, OPTIONS[name].flag)
+        return {**from_variables(self.env), **typed}
 
     @property
     def node(self) -> str:

@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from msgspec import Struct
+
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import (
     Endpoint,
@@ -29,9 +31,9 @@ from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
 from trainer_launch.model.units import counted
 from trainer_launch.planning import torchrun_options
-from trainer_launch.planning.command import Command, Kind, launcher_in
+from trainer_launch.planning.command import Command, CommandKind, launcher_in
 from trainer_launch.planning.job import JOB_OPTIONS, MEET_AT_NODE_0, workers_asked_for
-from trainer_launch.planning.task import Engine, Task, env_of_workers
+from trainer_launch.planning.task import Engine, Task, env_of_workers, ports_of
 from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torchrun's own
@@ -41,9 +43,11 @@ _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE", "2000"  # how many collectives torch 
 
 
 def serves(job: Job, command: Command) -> str | None:
-    """A torchrun command, and a Python program of a job that is torch's or has no engine of its own."""
-    if command.kind is Kind.TORCHRUN:
+    """A torchrun command, a Python program of a job that is torch's or has no engine of its own, or N workers."""
+    if command.kind is CommandKind.TORCHRUN:
         return "the command is torchrun, as deepspeed has it" if command.is_deepspeed else "the command is torchrun"
+    if command.kind is CommandKind.PROGRAM:
+        return _serves_any_program(job, command)
     if not command.is_worker:
         return None
     if job.engine == _CONTRACTS:
@@ -52,9 +56,9 @@ def serves(job: Job, command: Command) -> str | None:
     return "the number of nodes or workers is given" if job.engine is None and says_how_many else None
 
 
-def serves_any_program(job: Job, command: Command) -> str | None:
+def _serves_any_program(job: Job, command: Command) -> str | None:
     """Why it starts workers of a program that no engine knows: the user said how many."""
-    if workers_asked_for(job) is None or command.kind is not Kind.PROGRAM:
+    if workers_asked_for(job) is None:
         return None
     is_free = job.engine in (None, _CONTRACTS) and launcher_in(command.argv) is None
     return "the number of workers is given" if is_free else None
@@ -68,24 +72,26 @@ def plan(task: Task, reason: str) -> Plan:
         UsageError: an option of torchrun is out of its form.
     """
     _check_place(task)
-    options = asked(task) | form_of_program(task)
+    options = task.torchrun_options | form_of_program(task)
     torchrun_options.check(options)
     _check_devices(task, options)
     workers, why = _workers(task, options)
     bound, binding = task.trial.bindings
     actions = signals_of(options, task.signals)
     signal_policy.stop_signal(actions)  # one has to be left that stops the job
-    nodes_of(task)
-    address = options.get("local_addr") or ("127.0.0.1" if task.topology.pods == 1 else None)
+    meeting, topology = _meeting(task), task.topology
+    # Node 0 asks itself, whatever its name.
+    asks_itself = topology.is_coordinator or topology.pods == 1
+    place = Endpoint("localhost", meeting.coordinator.port) if asks_itself else meeting.coordinator
     return Plan(
         engine=TORCH.name,
         processes=(),
         workers=workers,
-        membership=_membership(task, address),
+        membership=_membership(task, meeting, options.get("local_addr")),
         grace_s=task.grace_s,
         signals=actions,
-        hosting=_hosting(task),
-        meeting=_meeting(task),
+        hosting=_hosting(task, meeting),
+        meeting=(meeting.job, place),
         reasons=(reason, why, *([binding] if bound else [])),
         warnings=(binding,) if binding and not bound else (),
     )
@@ -221,7 +227,7 @@ def plan_of_torchrun(task: Task, reason: str) -> Plan:
 
 def _options(task: Task) -> dict[str, str]:
     """All options of torchrun: PET_*, then the typed ones, then what the topology says about the job itself."""
-    options = {name: value for name, value in asked(task).items() if name not in JOB_OPTIONS}
+    options = {name: value for name, value in task.torchrun_options.items() if name not in JOB_OPTIONS}
     options.update(form_of_program(task))
     options["nproc_per_node"] = _worker_count(task)
     if task.topology.max_restarts is not None:
@@ -313,26 +319,13 @@ _AGENTS = {
 _NULL = ("", "null")
 
 
-def asked(task: Task) -> dict[str, str]:
-    """torchrun's options by name as the user wrote them: PET_* variables, then what the command says.
-
-    Raises:
-        UsageError: a value is out of its form.
-    """
-    typed = task.command.torchrun.options if task.command.torchrun else {}
-    for name, value in typed.items():
-        option = torchrun_options.OPTIONS[name]
-        torchrun_options.check_value(option, value, option.flag)
-    return {**torchrun_options.from_variables(task.env), **typed}
-
-
 def handed_over(task: Task) -> str | None:
     """Why the image's own torchrun has to start the workers; None: PID 1 can do all that is asked.
 
     Raises:
         UsageError: an option is out of its form.
     """
-    options = asked(task)
+    options = task.torchrun_options
     unknown = task.command.torchrun.unknown if task.command.torchrun else ()
     if unknown:
         return f"{unknown[0].partition('=')[0]} is an option of a newer torchrun"
@@ -372,12 +365,12 @@ def signals_of(options: Mapping[str, str], given: Mapping[int, SignalAction]) ->
 def form_of_program(task: Task) -> dict[str, str]:
     """Whether torch starts a script, a module, or a program without Python; a torchrun command said it itself."""
     command = task.command
-    if command.kind is Kind.TORCHRUN:
+    if command.kind is CommandKind.TORCHRUN:
         return {}
     is_plain_python = len(command.python) == 1 and task.trial.python_is_ours
-    if command.kind is Kind.PROGRAM or (command.python and not is_plain_python):
+    if command.kind is CommandKind.PROGRAM or (command.python and not is_plain_python):
         return {"no_python": "1"}
-    return {"module": "1"} if command.kind is Kind.MODULE else {}
+    return {"module": "1"} if command.kind is CommandKind.MODULE else {}
 
 
 def program(task: Task) -> tuple[str, ...]:
@@ -525,64 +518,60 @@ def _own_place(task: Task, nodes: NodeRange) -> tuple[int, Endpoint]:
     return topology.node_rank, topology.coordinator
 
 
-def _hosting(task: Task) -> Hosting | None:
-    """The coordinator that this node hosts, if it is the one to do so."""
-    nodes = nodes_of(task)
+class _Meeting(Struct, frozen=True):
+    """Where this node meets the others at our coordinator."""
+
+    job: str
+    nodes: NodeRange
+    node_rank: int
+    coordinator: Endpoint
+    seats: Seats | None  # where each node's coordinator is, where the job may do without one of them
+
+
+def _meeting(task: Task) -> _Meeting:
+    nodes, spares, hostname = nodes_of(task), task.topology.spares, task.host.hostname
     node_rank, coordinator = _own_place(task, nodes)
-    seats = _seats(task, nodes)
-    is_alone = task.topology.pods == 1
-    if not task.topology.is_coordinator and not is_alone and seats is None:
+    may_shrink = nodes.fixed is None or spares
+    seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + spares) if may_shrink else None
+    return _Meeting(job_name(task.topology, hostname, coordinator), nodes, node_rank, coordinator, seats)
+
+
+def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
+    """The coordinator that this node hosts, if it is the one to do so."""
+    topology, settings = task.topology, task.settings
+    if not (topology.is_coordinator or topology.pods == 1 or meeting.seats is not None):
         return None
-    settings = task.settings
     return Hosting(
-        job=job_name(task.topology, task.host.hostname, coordinator),
-        host=coordinator.host if is_alone else "",
-        port=coordinator.port,
-        nodes=nodes,
-        spares=task.topology.spares,
+        job=meeting.job,
+        host=meeting.coordinator.host if topology.pods == 1 else "",
+        port=meeting.coordinator.port,
+        nodes=meeting.nodes,
+        spares=topology.spares,
         max_restarts=_budget(task),
         rejoin_timeout_s=settings.wait_timeout,
         shrink_after_s=task.shrink_after_s,
-        secret_file=task.secret_file,
-        seats=seats,
-        seat=node_rank,
+        secret_file=task.job.secret_file,
+        seats=meeting.seats,
+        seat=meeting.node_rank,
         finds_stragglers=settings.hang_report_after != "off",
     )
 
 
-def _meeting(task: Task) -> tuple[str, Endpoint]:
-    """The job's name, and where to ask how it stands: node 0 asks itself, whatever its name."""
-    _, coordinator = _own_place(task, nodes_of(task))
-    hosts_it = _hosting(task) is not None and (task.topology.is_coordinator or task.topology.pods == 1)
-    place = Endpoint("localhost", coordinator.port) if hosts_it else coordinator
-    return job_name(task.topology, task.host.hostname, coordinator), place
-
-
-def _membership(task: Task, local_addr: str | None) -> Membership:
+def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Membership:
     """This node as a member of the job that meets at our coordinator."""
-    nodes = nodes_of(task)
-    node_rank, coordinator = _own_place(task, nodes)
     return Membership(
-        job=job_name(task.topology, task.host.hostname, coordinator),
-        coordinator=coordinator,
-        node_rank=node_rank,
+        job=meeting.job,
+        coordinator=meeting.coordinator,
+        node_rank=meeting.node_rank,
         host=task.host.hostname,
-        address=local_addr,
+        address=local_addr or ("127.0.0.1" if task.topology.pods == 1 else None),
         patience_s=task.settings.wait_timeout,
         max_restarts=_budget(task),
-        ports=task.port_range,
-        seats=_seats(task, nodes),
-        secret_file=task.secret_file,
+        ports=ports_of(task.settings),
+        seats=meeting.seats,
+        secret_file=task.job.secret_file,
         label=task.trial.label or "",
     )
-
-
-def _seats(task: Task, nodes: NodeRange) -> Seats | None:
-    """Where each node's coordinator is, where the job may do without one and the names tell the nodes' index."""
-    if nodes.fixed is not None and not task.topology.spares:
-        return None
-    node_rank, coordinator = _own_place(task, nodes)
-    return seats_by_index(coordinator, node_rank, task.host.hostname, nodes.max + task.topology.spares)
 
 
 def seats_by_index(home: Endpoint, node_rank: int, hostname: str, count: int) -> Seats | None:

@@ -7,7 +7,7 @@ there is to know of a launcher. Written for torch 2.4 to 2.13.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from string import Template
 from types import MappingProxyType
 
@@ -17,16 +17,17 @@ from trainer_launch.model import Destination, removed
 from trainer_launch.model.errors import UsageError
 
 _SHORT = 2  # letters of `-p`, to which a value may be joined
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?")
 
 
-class Option(Struct, frozen=True):
-    """One option: its name with underscores, how it is written (the first way is ours), how many values."""
+class TorchrunOption(Struct, frozen=True):
+    """One option, by its name with underscores."""
 
     name: str
-    flags: tuple[str, ...]
-    values: int = 1
-    form: str = "text"  # of the value: text, number, decimal, flag, or a choice "a|b|c"
-    env: bool = False  # whether torchrun reads PET_<NAME>
+    form: str = "text"  # of the value: text, number, decimal, flag (which takes none), or a choice "a|b|c"
+    short: str = ""  # such as -m
+    env: bool = True  # whether torchrun reads PET_<NAME>
 
     @property
     def variable(self) -> str:
@@ -36,123 +37,51 @@ class Option(Struct, frozen=True):
     @property
     def flag(self) -> str:
         """The long option as people write it."""
-        return self.flags[0]
+        return "--" + self.name.replace("_", "-")
 
 
-class Split(Struct, frozen=True):
-    """A command line taken apart: options in the order they were typed, then the program."""
-
-    typed: tuple[tuple[str, tuple[str, ...]], ...]  # name and values
-    program: tuple[str, ...]
-    unknown: tuple[str, ...]  # --name=value words of a newer launcher, handed on as they are
-
-
-def split(argv: Sequence[str], options: Iterable[Option], launcher: str) -> Split:
-    """Take a command line apart, without the launcher's own name.
-
-    Raises:
-        UsageError: an option that the launcher does not know, or one without its values.
-    """
-    by_flag = {flag: option for option in options for flag in option.flags}
-    typed: list[tuple[str, tuple[str, ...]]] = []
-    unknown: list[str] = []
-    rest = list(argv)
-    while rest and rest[0].startswith("-") and rest[0] != "-":
-        word = rest.pop(0)
-        if word == "--":
-            break
-        option, joined = _recognise(word, by_flag, launcher)
-        if option is None:
-            unknown.append(word)
-            continue
-        if joined is not None and option.values != 1:
-            raise UsageError(f"{word[:60]}: {launcher}'s {option.flag} takes {option.values or 'no'} values here")
-        values = [joined] if joined is not None else rest[: option.values]
-        if len(values) < option.values:
-            raise UsageError(f"{word[:60]} needs a value; write it before the program")
-        if joined is None:
-            del rest[: option.values]
-        typed.append((option.name, tuple(values)))
-    return Split(tuple(typed), tuple(rest), tuple(unknown))
-
-
-def _recognise(word: str, by_flag: Mapping[str, Option], launcher: str) -> tuple[Option | None, str | None]:
-    """The option that a word names, and the value joined to it.
-
-    None stands for an option that only a newer launcher may know: where its value ends is plain only with `=`.
-    """
-    flag, equals, value = word.partition("=")
-    joined = value if equals else None
-    if flag in by_flag:
-        return by_flag[flag], joined
-    is_long = word.startswith("--")
-    short = by_flag.get(word[:_SHORT])
-    if short is not None and short.values == 1 and not is_long:
-        return short, word[_SHORT:]
-    meant = {option.name: option for full, option in by_flag.items() if is_long and full.startswith(flag)}
-    if len(meant) == 1:
-        return next(iter(meant.values())), joined
-    if meant:
-        names = ", ".join(sorted(option.flag for option in meant.values()))
-        raise UsageError(f"ambiguous option {flag[:60]}: {launcher} has {names}; write it in full")
-    if is_long and equals:
-        return None, None
-    raise UsageError(
-        f"unknown option of {launcher}: {word[:60]}; check the spelling, put options of the program after the "
-        f"program, or write one of a newer {launcher} as --name=value"
-    )
-
-
-# -- torchrun ---------------------------------------------------------------------------------
-
-
-_NUMBER = re.compile(r"[0-9]{1,9}")
-_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?")
-
-
-def _option(name: str, form: str = "text", short: str | None = None, *, env: bool = True) -> Option:
-    """One option; the parser knows both spellings of its name."""
-    flags = ("--" + name.replace("_", "-"), f"--{name}", *([f"-{short}"] if short else ()))
-    return Option(name, flags, 0 if form == "flag" else 1, form, env)
-
-
-OPTIONS: Mapping[str, Option] = MappingProxyType(
+OPTIONS: Mapping[str, TorchrunOption] = MappingProxyType(
     {
         option.name: option
         for option in (
-            _option("nnodes"),
-            _option("nproc_per_node"),
-            _option("rdzv_backend"),
-            _option("rdzv_endpoint"),
-            _option("rdzv_id"),
-            _option("rdzv_conf"),
-            _option("standalone", "flag"),
-            _option("max_restarts", "number"),
-            _option("monitor_interval", "decimal"),
-            _option("start_method", "spawn|fork|forkserver"),
-            _option("event_log_handler"),
-            _option("role"),
-            _option("module", "flag", "m"),
-            _option("no_python", "flag"),
-            _option("run_path", "flag"),
-            _option("log_dir"),
-            _option("redirects", short="r"),
-            _option("tee", short="t"),
-            _option("local_ranks_filter"),
-            _option("duplicate_stdout_filters"),
-            _option("duplicate_stderr_filters"),
-            _option("node_rank", "number"),
-            _option("master_addr"),
-            _option("master_port", "number"),
-            _option("local_addr"),
-            _option("logs_specs", env=False),
-            _option("numa_binding", "node|socket|exclusive|core-complex"),
-            _option("signals_to_handle"),
-            _option("shutdown_timeout", "number"),
-            _option("virtual_local_rank", "flag"),
+            TorchrunOption("nnodes"),
+            TorchrunOption("nproc_per_node"),
+            TorchrunOption("rdzv_backend"),
+            TorchrunOption("rdzv_endpoint"),
+            TorchrunOption("rdzv_id"),
+            TorchrunOption("rdzv_conf"),
+            TorchrunOption("standalone", "flag"),
+            TorchrunOption("max_restarts", "number"),
+            TorchrunOption("monitor_interval", "decimal"),
+            TorchrunOption("start_method", "spawn|fork|forkserver"),
+            TorchrunOption("event_log_handler"),
+            TorchrunOption("role"),
+            TorchrunOption("module", "flag", "-m"),
+            TorchrunOption("no_python", "flag"),
+            TorchrunOption("run_path", "flag"),
+            TorchrunOption("log_dir"),
+            TorchrunOption("redirects", short="-r"),
+            TorchrunOption("tee", short="-t"),
+            TorchrunOption("local_ranks_filter"),
+            TorchrunOption("duplicate_stdout_filters"),
+            TorchrunOption("duplicate_stderr_filters"),
+            TorchrunOption("node_rank", "number"),
+            TorchrunOption("master_addr"),
+            TorchrunOption("master_port", "number"),
+            TorchrunOption("local_addr"),
+            TorchrunOption("logs_specs", env=False),
+            TorchrunOption("numa_binding", "node|socket|exclusive|core-complex"),
+            TorchrunOption("signals_to_handle"),
+            TorchrunOption("shutdown_timeout", "number"),
+            TorchrunOption("virtual_local_rank", "flag"),
         )
     }
 )
+_BY_FLAG = {
+    flag: option
+    for option in OPTIONS.values()
+    for flag in (option.flag, f"--{option.name}", *filter(None, [option.short]))
+}
 DEVICES = "CUDA_VISIBLE_DEVICES"
 _TRUE, _FALSE = ("1", "true", "yes", "on", ""), ("0", "false", "no", "off")
 
@@ -171,11 +100,52 @@ def split_command(argv: Sequence[str]) -> TorchrunCommand:
     Raises:
         UsageError: an option that torchrun does not know, one without its value, or no program.
     """
-    found = split(argv, OPTIONS.values(), "torchrun")
-    if not found.program:
+    options, unknown, rest = dict[str, str](), list[str](), list(argv)
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        if word == "--":
+            break
+        option, joined = _recognise(word)
+        if option is None:
+            unknown.append(word)
+        elif option.form == "flag":
+            if joined is not None:
+                raise UsageError(f"{word[:60]}: torchrun's {option.flag} takes no values here")
+            options[option.name] = "1"
+        else:
+            if joined is None and not rest:
+                raise UsageError(f"{word[:60]} needs a value; write it before the program")
+            options[option.name] = rest.pop(0) if joined is None else joined
+    if not rest:
         raise UsageError("the torchrun command names no training script; write: torchrun [options] train.py [args]")
-    options = {name: values[0] if values else "1" for name, values in found.typed}
-    return TorchrunCommand(MappingProxyType(options), found.program, found.unknown)
+    return TorchrunCommand(MappingProxyType(options), tuple(rest), tuple(unknown))
+
+
+def _recognise(word: str) -> tuple[TorchrunOption | None, str | None]:
+    """The option that a word names, and the value joined to it.
+
+    None stands for an option that only a newer torchrun may know: where its value ends is plain only with `=`.
+    """
+    flag, equals, value = word.partition("=")
+    joined = value if equals else None
+    if flag in _BY_FLAG:
+        return _BY_FLAG[flag], joined
+    is_long = word.startswith("--")
+    short = _BY_FLAG.get(word[:_SHORT])
+    if short is not None and short.form != "flag" and not is_long:
+        return short, word[_SHORT:]
+    meant = {option.name: option for full, option in _BY_FLAG.items() if is_long and full.startswith(flag)}
+    if len(meant) == 1:
+        return next(iter(meant.values())), joined
+    if meant:
+        names = ", ".join(sorted(option.flag for option in meant.values()))
+        raise UsageError(f"ambiguous option {flag[:60]}: torchrun has {names}; write it in full")
+    if is_long and equals:
+        return None, None
+    raise UsageError(
+        f"unknown option of torchrun: {word[:60]}; check the spelling, put options of the program after the "
+        f"program, or write one of a newer torchrun as --name=value"
+    )
 
 
 # `deepspeed`'s options that torchrun has, too; one without a name of torchrun's has no effect here.
@@ -220,7 +190,7 @@ def deepspeed_as_torchrun(argv: Sequence[str]) -> TorchrunCommand | None:
     return TorchrunCommand(MappingProxyType(options), tuple(words))
 
 
-def check_value(option: Option, value: str, where: str) -> str:
+def check_value(option: TorchrunOption, value: str, where: str) -> str:
     """The value in the form torchrun's parser takes; `where` names the flag or variable in messages.
 
     A flag's variable may say true or false in words and may be empty (the v1 operator writes PET_STANDALONE=""

@@ -21,8 +21,8 @@ from trainer_launch.model import Process
 from trainer_launch.model.errors import NotRunnableError, UsageError
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.mpi import ssh_client
-from trainer_launch.planning import programs
-from trainer_launch.planning.command import Kind, parse_command
+from trainer_launch.planning.command import CommandKind, parse_command
+from trainer_launch.planning.reading import check_command, recognise
 from trainer_launch.rehearsal.controllers import local_jobs, v1
 from trainer_launch.rehearsal.controllers.local_jobs import FILES, OURS, RUN, LocalNetwork, own_environment
 from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
@@ -372,13 +372,13 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
     if process.cwd is not None or not words or may_be_made:
         return
     path = process.env.get("PATH")
-    command = programs.recognise(words, path) if is_ours else parse_command(words)
+    command = recognise(words, path) if is_ours else parse_command(words)
     if any(word.startswith(f"{scratch}/") for word in (words[0], *command.program[:1])):
         return  # of a volume, which is filled when the pod begins
     try:
-        programs.check(command, path)
+        check_command(command, path)
         if (
-            command.kind is Kind.SCRIPT
+            command.kind is CommandKind.SCRIPT
             and not is_ours
             and not command.python
             and not shutil.which(words[0], path=path)
