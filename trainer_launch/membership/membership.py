@@ -479,6 +479,8 @@ def _stop_waiting(state: State, now_s: float) -> Step:
 def _say(state: State) -> Step:
     """Tell those that wait what they wait for, when it is new to them: more than workers that are being stopped."""
     now = waiting(state)
+    if not now.present:  # nobody waits: all nodes start, stop their workers, or leave
+        return replace(state, say_at_s=None), ()
     stopping = sum(node.returning and not node.joined and node.peer is not None for node in state.nodes.values())
     if now.missing and stopping == now.wanted - now.present:
         return replace(state, say_at_s=None), ()
