@@ -66,6 +66,21 @@ def test_a_lost_peer_alone_is_told_once_all_have_ended(tmp_path: Path, other: Pr
     assert (failed.rank, failed.lost_peer, failed.finished) == (0, True, (1,) if other is ENDS else ())
 
 
+@pytest.mark.parametrize("number", [TERM, KILL])
+def test_who_was_killed_is_named_though_who_lost_it_is_seen_first(tmp_path: Path, number: int) -> None:
+    """A launcher that had no CPU for a while sees both ends at once."""
+    here = Here(tmp_path, rank_0=[Program(error=PEER_LOST), ENDS], rank_1=[Program(), ENDS])
+
+    def both_have_ended() -> Happened:
+        rank_0, rank_1 = list(here.system.alive)
+        return Happened(ended=here.system._end(rank_0, 1).ended + here.system._end(rank_1, -number).ended)
+
+    here.system.at(1.0, both_have_ended)
+    here.run()
+    (failed,) = here.coordinator.failures
+    assert (failed.rank, failed.signal, failed.lost_peer) == (1, number, False)
+
+
 def test_a_program_that_cannot_be_executed_fails_with_the_shells_code(tmp_path: Path) -> None:
     here = Here(tmp_path, missing=("rank 0",))
     here.coordinator.give_up = say.GiveUp("no restart", "node 0", 0, 127, None, "no rank 0")
