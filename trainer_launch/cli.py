@@ -22,6 +22,7 @@ def main() -> None:
     if sys.argv[1:2] == ["run"]:
         gc.disable()  # until all is loaded: a tenth of the time of that
     code = run_command(sys.argv[1:])
+    inherited.keep_exit_code()
     gc.freeze()  # the interpreter would look for garbage among all objects once more
     sys.exit(code)
 

@@ -134,3 +134,16 @@ def test_who_is_asked_to_stop_after_the_termination_message_ends_with_the_code_t
     ended = subprocess.run([sys.executable, "-c", ASKED_AT_THE_END], env=env, timeout=120)
     assert "exit=7" in words.read_text()
     assert ended.returncode == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_while_the_interpreter_ends_does_not_change_the_exit_code(number: signal.Signals) -> None:
+    program = f"""
+import atexit, os, sys
+from trainer_launch.cli import main
+atexit.register(os.kill, os.getpid(), {int(number)})
+sys.argv = ["trainer-launch", "explain", "--", "true"]
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], env=clean_env(), timeout=60, capture_output=True)
+    assert ended.returncode == 0

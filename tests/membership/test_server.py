@@ -288,6 +288,24 @@ def test_a_coordinator_that_comes_back_goes_on(cluster):
     assert {f.generation for f in formed} == {2}
 
 
+def test_a_launcher_says_only_once_whom_it_waits_for_and_that_the_coordinator_is_gone(cluster, caplog):
+    caplog.set_level("INFO")
+    cluster.serve(3)
+    says: list[str] = []
+    clients = [cluster.node(0), cluster.node(1, say=says.append)]
+    for rank, client in enumerate(clients):
+        cluster.join(client, rank)
+    for client in clients:
+        while await_(client, msg.Waiting).present < 2:
+            pass
+    assert [text for text in cluster.said if "2 of 3 nodes" in text], "the coordinator, in node 0's launcher"
+    assert caplog.text.count("2 of 3 nodes are here; missing: node 2") == 1, "node 1"
+    cluster.server.stop()
+    await_(clients[1], Disconnected)
+    assert caplog.text.count("the coordinator is unreachable: the coordinator has closed the connection") == 1
+    assert not [text for text in says if "closed the connection" in text]
+
+
 def test_a_join_that_was_not_answered_is_said_again_to_a_new_coordinator(cluster):
     cluster.serve(2)
     zero = cluster.node(0)

@@ -40,6 +40,15 @@ def test_those_who_wait_hear_who_is_missing_and_only_once():
     assert world.said == ["1 of 3 nodes, waiting up to 600 s for node 1 (pod-1), node 2"]
 
 
+@pytest.mark.parametrize("leaving", [(0,), (0, 1)], ids=["the only node", "both nodes"])
+def test_nobody_is_said_to_be_awaited_while_all_nodes_leave(leaving):
+    world, peers = running(len(leaving))
+    for peer in peers:
+        world.say(peer, msg.Leave("asked to stop"))
+    world.pass_time(10)  # their workers save
+    assert not [text for text in world.said if "waiting up to" in text]
+
+
 def test_in_a_job_of_many_nodes_those_who_wait_hear_less_often_who_is_missing():
     world = World(1001)
     first, *_ = world.come(*range(500))

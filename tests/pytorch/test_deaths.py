@@ -164,7 +164,7 @@ def node_0_is_done(job: Job) -> None:
 
 MOMENTS = {
     "importing": Moment(lambda job: eventually((job.folder / "importing").exists, "it imports"), held=0),
-    "joining": Moment(said("1 of 2 nodes are here"), nodes=2, at_first=1),
+    "joining": Moment(said("1 of 2 nodes, waiting up to"), nodes=2, at_first=1),
     "formed": Moment(only_node_0_trains, nodes=2, held=1, here=1),
     "running": Moment(both_train),
     "stopping": Moment(said("saving"), body=RANK_1_FAILS),

@@ -66,6 +66,21 @@ def test_a_lost_peer_alone_is_told_once_all_have_ended(tmp_path: Path, other: Pr
     assert (failed.rank, failed.lost_peer, failed.finished) == (0, True, (1,) if other is ENDS else ())
 
 
+@pytest.mark.parametrize("number", [TERM, KILL])
+def test_who_was_killed_is_named_though_who_lost_it_is_seen_first(tmp_path: Path, number: int) -> None:
+    """A launcher that had no CPU for a while sees both ends at once."""
+    here = Here(tmp_path, rank_0=[Program(error=PEER_LOST), ENDS], rank_1=[Program(), ENDS])
+
+    def both_have_ended() -> Happened:
+        rank_0, rank_1 = list(here.system.alive)
+        return Happened(ended=here.system._end(rank_0, 1).ended + here.system._end(rank_1, -number).ended)
+
+    here.system.at(1.0, both_have_ended)
+    here.run()
+    (failed,) = here.coordinator.failures
+    assert (failed.rank, failed.signal, failed.lost_peer) == (1, number, False)
+
+
 def test_a_program_that_cannot_be_executed_fails_with_the_shells_code(tmp_path: Path) -> None:
     here = Here(tmp_path, missing=("rank 0",))
     here.coordinator.give_up = say.GiveUp("no restart", "node 0", 0, 127, None, "no rank 0")
@@ -267,14 +282,14 @@ def test_workers_that_end_after_a_drain_end_the_node_as_one_that_was_stopped(tmp
     assert how(here.run()) == (Verdict.STOPPED, None, 143)
 
 
-def test_a_worker_that_fails_while_the_node_drains_is_named_and_the_others_do_not_wait_for_it(
+def test_a_worker_that_fails_while_the_node_drains_is_named_and_the_others_have_their_time(
     tmp_path: Path, caplog
 ) -> None:
-    """In a collective they would wait for ever, as would those of other nodes, which hear that this one leaves."""
-    here = draining(tmp_path, rank_1=[Program(8, code=7, error="ValueError: no")], rank_0=[Program(term_s=3)])
+    """It may have saved, and ended as its script does then. Other nodes hear at once that this one leaves."""
+    here = draining(tmp_path, rank_1=[Program(8, code=7, error="ValueError: no")], rank_0=[Program(60)])
     ended = here.run()
-    assert (how(ended)[::2], round(ended.took_s, 1)) == ((Verdict.STOPPED, 143), 11)
-    assert (8, "leader", "rank 0", TERM) in here.system.calls
+    assert (how(ended)[::2], round(ended.took_s, 1)) == ((Verdict.STOPPED, 143), 60)
+    assert (8, "leader", "rank 0", TERM) not in here.system.calls
     assert (here.coordinator.failures, here.coordinator.said[-2:]) == ([], [say.Leave("asked to stop")] * 2)
     assert "rank 1 ended with exit code 7: ValueError: no" in caplog.text
 

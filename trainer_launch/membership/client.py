@@ -417,7 +417,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             case msg.Formed(generation=number, group_rank=rank, size=size, restarts=restarts):
                 where = {"node_index": rank, "nodes": size}
                 tell(self._run_dir, "generation_formed", generation=number, restarts=restarts, **where)
-            case msg.Waiting(present=present, wanted=wanted, missing=missing) if missing:
+            case msg.Waiting(present=present, wanted=wanted, missing=missing) if missing and not self._is_beside:
                 _log.info("%d of %d nodes are here; missing: %s", present, wanted, ", ".join(missing))
             case msg.Waiting(present=size, wanted=wanted, running=True) if size == wanted:
                 _log.info("this node is a spare: the job runs on %d other nodes", size)
@@ -434,6 +434,14 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
                 _log.warning("the coordinator is unreachable: %s", reason)
                 tell(self._run_dir, "coordinator_away", reason=reason)
         return news
+
+    @property
+    def _is_beside(self) -> bool:
+        """Whether the coordinator is in this launcher, and logs the same."""
+        rank = self._hello.node_rank
+        if rank == 0 or rank is None or self._seats is None:
+            return rank == 0 and self._endpoint == self._home
+        return self._endpoint == self._seats.endpoint(rank)
 
     def where(self) -> tuple[Endpoint, str | None]:
         """The coordinator that was there last, and the address that this node had towards it."""
@@ -504,11 +512,11 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
                 self._talk(sock, lines, msg.Renew(), every_s)
         except (LostError, OSError) as problem:  # it has ended after its first word, or we have no descriptor
             reason = str(problem) if isinstance(problem, LostError) else f"no connection: {problem.strerror}"
-            if not self._is_over:
-                if endpoint == self._home or welcomed:
-                    self._change(reason)
-                if welcomed:
-                    self._tell(Disconnected(reason))
+            if welcomed and not self._is_over:
+                self._said = reason  # whoever hears the news says it
+                self._tell(Disconnected(reason))
+            elif endpoint == self._home and not self._is_over:
+                self._change(reason)
         return welcomed
 
     def _connect(self, endpoint: Endpoint) -> socket.socket:

@@ -444,6 +444,8 @@ def _say(state: JobState) -> None:
     """Tell those that wait what they wait for, when it is new to them: more than workers that are being stopped."""
     state.say_at_s = None
     now = waiting(state)
+    if not now.present:  # nobody waits: all nodes start, stop their workers, or leave
+        return
     stopping = sum(node.returning and not node.joined and node.peer is not None for node in state.nodes.values())
     if now.missing and stopping == now.wanted - now.present:
         return

@@ -385,7 +385,10 @@ class TorchNode(RunLoop):
         _log.debug("%s ended with %s", death.process, how(death))
         if death.exit_code == 0 or self._processes.asked:
             return
-        if self.phase is NodePhase.RUNNING:
+        if self._processes.is_draining and self.phase is NodePhase.RUNNING:
+            self._say(death)  # all were told to save and to leave: the others here have the time that they need
+            self._tell(say.Leave(ASKED))  # and those of other nodes wait for nobody
+        elif self.phase is NodePhase.RUNNING:
             self._evidence = self._system.look()
             if not worker_ends.lost_peer(death):  # else it may not be the first that failed
                 self._say(death)

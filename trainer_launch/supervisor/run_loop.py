@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from abc import ABC, abstractmethod
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver
 from trainer_launch.supervisor.system import System
 
+# Nobody ends so because another has ended, unless it was stopped for that.
+_BY_ITSELF = (0, -signal.SIGKILL, -signal.SIGTERM)
 DRAIN_S = 1.0  # for the last output, once nothing of ours runs any more
 
 
@@ -57,7 +60,8 @@ class RunLoop(ABC):
             for number in happened.signals:  # first: a worker that had the same SIGTERM as we has not failed
                 self.on_signal(number, now_s)
             self.on_news(now_s)
-            for pid, status in happened.ended:
+            # Nobody knows which of these ended first, and nobody was stopped for it yet.
+            for pid, status in sorted(happened.ended, key=lambda end: end[1] not in _BY_ITSELF):
                 self.on_child(pid, status, now_s)
         self._observe()
         self._system.drain(DRAIN_S)
