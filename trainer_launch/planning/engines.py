@@ -73,7 +73,9 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
         return names[asked], "--engine selects it"
     if job.role == "rank":
         return PLAIN, "this process is already a rank of a running job"
-    return next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))
+    engine, reason = next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))
+    workers = torch.serves_any_program(job, command) if engine is PLAIN else None
+    return (engine, reason) if workers is None else (TORCH, workers)
 
 
 # -- from what was read to a task ---------------------------------------------------------------

@@ -43,11 +43,9 @@ _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE", "2000"  # how many collectives torch 
 
 
 def serves(job: Job, command: Command) -> str | None:
-    """A torchrun command, a Python program of a job that is torch's or has no engine of its own, or N workers."""
+    """A torchrun command, or a Python program of a job that is torch's or has no engine of its own."""
     if command.kind is CommandKind.TORCHRUN:
         return "the command is torchrun, as deepspeed has it" if command.is_deepspeed else "the command is torchrun"
-    if command.kind is CommandKind.PROGRAM:
-        return _serves_any_program(job, command)
     if not command.is_worker:
         return None
     if job.engine == _CONTRACTS:
@@ -56,7 +54,7 @@ def serves(job: Job, command: Command) -> str | None:
     return "the number of nodes or workers is given" if job.engine is None and says_how_many else None
 
 
-def _serves_any_program(job: Job, command: Command) -> str | None:
+def serves_any_program(job: Job, command: Command) -> str | None:
     """Why it starts workers of a program that no engine knows: the user said how many."""
     if workers_asked_for(job) is None:
         return None
