@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from typing import Annotated, Any, Generic, NoReturn, TypeAlias, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ MAX_NUMBER = 2**53  # exact in every JSON reader
 MAX_NAME = 253  # as in DNS
 _MAX_COMPLAINT = 200
 _T = TypeVar("_T")
+_BUILDING = threading.RLock()
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 Whole: TypeAlias = Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
@@ -92,7 +94,7 @@ def decode(kind: type[_T], data: bytes | str, max_bytes: int = MAX_FILE_BYTES) -
         raise MessageError(f"expected at most {max_bytes} bytes, got {len(data)}")
     try:
         try:
-            return _decoder(kind).decode(data)  # type: ignore[no-any-return, arg-type]
+            return decoder(kind).decode(data)  # type: ignore[no-any-return, arg-type]
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:  # no JSON, or a text that `encode` left to Python's json
@@ -109,6 +111,7 @@ def convert(kind: type[_T], value: object) -> _T:
     Raises:
         MessageError: it is none.
     """
+    decoder(kind)  # type: ignore[arg-type] # so that what msgspec knows of it is complete
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as problem:
@@ -116,8 +119,14 @@ def convert(kind: type[_T], value: object) -> _T:
 
 
 @functools.cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """The decoder of a kind, built by one thread at a time.
+
+    msgspec 0.22 publishes what it knows of a Struct before that is complete: another thread that decodes it
+    meanwhile reads a null pointer.
+    """
+    with _BUILDING:
+        return msgspec.json.Decoder(kind)
 
 
 def _complaint(problem: msgspec.ValidationError) -> str:

@@ -19,13 +19,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.host.incident_facts import kernel_log
+from trainer_launch.model import codec
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.findings import Checksum, Measure
 from trainer_launch.model.units import in_ranges, in_units
@@ -171,7 +171,7 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
 def parse_facts(data: bytes) -> GpuFacts:
     """What preflight/children/gpu_facts.py printed, also after `watch`."""
     try:
-        return msgspec.json.decode(data, type=GpuFacts)
+        return codec.decoder(GpuFacts).decode(data)  # type: ignore[no-any-return]
     except MALFORMED:
         return GpuFacts(trouble="what was said of the GPUs cannot be read")
 
@@ -184,7 +184,7 @@ def parse_test(gpu: int, uuid: str, ended: Ended, limit_s: float) -> GpuTest:
     test = GpuTest()
     for line in reversed(ended.stdout.splitlines()):
         with contextlib.suppress(*MALFORMED):
-            test = msgspec.json.decode(line, type=GpuTest)
+            test = codec.decoder(GpuTest).decode(line)
             break
     test = replace(test, gpu=gpu, uuid=uuid or test.facts.get("uuid", ""))
     if test.ending is LoadEnding.NOT_RUN:

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct, to_builtins
 from msgspec.structs import asdict, replace
 
 from trainer_launch.host import files, logs, slow_files
-from trainer_launch.model import Json
+from trainer_launch.model import Json, codec
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Finding, Report, Scope, Severity, Status, Verdict
 from trainer_launch.model.units import grouped, listed, printable
@@ -106,7 +105,7 @@ def parse(data: bytes) -> tuple[Finding, ...]:
     if len(data) > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES} bytes")
     try:
-        told = msgspec.json.decode(data, type=_Document)
+        told = codec.decoder(_Document).decode(data)
     except (ValueError, RecursionError) as problem:
         raise ValueError(f"no finding: {ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}") from None
     if (told.format, told.version) != (REPORT, REPORT_VERSION):

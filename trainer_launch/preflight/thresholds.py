@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
+from trainer_launch.model import codec
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Measure
 from trainer_launch.model.units import grouped
@@ -94,7 +94,7 @@ def parse_table(data: bytes, name: str) -> Table:
     if len(data) > MAX_BYTES:
         raise UsageError(f"{name} is larger than {MAX_BYTES} bytes, which no reference is; {advice}")
     try:
-        document = msgspec.json.decode(data, type=_Document)
+        document = codec.decoder(_Document).decode(data)
     except (ValueError, RecursionError) as problem:
         what = f"{name} is neither a report of preflight nor a table of references"
         raise UsageError(f"{what} ({ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}); {advice}") from None

@@ -256,7 +256,7 @@ def test_without_gpus_one_line_is_said_and_no_child_is_started(monkeypatch: pyte
     def refuse(*args: object) -> None:
         raise AssertionError("a child was started")
 
-    monkeypatch.setattr(deadline_subprocess, "Child", refuse)
+    monkeypatch.setattr(deadline_subprocess, "RunningCommand", refuse)
     none = replace(HEALTHY, host=replace(HEALTHY.host, gpus=Gpus(count=0, reason="none")), cards=None)
     assert with_gpus(none, "deep") is none
     (found,) = findings(none)
