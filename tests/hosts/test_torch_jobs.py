@@ -176,7 +176,7 @@ def test_a_node_that_is_early_waits_for_node_0s_name_and_then_joins(tmp_path: Pa
         early = one.start((*LAUNCHER, "run", "--prefix", "--", train), trainer_v2(1))
         assert early.stdout is not None
         said = ""
-        while "waiting up to" not in said:
+        while "no address for" not in said:
             said = early.stdout.readline()
             assert said, "it ended without waiting"
         one.knows({zero.name: zero.address, one.name: one.address})

@@ -113,7 +113,7 @@ class FakeStarter:
             raise self.refusals.pop(0)
         return True
 
-    begin = prepare = _ready
+    begin = prepare = renew = _ready
 
     def answer(self) -> bool:
         if self.problems:

@@ -106,7 +106,7 @@ def test_pods_wait_for_one_that_is_late_and_bear_with_one_that_dies_meanwhile(tm
         kill_pod(1)(running)  # while the job gathers
         wait_until(lambda: waits() == 2, "the pod to wait again", pods, DEADLINE_S)
         late = running.start_next()
-        formed = lambda: "is node 2 of 3" in "".join(late.lines)  # noqa: E731
+        formed = lambda: "this is node 2" in "".join(late.lines)  # noqa: E731
         wait_until(formed, "the job to form", pods, DEADLINE_S)
         kill_pod(1)(running)  # while its workers start
         Recovery(running).wait()

@@ -241,6 +241,11 @@ class Starter:
             self._start_server()
         return self._files is not None
 
+    def renew(self) -> bool:
+        """Start another server in place of one that has failed; False: `answer` or `server_ended` will tell."""
+        self._end_server()
+        return self.prepare()
+
     def answer(self) -> bool:
         """Whether the server has told since the last time that all can be started now."""
         if self._server is None or self._files is not None:

@@ -127,6 +127,7 @@ class TorchNode(RunLoop):
         self._formed: say.Formed | None = None  # the last generation that this node was in
         self._go: say.Go | None = None  # where its store is
         self._is_prepared = False  # workers can be started, and the store is open if this node hosts it
+        self._is_store_tried_again = False
         self._ending = Ending(ends=worker_ends.UNKNOWN_ENDS)  # of this generation, or of the last one
         self._end: say.GiveUp | say.Finished | Death | None = None  # how the job ends for this node
         self._exits: tuple[Death, ...] = ()  # of the last generation, where its workers ran at the end
@@ -291,6 +292,7 @@ class TorchNode(RunLoop):
     def _on_formed(self, formed: say.Formed) -> None:
         """This node is in: who hosts the store opens it, everybody gets ready to start workers."""
         self.phase, self._formed, self._go, self._is_prepared = NodePhase.FORMED, formed, None, False
+        self._is_store_tried_again = False
         self._ending = replace(self._ending, ends=worker_ends.UNKNOWN_ENDS)
         self._group.enter_generation(formed)
         self._observer.adopt(formed.notes)
@@ -328,8 +330,14 @@ class TorchNode(RunLoop):
         """Open the store of a generation, and tell where it is; whether that could be done."""
         try:
             port = self._starter.open_store(self._membership.ports)
-        except ServerError as problem:
-            self.on_unstartable(f"the store cannot be opened: {problem}")
+        except ServerError as problem:  # it may have been killed just now
+            text = f"the store cannot be opened: {problem}"
+            if self._is_store_tried_again:
+                self.on_unstartable(text)
+                return False
+            self._is_store_tried_again = True
+            _log.warning("%s; a new fork server tries it again", text)
+            self._ask(self._starter.renew)
             return False
         host = self._client.own_address(self._membership.address, self._membership.host)
         self._tell(say.Store(self._group.generation, host, port))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -129,8 +130,9 @@ def ending(data: bytes) -> None:
     """torchrun's error file in the first line, then what the program and mpirun said: the pod's end, in bounds."""
     note, _, rest = data.partition(b"\n")
     lines = tuple(rest.decode("utf-8", "replace").split("\n"))[-60:]
-    Path("errors.json").write_bytes(note)
-    content = error_lines.read_error_file("errors.json")
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(note)
+        content = error_lines.read_error_file(file.name)
     for code, number in ((1, None), (255, None), (None, 9), (None, 11)):
         death = failure.with_torchruns_file(Death(process="p", code=code, signal=number), content)
         found = failure.classify(death, failure.Evidence(last_lines=lines))
