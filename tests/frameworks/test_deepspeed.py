@@ -59,7 +59,8 @@ def test_over_mpirun_a_script_of_deepspeed_goes_on_from_its_checkpoint_after_a_k
     manifest.write_text(OVER_MPIRUN.format(folder=tmp_path / "checkpoints"))
     faults = ("delay dns 1s", "kill worker node=0 at=step:75")  # the first gives host names
     output = succeeded("deepspeed", manifest, *faults)
-    assert re.search(r"rank \d was ended by SIGKILL on deepspeed-node-0-0\S*; restart 1 of 3", output), output
+    again = r"rank \d ended with signal SIGKILL \(on deepspeed-node-0-0\S*\); restart 1 of 3"
+    assert re.search(again, output), output
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 50
     assert lives(output, "deepspeed-launcher-0-0") == (1, 0), "no pod was made again"
     assert "step 200/200" in output

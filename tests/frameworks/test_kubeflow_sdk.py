@@ -98,7 +98,7 @@ def test_a_function_over_mpi_that_the_sdk_submits(runtime: str, tmp_path: Path) 
     job = submitted([tmp_path / "submit.py", runtime, tmp_path / "line.txt"], tmp_path)
     assert job["spec"]["trainer"]["command"][0] == "mpirun", "the image's ENTRYPOINT does not run"
     output = rehearsed(tmp_path, job, "kill worker node=0 at=step:20")
-    assert re.search(r"rank \d was ended by SIGKILL on \S+; restart 1 of 3", output), output
+    assert re.search(r"rank \d ended with signal SIGKILL \(on \S+\); restart 1 of 3", output), output
     (step,) = re.findall(r"resumed at step (\d+)", output)
     assert int(step) >= 20
     assert "step 60/60" in output
