@@ -129,10 +129,10 @@ def test_of_two_streams_the_line_that_came_last_is_the_last_line(
     with contextlib.closing(system):
         script = "echo old >&2; until [ -e seen ]; do sleep 0.01; done; echo step 6; echo step 7"
         argv = ("sh", "-c", script + closed)
-        system.spawn(Process(name="one", argv=argv, env={"PATH": os.defpath}, label="one", cwd=str(tmp_path)))
+        pid = system.spawn(Process(name="one", argv=argv, env={"PATH": os.defpath}, label="one", cwd=str(tmp_path)))
         eventually(lambda: system.last_line("one") == "old", "the first line is seen")
         (tmp_path / "seen").touch()
-        while not system.wait(None).ended:
+        while pid not in dict(system.wait(None).ended):  # a child of an earlier test may end meanwhile
             pass
         system.drain(5.0)
         assert system.last_line("one") == "step 7"
