@@ -270,6 +270,21 @@ def test_a_request_or_a_drain_after_the_job_has_failed_keeps_the_cause(tmp_path:
     assert here.system.starts("rank 0") == [0]
 
 
+def test_a_request_that_comes_with_the_next_generation_starts_no_worker(tmp_path: Path) -> None:
+    """Nobody would tell that worker to end."""
+    here = Here(tmp_path)
+    here.coordinator.forms = False
+
+    def both() -> Happened:
+        here.coordinator.tell(say.Formed(1, 0, 1, 0, True, None, 0, 2, 0, 2))
+        return Happened(signals=(TERM,))
+
+    here.system.at(5, both)
+    ended = here.run()
+    assert (how(ended), ended.took_s) == ((Verdict.STOPPED, None, 143), 5)
+    assert here.system.starts("rank 0") == []
+
+
 def draining(tmp_path: Path, **more) -> Here:
     """Both workers note the drain at 5 s and go on; nothing but SIGTERM ends them."""
     here = Here(tmp_path, plan=DRAINS, **more)

@@ -59,6 +59,10 @@ class RunLoop(ABC):
             now_s = self._system.now()
             for number in happened.signals:  # first: a worker that had the same SIGTERM as we has not failed
                 self.on_signal(number, now_s)
+            if happened.signals:  # or news that came at the same time could start what was asked to stop
+                self.settle(now_s)
+                if self.is_done:
+                    break
             self.on_news(now_s)
             # Nobody knows which of these ended first, and nobody was stopped for it yet.
             for pid, status in sorted(happened.ended, key=lambda end: end[1] not in _BY_ITSELF):
