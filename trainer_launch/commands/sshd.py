@@ -72,7 +72,6 @@ def _main(parsed: Parsed) -> int:
             plan = SSHD.plan(task, "this is an MPI worker")
             probes = None if settings.log_level == "debug" else ProbeFilter()
             system = System(color=use_color(), sieve=probes)
-            system.clean = sweep
             logs.send_through(system.say)
             with contextlib.closing(system), observed(task, plan, settings, system) as observer:
                 ended = supervise(plan, system, watch=server.Sessions(os.getpid(), system.now()), observer=observer)

@@ -57,12 +57,6 @@ def places(
     }
 
 
-def rank_of(name: str) -> int | None:
-    """The rank of the worker that a process is."""
-    number = name.removeprefix(_NAME)
-    return int(number) if name.startswith(_NAME) and number.isdecimal() else None
-
-
 # -- environment -------------------------------------------------------------------------------
 
 
