@@ -96,3 +96,20 @@ for entry in genuine(os.getpid()):
     os.kill(entry.pid, signal.SIGKILL)
 """
     assert told(code) == [1, 0]
+
+
+def test_a_closed_system_adopts_no_more_orphans() -> None:
+    """A test or a notebook that has rehearsed a job goes on without the zombies of everybody below it."""
+    code = """
+import subprocess
+def adopts():
+    orphan = int(subprocess.check_output(["sh", "-c", "sleep 0 >&- & echo $!"]))
+    try:
+        return os.waitpid(orphan, 0)[0] == orphan
+    except ChildProcessError:
+        return False
+before = adopts()
+system.close()
+print(json.dumps([before, adopts()]))
+"""
+    assert told(code) == [True, False]

@@ -16,14 +16,14 @@ from trainer_launch.model import PortRange, Workers
 from trainer_launch.pytorch import fork_server
 from trainer_launch.pytorch.fork_server import ForkServer, ServerError
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
-from trainer_launch.supervisor.inherited import become_reaper
+from trainer_launch.supervisor.inherited import adopt_orphans
 
 FILES: dict[str, tuple[int, int]] = {}  # that the server has loaded
 
 
 def main() -> None:
     del sys.path[0]  # our own folder; PID 1 has none either
-    become_reaper()
+    adopt_orphans()
     settings = json.loads(sys.stdin.readline())
     server = started(settings)
     for line in sys.stdin:

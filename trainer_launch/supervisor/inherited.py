@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[int, FrameType | None], object] | int | None
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 
 
 def fill_standard_streams() -> None:
@@ -47,14 +47,17 @@ def hear(numbers: Collection[int]) -> dict[int, Handler]:
     return old
 
 
-def become_reaper() -> None:
-    """Have orphans below us handed to us, as PID 1 has by nature."""
+def adopt_orphans(yes: bool = True) -> bool:
+    """Have orphans below us handed to us, as PID 1 has by nature, or no longer; return whether they were before."""
     if os.getpid() == 1:
-        return
+        return True
     import ctypes  # 10 ms, and PID 1 needs it never
 
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    prctl, before = ctypes.CDLL(None, use_errno=True).prctl, ctypes.c_int()
+    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    if prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0) != 0:
         log.warning("cannot become a sub-reaper: %s; orphans may outlive us", os.strerror(ctypes.get_errno()))
+    return bool(before.value)
 
 
 def dying_with_us() -> Callable[[], None] | None:

@@ -61,7 +61,7 @@ class System:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._old_wakeup_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self._old_handlers = inherited.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
-        inherited.become_reaper()
+        self._adopted = inherited.adopt_orphans()
         self._witness = Witness()
         self._output = Output(color=color, watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
         output = self._output
@@ -324,6 +324,7 @@ class System:
         self._selector.close()
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
+        inherited.adopt_orphans(self._adopted)
         signal.set_wakeup_fd(self._old_wakeup_fd)
         os.close(self._wake_read)
         os.close(self._wake_write)

@@ -18,7 +18,6 @@ from tests.conftest import require
 from tests.rehearsal.controllers.manifests import runtime, trainjob
 from tests.waiting import eventually
 from trainer_launch.model import Process
-from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.system import System
 
 pytestmark = pytest.mark.process
@@ -120,11 +119,8 @@ def test_a_failed_init_container_is_in_the_table_and_named_as_the_cause(tmp_path
 
 
 @pytest.mark.parametrize("closed", ["", "; exec >&-; sleep 0.2"], ids=["at once", "stderr later"])
-def test_of_two_streams_the_line_that_came_last_is_the_last_line(
-    closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_streams_the_line_that_came_last_is_the_last_line(closed: str, tmp_path: Path) -> None:
     """That a stream ends is no line."""
-    monkeypatch.setattr(inherited, "become_reaper", lambda: None)  # pytest shall not adopt others' orphans
     system = System()
     with contextlib.closing(system):
         script = "echo old >&2; until [ -e seen ]; do sleep 0.01; done; echo step 6; echo step 7"
