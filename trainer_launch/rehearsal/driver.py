@@ -206,7 +206,7 @@ class Rehearsal:
         assert self._job.grown is not None, "asked for before anything was started"
         self._grown = self._grown + 1 if workers is None else workers - workers_of(self._job.workload.drafts)
         workload = self._job.grown(self._grown)
-        self.take(job_lifecycle.Scaled(self._system.now(), self.kubelet.of(workload), workload.rules))
+        self.take(job_lifecycle.Scaled(self._system.now(), self.kubelet.scale(workload), workload.rules))
 
     def delete(self, pod: str, grace_s: float, back_s: float | None) -> None:
         """Somebody deletes a pod, which is created again after `back_s`; None: never."""

@@ -81,7 +81,7 @@ class PodProcesses:
     def _views(self, pods: Mapping[str, Pod]) -> Iterator[node_view.View]:
         network = self._kubelet.network
         if network is None:
-            yield from node_view.find((tempfile.gettempdir(), *self._kubelet.temporary_folders()))
+            yield from node_view.find((tempfile.gettempdir(), *self._kubelet.temporary_folders(pods.values())))
             return
         for pod in pods.values():
             for container in (*pod.init, *pod.containers):  # each numbers its processes from 1

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.rehearsal.controllers.actors import Job
 from tests.rehearsal.controllers.manifests import documents_of, pytorch, replica, runtime, trainjob
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers import scaled
+from trainer_launch.rehearsal.controllers import scaled, workload_of
 from trainer_launch.rehearsal.controllers.restart_decisions import GIVE_UP
+from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
 
 WORKER = replica("pytorch", spec="replicas: 2, restartPolicy: %s")
 
@@ -111,6 +114,46 @@ def test_a_worker_of_mpi_operator_comes_back_when_it_was_deleted() -> None:
     job.delete("j-worker-1")
     job.end("j-worker-1", 137)
     assert job.wait(1.0) == ["start j-worker-1/w"]
+
+
+# -- scaled: what new pods are told -------------------------------------------------------------
+
+
+FIELDS = {"PyTorchJob": "pytorch", "JAXJob": "jax", "PaddleJob": "paddle"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable"),
+    [("PyTorchJob", "PET_NNODES"), ("JAXJob", "NUM_PROCESSES"), ("PaddleJob", "PADDLE_NNODES")],
+)
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_pod_that_a_scaled_job_makes_anew_has_the_new_number_and_one_that_runs_on_the_old(
+    kind: str, variable: str, more: int
+) -> None:
+    field = FIELDS[kind]
+    worker = replica(field, spec="replicas: 3, restartPolicy: OnFailure")
+    job = Job(
+        f"apiVersion: kubeflow.org/v1\nkind: {kind}\nmetadata: {{name: j}}\n"
+        f"spec: {{{field}ReplicaSpecs: {{Worker: {worker}}}}}\n"
+    )
+    job.add(more)
+    job.end("j-worker-1", 1)
+    assert job.state.pods["j-worker-1"].main.env[variable] == "3", "the same pod: its container only restarts"
+    job.delete("j-worker-1")
+    job.end("j-worker-1", 137)
+    assert job.wait(1.0) == [f"start j-worker-1/{field}"]
+    assert job.state.pods["j-worker-1"].main.env[variable] == str(3 + more)
+
+
+def test_a_job_that_shrinks_and_grows_keeps_addresses_and_tells_new_pods_its_present_size(tmp_path: Path) -> None:
+    documents = documents_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {WORKER % 'Never'}}}}}"))
+    kubelet = Kubelet(workload_of(documents), tmp_path, Setting(launchers={}, path="/bin"))
+    sizes = []
+    for more in (0, 2, -1, 1):
+        made = kubelet.scale(workload_of(scaled(documents, more)))
+        assert [pod.address for pod in made] == [f"127.0.0.{2 + number}" for number in range(2 + more)]
+        sizes.append([kubelet.process(pod, "pytorch", 1).env["PET_NNODES"] for pod in made])
+    assert sizes == [["2"] * 2, ["4"] * 4, ["1"], ["3"] * 3]
 
 
 # -- never back -------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_the_home_of_the_images_user_is_where_it_is_here(home: str | None) -> No
         (("--worker-name=job-worker-1",), "--worker-name=job-worker-1"),
         (("echo training on job-worker-1",), "echo training on job-worker-1"),
         (("name: job-worker-1\nhost: job-worker-1",), "name: job-worker-1\nhost: 127.0.0.3"),
-        (('"id": "job-worker-1", "masterAddr": "job-worker-1"',), '"id": "job-worker-1", "masterAddr": "127.0.0.3"'),
+        (('"id": "job-worker-1", "hostIP": "job-worker-1"',), '"id": "job-worker-1", "hostIP": "127.0.0.3"'),
         (('[ "$HOSTNAME" = job-worker-1 ]',), '[ "$HOSTNAME" = job-worker-1 ]'),
         (('[ "$POD_NAME" = "job-worker-1" ]',), '[ "$POD_NAME" = "job-worker-1" ]'),
         (('[ "$MASTER_ADDR" = job-worker-1 ]',), '[ "$MASTER_ADDR" = 127.0.0.3 ]'),

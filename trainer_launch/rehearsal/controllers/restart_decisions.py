@@ -59,7 +59,8 @@ class State(Struct, frozen=True, kw_only=True):
     """How the job stands."""
 
     kind: str
-    pods: Mapping[str, Pod]
+    pods: Mapping[str, Pod]  # as they were made
+    made_of: Mapping[str, Pod]  # what the controller makes them of from now on: of a scaled job others
     rules: JobRules
     states: Mapping[str, PodState]
     began_s: float

@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -59,41 +59,36 @@ class Kubelet:
         self._lives: dict[str, int] = {}  # by pod with a place of its own
         # With networks of their own, names and ports are the job's.
         self._local = LocalNetwork(pods={}, addresses={})
+        self._numbers: dict[str, int] = {}  # by pod, also by one that the job no longer has: its address stays
         self.pods: tuple[Pod, ...] = ()
-        self._take_in(workload)
+        self.scale(workload)
         machine = {"OMP_NUM_THREADS": str(threads(self.pods)), "GLOO_SOCKET_IFNAME": self._device}
         self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
         # Paddle's launcher asks for the address of this machine's name, unless it is told.
         self._tells_address = workload.kind == "PaddleJob"
 
-    def of(self, workload: Workload) -> tuple[Pod, ...]:
-        """The pods of the same job, scaled; those that are new are taken in."""
-        names = {draft.hostname for draft in workload.drafts}
-        if not names <= {pod.name for pod in self.pods}:
-            self._take_in(workload)
-        return tuple(pod for pod in self.pods if pod.name in names)
-
-    def _take_in(self, workload: Workload) -> None:
-        """Give every pod of the job what it needs on this machine; those that are here keep their addresses."""
+    def scale(self, workload: Workload) -> tuple[Pod, ...]:
+        """Give every pod that the job has now what it needs on this machine; pods keep their addresses."""
         local_jobs.check_size(workload)
         address_of = local_jobs.address_of if self.network is None else pod_isolation.address_of
-        numbers = {pod.name: number for number, pod in enumerate(self.pods)}
-        for draft in workload.drafts:
-            numbers.setdefault(draft.hostname, len(numbers))
-        addresses = [address_of(numbers[draft.hostname]) for draft in workload.drafts]
-        made = self._equipped(pods_of(workload, addresses.__getitem__))
-        fresh = tuple(pod for pod in made if pod.name not in {old.name for old in self.pods})
-        self.pods = tuple(sorted(made, key=lambda pod: numbers[pod.name]))
+        fresh = [draft.hostname for draft in workload.drafts if draft.hostname not in self._numbers]
+        self._numbers |= {name: number for number, name in enumerate(fresh, len(self._numbers))}
+        numbers = [self._numbers[draft.hostname] for draft in workload.drafts]
+        made = self._equipped(pods_of(workload, lambda place: address_of(numbers[place])))
+        self.pods = tuple(sorted(made, key=lambda pod: self._numbers[pod.name]))
         if self.network is None:
             if v1.MEETING_PORT in workload.ports:
                 first = workload.ports[v1.MEETING_PORT]
                 self.pods = tuple(local_jobs.with_meeting(pod, first) for pod in self.pods)
-            local = replace(local_jobs.local_network_of(workload, self.pods), ports=self._local.ports)
-            self._local = _with_ports(local, self.pods)
+            old, new = self._local, local_jobs.local_network_of(workload, self.pods)
+            names, addresses = {**old.pods, **new.pods}, {**old.addresses, **new.addresses}
+            self._local = _with_ports(replace(new, pods=names, addresses=addresses, ports=old.ports), self.pods)
         else:
-            for pod in fresh:
-                self.network.add(pod.name, numbers[pod.name], pod.draft.names, pod.shm_bytes)
+            for pod in self.pods:
+                if pod.name in fresh:
+                    self.network.add(pod.name, self._numbers[pod.name], pod.draft.names, pod.shm_bytes)
         self._local = replace(self._local, shared_mounts=self._shared_mounts())
+        return self.pods
 
     def _shared_mounts(self) -> dict[str, str]:
         """The folder of each path at which some pod of the job mounts a claim."""
@@ -223,9 +218,8 @@ class Kubelet:
                     found |= {each.pid: each for each in (process, *below)}
         return list(found.values())
 
-    def temporary_folders(self, pods: Sequence[Pod] | None = None) -> tuple[str, ...]:
-        """Where these pods, by default all, put what is temporary, if not where we do."""
-        pods = self.pods if pods is None else pods
+    def temporary_folders(self, pods: Collection[Pod]) -> tuple[str, ...]:
+        """Where these pods put what is temporary, if not where we do."""
         own = (pod.main.env.get("TMPDIR") for pod in pods)
         return (*(str(self._scratch / pod.name / "tmp") for pod in pods), *dict.fromkeys(filter(None, own)))
 
