@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from trainer_launch.commands import options
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
@@ -84,6 +86,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="run this instead of the command in the manifest",
     )
     parser.add_argument(
+        "--skip-init", action="append", metavar="NAME", help="leave out this init container; may be repeated"
+    )
+    parser.add_argument(
         "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod; run nothing"
     )
     parser.add_argument(
@@ -106,9 +111,9 @@ def main(parsed: Parsed) -> int:
     own_network = requests.isolate(faults)
     if parsed.flags["file"]:
         return _from_manifests(parsed, faults, reporting, own_network=own_network)
-    for flag in ("render", "command_line"):
+    for flag, name in (("render", "--render"), ("command_line", "--command"), ("skip_init", "--skip-init")):
         if parsed.flags[flag]:
-            raise UsageError(f"--{flag.partition('_')[0]} needs a manifest; add -f FILE")
+            raise UsageError(f"{name} needs a manifest; add -f FILE")
     settings, path = parsed.settings, os.environ.get("PATH", os.defpath)
     if not parsed.argv:
         raise UsageError("missing command; write one after --, or add a manifest with -f")
@@ -136,11 +141,7 @@ def _from_manifests(
             "with -f the command comes from the manifest; use --command 'PROGRAM ARG ...' to run another one"
         )
     documents = _overridden(controllers.read(parsed.flags["file"]), parsed.settings)
-    workload = workload_of(documents, shows_secrets=not parsed.flags["render"])
-    if parsed.flags["command_line"] is None:
-        for name, option in (("nodes", "--nnodes"), ("nproc_per_node", "--nproc-per-node")):
-            if getattr(parsed.settings, name) is not None:
-                controllers.check_typed(workload, option)
+    workload = _adjusted(workload_of(documents, shows_secrets=not parsed.flags["render"]), parsed)
     controllers.tell_ignored(workload)
     if parsed.flags["render"]:
         sys.stdout.write(controllers.render(workload, parsed.flags["render"]))
@@ -155,11 +156,24 @@ def _from_manifests(
     )
 
     def grown(more: int) -> Workload:
-        return workload_of(scaled(documents, more))
+        return _adjusted(workload_of(scaled(documents, more)), parsed)
 
     requests.check_targets(faults, workload.drafts, grown)
     job = RehearsalJob(workload=workload, grown=grown, faults=faults, reporting=reporting, check=_check_plans)
     return rehearse(job, parsed.settings, setting)
+
+
+def _adjusted(workload: Workload, parsed: Parsed) -> Workload:
+    """The job of the manifests with what the command line has over it."""
+    settings = parsed.settings
+    workload = controllers.without_init(workload, parsed.flags["skip_init"] or ())
+    if parsed.flags["command_line"] is None and settings.nodes is not None:
+        workload = controllers.retyped(workload, "--nnodes", settings.nodes)
+    if parsed.flags["command_line"] is None and settings.nproc_per_node is not None:
+        workload = controllers.retyped(workload, "--nproc-per-node", settings.nproc_per_node)
+        sentence = controllers.other_counts(workload)
+        workload = replace(workload, odd=(*workload.odd, *([sentence] if sentence else [])))
+    return workload
 
 
 def _check_plans(kubelet: Kubelet) -> None:

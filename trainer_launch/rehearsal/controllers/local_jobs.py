@@ -16,7 +16,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_number
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun, parse
 from trainer_launch.rehearsal.controllers import pod_values, trainer_v2, v1
-from trainer_launch.rehearsal.controllers.documents import Configs, Field
+from trainer_launch.rehearsal.controllers.documents import RUNTIMES, Configs, Field
 from trainer_launch.rehearsal.controllers.jobset import NODE
 from trainer_launch.rehearsal.controllers.pod_values import (
     COMPLETION_INDEX,
@@ -127,10 +127,12 @@ def _trainjob(
     """A TrainJob whose last replicatedJob decides how it ends, and whose controller restarts nothing."""
     runtime = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": RUNTIMES[0],
+        "metadata": {"name": JOB},
         "spec": {"mlPolicy": policy, "template": {"spec": {"replicatedJobs": jobs}}},
     }
     spec = {"runtimeRef": {"name": JOB}, "trainer": trainer}
-    configs = Configs(runtimes={JOB: Field(runtime, "", _OPTIONS)})
+    configs = Configs(runtimes=(Field(runtime, "", _OPTIONS),))
     made = trainer_v2.read(Field({"metadata": {"name": JOB}, "spec": spec}, "", _OPTIONS, configs))
     deciders = tuple(draft.hostname for draft in made.drafts if draft.role == made.drafts[-1].role)
     rules = JobRules(family="v1", success=Success(groups=(deciders,), spares=spares), clean="Running")

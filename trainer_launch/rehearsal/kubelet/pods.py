@@ -381,7 +381,9 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
             raise NotRunnableError(text, found=os.path.exists(words[0]))
     except NotRunnableError as problem:
         found = problem.exit_code == 126
-        text = f"container {container.name} of {pod.name}: {problem} (--command runs another program here)"
+        is_init = any(each.name == container.name for each in pod.init)
+        advice = f"--skip-init {container.name} leaves it out" if is_init else "--command runs another program here"
+        text = f"container {container.name} of {pod.name}: {problem} ({advice})"
         raise NotRunnableError(text, found=found) from None
 
 
