@@ -112,7 +112,7 @@ def _launcher_values(view: node_view.View) -> dict[str, Json]:
     """A launcher's own view and its workers' reports, by the names that JSON keeps."""
     now_s = time.monotonic()
     reports: list[Json] = []
-    for report in progress.read(view.run_dir):
+    for report in event_log.reports(view.run_dir):
         values = to_builtins(report)
         values["age_s"] = round(max(0.0, now_s - values.pop("at_s")), 1)
         del values["first_at_s"], values["first_step"], values["not_finite"]

@@ -110,7 +110,7 @@ def test_a_helper_job_beside_the_job_keeps_its_own_size() -> None:
     [
         (["torchrun", "--nproc-per-node=8", "t.py"], ["torchrun", "--nproc-per-node=2", "t.py"]),
         (["torchrun", "--nproc_per_node", "8", "t.py"], ["torchrun", "--nproc_per_node", "2", "t.py"]),
-        (["sh", "-c", "torchrun --nproc_per_node=$N t.py && ls"], ["sh", "-c", "torchrun --nproc_per_node=2 t.py && ls"]),
+        (["sh", "-c", "torchrun --nproc_per_node=$N && ls"], ["sh", "-c", "torchrun --nproc_per_node=2 && ls"]),
         (["sh", "-c", "(torchrun --nproc-per-node 8)"], ["sh", "-c", "(torchrun --nproc-per-node 2)"]),
         (["t.py", "--my-nproc-per-node=8"], ["t.py", "--my-nproc-per-node=8"]),
     ],
