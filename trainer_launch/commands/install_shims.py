@@ -6,7 +6,6 @@ runs there, but the first torchrun in PATH does.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import shutil
@@ -23,13 +22,6 @@ from trainer_launch.planning.command import MPI, SHIMS, CommandKind, parse_comma
 from trainer_launch.planning.reading import SHIM_SWITCH as SWITCH
 from trainer_launch.planning.reading import interpreter, is_our_python, live_pod, recognise
 
-HELP = "install a torchrun, mpirun, … that use the launcher"
-ABOUT = "For platforms whose SDK writes the command, so that the image's ENTRYPOINT never runs."
-USAGE = "DIR"
-EXAMPLES = """examples:
-  trainer-launch install-shims /opt/shims     # then put it first: ENV PATH=/opt/shims:$PATH
-  TRAINER_LAUNCH_SHIM=off torchrun train.py   # the real torchrun, unchanged
-"""
 NAMES = SHIMS
 _FRONT_ENDS = ("accelerate", "fabric", "tune", "trl")
 _MARK = "# A shim of trainer-launch:"
@@ -41,11 +33,6 @@ exec '{{python}}' -c '{_CODE.format(".commands.install_shims", "run_as_shim")}' 
 """
 _QUESTIONS = frozenset({"-h", "--help", "-V", "--version", "--check-build", "-cb", "-info", "--info"})
 _LOOK_S = 30.0  # for another Python to say where its torch is
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What only `install-shims` knows."""
-    parser.add_argument("directory", nargs="?", metavar="DIR", help=argparse.SUPPRESS)
 
 
 def main(parsed: Parsed) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import sys
@@ -42,62 +41,13 @@ from trainer_launch.rehearsal.driver import RehearsalJob, rehearse
 from trainer_launch.rehearsal.faults import grammar, requests
 from trainer_launch.rehearsal.faults.kinds import InjectedFault
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting, image_path
-from trainer_launch.rehearsal.report.reporting import Reporting, add_report_flags
+from trainer_launch.rehearsal.report.reporting import Reporting
 from trainer_launch.supervisor.output import use_color
 
-HELP = "rehearse a job on this machine"
-ABOUT = "Each pod runs as local processes, with the environment variables that a real pod would get."
-USAGE = "[options] (-f JOB.yaml | -- COMMAND [ARG ...])"
-EXAMPLES = """examples:
-  trainer-launch rehearse --nodes 2 --nproc-per-node 2 -- train.py
-  trainer-launch rehearse --nodes 3 -- torchrun --max-restarts=3 train.py
-  trainer-launch rehearse --engine mpi --nodes 2 -- mpirun python train_mpi.py
-  trainer-launch rehearse --nodes 2 --spares 1 -- train.py
-  trainer-launch rehearse -f job.yaml -f runtime.yaml --render pods/
-  trainer-launch rehearse --nodes 3 --fault 'kill pod at=step:40' -- train.py
-
-faults:
-  kill worker [worker=LOCAL_RANK]    stop worker [worker=N] [for=20s]
-  kill pod [back=3s|never]           term pod [grace=10s] [back=3s|never]
-  partition [for=10s]                delay dns 20s
-  add node                           scale workers=4
-A fault hits the last node, or the one of node=N or pod=NAME. It is injected at
-step 1, or at=12s, at=1m, at=step:40, at=line:REGEX of what a pod prints.
-"""
 _PASSED = ("signals", "max_restarts", "spares", "hang_timeout", "hang_report_after", "events", "preload")
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
 # Checks of what only a real pod has of its own: network interfaces, a name, a range of ports.
 _NOT_HERE = "own-name,gloo-socket-ifname,ephemeral-ports"
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What only `rehearse` knows."""
-    parser.add_argument(
-        "-f",
-        "--file",
-        action="append",
-        metavar="FILE",
-        help="manifest of the job; repeat it for the job's runtime",
-    )
-    parser.add_argument(
-        "--command",
-        dest="command_line",
-        metavar="TEXT",
-        help="run this instead of the command in the manifest",
-    )
-    parser.add_argument(
-        "--skip-init", action="append", metavar="NAME", help="leave out this init container; may be repeated"
-    )
-    parser.add_argument(
-        "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod; run nothing"
-    )
-    parser.add_argument(
-        "--fault",
-        action="append",
-        metavar="TEXT",
-        help="inject this fault, such as 'kill worker node=1 at=step:40'; may be repeated; see above",
-    )
-    add_report_flags(parser)
 
 
 def main(parsed: Parsed) -> int:

@@ -5,7 +5,6 @@ The tables for people are made of the values that --json prints.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -29,26 +28,12 @@ from trainer_launch.observability.event_log import strict
 from trainer_launch.observability.goodput import TRAINING, TrainingStatus
 from trainer_launch.observability.goodput_keeper import as_json, shown
 
-HELP = "show the state of this pod's run and of its job"
-ABOUT = "Use it with kubectl exec while the run is active."
-USAGE = "[options]"
-EXAMPLES = """examples:
-  kubectl exec POD -- trainer-launch status
-  kubectl exec POD -- trainer-launch status --json
-  trainer-launch status --pid 4242      # one of several runs
-"""
 _NOWHERE = "unknown; these nodes have no coordinator, so only the launchers of this container are shown"
 _ANSWER_S = 3.0  # of each place
 _MOST_ROWS = 200
 _METRICS = 8
 _NO_REPORT = "progress  unknown: the script does not call trainer_launch.report(step=...)"
 _NO_TRAINING = ("sshd",)  # engines that train nothing themselves
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What only `status` knows."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--pid", type=int, metavar="PID", help="show only the launcher with this process ID")
 
 
 def main(parsed: Parsed) -> int:
