@@ -199,24 +199,30 @@ class Kubelet:
     def processes_of(self, pod: Pod, name: str) -> list[psutil.Process]:
         """What still runs of a container whose first process has ended, other sessions and orphans too.
 
-        On a cluster nothing would; here its environment tells whose it is. What came in by ssh has no more than the
-        pod's name, and sshd itself writes its title over its environment.
+        On a cluster nothing would; here the environment of a process, or of those above it, tells whose it is. What
+        came in by ssh has no more than the pod's name, and sshd itself writes its title over its environment.
         """
-        mark, folder = str(self.termination_message(pod, name)), f"{self._scratch / pod.name}/"
-        found: dict[int, psutil.Process] = {}
+        known: dict[int, tuple[psutil.Process, int, str | None, bool]] = {}
+        folder, mark = f"{self._scratch / pod.name}/", str(self.termination_message(pod, name))
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                env = process_tree.environment(process.pid)
-                if env is None:
-                    continue
-                known = env.get(MARK) or env.get("HOSTNAME")
-                below: list[psutil.Process] = []
-                if known is None and folder in " ".join(process.cmdline()):
-                    known = _mark_above(process) or mark
-                    below = process.children(recursive=True)
-                if known in (mark, pod.name):
-                    found |= {each.pid: each for each in (process, *below)}
-        return list(found.values())
+                env = process_tree.environment(process.pid) or {}
+                own = env.get(MARK)
+                is_here = own is None and (env.get("HOSTNAME") == pod.name or folder in " ".join(process.cmdline()))
+                known[process.pid] = process, process.ppid(), own, is_here
+        unmarked = str(self.termination_message(pod, _sshd_of(pod)))
+
+        def container_of(pid: int) -> str | None:
+            """The mark of the process, or of the nearest above it; of an orphan of this pod its sshd's."""
+            is_here = False
+            while pid in known:
+                _, pid, own, is_named = known[pid]
+                is_here = is_here or is_named
+                if own is not None:
+                    return own
+            return unmarked if is_here else None
+
+        return [process for pid, (process, *_) in known.items() if container_of(pid) == mark]
 
     def temporary_folders(self, pods: Collection[Pod]) -> tuple[str, ...]:
         """Where these pods put what is temporary, if not where we do."""
@@ -240,11 +246,10 @@ class Kubelet:
         return str(self._scratch / pod.name / f"life-{life}" / volume)
 
 
-def _mark_above(process: psutil.Process) -> str | None:
-    """Of the launcher that has started an sshd, which may be another container's."""
-    above = process.parent()
-    env = None if above is None else process_tree.environment(above.pid)
-    return None if env is None else env.get(MARK)
+def _sshd_of(pod: Pod) -> str:
+    """The container that sessions come to: where none runs sshd, the main one."""
+    words = ((each.name, words_in(each)) for each in (*pod.init, *pod.containers))
+    return next((name for name, argv in words if argv[:2] == (OURS, "sshd")), pod.draft.main)
 
 
 def _write(place: Path, file: PodFile, running: frozenset[str]) -> None:
