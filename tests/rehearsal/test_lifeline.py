@@ -1,7 +1,9 @@
-"""A rehearsal that is killed by SIGKILL leaves no pod behind, nor its folder."""
+"""A rehearsal that is killed, or whose pods are, leaves no process behind, nor a folder."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -19,6 +21,9 @@ import os, subprocess, sys, time
 daemon = [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]]
 subprocess.Popen(daemon, env={}, start_new_session=True)
 open(f"{sys.argv[1]}/{os.environ['HOSTNAME']}", "w").write(os.environ["TRAINER_LAUNCH_TERMINATION_LOG"])
+while sum(name.startswith("local-node-") for name in os.listdir(sys.argv[1])) < 2:
+    time.sleep(0.05)
+print("both have begun", flush=True)
 time.sleep(600)
 """
 
@@ -36,14 +41,47 @@ def processes_that_name(text: str) -> list[str]:
     return found
 
 
-def started(tmp_path: Path) -> tuple[subprocess.Popen[bytes], Path]:
-    """A rehearsal of two pods that are at work, and its folder."""
+def started(tmp_path: Path, *flags: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """A rehearsal of two pods that are at work, and its folder; TMPDIR is `tmp` in the test's folder."""
     (tmp_path / "pod.py").write_text(POD)
-    words = ("rehearse", "--nodes", "2", "--engine", "plain", "--", sys.executable, "pod.py", str(tmp_path))
-    rehearsal = subprocess.Popen((*LAUNCHER, *words), cwd=tmp_path, env=clean_env(), start_new_session=True)
+    (tmp_path / "tmp").mkdir()
+    words = ("rehearse", "--nodes", "2", "--engine", "plain", *flags, "--")
+    argv = (*LAUNCHER, *words, sys.executable, "pod.py", str(tmp_path))
+    env = clean_env({"TMPDIR": str(tmp_path / "tmp")})
+    rehearsal = subprocess.Popen(argv, cwd=tmp_path, env=env, start_new_session=True)
     notes = [tmp_path / f"local-node-0-{index}" for index in (0, 1)]
     eventually(lambda: all(note.exists() and note.read_text() for note in notes), "the pods begin")
     return rehearsal, Path(os.path.commonpath([note.read_text() for note in notes]))
+
+
+def left_in(tmp_path: Path) -> list[str]:
+    """What is left of launchers and pods in TMPDIR, without what was collected of incidents."""
+    return sorted(name for name in os.listdir(tmp_path / "tmp") if name != "trainer-launch-incidents")
+
+
+@pytest.mark.parametrize(("stops", "flags"), [(1, ("--fault", "kill pod back=never at=line:begun")), (2, ())])
+def test_pods_that_were_killed_leave_no_folder_in_tmpdir(
+    tmp_path: Path, stops: int, flags: tuple[str, ...]
+) -> None:
+    rehearsal, _ = started(tmp_path, *flags)
+    if flags:
+        eventually(
+            lambda: len(unlocked(tmp_path)) == 1, "the launcher of one pod is killed, and its folder is there"
+        )
+    for _ in range(stops):
+        os.kill(rehearsal.pid, signal.SIGINT)
+    assert rehearsal.wait(60) == 130
+    assert left_in(tmp_path) == []
+
+
+def unlocked(tmp_path: Path) -> list[Path]:
+    """The locks of launchers that were killed."""
+    found = []
+    for path in (tmp_path / "tmp").glob("trainer-launch-*/lock"):
+        with path.open("rb") as file, contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            found.append(path)
+    return found
 
 
 def test_sigkill_to_a_rehearsal_ends_its_pods_and_removes_its_folder(tmp_path: Path) -> None:
@@ -53,6 +91,7 @@ def test_sigkill_to_a_rehearsal_ends_its_pods_and_removes_its_folder(tmp_path: P
     eventually(lambda: not processes_that_name(str(folder)), lambda: f"left: {processes_that_name(str(folder))}")
     eventually(lambda: not folder.exists(), f"{folder} is gone")
     eventually(lambda: not processes_that_name(str(tmp_path)), "no daemon without the environment is left")
+    eventually(lambda: not left_in(tmp_path), lambda: f"left: {left_in(tmp_path)}")
 
 
 def test_a_rehearsal_that_ends_by_itself_leaves_nobody_who_waits(tmp_path: Path) -> None:
