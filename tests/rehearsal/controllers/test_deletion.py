@@ -12,6 +12,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers import scaled, workload_of
 from trainer_launch.rehearsal.controllers.restart_decisions import GIVE_UP
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
+from trainer_launch.rehearsal.report import pod_rows
 
 WORKER = replica("pytorch", spec="replicas: 2, restartPolicy: %s")
 
@@ -176,6 +177,26 @@ def test_a_job_that_cannot_complete_without_it_has_failed_when_nothing_runs_any_
     assert job.go("worker-0=0").verdict == (False, "PodLost")
     assert "job-worker-1" in job.message
     assert job.code == 138
+
+
+@pytest.mark.parametrize("never", [True, False])
+def test_a_survivor_that_waited_in_vain_is_not_blamed_for_the_pod_that_is_gone(never: bool) -> None:
+    job = torch("Never", spec="runPolicy: {cleanPodPolicy: Running}")
+    job.delete("job-worker-1", back_s=None if never else 100.0)
+    job.end("job-worker-1", 137)
+    lost = pod_rows.results(job.state, {"job-worker-0": "", "job-worker-1": ""}, lambda pod: "step 4")[1]
+    assert (lost.message == "the pod was deleted, and not created again") is never
+    job.go("worker-0=138 +4")
+    assert job.verdict == (False, "PyTorchJobFailed")
+    blamed = "job-worker-1: deleted, and not created again; " if never else ""
+    assert job.message == f"{blamed}its worker job-worker-0 failed"
+
+
+def test_a_survivor_that_fails_by_itself_is_blamed_though_another_pod_is_gone() -> None:
+    job = torch("Never")
+    job.delete("job-worker-1", back_s=None)
+    job.go("worker-1=137 worker-0=3")
+    assert job.message == "its worker job-worker-0 failed"
 
 
 def test_a_jobset_that_restarts_does_not_get_it_back_either() -> None:

@@ -33,7 +33,8 @@ _LOOKS = {
     "Init": ("init", "init containers"),
     _RUNNING: ("running", ""),
     "Terminating": ("stopping", "terminating"),
-    "Restarting": ("down", "restarting"),
+    "Restarting": ("down", "restarting, or to be created again"),
+    "Terminated": ("gone", "terminated, not to be created again"),
 }
 _FAULT_COLUMNS = ("#", "at", "fault", "pod", "downtime", "repeated steps", "effect")
 _MANY_PODS = 16  # beyond, lanes are thinner

@@ -21,7 +21,7 @@ from trainer_launch.rehearsal.report.training import training_of
 from trainer_launch.rehearsal.script_checks import FailedCheck
 
 _NAME_CHARS = 63  # of a pod
-_OVER = ("Succeeded", "Completed", "Failed", "Terminated")  # states that are no part of a timeline
+_OVER = ("Succeeded", "Completed", "Failed")  # states that are no part of a timeline
 
 
 class JobName(Struct, frozen=True, kw_only=True):
