@@ -1,6 +1,6 @@
 """How far training processes are, by what each reports with `trainer_launch.report()`, else by what it prints.
 
-Printed steps are lines such as `step 40`, found in output as it passes by.
+Printed steps are lines such as `step 40`, else tqdm's bars, found in output as it passes by.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ MAX_TEXT = 2_000  # characters of a line that are handed on
 _WORD = b"step"
 # In small letters, and the word first: IGNORECASE or a \b before it would make the search three times slower.
 _STEP = re.compile(rb"step(?<![0-9a-z_]step)[ =:]+([0-9]{1,12})(?![0-9])")
+# tqdm's bar, also as Lightning has it: `Epoch 2:  40%|████      | 20/50 [00:02<00:03, 9.98it/s]`.
+_BAR = re.compile(
+    rb"^(?:\x1b\[[0-9;]*[A-Za-z])*(?P<tag>\[[^\]]{1,80}\] )?(?P<name>[^|%]{0,60}?)\s*[0-9]{1,3}%\|[^|]{0,400}\|"
+    rb" *(?P<step>[0-9]{1,12})/(?P<total>[0-9]{1,12}) \["
+)
+_EPOCH = re.compile(rb"epoch *(?P<number>[0-9]{1,6})(?P<of>/[0-9]+)?:?", re.IGNORECASE)
+_TRAINS = re.compile(rb"|.*\b(train|training|steps?|iterations?|iters?)\b.*", re.IGNORECASE)  # names of bars
 _TAG = re.compile(rb"\[[^\]\n]{1,80}\] ")  # in front of a line: whose it is
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 _Metric: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
@@ -108,6 +115,8 @@ class OutputScanner:
         self.speaker: bytes | None = None  # whose steps count: of a pod's workers the first that said one
         self.last = 0  # what that one said last
         self.others = 0  # steps of others since then
+        self.bar: tuple[bytes, bytes] = b"", b""  # where nobody says steps: tag and name of the bar that counts,
+        self.bar_total = 0  # and how many steps it has
 
     def scan(self, data: bytes, patterns: tuple[re.Pattern[str], ...] = ()) -> list[ScannedLine]:
         """What is worth telling in these bytes."""
@@ -139,6 +148,27 @@ class OutputScanner:
         for line, step in _step_lines(text):
             if self._counts(line):
                 yield line, step
+        if self.speaker is None and b"%|" in text:
+            for line in re.split(rb"[\r\n]+", text):
+                if (step := self._step_of_bar(line)) is not None:
+                    yield line, step
+
+    def _step_of_bar(self, line: bytes) -> int | None:
+        """The step that a training bar shows, counted over its epochs; of several bars the longest counts."""
+        bar = _BAR.match(line)
+        if bar is None:
+            return None
+        name = bar["name"].strip(b" :")
+        epoch = _EPOCH.fullmatch(name)
+        if epoch is None and _TRAINS.fullmatch(name) is None:
+            return None
+        who, total = (bar["tag"] or b"", b"epoch" if epoch else name), int(bar["total"])
+        if total > self.bar_total:
+            self.bar, self.bar_total = who, total
+        if (who, total) != (self.bar, self.bar_total):
+            return None
+        before = 0 if epoch is None else max(0, int(epoch["number"]) - bool(epoch["of"]))
+        return before * total + int(bar["step"])
 
     def _counts(self, line: bytes) -> bool:
         """Whether the speaker says it, or somebody who seems to have taken over."""
