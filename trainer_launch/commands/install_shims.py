@@ -45,7 +45,7 @@ def main(parsed: Parsed) -> int:
         raise UsageError("missing directory; as in: trainer-launch install-shims /opt/shims")
     folder = Path(parsed.flags["directory"]).absolute()
     try:
-        taken = [name for name in NAMES if (folder / name).exists() and not _is_shim(folder / name)]
+        taken = [name for name in NAMES if (folder / name).exists() and not is_shim(folder / name)]
         if taken:
             raise UsageError(f"{folder} has a {taken[0]} that is no shim; name an empty directory")
         write(folder)
@@ -67,7 +67,8 @@ def write(folder: Path) -> None:
         (folder / name).chmod(0o755)
 
 
-def _is_shim(path: Path) -> bool:
+def is_shim(path: Path) -> bool:
+    """Whether the file is a shim that this command has written."""
     try:
         return _MARK.encode() in path.read_bytes()[:200]
     except OSError:
@@ -105,7 +106,7 @@ def _real(name: str, path: str) -> str:
     """
     for folder in path.split(os.pathsep):
         found = shutil.which(name, path=folder) if folder else None
-        if found is not None and not _is_shim(Path(found)):
+        if found is not None and not is_shim(Path(found)):
             return found
     raise NotRunnableError(f"{name!r} was not found in PATH behind its shim; install it in the image", found=False)
 

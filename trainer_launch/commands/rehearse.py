@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from trainer_launch.commands import options
+from trainer_launch.commands.install_shims import is_shim
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
 from trainer_launch.diagnosis.incident_bundle import NOWHERE
@@ -21,7 +25,7 @@ from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import parse_node_range, parse_nproc, shown
 from trainer_launch.observability import incident_watch
 from trainer_launch.planning import engines
-from trainer_launch.planning.command import CommandKind, grace_of
+from trainer_launch.planning.command import CommandKind, grace_of, launcher_in
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
 from trainer_launch.planning.reading import check_command, check_torch, read, recognise
 from trainer_launch.planning.task import MachineTrial
@@ -44,6 +48,7 @@ from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting, image_path
 from trainer_launch.rehearsal.report.reporting import Reporting
 from trainer_launch.supervisor.output import use_color
 
+_log = logging.getLogger(__name__)
 _PASSED = ("signals", "max_restarts", "spares", "hang_timeout", "hang_report_after", "events", "preload")
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
 # Checks of what only a real pod has of its own: network interfaces, a name, a range of ports.
@@ -93,6 +98,8 @@ def _from_manifests(
     documents = _overridden(controllers.read(parsed.flags["file"]), parsed.settings)
     workload = _adjusted(workload_of(documents, shows_secrets=not parsed.flags["render"]), parsed)
     controllers.tell_ignored(workload)
+    if parsed.flags["command_line"] is None and (sentence := without_launcher(workload, image_path())):
+        _log.warning("%s", sentence)
     if parsed.flags["render"]:
         sys.stdout.write(controllers.render(workload, parsed.flags["render"]))
         return 0
@@ -124,6 +131,22 @@ def _adjusted(workload: Workload, parsed: Parsed) -> Workload:
         sentence = controllers.other_counts(workload)
         workload = replace(workload, odd=(*workload.odd, *([sentence] if sentence else [])))
     return workload
+
+
+def without_launcher(workload: Workload, path: str) -> str:
+    """A sentence about pods that run torchrun as it is, and how to see the difference; "": there are none."""
+    for draft in workload.drafts:
+        container = draft.template.container(draft.main)
+        launcher = launcher_in((*container.command, *container.args)) if container and container.command else None
+        if launcher is None or not launcher.is_torchrun:
+            continue
+        program = shutil.which(launcher.words[0], path=path)
+        if program is None or not is_shim(Path(program)):
+            return (
+                "the pods run torchrun without trainer-launch. To compare what a fault costs, "
+                "rehearse with --command 'trainer-launch run -- torchrun …' too"
+            )
+    return ""
 
 
 def _check_plans(kubelet: Kubelet) -> None:

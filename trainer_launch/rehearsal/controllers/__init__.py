@@ -43,6 +43,7 @@ _OF_ONE_VERSION = ("MPIJob",)
 MAX_FILES = 16
 _WORKER, _LAUNCHER = "worker", "launcher"
 _NODES = ("master", "chief", _WORKER)  # replica types each of whose pods is a node
+_TELLING = (_LAUNCHER, *_NODES[:2], jobset.NODE, _WORKER)
 _NPROC = {
     "TrainJob": ("spec", "trainer", "numProcPerNode"),
     "PyTorchJob": ("spec", "nprocPerNode"),
@@ -316,7 +317,8 @@ def render(workload: Workload, folder: str) -> str:
     Raises:
         UsageError: the folder cannot be written, or holds something already.
     """
-    made = rendered(pods(workload))
+    there = pods(workload)
+    made, shows = rendered(there), _file_of(min(there, key=_order))
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -330,19 +332,26 @@ def render(workload: Workload, folder: str) -> str:
     count = len(workload.drafts)
     return (
         f"{workload.kind} {workload.name}: {counted(count, 'pod')}, written to\n{listed}"
-        f"Read one with: trainer-launch explain --pod {place / next(iter(made))}\n"
+        f"Read one with: trainer-launch explain --pod {place / shows}\n"
     )
 
 
 def rendered(pods: tuple[Pod, ...]) -> dict[str, Json]:
     """File name -> content: `<pod>.json` for the container that counts, `<pod>.<container>.json` for others."""
     return {
-        f"{pod.name}.json" if container is pod.main else f"{pod.name}.{container.name}.json": snapshot_of(
-            pod, container
-        )
+        _file_of(pod) if container is pod.main else f"{pod.name}.{container.name}.json": snapshot_of(pod, container)
         for pod in pods
         for container in (*pod.init, *pod.containers)
     }
+
+
+def _file_of(pod: Pod) -> str:
+    return f"{pod.name}.json"
+
+
+def _order(pod: Pod) -> int:
+    """Which pod shows most of what a launcher makes of the job: the one that starts the ranks, else node 0."""
+    return _TELLING.index(pod.draft.role) if pod.draft.role in _TELLING else len(_TELLING)
 
 
 def snapshot_of(pod: Pod, container: Container) -> dict[str, Json]:
