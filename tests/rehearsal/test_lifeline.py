@@ -17,7 +17,9 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.process
 POD = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
+if sys.argv[2:]:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 daemon = [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]]
 subprocess.Popen(daemon, env={}, start_new_session=True)
 open(f"{sys.argv[1]}/{os.environ['HOSTNAME']}", "w").write(os.environ["TRAINER_LAUNCH_TERMINATION_LOG"])
@@ -41,12 +43,15 @@ def processes_that_name(text: str) -> list[str]:
     return found
 
 
-def started(tmp_path: Path, *flags: str) -> tuple[subprocess.Popen[bytes], Path]:
-    """A rehearsal of two pods that are at work, and its folder; TMPDIR is `tmp` in the test's folder."""
+def started(tmp_path: Path, *flags: str, is_deaf: bool = False) -> tuple[subprocess.Popen[bytes], Path]:
+    """A rehearsal of two pods that are at work, and its folder; TMPDIR is `tmp` in the test's folder.
+
+    Deaf pods do not end at SIGTERM.
+    """
     (tmp_path / "pod.py").write_text(POD)
     (tmp_path / "tmp").mkdir()
     words = ("rehearse", "--nodes", "2", "--engine", "plain", *flags, "--")
-    argv = (*LAUNCHER, *words, sys.executable, "pod.py", str(tmp_path))
+    argv = (*LAUNCHER, *words, sys.executable, "pod.py", str(tmp_path), *(["deaf"] if is_deaf else []))
     env = clean_env({"TMPDIR": str(tmp_path / "tmp")})
     rehearsal = subprocess.Popen(argv, cwd=tmp_path, env=env, start_new_session=True)
     notes = [tmp_path / f"local-node-0-{index}" for index in (0, 1)]
@@ -59,19 +64,27 @@ def left_in(tmp_path: Path) -> list[str]:
     return sorted(name for name in os.listdir(tmp_path / "tmp") if name != "trainer-launch-incidents")
 
 
-@pytest.mark.parametrize(("stops", "flags"), [(1, ("--fault", "kill pod back=never at=line:begun")), (2, ())])
-def test_pods_that_were_killed_leave_no_folder_in_tmpdir(
-    tmp_path: Path, stops: int, flags: tuple[str, ...]
-) -> None:
-    rehearsal, _ = started(tmp_path, *flags)
-    if flags:
-        eventually(
-            lambda: len(unlocked(tmp_path)) == 1, "the launcher of one pod is killed, and its folder is there"
-        )
-    for _ in range(stops):
-        os.kill(rehearsal.pid, signal.SIGINT)
+def test_a_pod_that_was_killed_leaves_no_folder_in_tmpdir(tmp_path: Path) -> None:
+    rehearsal, _ = started(tmp_path, "--fault", "kill pod back=never at=line:begun")
+    eventually(lambda: len(unlocked(tmp_path)) == 1, "the launcher of one pod is killed, and its folder is there")
+    os.kill(rehearsal.pid, signal.SIGINT)
     assert rehearsal.wait(60) == 130
     assert left_in(tmp_path) == []
+
+
+def test_the_second_ctrl_c_ends_pods_that_do_not_hear_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    rehearsal, folder = started(tmp_path, "--grace", "600", is_deaf=True)
+    os.kill(rehearsal.pid, signal.SIGINT)
+    eventually(lambda: not is_pending(rehearsal.pid), "the first one is taken: two at once would be one signal")
+    os.kill(rehearsal.pid, signal.SIGINT)
+    assert rehearsal.wait(60) == 130
+    assert (processes_that_name(str(folder)), left_in(tmp_path)) == ([], [])
+
+
+def is_pending(pid: int) -> bool:
+    """Whether the process has still to take a signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return any(int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:")))
 
 
 def unlocked(tmp_path: Path) -> list[Path]:
