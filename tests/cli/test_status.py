@@ -117,7 +117,16 @@ def test_status_says_why_it_shows_no_step(tmp: dict[str, str], tmp_path: Path) -
     with start("run", "--engine=plain", "--", silent, env=tmp) as run:
         run.read_until("ready")
         shown = launch("status", "--pid", str(run.pid), env=tmp).stdout
-        assert "progress  unknown: the script does not call trainer_launch.report(step=...)" in shown
+        assert "unknown: the script prints no step and does not call trainer_launch.report(step=...)" in shown
+
+
+def test_status_shows_the_step_that_the_output_shows(tmp: dict[str, str], tmp_path: Path) -> None:
+    prints = script(tmp_path, "import signal; print('step 41 loss 0.5\\nready', flush=True); signal.pause()")
+    with start("run", "--engine=plain", "--", prints, env=tmp) as run:
+        run.read_until("ready")
+        (one,) = eventually(lambda: [one for one in status(env=tmp)["launchers"] if one["printed"]], "it is kept")
+        assert (one["reports"], one["printed"]["step"]) == ([], 41)
+        assert "progress  step 41, printed " in launch("status", "--pid", str(run.pid), env=tmp).stdout
 
 
 def test_what_a_launcher_that_was_killed_has_left_is_no_launcher(train: str, tmp: dict[str, str]) -> None:

@@ -136,7 +136,7 @@ def _carried_out(
     secret = _secret(settings, task, plan)
     mpi = _mpi_job(task, plan)  # before there is a system: it starts children, and waits for them
     watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
-    printed = PrintedSteps()
+    printed = PrintedSteps(scratch)
     listeners = (printed.heard,) if mpi is None else (printed.heard, mpi.program.hear)
     listener, limit = partial(_hear, listeners), settings.output_limit
     system = System(color=use_color(), watched=watched, lines_per_s=limit, listener=listener)

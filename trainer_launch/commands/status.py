@@ -32,7 +32,7 @@ _NOWHERE = "unknown; these nodes have no coordinator, so only the launchers of t
 _ANSWER_S = 3.0  # of each place
 _MOST_ROWS = 200
 _METRICS = 8
-_NO_REPORT = "progress  unknown: the script does not call trainer_launch.report(step=...)"
+_NO_REPORT = "progress  unknown: the script prints no step and does not call trainer_launch.report(step=...)"
 _NO_TRAINING = ("sshd",)  # engines that train nothing themselves
 
 
@@ -104,10 +104,12 @@ def _launcher_values(view: node_view.View) -> dict[str, Json]:
         values["checkpoint_s"] = round(report.checkpoint_s, 3)
         values["metrics"] = {name: strict(number) for name, number in report.metrics.items()}
         reports.append(values)
+    printed = progress.printed(view.run_dir)
+    step = None if printed is None else {"step": printed.step, "age_s": round(max(0.0, now_s - printed.at_s), 1)}
     standing = to_builtins(event_log.standing(view.run_dir))
     about = to_builtins(view)
     del about["ledger"]
-    return {**about, "goodput": _goodput(view), "standing": standing, "reports": reports}
+    return {**about, "goodput": _goodput(view), "standing": standing, "reports": reports, "printed": step}
 
 
 def _goodput(view: node_view.View) -> dict[str, Json] | None:
@@ -194,7 +196,10 @@ def _launcher(launcher: Mapping[str, Any], now_s: float) -> Iterator[str]:
         where = f"; see trainer-launch incidents show {standing['incident_id']}" if standing["incident_id"] else ""
         yield f"incident  {standing['incident']}{where}"
     yield from map(report_line, launcher["reports"])
-    if not launcher["reports"] and launcher["engine"] not in _NO_TRAINING:
+    if launcher["printed"] and not any(report["step"] is not None for report in launcher["reports"]):
+        printed = launcher["printed"]
+        yield f"progress  step {printed['step']}, printed {duration(printed['age_s'])} ago"
+    elif not launcher["reports"] and launcher["engine"] not in _NO_TRAINING:
         yield _NO_REPORT
 
 

@@ -5,6 +5,7 @@ Printed steps are lines such as `step 40`, else tqdm's bars, found in output as 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -16,7 +17,8 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.host.runtime_directory import PROGRESS, PROGRESS_END
+from trainer_launch.host.files import replace as replace_file
+from trainer_launch.host.runtime_directory import PRINTED, PROGRESS, PROGRESS_END
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
 from trainer_launch.model.codec import Count
@@ -27,6 +29,7 @@ from trainer_launch.supervisor.output import LINE_BYTES
 
 _MAX_BYTES = 262_144
 _MAX_FILES = 1024
+_KEPT_EVERY_S = 2.0  # the printed step, for `status`
 _TAKES_OVER = 20
 _MANY = 4  # steps at each end of one block; of a flood what lies between is not looked at
 MAX_TEXT = 2_000  # characters of a line that are handed on
@@ -221,11 +224,29 @@ def shown(line: bytes) -> str:
     return line[: 4 * MAX_TEXT].decode(errors="replace")[:MAX_TEXT]
 
 
+class PrintedStep(Struct, frozen=True, kw_only=True):
+    """The step that a node's workers have printed last."""
+
+    step: Count
+    at_s: _Seconds  # this machine's monotonic clock
+
+
+def printed(folder: str) -> PrintedStep | None:
+    """What the launcher of a run has kept of it for `status`; None: nothing."""
+    try:
+        found: PrintedStep = codec.decode(PrintedStep, LiveFiles(_MAX_BYTES).read(f"{folder}/{PRINTED}") or b"")
+    except codec.MessageError:
+        return None
+    return found
+
+
 class PrintedSteps:
     """What the present workers have printed; `heard` runs in the output's thread, which has woken up anyway."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
         self._lock = threading.Lock()
+        self._folder = folder
+        self._kept_s = -_KEPT_EVERY_S
         self.begin()
 
     def begin(self) -> None:
@@ -250,3 +271,8 @@ class PrintedSteps:
         first = self._signs
         first_s, first_step = (now_s, step) if first is None else (first.first_s, first.first_step)
         self._signs = Signs(first_s=first_s, last_s=now_s, first_step=first_step, step=step)
+        if now_s - self._kept_s >= _KEPT_EVERY_S:
+            self._kept_s = now_s
+            content = codec.encode(PrintedStep(step=step, at_s=now_s), _MAX_BYTES)
+            with contextlib.suppress(OSError):
+                within(self._folder, None, replace_file, f"{self._folder}/{PRINTED}", content)
