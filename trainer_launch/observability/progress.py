@@ -153,8 +153,8 @@ class OutputScanner:
                 yield line, step
         if self.speaker is None and b"%|" in text:
             for line in re.split(rb"[\r\n]+", text):
-                if (step := self._step_of_bar(line)) is not None:
-                    yield line, step
+                if (shown_step := self._step_of_bar(line)) is not None:
+                    yield line, shown_step
 
     def _step_of_bar(self, line: bytes) -> int | None:
         """The step that a training bar shows, counted over its epochs; of several bars the longest counts."""
