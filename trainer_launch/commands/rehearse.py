@@ -127,7 +127,7 @@ def _adjusted(workload: Workload, parsed: Parsed) -> Workload:
     if parsed.flags["command_line"] is None and settings.nodes is not None:
         workload = controllers.retyped(workload, "--nnodes", settings.nodes)
     if parsed.flags["command_line"] is None and settings.nproc_per_node is not None:
-        workload = controllers.retyped(workload, "--nproc-per-node", settings.nproc_per_node)
+        workload = controllers.retyped(workload, controllers.NPROC_OPTION, settings.nproc_per_node)
         sentence = controllers.other_counts(workload)
         workload = replace(workload, odd=(*workload.odd, *([sentence] if sentence else [])))
     return workload

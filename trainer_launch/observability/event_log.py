@@ -263,15 +263,12 @@ class Tail:
 
 def standing(folder: str) -> Standing:
     """What the last lines add up to."""
-    path = f"{folder}/{runtime_directory.NEWS}"
-    return stand(_parse_all(LiveFiles(_LAST_BYTES).read(path, -_LAST_BYTES) or b""))
+    return stand(_last(folder))
 
 
 def reports(folder: str) -> tuple[Progress, ...]:
     """The latest report of each rank that this node has now, lowest first; those of earlier ranks are left out."""
-    path = f"{folder}/{runtime_directory.NEWS}"
-    told = _parse_all(LiveFiles(_LAST_BYTES).read(path, -_LAST_BYTES) or b"")
-    starts = [values for name, values in (news.event for news in told) if name == "workers_started"]
+    starts = [values for name, values in (news.event for news in _last(folder)) if name == "workers_started"]
     first, count = (starts[-1].get(key) for key in ("first_rank", "workers")) if starts else (None, None)
     newest: dict[int, Progress] = {}
     for report in sorted(progress.read(folder), key=lambda report: report.at_s):
@@ -294,6 +291,11 @@ def stand(told: Sequence[News]) -> Standing:
         elif name == "coordinator_found":
             latest["coordinator"] = _place(values)
     return Standing(**{name: latest.get(name) for name in Standing.__struct_fields__})
+
+
+def _last(folder: str) -> list[News]:
+    path = f"{folder}/{runtime_directory.NEWS}"
+    return _parse_all(LiveFiles(_LAST_BYTES).read(path, -_LAST_BYTES) or b"")
 
 
 def _place(values: Mapping[str, Value]) -> tuple[str, int] | None:

@@ -158,7 +158,7 @@ def overridden(
     job = _job(documents)
     if nproc is not None:
         one, two = (workload_of(_with_job(documents, _with_nproc(job, number))) for number in "12")
-        if one == two and one == retyped(one, _NPROC_OPTION, "1"):
+        if retyped(one, NPROC_OPTION, "1") == retyped(two, NPROC_OPTION, "2"):
             raise UsageError(
                 f"--nproc-per-node does not apply to this {_kind(job)}: its pods get no number of workers"
             )
@@ -236,8 +236,8 @@ def _workers(job: Field) -> tuple[str, ...] | None:
     return next((place for place in _replicas(job) if place[2].lower() == _WORKER), None)
 
 
-_NPROC_OPTION = "--nproc-per-node"
-_TYPED = r"(?<![\w-]){name}(?P<between>=|\s+)(?P<value>[^\s;&|)]+)"
+NPROC_OPTION = "--nproc-per-node"
+_TYPED = r"(?<![\w-])({name}(?:=|\s+))[^\s;&|)]+"  # in a shell's text, or one word
 _COUNTS = re.compile(r"(?<![\w-])(-np|--num[-_]processes|--num[-_]gpus)[=\s]+\d+")  # of ranks, as others call it
 
 
@@ -258,7 +258,7 @@ def _retyped(container: Container, option: str, value: str) -> Container:
         if at and re.fullmatch(option.replace("-", "[-_]"), words[at - 1]):
             words[at] = value
         else:
-            words[at] = pattern.sub(lambda typed: typed[0][: typed.start("value") - typed.start()] + value, word)
+            words[at] = pattern.sub(lambda typed: typed[1] + value, word)
     count = len(container.command)
     return replace(container, command=tuple(words[:count]), args=tuple(words[count:]))
 
@@ -269,7 +269,10 @@ def other_counts(workload: Workload) -> str:
         container = draft.template.container(draft.main)
         count = _COUNTS.search(" ".join((*container.command, *container.args))) if container else None
         if count is not None:
-            return f"--nproc-per-node does not change {count[0]!r} in the command of container {draft.main}"
+            where = f"{count[0]!r} in the command of container {draft.main}"
+            return (
+                f"--nproc-per-node does not change {where}; change it there, or run another command with --command"
+            )
     return ""
 
 
