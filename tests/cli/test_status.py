@@ -124,8 +124,10 @@ def test_status_shows_the_step_that_the_output_shows(tmp: dict[str, str], tmp_pa
     prints = script(tmp_path, "import signal; print('step 41 loss 0.5\\nready', flush=True); signal.pause()")
     with start("run", "--engine=plain", "--", prints, env=tmp) as run:
         run.read_until("ready")
-        (one,) = eventually(lambda: [one for one in status(env=tmp)["launchers"] if one["printed"]], "it is kept")
-        assert (one["reports"], one["printed"]["step"]) == ([], 41)
+        (view,) = eventually(
+            lambda: [each for each in status(env=tmp)["launchers"] if each["printed"]], "it is kept"
+        )
+        assert (view["reports"], view["printed"]["step"]) == ([], 41)
         assert "progress  step 41, printed " in launch("status", "--pid", str(run.pid), env=tmp).stdout
 
 

@@ -89,12 +89,12 @@ def is_pending(pid: int) -> bool:
 
 def unlocked(tmp_path: Path) -> list[Path]:
     """The locks of launchers that were killed."""
-    found = []
+    locks = []
     for path in (tmp_path / "tmp").glob("trainer-launch-*/lock"):
         with path.open("rb") as file, contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            found.append(path)
-    return found
+            locks.append(path)
+    return locks
 
 
 def test_sigkill_to_a_rehearsal_ends_its_pods_and_removes_its_folder(tmp_path: Path) -> None:

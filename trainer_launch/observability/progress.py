@@ -234,10 +234,10 @@ class PrintedStep(Struct, frozen=True, kw_only=True):
 def printed(folder: str) -> PrintedStep | None:
     """What the launcher of a run has kept of it for `status`; None: nothing."""
     try:
-        found: PrintedStep = codec.decode(PrintedStep, LiveFiles(_MAX_BYTES).read(f"{folder}/{PRINTED}") or b"")
+        step: PrintedStep = codec.decode(PrintedStep, LiveFiles(_MAX_BYTES).read(f"{folder}/{PRINTED}") or b"")
     except codec.MessageError:
         return None
-    return found
+    return step
 
 
 class PrintedSteps:

@@ -157,8 +157,8 @@ def overridden(
     """
     job = _job(documents)
     if nproc is not None:
-        one, two = (workload_of(_with_job(documents, _with_nproc(job, number))) for number in "12")
-        if retyped(one, NPROC_OPTION, "1") == retyped(two, NPROC_OPTION, "2"):
+        first, second = (workload_of(_with_job(documents, _with_nproc(job, number))) for number in "12")
+        if retyped(first, NPROC_OPTION, "1") == retyped(second, NPROC_OPTION, "2"):
             raise UsageError(
                 f"--nproc-per-node does not apply to this {_kind(job)}: its pods get no number of workers"
             )

@@ -467,7 +467,7 @@ def _owner(local: LocalNetwork, match: re.Match[str], before: str = "") -> str |
 def _expects_host(ahead: str) -> bool:
     """Whether a pod's short name is an address behind this part of a line: `--master=`, not `--run-name=`.
 
-    Without a key in front of it the name is one: a line of a hostfile, an argument.
+    A name without a key in front of it is an address: a line of a hostfile, an argument.
     """
     key = _KEY.search(ahead)
     if key is None or _HOST_COMMAND.search(ahead):

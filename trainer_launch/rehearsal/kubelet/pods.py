@@ -202,27 +202,27 @@ class Kubelet:
         On a cluster nothing would; here the environment of a process, or of those above it, tells whose it is. What
         came in by ssh has no more than the pod's name, and sshd itself writes its title over its environment.
         """
-        known: dict[int, tuple[psutil.Process, int, str | None, bool]] = {}
+        processes: dict[int, tuple[psutil.Process, int, str | None, bool]] = {}
         folder, mark = f"{self._scratch / pod.name}/", str(self.termination_message(pod, name))
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 env = process_tree.environment(process.pid) or {}
                 own = env.get(MARK)
                 is_here = own is None and (env.get("HOSTNAME") == pod.name or folder in " ".join(process.cmdline()))
-                known[process.pid] = process, process.ppid(), own, is_here
+                processes[process.pid] = process, process.ppid(), own, is_here
         unmarked = str(self.termination_message(pod, _sshd_of(pod)))
 
         def container_of(pid: int) -> str | None:
             """The mark of the process, or of the nearest above it; of an orphan of this pod its sshd's."""
             is_here = False
-            while pid in known:
-                _, pid, own, is_named = known[pid]
+            while pid in processes:
+                _, pid, own, is_named = processes[pid]
                 is_here = is_here or is_named
                 if own is not None:
                     return own
             return unmarked if is_here else None
 
-        return [process for pid, (process, *_) in known.items() if container_of(pid) == mark]
+        return [process for pid, (process, *_) in processes.items() if container_of(pid) == mark]
 
     def temporary_folders(self, pods: Collection[Pod]) -> tuple[str, ...]:
         """Where these pods put what is temporary, if not where we do."""
