@@ -148,6 +148,8 @@ def test_the_home_of_the_images_user_is_where_it_is_here(home: str | None) -> No
          "until nc -z 127.0.0.3 23456; do echo job-worker-1; done"),
         (("for h in job-worker-0 job-worker-1; do ssh $h; done",), "for h in 127.0.0.2 127.0.0.3; do ssh $h; done"),
         (("root@job-worker-1",), "root@127.0.0.3"),
+        (("HOSTS='job-worker-0 job-worker-1'",), "HOSTS='127.0.0.2 127.0.0.3'"),
+        (("NAMES='job-worker-0 job-worker-1'",), "NAMES='job-worker-0 job-worker-1'"),
         (("hosts:\n- job-worker-0\n- job-worker-1",), "hosts:\n- 127.0.0.2\n- 127.0.0.3"),
         (('hosts: ["job-worker-0", "job-worker-1"]',), 'hosts: ["127.0.0.2", "127.0.0.3"]'),
         (("job-worker-0 slots=2\njob-worker-1 slots=2",), "127.0.0.2 slots=2\n127.0.0.3 slots=2"),

@@ -461,15 +461,17 @@ def _owner(local: LocalNetwork, match: re.Match[str], before: str = "") -> str |
     if owner is None or (ahead.endswith("/") and not ahead.endswith("//")):
         return None
     is_plain = "." in name or match[3] or ahead.endswith(("//", "@"))
-    return owner if is_plain or _expects_host(ahead.rpartition("\n")[2]) else None
+    return owner if is_plain or _expects_host(ahead.rpartition("\n")[2], local.pods) else None
 
 
-def _expects_host(ahead: str) -> bool:
+def _expects_host(ahead: str, pods: Mapping[str, str]) -> bool:
     """Whether a pod's short name is an address behind this part of a line: `--master=`, not `--run-name=`.
 
     A name without a key in front of it is an address: a line of a hostfile, an argument.
     """
     key = _KEY.search(ahead)
+    while key is not None and key[1] in pods:  # of a list of names each has the key of the first
+        key = _KEY.search(ahead[: key.start(1)])
     if key is None or _HOST_COMMAND.search(ahead):
         return True
     words = [word.lower() for word in _WORDS.findall(key[1])]
