@@ -117,7 +117,7 @@ def test_status_says_why_it_shows_no_step(tmp: dict[str, str], tmp_path: Path) -
     with start("run", "--engine=plain", "--", silent, env=tmp) as run:
         run.read_until("ready")
         shown = launch("status", "--pid", str(run.pid), env=tmp).stdout
-        assert "unknown: the script prints no step and does not call trainer_launch.report(step=...)" in shown
+        assert "unknown: no step passed through the launcher or came from trainer_launch.report(step=...)" in shown
 
 
 def test_status_shows_the_step_that_the_output_shows(tmp: dict[str, str], tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ _NOWHERE = "unknown; these nodes have no coordinator, so only the launchers of t
 _ANSWER_S = 3.0  # of each place
 _MOST_ROWS = 200
 _METRICS = 8
-_NO_REPORT = "progress  unknown: the script prints no step and does not call trainer_launch.report(step=...)"
+_NO_REPORT = "progress  unknown: no step passed through the launcher or came from trainer_launch.report(step=...)"
 _NO_TRAINING = ("sshd",)  # engines that train nothing themselves
 
 
