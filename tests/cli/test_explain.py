@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tests.cli.launching import launch, script
 from trainer_launch import __version__
 from trainer_launch.commands import options
 from trainer_launch.model import settings
+from trainer_launch.rehearsal.script_checks import MAX_LOST_STEPS
 
 V2 = {
     "PET_NNODES": "2",
@@ -241,6 +244,28 @@ def test_help_fits_eighty_columns_and_names_the_variables(command: list[str]) ->
     examples = told.stdout.partition("\nexamples:\n")[2]
     assert f"trainer-launch {command[0] if command else 'rehearse'} " in examples
     assert launch("help", *command, env={"COLUMNS": "80"}).stdout == told.stdout
+
+
+LOADED = (
+    "import sys\nfrom trainer_launch.commands import options\n"
+    "try: options.parse('trainer-launch', sys.argv[1:])\n"
+    "except SystemExit: pass\n"
+    "print(*(name for name in sys.modules if name.startswith('trainer_launch.')), file=sys.stderr)"
+)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["version"], *([name, "--help"] for name in options.COMMANDS)])
+def test_help_and_version_load_nothing_that_they_do_not_print(words: list[str]) -> None:
+    told = subprocess.run([sys.executable, "-c", LOADED, *words], capture_output=True, text=True, check=True)
+    assert told.stdout
+    packages = {name.split(".")[1] for name in told.stderr.split()}
+    assert packages <= {"commands", "host", "model"}
+    commands = {name for name in told.stderr.split() if name.startswith("trainer_launch.commands.")}
+    assert commands == {"trainer_launch.commands.options", "trainer_launch.commands.catalog"}
+
+
+def test_the_help_of_rehearse_has_the_number_of_lost_steps_that_counts() -> None:
+    assert f"(default: {MAX_LOST_STEPS})" in launch("rehearse", "--help").stdout
 
 
 @pytest.mark.parametrize("command", ["run", "preflight", "explain", "rehearse"])

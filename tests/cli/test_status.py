@@ -117,7 +117,18 @@ def test_status_says_why_it_shows_no_step(tmp: dict[str, str], tmp_path: Path) -
     with start("run", "--engine=plain", "--", silent, env=tmp) as run:
         run.read_until("ready")
         shown = launch("status", "--pid", str(run.pid), env=tmp).stdout
-        assert "progress  unknown: the script does not call trainer_launch.report(step=...)" in shown
+        assert "unknown: no step passed through the launcher or came from trainer_launch.report(step=...)" in shown
+
+
+def test_status_shows_the_step_that_the_output_shows(tmp: dict[str, str], tmp_path: Path) -> None:
+    prints = script(tmp_path, "import signal; print('step 41 loss 0.5\\nready', flush=True); signal.pause()")
+    with start("run", "--engine=plain", "--", prints, env=tmp) as run:
+        run.read_until("ready")
+        (view,) = eventually(
+            lambda: [each for each in status(env=tmp)["launchers"] if each["printed"]], "it is kept"
+        )
+        assert (view["reports"], view["printed"]["step"]) == ([], 41)
+        assert "progress  step 41, printed " in launch("status", "--pid", str(run.pid), env=tmp).stdout
 
 
 def test_what_a_launcher_that_was_killed_has_left_is_no_launcher(train: str, tmp: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.supervisor.fakes import TERM, FakeSystem, Program
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Plan, Process
+from trainer_launch.observability import progress
 from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.observability.progress import PrintedSteps
@@ -58,7 +59,7 @@ def test_reports_of_former_workers_are_no_signs_of_the_present_ones(tmp_path: Pa
 
 
 def test_printed_steps_count_where_nothing_is_reported(tmp_path: Path) -> None:
-    printed = PrintedSteps()
+    printed = PrintedSteps(str(tmp_path))
     keeper = GoodputKeeper(str(tmp_path), printed)
     trains_since(keeper, 50.0)
     printed.heard("rank 0", 1, b"step 1 of 9\nno step here: stepped 4\nstep 2 of 9\n")
@@ -70,6 +71,18 @@ def test_printed_steps_count_where_nothing_is_reported(tmp_path: Path) -> None:
     keeper.enter(TimeKind.TRAINING, time.monotonic())
     assert printed.signs() is None, "new workers have printed nothing"
     assert keeper.ledger.top == 2
+
+
+def test_the_printed_step_is_kept_for_status_now_and_then(tmp_path: Path) -> None:
+    steps, none = PrintedSteps(str(tmp_path)), progress.printed(str(tmp_path))
+    steps.heard("rank 0", 1, b"step 1 of 9\nstep 2 of 9\n")
+    steps.heard("rank 0", 1, b"step 3 of 9\n")
+    kept = progress.printed(str(tmp_path))
+    assert (none, kept and kept.step) == (None, 2), "in the same second once"
+    assert progress.read(str(tmp_path)) == (), "no report"
+    (tmp_path / runtime_directory.PRINTED).write_text('{"step": -1, "at_s": 0}')
+    assert progress.printed(str(tmp_path)) is None
+    PrintedSteps("/nonexistent").heard("rank 0", 1, b"step 1 of 9\n")
 
 
 def test_a_fresh_preflight_report_is_part_of_the_job(tmp_path: Path) -> None:

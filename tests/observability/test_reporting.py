@@ -56,6 +56,14 @@ def test_what_is_not_given_stays(tmp_path: Path) -> None:
     assert (one.step, one.progress, one.eta_s, one.metrics) == (7, 0.25, 7.0, {"b": 3.0})
 
 
+@pytest.mark.parametrize("eta_s", ["1e18", "1e308", "10**400", "float('inf')", "float('nan')", "-5"])
+def test_an_estimate_of_any_size_leaves_the_rest_of_the_report_whole(tmp_path: Path, eta_s: str) -> None:
+    run(f"report(step=6, progress=0.2, eta_s={eta_s}, metrics={{'loss': 1}})", tmp_path)
+    (report,) = progress.read(str(tmp_path))
+    assert (report.step, report.progress, report.metrics) == (6, 0.2, {"loss": 1.0})
+    assert report.eta_s in (None, 0.0, 1e9)
+
+
 @pytest.mark.parametrize(
     ("env", "rank", "local_rank"),
     [

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tests.schemas.validator import EVENTS
 from tests.supervisor.fakes import KILL, TERM, FakeSystem, Program
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Failure, Outcome, Plan, Process, Verdict
+from trainer_launch.model import Failure, Outcome, Plan, Process, Verdict, codec
 from trainer_launch.observability import event_log
+from trainer_launch.observability.progress import Progress
 from trainer_launch.supervisor import outcome
 from trainer_launch.supervisor.program_loop import supervise
 from trainer_launch.supervisor.run_observer import RunObserver
@@ -134,6 +135,44 @@ def test_the_agents_news_are_taken_line_by_line(tmp_path: Path) -> None:
     assert tail.read() == []
     assert event_log.standing(str(tmp_path)) == event_log.Standing(generation=2, nodes=3, restarts=1, workers=4)
     assert event_log.standing("/nonexistent") == event_log.Standing()
+
+
+def report_of(folder: Path, local_rank: int, rank: int | None, step: int) -> None:
+    """A worker's report, made at a time that its step tells."""
+    told = Progress(
+        rank=rank, local_rank=local_rank, pid=1, at_s=float(step), time_s=5.0, step=step, progress=None, eta_s=None,
+        metrics={},
+    )  # fmt: skip
+    Path(runtime_directory.progress_file(str(folder), local_rank)).write_bytes(codec.encode(told, 10_000))
+
+
+def started(folder: Path, first_rank: int, workers: int) -> None:
+    runtime_directory.tell(str(folder), "workers_started", first_rank=first_rank, workers=workers)
+
+
+def shown(folder: Path) -> list[tuple[int | None, int | None]]:
+    """Rank and step of each report."""
+    return [(report.rank, report.step) for report in event_log.reports(str(folder))]
+
+
+def test_reports_of_ranks_that_the_node_no_longer_has_are_gone(tmp_path: Path) -> None:
+    report_of(tmp_path, 0, 2, 100)
+    report_of(tmp_path, 1, 3, 100)
+    assert shown(tmp_path) == [(2, 100), (3, 100)], "no worker group tells its ranks: all count"
+    started(tmp_path, 2, 2)
+    assert shown(tmp_path) == [(2, 100), (3, 100)]
+    started(tmp_path, 1, 2)
+    assert shown(tmp_path) == [(2, 100)], "what rank 2 did last is still so, though another process begins it"
+    report_of(tmp_path, 1, 2, 101)
+    assert shown(tmp_path) == [(2, 101)], "one series for each rank"
+    started(tmp_path, 4, 1)
+    assert shown(tmp_path) == [], "rank 0 is elsewhere now, and these do not report"
+
+
+def test_a_program_without_a_rank_is_the_nodes_own(tmp_path: Path) -> None:
+    started(tmp_path, 4, 1)
+    report_of(tmp_path, 0, None, 7)
+    assert shown(tmp_path) == [(None, 7)]
 
 
 @pytest.mark.parametrize(

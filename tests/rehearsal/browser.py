@@ -47,6 +47,12 @@ const found = {
     .map((s) => [s, overlaps(s)])),
   smallest: Math.min(...texts.map((e) => parseFloat(getComputedStyle(e).fontSize))),
   faintest: Math.min(...texts.map(contrast)),
+  broken: all("td.k").filter((e) => { const r = document.createRange(); r.selectNodeContents(e);
+    return new Set([...r.getClientRects()].map((b) => b.top)).size > 1; }).map((e) => e.textContent),
+  labels: all("td[data-of]").filter((e) => { const s = getComputedStyle(e, "::before");
+    const pen = document.createElement("canvas").getContext("2d"); pen.font = s.font;
+    return s.content !== "none" && pen.measureText(e.dataset.of).width > parseFloat(s.width); })
+    .map((e) => e.dataset.of),
   cut: all(".axis span,.scale span,th,.sums b,h1").filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth)
     .map((e) => e.textContent),
 };

@@ -53,6 +53,16 @@ def nasty() -> RehearsalReport:
     return tale.condition(3.0, NASTY, 1).report(4.0, 1)
 
 
+def lost() -> RehearsalReport:
+    """A pod that does not come back; the other one waits for it, and ends."""
+    tale = Tale("charlm-large-node-0-0", "charlm-large-node-0-1", kind="TrainJob", name="charlm-large")
+    tale.start(0.0).meet(2.0).steps(3.0, range(1, 31), each_s=0.2).fault(9.0, "kill pod back=never", tale.pods[1])
+    tale.end(9.0, tale.pods[1], 137, "Terminated").end(13.0, tale.pods[0], 138)
+    why = "charlm-large-node-0-1: deleted, and not created again; its node charlm-large-node-0-0 failed"
+    tale.message = "the pod was deleted, and not created again"
+    return tale.condition(13.0, f"Failed (TrainJobFailed): {why}", 1).report(14.0, 138)
+
+
 def without_steps() -> RehearsalReport:
     """Programs that tell no steps."""
     tale = Tale("plain-0", "plain-1").start(0.0).fault(3.0, "kill pod node=1", "plain-1")

@@ -155,6 +155,12 @@ def test_a_new_rank_0_on_another_node_takes_up_the_steps() -> None:
     assert (fault.repeated_steps, fault.downtime_s) == (10, near(3.0))
 
 
+def test_steps_that_are_shown_now_and_then_are_resumed_from_the_last_one_that_was_reached() -> None:
+    tale = Tale("a").start(0.0).meet(0.5).steps(1.0, (10, 20, 30)).fault(1.5, "kill worker", "a").meet(3.0)
+    fault = fault_of(tale.steps(4.0, (40, 50)), 9.0)
+    assert (fault.reached_step, fault.resumed_step, fault.repeated_steps) == (30, 30, 0)
+
+
 def test_downtime_that_two_faults_share_counts_once() -> None:
     tale = Tale("a").start(0.0).meet(0.5).steps(1.0, range(1, 11)).fault(2.0, "kill worker", "a")
     tale.fault(3.0, "kill worker #2", "a").meet(4.0).steps(5.0, range(6, 21))

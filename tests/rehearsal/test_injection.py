@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.faults.injection import Faults
@@ -78,6 +80,28 @@ def test_a_fault_whose_pod_is_not_there_yet_waits_for_it() -> None:
     assert (driver.came(), faults.due_s()) == ([], 0.3)
     faults.finish()
     assert "there is no node 1" in driver.entries[-1].why
+
+
+def test_a_fault_that_waits_for_steps_says_so_after_a_minute_without_any(caplog: pytest.LogCaptureFixture) -> None:
+    faults, driver = begin("add node at=step:40")
+    assert faults.due_s() == 60.0
+    pass_time(faults, driver, 59.9)
+    assert caplog.messages == []
+    pass_time(faults, driver, 60.0)
+    pass_time(faults, driver, 90.0)
+    (message,) = caplog.messages
+    assert message.startswith(
+        "no step in the first 60 s; fault 'add node at=step:40' waits for step 40. Print lines"
+    )
+    assert faults.due_s() is None
+
+
+def test_a_fault_whose_steps_come_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    faults, driver = begin("add node at=step:40")
+    faults.reached(1)
+    assert (faults.due_s(), pass_time(faults, driver, 90.0), caplog.messages) == (None, [], [])
+    others, driver = begin("add node at=2m")
+    assert (others.due_s(), pass_time(others, driver, 90.0), caplog.messages) == (120.0, [], [])
 
 
 def test_a_fault_that_comes_after_the_jobs_end_never_comes() -> None:

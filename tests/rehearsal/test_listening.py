@@ -38,6 +38,44 @@ def test_these_do_not(line: bytes) -> None:
     assert OutputScanner().scan(line + b"\n") == []
 
 
+TQDM = "{name}{part:3.0f}%|{bar:<10}| {step}/{total} [00:02<00:48,  9.98it/s{more}]"
+
+
+def bar(step: int, total: int, name: str = "", more: str = "") -> bytes:
+    """A line as tqdm writes it to what is no terminal."""
+    part = 100 * step / total
+    line = TQDM.format(
+        name=name and f"{name}: ", part=part, bar="█" * int(part / 10), step=step, total=total, more=more
+    )
+    return b"\r" + line.encode()
+
+
+def test_a_bar_of_tqdm_tells_a_step() -> None:
+    """Transformers' Trainer shows nothing else."""
+    assert steps(*(bar(step, 500) for step in (0, 20, 21)), b"\n") == [0, 20, 21]
+    assert steps(bar(20, 500, "Training") + b"\n") == [20]
+    assert steps(b"[0:0] " + bar(20, 500)[1:] + b"\n") == [20]
+    assert steps(bar(20, 500, more=", loss=0.5") + b"\r") == [20]
+
+
+def test_a_bar_of_lightning_counts_on_over_its_epochs() -> None:
+    lines = [bar(step, 50, f"Epoch {epoch}", ", v_num=0") for epoch in (0, 1, 2) for step in (25, 50)]
+    assert steps(*lines, b"\n") == [25, 50, 75, 100, 125, 150]
+    assert steps(bar(10, 50, "Epoch 3/9") + b"\n") == [110], "who counts epochs to a last one begins with 1"
+
+
+def test_bars_of_something_else_tell_none() -> None:
+    others = ("Validation DataLoader 0", "Sanity Checking", "Loading checkpoint shards", "Map", "Downloading")
+    assert steps(*(bar(1, 1000, name) for name in others), b"\n") == []
+    assert steps(b"100%|##########| 1.2k/1.2k [00:00<00:00, 3MB/s]\n", b"40%| done\n") == []
+    evaluation = [bar(step, 13) for step in range(14)]
+    assert steps(bar(10, 500), *evaluation, bar(11, 500), b"\n") == [10, 11], "of two bars alike the longer counts"
+
+
+def test_who_prints_steps_is_not_heard_by_bars() -> None:
+    assert steps(b"step 4\n", bar(20, 500), b"\n", b"step 5\n") == [4, 5]
+
+
 PLAIN = re.compile(rb"\bstep[ =:]+([0-9]{1,12})(?![0-9])", re.IGNORECASE)
 PIECES = (b"step", b"Step ", b"STEP=", b"step: 4", b"xstep 5", b"_step 6", b"\xe9step 7", b" ", b"\n", b"12", b".")
 

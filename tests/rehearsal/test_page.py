@@ -17,7 +17,7 @@ from trainer_launch.rehearsal.report.history import History
 from trainer_launch.rehearsal.report.html_page import ATTEMPTS, page
 from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport, report_of
 
-SCENES = ("small", "bad", "crowd", "nasty", "without_steps")
+SCENES = ("small", "bad", "crowd", "nasty", "without_steps", "lost")
 
 
 def scene(name: str) -> RehearsalReport:
@@ -37,6 +37,19 @@ def test_the_verdict_comes_first() -> None:
     assert head_of(finished(Tale("a").start(0.0), 2.0).report()) == [("good", "The job succeeded")]
     assert head_of(Tale("a").start(0.0).report(2.0, 130)) == [("plain", "Stopped before the job ended")]
     assert page(scenes.bad()).index("Failed checks") < page(scenes.bad()).index("Pods over time")
+
+
+def test_a_pod_that_never_came_back_is_named_and_drawn_as_such() -> None:
+    text = page(scenes.lost())
+    assert (
+        "Failed after 14.0 s (TrainJobFailed): charlm-large-node-0-1: deleted, and not created again; its node"
+        in text
+    )
+    states = re.findall(r'title="(\w+), attempt \d+, ([^"]*)"', text)
+    assert ("Terminated", "9.0 s to 14.0 s") in states, "until the end"
+    legend = text.partition('class="legend"')[2].partition("</ul>")[0]
+    assert "terminated, not to be created again" in legend
+    assert "restarting" not in legend
 
 
 def test_each_fault_and_each_pod_has_a_row() -> None:
@@ -134,6 +147,8 @@ def test_a_browser_shows_all_of_it_without_overlap_on_wide_and_narrow_screens(
         assert seen["dark"] == (name == "small")
         assert (seen["page"], seen["outside"], seen["cut"]) == (width, [], [])
         assert set(seen["overlaps"].values()) == {0}, seen["overlaps"]
+        assert seen["labels"] == [], "labels that reach into their values"
+        assert seen["broken"] == [] or width < 640, "names on several lines"
         assert len(seen["lanes"]) == len(report.pods)
         assert len({tuple(lane[:2]) for lane in [*seen["lanes"], *seen["steps"]]}) == 1, "one axis of time for all"
         assert all(lane[1] > 0.6 * width and lane[2] >= 12 for lane in seen["lanes"])

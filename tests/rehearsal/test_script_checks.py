@@ -8,6 +8,7 @@ from hypothesis import given
 from tests.rehearsal.test_fault_costs import histories
 from tests.rehearsal.told import Tale, finished, restarted
 from trainer_launch.rehearsal.report.history import History
+from trainer_launch.rehearsal.report.html_page import page
 from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport, report_of
 from trainer_launch.rehearsal.report.text import text
 from trainer_launch.rehearsal.script_checks import ScriptCheck
@@ -100,6 +101,37 @@ def test_without_a_fault_nothing_is_judged() -> None:
     tale = Tale("a").start(0.0).meet(0.5).steps(1.0, range(1, 41)).meet(6.0).steps(7.0, range(1, 60))
     report = finished(tale, 20.0).report()
     assert (report.failed_checks, report.not_checked) == ((), ())
+
+
+NOT_CHECKED = "The job succeeded; whether the script resumes was not checked"
+
+
+def test_a_fault_before_the_first_step_shows_nothing_of_the_script_and_is_not_survived() -> None:
+    tale = Tale("a", "b").start(0.0).meet(1.0).fault(10.0, "kill pod at=10s", "b").end(10.0, "b", 137, "Restarting")
+    report = finished(tale.start(11.0, "b").meet(12.0).steps(14.0, range(1, 21)), 20.0).report()
+    assert (report.summary, report.repeated_steps, report.exit_code) == (NOT_CHECKED, None, 0)
+    assert "hardly a step was done. Inject the fault later (at=step:20)" in report.not_checked[0]
+    assert f'<header class="plain"><h1>{NOT_CHECKED}' in page(report)
+
+
+def test_a_restart_without_a_step_after_it_shows_nothing_either() -> None:
+    tale = Tale("a").start(0.0).meet(1.0).steps(2.0, range(1, 5)).fault(10.0, "kill worker at=10s", "a").meet(12.0)
+    report = finished(tale, 20.0).report()
+    assert (report.summary, report.repeated_steps) == (NOT_CHECKED, None)
+    assert report.not_checked == ("whether the script resumes, because no step came after its workers began again",)
+
+
+def test_a_script_whose_steps_are_unknown_is_not_said_to_have_survived() -> None:
+    tale = Tale("a").start(0.0).fault(3.0, "kill pod at=3s", "a").end(3.0, "a", 137, "Restarting").start(4.0)
+    report = finished(tale, 9.0).report()
+    assert report.summary == NOT_CHECKED
+    assert "its steps are unknown" in report.not_checked[0]
+
+
+def test_a_fault_after_which_no_worker_begins_again_is_survived() -> None:
+    tale = Tale("a").start(0.0).meet(1.0).fault(1.5, "stop worker for=3s at=1s", "a").steps(6.0, range(1, 5))
+    report = finished(tale, 20.0).report()
+    assert (report.summary, report.not_checked, report.repeated_steps) == ("Survived 1 fault", (), 0)
 
 
 # -- steps lost -----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -36,25 +35,10 @@ from trainer_launch.planning.shared_memory import Decision
 from trainer_launch.planning.task import MachineTrial, Task
 from trainer_launch.planning.torch import TORCH, TORCHRUN
 
-HELP = "show what was read from the pod and what would run"
-ABOUT = "It changes nothing and starts nothing."
-EXAMPLES = """examples:
-  trainer-launch explain -- train.py                 # in this container
-  trainer-launch explain --json -- torchrun train.py # the whole plan, as JSON
-  trainer-launch explain --save-pod pod.json         # for a bug report
-  trainer-launch explain --pod pod.json -- train.py  # explain that snapshot
-"""
 _SNAPSHOT_LIMIT = 33_554_432  # bytes
 _RUNNING = (("run",), ("preflight",), ("sshd",))
 _UNREAD = "unknown"  # the contract of a pod that no contract fits
 _SCRATCH = "/tmp/trainer-launch"  # stands for the private folder that a run makes
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What only `explain` knows."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object, with every detail")
-    parser.add_argument("--pod", metavar="FILE", help="read this pod snapshot instead of the container")
-    parser.add_argument("--save-pod", metavar="FILE", help="write a snapshot of this pod; secrets are redacted")
 
 
 def main(parsed: Parsed) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -11,44 +10,12 @@ from datetime import datetime, timezone
 from trainer_launch.commands.options import Parsed
 from trainer_launch.diagnosis import incident_bundle
 from trainer_launch.diagnosis.incident_bundle import OUTPUT, STACKS, Stored
-from trainer_launch.model import removed
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.units import aligned, in_units
 from trainer_launch.observability import incident_page, incident_watch
 
-HELP = "show what was collected about failures and hangs"
-ABOUT = "Use it with kubectl exec, or on a copied directory."
-USAGE = "[list | {show,page} [ID]] [options]"
-EXAMPLES = """examples:
-  kubectl exec POD -- trainer-launch incidents
-  kubectl exec POD -- trainer-launch incidents show          # the newest
-  kubectl exec POD -- trainer-launch incidents page >incident.html
-  kubectl cp POD:/tmp/trainer-launch-incidents ./copied    # the folders of all
-  trainer-launch incidents show --incident-dir ./copied
-"""
-_ACTIONS = ("list", "show", "page")
 _WIDTH = 100
 _LINES = 20
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What only `incidents` knows."""
-    parser.add_argument(
-        "action",
-        nargs="?",
-        default="list",
-        type=_action,
-        choices=_ACTIONS,
-        metavar="ACTION",
-        help=argparse.SUPPRESS,
-    )
-    parser.add_argument("id", nargs="?", metavar="ID", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _action(word: str) -> str:
-    removed.refuse(f"incidents {word}")
-    return word
 
 
 def main(parsed: Parsed) -> int:

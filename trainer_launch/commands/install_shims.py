@@ -6,7 +6,6 @@ runs there, but the first torchrun in PATH does.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import shutil
@@ -23,13 +22,6 @@ from trainer_launch.planning.command import MPI, SHIMS, CommandKind, parse_comma
 from trainer_launch.planning.reading import SHIM_SWITCH as SWITCH
 from trainer_launch.planning.reading import interpreter, is_our_python, live_pod, recognise
 
-HELP = "install a torchrun, mpirun, … that use the launcher"
-ABOUT = "For platforms whose SDK writes the command, so that the image's ENTRYPOINT never runs."
-USAGE = "DIR"
-EXAMPLES = """examples:
-  trainer-launch install-shims /opt/shims     # then put it first: ENV PATH=/opt/shims:$PATH
-  TRAINER_LAUNCH_SHIM=off torchrun train.py   # the real torchrun, unchanged
-"""
 NAMES = SHIMS
 _FRONT_ENDS = ("accelerate", "fabric", "tune", "trl")
 _MARK = "# A shim of trainer-launch:"
@@ -43,11 +35,6 @@ _QUESTIONS = frozenset({"-h", "--help", "-V", "--version", "--check-build", "-cb
 _LOOK_S = 30.0  # for another Python to say where its torch is
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What only `install-shims` knows."""
-    parser.add_argument("directory", nargs="?", metavar="DIR", help=argparse.SUPPRESS)
-
-
 def main(parsed: Parsed) -> int:
     """The command.
 
@@ -58,7 +45,7 @@ def main(parsed: Parsed) -> int:
         raise UsageError("missing directory; as in: trainer-launch install-shims /opt/shims")
     folder = Path(parsed.flags["directory"]).absolute()
     try:
-        taken = [name for name in NAMES if (folder / name).exists() and not _is_shim(folder / name)]
+        taken = [name for name in NAMES if (folder / name).exists() and not is_shim(folder / name)]
         if taken:
             raise UsageError(f"{folder} has a {taken[0]} that is no shim; name an empty directory")
         write(folder)
@@ -80,7 +67,8 @@ def write(folder: Path) -> None:
         (folder / name).chmod(0o755)
 
 
-def _is_shim(path: Path) -> bool:
+def is_shim(path: Path) -> bool:
+    """Whether the file is a shim that this command has written."""
     try:
         return _MARK.encode() in path.read_bytes()[:200]
     except OSError:
@@ -118,7 +106,7 @@ def _real(name: str, path: str) -> str:
     """
     for folder in path.split(os.pathsep):
         found = shutil.which(name, path=folder) if folder else None
-        if found is not None and not _is_shim(Path(found)):
+        if found is not None and not is_shim(Path(found)):
             return found
     raise NotRunnableError(f"{name!r} was not found in PATH behind its shim; install it in the image", found=False)
 

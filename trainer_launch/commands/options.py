@@ -17,13 +17,13 @@ from typing import Any
 from msgspec import Struct
 
 from trainer_launch import __version__
+from trainer_launch.commands.catalog import CATALOG
 from trainer_launch.host import logs, runtime_directory
 from trainer_launch.model import removed, settings
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import PREFIX, Settings
 from trainer_launch.model.suggestions import did_you_mean
 
-_USAGE = "[options] -- COMMAND [ARG ...]"
 _WIDTH = 78  # of what argparse does not wrap itself
 _FEW = 3  # words that are all named
 _SHORT = 12  # settings that a help shows all of
@@ -214,14 +214,14 @@ def build(program: str, names: Sequence[str]) -> _Parser:
 
 
 def _add_command(commands: Any, program: str, name: str) -> None:
-    module, own = _command(name), frozenset(COMMANDS[name])
+    about, own = CATALOG[name], frozenset(COMMANDS[name])
     has_rare = len(own) > _SHORT
-    told = textwrap.fill(f"{module.HELP[0].upper()}{module.HELP[1:]}. {getattr(module, 'ABOUT', '')}", _WIDTH)
+    told = textwrap.fill(f"{about.help[0].upper()}{about.help[1:]}. {about.about}", _WIDTH)
     sub = commands.add_parser(
         name,
-        help=module.HELP,
-        description=f"{told}\n\n{module.EXAMPLES}",
-        usage=f"{program} {name} {getattr(module, 'USAGE', _USAGE)}".rstrip(),
+        help=about.help,
+        description=f"{told}\n\n{about.examples}",
+        usage=f"{program} {name} {about.usage}",
         formatter_class=_Help if has_rare else _AllHelp if own else argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
@@ -229,8 +229,8 @@ def _add_command(commands: Any, program: str, name: str) -> None:
     sub.add_argument("-h", "--help", action="help", help="show this help")
     told = f"show all options; {len(own - COMMON)} are not shown here" if has_rare else argparse.SUPPRESS
     sub.add_argument("--help-all", action=_ShowAll, nargs=0, help=told)
-    if hasattr(module, "add_flags"):
-        module.add_flags(sub)
+    if about.add_flags is not None:
+        about.add_flags(sub)
     for title, fields in GROUPS.items():
         headed = [field for field in fields if field in own]
         group = sub.add_argument_group(title) if headed else sub
@@ -241,23 +241,23 @@ def _add_command(commands: Any, program: str, name: str) -> None:
             group.add_argument("--standalone", action=_Standalone, nargs=0, const=alone, dest="nodes", **_ALONE)
     rest = argparse.REMAINDER if is_wrapping(name) else "*"
     sub.add_argument("words", nargs=rest, help=argparse.SUPPRESS)
-    sub.set_defaults(command=module.main, parser=sub)
+    sub.set_defaults(command=lambda parsed: _module(name).main(parsed), parser=sub)
     sub.is_wrapping = is_wrapping(name)
 
 
 def _sections() -> Iterator[str]:
     for title, names in _COMMANDS.items():
-        yield "\n".join((f"{title}:", *(f"  {name:<13}  {_command(name).HELP}" for name in names)))
+        yield "\n".join((f"{title}:", *(f"  {name:<13}  {CATALOG[name].help}" for name in names)))
     yield _ABOUT_ITSELF
 
 
 def is_wrapping(name: str) -> bool:
     """Whether a command to run may follow."""
-    return "-- COMMAND" in getattr(_command(name), "USAGE", _USAGE)
+    return "-- COMMAND" in CATALOG[name].usage
 
 
-def _command(name: str) -> Any:
-    """The module of a command."""
+def _module(name: str) -> Any:
+    """The module of a command, which is loaded when the command runs."""
     return importlib.import_module(f"trainer_launch.commands.{name.replace('-', '_')}")
 
 
@@ -343,7 +343,7 @@ _SSHD = (
     *("ssh_dir", "ssh_port", "insecure_host_keys", "forward_env", "contract", "grace", "signals", "shm_size"),
     *("termination_log", "events", "metrics_port", "log_level"),
 )
-# Each command's module and its settings; only the one that is called is imported.
+# The settings of each command.
 COMMANDS = {
     "run": _RUN,
     "preflight": _PREFLIGHT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -23,32 +22,6 @@ from trainer_launch.preflight.cluster import participation
 from trainer_launch.preflight.node_preflight import NodeResult, PreflightProgress, Selection
 from trainer_launch.preflight.report_formats import ReportPlace
 from trainer_launch.supervisor import outcome
-
-HELP = "check this container and all nodes (an init container)"
-ABOUT = "COMMAND, if it is given, is the one that 'run' will get; preflight compares it between the nodes."
-EXAMPLES = """exit codes:
-  0   passed, or only warnings
-  20  failed, retryable: a node or its environment is faulty
-  30  failed, fatal: the job's configuration is wrong, a retry will not help
-  2   invalid options or variables
-
-examples:
-  trainer-launch preflight -- train.py                 # compare the code, too
-  trainer-launch preflight --storage shared:/ckpt      # test the volume
-  trainer-launch preflight --level container           # this container only
-  trainer-launch preflight --level deep                # test everything
-  trainer-launch preflight --skip dns --fatal cpu,shm
-  trainer-launch preflight --report report.html        # a page for people
-  trainer-launch preflight --json                      # the report as JSON
-  trainer-launch preflight --report healthy.json       # what healthy GPUs do
-  trainer-launch preflight --reference healthy.json    # compare with them
-"""
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What only `preflight` knows."""
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.add_argument("--list", action="store_true", help="print all checks, and check nothing")
 
 
 def main(parsed: Parsed) -> int:

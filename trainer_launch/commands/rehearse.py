@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
 
 from trainer_launch.commands import options
+from trainer_launch.commands.install_shims import is_shim
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
 from trainer_launch.diagnosis.incident_bundle import NOWHERE
@@ -20,7 +25,7 @@ from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import parse_node_range, parse_nproc, shown
 from trainer_launch.observability import incident_watch
 from trainer_launch.planning import engines
-from trainer_launch.planning.command import CommandKind, grace_of
+from trainer_launch.planning.command import CommandKind, grace_of, launcher_in
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
 from trainer_launch.planning.reading import check_command, check_torch, read, recognise
 from trainer_launch.planning.task import MachineTrial
@@ -40,59 +45,14 @@ from trainer_launch.rehearsal.driver import RehearsalJob, rehearse
 from trainer_launch.rehearsal.faults import grammar, requests
 from trainer_launch.rehearsal.faults.kinds import InjectedFault
 from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting, image_path
-from trainer_launch.rehearsal.report.reporting import Reporting, add_report_flags
+from trainer_launch.rehearsal.report.reporting import Reporting
 from trainer_launch.supervisor.output import use_color
 
-HELP = "rehearse a job on this machine"
-ABOUT = "Each pod runs as local processes, with the environment variables that a real pod would get."
-USAGE = "[options] (-f JOB.yaml | -- COMMAND [ARG ...])"
-EXAMPLES = """examples:
-  trainer-launch rehearse --nodes 2 --nproc-per-node 2 -- train.py
-  trainer-launch rehearse --nodes 3 -- torchrun --max-restarts=3 train.py
-  trainer-launch rehearse --engine mpi --nodes 2 -- mpirun python train_mpi.py
-  trainer-launch rehearse --nodes 2 --spares 1 -- train.py
-  trainer-launch rehearse -f job.yaml -f runtime.yaml --render pods/
-  trainer-launch rehearse --nodes 3 --fault 'kill pod at=step:40' -- train.py
-
-faults:
-  kill worker [worker=LOCAL_RANK]    stop worker [worker=N] [for=20s]
-  kill pod [back=3s|never]           term pod [grace=10s] [back=3s|never]
-  partition [for=10s]                delay dns 20s
-  add node                           scale workers=4
-A fault hits the last node, or the one of node=N or pod=NAME. It is injected at
-step 1, or at=12s, at=1m, at=step:40, at=line:REGEX of what a pod prints.
-"""
+_log = logging.getLogger(__name__)
 _PASSED = ("signals", "max_restarts", "spares", "hang_timeout", "hang_report_after", "events", "preload")
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
 # Checks of what only a real pod has of its own: network interfaces, a name, a range of ports.
 _NOT_HERE = "own-name,gloo-socket-ifname,ephemeral-ports"
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What only `rehearse` knows."""
-    parser.add_argument(
-        "-f",
-        "--file",
-        action="append",
-        metavar="FILE",
-        help="manifest of the job; repeat it for the job's runtime",
-    )
-    parser.add_argument(
-        "--command",
-        dest="command_line",
-        metavar="TEXT",
-        help="run this instead of the command in the manifest",
-    )
-    parser.add_argument(
-        "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod; run nothing"
-    )
-    parser.add_argument(
-        "--fault",
-        action="append",
-        metavar="TEXT",
-        help="inject this fault, such as 'kill worker node=1 at=step:40'; may be repeated; see above",
-    )
-    add_report_flags(parser)
 
 
 def main(parsed: Parsed) -> int:
@@ -106,9 +66,9 @@ def main(parsed: Parsed) -> int:
     own_network = requests.isolate(faults)
     if parsed.flags["file"]:
         return _from_manifests(parsed, faults, reporting, own_network=own_network)
-    for flag in ("render", "command_line"):
+    for flag, name in (("render", "--render"), ("command_line", "--command"), ("skip_init", "--skip-init")):
         if parsed.flags[flag]:
-            raise UsageError(f"--{flag.partition('_')[0]} needs a manifest; add -f FILE")
+            raise UsageError(f"{name} needs a manifest; add -f FILE")
     settings, path = parsed.settings, os.environ.get("PATH", os.defpath)
     if not parsed.argv:
         raise UsageError("missing command; write one after --, or add a manifest with -f")
@@ -136,12 +96,10 @@ def _from_manifests(
             "with -f the command comes from the manifest; use --command 'PROGRAM ARG ...' to run another one"
         )
     documents = _overridden(controllers.read(parsed.flags["file"]), parsed.settings)
-    workload = workload_of(documents, shows_secrets=not parsed.flags["render"])
-    if parsed.flags["command_line"] is None:
-        for name, option in (("nodes", "--nnodes"), ("nproc_per_node", "--nproc-per-node")):
-            if getattr(parsed.settings, name) is not None:
-                controllers.check_typed(workload, option)
+    workload = _adjusted(workload_of(documents, shows_secrets=not parsed.flags["render"]), parsed)
     controllers.tell_ignored(workload)
+    if parsed.flags["command_line"] is None and (sentence := without_launcher(workload, image_path())):
+        _log.warning("%s", sentence)
     if parsed.flags["render"]:
         sys.stdout.write(controllers.render(workload, parsed.flags["render"]))
         return 0
@@ -155,11 +113,40 @@ def _from_manifests(
     )
 
     def grown(more: int) -> Workload:
-        return workload_of(scaled(documents, more))
+        return _adjusted(workload_of(scaled(documents, more)), parsed)
 
     requests.check_targets(faults, workload.drafts, grown)
     job = RehearsalJob(workload=workload, grown=grown, faults=faults, reporting=reporting, check=_check_plans)
     return rehearse(job, parsed.settings, setting)
+
+
+def _adjusted(workload: Workload, parsed: Parsed) -> Workload:
+    """The job of the manifests with what the command line has over it."""
+    settings = parsed.settings
+    workload = controllers.without_init(workload, parsed.flags["skip_init"] or ())
+    if parsed.flags["command_line"] is None and settings.nodes is not None:
+        workload = controllers.retyped(workload, "--nnodes", settings.nodes)
+    if parsed.flags["command_line"] is None and settings.nproc_per_node is not None:
+        workload = controllers.retyped(workload, controllers.NPROC_OPTION, settings.nproc_per_node)
+        sentence = controllers.other_counts(workload)
+        workload = replace(workload, odd=(*workload.odd, *([sentence] if sentence else [])))
+    return workload
+
+
+def without_launcher(workload: Workload, path: str) -> str:
+    """A sentence about pods that run torchrun as it is, and how to see the difference; "": there are none."""
+    for draft in workload.drafts:
+        container = draft.template.container(draft.main)
+        launcher = launcher_in((*container.command, *container.args)) if container and container.command else None
+        if launcher is None or not launcher.is_torchrun:
+            continue
+        program = shutil.which(launcher.words[0], path=path)
+        if program is None or not is_shim(Path(program)):
+            return (
+                "the pods run torchrun without trainer-launch. To compare what a fault costs, "
+                "rehearse with --command 'trainer-launch run -- torchrun …' too"
+            )
+    return ""
 
 
 def _check_plans(kubelet: Kubelet) -> None:

@@ -41,24 +41,6 @@ if TYPE_CHECKING:  # all else is loaded when the plan has been made, while the f
     from trainer_launch.supervisor.output import Listener
     from trainer_launch.supervisor.system import System
 
-HELP = "run a training command (the container's ENTRYPOINT)"
-ABOUT = (
-    "COMMAND is a Python script, '-m MODULE', torchrun, accelerate launch, mpirun, horovodrun, or any program. The "
-    "launcher starts the workers and restarts them after failures."
-)
-EXAMPLES = """examples:
-  trainer-launch run -- python train.py --lr 1e-3
-  trainer-launch run -- torchrun --max-restarts=3 train.py
-  trainer-launch run --nproc-per-node 4 -- -m my_package.train
-  trainer-launch run --hang-timeout 600 -- train.py
-  trainer-launch run -- accelerate launch --config_file fsdp.yaml train.py
-
-exit codes:
-  143    the pod was asked to stop (SIGTERM)
-  138    the infrastructure failed: a node, a device, the network
-  2      invalid options or variables (126, 127: the program cannot be started)
-  other  the program's own
-"""
 _LIST_BYTES = 65_536
 _log = logging.getLogger(__name__)
 
@@ -154,7 +136,7 @@ def _carried_out(
     secret = _secret(settings, task, plan)
     mpi = _mpi_job(task, plan)  # before there is a system: it starts children, and waits for them
     watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
-    printed = PrintedSteps()
+    printed = PrintedSteps(scratch)
     listeners = (printed.heard,) if mpi is None else (printed.heard, mpi.program.hear)
     listener, limit = partial(_hear, listeners), settings.output_limit
     system = System(color=use_color(), watched=watched, lines_per_s=limit, listener=listener)

@@ -31,13 +31,6 @@ from trainer_launch.supervisor.output import use_color
 from trainer_launch.supervisor.program_loop import supervise
 from trainer_launch.supervisor.system import System
 
-HELP = "run sshd in an MPI worker pod"
-ABOUT = "sshd accepts the job's key only, and it is restarted if it crashes."
-USAGE = "[options]"
-EXAMPLES = """examples:
-  trainer-launch sshd                           # the command of a worker pod
-  trainer-launch sshd --ssh-dir /keys --ssh-port 2222
-"""
 # Not ERROR: it has a line for each probe of the port that does not go on to log in.
 _LEVELS = {"debug": "VERBOSE", "info": "INFO", "warning": "FATAL", "error": "FATAL"}
 COMMAND = parse_command(("sshd", "-D", "-e"))  # until it is known where it is

@@ -5,7 +5,6 @@ The tables for people are made of the values that --json prints.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -29,26 +28,12 @@ from trainer_launch.observability.event_log import strict
 from trainer_launch.observability.goodput import TRAINING, TrainingStatus
 from trainer_launch.observability.goodput_keeper import as_json, shown
 
-HELP = "show the state of this pod's run and of its job"
-ABOUT = "Use it with kubectl exec while the run is active."
-USAGE = "[options]"
-EXAMPLES = """examples:
-  kubectl exec POD -- trainer-launch status
-  kubectl exec POD -- trainer-launch status --json
-  trainer-launch status --pid 4242      # one of several runs
-"""
 _NOWHERE = "unknown; these nodes have no coordinator, so only the launchers of this container are shown"
 _ANSWER_S = 3.0  # of each place
 _MOST_ROWS = 200
 _METRICS = 8
-_NO_REPORT = "progress  unknown: the script does not call trainer_launch.report(step=...)"
+_NO_REPORT = "progress  unknown: no step passed through the launcher or came from trainer_launch.report(step=...)"
 _NO_TRAINING = ("sshd",)  # engines that train nothing themselves
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What only `status` knows."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--pid", type=int, metavar="PID", help="show only the launcher with this process ID")
 
 
 def main(parsed: Parsed) -> int:
@@ -112,17 +97,19 @@ def _launcher_values(view: node_view.View) -> dict[str, Json]:
     """A launcher's own view and its workers' reports, by the names that JSON keeps."""
     now_s = time.monotonic()
     reports: list[Json] = []
-    for report in progress.read(view.run_dir):
+    for report in event_log.reports(view.run_dir):
         values = to_builtins(report)
         values["age_s"] = round(max(0.0, now_s - values.pop("at_s")), 1)
         del values["first_at_s"], values["first_step"], values["not_finite"]
         values["checkpoint_s"] = round(report.checkpoint_s, 3)
         values["metrics"] = {name: strict(number) for name, number in report.metrics.items()}
         reports.append(values)
+    printed = progress.printed(view.run_dir)
+    step = None if printed is None else {"step": printed.step, "age_s": round(max(0.0, now_s - printed.at_s), 1)}
     standing = to_builtins(event_log.standing(view.run_dir))
     about = to_builtins(view)
     del about["ledger"]
-    return {**about, "goodput": _goodput(view), "standing": standing, "reports": reports}
+    return {**about, "goodput": _goodput(view), "standing": standing, "reports": reports, "printed": step}
 
 
 def _goodput(view: node_view.View) -> dict[str, Json] | None:
@@ -209,7 +196,10 @@ def _launcher(launcher: Mapping[str, Any], now_s: float) -> Iterator[str]:
         where = f"; see trainer-launch incidents show {standing['incident_id']}" if standing["incident_id"] else ""
         yield f"incident  {standing['incident']}{where}"
     yield from map(report_line, launcher["reports"])
-    if not launcher["reports"] and launcher["engine"] not in _NO_TRAINING:
+    if launcher["printed"] and not any(report["step"] is not None for report in launcher["reports"]):
+        printed = launcher["printed"]
+        yield f"progress  step {printed['step']}, printed {duration(printed['age_s'])} ago"
+    elif not launcher["reports"] and launcher["engine"] not in _NO_TRAINING:
         yield _NO_REPORT
 
 

@@ -33,6 +33,7 @@ FAILURE = "failure.json"  # torchrun, for PID 1: the first failure
 NEWS = "news.jsonl"  # PID 1, for itself, status, a rehearsal: generations and starts, by line
 STACKS = "stacks."  # a forked worker, by local rank, for PID 1: what its threads do, when PID 1 asks
 PROGRESS, PROGRESS_END = "progress-", ".json"  # a worker, by local rank, for PID 1 and status: from `report()`
+PRINTED = "printed.json"  # PID 1, for status: the step that its workers have printed last
 FUNCTION = "function."  # launch(), its launcher and its workers: programs, call, results, report, each apart
 # What programs of others write or read there.
 ERRORS = "torch"  # the errors that torch's @record in a worker leaves, unless the user names a directory

@@ -75,7 +75,7 @@ class EventLog:
     def _look(self, is_last: bool) -> list[News]:
         """What training processes and the worker group have left in the run's directory since the last look."""
         left = [news for news in self._tail.read() if news.event[0] != PHASE]
-        latest = progress.first(progress.read(self._run_dir))
+        latest = progress.first(reports(self._run_dir))
         is_due = is_last or time.monotonic() >= self._reported_at_s + PROGRESS_S
         if latest is not None and latest != self._reported and is_due:
             self._reported, self._reported_at_s = latest, time.monotonic()
@@ -263,8 +263,20 @@ class Tail:
 
 def standing(folder: str) -> Standing:
     """What the last lines add up to."""
-    path = f"{folder}/{runtime_directory.NEWS}"
-    return stand(_parse_all(LiveFiles(_LAST_BYTES).read(path, -_LAST_BYTES) or b""))
+    return stand(_last(folder))
+
+
+def reports(folder: str) -> tuple[Progress, ...]:
+    """The latest report of each rank that this node has now, lowest first; those of earlier ranks are left out."""
+    starts = [values for name, values in (news.event for news in _last(folder)) if name == "workers_started"]
+    first, count = (starts[-1].get(key) for key in ("first_rank", "workers")) if starts else (None, None)
+    newest: dict[int, Progress] = {}
+    for report in sorted(progress.read(folder), key=lambda report: report.at_s):
+        rank = report.local_rank if report.rank is None else report.rank
+        is_past = isinstance(first, int) and isinstance(count, int) and not first <= rank < first + count
+        if report.rank is None or not is_past:
+            newest[rank] = report
+    return tuple(newest[rank] for rank in sorted(newest))
 
 
 def stand(told: Sequence[News]) -> Standing:
@@ -279,6 +291,11 @@ def stand(told: Sequence[News]) -> Standing:
         elif name == "coordinator_found":
             latest["coordinator"] = _place(values)
     return Standing(**{name: latest.get(name) for name in Standing.__struct_fields__})
+
+
+def _last(folder: str) -> list[News]:
+    path = f"{folder}/{runtime_directory.NEWS}"
+    return _parse_all(LiveFiles(_LAST_BYTES).read(path, -_LAST_BYTES) or b"")
 
 
 def _place(values: Mapping[str, Value]) -> tuple[str, int] | None:

@@ -13,6 +13,7 @@ from trainer_launch.model.units import printable
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # whatever gets in, nothing is loaded or run
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _TEXT_CHARS = 200
+_NAME_CHARS = 63
 _TICKS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200)
 _MOST_TICKS = 6
 _NUMBERS = ("#", "at", "time", "share", "downtime", "repeated steps", "created", "attempts", "exit")
@@ -44,7 +45,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     body = "".join(
         "<tr>"
         + "".join(
-            f'<td class="{kind}" data-of="{escape(column)}">{escape(cell)}</td>'
+            f'<td class="{_whole(cell, column, kind)}" data-of="{escape(column)}">{escape(cell)}</td>'
             for cell, column, kind in zip(row, columns, classes, strict=True)
         )
         + "</tr>"
@@ -54,6 +55,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         f"<section><h2>{escape(title)}</h2><table><thead><tr>{heads}</tr></thead>"
         f"<tbody>{body}</tbody></table></section>"
     )
+
+
+def _whole(cell: str, column: str, kind: str) -> str:
+    """The class of a cell; a pod's name is not broken at its hyphens, unless it is longer than 63 characters."""
+    return f"{kind} k" if column == "pod" and len(cell) <= _NAME_CHARS else kind
 
 
 def clean(text: str) -> str:

@@ -59,7 +59,7 @@ class Observer(RunObserver):
 
     def latest(self) -> progress.Progress | None:
         """What the lowest rank of this node has reported last."""
-        return progress.first(progress.read(self.view.run_dir))
+        return progress.first(event_log.reports(self.view.run_dir))
 
     def training(self) -> goodput.TrainingStatus:
         """The training as this node sees it, for the coordinator that it hosts."""
@@ -98,7 +98,7 @@ class Observer(RunObserver):
         folder = self.view.run_dir
         clocks = {"now_s": time.time(), "at_s": time.monotonic()}
         spent = None if self.goodput is None else self.goodput.certain()
-        return metrics_text(self.view, event_log.standing(folder), progress.read(folder), spent, **clocks)
+        return metrics_text(self.view, event_log.standing(folder), event_log.reports(folder), spent, **clocks)
 
     # -- what happens -------------------------------------------------------------------------
 

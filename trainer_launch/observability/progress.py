@@ -1,10 +1,11 @@
 """How far training processes are, by what each reports with `trainer_launch.report()`, else by what it prints.
 
-Printed steps are lines such as `step 40`, found in output as it passes by.
+Printed steps are lines such as `step 40`, else tqdm's bars, found in output as it passes by.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -16,7 +17,8 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.host.runtime_directory import PROGRESS, PROGRESS_END
+from trainer_launch.host.files import replace as replace_file
+from trainer_launch.host.runtime_directory import PRINTED, PROGRESS, PROGRESS_END
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
 from trainer_launch.model.codec import Count
@@ -27,12 +29,20 @@ from trainer_launch.supervisor.output import LINE_BYTES
 
 _MAX_BYTES = 262_144
 _MAX_FILES = 1024
+_KEPT_EVERY_S = 2.0  # the printed step, for `status`
 _TAKES_OVER = 20
 _MANY = 4  # steps at each end of one block; of a flood what lies between is not looked at
 MAX_TEXT = 2_000  # characters of a line that are handed on
 _WORD = b"step"
 # In small letters, and the word first: IGNORECASE or a \b before it would make the search three times slower.
 _STEP = re.compile(rb"step(?<![0-9a-z_]step)[ =:]+([0-9]{1,12})(?![0-9])")
+# tqdm's bar, also as Lightning has it: `Epoch 2:  40%|████      | 20/50 [00:02<00:03, 9.98it/s]`.
+_BAR = re.compile(
+    rb"^(?:\x1b\[[0-9;]*[A-Za-z])*(?P<tag>\[[^\]]{1,80}\] )?(?P<name>[^|%]{0,60}?)\s*[0-9]{1,3}%\|[^|]{0,400}\|"
+    rb" *(?P<step>[0-9]{1,12})/(?P<total>[0-9]{1,12}) \["
+)
+_EPOCH = re.compile(rb"epoch *(?P<number>[0-9]{1,6})(?P<of>/[0-9]+)?:?", re.IGNORECASE)
+_TRAINS = re.compile(rb"|.*\b(train|training|steps?|iterations?|iters?)\b.*", re.IGNORECASE)  # names of bars
 _TAG = re.compile(rb"\[[^\]\n]{1,80}\] ")  # in front of a line: whose it is
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 _Metric: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
@@ -108,6 +118,8 @@ class OutputScanner:
         self.speaker: bytes | None = None  # whose steps count: of a pod's workers the first that said one
         self.last = 0  # what that one said last
         self.others = 0  # steps of others since then
+        self.bar: tuple[bytes, bytes] = b"", b""  # where nobody says steps: tag and name of the bar that counts,
+        self.bar_total = 0  # and how many steps it has
 
     def scan(self, data: bytes, patterns: tuple[re.Pattern[str], ...] = ()) -> list[ScannedLine]:
         """What is worth telling in these bytes."""
@@ -139,6 +151,27 @@ class OutputScanner:
         for line, step in _step_lines(text):
             if self._counts(line):
                 yield line, step
+        if self.speaker is None and b"%|" in text:
+            for line in re.split(rb"[\r\n]+", text):
+                if (shown_step := self._step_of_bar(line)) is not None:
+                    yield line, shown_step
+
+    def _step_of_bar(self, line: bytes) -> int | None:
+        """The step that a training bar shows, counted over its epochs; of several bars the longest counts."""
+        bar = _BAR.match(line)
+        if bar is None:
+            return None
+        name = bar["name"].strip(b" :")
+        epoch = _EPOCH.fullmatch(name)
+        if epoch is None and _TRAINS.fullmatch(name) is None:
+            return None
+        who, total = (bar["tag"] or b"", b"epoch" if epoch else name), int(bar["total"])
+        if total > self.bar_total:
+            self.bar, self.bar_total = who, total
+        if (who, total) != (self.bar, self.bar_total):
+            return None
+        before = 0 if epoch is None else max(0, int(epoch["number"]) - bool(epoch["of"]))
+        return before * total + int(bar["step"])
 
     def _counts(self, line: bytes) -> bool:
         """Whether the speaker says it, or somebody who seems to have taken over."""
@@ -191,11 +224,29 @@ def shown(line: bytes) -> str:
     return line[: 4 * MAX_TEXT].decode(errors="replace")[:MAX_TEXT]
 
 
+class PrintedStep(Struct, frozen=True, kw_only=True):
+    """The step that a node's workers have printed last."""
+
+    step: Count
+    at_s: _Seconds  # this machine's monotonic clock
+
+
+def printed(folder: str) -> PrintedStep | None:
+    """What the launcher of a run has kept of it for `status`; None: nothing."""
+    try:
+        step: PrintedStep = codec.decode(PrintedStep, LiveFiles(_MAX_BYTES).read(f"{folder}/{PRINTED}") or b"")
+    except codec.MessageError:
+        return None
+    return step
+
+
 class PrintedSteps:
     """What the present workers have printed; `heard` runs in the output's thread, which has woken up anyway."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
         self._lock = threading.Lock()
+        self._folder = folder
+        self._kept_s = -_KEPT_EVERY_S
         self.begin()
 
     def begin(self) -> None:
@@ -220,3 +271,8 @@ class PrintedSteps:
         first = self._signs
         first_s, first_step = (now_s, step) if first is None else (first.first_s, first.first_step)
         self._signs = Signs(first_s=first_s, last_s=now_s, first_step=first_step, step=step)
+        if now_s - self._kept_s >= _KEPT_EVERY_S:
+            self._kept_s = now_s
+            content = codec.encode(PrintedStep(step=step, at_s=now_s), _MAX_BYTES)
+            with contextlib.suppress(OSError):
+                within(self._folder, None, replace_file, f"{self._folder}/{PRINTED}", content)

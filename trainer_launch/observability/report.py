@@ -23,6 +23,7 @@ EVERY_S = 1.0
 MAX_METRICS = 256  # this and the next as in Kubeflow's TrainJob status
 MAX_NAME = 64
 MAX_STEP = 10**12
+MAX_ETA_S = 1e9  # 31 years: what a first, slow step makes of the rest is written as this
 _PERCENT = 2.0  # whoever counts from 0 to 100 is told at 2; a little over 1 is an estimate that was short
 _LARGEST = 2**63
 # torch elastic, Open MPI, PMIx, MPICH; the first that is a number counts.
@@ -46,7 +47,7 @@ def report(
     Args:
         step: how many steps are done, a whole number from 0; it counts on after a resume.
         progress: the part that is done, from 0.0 to 1.0 (not percent).
-        eta_s: seconds left, as estimated; below 0 counts as 0.
+        eta_s: seconds left, as estimated; below 0 counts as 0, more than 1e9 as 1e9.
         metrics: a mapping of names (1 to 64 characters) to numbers; at most 256 entries.
         checkpointing: True before a checkpoint is saved, False after it; what is between is no training time.
 
@@ -62,7 +63,7 @@ def report(
         progress = min(progress, 1.0)
     if eta_s is not None:
         eta_s = _number(eta_s, "eta_s")
-        eta_s = max(eta_s, 0.0) if math.isfinite(eta_s) else None
+        eta_s = min(max(eta_s, 0.0), MAX_ETA_S) if math.isfinite(eta_s) else None
     if checkpointing is not None and not isinstance(checkpointing, bool):
         raise TypeError(f"checkpointing is a {type(checkpointing).__name__}; expected True or False")
     checked = None if metrics is None else _checked(metrics)

@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis import incident_bundle
-from trainer_launch.host import deadline_subprocess, files, logs
+from trainer_launch.host import deadline_subprocess, files, logs, runtime_directory
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.settings import Settings
@@ -81,6 +81,14 @@ def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
         return job.reporting.conclude(rehearsal.history())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        for place in {tempfile.gettempdir(), *_own_temporary(job.workload)}:
+            runtime_directory.forget_killed(place)  # launchers that were killed with their pods left theirs
+
+
+def _own_temporary(workload: Workload) -> Iterator[str]:
+    """TMPDIR, where the manifest has it."""
+    containers = (each for draft in workload.drafts for each in draft.template.containers)
+    yield from (item.value for each in containers for item in each.items if item.name == "TMPDIR")
 
 
 @contextlib.contextmanager
@@ -206,7 +214,7 @@ class Rehearsal:
         assert self._job.grown is not None, "asked for before anything was started"
         self._grown = self._grown + 1 if workers is None else workers - workers_of(self._job.workload.drafts)
         workload = self._job.grown(self._grown)
-        self.take(job_lifecycle.Scaled(self._system.now(), self.kubelet.of(workload), workload.rules))
+        self.take(job_lifecycle.Scaled(self._system.now(), self.kubelet.scale(workload), workload.rules))
 
     def delete(self, pod: str, grace_s: float, back_s: float | None) -> None:
         """Somebody deletes a pod, which is created again after `back_s`; None: never."""

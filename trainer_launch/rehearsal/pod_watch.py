@@ -58,7 +58,9 @@ class PodProcesses:
     def worker(self, pod: Pod, leader: int | None, local_rank: int) -> psutil.Process | None:
         """The process that trains as this local rank: by its rank, else what its launcher or container runs."""
         main = pod.draft.main
-        pid = _ranked(self._kubelet.processes_of(pod, main), local_rank)
+        names = (main, *(each.name for each in (*pod.containers, *pod.init) if each.name != main))
+        pids = (_ranked(self._kubelet.processes_of(pod, name), local_rank) for name in names)
+        pid = next((pid for pid in pids if pid is not None), None)
         if pid is None and local_rank == 0:
             views = [launcher.view for launcher in self._look({pod.name: pod}) if launcher.container == main]
             if not any(view.engine in _RANKED for view in views):
@@ -81,7 +83,7 @@ class PodProcesses:
     def _views(self, pods: Mapping[str, Pod]) -> Iterator[node_view.View]:
         network = self._kubelet.network
         if network is None:
-            yield from node_view.find((tempfile.gettempdir(), *self._kubelet.temporary_folders()))
+            yield from node_view.find((tempfile.gettempdir(), *self._kubelet.temporary_folders(pods.values())))
             return
         for pod in pods.values():
             for container in (*pod.init, *pod.containers):  # each numbers its processes from 1

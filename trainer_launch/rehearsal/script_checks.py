@@ -22,6 +22,7 @@ _STEPS_UNKNOWN = (
     "Print lines such as 'step 40', or call trainer_launch.report(step=40)"
 )
 _STEPS_RESTART = "repeated steps, because the step number restarts each epoch. Print a step number that does not"
+_NO_STEP_AFTER = "whether the script resumes, because no step came after its workers began again"
 _TOO_EARLY = "whether the script resumes, because hardly a step was done. Inject the fault later (at=step:20)"
 
 
@@ -62,7 +63,7 @@ def judge(
     if all(entry.what is not What.FAULT for entry in entries):
         return (), ()
     failed = [*_resume_checks(training, max_lost_steps), *_sigterm_checks(entries)]
-    return tuple(sorted(failed, key=lambda failure: failure.at_s)), tuple(_not_checked(training))
+    return tuple(sorted(failed, key=lambda failure: failure.at_s)), tuple(_not_checked(entries, training))
 
 
 def _failed(check: ScriptCheck, pods: Sequence[str], at_s: float, evidence: str) -> FailedCheck:
@@ -115,18 +116,35 @@ def _since(attempt: Attempt) -> str:
     return "after a restart" if attempt.fault is None else f"after '{attempt.fault.text}'"
 
 
-def _not_checked(training: Training) -> Iterator[str]:
+def _not_checked(entries: Sequence[HistoryEntry], training: Training) -> Iterator[str]:
     """What cannot be judged, and what would help."""
     if not training.attempts:
         yield _STEPS_UNKNOWN
     elif not training.restarts:
-        return
+        fault_s, again_s = _first_restart(entries)
+        if fault_s is not None and training.points[0][0] > fault_s:
+            yield _TOO_EARLY
+        elif fault_s is not None and all(entry.at_s <= again_s for entry in entries if entry.what is What.STEP):
+            yield _NO_STEP_AFTER
     elif not training.is_counted:
         yield _STEPS_RESTART
     elif all(
         _starts_over(training, resume) and not _is_late(training, attempt) for attempt, resume in training.restarts
     ):
         yield _TOO_EARLY
+
+
+def _first_restart(entries: Sequence[HistoryEntry]) -> tuple[float | None, float]:
+    """When the first fault came after which workers began again, and when these did; None: there was none."""
+    faults_s = [entry.at_s for entry in entries if entry.what is What.FAULT]
+    begun: set[tuple[str | None, What]] = set()  # before the first fault
+    for entry in entries:
+        if entry.what not in (What.STARTED, What.GENERATION):
+            continue
+        if faults_s and entry.at_s >= faults_s[0] and (entry.pod, entry.what) in begun:
+            return max(at_s for at_s in faults_s if at_s <= entry.at_s), entry.at_s
+        begun.add((entry.pod, entry.what))
+    return None, 0.0
 
 
 # -- SIGTERM check -----------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def launchers_view(data: bytes) -> None:
     view = node_view.read(FOLDER)
     if view is not None:
         assert_encodable(metrics.metrics_text(view, event_log.Standing(), (), None, now_s=1.0, at_s=1.0))
-        known = {**to_builtins(view), "standing": to_builtins(event_log.Standing()), "reports": []}
+        known = {**to_builtins(view), "standing": to_builtins(event_log.Standing()), "reports": [], "printed": None}
         json.dumps(known, allow_nan=False)
         assert_terminal(status.shown_lines(status.launcher_lines([known], 1.8e9)))
         sorted([(view.node_rank is None, view.node_rank or 0, view.pid), (False, 0, 1)])

@@ -128,9 +128,36 @@ def test_unknown_fields_of_one_document_are_one_line() -> None:
     assert of_runtime.endswith("ignored: spec.mlPolicy.torhc (did you mean torch?)")
 
 
-def test_an_mpijob_of_the_v1_operator_is_refused_with_what_to_do() -> None:
-    with pytest.raises(UsageError, match=r"MPIJob of kubeflow\.org/v1 is not rehearsed.*write it as .*v2beta1"):
-        job_of("apiVersion: kubeflow.org/v1\nkind: MPIJob\nmetadata: {name: j}\nspec: {}\n")
+@pytest.mark.parametrize(
+    ("version", "kind", "want"),
+    [
+        ("kubeflow.org/v1", "MPIJob", "kubeflow.org/v2beta1"),
+        ("kubeflow.org/v1alpha2", "MPIJob", "kubeflow.org/v2beta1"),
+        ("batch.volcano.sh/v1alpha1", "Job", "batch/v1"),
+        ("example.com/v1", "PyTorchJob", "kubeflow.org/v1"),
+        ("kubeflow.org/v1", "TrainJob", "trainer.kubeflow.org/v1alpha1"),
+    ],
+)
+def test_a_job_of_another_api_is_refused_with_the_one_to_write_it_as(version: str, kind: str, want: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        job_of(f"apiVersion: {version}\nkind: {kind}\nmetadata: {{name: j}}\nspec: {{}}\n")
+    assert str(caught.value) == (
+        f"0.yaml, document 1 ({kind} j): {kind} of {version} is not rehearsed; write it as {want}"
+    )
+
+
+def test_a_job_of_another_api_beside_the_job_is_one_more_ignored_object() -> None:
+    other = "---\napiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: v}\n"
+    made = job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {WORKER}}}}}") + other)
+    assert (made.kind, made.ignored) == ("PyTorchJob", ("Job",))
+
+
+def test_a_job_without_pods_is_one_error_that_names_the_number() -> None:
+    none = replica("pytorch", spec="replicas: 0")
+    with pytest.raises(
+        UsageError, match=r"the job has no pods; expected 1 or more in spec\.\w+\.Worker\.replicas$"
+    ):
+        job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {none}}}}}"))
 
 
 def test_two_jobs_at_once_are_refused() -> None:

@@ -81,13 +81,28 @@ def test_of_another_namespace_nothing_is_taken() -> None:
     assert "the ConfigMap 'c', which is in none of the files (found: none)" in text
 
 
+def test_a_secret_that_is_not_given_has_placeholders_and_is_named_once() -> None:
+    """Whoever rehearses a job on a laptop need not have its credentials there."""
+    env = (
+        "envFrom: [{secretRef: {name: nil}}], env: [{name: A, valueFrom: {secretKeyRef: {name: nil, key: k}}}], "
+        "volumeMounts: [{name: v, mountPath: /in}]"
+    )
+    volume = "volumes: [{name: v, secret: {secretName: nil, items: [{key: id, path: ssh/id}]}}]"
+    made = job_of(job(env, volume))
+    pod = pods(made)[0]
+    assert own(pod) == {"A": "placeholder"}
+    assert {path: file.text for path, file in pod.main.files.items()} == {"/in/ssh/id": "placeholder"}
+    assert made.ignored == ("Secret nil (not given): 'placeholder' for each value",)
+    assert pods(job_of(job(volume.replace(", items: [{key: id, path: ssh/id}]", ""))))[0].main.files == {}
+
+
 @pytest.mark.parametrize(
     ("container", "part"),
     [
-        ("env: [{name: A, valueFrom: {secretKeyRef: {name: nil, key: k}}}]", "refers to the Secret 'nil'"),
+        ("env: [{name: A, valueFrom: {configMapKeyRef: {name: nil, key: k}}}]", "refers to the ConfigMap 'nil'"),
         ("env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: nil}}}]", "refers to the key 'nil'"),
         ("env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: ''}}}]", "expected the name of a key"),
-        ("envFrom: [{secretRef: {name: nil}}]", "envFrom[0].secretRef refers to the Secret 'nil'"),
+        ("envFrom: [{configMapRef: {name: nil}}]", "envFrom[0].configMapRef refers to the ConfigMap 'nil'"),
         ("envFrom: [{prefix: x}]", "a configMapRef or a secretRef"),
         ("env: [{name: A, valueFrom: {secretKeyRef: {name: s, kye: no}}}]", "key is missing"),
     ],

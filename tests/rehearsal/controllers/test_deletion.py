@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.rehearsal.controllers.actors import Job
 from tests.rehearsal.controllers.manifests import documents_of, pytorch, replica, runtime, trainjob
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers import scaled
+from trainer_launch.rehearsal.controllers import scaled, workload_of
 from trainer_launch.rehearsal.controllers.restart_decisions import GIVE_UP
+from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
+from trainer_launch.rehearsal.report import pod_rows
 
 WORKER = replica("pytorch", spec="replicas: 2, restartPolicy: %s")
 
@@ -113,6 +117,46 @@ def test_a_worker_of_mpi_operator_comes_back_when_it_was_deleted() -> None:
     assert job.wait(1.0) == ["start j-worker-1/w"]
 
 
+# -- scaled: what new pods are told -------------------------------------------------------------
+
+
+FIELDS = {"PyTorchJob": "pytorch", "JAXJob": "jax", "PaddleJob": "paddle"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable"),
+    [("PyTorchJob", "PET_NNODES"), ("JAXJob", "NUM_PROCESSES"), ("PaddleJob", "PADDLE_NNODES")],
+)
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_pod_that_a_scaled_job_makes_anew_has_the_new_number_and_one_that_runs_on_the_old(
+    kind: str, variable: str, more: int
+) -> None:
+    field = FIELDS[kind]
+    worker = replica(field, spec="replicas: 3, restartPolicy: OnFailure")
+    job = Job(
+        f"apiVersion: kubeflow.org/v1\nkind: {kind}\nmetadata: {{name: j}}\n"
+        f"spec: {{{field}ReplicaSpecs: {{Worker: {worker}}}}}\n"
+    )
+    job.add(more)
+    job.end("j-worker-1", 1)
+    assert job.state.pods["j-worker-1"].main.env[variable] == "3", "the same pod: its container only restarts"
+    job.delete("j-worker-1")
+    job.end("j-worker-1", 137)
+    assert job.wait(1.0) == [f"start j-worker-1/{field}"]
+    assert job.state.pods["j-worker-1"].main.env[variable] == str(3 + more)
+
+
+def test_a_job_that_shrinks_and_grows_keeps_addresses_and_tells_new_pods_its_present_size(tmp_path: Path) -> None:
+    documents = documents_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {WORKER % 'Never'}}}}}"))
+    kubelet = Kubelet(workload_of(documents), tmp_path, Setting(launchers={}, path="/bin"))
+    sizes = []
+    for more in (0, 2, -1, 1):
+        made = kubelet.scale(workload_of(scaled(documents, more)))
+        assert [pod.address for pod in made] == [f"127.0.0.{2 + number}" for number in range(2 + more)]
+        sizes.append([kubelet.process(pod, "pytorch", 1).env["PET_NNODES"] for pod in made])
+    assert sizes == [["2"] * 2, ["4"] * 4, ["1"], ["3"] * 3]
+
+
 # -- never back -------------------------------------------------------------------------------
 
 
@@ -133,6 +177,26 @@ def test_a_job_that_cannot_complete_without_it_has_failed_when_nothing_runs_any_
     assert job.go("worker-0=0").verdict == (False, "PodLost")
     assert "job-worker-1" in job.message
     assert job.code == 138
+
+
+@pytest.mark.parametrize("never", [True, False])
+def test_a_survivor_that_waited_in_vain_is_not_blamed_for_the_pod_that_is_gone(never: bool) -> None:
+    job = torch("Never", spec="runPolicy: {cleanPodPolicy: Running}")
+    job.delete("job-worker-1", back_s=None if never else 100.0)
+    job.end("job-worker-1", 137)
+    lost = pod_rows.results(job.state, {"job-worker-0": "", "job-worker-1": ""}, lambda pod: "step 4")[1]
+    assert (lost.message == "the pod was deleted, and not created again") is never
+    job.go("worker-0=138 +4")
+    assert job.verdict == (False, "PyTorchJobFailed")
+    blamed = "job-worker-1: deleted, and not created again; " if never else ""
+    assert job.message == f"{blamed}its worker job-worker-0 failed"
+
+
+def test_a_survivor_that_fails_by_itself_is_blamed_though_another_pod_is_gone() -> None:
+    job = torch("Never")
+    job.delete("job-worker-1", back_s=None)
+    job.go("worker-1=137 worker-0=3")
+    assert job.message == "its worker job-worker-0 failed"
 
 
 def test_a_jobset_that_restarts_does_not_get_it_back_either() -> None:

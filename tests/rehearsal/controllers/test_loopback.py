@@ -125,6 +125,58 @@ def test_the_home_of_the_images_user_is_where_it_is_here(home: str | None) -> No
     assert here_.args == (want, "/s/files/home/mpiuser/.ssh/id_rsa")
 
 
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [
+        (("--run-name=job-worker-1",), "--run-name=job-worker-1"),
+        (("--run_name", "job-worker-1"), "job-worker-1"),
+        (("--tags=job-worker-1,v2",), "--tags=job-worker-1,v2"),
+        (("--tags=v2,job-worker-1",), "--tags=v2,job-worker-1"),
+        (("--worker-name=job-worker-1",), "--worker-name=job-worker-1"),
+        (("echo training on job-worker-1",), "echo training on job-worker-1"),
+        (("name: job-worker-1\nhost: job-worker-1",), "name: job-worker-1\nhost: 127.0.0.3"),
+        (('"id": "job-worker-1", "hostIP": "job-worker-1"',), '"id": "job-worker-1", "hostIP": "127.0.0.3"'),
+        (('[ "$HOSTNAME" = job-worker-1 ]',), '[ "$HOSTNAME" = job-worker-1 ]'),
+        (('[ "$POD_NAME" = "job-worker-1" ]',), '[ "$POD_NAME" = "job-worker-1" ]'),
+        (('[ "$MASTER_ADDR" = job-worker-1 ]',), '[ "$MASTER_ADDR" = 127.0.0.3 ]'),
+        (("--master_addr", "job-worker-1"), "127.0.0.3"),
+        (("--dist-host=job-worker-1",), "--dist-host=127.0.0.3"),
+        (("mpirun", "-H", "job-worker-0,job-worker-1"), "127.0.0.2,127.0.0.3"),
+        (("client.py", "job-worker-1"), "127.0.0.3"),
+        (("nc", "-z", "job-worker-1", "23456"), "127.0.0.3"),
+        (("until nc -z job-worker-1 23456; do echo job-worker-1; done",),
+         "until nc -z 127.0.0.3 23456; do echo job-worker-1; done"),
+        (("for h in job-worker-0 job-worker-1; do ssh $h; done",), "for h in 127.0.0.2 127.0.0.3; do ssh $h; done"),
+        (("root@job-worker-1",), "root@127.0.0.3"),
+        (("HOSTS='job-worker-0 job-worker-1'",), "HOSTS='127.0.0.2 127.0.0.3'"),
+        (("NAMES='job-worker-0 job-worker-1'",), "NAMES='job-worker-0 job-worker-1'"),
+        (("hosts:\n- job-worker-0\n- job-worker-1",), "hosts:\n- 127.0.0.2\n- 127.0.0.3"),
+        (('hosts: ["job-worker-0", "job-worker-1"]',), 'hosts: ["127.0.0.2", "127.0.0.3"]'),
+        (("job-worker-0 slots=2\njob-worker-1 slots=2",), "127.0.0.2 slots=2\n127.0.0.3 slots=2"),
+    ],
+)  # fmt: skip
+def test_a_pods_name_stays_a_word_where_nothing_says_that_it_is_an_address(
+    words: tuple[str, ...], want: str
+) -> None:
+    worker = replica("pytorch", spec="replicas: 2")
+    local, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
+    changed = here(replace(made[0].main, command=(), args=words), local).args
+    assert want in changed
+
+
+def test_a_variable_for_a_pods_own_name_has_the_name_and_one_for_its_host_the_address() -> None:
+    field = "valueFrom: {fieldRef: {fieldPath: metadata.name}}"
+    env = (
+        f"env: [{{name: POD_NAME, {field}}}, {{name: MY_HOST, {field}}}, {{name: WANDB_NAME, value: job-worker-0}}]"
+    )
+    local, made = grounded(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch', env)}}}}}"))
+    env_here = here(made[0].main, local).env
+    values = {
+        name: env_here[name] for name in ("POD_NAME", "MY_HOST", "WANDB_NAME", "MASTER_ADDR") if name in env_here
+    }
+    assert values == {"POD_NAME": "job-worker-0", "MY_HOST": "127.0.0.2", "WANDB_NAME": "job-worker-0"}
+
+
 def test_addresses_go_on_beyond_one_block() -> None:
     assert [local_jobs.address_of(number) for number in (0, 249, 250)] == [
         "127.0.0.2",

@@ -11,7 +11,8 @@ from tests.cli.launching import launch
 from tests.rehearsal.controllers.manifests import documents_of, replica, runtime, trainjob
 from trainer_launch.model import NodeRange
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers import check_typed, overridden, workload_of
+from trainer_launch.rehearsal.controllers import other_counts, overridden, retyped, without_init, workload_of
+from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 TWO = "replicas: 2"
@@ -78,7 +79,7 @@ def test_the_nodes_of_an_mpijob_are_its_workers_and_the_slots_their_processes() 
     [
         ((WORKERS,), NodeRange(1, 2), None, "--nodes 1:2 needs an elastic job; this PyTorchJob has no"),
         ((TF,), NodeRange(3, 3), None, "--nodes does not apply to a job with PS"),
-        ((TF,), None, "2", "--nproc-per-node does not apply to a TFJob"),
+        ((TF,), None, "2", "--nproc-per-node does not apply to this TFJob: its pods get no number of workers"),
         ((trainjob(), runtime("jax: {}")), None, "2", "--nproc-per-node does not apply to this TrainJob"),
         ((trainjob(), runtime("xgboost: {}")), None, "2", "--nproc-per-node does not apply to this TrainJob"),
     ],
@@ -91,13 +92,69 @@ def test_a_number_that_a_job_does_not_have_is_refused(
     assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("typed", ["--nproc-per-node=8", "--nproc_per_node, '8'"])
-def test_an_option_of_the_command_itself_would_win_so_it_is_told(typed: str) -> None:
-    workers = specs("pytorch", Worker=replica("pytorch", f"args: [torchrun, {typed}]"))
-    told = workload_of(documents_of(job("PyTorchJob", workers)))
-    with pytest.raises(UsageError, match="has its own --nproc-per-node"):
-        check_typed(told, "--nproc-per-node")
-    check_typed(told, "--nnodes")
+HELPER = (
+    "---\napiVersion: batch/v1\nkind: Job\nmetadata: {name: prepare}\n"
+    "spec: {template: {spec: {restartPolicy: Never, containers: [{name: c, image: i}]}}}\n"
+)
+
+
+def test_a_helper_job_beside_the_job_keeps_its_own_size() -> None:
+    count, env = env_of(trainjob("{numNodes: 4}") + HELPER, runtime(), nodes=NodeRange(1, 1), nproc="2")
+    assert (count, env["PET_NNODES"], env["PET_NPROC_PER_NODE"]) == (1, "1", "2")
+    made = workload_of(overridden(documents_of(HELPER, trainjob(), runtime()), NodeRange(3, 3)))
+    assert (made.kind, len(made.drafts), made.ignored) == ("TrainJob", 3, ("Job",))
+
+
+@pytest.mark.parametrize(
+    ("typed", "want"),
+    [
+        (["torchrun", "--nproc-per-node=8", "t.py"], ["torchrun", "--nproc-per-node=2", "t.py"]),
+        (["torchrun", "--nproc_per_node", "8", "t.py"], ["torchrun", "--nproc_per_node", "2", "t.py"]),
+        (["sh", "-c", "torchrun --nproc_per_node=$N && ls"], ["sh", "-c", "torchrun --nproc_per_node=2 && ls"]),
+        (["sh", "-c", "(torchrun --nproc-per-node 8)"], ["sh", "-c", "(torchrun --nproc-per-node 2)"]),
+        (["t.py", "--my-nproc-per-node=8"], ["t.py", "--my-nproc-per-node=8"]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("field", ["command", "args"])
+def test_the_option_of_the_command_itself_gets_the_number_too(
+    typed: list[str], want: list[str], field: str
+) -> None:
+    workers = specs("pytorch", Worker=replica("pytorch", f"{field}: {json.dumps(typed)}"))
+    (pod,) = pods(retyped(workload_of(documents_of(job("PyTorchJob", workers))), "--nproc-per-node", "2"))
+    assert [*pod.main.command, *pod.main.args] == want
+
+
+def test_a_jobset_whose_command_has_the_number_takes_it() -> None:
+    told = HELPER.replace("image: i", "command: [torchrun, --nproc-per-node=8, t.py]")
+    made = workload_of(overridden(documents_of(told), None, "1"))
+    assert retyped(made, "--nproc-per-node", "1") != made
+    assert workload_of(overridden(documents_of(told), None, "8")) == made, "the number that it has already"
+    with pytest.raises(UsageError, match="does not apply to this Job"):
+        overridden(documents_of(HELPER), None, "1")
+
+
+@pytest.mark.parametrize("typed", ["mpirun, -np, '16', t.py", "sh, -c, 'deepspeed --num_gpus 8 t.py'"])
+def test_a_number_of_ranks_that_it_does_not_change_is_named_as_it_is_written(typed: str) -> None:
+    body = specs("mpi", Launcher=replica("l", f"command: [{typed}]"), Worker=replica("w"))
+    sentence = other_counts(workload_of(documents_of(job("MPIJob", body, "v2beta1"))))
+    number = "-np 16" if "-np" in typed else "--num_gpus 8"
+    assert sentence.startswith(f"--nproc-per-node does not change '{number}' in the command of container l; change")
+    assert other_counts(workload_of(documents_of(MPI))) == ""
+
+
+# -- --skip-init ------------------------------------------------------------------------------
+
+
+def test_an_init_container_can_be_left_out_by_its_name() -> None:
+    init = "initContainers: [{name: clone, command: [git]}, {name: data, command: [aws]}]"
+    template = f"{{spec: {{{init}, containers: [{{name: pytorch, image: i}}]}}}}"
+    given = workload_of(documents_of(job("PyTorchJob", specs("pytorch", Worker=f"{{template: {template}}}"))))
+    (pod,) = pods(without_init(given, ["data"]))
+    assert [each.name for each in own_init(pod)] == ["clone"]
+    with pytest.raises(UsageError, match="--skip-init 'dat': there is no such init container; did you mean data"):
+        without_init(given, ["dat"])
+    with pytest.raises(UsageError, match="the job has none"):
+        without_init(workload_of(documents_of(WORKERS)), ["data"])
 
 
 # -- as a user does it ------------------------------------------------------------------------
@@ -146,6 +203,19 @@ def test_what_a_container_cannot_run_is_one_error_before_anything_starts(tmp_pat
     ended = launch("rehearse", "-f", write(tmp_path, ["trainer-launch", "run", "--", "absent-script.py"]))
     assert (ended.returncode, ended.stdout) == (127, "")
     assert ended.stderr.count("the script 'absent-script.py' does not exist") == 1
+
+
+@pytest.mark.process
+def test_an_init_container_whose_program_is_not_here_is_left_out_on_request(tmp_path: Path) -> None:
+    init = "initContainers: [{name: data, command: [absent-program]}]"
+    template = f"{{spec: {{{init}, containers: [{{name: pytorch, command: [echo, trained]}}]}}}}"
+    path = tmp_path / "job.yaml"
+    path.write_text(job("PyTorchJob", specs("pytorch", Worker=f"{{template: {template}}}")))
+    ended = launch("rehearse", "-f", str(path))
+    assert ended.returncode == 127
+    assert "--skip-init data leaves it out" in ended.stderr
+    ended = launch("rehearse", "-f", str(path), "--skip-init", "data")
+    assert (ended.returncode, ended.stdout) == (0, "[job-worker-0] trained\n"), ended.stderr
 
 
 @pytest.mark.process

@@ -9,6 +9,9 @@ import pytest
 
 from tests.cli.launching import launch
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica, runtime, trainjob
+from trainer_launch.commands import install_shims
+from trainer_launch.commands.rehearse import without_launcher
+from trainer_launch.rehearsal.controllers import render
 
 pytestmark = pytest.mark.process
 
@@ -32,6 +35,31 @@ def test_the_pods_are_written_and_explain_reads_them(tmp_path: Path) -> None:
     assert explained["contract"] == "trainer-v2-torch"
     assert (explained["job"]["nodes"], explained["job"]["node_rank"], explained["job"]["world_size"]) == (2, 1, 4)
     assert explained["plan"]["engine"] == "torch"
+
+
+STEP = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: %s}}, "
+POD = "{name: %s, template: {%sspec: {template: {spec: {initContainers: [{name: a}], containers: [{name: %s}]}}}}}"
+TRAINS = ", ".join(
+    POD % (name, STEP % step, name) for name, step in (("dataset-initializer",) * 2, ("node", "trainer"))
+)
+MPI = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: job}\nspec: {mpiReplicaSpecs: {%s}}\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "file"),
+    [
+        ((trainjob("{numNodes: 2}"), runtime(jobs=TRAINS)), "job-node-0-0.json"),
+        ((pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch')}, Master: {replica('pytorch')}}}}}"),),
+         "job-master-0.json"),
+        ((MPI % f"Worker: {replica('w')}, Launcher: {replica('l')}",), "job-launcher.json"),
+    ],
+)  # fmt: skip
+def test_the_file_that_is_suggested_is_that_of_a_pod_that_trains(
+    tmp_path: Path, texts: tuple[str, ...], file: str
+) -> None:
+    told = render(job_of(*texts), str(tmp_path / "pods"))
+    assert told.splitlines()[-1] == f"Read one with: trainer-launch explain --pod {tmp_path}/pods/{file}"
+    assert f"  {tmp_path}/pods/{file}\n" in told
 
 
 def test_the_manifest_of_the_readme_is_whole(tmp_path: Path) -> None:
@@ -62,6 +90,33 @@ def test_a_trainjob_whose_containers_are_told_nothing_is_said_to_be_odd() -> Non
     (told,) = job_of(trainjob(), runtime(jobs=unnamed)).odd
     assert told.startswith("no container gets PET_NNODES")
     assert "no replicatedJob has the label trainer.kubeflow.org/trainjob-ancestor-step: trainer" in told
+
+
+@pytest.mark.parametrize(
+    ("command", "is_told"),
+    [
+        ("[torchrun, --nnodes=2, t.py]", True),
+        ("[sh, -c, 'cd /x && exec torchrun t.py']", True),
+        ("[python, -m, torch.distributed.run, t.py]", True),
+        ("[trainer-launch, run, --, torchrun, t.py]", False),
+        ("[python, t.py]", False),
+    ],
+)
+def test_pods_that_run_torchrun_as_it_is_are_said_to_with_what_to_compare(command: str, is_told: bool) -> None:
+    job = job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch', f'command: {command}')}}}}}"))
+    told = without_launcher(job, "/bin")
+    sentence = (
+        "the pods run torchrun without trainer-launch. To compare what a fault costs, "
+        "rehearse with --command 'trainer-launch run -- torchrun …' too"
+    )
+    assert told == (sentence if is_told else "")
+
+
+def test_a_shim_called_torchrun_is_the_launcher(tmp_path: Path) -> None:
+    install_shims.write(tmp_path)
+    command = "command: [torchrun, t.py]"
+    job = job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch', command)}}}}}"))
+    assert without_launcher(job, str(tmp_path)) == ""
 
 
 def test_what_a_laptop_cannot_do_is_said_once(tmp_path: Path) -> None:

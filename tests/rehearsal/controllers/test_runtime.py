@@ -63,6 +63,51 @@ def test_patches_of_every_version_are_merged_by_the_names_of_containers(patch: s
     assert pod.draft.template.grace_s == 7
 
 
+OURS, ELSEWHERE = "{name: rt}", "{name: rt, namespace: elsewhere}"
+
+
+def referring(kind: str, *runtimes: tuple[str, str]) -> str:
+    """The variable FROM of a TrainJob's node; each runtime's is its kind and metadata."""
+    job = trainjob().replace("{name: rt}", f"{{name: rt{kind and ', kind: '}{kind}}}")
+    texts = []
+    for own, metadata in runtimes:
+        node = rjob("node", f"{{name: node, env: [{{name: FROM, value: '{own} {metadata}'}}]}}", "trainer")
+        text = runtime(jobs=node).replace("kind: ClusterTrainingRuntime", f"kind: {own}")
+        texts.append(text.replace("metadata: {name: rt}", f"metadata: {metadata}", 1))
+    return pods(job_of(job, *texts))[0].main.env["FROM"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "want"),
+    [
+        ("", f"ClusterTrainingRuntime {OURS}"),
+        ("ClusterTrainingRuntime", f"ClusterTrainingRuntime {OURS}"),
+        ("TrainingRuntime", f"TrainingRuntime {OURS}"),
+    ],
+)
+def test_the_runtime_is_the_one_of_the_kind_and_namespace_that_is_referred_to(kind: str, want: str) -> None:
+    given = [("ClusterTrainingRuntime", OURS), ("TrainingRuntime", OURS), ("TrainingRuntime", ELSEWHERE)]
+    assert referring(kind, *given) == referring(kind, *reversed(given)) == want
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "metadata", "there"),
+    [
+        ("", "TrainingRuntime", OURS, "TrainingRuntime rt"),
+        ("TrainingRuntime", "ClusterTrainingRuntime", OURS, "ClusterTrainingRuntime rt"),
+        ("TrainingRuntime", "TrainingRuntime", ELSEWHERE, "TrainingRuntime rt of namespace elsewhere"),
+    ],
+)
+def test_a_runtime_of_another_kind_or_namespace_is_not_taken_but_named(
+    kind: str, own: str, metadata: str, there: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        referring(kind, (own, metadata))
+    wanted = kind or "ClusterTrainingRuntime"
+    assert f"expected a {wanted} from one of the files (found: {there})" in str(caught.value)
+    assert str(caught.value).endswith("add its file with another -f, or set runtimeRef.kind")
+
+
 def at(volume: str) -> dict[str, str]:
     return {"mountPath": "/a", "name": volume}
 

@@ -7,42 +7,43 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from trainer_launch.contracts import v1_table
 from trainer_launch.model import Json, NodeRange
 from trainer_launch.model.errors import UsageError
+from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.units import counted, grouped
+from trainer_launch.model.value_parsers import shown
 from trainer_launch.rehearsal.controllers import jobset, mpi_operator, trainer_v2, v1
 from trainer_launch.rehearsal.controllers.documents import (
     CONFIG_KINDS,
     MAX_BYTES,
+    RUNTIMES,
     Field,
     read_configs,
     read_documents,
 )
-from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, Workload, pods
+from trainer_launch.rehearsal.controllers.pod_values import Container, Draft, Pod, Workload, pods
 
-# Kind and API group with version; of a kind that is in one group only, the version does not matter.
-KINDS: Mapping[tuple[str, str], Callable[[Field], Workload]] = {
-    ("TrainJob", "trainer.kubeflow.org"): trainer_v2.read,
-    ("PyTorchJob", "kubeflow.org"): v1.read,
-    ("TFJob", "kubeflow.org"): v1.read,
-    ("XGBoostJob", "kubeflow.org"): v1.read,
-    ("PaddleJob", "kubeflow.org"): v1.read,
-    ("JAXJob", "kubeflow.org"): v1.read,
-    ("MXJob", "kubeflow.org"): v1.read,
-    ("MPIJob", "kubeflow.org/v2beta1"): mpi_operator.read,
-    ("JobSet", "jobset.x-k8s.io"): jobset.read,
-    ("Job", "batch"): jobset.read,
+# By kind: its API version, and the function that reads it. Of an MPIJob older versions are another operator's.
+KINDS: Mapping[str, tuple[str, Callable[[Field], Workload]]] = {
+    "TrainJob": ("trainer.kubeflow.org/v1alpha1", trainer_v2.read),
+    **dict.fromkeys(v1_table.KINDS, ("kubeflow.org/v1", v1.read)),
+    "MPIJob": ("kubeflow.org/v2beta1", mpi_operator.read),
+    "JobSet": ("jobset.x-k8s.io/v1alpha2", jobset.read),
+    "Job": ("batch/v1", jobset.read),
 }
-RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
+_OF_ONE_VERSION = ("MPIJob",)
 MAX_FILES = 16
 _WORKER, _LAUNCHER = "worker", "launcher"
 _NODES = ("master", "chief", _WORKER)  # replica types each of whose pods is a node
+_TELLING = (_LAUNCHER, *_NODES[:2], jobset.NODE, _WORKER)
 _NPROC = {
     "TrainJob": ("spec", "trainer", "numProcPerNode"),
     "PyTorchJob": ("spec", "nprocPerNode"),
@@ -86,28 +87,15 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
     Raises:
         UsageError: there is no job, or more than one, or something in it does not fit.
     """
-    jobs = [document for document in documents if _reader(document)]
-    jobs = [job for job in jobs if _kind(job) != "Job"] or jobs  # beside another job it has to do something else
-    others = [document for document in documents if document not in jobs]
-    others = [document for document in others if _kind(document) not in (*RUNTIMES, *CONFIG_KINDS)]
-    if any(_kind(document) == "MPIJob" for document in others):
-        raise UsageError(
-            "an MPIJob of kubeflow.org/v1 is not rehearsed, because its launcher starts ranks by kubectl exec; "
-            "write it as kubeflow.org/v2beta1, which mpi-operator runs, or rehearse the command with --engine mpi"
-        )
-    if len(jobs) != 1:
-        kinds = ", ".join(dict.fromkeys(kind for kind, _ in KINDS))
-        given = ", ".join(dict.fromkeys(map(_kind, jobs or documents)))
-        count = "no job" if not jobs else f"{len(jobs)} jobs"
-        raise UsageError(f"the manifests hold {count} ({given}); expected one of: {kinds}")
-    (job,) = jobs
+    job, kinds = _job(documents), (*RUNTIMES, *CONFIG_KINDS)
+    others = [document for document in documents if document is not job and _kind(document) not in kinds]
     given_configs = (document for document in documents if _kind(document) in CONFIG_KINDS)
     configs = read_configs(given_configs, v1.namespace(job), shows_secrets=shows_secrets)
-    runtimes = {each.get("metadata", "name").text(): each for each in documents if _kind(each) in RUNTIMES}
-    configs = replace(configs, runtimes=runtimes)
-    reader = _reader(job)
-    assert reader is not None
-    made = reader(replace(job, configs=configs))
+    configs = replace(configs, runtimes=tuple(each for each in documents if _kind(each) in RUNTIMES))
+    made = KINDS[_kind(job)][1](replace(job, configs=configs))
+    if not made.drafts:
+        places = ", ".join(".".join(place) for place in _replicas(job))
+        raise UsageError(f"{job.where}: the job has no pods; expected 1 or more in {places}")
     unknown = grouped((where, text) for (where, _), text in configs.unknown.items())
     counts = Counter(map(_kind, others))
     objects = (kind if count == 1 else f"{count} {kind} objects" for kind, count in counts.items())
@@ -121,14 +109,31 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
     )
 
 
+def _job(documents: tuple[Field, ...]) -> Field:
+    """The job that is rehearsed; a Job beside another job has something else to do."""
+    jobs = [document for document in documents if _is_job(document)]
+    jobs = [job for job in jobs if _kind(job) != "Job"] or jobs
+    if len(jobs) == 1:
+        return jobs[0]
+    near = next((document for document in documents if _kind(document) in KINDS), None)
+    if near is not None and not jobs:
+        kind, version = _kind(near), near.get("apiVersion").text()
+        raise UsageError(f"{near.where}: {kind} of {version} is not rehearsed; write it as {KINDS[kind][0]}")
+    given = ", ".join(dict.fromkeys(map(_kind, jobs or documents)))
+    count = "no job" if not jobs else f"{len(jobs)} jobs"
+    raise UsageError(f"the manifests hold {count} ({given}); expected one of: {', '.join(KINDS)}")
+
+
 def _kind(document: Field) -> str:
     return document.get("kind").text()
 
 
-def _reader(document: Field) -> Callable[[Field], Workload] | None:
-    """What reads this document, None when it is no job."""
+def _is_job(document: Field) -> bool:
+    """Whether it is of a kind that is read; of most kinds every version of its API group is."""
     kind, version = _kind(document), document.get("apiVersion").text()
-    return KINDS.get((kind, version)) or KINDS.get((kind, version.partition("/")[0]))
+    if kind not in KINDS or kind in _OF_ONE_VERSION:
+        return kind in KINDS and version == KINDS[kind][0]
+    return version.partition("/")[0] == KINDS[kind][0].partition("/")[0]
 
 
 def tell_ignored(workload: Workload) -> None:
@@ -150,30 +155,30 @@ def overridden(
     Raises:
         UsageError: a number does not apply to this job.
     """
+    job = _job(documents)
     if nproc is not None:
-        if workload_of(_with_nproc(documents, "1")) == workload_of(_with_nproc(documents, "2")):
-            kind = next((_kind(document) for document in documents if _reader(document)), "job")
-            raise UsageError(f"--nproc-per-node does not apply to this {kind}: its pods get no number of workers")
-        documents = _with_nproc(documents, nproc)
-    if nodes is None:
-        return documents
-    return tuple(_with_nodes(document, nodes) if _reader(document) else document for document in documents)
+        first, second = (workload_of(_with_job(documents, _with_nproc(job, number))) for number in "12")
+        if retyped(first, NPROC_OPTION, "1") == retyped(second, NPROC_OPTION, "2"):
+            raise UsageError(
+                f"--nproc-per-node does not apply to this {_kind(job)}: its pods get no number of workers"
+            )
+        job = _with_nproc(job, nproc)
+    return _with_job(documents, job if nodes is None else _with_nodes(job, nodes))
 
 
-def _with_nproc(documents: tuple[Field, ...], nproc: str) -> tuple[Field, ...]:
-    return tuple(_of_nproc(document, nproc) if _reader(document) else document for document in documents)
+def _with_job(documents: tuple[Field, ...], job: Field) -> tuple[Field, ...]:
+    """The same documents with another version of the job."""
+    old = _job(documents)
+    return tuple(job if document is old else document for document in documents)
 
 
-def _of_nproc(job: Field, nproc: str) -> Field:
-    """The job with that many workers per node. Raises UsageError: its kind has no such number."""
-    kind = _kind(job)
-    if kind not in _NPROC:
-        raise UsageError(f"--nproc-per-node does not apply to a {kind}: it has no number of workers per node")
-    number = int(nproc) if nproc.isdigit() else nproc
+def _with_nproc(job: Field, nproc: str) -> Field:
+    """The job with that many workers per node, where its kind has such a number."""
+    kind, number = _kind(job), int(nproc) if nproc.isdigit() else nproc
     old = ("spec", "elasticPolicy", "nProcPerNode")
-    if job.get(*old).given:
+    if kind in _NPROC and job.get(*old).given:
         return job.changed(old, number)
-    return job.changed(_NPROC[kind], nproc if kind == "PyTorchJob" else number)
+    return job.changed(_NPROC[kind], nproc if kind == "PyTorchJob" else number) if kind in _NPROC else job
 
 
 def _with_nodes(job: Field, nodes: NodeRange) -> Field:
@@ -231,17 +236,63 @@ def _workers(job: Field) -> tuple[str, ...] | None:
     return next((place for place in _replicas(job) if place[2].lower() == _WORKER), None)
 
 
-def check_typed(workload: Workload, option: str) -> None:
-    """See that no command has the option itself, which would take precedence. Raises UsageError: one has."""
+NPROC_OPTION = "--nproc-per-node"
+_TYPED = r"(?<![\w-])({name}(?:=|\s+))[^\s;&|)]+"  # in a shell's text, or one word
+_COUNTS = re.compile(r"(?<![\w-])(-np|--num[-_]processes|--num[-_]gpus)[=\s]+\d+")  # of ranks, as others call it
+
+
+def retyped(workload: Workload, option: str, value: str) -> Workload:
+    """The same job, whose commands have this value for an option that they have themselves."""
+
+    def changed(draft: Draft) -> Draft:
+        containers = tuple(_retyped(each, option, value) for each in draft.template.containers)
+        return replace(draft, template=replace(draft.template, containers=containers))
+
+    return replace(workload, drafts=tuple(map(changed, workload.drafts)))
+
+
+def _retyped(container: Container, option: str, value: str) -> Container:
+    words = [*container.command, *container.args]
+    pattern = re.compile(_TYPED.format(name=option.replace("-", "[-_]")))
+    for at, word in enumerate(words):
+        if at and re.fullmatch(option.replace("-", "[-_]"), words[at - 1]):
+            words[at] = value
+        else:
+            words[at] = pattern.sub(lambda typed: typed[1] + value, word)
+    count = len(container.command)
+    return replace(container, command=tuple(words[:count]), args=tuple(words[count:]))
+
+
+def other_counts(workload: Workload) -> str:
+    """A sentence about a number of ranks in a command that --nproc-per-node does not change; "": there is none."""
     for draft in workload.drafts:
         container = draft.template.container(draft.main)
-        words = (*container.command, *container.args) if container else ()
-        text = " ".join(words).replace("_", "-")
-        if any(word.partition("=")[0] == option for word in text.split()):
-            raise UsageError(
-                f"the command of container {draft.main} of {draft.hostname} has its own {option}; "
-                "change it there, or run another one with --command"
+        count = _COUNTS.search(" ".join((*container.command, *container.args))) if container else None
+        if count is not None:
+            where = f"{count[0]!r} in the command of container {draft.main}"
+            return (
+                f"--nproc-per-node does not change {where}; change it there, or run another command with --command"
             )
+    return ""
+
+
+def without_init(workload: Workload, names: Sequence[str]) -> Workload:
+    """The same job without these init containers.
+
+    Raises:
+        UsageError: the job has no init container of a name.
+    """
+    there = dict.fromkeys(each.name for draft in workload.drafts for each in draft.template.init)
+    for name in names:
+        if name not in there:
+            hint = did_you_mean(name, tuple(there)) or f"the job has {', '.join(there) or 'none'}"
+            raise UsageError(f"--skip-init {shown(name)}: there is no such init container; {hint}")
+
+    def skipped(draft: Draft) -> Draft:
+        init = tuple(replace(each, platforms=each.platforms or each.name in names) for each in draft.template.init)
+        return replace(draft, template=replace(draft.template, init=init))
+
+    return replace(workload, drafts=tuple(map(skipped, workload.drafts)))
 
 
 def scaled(documents: tuple[Field, ...], more: int) -> tuple[Field, ...]:
@@ -250,14 +301,14 @@ def scaled(documents: tuple[Field, ...], more: int) -> tuple[Field, ...]:
     Raises:
         UsageError: it is of a kind whose number of pods is fixed once it runs, or has no workers.
     """
-    job = next((document for document in documents if _reader(document) and _workers(document)), None)
-    if job is None or (place := _workers(job)) is None:
+    job = _job(documents)
+    place = _workers(job)
+    if place is None:
         raise UsageError(
             "this job cannot grow: adding a node needs Worker replicas (an elastic PyTorchJob, an MPIJob, ...); "
             "the number of nodes of a running TrainJob is fixed"
         )
-    changed = job.changed(place, _replicas(job)[place] + more)
-    return tuple(changed if document is job else document for document in documents)
+    return _with_job(documents, job.changed(place, _replicas(job)[place] + more))
 
 
 # -- --render ----------------------------------------------------------------------------------
@@ -269,7 +320,8 @@ def render(workload: Workload, folder: str) -> str:
     Raises:
         UsageError: the folder cannot be written, or holds something already.
     """
-    made = rendered(pods(workload))
+    there = pods(workload)
+    made, shows = rendered(there), _file_of(min(there, key=_order))
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -283,19 +335,26 @@ def render(workload: Workload, folder: str) -> str:
     count = len(workload.drafts)
     return (
         f"{workload.kind} {workload.name}: {counted(count, 'pod')}, written to\n{listed}"
-        f"Read one with: trainer-launch explain --pod {place / next(iter(made))}\n"
+        f"Read one with: trainer-launch explain --pod {place / shows}\n"
     )
 
 
 def rendered(pods: tuple[Pod, ...]) -> dict[str, Json]:
     """File name -> content: `<pod>.json` for the container that counts, `<pod>.<container>.json` for others."""
     return {
-        f"{pod.name}.json" if container is pod.main else f"{pod.name}.{container.name}.json": snapshot_of(
-            pod, container
-        )
+        _file_of(pod) if container is pod.main else f"{pod.name}.{container.name}.json": snapshot_of(pod, container)
         for pod in pods
         for container in (*pod.init, *pod.containers)
     }
+
+
+def _file_of(pod: Pod) -> str:
+    return f"{pod.name}.json"
+
+
+def _order(pod: Pod) -> int:
+    """Which pod shows most of what a launcher makes of the job: the one that starts the ranks, else node 0."""
+    return _TELLING.index(pod.draft.role) if pod.draft.role in _TELLING else len(_TELLING)
 
 
 def snapshot_of(pod: Pod, container: Container) -> dict[str, Json]:

@@ -178,6 +178,8 @@ def _in_words(value: object) -> str:
 
 
 CONFIG_KINDS = ("ConfigMap", "Secret")
+RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
+PLACEHOLDER = "placeholder"  # the value of each key of a Secret that is not given
 _KNOWN = {
     "ConfigMap": ("apiVersion", "kind", "metadata", "data", "binaryData", "immutable"),
     "Secret": ("apiVersion", "kind", "metadata", "data", "stringData", "type", "immutable"),
@@ -193,13 +195,15 @@ class Configs(Struct, frozen=True):
     given: Mapping[tuple[str, str], Values] = field(default_factory=dict)
     ignored: dict[str, None] = field(default_factory=dict)  # phrases, each once
     unknown: dict[tuple[str, str], str] = field(default_factory=dict)  # (document, path) -> the field in words
-    runtimes: Mapping[str, Field] = field(default_factory=dict)  # of TrainJobs, by name
+    runtimes: tuple[Field, ...] = ()  # of TrainJobs
 
     def __repr__(self) -> str:
         return f"Configs({len(self.given)})"  # Secrets are not shown
 
     def find(self, found: Field, kind: str, name: str, key: str = "") -> Values:
         """All values of what `found` refers to, or the one of this key; none of what is optional and not there.
+
+        A Secret that is not given has a placeholder for each key that is asked for, as a claim has a directory.
 
         Raises:
             UsageError: it is not there.
@@ -212,6 +216,9 @@ class Configs(Struct, frozen=True):
         if found.get("optional").flag():
             found.ignore(f"{kind} {name} (optional, and not given)")
             return {}
+        if values is None and kind == "Secret":
+            found.ignore(f"Secret {name} (not given): {PLACEHOLDER!r} for each value")
+            return {key: PLACEHOLDER} if key else {}
         if values is None:
             names = ", ".join(name for known, name in self.given if known == kind) or "none"
             raise UsageError(

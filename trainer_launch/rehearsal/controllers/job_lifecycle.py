@@ -71,9 +71,11 @@ Step = tuple[State, list[Action], list[str]]  # and what to tell
 
 def begin(workload: Workload, pods: tuple[Pod, ...], now_s: float) -> Step:
     """All pods that wait for nobody start."""
+    made_of = {pod.name: pod for pod in pods}
     state = State(
         kind=workload.kind,
-        pods={pod.name: pod for pod in pods},
+        pods=made_of,
+        made_of=made_of,
         rules=workload.rules,
         states={pod.name: PodState() for pod in pods},
         began_s=now_s,
@@ -113,7 +115,7 @@ def _scaled(state: State, event: Scaled) -> tuple[State, list[Action]]:
     """Pods that are too many are deleted with their own grace period, missing ones are made (ReconcilePods)."""
     actions: list[Action] = []
     wanted = {pod.name: pod for pod in event.pods}
-    state = replace(state, rules=event.rules, pods={**state.pods, **wanted})
+    state = replace(state, rules=event.rules, pods={**wanted, **state.pods}, made_of={**state.made_of, **wanted})
     for name, pod in state.pods.items():
         one = state.states.get(name, PodState())
         if name not in wanted and not one.removed:
@@ -198,8 +200,10 @@ def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
             and now_s >= one.not_before_s
             and may_start(pod, state.pods, state.states)
         ):
-            born, more = pod_lifecycle.born(pod, one)
-            state, actions = _with(state, name, born), actions + more
+            made = state.made_of[name]
+            born, more = pod_lifecycle.born(made, one)
+            state = _with(replace(state, pods={**state.pods, name: made}), name, born)
+            actions += more
     return state, actions
 
 

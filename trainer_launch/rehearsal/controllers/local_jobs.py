@@ -16,7 +16,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_number
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun, parse
 from trainer_launch.rehearsal.controllers import pod_values, trainer_v2, v1
-from trainer_launch.rehearsal.controllers.documents import Configs, Field
+from trainer_launch.rehearsal.controllers.documents import RUNTIMES, Configs, Field
 from trainer_launch.rehearsal.controllers.jobset import NODE
 from trainer_launch.rehearsal.controllers.pod_values import (
     COMPLETION_INDEX,
@@ -127,10 +127,12 @@ def _trainjob(
     """A TrainJob whose last replicatedJob decides how it ends, and whose controller restarts nothing."""
     runtime = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": RUNTIMES[0],
+        "metadata": {"name": JOB},
         "spec": {"mlPolicy": policy, "template": {"spec": {"replicatedJobs": jobs}}},
     }
     spec = {"runtimeRef": {"name": JOB}, "trainer": trainer}
-    configs = Configs(runtimes={JOB: Field(runtime, "", _OPTIONS)})
+    configs = Configs(runtimes=(Field(runtime, "", _OPTIONS),))
     made = trainer_v2.read(Field({"metadata": {"name": JOB}, "spec": spec}, "", _OPTIONS, configs))
     deciders = tuple(draft.hostname for draft in made.drafts if draft.role == made.drafts[-1].role)
     rules = JobRules(family="v1", success=Success(groups=(deciders,), spares=spares), clean="Running")
@@ -304,6 +306,17 @@ def with_meeting(pod: Pod, first: str) -> Pod:
 _HOST = re.compile(  # NAME:PORT, or as MX_CONFIG has it: "url":"NAME","port":PORT
     r"""(?<![\w.-])([A-Za-z0-9][A-Za-z0-9.-]*)(?:(:|","port":)([0-9]{1,5})(?![0-9]))?(?![\w-])"""
 )
+# The key of a value, or the word before it; of a list each member has the same.
+_KEY = re.compile(r"""([\w.-]*\w)["']?(?:\s*[=:]\s*|\s+)["'\[({]*(?:["']?[^\s=,"']+["']?\s*,\s*["']?)*$""")
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of a key: masterAddr, MASTER_ADDR, --master-addr
+_HOST_WORD = re.compile(
+    r"h|ps|rdzv|rendezvous|(addr|address|host|hostname|ip|url|uri|endpoint|server|master|coordinator|scheduler|"
+    r"tracker|leader|head|chief|worker|node|peer|member|seed|broker|target)(s|es)?"
+)
+# Programs whose arguments are hosts, and a loop over some.
+_HOST_COMMAND = re.compile(
+    r"(?:^|[\s;&|(`/])(?:ssh|scp|rsync|ping|nc|ncat|telnet|nslookup|dig|host|getent|curl|wget|for\s+\w+\s+in)\s[^;&|]*$"
+)
 _PATH = re.compile(r"(?<![\w./$-])(/[\w.@%+~/-]*)")
 _ENDS = (".cluster.local",)  # what a name may have behind it in any cluster
 _FIRST_PORT = 1024  # a smaller number behind a host is one of slots, or a port that needs no other number here
@@ -369,23 +382,25 @@ def localised(container: Container, local: LocalNetwork, folder_of: Callable[[st
     """
     places = {**local.shared_mounts, **_places(container, folder_of)}
 
-    def text(value: str) -> str:
-        return _paths(_hosts(value, local), places)
+    def text(value: str, before: str = "") -> str:
+        return _paths(_hosts(value, local, before), places)
 
     ports = {name: str(local.ports.get(at, at[1])) for name, at in _told_ports(container, local).items()}
 
-    def word(value: str) -> str:
+    def word(value: str, before: str) -> str:
         typed = container.typed.get(value)  # $(MASTER_PORT) is here what that variable is here
-        return text(value if typed is None else expanded(typed, {**container.env, **ports}))
+        return text(value if typed is None else expanded(typed, {**container.env, **ports}), before)
 
-    env = {name: text(value) for name, value in container.env.items()} | ports
+    env = {name: text(value, f"{name}=") for name, value in container.env.items()} | ports
+    typed_words = (*container.command, *container.args)
+    words = tuple(word(value, _option_before(typed_words[:at])) for at, value in enumerate(typed_words))
     if JOB_SECRET in container.files:  # where the launcher would look by itself
         env.setdefault("TRAINER_LAUNCH_SECRET_FILE", _path(JOB_SECRET, places))
     return replace(
         container,
         env=env,
-        command=tuple(map(word, container.command)),
-        args=tuple(map(word, container.args)),
+        command=words[: len(container.command)],
+        args=words[len(container.command) :],
         workdir=None if container.workdir is None else _path(container.workdir, places),
         files={
             _path(path, places): replace(
@@ -434,23 +449,48 @@ def _texts(container: Container) -> Iterator[str]:
         yield file.text
 
 
-def _owner(local: LocalNetwork, found: re.Match[str]) -> str | None:
-    """Whose name it is; none behind a single slash, where it is a part of a path."""
-    before = found.string[max(0, found.start() - 2) : found.start()]
-    if before.endswith("/") and before != "//":
-        return None
-    name = found[1].rstrip(".")
+def _owner(local: LocalNetwork, match: re.Match[str], before: str = "") -> str | None:
+    """The pod that a text names as an address; `before` stands in front of the text.
+
+    None: it is another name, a word, or behind a single slash a part of a path.
+    """
+    name = match[1].rstrip(".")
     for end in _ENDS:
         name = name.removesuffix(end)
-    return local.pods.get(name)
+    owner, ahead = local.pods.get(name), before + match.string[: match.start()]
+    if owner is None or (ahead.endswith("/") and not ahead.endswith("//")):
+        return None
+    is_plain = "." in name or match[3] or ahead.endswith(("//", "@"))
+    return owner if is_plain or _expects_host(ahead.rpartition("\n")[2], local.pods) else None
 
 
-def _hosts(text: str, local: LocalNetwork) -> str:
-    def replaced(found: re.Match[str]) -> str:
-        owner = _owner(local, found)
+def _expects_host(ahead: str, pods: Mapping[str, str]) -> bool:
+    """Whether a pod's short name is an address behind this part of a line: `--master=`, not `--run-name=`.
+
+    A name without a key in front of it is an address: a line of a hostfile, an argument.
+    """
+    key = _KEY.search(ahead)
+    while key is not None and key[1] in pods:  # of a list of names each has the key of the first
+        key = _KEY.search(ahead[: key.start(1)])
+    if key is None or _HOST_COMMAND.search(ahead):
+        return True
+    words = [word.lower() for word in _WORDS.findall(key[1])]
+    return key[1] != "HOSTNAME" and words[-1:] != ["name"] and any(map(_HOST_WORD.fullmatch, words))
+
+
+def _option_before(words: Sequence[str]) -> str:
+    """What stands in front of the next word: an option that may have it for a value, or nothing."""
+    if any(_HOST_COMMAND.match(f"{word} ") for word in words) or not words:
+        return ""
+    return f"{words[-1]} " if words[-1].startswith("-") and "=" not in words[-1] else ""
+
+
+def _hosts(text: str, local: LocalNetwork, before: str) -> str:
+    def replaced(match: re.Match[str]) -> str:
+        owner = _owner(local, match, before)
         if owner is None:
-            return found[0]
-        between, port = found[2], found[3]
+            return match[0]
+        between, port = match[2], match[3]
         if port is None:
             return local.addresses[owner]
         return f"{local.addresses[owner]}{between}{local.ports.get((owner, int(port)), int(port))}"

@@ -72,6 +72,11 @@ class PodState(Struct, frozen=True, kw_only=True):
         return self.phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.GONE)
 
     @property
+    def is_lost(self) -> bool:
+        """Whether somebody has deleted the pod for good, other than by scaling the job."""
+        return self.phase is Phase.GONE and self.disrupted and not self.removed
+
+    @property
     def is_active(self) -> bool:
         """Whether it has begun and was not told to end."""
         return self.phase in (Phase.INIT, Phase.RUNNING) and not self.stopping

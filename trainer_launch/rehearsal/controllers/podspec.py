@@ -279,10 +279,9 @@ def _files(field: Field, kind: str, name: str, mode: int) -> Iterator[tuple[str,
     chosen = [_chosen(item, mode) for item in field.get("items").items()]
     values = field.configs.find(field, kind, config)
     for key, path, own_mode in chosen or [(key, key, mode) for key in values]:
-        if key in values:
-            yield path, PodFile(values[key], own_mode, is_mounted=True)
-        elif not field.get("optional").flag():
-            field.configs.find(field, kind, config, key)  # says that it is not there
+        if key in values or not field.get("optional").flag():
+            text = values[key] if key in values else field.configs.find(field, kind, config, key)[key]
+            yield path, PodFile(text, own_mode, is_mounted=True)
 
 
 def _chosen(item: Field, mode: int) -> tuple[str, str, int]:

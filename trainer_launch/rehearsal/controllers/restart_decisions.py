@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.model import exit_codes
-from trainer_launch.model.units import counted
+from trainer_launch.model.units import counted, listed
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState, back_off_s, next_due_s
 from trainer_launch.rehearsal.controllers.pod_values import ChildRules, ExitRule, JobRules, Pod, SetRule
 
@@ -59,7 +59,8 @@ class State(Struct, frozen=True, kw_only=True):
     """How the job stands."""
 
     kind: str
-    pods: Mapping[str, Pod]
+    pods: Mapping[str, Pod]  # as they were made
+    made_of: Mapping[str, Pod]  # what the controller makes them of from now on: of a scaled job others
     rules: JobRules
     states: Mapping[str, PodState]
     began_s: float
@@ -126,6 +127,7 @@ _SUCCEEDED = {
 }  # reasons of other kinds begin with the kind
 GIVE_UP = 6  # restarts of what lives for less than a minute on average: a cluster would go on for ever
 _SHORT_LIFE_S = 60.0
+_SHOWN = 3  # lost pods
 _NO_RETRY = "a cluster would retry, the rehearsal stops because a restart will not help"
 UNKNOWN_CODE = 48879  # 0xbeef: what the v1 operator takes when a container has no exit code; retryable
 
@@ -145,6 +147,9 @@ def decide(job: State) -> list[Decision]:
         decisions = list(_cannot_run(job, is_retried=bool(decisions))) or decisions
     fatal = [decision for decision in decisions if isinstance(decision, Condition) or decision.is_whole]
     fatal.sort(key=lambda decision: isinstance(decision, Condition) and decision.is_victims)
+    end, lost = next(iter(fatal), None), [name for name, state in job.states.items() if state.is_lost]
+    if isinstance(end, Condition) and end.is_victims and lost:
+        return [replace(end, message=f"{listed(lost, _SHOWN)}: deleted, and not created again; {end.message}")]
     return fatal[:1] or decisions
 
 

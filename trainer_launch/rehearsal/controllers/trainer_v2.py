@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers import jobset
-from trainer_launch.rehearsal.controllers.documents import Field
+from trainer_launch.rehearsal.controllers.documents import RUNTIMES, Field
 from trainer_launch.rehearsal.controllers.jobset import NODE, JobSet, ReplicatedJob
 from trainer_launch.rehearsal.controllers.pod_values import (
     COMPLETION_INDEX,
@@ -129,20 +129,36 @@ def _trainjob(document: Field) -> TrainJob:
 
 
 def _runtime(document: Field) -> Field:
-    """A runtime that was given with the job, else one that Trainer is released with."""
-    reference, given = document.get("spec", "runtimeRef", "name"), document.configs.runtimes
-    name = reference.text()
-    if name in given:
-        version = given[name].get("apiVersion")
-        if not version.text().startswith("trainer.kubeflow.org/"):
-            raise version.bad("trainer.kubeflow.org/v1alpha1, as the TrainJob has it")
-        return replace(given[name], configs=document.configs)
-    if name in published():
+    """The runtime that runtimeRef means among those given with the job, else one that Trainer is released with."""
+    reference, space = document.get("spec", "runtimeRef"), namespace(document)
+    reference.only(("name", "kind", "apiGroup"))
+    name, kind = reference.get("name").text(), reference.get("kind").choice(RUNTIMES, RUNTIMES[0])
+    given = document.configs.runtimes
+    for runtime in given:
+        if (runtime.get("metadata", "name").text(), *_scope(runtime, space)) == (name, kind, space):
+            version = runtime.get("apiVersion")
+            if not version.text().startswith("trainer.kubeflow.org/"):
+                raise version.bad("trainer.kubeflow.org/v1alpha1, as the TrainJob has it")
+            return replace(runtime, configs=document.configs)
+    if name in published() and kind == RUNTIMES[0]:
         return Field({"spec": published()[name]}, "", f"the published runtime {name}", document.configs)
-    raise reference.bad(
-        f"a runtime from one of the files (found: {', '.join(given) or 'none'}), or one that Trainer is released "
-        f"with ({', '.join(published())}); add its file with another -f"
+    there = ", ".join(_words(runtime, space) for runtime in given) or "none"
+    raise reference.get("name").bad(
+        f"a {kind} from one of the files (found: {there}), or one that Trainer is released "
+        f"with ({', '.join(published())}); add its file with another -f, or set runtimeRef.kind"
     )
+
+
+def _scope(runtime: Field, space: str) -> tuple[str, str]:
+    """Its kind, and the namespace of the TrainJobs that may refer to it; `space` is where it is created."""
+    kind = runtime.get("kind").text()
+    return kind, space if kind == RUNTIMES[0] else runtime.get("metadata", "namespace").text("") or space
+
+
+def _words(runtime: Field, space: str) -> str:
+    kind, own = _scope(runtime, space)
+    where = "" if own == space else f" of namespace {own}"
+    return f"{kind} {runtime.get('metadata', 'name').text()}{where}"
 
 
 @cache

@@ -14,6 +14,7 @@ from trainer_launch.rehearsal.faults import requests
 from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault, Never, NotNow, Rehearsed
 from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
+_NO_STEP_S = 60.0  # without any step, after which faults that wait for one say so
 _RETRY_S = 0.3  # a fault whose target is not there yet comes as soon as it is
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Faults:
         self._lasting: list[tuple[float, InjectedFault, str | None, Callable[[], None]]] = []
         self.came = 0
         self._last_step: int | None = None  # the highest that was said
+        self._warns_at_s: float | None = _NO_STEP_S  # None: it has been said, or there are steps
 
     @property
     def to_come(self) -> list[InjectedFault]:
@@ -58,6 +60,7 @@ class Faults:
     def due_s(self) -> float | None:
         """When `pass_time` wants to be called; None: never."""
         times = [waiting.due_s for waiting in self._waiting] + [until_s for until_s, *_ in self._lasting]
+        times += [self._warns_at_s] if any(waiting.step is not None for waiting in self._waiting) else []
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def precede(self) -> None:
@@ -72,10 +75,20 @@ class Faults:
         for _, fault, pod, undo in over:
             self._end(fault, pod, undo)
         self._take(lambda waiting: waiting.due_s is not None and waiting.due_s <= now_s)
+        late = next((waiting for waiting in self._waiting if waiting.step is not None), None)
+        if late is not None and self._warns_at_s is not None and now_s >= self._warns_at_s:
+            self._warns_at_s = None
+            _log.warning(
+                "no step in the first %g s; fault %r waits for step %s. %s",
+                _NO_STEP_S,
+                late.fault.text,
+                late.step,
+                _how_to_tell(late.step or 1),
+            )
 
     def reached(self, step: int) -> None:
         """Some pod has reached a step."""
-        self._last_step = max(step, self._last_step or 0)
+        self._last_step, self._warns_at_s = max(step, self._last_step or 0), None
         self._take(lambda waiting: waiting.step is not None and waiting.step <= step)
 
     def said(self, line: str) -> None:
@@ -153,8 +166,10 @@ def _why_never(fault: InjectedFault, last_step: int | None) -> str:
         return f"no line matched {when.line!r}"
     if last_step is not None:
         return f"step {when.step} was not reached; the last one was {last_step}"
+    return f"step {when.step} was not reached, because the steps are unknown. {_how_to_tell(when.step)}"
+
+
+def _how_to_tell(step: int) -> str:
     return (
-        f"step {when.step} was not reached, because the steps are unknown. "
-        f"Print lines such as 'step {when.step}' or "
-        f"call trainer_launch.report(step=...), or use at=20s or at=line:REGEX"
+        f"Print lines such as 'step {step}' or call trainer_launch.report(step=...), or use at=20s or at=line:REGEX"
     )

@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -59,41 +59,36 @@ class Kubelet:
         self._lives: dict[str, int] = {}  # by pod with a place of its own
         # With networks of their own, names and ports are the job's.
         self._local = LocalNetwork(pods={}, addresses={})
+        self._numbers: dict[str, int] = {}  # by pod, also by one that the job no longer has: its address stays
         self.pods: tuple[Pod, ...] = ()
-        self._take_in(workload)
+        self.scale(workload)
         machine = {"OMP_NUM_THREADS": str(threads(self.pods)), "GLOO_SOCKET_IFNAME": self._device}
         self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
         # Paddle's launcher asks for the address of this machine's name, unless it is told.
         self._tells_address = workload.kind == "PaddleJob"
 
-    def of(self, workload: Workload) -> tuple[Pod, ...]:
-        """The pods of the same job, scaled; those that are new are taken in."""
-        names = {draft.hostname for draft in workload.drafts}
-        if not names <= {pod.name for pod in self.pods}:
-            self._take_in(workload)
-        return tuple(pod for pod in self.pods if pod.name in names)
-
-    def _take_in(self, workload: Workload) -> None:
-        """Give every pod of the job what it needs on this machine; those that are here keep their addresses."""
+    def scale(self, workload: Workload) -> tuple[Pod, ...]:
+        """Give every pod that the job has now what it needs on this machine; pods keep their addresses."""
         local_jobs.check_size(workload)
         address_of = local_jobs.address_of if self.network is None else pod_isolation.address_of
-        numbers = {pod.name: number for number, pod in enumerate(self.pods)}
-        for draft in workload.drafts:
-            numbers.setdefault(draft.hostname, len(numbers))
-        addresses = [address_of(numbers[draft.hostname]) for draft in workload.drafts]
-        made = self._equipped(pods_of(workload, addresses.__getitem__))
-        fresh = tuple(pod for pod in made if pod.name not in {old.name for old in self.pods})
-        self.pods = tuple(sorted(made, key=lambda pod: numbers[pod.name]))
+        fresh = [draft.hostname for draft in workload.drafts if draft.hostname not in self._numbers]
+        self._numbers |= {name: number for number, name in enumerate(fresh, len(self._numbers))}
+        numbers = [self._numbers[draft.hostname] for draft in workload.drafts]
+        made = self._equipped(pods_of(workload, lambda place: address_of(numbers[place])))
+        self.pods = tuple(sorted(made, key=lambda pod: self._numbers[pod.name]))
         if self.network is None:
             if v1.MEETING_PORT in workload.ports:
                 first = workload.ports[v1.MEETING_PORT]
                 self.pods = tuple(local_jobs.with_meeting(pod, first) for pod in self.pods)
-            local = replace(local_jobs.local_network_of(workload, self.pods), ports=self._local.ports)
-            self._local = _with_ports(local, self.pods)
+            old, new = self._local, local_jobs.local_network_of(workload, self.pods)
+            names, addresses = {**old.pods, **new.pods}, {**old.addresses, **new.addresses}
+            self._local = _with_ports(replace(new, pods=names, addresses=addresses, ports=old.ports), self.pods)
         else:
-            for pod in fresh:
-                self.network.add(pod.name, numbers[pod.name], pod.draft.names, pod.shm_bytes)
+            for pod in self.pods:
+                if pod.name in fresh:
+                    self.network.add(pod.name, self._numbers[pod.name], pod.draft.names, pod.shm_bytes)
         self._local = replace(self._local, shared_mounts=self._shared_mounts())
+        return self.pods
 
     def _shared_mounts(self) -> dict[str, str]:
         """The folder of each path at which some pod of the job mounts a claim."""
@@ -204,28 +199,33 @@ class Kubelet:
     def processes_of(self, pod: Pod, name: str) -> list[psutil.Process]:
         """What still runs of a container whose first process has ended, other sessions and orphans too.
 
-        On a cluster nothing would; here its environment tells whose it is. What came in by ssh has no more than the
-        pod's name, and sshd itself writes its title over its environment.
+        On a cluster nothing would; here the environment of a process, or of those above it, tells whose it is. What
+        came in by ssh has no more than the pod's name, and sshd itself writes its title over its environment.
         """
-        mark, folder = str(self.termination_message(pod, name)), f"{self._scratch / pod.name}/"
-        found: dict[int, psutil.Process] = {}
+        processes: dict[int, tuple[psutil.Process, int, str | None, bool]] = {}
+        folder, mark = f"{self._scratch / pod.name}/", str(self.termination_message(pod, name))
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                env = process_tree.environment(process.pid)
-                if env is None:
-                    continue
-                known = env.get(MARK) or env.get("HOSTNAME")
-                below: list[psutil.Process] = []
-                if known is None and folder in " ".join(process.cmdline()):
-                    known = _mark_above(process) or mark
-                    below = process.children(recursive=True)
-                if known in (mark, pod.name):
-                    found |= {each.pid: each for each in (process, *below)}
-        return list(found.values())
+                env = process_tree.environment(process.pid) or {}
+                own = env.get(MARK)
+                is_here = own is None and (env.get("HOSTNAME") == pod.name or folder in " ".join(process.cmdline()))
+                processes[process.pid] = process, process.ppid(), own, is_here
+        unmarked = str(self.termination_message(pod, _sshd_of(pod)))
 
-    def temporary_folders(self, pods: Sequence[Pod] | None = None) -> tuple[str, ...]:
-        """Where these pods, by default all, put what is temporary, if not where we do."""
-        pods = self.pods if pods is None else pods
+        def container_of(pid: int) -> str | None:
+            """The mark of the process, or of the nearest above it; of an orphan of this pod its sshd's."""
+            is_here = False
+            while pid in processes:
+                _, pid, own, is_named = processes[pid]
+                is_here = is_here or is_named
+                if own is not None:
+                    return own
+            return unmarked if is_here else None
+
+        return [process for pid, (process, *_) in processes.items() if container_of(pid) == mark]
+
+    def temporary_folders(self, pods: Collection[Pod]) -> tuple[str, ...]:
+        """Where these pods put what is temporary, if not where we do."""
         own = (pod.main.env.get("TMPDIR") for pod in pods)
         return (*(str(self._scratch / pod.name / "tmp") for pod in pods), *dict.fromkeys(filter(None, own)))
 
@@ -246,11 +246,10 @@ class Kubelet:
         return str(self._scratch / pod.name / f"life-{life}" / volume)
 
 
-def _mark_above(process: psutil.Process) -> str | None:
-    """Of the launcher that has started an sshd, which may be another container's."""
-    above = process.parent()
-    env = None if above is None else process_tree.environment(above.pid)
-    return None if env is None else env.get(MARK)
+def _sshd_of(pod: Pod) -> str:
+    """The container that sessions come to: where none runs sshd, the main one."""
+    words = ((each.name, words_in(each)) for each in (*pod.init, *pod.containers))
+    return next((name for name, argv in words if argv[:2] == (OURS, "sshd")), pod.draft.main)
 
 
 def _write(place: Path, file: PodFile, running: frozenset[str]) -> None:
@@ -387,7 +386,9 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
             raise NotRunnableError(text, found=os.path.exists(words[0]))
     except NotRunnableError as problem:
         found = problem.exit_code == 126
-        text = f"container {container.name} of {pod.name}: {problem} (--command runs another program here)"
+        is_init = any(each.name == container.name for each in pod.init)
+        advice = f"--skip-init {container.name} leaves it out" if is_init else "--command runs another program here"
+        text = f"container {container.name} of {pod.name}: {problem} ({advice})"
         raise NotRunnableError(text, found=found) from None
 
 

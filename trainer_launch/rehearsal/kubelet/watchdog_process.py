@@ -7,6 +7,7 @@ holds: any byte means that it has cleaned up, the end without one that nobody is
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -32,6 +33,17 @@ def main(folder: str) -> None:
             break
         time.sleep(_PAUSE_S)
     shutil.rmtree(folder, ignore_errors=True)
+    for place in os.scandir(os.path.dirname(folder)):
+        if place.name.startswith("trainer-launch-") and place.is_dir(follow_symlinks=False):
+            _forget(place.path)
+
+
+def _forget(folder: str) -> None:
+    """Remove the private folder of a launcher that was killed: nobody locks it any more."""
+    with contextlib.suppress(OSError), open(f"{folder}/lock", "rb") as lock:
+        if os.fstat(lock.fileno()).st_uid == os.geteuid():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _processes_of(mark: bytes) -> set[int]:

@@ -107,7 +107,10 @@ def _restart(
     )
     if training.is_counted:
         report = replace(
-            report, resumed_step=worst.last, repeated_steps=worst.repeated, repetition_s=end_s - again_s
+            report,
+            resumed_step=min(worst.last, worst.before),  # of steps that are shown now and then the next comes later
+            repeated_steps=worst.repeated,
+            repetition_s=end_s - again_s,
         )
     return _with_span(report, (begin_s, end_s), recovered=new_s is not None)
 

@@ -33,7 +33,8 @@ _LOOKS = {
     "Init": ("init", "init containers"),
     _RUNNING: ("running", ""),
     "Terminating": ("stopping", "terminating"),
-    "Restarting": ("down", "restarting"),
+    "Restarting": ("down", "restarting, or to be created again"),
+    "Terminated": ("gone", "terminated, not to be created again"),
 }
 _FAULT_COLUMNS = ("#", "at", "fault", "pod", "downtime", "repeated steps", "effect")
 _MANY_PODS = 16  # beyond, lanes are thinner
@@ -67,7 +68,8 @@ def page(report: RehearsalReport) -> str:
 
 def _header(report: RehearsalReport) -> str:
     has_failed = report.failed_checks or report.succeeded is False or len(report.happened) < len(report.faults)
-    tone = "bad" if has_failed else "plain" if report.succeeded is None else "good"
+    is_plain = report.succeeded is None or report.not_checked
+    tone = "bad" if has_failed else "plain" if is_plain else "good"
     counts = ((len(report.pods), "pod"), (len(report.happened), "fault"), (report.attempts, "attempt"))
     sums = (
         *(counted(number, noun).split(" ") for number, noun in counts),

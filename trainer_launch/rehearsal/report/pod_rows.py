@@ -105,6 +105,8 @@ def _message(state: State, name: str, message: str) -> str:
     if _is_completed(state, state.states[name]) and (not message or message.startswith(_STOPPED)):
         return "stopped after the job succeeded"
     code = state.states[name].codes.get(container)
+    if not message and state.states[name].is_lost:
+        return "the pod was deleted, and not created again"
     text = message or ("" if code is None else exit_codes.describe(code))
     return text if container == state.pods[name].draft.main or not text else f"init container {container}: {text}"
 

@@ -21,7 +21,7 @@ from trainer_launch.rehearsal.report.training import training_of
 from trainer_launch.rehearsal.script_checks import FailedCheck
 
 _NAME_CHARS = 63  # of a pod
-_OVER = ("Succeeded", "Completed", "Failed", "Terminated")  # states that are no part of a timeline
+_OVER = ("Succeeded", "Completed", "Failed")  # states that are no part of a timeline
 
 
 class JobName(Struct, frozen=True, kw_only=True):
@@ -101,7 +101,7 @@ def report_of(history: History, max_lost_steps: int = script_checks.MAX_LOST_STE
     has_steps = bool(training.attempts)
     return RehearsalReport(
         job=JobName(kind=history.kind, name=history.name),
-        summary=_summary(failed, faults, succeeded),
+        summary=_summary(failed, faults, succeeded, is_checked=not not_checked),
         condition="" if end is None else end.text,
         succeeded=succeeded,
         exit_code=code,
@@ -109,7 +109,7 @@ def report_of(history: History, max_lost_steps: int = script_checks.MAX_LOST_STE
         attempts=max((pod.attempts for pod in pods), default=0),
         highest_step=training.top,
         downtime_s=downtime_s(faults) if has_steps else None,
-        repeated_steps=training.repeated if has_steps and training.is_counted else None,
+        repeated_steps=training.repeated if has_steps and not not_checked else None,
         pods=pods,
         faults=faults,
         failed_checks=failed,
@@ -138,7 +138,9 @@ def _rounded(value: Any) -> Json:
     return plain
 
 
-def _summary(failed: Sequence[FailedCheck], faults: Sequence[FaultReport], succeeded: bool | None) -> str:
+def _summary(
+    failed: Sequence[FailedCheck], faults: Sequence[FaultReport], succeeded: bool | None, *, is_checked: bool
+) -> str:
     missed = sum(not fault.happened for fault in faults)
     if failed:
         return f"FAILED: {', '.join(dict.fromkeys(failure.check.value for failure in failed))}"
@@ -148,6 +150,8 @@ def _summary(failed: Sequence[FailedCheck], faults: Sequence[FaultReport], succe
         return "The job failed"
     if missed:
         return f"{counted(missed, 'fault')} never happened"
+    if not is_checked:
+        return "The job succeeded; whether the script resumes was not checked"
     return f"Survived {counted(len(faults), 'fault')}" if faults else "The job succeeded"
 
 

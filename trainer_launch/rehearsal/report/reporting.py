@@ -1,8 +1,7 @@
-"""The options of `rehearse` about reports: a live table while it runs, files at its end."""
+"""What is shown of a rehearsal: a live table while it runs, reports at its end."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -28,22 +27,6 @@ _MODE = 0o644
 _MOST_PODS = 12  # in the live table
 _MOST_STEPS = 10**12
 Rows = Callable[[int], tuple[str, Sequence[Sequence[str]]]]  # title, heading and rows, with at most so many pods
-
-
-def add_report_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `rehearse` about what is shown of it."""
-    parser.add_argument(
-        "--report",
-        dest="reports",
-        action="append",
-        metavar="FILE.html|.json",
-        help="write a report: a page for people, or data for programs; may be repeated",
-    )
-    parser.add_argument(
-        "--max-lost-steps",
-        metavar="N",
-        help=f"end with 1 if a fault costs more steps than N (default: {MAX_LOST_STEPS})",
-    )
 
 
 class Reporting:

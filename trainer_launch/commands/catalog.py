@@ -1,0 +1,220 @@
+"""What each command prints about itself, and the flags that only it has. `--help` loads nothing else."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from trainer_launch.model import removed
+
+INCIDENT_ACTIONS = ("list", "show", "page")
+WRAPPING = "[options] -- COMMAND [ARG ...]"  # the usage of a command that runs another one
+
+
+class CommandHelp(Struct, frozen=True, kw_only=True):
+    """The help of a command, and what adds its own flags."""
+
+    help: str  # a line in the list of commands
+    about: str
+    examples: str
+    usage: str = WRAPPING
+    add_flags: Callable[[argparse.ArgumentParser], None] | None = None
+
+
+def _flags_of_preflight(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    parser.add_argument("--list", action="store_true", help="print all checks, and check nothing")
+
+
+def _flags_of_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with every detail")
+    parser.add_argument("--pod", metavar="FILE", help="read this pod snapshot instead of the container")
+    parser.add_argument("--save-pod", metavar="FILE", help="write a snapshot of this pod; secrets are redacted")
+
+
+def _flags_of_status(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--pid", type=int, metavar="PID", help="show only the launcher with this process ID")
+
+
+def _flags_of_incidents(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="list",
+        type=_action,
+        choices=INCIDENT_ACTIONS,
+        metavar="ACTION",
+        help=argparse.SUPPRESS,
+    )
+    parser.add_argument("id", nargs="?", metavar="ID", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _action(word: str) -> str:
+    removed.refuse(f"incidents {word}")
+    return word
+
+
+def _flags_of_rehearse(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-f",
+        "--file",
+        action="append",
+        metavar="FILE",
+        help="manifest of the job; repeat it for the job's runtime",
+    )
+    parser.add_argument(
+        "--command",
+        dest="command_line",
+        metavar="TEXT",
+        help="run this instead of the command in the manifest",
+    )
+    parser.add_argument(
+        "--skip-init", action="append", metavar="NAME", help="leave out this init container; may be repeated"
+    )
+    parser.add_argument(
+        "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod; run nothing"
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        metavar="TEXT",
+        help="inject this fault, such as 'kill worker node=1 at=step:40'; may be repeated; see above",
+    )
+    parser.add_argument(
+        "--report",
+        dest="reports",
+        action="append",
+        metavar="FILE.html|.json",
+        help="write a report: a page for people, or data for programs; may be repeated",
+    )
+    parser.add_argument(
+        "--max-lost-steps", metavar="N", help="end with 1 if a fault costs more steps than N (default: 100)"
+    )
+
+
+def _flags_of_install_shims(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", nargs="?", metavar="DIR", help=argparse.SUPPRESS)
+
+
+CATALOG = {
+    "run": CommandHelp(
+        help="run a training command (the container's ENTRYPOINT)",
+        about="COMMAND is a Python script, '-m MODULE', torchrun, accelerate launch, mpirun, horovodrun, or any "
+        "program. The launcher starts the workers and restarts them after failures.",
+        examples="""examples:
+  trainer-launch run -- python train.py --lr 1e-3
+  trainer-launch run -- torchrun --max-restarts=3 train.py
+  trainer-launch run --nproc-per-node 4 -- -m my_package.train
+  trainer-launch run --hang-timeout 600 -- train.py
+  trainer-launch run -- accelerate launch --config_file fsdp.yaml train.py
+
+exit codes:
+  143    the pod was asked to stop (SIGTERM)
+  138    the infrastructure failed: a node, a device, the network
+  2      invalid options or variables (126, 127: the program cannot be started)
+  other  the program's own
+""",
+    ),
+    "preflight": CommandHelp(
+        help="check this container and all nodes (an init container)",
+        about="COMMAND, if it is given, is the one that 'run' will get; preflight compares it between the nodes.",
+        add_flags=_flags_of_preflight,
+        examples="""exit codes:
+  0   passed, or only warnings
+  20  failed, retryable: a node or its environment is faulty
+  30  failed, fatal: the job's configuration is wrong, a retry will not help
+  2   invalid options or variables
+
+examples:
+  trainer-launch preflight -- train.py                 # compare the code, too
+  trainer-launch preflight --storage shared:/ckpt      # test the volume
+  trainer-launch preflight --level container           # this container only
+  trainer-launch preflight --level deep                # test everything
+  trainer-launch preflight --skip dns --fatal cpu,shm
+  trainer-launch preflight --report report.html        # a page for people
+  trainer-launch preflight --json                      # the report as JSON
+  trainer-launch preflight --report healthy.json       # what healthy GPUs do
+  trainer-launch preflight --reference healthy.json    # compare with them
+""",
+    ),
+    "sshd": CommandHelp(
+        help="run sshd in an MPI worker pod",
+        about="sshd accepts the job's key only, and it is restarted if it crashes.",
+        usage="[options]",
+        examples="""examples:
+  trainer-launch sshd                           # the command of a worker pod
+  trainer-launch sshd --ssh-dir /keys --ssh-port 2222
+""",
+    ),
+    "explain": CommandHelp(
+        help="show what was read from the pod and what would run",
+        about="It changes nothing and starts nothing.",
+        add_flags=_flags_of_explain,
+        examples="""examples:
+  trainer-launch explain -- train.py                 # in this container
+  trainer-launch explain --json -- torchrun train.py # the whole plan, as JSON
+  trainer-launch explain --save-pod pod.json         # for a bug report
+  trainer-launch explain --pod pod.json -- train.py  # explain that snapshot
+""",
+    ),
+    "status": CommandHelp(
+        help="show the state of this pod's run and of its job",
+        about="Use it with kubectl exec while the run is active.",
+        usage="[options]",
+        add_flags=_flags_of_status,
+        examples="""examples:
+  kubectl exec POD -- trainer-launch status
+  kubectl exec POD -- trainer-launch status --json
+  trainer-launch status --pid 4242      # one of several runs
+""",
+    ),
+    "incidents": CommandHelp(
+        help="show what was collected about failures and hangs",
+        about="Use it with kubectl exec, or on a copied directory.",
+        usage="[list | {show,page} [ID]] [options]",
+        add_flags=_flags_of_incidents,
+        examples="""examples:
+  kubectl exec POD -- trainer-launch incidents
+  kubectl exec POD -- trainer-launch incidents show          # the newest
+  kubectl exec POD -- trainer-launch incidents page >incident.html
+  kubectl cp POD:/tmp/trainer-launch-incidents ./copied    # the folders of all
+  trainer-launch incidents show --incident-dir ./copied
+""",
+    ),
+    "rehearse": CommandHelp(
+        help="rehearse a job on this machine",
+        about="Each pod runs as local processes, with the environment variables that a real pod would get.",
+        usage="[options] (-f JOB.yaml | -- COMMAND [ARG ...])",
+        add_flags=_flags_of_rehearse,
+        examples="""examples:
+  trainer-launch rehearse --nodes 2 --nproc-per-node 2 -- train.py
+  trainer-launch rehearse --nodes 3 -- torchrun --max-restarts=3 train.py
+  trainer-launch rehearse --engine mpi --nodes 2 -- mpirun python train_mpi.py
+  trainer-launch rehearse --nodes 2 --spares 1 -- train.py
+  trainer-launch rehearse -f job.yaml -f runtime.yaml --render pods/
+  trainer-launch rehearse --nodes 3 --fault 'kill pod at=step:40' -- train.py
+
+faults:
+  kill worker [worker=LOCAL_RANK]    stop worker [worker=N] [for=20s]
+  kill pod [back=3s|never]           term pod [grace=10s] [back=3s|never]
+  partition [for=10s]                delay dns 20s
+  add node                           scale workers=4
+A fault hits the last node, or the one of node=N or pod=NAME. It is injected at
+step 1, or at=12s, at=1m, at=step:40, at=line:REGEX of what a pod prints.
+""",
+    ),
+    "install-shims": CommandHelp(
+        help="install a torchrun, mpirun, … that use the launcher",
+        about="For platforms whose SDK writes the command, so that the image's ENTRYPOINT never runs.",
+        usage="DIR",
+        add_flags=_flags_of_install_shims,
+        examples="""examples:
+  trainer-launch install-shims /opt/shims     # then put it first: ENV PATH=/opt/shims:$PATH
+  TRAINER_LAUNCH_SHIM=off torchrun train.py   # the real torchrun, unchanged
+""",
+    ),
+}
