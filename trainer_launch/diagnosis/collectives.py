@@ -26,7 +26,7 @@ _MOST_ACCUSED = 1024  # ranks, in a message
 _NAME_CHARS = 100
 _SECOND_NS = 1_000_000_000
 _PLURAL = {"is": "are", "was": "were", "has": "have", "waits": "wait"}
-_PAST = {"is": "was", "waits": "waited"}
+_PAST = {"is": "was", "has": "had", "waits": "waited"}
 # Their tensors have the same sizes on all ranks.
 _EVEN = frozenset({"all_reduce", "broadcast", "reduce", "all_reduce_coalesced", "reduce_scatter"})
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})  # which rank is the root, is not recorded
@@ -126,11 +126,22 @@ class Entries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
+class Stage(str, Enum):
+    """How far a program has come: whether others may still meet it in a collective."""
+
+    OUTSIDE = "outside"  # it has not joined a process group yet
+    JOINED = ""
+    LEFT = "left"  # it has left all of them
+    ENDED = "ended"  # its process has not
+
+
 class Recorded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A worker's answer to PID 1."""
 
     number: Count = 0  # of the question
     why: Text = ""  # nothing can be told
+    stage: Stage = Stage.JOINED
+    calls: Text = ""  # the method that the main thread is in, if it is not one of Python's
     saved: Count = 0  # bytes of its dump
     far: Count = 0  # collectives that it has entered and ended, of all groups
     groups: Mapping[str, Group] = field(default_factory=dict)  # by name, the same on all ranks
@@ -173,6 +184,7 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     how: Text = ""  # it died
     place: Text = ""  # where its main thread is
     doing: Doing = Doing.UNKNOWN
+    stage: Stage = Stage.JOINED
     groups: Mapping[str, Group] = field(default_factory=dict)
     why: Text = ""  # its flight recorder tells nothing
     quiet_s: Amount | None = None  # since its last output, report(), files, collectives or work, or its end
@@ -185,8 +197,9 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def is_starting(self) -> bool:
         """Whether it is still before its first collective: it may download, or read its first batch."""
-        known = self.life is Life.ALIVE and not self.why
-        return known and all(group.entered == 0 for group in self.groups.values())
+        if self.life is not Life.ALIVE or self.why or self.stage in (Stage.LEFT, Stage.ENDED):
+            return False
+        return all(group.entered == 0 for group in self.groups.values())
 
     @property
     def may_take_long(self) -> bool:
@@ -645,7 +658,6 @@ def _phrases(states: Sequence[RankState], limit_s: float, *, past: bool = False)
 
 def _state(state: RankState) -> tuple[str, str]:
     """A verb and the rest of the sentence; none where nothing is known."""
-    starting = "still before its first collective" if state.is_starting else ""
     if state.life is Life.STOPPED:
         return "is", "stopped (SIGSTOP)"
     if state.life is Life.DEAD:
@@ -653,8 +665,16 @@ def _state(state: RankState) -> tuple[str, str]:
     if state.doing is Doing.COLLECTIVE and state.place.startswith("waits "):
         return "waits", state.place.partition(" ")[2]
     what = "" if state.doing is Doing.UNKNOWN else f"in {state.doing.value}"
-    first, *rest = [part for part in (starting, what, state.place) if part] or [""]
-    return ("is", f"{first}: {', '.join(rest)}" if rest else first) if first else ("", "")
+    verb, stage = _STAGES.get(state.stage, ("is", "still before its first collective" if state.is_starting else ""))
+    first, *rest = [part for part in (stage, what, state.place) if part] or [""]
+    return (verb, f"{first}: {', '.join(rest)}" if rest else first) if first else ("", "")
+
+
+_STAGES = {
+    Stage.OUTSIDE: ("has", "not joined a process group yet"),
+    Stage.LEFT: ("has", "left its process group"),
+    Stage.ENDED: ("has", "come to the end of its program, and its process has not ended"),
+}
 
 
 def _who(states: Sequence[RankState]) -> str:

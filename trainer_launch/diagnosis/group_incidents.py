@@ -124,12 +124,13 @@ class GroupIncidents:
         ]
 
     def with_explanation(self, hang: Death) -> Death:
-        """All nodes together know more than this one."""
+        """All nodes together know more than this one: who is the cause, or that no rank is more than any other."""
         why = self._stall.explanation
-        if why is None or not why.accuses:
+        if why is None or why.active or not (why.accuses or why.ranks):
             return hang
-        rank = hang.rank if hang.rank in why.ranks or not why.ranks else why.ranks[0]
-        return replace(hang, message=why.text, rank=rank, reason=why.reason or hang.reason)
+        rank = hang.rank if hang.rank in why.ranks else next(iter(why.ranks), None)
+        own = hang.local_rank if rank == hang.rank else None
+        return replace(hang, message=why.text, rank=rank, local_rank=own, reason=why.reason or hang.reason)
 
     def hear(self, note: say.Note, watch: Watch | None) -> bool:
         """Another node sees no progress, or all nodes together know why; return whether that accuses somebody."""
