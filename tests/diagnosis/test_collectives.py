@@ -524,8 +524,8 @@ def pair(members: str, entered: int, title: str = "pair") -> Group:
         (
             "tail",
             "rank 1 never entered all_reduce #1 of pair, [[4]] Float; rank 0 has waited in it for 40 s; rank 1 is "
-            "in a.py:5 (read); rank 3 never entered all_reduce #1 of tail, [[4]] Float; rank 2 has waited in it for "
-            "40 s; rank 3 is in a.py:5 (read)",
+            "in a.py:5 (read); rank 3 never entered all_reduce #1 of tail, [[4]] Float; rank 2 has waited in it "
+            "for 40 s; rank 3 is in a.py:5 (read)",
         ),
     ],
 )
