@@ -58,22 +58,43 @@ sys.stdin.read()
 os._exit(0)
 """
 
+# A pipeline of two ranks that also reduce: rank 0 waits in its fourth all_reduce, rank 1 for what nobody sends.
+PIPELINE = """
+import os, sys, torch, torch.distributed as dist
+from trainer_launch.diagnosis import flight_recorder
+rank, fd = int(os.environ["RANK"]), int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+for _ in range(3):
+    for _ in range(rank + 1):
+        dist.recv(torch.ones(4), 0) if rank else dist.send(torch.ones(4), 1)
+    if not rank:
+        dist.send(torch.ones(4), 1)
+    dist.all_reduce(torch.ones(4))
+flight_recorder.answer_in_thread(fd, rank)
+print("ready", flush=True)
+if rank == 0:
+    dist.all_reduce(torch.ones(4))
+else:
+    work = dist.irecv(torch.ones(4), 0)
+    work.wait()
+"""
+
 
 def asked(recorders: Recorders, folder: str | None, within_s: float) -> Mapping[str, Recorded]:
     return recorders.answers(recorders.question(folder), time.monotonic() + within_s)
 
 
 @contextlib.contextmanager
-def ranks_of(recorders: Recorders, store: Path) -> Iterator[None]:
+def ranks_of(recorders: Recorders, store: Path, program: str = RANK, **env: str) -> Iterator[None]:
     """Both ranks, ready."""
     started = []
     try:
         for number, fd in enumerate(recorders.open(NAMES)):
-            argv = [sys.executable, "-c", RANK, str(fd), str(store)]
-            env = clean_env({"RANK": str(number), "TORCH_FR_BUFFER_SIZE": "100"})
+            argv = [sys.executable, "-c", program, str(fd), str(store)]
+            own = clean_env({"RANK": str(number), "TORCH_FR_BUFFER_SIZE": "100", **env})
             started.append(
                 subprocess.Popen(
-                    argv, env=env, pass_fds=(fd,), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                    argv, env=own, pass_fds=(fd,), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
                 )
             )
             os.close(fd)
@@ -120,6 +141,24 @@ def test_blocked_workers_answer_and_torchs_own_reader_takes_their_dumps(tmp_path
             check=True,
         )
         assert "missing_ranks={1}" in read.stdout + read.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+def test_of_a_pipeline_that_also_reduces_the_collectives_are_counted(tmp_path: Path, debug: str) -> None:
+    recorders = Recorders()
+    answers: Mapping[str, Recorded] = {}
+    with ranks_of(recorders, tmp_path / "store", PIPELINE, TORCH_DISTRIBUTED_DEBUG=debug):
+
+        def is_blocked() -> bool:
+            nonlocal answers
+            answers = asked(recorders, None, WITHIN_S)
+            entered = [answers[name].groups["0"].entered for name in NAMES]
+            # With DETAIL torch checks first that all have come: none has entered it then.
+            return entered == [3 + (debug == "OFF"), 3] and answers["rank 1"].calls == "wait"
+
+        eventually(is_blocked, lambda: str(answers))
+        assert {answers[name].groups["0"].done for name in NAMES} == {3}
 
 
 @pytest.mark.torch
