@@ -704,8 +704,8 @@ def test_who_has_left_its_group_is_never_before_its_first_collective(stage: Stag
     assert busy is not None
     assert (busy.accuses, busy.active) == (False, True)
     found = explained((*WAITING, rank(3, 6, 6, groups={}, stage=stage, place="in a.py:5 (read)")))
-    assert found.accuses
-    assert found.ranks == (3,)
+    assert (found.accuses, found.ranks) == (True, (3,))
+    assert ("never entered" in found.text) == (stage is Stage.ENDED), "who left a group may have entered it"
 
 
 def test_where_a_root_may_differ_the_network_is_not_the_only_suspect() -> None:

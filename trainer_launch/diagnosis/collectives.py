@@ -484,7 +484,9 @@ class _Graph:
         unknown = sorted({*ranks} - {state.rank for state in roots})
         phrases = [*_phrases(named, self._limit_s), *_phrases(others, self._limit_s)]
         phrases += [f"nothing is known of {named_ranks(unknown)}"] * bool(unknown)
-        lead = f"{_who(named)} never entered {wait.name}; {wait.waiting(self._now_ns)}" if wait.number else waiting
+        # What a rank has entered of a group that it has left is not known.
+        is_proven = wait.number and not any(state.stage is Stage.LEFT for state in named)
+        lead = f"{_who(named)} never entered {wait.name}; {wait.waiting(self._now_ns)}" if is_proven else waiting
         return self._verdict(f"{lead}; {listed(phrases, _NAMED, '; ')}", named)
 
     def _verdict(self, text: str, named: Sequence[RankState]) -> Explanation:
