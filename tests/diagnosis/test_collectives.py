@@ -675,6 +675,18 @@ def test_who_waits_for_a_message_is_a_victim_where_a_rank_of_no_collective_waits
     assert found.ranks == (2,)
 
 
+def test_the_last_rank_waits_for_one_that_has_finished_wherever_it_does() -> None:
+    finished = [rank(n, 6, 6, life=Life.FINISHED, quiet_s=40.0) for n in (0, 2)]
+    found = alone(*finished, *receiving(1))
+    assert found is not None
+    assert found.text == (
+        "ranks 0,2 finished with exit code 0, and rank 1 waits in recv, called from a.py:9 (stage): "
+        "the ranks' data is uneven; a restart will not help"
+    )
+    assert found.reason == "ProgramError"
+    assert alone(*finished, *receiving(1, 3)) is None, "they may wait for each other"
+
+
 def test_who_has_not_joined_is_said_so() -> None:
     joins = {"doing": Doing.COLLECTIVE, "place": "waits in init_process_group, called from a.py:3 (main)"}
     outside = {"groups": {}, "stage": Stage.OUTSIDE}

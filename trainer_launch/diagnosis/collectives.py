@@ -407,10 +407,11 @@ class _Graph:
         self._inside = {rank for wait in self._waits for rank in wait.inside}
         self._missing = {rank for wait in self._waits for rank in wait.missing}
         alive = [state for state in self._known.values() if state.is_there]
+        self._finished = [state for state in self._known.values() if state.life is Life.FINISHED]
         # Who waits for a message of gloo's, or to join a group: whom for, is not recorded.
         self._outside = {state.rank for state in alive if state.doing is Doing.COLLECTIVE} - self._inside
-        is_all = of is not None and len(self._known) >= of
-        self._others = {state.rank for state in alive if is_all} - self._inside - self._outside
+        self._alive = {state.rank for state in alive} if of is not None and len(self._known) >= of else set[int]()
+        self._others = self._alive - self._inside - self._outside
 
     def explanation(self) -> Explanation | None:
         """Of the first rule that fits."""
@@ -430,8 +431,11 @@ class _Graph:
             return self._circle()
         if self._others and self._outside:
             return self._alone("all other ranks wait for {who}, or behind {it}")
-        if self._others and any(state.life is Life.FINISHED for state in self._known.values()):
+        if self._finished and self._others:
             return self._alone("all ranks but {who} have finished with exit code 0")
+        if self._finished and len(self._alive) == 1:
+            (last,) = (self._known[rank] for rank in self._alive)
+            return self._uneven(self._finished, [last], *_phrases([last], self._limit_s))
         return self._never_entered(self._missing) if self._missing else None
 
     def _active(self, ranks: Iterable[int]) -> set[int]:
@@ -473,7 +477,7 @@ class _Graph:
         roots = [self._known[rank] for rank in ranks if rank in self._known]
         waiting = f"{_with_verb(wait.inside, 'has')} waited in {wait.name}{wait.seconds(self._now_ns)}"
         if finished := [state for state in roots if state.life is Life.FINISHED]:
-            return self._finished(wait, finished, waiting)
+            return self._uneven(finished, [self._known[rank] for rank in wait.inside], waiting)
         if not roots:
             return Explanation(text=f"{waiting}; nothing is known of {named_ranks(ranks)} here", ranks=tuple(ranks))
         named = [state for state in roots if not state.is_active(self._limit_s)] or roots
@@ -525,18 +529,17 @@ class _Graph:
         active = bool(self._active(wait.members))
         return Explanation(text=text, helps=None if is_rooted else True, accuses=not active, active=active)
 
-    def _finished(self, wait: _Wait, finished: Sequence[RankState], waiting: str) -> Explanation:
+    def _uneven(self, finished: Sequence[RankState], inside: Sequence[RankState], waiting: str) -> Explanation:
         """Some have finished, and others wait for them; that is proven by one who waits and does nothing else."""
         ranks, limit_s = tuple(state.rank for state in finished), self._limit_s
         who = f"{named_ranks(ranks)} finished with exit code 0, and {waiting}"
         if any(state.quiet_s is not None and state.quiet_s < limit_s for state in finished):
             text = f"{who}, which may be over by now"  # the others were seen before
             return Explanation(text=text, ranks=ranks, accuses=False, active=True)
-        inside = [self._known[rank] for rank in wait.inside]
         if any(not state.is_unproven and not state.is_active(limit_s) for state in inside):
             text = f"{who}: the ranks' data is uneven; a restart will not help"
             return Explanation(text=text, ranks=ranks, reason="ProgramError", helps=False)
-        active = bool(self._active(wait.inside))
+        active = any(state.is_active(limit_s) for state in inside)
         text = f"{who}; {listed(_phrases(inside, limit_s), _NAMED, '; ')}"
         return Explanation(text=text, ranks=ranks, accuses=not active, active=active)
 
