@@ -262,7 +262,7 @@ def entered_in_words(states: Sequence[RankState]) -> str:
 
 def _last_of(state: RankState) -> tuple[Collective, str, Group] | None:
     """The collective that a rank entered last, with its group's name and its group."""
-    last = [(one, name, group) for name, group in state.groups.items() if (one := group.at(group.entered))]
+    last = [(group.last[-1], name, group) for name, group in state.groups.items() if group.last]
     return max(last, key=lambda each: each[0].at_ns, default=None)
 
 

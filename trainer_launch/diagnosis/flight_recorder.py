@@ -168,7 +168,7 @@ def recorders(recorded: Any, backends: Iterable[str]) -> dict[str, Dump]:
     dumps: dict[str, Dump] = {} if own is None else {"nccl": own}
     if shared is not None:
         dumps[_SHARED] = shared
-        if "backend" in (shared.__doc__ or ""):
+        if "backend:" in (shared.__doc__ or ""):
             dumps |= {name: partial(shared, backend=name) for name in backends if name not in dumps}
     return dumps
 
@@ -303,7 +303,7 @@ def _spans(ranks: Sequence[int]) -> str:
 def _tell_entries(group: dict[str, Any], entries: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> None:
     """How far the group is by its own entries; of operations that were made one, NCCL retires only the last."""
     over: dict[int, bool] = {}
-    last, messages = list[list[Any]](), list[list[Any]]()
+    collectives, messages = list[tuple[int, str, Mapping[str, Any]]](), list[list[Any]]()
     for before, entry in zip(({}, *entries), entries, strict=False):
         operation, number = str(entry["profiling_name"]).rpartition(":")[2], int(entry["collective_seq_id"])
         is_over = bool(entry.get("retired"))
@@ -318,8 +318,9 @@ def _tell_entries(group: dict[str, Any], entries: Sequence[Mapping[str, Any]], r
         if entry.get("is_p2p") or is_end or not number:
             continue
         over[number] = is_over
-        last.append([number, operation[:_SIZES], _sizes(entry), int(entry["time_created_ns"])])
-    group |= {"last": last[-MOST:], "messages": messages[:MAX_MESSAGES]}
+        collectives.append((number, operation[:_SIZES], entry))
+    group["last"] = [[*what, _sizes(entry), int(entry["time_created_ns"])] for *what, entry in collectives[-MOST:]]
+    group["messages"] = messages[:MAX_MESSAGES]
     group["entered"] = max(int(entry["collective_seq_id"]) for entry in entries)  # a message has the last one's
     group["done"] = min((number - 1 for number, is_over in over.items() if not is_over), default=group["entered"])
 
