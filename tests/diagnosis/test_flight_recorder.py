@@ -467,7 +467,8 @@ def test_each_backend_of_a_group_is_asked_for_what_it_records(monkeypatch: pytes
     )
 
     def dump(*, backend: str = "gloo", **asked: bool) -> bytes:
-        return dumping({"gloo": GLOO, "nccl2": nccl2}[backend])(**asked)
+        told: bytes = dumping({"gloo": GLOO, "nccl2": nccl2}[backend])(**asked)
+        return told
 
     dump.__doc__ = "_dump_fr_trace(includeCollectives: bool, backend: str = 'gloo') -> bytes"
     torch._C._distributed_c10d._dump_fr_trace = dump
@@ -500,7 +501,8 @@ class _Work:
     """torch's waits in C++: no call of Python's is seen inside."""
 
     def __init__(self) -> None:
-        self.wait = self.other = threading.Lock().acquire
+        self.lock = threading.Lock()
+        self.wait = self.other = self.lock.acquire
 
 
 def _waits(work: _Work) -> None:
@@ -521,7 +523,7 @@ def test_the_method_that_a_thread_is_in_is_read_from_its_line(target: Callable[[
     try:
         eventually(lambda: called_by(thread.ident) == calls, lambda: str(called_by(thread.ident)))
     finally:
-        work.wait.__self__.release()
+        work.lock.release()
         thread.join(WITHIN_S)
     assert called_by(thread.ident) == ""
 
