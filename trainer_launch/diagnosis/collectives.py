@@ -443,7 +443,7 @@ class _Graph:
         """Told from where the hang begins: first the waits for ranks of which none waits, the oldest first."""
         waits = [wait for wait in self._waits if roots & {*wait.missing}]
         waits.sort(key=lambda wait: (not roots.issuperset(wait.missing), wait.since_ns))
-        parts, shown, behind = list[Explanation](), set[int](), {*self._inside}
+        parts, shown, behind, beside = list[Explanation](), set[int](), {*self._inside}, {*self._outside}
         for alike in grouped((wait.name, wait) for wait in waits).values():
             wait = replace(
                 alike[0],
@@ -454,6 +454,7 @@ class _Graph:
                 parts.append(self._root(wait, chosen))
                 shown.update(chosen)
                 behind -= wait.inside.keys()
+                beside -= {*wait.missing}
         if any(part.reason for part in parts):
             return next(part for part in parts if part.reason)
         parts.sort(key=lambda part: not part.accuses)
@@ -462,6 +463,7 @@ class _Graph:
         whom = {rank for wait in self._waits if behind & wait.inside.keys() for rank in wait.missing}
         texts = [part.text for part in parts]
         texts += [f"{_with_verb(behind, 'waits')} behind {named_ranks(whom)}"] * bool(behind)
+        texts += _phrases([self._known[rank] for rank in sorted(whom & beside)], self._limit_s)
         return Explanation(
             text=listed(texts, _NAMED, "; "),
             ranks=tuple(sorted({rank for part in named for rank in part.ranks})),
