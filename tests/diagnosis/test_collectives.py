@@ -19,6 +19,7 @@ from trainer_launch.diagnosis.collectives import (
     entered_in_words,
     explain,
     last_entered,
+    never_entered,
     unexplained,
 )
 from trainer_launch.model.units import spans
@@ -66,6 +67,97 @@ def test_the_last_collective_of_each_rank_is_the_one_that_it_entered_last() -> N
     told = f"last entered: ranks 0-1 {seventh}, rank 2 broadcast #1 of pipe, rank 3 {sixth}"
     assert entered_in_words(entered) == told
     assert entered_in_words({}) == entered_in_words({seventh: ()}) == ""
+
+
+# -- a collective that timed out ----------------------------------------------------------------
+
+
+def timed_out(number: int, **known: object) -> RankState:
+    """A rank that raised because all_reduce #7 did not complete in time: torch then counts it as ended."""
+    return rank(number, 7, 7, life=Life.DEAD, how="exit code 1", **known)
+
+
+def test_who_had_not_entered_the_collective_that_timed_out_is_named_with_where_it_was() -> None:
+    slow = rank(1, 6, 6, place="in train.py:31 (evaluate)", node=1)
+    found = never_entered((timed_out(0), slow, rank(2), rank(3)), 0)
+    assert found is not None
+    assert found.ranks == (1,)
+    assert found.text == (
+        "rank 1 (node 1) had not entered all_reduce #7 of default_pg, [[4]] Float; ranks 0,2-3 waited in it; "
+        "rank 1 was in train.py:31 (evaluate)"
+    )
+
+
+@pytest.mark.parametrize(
+    "third",
+    [
+        None,
+        rank(3, why="it did not answer in time", groups={}),
+        rank(3, groups={}),
+    ],
+    ids=["nothing is known of it", "it did not answer", "it has left its group"],
+)
+def test_of_a_collective_that_timed_out_nobody_is_named_while_one_rank_may_be_missing_as_well(
+    third: RankState | None,
+) -> None:
+    states = (timed_out(0), rank(1, 6, 6, place="in train.py:31 (evaluate)"), rank(2))
+    assert never_entered((*states, *([third] if third else [])), 0) is None
+
+
+def test_of_a_collective_that_all_had_entered_when_it_timed_out_nobody_is_named() -> None:
+    assert never_entered((timed_out(0), timed_out(1), rank(2), rank(3)), 0) is None
+    assert never_entered((), 0) is None
+
+
+def test_who_was_missing_because_it_waited_in_another_group_is_a_victim_of_the_collective_that_timed_out() -> None:
+    pair = [Group(title="pair", ranks="2-3", entered=n, done=0, last=group(1, 0).last * n) for n in (1, 0)]
+    states = (
+        timed_out(0),
+        timed_out(1),
+        rank(2, groups={"0": group(6, 6), "1": pair[0]}, place="waits in all_reduce", doing=Doing.COLLECTIVE),
+        rank(3, groups={"0": group(6, 6), "1": pair[1]}, place="in data.py:22 (read_batch)"),
+    )
+    found = never_entered(states, 0)
+    assert found is not None
+    assert found.ranks == (3,)
+    assert found.text.endswith("rank 3 was in data.py:22 (read_batch)")
+
+
+def test_a_rank_ahead_in_another_group_is_no_victim_of_it() -> None:
+    """It has sent a broadcast there that the others have not received yet."""
+    ahead = [Group(title="pair", ranks="1,2", entered=n, done=n, last=group(1, 1).last * n) for n in (1, 0)]
+    states = (
+        timed_out(0),
+        rank(1, groups={"0": group(6, 6), "1": ahead[0]}, place="in data.py:22 (read_batch)"),
+        rank(2, groups={"0": group(7, 6), "1": ahead[1]}),
+        rank(3),
+    )
+    found = never_entered(states, 0)
+    assert found is not None
+    assert found.ranks == (1,)
+
+
+def test_who_waited_for_a_message_while_a_collective_timed_out_is_not_said_to_be_the_cause() -> None:
+    waits = {"doing": Doing.COLLECTIVE, "place": "waits in recv, called from a.py:9 (stage)"}
+    found = never_entered((timed_out(0), rank(1, 6, 6, **waits), rank(2), rank(3)), 0)
+    assert found is not None
+    assert found.ranks == ()
+    assert found.text.endswith("rank 1 waited in recv, called from a.py:9 (stage)")
+    found = never_entered((timed_out(0), rank(1, 6, 6, **waits), rank(2, 6, 6, place="in x"), rank(3)), 0)
+    assert found is not None
+    assert found.ranks == (2,)
+
+
+def test_nobody_is_named_where_ranks_waited_for_each_other_in_a_circle() -> None:
+    other = Group(title="pair", ranks="0-1", entered=1, done=0, last=(Collective(1, "barrier", "", NOW),))
+    states = (
+        rank(0, groups={"0": group(7, 7, ranks="0-1"), "1": Group(title="pair", ranks="0-1")}, life=Life.DEAD),
+        rank(1, groups={"0": group(6, 6, ranks="0-1"), "1": other}),
+    )
+    assert never_entered(states, 0) is None
+
+
+# -- who waits for whom ---------------------------------------------------------------------------
 
 
 def test_nobody_is_named_where_nobody_waits() -> None:

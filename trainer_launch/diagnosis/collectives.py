@@ -25,6 +25,8 @@ _NAMED = 4  # ranks, places
 _MOST_ACCUSED = 1024  # ranks, in a message
 _NAME_CHARS = 100
 _SECOND_NS = 1_000_000_000
+_PLURAL = {"is": "are", "was": "were", "has": "have", "waits": "wait"}
+_PAST = {"is": "was", "waits": "waited"}
 # Their tensors have the same sizes on all ranks.
 _EVEN = frozenset({"all_reduce", "broadcast", "reduce", "all_reduce_coalesced", "reduce_scatter"})
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})  # which rank is the root, is not recorded
@@ -220,13 +222,18 @@ def last_entered(states: Sequence[RankState]) -> dict[str, tuple[int, ...]]:
     """By collective, the ranks for which it is the last that they entered."""
     found: dict[str, tuple[int, ...]] = {}
     for state in {state.rank: state for state in states}.values():
-        known = [(one, name, group) for name, group in state.groups.items() if (one := group.at(group.entered))]
-        if known:
-            one, name, group = max(known, key=lambda each: each[0].at_ns)
+        if (last := _last_of(state)) is not None:
+            one, name, group = last
             words = f"{one.operation} #{one.number} of {group.title or f'group {name}'}"
             words = "".join(letter for letter in words if " " <= letter <= "~")[:_NAME_CHARS]
             found[words] = (*found.get(words, ()), state.rank)
     return dict([*found.items()][:MAX_ENTERED])
+
+
+def _last_of(state: RankState) -> tuple[Collective, str, Group] | None:
+    """The collective that a rank entered last, with its group's name and its group."""
+    last = [(one, name, group) for name, group in state.groups.items() if (one := group.at(group.entered))]
+    return max(last, key=lambda each: each[0].at_ns, default=None)
 
 
 def entered_in_words(entered: Mapping[str, Collection[int]]) -> str:
@@ -245,6 +252,59 @@ class Explanation(Tagged, frozen=True, kw_only=True):
     helps: bool | None = None  # whether a restart can help, None: unknown
     accuses: bool = True  # False: this may take as long as it does
     active: bool = False  # the cause still shows progress: nobody hangs
+
+
+def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
+    """Who had not entered the collective in which `rank` timed out; None: nothing proves it.
+
+    `states` are what all nodes know at the end. A rank that had not entered it may have waited for others itself,
+    in another group: then it is for them that all waited. Only groups of which each member reported prove anything.
+    """
+    known = {state.rank: state for state in states}
+    todo, victims = [rank], set[int]()
+    causes: dict[int, _Wait] = {}
+    while todo:
+        victim = todo.pop()
+        waits = _timed_out(known, victim)
+        if waits is None:
+            return None
+        if waits:
+            victims.add(victim)
+        todo += [missing for wait in waits for missing in wait.missing if missing not in causes]
+        causes = {missing: wait for wait in waits for missing in wait.missing} | causes
+    roots = [known[root] for root in sorted(causes.keys() - victims)]
+    # A rank that waited for a message may be a victim, too: that is not recorded.
+    roots = [state for state in roots if state.doing is not Doing.COLLECTIVE] or roots
+    if not roots:
+        return None
+    wait = causes[roots[0].rank]
+    text = f"{_who(roots)} had not entered {wait.name}; {_named(wait.inside)} waited in it"
+    text += "".join(f"; {phrase}" for phrase in _phrases(roots, 0.0, past=True))
+    is_proven = all(state.doing is not Doing.COLLECTIVE for state in roots)
+    return Explanation(text=text, ranks=tuple(state.rank for state in roots) if is_proven else ())
+
+
+def _timed_out(known: Mapping[int, RankState], rank: int) -> list[_Wait] | None:
+    """The collectives that this rank waited in while members had not entered them; None: not all are known.
+
+    Of a rank that has ended, only the last one may be one: torch ends all others with it.
+    """
+    state = known.get(rank)
+    if state is None or state.why:
+        return None
+    groups = {name: group for name, group in state.groups.items() if group.entered > group.done}
+    if state.life is Life.DEAD:
+        last = _last_of(state)
+        groups = {} if last is None else {last[1]: last[2]}
+    waits = []
+    for name, group in groups.items():
+        members, reported = numbers_in(group.ranks), _same(known, name, group.ranks)
+        if not {*members} <= reported.keys():
+            return None
+        number = min(each.entered for each in reported.values()) + 1
+        if number <= group.entered:
+            waits.append(_wait(name, group.ranks, number, reported))
+    return waits
 
 
 class _Wait(Struct, frozen=True, kw_only=True):
@@ -335,21 +395,27 @@ def _waits(known: Mapping[int, RankState]) -> list[_Wait]:
         if not stuck:
             continue
         number = min(group.done for group in stuck.values()) + 1
-        inside = {rank: group.at(number) for rank, group in stuck.items() if group.done < number}
-        members = sorted({*numbers_in(spanned)} | set(groups))
-        missing = tuple(rank for rank in members if rank not in groups or groups[rank].entered < number)
-        title = next((group.title for group in groups.values() if group.title), "")
-        wait = _Wait(
-            group=name,
-            spanned=spanned,
-            title=title,
-            number=number,
-            inside=inside,
-            missing=missing,
-            members=tuple(members),
-        )
-        waits.append(wait)
+        inside = [rank for rank, group in stuck.items() if group.done < number]
+        waits.append(_wait(name, spanned, number, groups, inside))
     return waits
+
+
+def _wait(
+    name: str, spanned: str, number: int, groups: Mapping[int, Group], inside: Iterable[int] | None = None
+) -> _Wait:
+    """That collective of a group; `inside` are the ranks that wait in it, by default all that have entered it."""
+    members = sorted({*numbers_in(spanned)} | groups.keys())
+    missing = tuple(rank for rank in members if rank not in groups or groups[rank].entered < number)
+    waiting = [rank for rank in groups if rank not in missing] if inside is None else inside
+    return _Wait(
+        group=name,
+        spanned=spanned,
+        title=next((group.title for group in groups.values() if group.title), ""),
+        number=number,
+        inside={rank: groups[rank].at(number) for rank in waiting},
+        missing=missing,
+        members=tuple(members),
+    )
 
 
 def _same(known: Mapping[int, RankState], name: str, spanned: str) -> dict[int, Group]:
@@ -452,16 +518,20 @@ def _helps(roots: Sequence[RankState]) -> bool | None:
     return True if any(state.life in (Life.STOPPED, Life.DEAD) for state in roots) else None
 
 
-def _phrases(states: Sequence[RankState], limit_s: float) -> list[str]:
-    """Where each rank is, alike ranks together."""
+def _phrases(states: Sequence[RankState], limit_s: float, *, past: bool = False) -> list[str]:
+    """Where each rank is, or was, alike ranks together."""
+    unknown = "was unknown" if past else "is unknown"
     groups: dict[tuple[str, str], list[int]] = {}
     for state in states:
         verb, rest = _state(state)
+        verb = _PAST.get(verb, verb) if past else verb
         if state.is_active(limit_s):
             verb, rest = (verb, f"{rest}, still making progress") if verb else ("is", "making progress")
         groups.setdefault((verb, rest), []).append(state.rank)
     return [
-        f"{_with_verb(ranks, verb)} {rest}".rstrip() if verb else f"where {_with_verb(ranks, 'is')}, is unknown"
+        f"{_with_verb(ranks, verb)} {rest}".rstrip()
+        if verb
+        else f"where {_with_verb(ranks, 'was' if past else 'is')}, {unknown}"
         for (verb, rest), ranks in groups.items()
     ]
 
@@ -487,8 +557,7 @@ def _who(states: Sequence[RankState]) -> str:
 def _with_verb(ranks: Iterable[int], verb: str) -> str:
     """`rank 3 waits`, `ranks 0-2,5 wait`."""
     ranks = [*ranks]
-    plural = {"is": "are", "has": "have", "waits": "wait"}.get(verb, verb)
-    return f"{_named(ranks)} {verb if len(ranks) == 1 else plural}"
+    return f"{_named(ranks)} {verb if len(ranks) == 1 else _PLURAL.get(verb, verb)}"
 
 
 def _named(ranks: Iterable[int]) -> str:
