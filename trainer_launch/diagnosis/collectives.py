@@ -8,7 +8,7 @@ state and stack tell.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, NamedTuple, TypeAlias
 
@@ -16,11 +16,10 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.model.codec import Amount, Count, Tagged, Text
-from trainer_launch.model.units import listed, numbers_in, spans
+from trainer_launch.model.units import grouped, listed, named_ranks, numbers_in, printable
 
 MAX_BYTES = 1 << 20  # of one rank's answer
 MAX_ENTRIES, MAX_GROUPS, MAX_LOOKS = 512, 64, 64  # of one rank
-MAX_ENTERED = 16  # collectives that the ranks of one node entered last
 _NAMED = 4  # ranks, places
 _MOST_ACCUSED = 1024  # ranks, in a message
 _NAME_CHARS = 100
@@ -218,29 +217,21 @@ def _around(group: Group, most: int) -> tuple[Collective, ...]:
     return tuple(one for one in group.last if one.number <= until)[-most:] if most else ()
 
 
-def last_entered(states: Sequence[RankState]) -> dict[str, tuple[int, ...]]:
-    """By collective, the ranks for which it is the last that they entered."""
-    found: dict[str, tuple[int, ...]] = {}
-    for state in {state.rank: state for state in states}.values():
-        if (last := _last_of(state)) is not None:
-            one, name, group = last
-            words = f"{one.operation} #{one.number} of {group.title or f'group {name}'}"
-            words = "".join(letter for letter in words if " " <= letter <= "~")[:_NAME_CHARS]
-            found[words] = (*found.get(words, ()), state.rank)
-    return dict([*found.items()][:MAX_ENTERED])
+def entered_in_words(states: Sequence[RankState]) -> str:
+    """`last entered: ranks 0,2 all_reduce #6 of default_pg, rank 1 all_reduce #5 of default_pg`."""
+    last = {state.rank: _last_of(state) for state in states}
+    entered = grouped(
+        (f"{one.operation} #{one.number} of {group.title or f'group {name}'}", rank)
+        for rank, (one, name, group) in sorted((rank, each) for rank, each in last.items() if each is not None)
+    )
+    words = [f"{named_ranks(ranks)} {printable(what)[:_NAME_CHARS]}" for what, ranks in entered.items()]
+    return f"last entered: {listed(words, _NAMED)}" if words else ""
 
 
 def _last_of(state: RankState) -> tuple[Collective, str, Group] | None:
     """The collective that a rank entered last, with its group's name and its group."""
     last = [(one, name, group) for name, group in state.groups.items() if (one := group.at(group.entered))]
     return max(last, key=lambda each: each[0].at_ns, default=None)
-
-
-def entered_in_words(entered: Mapping[str, Collection[int]]) -> str:
-    """`last entered: ranks 0,2 all_reduce #6 of default_pg, rank 1 all_reduce #5 of default_pg`."""
-    by_rank = sorted((min(ranks), what) for what, ranks in entered.items() if ranks)
-    words = [f"{_named({*entered[what]})} {what}" for _, what in by_rank]
-    return f"last entered: {listed(words, _NAMED)}" if words else ""
 
 
 class Explanation(Tagged, frozen=True, kw_only=True):
@@ -278,7 +269,7 @@ def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
     if not roots:
         return None
     wait = causes[roots[0].rank]
-    text = f"{_who(roots)} had not entered {wait.name}; {_named(wait.inside)} waited in it"
+    text = f"{_who(roots)} had not entered {wait.name}; {named_ranks(wait.inside)} waited in it"
     text += "".join(f"; {phrase}" for phrase in _phrases(roots, 0.0, past=True))
     is_proven = all(state.doing is not Doing.COLLECTIVE for state in roots)
     return Explanation(text=text, ranks=tuple(state.rank for state in roots) if is_proven else ())
@@ -324,7 +315,7 @@ class _Wait(Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        return f"#{self.number} of {self.title or f'group {self.group} ({_named(self.members)})'}"
+        return f"#{self.number} of {self.title or f'group {self.group} ({named_ranks(self.members)})'}"
 
     @property
     def name(self) -> str:
@@ -363,7 +354,7 @@ def explain(states: Sequence[RankState], now_ns: int, limit_s: float = 0.0) -> E
     roots = tuple(rank for rank in first.missing if rank not in blocked)
     found = _missing(first, known, roots, now_ns, limit_s)
     behind = blocked - {*first.inside}
-    more = f"; {_with_verb(behind, 'waits')} behind {_named(first.inside)}" if behind else ""
+    more = f"; {_with_verb(behind, 'waits')} behind {named_ranks(first.inside)}" if behind else ""
     return found if found.reason else replace(found, text=found.text + more)
 
 
@@ -440,7 +431,7 @@ def _mismatch(wait: _Wait, known: Mapping[int, RankState]) -> Explanation | None
     if len(entered) < 2:
         return None
     few_first = sorted(entered.items(), key=lambda item: (len(item[1]), item[1]))
-    words = [f"{_named(ranks)} entered {_op(*what)}" for what, ranks in few_first]
+    words = [f"{named_ranks(ranks)} entered {_op(*what)}" for what, ranks in few_first]
     text = f"the ranks disagree about collective {wait.where}: {listed(words, _NAMED)}; a restart will not help"
     return Explanation(text=text, ranks=tuple(few_first[0][1]), reason="ProgramError", helps=False)
 
@@ -450,7 +441,7 @@ def _op(operation: str, sizes: str) -> str:
 
 
 def _circle(waits: Sequence[_Wait], known: Mapping[int, RankState]) -> Explanation:
-    words = [f"{_named([*wait.inside])} in {wait.name}" for wait in waits]
+    words = [f"{named_ranks([*wait.inside])} in {wait.name}" for wait in waits]
     where = listed(words, _NAMED, "; ")
     text = f"the ranks wait for each other in different collectives: {where}; a restart will not help"
     return Explanation(text=text, ranks=tuple(sorted(known)), reason="ProgramError", helps=False)
@@ -479,14 +470,14 @@ def _missing(
     finished = [state for state in roots if state.life is Life.FINISHED]
     if finished:
         chosen = tuple(state.rank for state in finished)
-        who = f"{_named(chosen)} finished with exit code 0, and {waiting}"
+        who = f"{named_ranks(chosen)} finished with exit code 0, and {waiting}"
         inside = [known[rank] for rank in wait.inside]
         if any(state.quiet_s is not None and state.quiet_s < limit_s for state in finished):
             text = f"{who}, which may be over by now"  # the others were seen before
             return Explanation(text=text, ranks=chosen, accuses=False, active=True)
         return _uneven(who, chosen, inside, limit_s)
     if not roots:
-        text = f"{waiting}; nothing is known of {_named(ranks)} here"
+        text = f"{waiting}; nothing is known of {named_ranks(ranks)} here"
         return Explanation(text=text, ranks=tuple(ranks))
     # Who waits for somebody in an operation that is not recorded, such as recv, is not the cause where others are;
     # nor is who shows progress.
@@ -495,7 +486,7 @@ def _missing(
     others = [state for state in roots if state not in named]
     unknown = sorted({*ranks} - {state.rank for state in roots})
     phrases = [*_phrases(named, limit_s), *_phrases(others, limit_s)]
-    phrases += [f"nothing is known of {_named(unknown)}"] * bool(unknown)
+    phrases += [f"nothing is known of {named_ranks(unknown)}"] * bool(unknown)
     text = f"{_who(named)} never entered {wait.name}; {_with_verb(wait.inside, 'has')} waited in it"
     text += f"{wait.seconds(now_ns)}; {listed(phrases, _NAMED, '; ')}"
     chosen, active = tuple(state.rank for state in named), all(state.is_active(limit_s) for state in named)
@@ -551,16 +542,10 @@ def _state(state: RankState) -> tuple[str, str]:
 
 
 def _who(states: Sequence[RankState]) -> str:
-    return str(states[0]) if len(states) == 1 else _named([state.rank for state in states])
+    return str(states[0]) if len(states) == 1 else named_ranks([state.rank for state in states])
 
 
 def _with_verb(ranks: Iterable[int], verb: str) -> str:
     """`rank 3 waits`, `ranks 0-2,5 wait`."""
     ranks = [*ranks]
-    return f"{_named(ranks)} {verb if len(ranks) == 1 else _PLURAL.get(verb, verb)}"
-
-
-def _named(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0-2,5`."""
-    numbers = sorted(ranks)
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {spans(numbers)}"
+    return f"{named_ranks(ranks)} {verb if len(ranks) == 1 else _PLURAL.get(verb, verb)}"
