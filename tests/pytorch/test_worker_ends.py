@@ -5,7 +5,10 @@ from __future__ import annotations
 import signal
 import time
 
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from trainer_launch.diagnosis.group_incidents import aborted
 from trainer_launch.membership import protocol as say
@@ -18,14 +21,23 @@ WAITED = Death(rank=0, code=1, message=CLOSED)
 OWN = Death(rank=2, code=1, message="ValueError: x")
 
 
+STOPPED_S = 5.0  # when the launcher has stopped the workers
+
+
+def late(**ended: Any) -> Death:
+    return Death(rank=2, at_s=6.0, **ended)
+
+
 @pytest.mark.parametrize(
     ("deaths", "ends"),
     [
         ([DONE, WAITED], Ends((1,))),
-        ([WAITED, DONE], Ends()),  # who leaves with 0 after it may have been asked to
+        ([WAITED, DONE], Ends((1,))),  # nobody had asked it to
+        ([WAITED, late(code=0)], Ends()),  # the launcher had
         ([DONE, OWN], Ends((1,), failed=True)),
         ([DONE, WAITED, OWN], Ends((1,), failed=True)),
-        ([DONE, WAITED, Death(rank=2, signal=signal.SIGTERM)], Ends((1,))),  # by torch's agent
+        ([DONE, WAITED, late(signal=signal.SIGTERM)], Ends((1,))),
+        ([DONE, WAITED, late(code=1, message="ValueError: asked to stop")], Ends((1,))),
         ([DONE, WAITED, Death(rank=2, signal=signal.SIGTERM, message="ValueError: x")], Ends((1,), True)),
         (
             [DONE, WAITED, Death(rank=2, signal=signal.SIGTERM, message=CLOSED)],
@@ -39,8 +51,42 @@ OWN = Death(rank=2, code=1, message="ValueError: x")
         ([], Ends()),
     ],
 )
-def test_only_who_finished_before_others_were_left_waiting_counts(deaths: list[Death], ends: Ends) -> None:
-    assert ends_of(deaths) == ends
+def test_what_workers_did_before_they_were_stopped_counts(deaths: list[Death], ends: Ends) -> None:
+    assert ends_of(deaths, STOPPED_S) == ends
+
+
+def test_who_finished_and_handles_signals_may_have_been_asked_to() -> None:
+    deaths = [replace(DONE, process="rank 1"), WAITED]
+    assert ends_of(deaths, STOPPED_S, {"rank 1"}) == Ends((1,), may_be_asked=True)
+    assert ends_of(deaths, STOPPED_S, {"rank 0"}) == Ends((1,))
+
+
+TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation"
+WATCHDOG = (
+    "terminate called after throwing an instance of 'c10::DistBackendError'",
+    "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: [Rank "
+    "0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=11, OpType=ALLREDUCE) ran for 5012 milliseconds",
+)
+
+
+@pytest.mark.parametrize(
+    ("death", "is_victim", "timed_out"),
+    [
+        (WAITED, True, False),
+        (Death(rank=0, code=1, message=TIMED_OUT), True, True),
+        (aborted(Death(rank=0, signal=signal.SIGABRT), lambda: WATCHDOG), True, True),
+        (
+            Death(rank=0, signal=signal.SIGKILL, message="rank 0 hangs", reason="Hung"),
+            False,
+            False,
+        ),  # by the launcher
+        (OWN, False, False),
+    ],
+    ids=["closed", "timed out", "aborted by NCCL's watchdog", "hung", "own"],
+)
+def test_who_waited_for_a_peer_in_vain_is_a_victim(death: Death, is_victim: bool, timed_out: bool) -> None:
+    failed = failed_message(death, 1, Ends())
+    assert (failed.lost_peer, failed.timed_out) == (is_victim, timed_out)
 
 
 def test_a_failure_is_told_as_a_lost_peer_only_if_nothing_else_failed_on_the_node() -> None:

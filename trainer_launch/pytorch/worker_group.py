@@ -31,6 +31,7 @@ class WorkerGroup:
         self.generation = 0  # the last one that this node was in
         self.places: Mapping[str, WorkerPlace] = {}  # by the names of the processes
         self.deaths: list[Death] = []  # in their order
+        self.may_be_asked: set[str] = set()  # that ended with 0, and have handlers of signals that ask them to
         self.leave_generation()
 
     @property
@@ -45,6 +46,7 @@ class WorkerGroup:
     def enter_generation(self, formed: Formed) -> None:
         """A generation was formed with this node in it; none of its workers has been started yet."""
         self.generation, self.hosts_store, self.deaths = formed.generation, formed.is_store_host, []
+        self.may_be_asked = set()
 
     def ended(self) -> list[RankState]:
         """The ranks of this generation that have no process any more, with what each reported at its end."""
