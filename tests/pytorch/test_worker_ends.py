@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-
 from typing import Any
 
 import pytest
@@ -64,8 +63,8 @@ def test_who_finished_and_handles_signals_may_have_been_asked_to() -> None:
 TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation"
 WATCHDOG = (
     "terminate called after throwing an instance of 'c10::DistBackendError'",
-    "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: [Rank "
-    "0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=11, OpType=ALLREDUCE) ran for 5012 milliseconds",
+    "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: "
+    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=11, OpType=ALLREDUCE) ran for 5012 ms",
 )
 
 

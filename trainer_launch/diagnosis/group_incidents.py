@@ -131,11 +131,12 @@ class GroupIncidents:
         ]
 
     def with_explanation(self, hang: Death) -> Death:
-        """All nodes together know more than this one."""
+        """All nodes together know more than this one; no rank is named where none is at fault alone."""
         why = self._stall.explanation
         if why is None or not why.accuses:
             return hang
-        rank = hang.rank if hang.rank in why.ranks or not why.ranks else why.ranks[0]
+        rank = hang.rank if hang.rank in why.ranks else next(iter(why.ranks), None)
+        rank = None if why.reason and why.ranks[1:] else rank  # they disagree, or wait for each other
         return replace(hang, message=why.text, rank=rank, reason=why.reason or hang.reason)
 
     def hear(self, note: say.Note, watch: Watch | None) -> bool:

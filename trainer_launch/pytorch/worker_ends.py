@@ -107,6 +107,8 @@ def given_up_for(given_up: say.GiveUp, own: Death | None) -> Death:
 
 def told_by_all(failure: Failure, given_up: say.GiveUp, node_rank: int) -> Failure:
     """A failure as every node tells it: the cause, its rank and its node, and whether a restart helps."""
+    if failure.reason == _TIMED_OUT:
+        failure = replace(failure, signal=None)  # the launcher's own
     is_elsewhere = given_up.node_rank not in (None, node_rank)
     if is_elsewhere and given_up.cause is None and not given_up.is_victim:
         hint = f"see the termination message of {given_up.node}"

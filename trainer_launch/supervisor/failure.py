@@ -150,7 +150,8 @@ _LAST = (
     _Rule(
         "Crashed",
         _signal_is(*_CRASHES),
-        "a native library failed; PYTHONFAULTHANDLER=1 shows where",
+        "native code failed, in the Python line that the last lines show first; where they show none, "
+        "PYTHONFAULTHANDLER=1 does",
         shows=lambda evidence: _shm(evidence) if evidence.shm_full else (),
     ),
     _Rule(
