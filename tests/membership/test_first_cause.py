@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.membership.world import running
+from tests.membership.world import World, running
 from trainer_launch.diagnosis.collectives import Collective, Group, RankState
 from trainer_launch.diagnosis.stall import STALL, StallJudge
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import timeouts
 
 SENTENCE = "rank 1 finished with exit code 0 while rank 0 still waited for it: uneven data, a restart will not help"
 CLOSED = "RuntimeError: gloo: Connection closed by peer"
@@ -225,3 +226,107 @@ def test_two_starts_in_a_row_that_end_with_the_same_error_are_seen_behind_who_lo
             world.open_store()
     assert world.is_over
     assert "two starts in a row" in world.last(zero, msg.GiveUp).reason
+
+
+# -- who failed first -----------------------------------------------------------------------------
+
+
+def told(rank, ago_s=0.0, number=None, message="", **more):
+    code = None if number else 1
+    return msg.Failed(1, rank, code, number, message, message.partition(":")[0] or None, ago_s=ago_s, **more)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        (told(0, number=11), told(2, ago_s=0.4, message="ValueError: x"), 2),
+        (told(0, number=11), told(2, message="ValueError: x"), 0),
+        (told(0, ago_s=0.4, message="ValueError: x"), told(2, number=11), 0),
+        (told(0, number=9), told(2, ago_s=0.4, message="RuntimeError: cannot go on"), 0),
+        (told(0, message="RuntimeError: cannot go on"), told(2, number=9), 2),
+    ],
+    ids=["crashed of an error", "crashed first", "as told", "killed", "fails of a kill"],
+)
+def test_who_failed_first_is_named_whoever_told_first(first, second, named):
+    world, (zero, one, two) = running(max_restarts=0)
+    world.say(zero, first)
+    world.say(two, second)
+    world.join(zero, one, two)
+    assert world.last(one, msg.GiveUp).rank == named
+
+
+def test_workers_that_wait_for_nobody_have_a_moment_where_only_victims_are_known():
+    patience = {}
+    for name, failed in {
+        "lost": told(0, message=CLOSED, lost_peer=True),
+        "timed out": told(0, message="timed out", lost_peer=True, timed_out=True),
+        "own": told(0, message="ValueError: x"),
+    }.items():
+        world, (zero, one, _two) = running(max_restarts=0)
+        world.say(zero, failed)
+        patience[name] = world.last(one, msg.Restart).patience_s
+        world.pass_time(timeouts.LEASE_S + 0.1)
+        assert world.is_over == (name == "own"), "the others may still say why"
+        world.pass_time(timeouts.PATIENCE_S + 0.1)
+        assert world.is_over
+    assert patience == {"lost": timeouts.PATIENCE_S, "timed out": 0.0, "own": 0.0}
+
+
+@pytest.mark.parametrize("tells", ["Failed", "Join"])
+def test_ranks_that_may_have_been_asked_to_leave_prove_no_uneven_data(tells):
+    """As by a SIGTERM from elsewhere, on which a program saves and ends with 0."""
+    world, (zero, one) = running(2, max_restarts=0)
+    asked = {"finished": (1,), "may_be_asked": True}
+    world.say(zero, told(0, message=CLOSED, lost_peer=True, **(asked if tells == "Failed" else {})))
+    more = asked if tells == "Join" else {}
+    world.say(one, msg.Join(world.incarnations[one], world.number, **more))
+    world.join(zero)
+    given_up = world.last(zero, msg.GiveUp)
+    assert (given_up.cause, given_up.is_victim) == (None, True)
+    assert given_up.reason.startswith("rank 1 finished with exit code 0 while rank 0 still waited for it, and ")
+    assert "uneven" not in given_up.reason
+
+
+class Judge(StallJudge, frozen=True):
+    """Knows who had not entered."""
+
+    def begin(self, members, now_s):
+        return self
+
+    def explain_timeout(self, bodies, rank):
+        return (f"rank 2 had not entered it; rank {rank} waited", (2,)) if len(bodies) == 2 else ("", ())
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_time_out_names_who_had_not_entered_and_its_node_or_nobody(is_known):
+    world = World(2, judges=[Judge()], max_restarts=0)
+    zero, one = world.come(0, 1, workers=2)
+    world.pass_time(1.0)
+    world.open_store()
+    notes = {STALL: ()}
+    world.say(zero, told(0, message="timed out", lost_peer=True, timed_out=True, notes=notes))
+    world.say(one, msg.Join(world.incarnations[one], 1, notes=notes if is_known else {}))
+    world.join(zero)
+    end = world.last(zero, msg.GiveUp)
+    if is_known:
+        assert (end.cause, end.rank, end.node_rank, end.host, end.is_victim) == ("Hung", 2, 1, "pod-1", False)
+        assert end.reason.startswith("rank 2 had not entered it; rank 0 waited, and ")
+    else:
+        assert (end.cause, end.rank, end.is_victim) == (None, 0, True)
+
+
+def test_workers_that_the_launcher_ended_were_killed_by_nobody_else():
+    world, (zero, one, two) = running(max_restarts=0)
+    world.say(one, told(1, number=9, message="rank 1 has been stopped", exit_reason="Hung"))
+    ended = "rank 1 on node 1 (pod-1) was ended by the launcher, because it hung"
+    assert world.last(zero, msg.Restart).reason == f"{ended}: rank 1 has been stopped"
+    world.join(zero, one, two)
+    assert world.last(two, msg.GiveUp).reason.startswith(f"{ended}, and ")
+
+
+def test_the_log_says_what_the_failed_worker_said():
+    world, (zero, one, two) = running(max_restarts=0)
+    fails(world, one, 1)
+    world.join(one, zero, two)
+    assert "the job has failed: rank 1 failed on node 1 (pod-1) with exit code 1, and " in world.said[-1]
+    assert world.said[-1].endswith(": ValueError: no")
