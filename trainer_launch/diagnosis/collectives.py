@@ -20,12 +20,13 @@ from trainer_launch.model.units import grouped, listed, named_ranks, numbers_in,
 
 MAX_BYTES = 1 << 20  # of one rank's answer
 MAX_ENTRIES, MAX_GROUPS, MAX_LOOKS = 512, 64, 64  # of one rank
+MAX_MESSAGES = 16  # of one rank in one group
 _NAMED = 4  # ranks, places
 _MOST_ACCUSED = 1024  # ranks, in a message
 _NAME_CHARS = 100
 _SECOND_NS = 1_000_000_000
 _PLURAL = {"is": "are", "was": "were", "has": "have", "waits": "wait"}
-_PAST = {"is": "was", "waits": "waited"}
+_PAST = {"is": "was", "has": "had", "waits": "waited"}
 # Their tensors have the same sizes on all ranks.
 _EVEN = frozenset({"all_reduce", "broadcast", "reduce", "all_reduce_coalesced", "reduce_scatter"})
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})  # which rank is the root, is not recorded
@@ -46,6 +47,14 @@ class Collective(NamedTuple):
         return self.operation if self.sizes in ("", "[]", "[[]]") else f"{self.operation} ({self.sizes})"
 
 
+class Message(NamedTuple):
+    """A message between two ranks that has not ended on this one."""
+
+    operation: Text  # send or recv
+    peer: Rank
+    at_ns: Ns
+
+
 class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How far one rank is in one process group."""
 
@@ -54,6 +63,7 @@ class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     entered: Count = 0  # the last collective that it entered
     done: Count = 0  # the last one that has ended
     last: tuple[Collective, ...] = ()
+    messages: Annotated[tuple[Message, ...], Meta(max_length=MAX_MESSAGES)] = ()  # the oldest first; gloo has none
 
     def at(self, number: int) -> Collective | None:
         """That collective, if it is one of the last."""
@@ -116,11 +126,22 @@ class Entries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
+class Stage(str, Enum):
+    """How far a program has come: whether others may still meet it in a collective."""
+
+    OUTSIDE = "outside"  # it has not joined a process group yet
+    JOINED = ""
+    LEFT = "left"  # it has left all of them
+    ENDED = "ended"  # its process has not
+
+
 class Recorded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A worker's answer to PID 1."""
 
     number: Count = 0  # of the question
     why: Text = ""  # nothing can be told
+    stage: Stage = Stage.JOINED
+    calls: Text = ""  # the method that the main thread is in, if it is not one of Python's
     saved: Count = 0  # bytes of its dump
     far: Count = 0  # collectives that it has entered and ended, of all groups
     groups: Mapping[str, Group] = field(default_factory=dict)  # by name, the same on all ranks
@@ -163,20 +184,22 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     how: Text = ""  # it died
     place: Text = ""  # where its main thread is
     doing: Doing = Doing.UNKNOWN
+    stage: Stage = Stage.JOINED
     groups: Mapping[str, Group] = field(default_factory=dict)
     why: Text = ""  # its flight recorder tells nothing
     quiet_s: Amount | None = None  # since its last output, report(), files, collectives or work, or its end
 
     @property
-    def waits(self) -> bool:
-        """Whether a collective that it entered has not ended."""
-        return any(group.entered > group.done for group in self.groups.values())
+    def is_there(self) -> bool:
+        """Whether its process may still wait for somebody."""
+        return self.life in (Life.ALIVE, Life.STOPPED)
 
     @property
     def is_starting(self) -> bool:
         """Whether it is still before its first collective: it may download, or read its first batch."""
-        known = self.life is Life.ALIVE and not self.why
-        return known and all(group.entered == 0 for group in self.groups.values())
+        if self.life is not Life.ALIVE or self.why or self.stage in (Stage.LEFT, Stage.ENDED):
+            return False
+        return all(group.entered == 0 for group in self.groups.values())
 
     @property
     def may_take_long(self) -> bool:
@@ -197,6 +220,10 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def is_active(self, limit_s: float) -> bool:
         """Whether it has shown progress within this time."""
         return self.life is Life.ALIVE and self.quiet_s is not None and self.quiet_s < limit_s
+
+    def is_idle(self, limit_s: float) -> bool:
+        """Whether it is known where it is, and that it has shown no progress within this time."""
+        return self.place != "" and self.quiet_s is not None and self.quiet_s >= limit_s > 0
 
     def __str__(self) -> str:
         return f"rank {self.rank}" if self.node is None else f"rank {self.rank} (node {self.node})"
@@ -299,71 +326,216 @@ def _timed_out(known: Mapping[int, RankState], rank: int) -> list[_Wait] | None:
 
 
 class _Wait(Struct, frozen=True, kw_only=True):
-    """One collective that has not ended on those who wait in it."""
+    """Ranks that wait for others: in a collective that these have not entered, or for a message."""
 
     group: str
     spanned: str  # its members as told, "" where they are not known: groups of other members may have the same name
     title: str
-    number: int
+    number: int  # of the collective; 0: a message
     inside: Mapping[int, Collective | None]
-    missing: tuple[int, ...]  # members that have not entered it
+    missing: tuple[int, ...]  # whom they wait for
     members: tuple[int, ...]
 
     @property
-    def known(self) -> Collective | None:
-        return next((one for one in self.inside.values() if one is not None), None)
+    def operation(self) -> str:
+        return next((one.operation for one in self.inside.values() if one is not None), "collective")
 
     @property
     def where(self) -> str:
-        return f"#{self.number} of {self.title or f'group {self.group} ({named_ranks(self.members)})'}"
+        return f"#{self.number} of {self._place}"
 
     @property
     def name(self) -> str:
-        known = self.known
-        sizes = f", {known.sizes}" if known is not None and known.sizes not in ("", "[]", "[[]]") else ""
-        return f"{known.operation if known is not None else 'collective'} {self.where}{sizes}"
+        if not self.number:
+            peers = named_ranks({*self.members} - self.inside.keys())
+            return f"{self.operation} {'to' if self.operation == 'send' else 'from'} {peers} in {self._place}"
+        sizes = next((one.sizes for one in self.inside.values() if one is not None), "")
+        return f"{self.operation} {self.where}{f', {sizes}' if sizes not in ('', '[]', '[[]]') else ''}"
+
+    @property
+    def _place(self) -> str:
+        return self.title or f"group {self.group} ({named_ranks(self.members)})"
+
+    @property
+    def since_ns(self) -> int:
+        """When the first of them entered it; 0: unknown."""
+        return min((one.at_ns for one in self.inside.values() if one is not None), default=0)
+
+    def waiting(self, now_ns: int) -> str:
+        """`ranks 0-2 have waited in it for 40 s`."""
+        return f"{_with_verb(self.inside, 'has')} waited in it{self.seconds(now_ns)}"
 
     def seconds(self, now_ns: int) -> str:
-        """Since the first one entered it."""
-        times = [one.at_ns for one in self.inside.values() if one is not None]
-        return f" for {max(0, now_ns - min(times)) / _SECOND_NS:.0f} s" if times else ""
+        """How long the first of them has waited."""
+        return f" for {max(0, now_ns - self.since_ns) / _SECOND_NS:.0f} s" if self.since_ns else ""
 
 
-def explain(states: Sequence[RankState], now_ns: int, limit_s: float = 0.0) -> Explanation | None:
-    """Why these ranks do not go on; None where their flight recorders show nothing that waits.
+def explain(
+    states: Sequence[RankState], now_ns: int, limit_s: float = 0.0, of: int | None = None
+) -> Explanation | None:
+    """Why these ranks do not go on; None where nothing shows who waits for whom.
 
     `now_ns` is in ns since the epoch, as the recorders' times are. Who has shown progress within `limit_s` is no
-    suspect.
+    suspect. `of` is how many ranks the job has; None: unknown.
     """
-    known = {state.rank: state for state in states}
-    waits = _waits(known)
-    if not waits:
-        return None
-    for wait in waits:
-        if (found := _mismatch(wait, known)) is not None:
-            return found
-    blocked = {rank for wait in waits for rank in wait.inside}
-    first = _first(waits, blocked)
-    if first is None:  # a circle is proven only if each of them waits where it is in a collective
-        blocked = {rank for rank in blocked if not (known[rank].is_unproven or known[rank].is_active(limit_s))}
-        first = _first(waits, blocked)
-    if first is None:
-        return _circle(waits, known)
-    if not first.missing:
-        return _nobody_missing(first, known, now_ns, limit_s)
-    roots = tuple(rank for rank in first.missing if rank not in blocked)
-    found = _missing(first, known, roots, now_ns, limit_s)
-    behind = blocked - {*first.inside}
-    more = f"; {_with_verb(behind, 'waits')} behind {named_ranks(first.inside)}" if behind else ""
-    return found if found.reason else replace(found, text=found.text + more)
+    return _Graph(states, now_ns, limit_s, of).explanation()
+
+
+class _Graph:
+    """Which rank waits for which, by recorders, and which ones wait for somebody, by their stacks."""
+
+    def __init__(self, states: Sequence[RankState], now_ns: int, limit_s: float, of: int | None) -> None:
+        self._known = {state.rank: state for state in states}
+        self._now_ns, self._limit_s = now_ns, limit_s
+        self._waits = _in_collectives(self._known)
+        self._waits += _for_messages(self._known, {rank for wait in self._waits for rank in wait.inside})
+        self._inside = {rank for wait in self._waits for rank in wait.inside}
+        self._missing = {rank for wait in self._waits for rank in wait.missing}
+        alive = [state for state in self._known.values() if state.is_there]
+        # Who waits for a message of gloo's, or to join a group: whom for, is not recorded.
+        self._outside = {state.rank for state in alive if state.doing is Doing.COLLECTIVE} - self._inside
+        is_all = of is not None and len(self._known) >= of
+        self._others = {state.rank for state in alive if is_all} - self._inside - self._outside
+
+    def explanation(self) -> Explanation | None:
+        """Of the first rule that fits."""
+        for wait in self._waits:
+            if (mismatch := _mismatch(wait, self._known)) is not None:
+                return mismatch
+        complete = next((wait for wait in self._waits if not wait.missing), None)
+        if roots := self._missing - self._inside - self._outside:
+            return self._never_entered(roots)
+        if complete is not None:
+            return self._undelivered(complete)
+        # A circle is proven only if each of them waits where it is in a collective.
+        proven = {rank for rank in self._inside if not self._known[rank].is_unproven} - self._active(self._inside)
+        if roots := self._missing - proven - self._outside:
+            return self._never_entered(roots)
+        if self._waits and not self._missing & self._outside:
+            return self._circle()
+        if self._others and self._outside:
+            return self._alone("all other ranks wait for {who}, or behind {it}")
+        if self._others and any(state.life is Life.FINISHED for state in self._known.values()):
+            return self._alone("all ranks but {who} have finished with exit code 0")
+        return self._never_entered(self._missing) if self._missing else None
+
+    def _active(self, ranks: Iterable[int]) -> set[int]:
+        return {rank for rank in ranks if rank in self._known and self._known[rank].is_active(self._limit_s)}
+
+    def _never_entered(self, roots: set[int]) -> Explanation:
+        """Told from where the hang begins: first the waits for ranks of which none waits, the oldest first."""
+        waits = [wait for wait in self._waits if roots & {*wait.missing}]
+        waits.sort(key=lambda wait: (not roots.issuperset(wait.missing), wait.since_ns))
+        parts, shown, behind = list[Explanation](), set[int](), {*self._inside}
+        for alike in grouped((wait.name, wait) for wait in waits).values():
+            wait = replace(
+                alike[0],
+                inside={rank: one for each in alike for rank, one in each.inside.items()},
+                missing=tuple(sorted({rank for each in alike for rank in each.missing})),
+            )
+            if chosen := sorted(roots.intersection(wait.missing) - shown):
+                parts.append(self._root(wait, chosen))
+                shown.update(chosen)
+                behind -= wait.inside.keys()
+        if any(part.reason for part in parts):
+            return next(part for part in parts if part.reason)
+        parts.sort(key=lambda part: not part.accuses)
+        named = [part for part in parts if part.accuses] or parts
+        behind -= shown
+        whom = {rank for wait in self._waits if behind & wait.inside.keys() for rank in wait.missing}
+        texts = [part.text for part in parts]
+        texts += [f"{_with_verb(behind, 'waits')} behind {named_ranks(whom)}"] * bool(behind)
+        return Explanation(
+            text=listed(texts, _NAMED, "; "),
+            ranks=tuple(sorted({rank for part in named for rank in part.ranks})),
+            helps=True if any(part.helps for part in named) else None,
+            accuses=any(part.accuses for part in parts),
+            active=all(part.active for part in parts),
+        )
+
+    def _root(self, wait: _Wait, ranks: Sequence[int]) -> Explanation:
+        """These ranks never entered; what is known of them tells why."""
+        roots = [self._known[rank] for rank in ranks if rank in self._known]
+        waiting = f"{_with_verb(wait.inside, 'has')} waited in {wait.name}{wait.seconds(self._now_ns)}"
+        if finished := [state for state in roots if state.life is Life.FINISHED]:
+            return self._finished(wait, finished, waiting)
+        if not roots:
+            return Explanation(text=f"{waiting}; nothing is known of {named_ranks(ranks)} here", ranks=tuple(ranks))
+        named = [state for state in roots if not state.is_active(self._limit_s)] or roots
+        beside = {*ranks} | (self._outside & {*wait.missing})
+        others = [
+            self._known[rank] for rank in sorted(beside - {state.rank for state in named} & self._known.keys())
+        ]
+        unknown = sorted({*ranks} - {state.rank for state in roots})
+        phrases = [*_phrases(named, self._limit_s), *_phrases(others, self._limit_s)]
+        phrases += [f"nothing is known of {named_ranks(unknown)}"] * bool(unknown)
+        lead = f"{_who(named)} never entered {wait.name}; {wait.waiting(self._now_ns)}" if wait.number else waiting
+        return self._verdict(f"{lead}; {listed(phrases, _NAMED, '; ')}", named)
+
+    def _verdict(self, text: str, named: Sequence[RankState]) -> Explanation:
+        """Accuse these ranks, unless they show progress, or are where a healthy rank may be for minutes."""
+        ranks, active = tuple(state.rank for state in named), all(state.is_active(self._limit_s) for state in named)
+        if active or all(state.may_take_long for state in named):
+            return Explanation(text=text, ranks=ranks, accuses=False, active=active)
+        is_broken = any(state.life in (Life.STOPPED, Life.DEAD) for state in named)
+        return Explanation(text=text, ranks=ranks, helps=True if is_broken else None)
+
+    def _alone(self, sentence: str) -> Explanation:
+        """The ranks that do not wait, while nothing records whom the others wait for: idle ones are the cause."""
+        ranks = sorted(self._others - self._active(self._others)) or sorted(self._others)
+        named, others = [self._known[rank] for rank in ranks], sorted(self._inside | self._outside)
+        lead = sentence.format(who=named_ranks(ranks), it="it" if len(ranks) == 1 else "them")
+        phrases = [
+            *_phrases(named, self._limit_s),
+            *_phrases([self._known[rank] for rank in others], self._limit_s),
+        ]
+        verdict = self._verdict(f"{lead}: {listed(phrases, _NAMED, '; ')}", named)
+        is_idle = all(state.life is Life.STOPPED or state.is_idle(self._limit_s) for state in named)
+        return verdict if is_idle else replace(verdict, accuses=False)
+
+    def _undelivered(self, wait: _Wait) -> Explanation:
+        """All that are known have entered it."""
+        waiting = f"{_with_verb(wait.inside, 'has')} waited in"
+        if not wait.spanned:
+            text = f"{waiting} {wait.name}{wait.seconds(self._now_ns)}"
+            return Explanation(text=f"{text}; which other ranks are in its group, is not known", accuses=False)
+        is_rooted = wait.operation in _ROOTED
+        text = (
+            f"all ranks known entered {wait.name}, and {wait.waiting(self._now_ns)}: "
+            "the network or a device does not deliver it"
+        )
+        text += ", or the ranks name different roots" if is_rooted else ""
+        active = bool(self._active(wait.members))
+        return Explanation(text=text, helps=None if is_rooted else True, accuses=not active, active=active)
+
+    def _finished(self, wait: _Wait, finished: Sequence[RankState], waiting: str) -> Explanation:
+        """Some have finished, and others wait for them; that is proven by one who waits and does nothing else."""
+        ranks, limit_s = tuple(state.rank for state in finished), self._limit_s
+        who = f"{named_ranks(ranks)} finished with exit code 0, and {waiting}"
+        if any(state.quiet_s is not None and state.quiet_s < limit_s for state in finished):
+            text = f"{who}, which may be over by now"  # the others were seen before
+            return Explanation(text=text, ranks=ranks, accuses=False, active=True)
+        inside = [self._known[rank] for rank in wait.inside]
+        if any(not state.is_unproven and not state.is_active(limit_s) for state in inside):
+            text = f"{who}: the ranks' data is uneven; a restart will not help"
+            return Explanation(text=text, ranks=ranks, reason="ProgramError", helps=False)
+        active = bool(self._active(wait.inside))
+        text = f"{who}; {listed(_phrases(inside, limit_s), _NAMED, '; ')}"
+        return Explanation(text=text, ranks=ranks, accuses=not active, active=active)
+
+    def _circle(self) -> Explanation:
+        words = [f"{named_ranks(wait.inside)} in {wait.name}" for wait in self._waits]
+        where = listed(words, _NAMED, "; ")
+        text = f"the ranks wait for each other in different collectives: {where}; a restart will not help"
+        return Explanation(text=text, reason="ProgramError", helps=False)
 
 
 def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> Explanation:
-    """Where the ranks are that make no progress, though their flight recorders show nothing that waits.
+    """Where the ranks are that make no progress, though nothing shows who waits for whom.
 
     `of` is how many the job has: one of which nothing is known may be at work, or still be about to start.
     """
-    alive = [state for state in states if state.life in (Life.ALIVE, Life.STOPPED)]
+    alive = [state for state in states if state.is_there]
     active = any(state.is_active(limit_s) for state in states)
     where = listed(_phrases([state for state in alive if state.place], limit_s), _NAMED, "; ")
     if alive and all(state.doing is Doing.COLLECTIVE for state in alive):
@@ -374,20 +546,21 @@ def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> E
     return Explanation(text=f"{text}: {where}" if where else text, accuses=False, active=active)
 
 
-def _waits(known: Mapping[int, RankState]) -> list[_Wait]:
+def _in_collectives(known: Mapping[int, RankState]) -> list[_Wait]:
     """The collectives that somebody waits in, of each group the first."""
     waits = []
     named = sorted({(name, group.ranks) for state in known.values() for name, group in state.groups.items()})
     for name, spanned in named:
         groups = _same(known, name, spanned)
-        stuck = {rank: group for rank, group in groups.items() if group.entered > group.done}
-        stuck = {rank: group for rank, group in stuck.items() if known[rank].life in (Life.ALIVE, Life.STOPPED)}
-        stuck = {rank: group for rank, group in stuck.items() if not known[rank].is_elsewhere}
-        if not stuck:
-            continue
-        number = min(group.done for group in stuck.values()) + 1
-        inside = [rank for rank, group in stuck.items() if group.done < number]
-        waits.append(_wait(name, spanned, number, groups, inside))
+        stuck = {
+            rank: group
+            for rank, group in groups.items()
+            if group.entered > group.done and known[rank].is_there and not known[rank].is_elsewhere
+        }
+        if stuck:
+            number = min(group.done for group in stuck.values()) + 1
+            inside = [rank for rank, group in stuck.items() if group.done < number]
+            waits.append(_wait(name, spanned, number, groups, inside))
     return waits
 
 
@@ -409,19 +582,42 @@ def _wait(
     )
 
 
+def _for_messages(known: Mapping[int, RankState], in_collectives: set[int]) -> list[_Wait]:
+    """The messages that somebody waits for.
+
+    One that both sides wait for goes on once the peer does: it may come after what the peer waits in elsewhere.
+    """
+    messages = {
+        (rank, message.peer, message.operation): (name, group, message)
+        for rank, state in known.items()
+        if state.is_there and not state.is_elsewhere
+        for name, group in state.groups.items()
+        for message in reversed(group.messages)
+    }
+    other = {"send": "recv", "recv": "send"}
+    both = {key for key in messages if (key[1], key[0], other.get(key[2], "")) in messages}
+    elsewhere = in_collectives | {rank for rank, *_ in messages.keys() - both}
+    return [
+        _Wait(
+            group=name,
+            spanned=group.ranks,
+            title=group.title,
+            number=0,
+            inside={rank: Collective(0, operation, "", message.at_ns)},
+            missing=() if (rank, peer, operation) in both and peer not in elsewhere else (peer,),
+            members=(rank, peer),
+        )
+        for (rank, peer, operation), (name, group, message) in messages.items()
+    ]
+
+
 def _same(known: Mapping[int, RankState], name: str, spanned: str) -> dict[int, Group]:
-    found = {rank: state.groups[name] for rank, state in known.items() if name in state.groups}
-    return {rank: group for rank, group in found.items() if group.ranks == spanned}
-
-
-def _first(waits: Sequence[_Wait], blocked: set[int]) -> _Wait | None:
-    """Where the hang begins: who is missing there does not wait elsewhere, or nobody at all is missing."""
-    outside = [wait for wait in waits if not blocked.issuperset(wait.missing)]
-    direct = [wait for wait in outside if blocked.isdisjoint(wait.missing)]
-    return next(iter(direct or outside or [wait for wait in waits if not wait.missing]), None)
+    groups = {rank: state.groups[name] for rank, state in known.items() if name in state.groups}
+    return {rank: group for rank, group in groups.items() if group.ranks == spanned}
 
 
 def _mismatch(wait: _Wait, known: Mapping[int, RankState]) -> Explanation | None:
+    """The ranks disagree about it; accused are the few, if they are fewer than any others."""
     entered: dict[tuple[str, str], list[int]] = {}
     for rank, group in _same(known, wait.group, wait.spanned).items():
         one = group.at(wait.number)
@@ -431,82 +627,15 @@ def _mismatch(wait: _Wait, known: Mapping[int, RankState]) -> Explanation | None
     if len(entered) < 2:
         return None
     few_first = sorted(entered.items(), key=lambda item: (len(item[1]), item[1]))
+    (_, few), (_, more), *_ = few_first
     words = [f"{named_ranks(ranks)} entered {_op(*what)}" for what, ranks in few_first]
     text = f"the ranks disagree about collective {wait.where}: {listed(words, _NAMED)}; a restart will not help"
-    return Explanation(text=text, ranks=tuple(few_first[0][1]), reason="ProgramError", helps=False)
+    ranks = tuple(few) if len(few) < len(more) else ()
+    return Explanation(text=text, ranks=ranks, reason="ProgramError", helps=False)
 
 
 def _op(operation: str, sizes: str) -> str:
     return f"{operation} with {sizes}" if sizes else operation
-
-
-def _circle(waits: Sequence[_Wait], known: Mapping[int, RankState]) -> Explanation:
-    words = [f"{named_ranks([*wait.inside])} in {wait.name}" for wait in waits]
-    where = listed(words, _NAMED, "; ")
-    text = f"the ranks wait for each other in different collectives: {where}; a restart will not help"
-    return Explanation(text=text, ranks=tuple(sorted(known)), reason="ProgramError", helps=False)
-
-
-def _nobody_missing(wait: _Wait, known: Mapping[int, RankState], now_ns: int, limit_s: float) -> Explanation:
-    if not wait.spanned:
-        text = f"{_with_verb(wait.inside, 'has')} waited in {wait.name}{wait.seconds(now_ns)}"
-        return Explanation(text=f"{text}; which other ranks are in its group, is not known", accuses=False)
-    rooted = wait.known is not None and wait.known.operation in _ROOTED
-    text = (
-        f"all ranks known entered {wait.name}, and {_with_verb(wait.inside, 'has')} waited in it"
-        f"{wait.seconds(now_ns)}: the network or a device does not deliver it"
-    )
-    text += ", or the ranks name different roots" if rooted else ""
-    active = any(known[rank].is_active(limit_s) for rank in wait.members if rank in known)
-    return Explanation(text=text, helps=None if rooted else True, accuses=not active, active=active)
-
-
-def _missing(
-    wait: _Wait, known: Mapping[int, RankState], ranks: Sequence[int], now_ns: int, limit_s: float
-) -> Explanation:
-    """Somebody never entered; what is known of them tells why."""
-    roots = [known[rank] for rank in ranks if rank in known]
-    waiting = f"{_with_verb(wait.inside, 'has')} waited in {wait.name}{wait.seconds(now_ns)}"
-    finished = [state for state in roots if state.life is Life.FINISHED]
-    if finished:
-        chosen = tuple(state.rank for state in finished)
-        who = f"{named_ranks(chosen)} finished with exit code 0, and {waiting}"
-        inside = [known[rank] for rank in wait.inside]
-        if any(state.quiet_s is not None and state.quiet_s < limit_s for state in finished):
-            text = f"{who}, which may be over by now"  # the others were seen before
-            return Explanation(text=text, ranks=chosen, accuses=False, active=True)
-        return _uneven(who, chosen, inside, limit_s)
-    if not roots:
-        text = f"{waiting}; nothing is known of {named_ranks(ranks)} here"
-        return Explanation(text=text, ranks=tuple(ranks))
-    # Who waits for somebody in an operation that is not recorded, such as recv, is not the cause where others are;
-    # nor is who shows progress.
-    named = [state for state in roots if state.doing is not Doing.COLLECTIVE] or roots
-    named = [state for state in named if not state.is_active(limit_s)] or named
-    others = [state for state in roots if state not in named]
-    unknown = sorted({*ranks} - {state.rank for state in roots})
-    phrases = [*_phrases(named, limit_s), *_phrases(others, limit_s)]
-    phrases += [f"nothing is known of {named_ranks(unknown)}"] * bool(unknown)
-    text = f"{_who(named)} never entered {wait.name}; {_with_verb(wait.inside, 'has')} waited in it"
-    text += f"{wait.seconds(now_ns)}; {listed(phrases, _NAMED, '; ')}"
-    chosen, active = tuple(state.rank for state in named), all(state.is_active(limit_s) for state in named)
-    if active or all(state.may_take_long for state in named):
-        return Explanation(text=text, ranks=chosen, accuses=False, active=active)
-    return Explanation(text=text, ranks=chosen, helps=_helps(named))
-
-
-def _uneven(who: str, chosen: tuple[int, ...], inside: Sequence[RankState], limit_s: float) -> Explanation:
-    """Some have finished, and others wait for them; that is proven by one who waits and does nothing else."""
-    if any(not state.is_unproven and not state.is_active(limit_s) for state in inside):
-        text = f"{who}: the ranks' data is uneven; a restart will not help"
-        return Explanation(text=text, ranks=chosen, reason="ProgramError", helps=False)
-    active = any(state.is_active(limit_s) for state in inside)
-    text = f"{who}; {listed(_phrases(inside, limit_s), _NAMED, '; ')}"
-    return Explanation(text=text, ranks=chosen, accuses=not active, active=active)
-
-
-def _helps(roots: Sequence[RankState]) -> bool | None:
-    return True if any(state.life in (Life.STOPPED, Life.DEAD) for state in roots) else None
 
 
 def _phrases(states: Sequence[RankState], limit_s: float, *, past: bool = False) -> list[str]:
@@ -529,7 +658,6 @@ def _phrases(states: Sequence[RankState], limit_s: float, *, past: bool = False)
 
 def _state(state: RankState) -> tuple[str, str]:
     """A verb and the rest of the sentence; none where nothing is known."""
-    starting = "still before its first collective" if state.is_starting else ""
     if state.life is Life.STOPPED:
         return "is", "stopped (SIGSTOP)"
     if state.life is Life.DEAD:
@@ -537,8 +665,16 @@ def _state(state: RankState) -> tuple[str, str]:
     if state.doing is Doing.COLLECTIVE and state.place.startswith("waits "):
         return "waits", state.place.partition(" ")[2]
     what = "" if state.doing is Doing.UNKNOWN else f"in {state.doing.value}"
-    first, *rest = [part for part in (starting, what, state.place) if part] or [""]
-    return ("is", f"{first}: {', '.join(rest)}" if rest else first) if first else ("", "")
+    verb, stage = _STAGES.get(state.stage, ("is", "still before its first collective" if state.is_starting else ""))
+    first, *rest = [part for part in (stage, what, state.place) if part] or [""]
+    return (verb, f"{first}: {', '.join(rest)}" if rest else first) if first else ("", "")
+
+
+_STAGES = {
+    Stage.OUTSIDE: ("has", "not joined a process group yet"),
+    Stage.LEFT: ("has", "left its process group"),
+    Stage.ENDED: ("has", "come to the end of its program, and its process has not ended"),
+}
 
 
 def _who(states: Sequence[RankState]) -> str:

@@ -131,13 +131,13 @@ class GroupIncidents:
         ]
 
     def with_explanation(self, hang: Death) -> Death:
-        """All nodes together know more than this one; no rank is named where none is at fault alone."""
+        """All nodes together know more than this one: who is the cause, or that no rank is more than any other."""
         why = self._stall.explanation
-        if why is None or not why.accuses:
+        if why is None or why.active or not (why.accuses or why.ranks):
             return hang
         rank = hang.rank if hang.rank in why.ranks else next(iter(why.ranks), None)
-        rank = None if why.reason and why.ranks[1:] else rank  # they disagree, or wait for each other
-        return replace(hang, message=why.text, rank=rank, reason=why.reason or hang.reason)
+        own = hang.local_rank if rank == hang.rank else None
+        return replace(hang, message=why.text, rank=rank, local_rank=own, reason=why.reason or hang.reason)
 
     def hear(self, note: say.Note, watch: Watch | None) -> bool:
         """Another node sees no progress, or all nodes together know why; return whether that accuses somebody."""

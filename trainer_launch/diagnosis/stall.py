@@ -120,9 +120,10 @@ class StallJudge(Judge, frozen=True, kw_only=True):
         names = [member.name for member in everybody if member.number in now.waiting]
         finished = _finished(everybody, now.asked_s - SHOW_RANKS_S / 2)
         ranks = tuple({state.rank: state for state in (*now.states, *finished)}.values())
-        why = explain(ranks, now.at_ns, now.limit_s)
+        of = sum(max(1, len(member.ranks)) for member in everybody)
+        why = explain(ranks, now.at_ns, now.limit_s, of)
         if why is None:
-            why = unexplained(ranks, sum(max(1, len(member.ranks)) for member in everybody), now.limit_s)
+            why = unexplained(ranks, of, now.limit_s)
             if names:  # who has not answered may be at work
                 why = replace(why, accuses=False)
         text = why.text + (f"; no answer from {', '.join(names[:4])}" if names else "")
