@@ -147,6 +147,19 @@ def test_who_waited_for_a_message_while_a_collective_timed_out_is_not_said_to_be
     assert found.ranks == (2,)
 
 
+def test_a_rank_that_was_aborted_and_left_no_record_is_no_hindrance_where_others_waited_with_it() -> None:
+    """As NCCL's watchdog does."""
+    aborted = RankState(rank=0, life=Life.DEAD, how="SIGABRT")
+    late = rank(1, 6, 6, place="in train.py:31 (evaluate)")
+    found = never_entered((aborted, late, rank(2), rank(3)), 0)
+    assert found is not None
+    assert found.ranks == (1,)
+    assert found.text.startswith(
+        "rank 1 had not entered all_reduce #7 of default_pg, [[4]] Float; ranks 2-3 waited"
+    )
+    assert never_entered((aborted, late, rank(2, 6, 6), rank(3, 6, 6)), 0) is None, "what it waited in is not known"
+
+
 def test_nobody_is_named_where_ranks_waited_for_each_other_in_a_circle() -> None:
     other = Group(title="pair", ranks="0-1", entered=1, done=0, last=(Collective(1, "barrier", "", NOW),))
     states = (
@@ -678,7 +691,7 @@ def test_who_has_not_joined_is_said_so() -> None:
     ("stage", "words"),
     [
         (Stage.LEFT, "rank 1 has left its process group: in a.py:5 (read)"),
-        (Stage.ENDED, "rank 1 has come to the end of its program, and its process has not ended: in a.py:5 (read)"),
+        (Stage.ENDED, "rank 1 has ended its program, but not its process: in a.py:5 (read)"),
     ],
 )
 def test_who_has_left_its_group_is_never_before_its_first_collective(stage: Stage, words: str) -> None:

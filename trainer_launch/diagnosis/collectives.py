@@ -190,6 +190,11 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quiet_s: Amount | None = None  # since its last output, report(), files, collectives or work, or its end
 
     @property
+    def waits(self) -> bool:
+        """Whether a collective that it entered, or a message, has not ended."""
+        return any(group.entered > group.done or group.messages for group in self.groups.values())
+
+    @property
     def is_there(self) -> bool:
         """Whether its process may still wait for somebody."""
         return self.life in (Life.ALIVE, Life.STOPPED)
@@ -276,21 +281,33 @@ def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
     """Who had not entered the collective in which `rank` timed out; None: nothing proves it.
 
     `states` are what all nodes know at the end. A rank that had not entered it may have waited for others itself,
-    in another group: then it is for them that all waited. Only groups of which each member reported prove anything.
+    in another group: then it is for them that all waited. Only groups of which each member reported prove anything,
+    but for ranks that were aborted, as NCCL's watchdog does to all that wait.
     """
     known = {state.rank: state for state in states}
-    todo, victims = [rank], set[int]()
-    causes: dict[int, _Wait] = {}
+    silent = {state.rank for state in known.values() if state.life is Life.DEAD and not state.groups}
+    waits = dict[int, list[_Wait]]()  # what each rank waited in
+    unproven = set[int]()
+    for (name, spanned), groups in _by_group(known).items():
+        number = min(group.entered for group in groups.values()) + 1
+        inside = [member for member, group in groups.items() if group.entered >= number]
+        inside = [member for member in inside if _timed_out(known[member], name)]
+        if not {*numbers_in(spanned)} <= groups.keys() | silent:
+            unproven.update(inside)
+        elif inside:
+            wait = _wait(name, spanned, number, groups, inside)
+            wait = replace(wait, missing=tuple(member for member in wait.missing if member in groups))
+            for member in {*inside} | (silent & {*wait.members}):
+                waits.setdefault(member, []).append(wait)
+    causes, todo = dict[int, _Wait](), [rank]
     while todo:
-        victim = todo.pop()
-        waits = _timed_out(known, victim)
-        if waits is None:
-            return None
-        if waits:
-            victims.add(victim)
-        todo += [missing for wait in waits for missing in wait.missing if missing not in causes]
-        causes = {missing: wait for wait in waits for missing in wait.missing} | causes
-    roots = [known[root] for root in sorted(causes.keys() - victims)]
+        for wait in waits.get(todo.pop(), ()):
+            new = [missing for missing in wait.missing if missing not in causes]
+            causes.update(dict.fromkeys(new, wait))
+            todo += new
+    if unproven & {rank, *causes}:
+        return None
+    roots = [known[root] for root in sorted(causes.keys() - waits.keys())]
     # A rank that waited for a message may be a victim, too: that is not recorded.
     roots = [state for state in roots if state.doing is not Doing.COLLECTIVE] or roots
     if not roots:
@@ -302,27 +319,24 @@ def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
     return Explanation(text=text, ranks=tuple(state.rank for state in roots) if is_proven else ())
 
 
-def _timed_out(known: Mapping[int, RankState], rank: int) -> list[_Wait] | None:
-    """The collectives that this rank waited in while members had not entered them; None: not all are known.
+def _timed_out(state: RankState, name: str) -> bool:
+    """Whether a rank may have waited in the last collective of this group.
 
-    Of a rank that has ended, only the last one may be one: torch ends all others with it.
+    Of a rank that has ended, only the last one of all may be one: torch counts it as ended, like all others.
     """
-    state = known.get(rank)
-    if state is None or state.why:
-        return None
-    groups = {name: group for name, group in state.groups.items() if group.entered > group.done}
-    if state.life is Life.DEAD:
-        last = _last_of(state)
-        groups = {} if last is None else {last[1]: last[2]}
-    waits = []
-    for name, group in groups.items():
-        members, reported = numbers_in(group.ranks), _same(known, name, group.ranks)
-        if not {*members} <= reported.keys():
-            return None
-        number = min(each.entered for each in reported.values()) + 1
-        if number <= group.entered:
-            waits.append(_wait(name, group.ranks, number, reported))
-    return waits
+    if state.life is not Life.DEAD:
+        return state.groups[name].entered > state.groups[name].done
+    last = _last_of(state)
+    return last is not None and last[1] == name
+
+
+def _by_group(known: Mapping[int, RankState]) -> dict[tuple[str, str], dict[int, Group]]:
+    """The ranks of each group, as far as they report; groups of other members may have the same name."""
+    groups: dict[tuple[str, str], dict[int, Group]] = {}
+    for rank, state in sorted(known.items()):
+        for name, group in state.groups.items():
+            groups.setdefault((name, group.ranks), {})[rank] = group
+    return dict(sorted(groups.items()))
 
 
 class _Wait(Struct, frozen=True, kw_only=True):
@@ -387,7 +401,8 @@ class _Graph:
     def __init__(self, states: Sequence[RankState], now_ns: int, limit_s: float, of: int | None) -> None:
         self._known = {state.rank: state for state in states}
         self._now_ns, self._limit_s = now_ns, limit_s
-        self._waits = _in_collectives(self._known)
+        self._groups = _by_group(self._known)
+        self._waits = _in_collectives(self._known, self._groups)
         self._waits += _for_messages(self._known, {rank for wait in self._waits for rank in wait.inside})
         self._inside = {rank for wait in self._waits for rank in wait.inside}
         self._missing = {rank for wait in self._waits for rank in wait.missing}
@@ -400,7 +415,7 @@ class _Graph:
     def explanation(self) -> Explanation | None:
         """Of the first rule that fits."""
         for wait in self._waits:
-            if (mismatch := _mismatch(wait, self._known)) is not None:
+            if (mismatch := _mismatch(wait, self._groups[wait.group, wait.spanned])) is not None:
                 return mismatch
         complete = next((wait for wait in self._waits if not wait.missing), None)
         if roots := self._missing - self._inside - self._outside:
@@ -546,12 +561,12 @@ def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> E
     return Explanation(text=f"{text}: {where}" if where else text, accuses=False, active=active)
 
 
-def _in_collectives(known: Mapping[int, RankState]) -> list[_Wait]:
+def _in_collectives(
+    known: Mapping[int, RankState], by_group: Mapping[tuple[str, str], Mapping[int, Group]]
+) -> list[_Wait]:
     """The collectives that somebody waits in, of each group the first."""
     waits = []
-    named = sorted({(name, group.ranks) for state in known.values() for name, group in state.groups.items()})
-    for name, spanned in named:
-        groups = _same(known, name, spanned)
+    for (name, spanned), groups in by_group.items():
         stuck = {
             rank: group
             for rank, group in groups.items()
@@ -564,19 +579,16 @@ def _in_collectives(known: Mapping[int, RankState]) -> list[_Wait]:
     return waits
 
 
-def _wait(
-    name: str, spanned: str, number: int, groups: Mapping[int, Group], inside: Iterable[int] | None = None
-) -> _Wait:
-    """That collective of a group; `inside` are the ranks that wait in it, by default all that have entered it."""
+def _wait(name: str, spanned: str, number: int, groups: Mapping[int, Group], inside: Iterable[int]) -> _Wait:
+    """That collective of a group; `inside` are the ranks that wait in it."""
     members = sorted({*numbers_in(spanned)} | groups.keys())
     missing = tuple(rank for rank in members if rank not in groups or groups[rank].entered < number)
-    waiting = [rank for rank in groups if rank not in missing] if inside is None else inside
     return _Wait(
         group=name,
         spanned=spanned,
         title=next((group.title for group in groups.values() if group.title), ""),
         number=number,
-        inside={rank: groups[rank].at(number) for rank in waiting},
+        inside={rank: groups[rank].at(number) for rank in inside},
         missing=missing,
         members=tuple(members),
     )
@@ -611,15 +623,10 @@ def _for_messages(known: Mapping[int, RankState], in_collectives: set[int]) -> l
     ]
 
 
-def _same(known: Mapping[int, RankState], name: str, spanned: str) -> dict[int, Group]:
-    groups = {rank: state.groups[name] for rank, state in known.items() if name in state.groups}
-    return {rank: group for rank, group in groups.items() if group.ranks == spanned}
-
-
-def _mismatch(wait: _Wait, known: Mapping[int, RankState]) -> Explanation | None:
+def _mismatch(wait: _Wait, groups: Mapping[int, Group]) -> Explanation | None:
     """The ranks disagree about it; accused are the few, if they are fewer than any others."""
     entered: dict[tuple[str, str], list[int]] = {}
-    for rank, group in _same(known, wait.group, wait.spanned).items():
+    for rank, group in groups.items():
         one = group.at(wait.number)
         if one is not None:
             sizes = one.sizes if one.operation in _EVEN else ""
@@ -673,7 +680,7 @@ def _state(state: RankState) -> tuple[str, str]:
 _STAGES = {
     Stage.OUTSIDE: ("has", "not joined a process group yet"),
     Stage.LEFT: ("has", "left its process group"),
-    Stage.ENDED: ("has", "come to the end of its program, and its process has not ended"),
+    Stage.ENDED: ("has", "ended its program, but not its process"),
 }
 
 
