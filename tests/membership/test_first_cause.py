@@ -324,6 +324,18 @@ def test_workers_that_the_launcher_ended_were_killed_by_nobody_else():
     assert world.last(two, msg.GiveUp).reason.startswith(f"{ended}, and ")
 
 
+def test_a_rank_that_another_nodes_launcher_names_for_a_hang_has_its_own_place():
+    world = World(2, max_restarts=0)
+    zero, one = world.come(0, 1, workers=2)
+    world.pass_time(1.0)
+    world.open_store()
+    world.say(zero, told(3, number=9, message="rank 3 never entered it", exit_reason="Hung"))
+    world.join(zero, one)
+    end = world.last(one, msg.GiveUp)
+    assert (end.node, end.node_rank, end.rank) == ("node 1 (pod-1)", 1, 3)
+    assert end.reason.startswith("rank 3 on node 1 (pod-1) was ended by the launcher, because it hung")
+
+
 def test_the_log_says_what_the_failed_worker_said():
     world, (zero, one, two) = running(max_restarts=0)
     fails(world, one, 1)

@@ -474,10 +474,38 @@ def test_the_faulty_node_ends_with_its_workers_code_and_says_why_it_is_not_resta
     assert "the budget is used up" in failure_of(ended).evidence
 
 
-def test_the_others_end_as_those_that_lost_a_peer(tmp_path: Path) -> None:
-    ended = Here(tmp_path).hears(5, replace(GIVE_UP, node="node 1", rank=3)).run()
-    assert how(ended) == (Verdict.FAILED, "PeerLost", 138)
-    assert "it said: ValueError: no" in failure_of(ended).message
+ELSEWHERE = replace(GIVE_UP, node="node 1 (pod-1)", node_rank=1, host="pod-1", rank=3)
+
+
+@pytest.mark.parametrize(("reason", "helps"), [("OutOfMemory", None), ("ProgramError", False), ("Crashed", True)])
+def test_the_others_tell_the_cause_its_place_and_whether_a_restart_helps(
+    tmp_path: Path, reason: str, helps: bool | None
+) -> None:
+    ended = Here(tmp_path).hears(5, replace(ELSEWHERE, exit_reason=reason, helps=helps)).run()
+    assert how(ended) == (Verdict.FAILED, reason, 138), "as those that lost a peer, they may go on elsewhere"
+    failed = failure_of(ended)
+    assert (failed.rank, failed.node_rank, failed.host, failed.again) == (3, 1, "pod-1", helps)
+    assert "it said: ValueError: no" in failed.message
+    assert failed.hint == "see the termination message of node 1 (pod-1)"
+
+
+def test_a_victim_is_named_on_no_node(tmp_path: Path) -> None:
+    ended = Here(tmp_path).hears(5, replace(ELSEWHERE, is_victim=True, exit_reason="PeerLost")).run()
+    assert (*how(ended), failure_of(ended).rank) == (Verdict.FAILED, "PeerLost", 138, None)
+    here = Here(tmp_path, rank_0=[LOST])
+    here.coordinator.give_up = replace(GIVE_UP, rank=0, node_rank=0, exit_code=1, is_victim=True)
+    ended = here.run()
+    assert (*how(ended), failure_of(ended).rank) == (Verdict.FAILED, "PeerLost", 138, None)
+    assert failure_of(ended).message.startswith("rank 0 ended with exit code 1, because another rank")
+
+
+def test_a_late_rank_is_named_on_every_node_with_its_own(tmp_path: Path) -> None:
+    late = say.GiveUp("rank 3 had not entered it", "node 1 (pod-1)", 3, cause="Hung", node_rank=1, host="pod-1")
+    here = Here(tmp_path, rank_0=[LOST])
+    here.coordinator.give_up = late
+    failed = failure_of(here.run())
+    assert (failed.reason, failed.rank, failed.node_rank, failed.host) == ("Hung", 3, 1, "pod-1")
+    assert (failed.message, failed.signal) == (late.reason, None)
 
 
 def test_a_cause_of_its_own_is_everybodys(tmp_path: Path) -> None:

@@ -553,12 +553,22 @@ def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> E
     alive = [state for state in states if state.is_there]
     active = any(state.is_active(limit_s) for state in states)
     where = listed(_phrases([state for state in alive if state.place], limit_s), _NAMED, "; ")
+    is_all, finished = len(states) >= of, [state for state in states if state.life is Life.FINISHED]
+    if finished and alive and is_all and all(_waits_to_join(state) for state in alive):
+        ranks, who = tuple(state.rank for state in finished), "they" if finished[1:] else "it"
+        text = f"{named_ranks(ranks)} finished with exit code 0 before {who} joined a process group; {where}"
+        if active or any((state.quiet_s or 0.0) < limit_s for state in finished):
+            return Explanation(text=text, ranks=ranks, accuses=False, active=True)
+        return Explanation(text=f"{text}; a restart will not help", ranks=ranks, reason="ProgramError", helps=False)
     if alive and all(state.doing is Doing.COLLECTIVE for state in alive):
-        is_all = len(states) >= of
         text = f"all ranks {'' if is_all else 'known '}wait for each other outside recorded collectives: {where}"
         return Explanation(text=text, accuses=is_all and not active, active=active)
     text = f"no progress, but none of {len(states)} known ranks waits in a recorded collective"
     return Explanation(text=f"{text}: {where}" if where else text, accuses=False, active=active)
+
+
+def _waits_to_join(state: RankState) -> bool:
+    return state.stage is Stage.OUTSIDE and state.doing is Doing.COLLECTIVE
 
 
 def _in_collectives(

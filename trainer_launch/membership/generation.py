@@ -251,14 +251,15 @@ def send_members(state: JobState, message: msg.FromServer, but: Key | None = Non
 
 def fail(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) -> None:
     """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
-    first = msg.GiveUp("", node.name, failed.rank, failed.exit_code, failed.signal, failed.message)
-    first = replace(first, node_rank=node.node_rank, host=node.host, is_victim=failed.lost_peer)
+    place = _node_of(state, failed.rank) or node  # another one, where all nodes have told why one hangs
+    first = msg.GiveUp("", place.name, failed.rank, failed.exit_code, failed.signal, failed.message)
+    first = replace(first, node_rank=place.node_rank, host=place.host, is_victim=failed.lost_peer)
     first = replace(first, exit_reason=failed.exit_reason, helps=failed.helps)
     if failed.cause is not None:
         state.failure = replace(first, cause=failed.cause, message=None)
         give_up(state, failed.message)
         return
-    reason = _reason(node, failed)
+    reason = _reason(place, failed)
     record = Death(
         attempt=failed.generation,
         rank=failed.rank,
@@ -486,18 +487,19 @@ def _name_cause(state: JobState, suspicion: Suspicion) -> str:
     for judge in state.judges.values() if suspicion.failed.timed_out else ():
         text, ranks = judge.explain_timeout(_bodies(judge, suspicion.notes), victim)
         if text:
-            node = _node_of(state, ranks[0]) if ranks else None
+            rank = next(iter(ranks), None)
+            node = _node_of(state, rank)
             place = (None, None, None) if node is None else (node.name, node.node_rank, node.host)
-            named = msg.GiveUp("", place[0], ranks[0] if ranks else None, message=failure.message, cause=_LATE)
+            named = msg.GiveUp("", place[0], rank, message=failure.message, cause=_LATE)
             state.failure = replace(named, node_rank=place[1], host=place[2])
             return text
     return ""
 
 
-def _node_of(state: JobState, rank: int) -> NodeRecord | None:
+def _node_of(state: JobState, rank: int | None) -> NodeRecord | None:
     """The node whose worker has a rank; None: it is not known."""
     first = 0
-    for key in () if state.run is None else state.run.members:
+    for key in () if state.run is None or rank is None else state.run.members:
         node = state.nodes.get(key)
         if node is None:
             return None
