@@ -731,6 +731,20 @@ def test_ranks_that_all_wait_outside_recorded_collectives_hang_and_nobody_is_nam
     assert found.text.endswith(": rank 0 waits in recv, called from a.py:9 (stage); rank 1 is in a.py:1 (f)")
 
 
+def test_who_had_not_joined_when_a_rank_timed_out_that_waited_for_it_is_named() -> None:
+    victim = rank(0, groups={}, life=Life.DEAD, how="exit code 1")
+    outside = {"groups": {}, "stage": Stage.OUTSIDE}
+    late = rank(1, place="in a.py:12 (load)", **outside)
+    waits = rank(2, place="waits in init_process_group", doing=Doing.COLLECTIVE, **outside)
+    found = never_entered((victim, late, waits), 0)
+    assert found is not None
+    assert found.text == "rank 1 had not joined a process group yet: in a.py:12 (load); rank 0 waited for it"
+    assert found.ranks == (1,)
+    assert never_entered((victim, waits), 0) is None, "rank 2 waits, too"
+    assert never_entered((victim, replace(late, stage=Stage.LEFT)), 0) is None
+    assert never_entered((victim, replace(late, place="")), 0) is None, "nobody knows where it was"
+
+
 def test_who_finished_before_it_joined_leaves_all_others_waiting_for_ever() -> None:
     joins = {"groups": {}, "stage": Stage.OUTSIDE, "doing": Doing.COLLECTIVE, "quiet_s": 2 * LIMIT_S}
     joins["place"] = "waits in init_process_group, called from a.py:9 (main)"

@@ -138,6 +138,18 @@ def test_the_coordinators_word_ends_the_wait(tmp_path: Path, news: say.Restart |
     assert here.coordinator.failures == [] or isinstance(news, say.GiveUp)
 
 
+def test_a_worker_that_waits_for_nobody_is_not_stopped_because_other_nodes_have_victims_too(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[CLEANS_UP, ENDS], free=FREE)
+    here.hears(2, say.Restart(1, "rank 3 failed on node 1", patience_s=timeouts.PATIENCE_S)).run()
+    assert [failed.rank for failed in here.coordinator.failures] == [1]
+
+
+def test_nobody_is_waited_for_while_the_coordinator_is_gone(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[Program(), ENDS], free=FREE)
+    here.loses_coordinator(0.5).hears(3, Connected()).run()
+    assert (1, "leader", "rank 1", TERM) in here.system.calls
+
+
 def errors_at(here: Here, tmp_path: Path, at_s: float, local_rank: int, text: str) -> None:
     """A worker writes its error then, and ends later."""
 

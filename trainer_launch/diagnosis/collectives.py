@@ -307,6 +307,8 @@ def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
             todo += new
     if unproven & {rank, *causes}:
         return None
+    if not causes and (rank not in known or not known[rank].groups):
+        return _never_joined(known.values(), rank)
     roots = [known[root] for root in sorted(causes.keys() - waits.keys())]
     # A rank that waited for a message may be a victim, too: that is not recorded.
     roots = [state for state in roots if state.doing is not Doing.COLLECTIVE] or roots
@@ -317,6 +319,15 @@ def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
     text += "".join(f"; {phrase}" for phrase in _phrases(roots, 0.0, past=True))
     is_proven = all(state.doing is not Doing.COLLECTIVE for state in roots)
     return Explanation(text=text, ranks=tuple(state.rank for state in roots) if is_proven else ())
+
+
+def _never_joined(states: Iterable[RankState], rank: int) -> Explanation | None:
+    """Who did something else while `rank` waited for all to join; None: nobody is known to."""
+    late = [state for state in states if state.stage is Stage.OUTSIDE and state.life is Life.ALIVE and state.place]
+    late = [state for state in late if state.doing is not Doing.COLLECTIVE]
+    text = listed(_phrases(late, 0.0, past=True), _NAMED, "; ")
+    text += f"; rank {rank} waited for {'them' if late[1:] else 'it'}"
+    return Explanation(text=text, ranks=tuple(state.rank for state in late)) if late else None
 
 
 def _timed_out(state: RankState, name: str) -> bool:

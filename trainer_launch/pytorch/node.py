@@ -260,13 +260,16 @@ class TorchNode(RunLoop):
 
     def on_restart(self, restart: say.Restart, now_s: float) -> None:
         """The coordinator ends the generation, also while draining: who waits for a lost peer never ends."""
-        if self.phase is NodePhase.ENDING and (self._ending.is_reported or self._ending.death is None):
+        ending = self._ending
+        if self.phase is NodePhase.ENDING and (ending.is_reported or ending.death is None):
             return  # it ends it for what this node has told, or says so again: ours have been stopped since
         text = f"generation {restart.generation} is over: {restart.reason}"
         _log.log(logging.WARNING if self._is_first and not restart.grows else logging.INFO, "%s", text)
-        if self.phase in (NodePhase.RUNNING, NodePhase.ENDING):
+        if restart.patience_s and ending.awaited:  # victims here and there: one that waits for nobody may say why
+            self._ending = replace(ending, death=None)
+        elif self.phase in (NodePhase.RUNNING, NodePhase.ENDING):
             # What workers did before we stop them may tell why.
-            ending = Ending(wrote_error=self._own_errors(), stopped_at_s=self._ending.stopped_at_s)
+            ending = Ending(wrote_error=self._own_errors(), stopped_at_s=ending.stopped_at_s)
             since_s = now_s - restart.unnoticed_s if restart.unnoticed_s else None
             awaits_s = restart.patience_s
             self._end_generation(ending, now_s, None if restart.grows else text, since_s, awaits_s=awaits_s)
@@ -434,7 +437,8 @@ class TorchNode(RunLoop):
             ending = Ending(death, wrote_error=self._own_errors(death))
             if self._is_cause(ending):
                 self._say(death)
-            is_cut_off = worker_ends.waited_in_vain(death) == "PeerLost"  # after a time-out nobody else has ended
+            # After a time-out, nobody need have ended; where the coordinator's node is gone, that is the cause.
+            is_cut_off = worker_ends.waited_in_vain(death) == "PeerLost" and self._away_since_s is None
             awaits_s = timeouts.PATIENCE_S if is_cut_off else 0.0
             self._end_generation(ending, now_s, self._failure_of(death).message, death.at_s, awaits_s=awaits_s)
         elif not self._ending.is_reported and worker_ends.is_guiltier(death, self._ending.stopped_at_s):

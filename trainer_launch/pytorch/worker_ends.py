@@ -7,6 +7,7 @@ for a reason of its own: before the launcher stopped anybody, or with an error t
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Collection, Iterable
 
@@ -20,6 +21,7 @@ from trainer_launch.supervisor.error_lines import error_name, recognise
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # by which workers are ended
 _TERMINATED = "terminate called"  # begins what C++ says of an abort itself
 _LOST, _TIMED_OUT = "PeerLost", "Hung"
+_IN_STORE = re.compile(r"DistStoreError: .*?\b(?:[Tt]imed out|wait timeout)")  # others had not joined yet
 
 
 class Ends(Struct, frozen=True):
@@ -50,7 +52,8 @@ def waited_in_vain(death: Death) -> str | None:
     message = death.message or ""
     has_said = death.signal in (None, *_OUR_SIGNALS) or message.startswith(_TERMINATED)
     symptom = recognise(message) if has_said else None
-    return symptom[0].reason if symptom is not None and symptom[0].reason in (_LOST, _TIMED_OUT) else None
+    reason = None if symptom is None else _TIMED_OUT if _IN_STORE.search(message) else symptom[0].reason
+    return reason if reason in (_LOST, _TIMED_OUT) else None
 
 
 def is_victim(death: Death) -> bool:
