@@ -146,7 +146,7 @@ class KnownIncidents(GroupIncidents):
 
     free: frozenset[str] = frozenset()
 
-    def failed(self, sentence: str, *, was_killed: bool) -> frozenset[str]:
+    def failed(self, sentence: str, *, was_killed: bool, timed_out: int | None = None) -> frozenset[str]:
         return self.free & self._group.processes.pids().keys()
 
 

@@ -61,9 +61,7 @@ def test_who_finished_and_handles_signals_may_have_been_asked_to() -> None:
 
 
 TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation"
-NOT_JOINED = (
-    "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 joined."
-)
+NOT_JOINED = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 joined."
 WATCHDOG = (
     "terminate called after throwing an instance of 'c10::DistBackendError'",
     "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: "

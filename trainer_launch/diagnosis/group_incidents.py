@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis.collectives import Doing, Explanation, Life, RankState, brief, entered_in_words
+from trainer_launch.diagnosis.collectives import (
+    Doing,
+    Explanation,
+    Life,
+    RankState,
+    brief,
+    entered_in_words,
+    never_entered,
+)
 from trainer_launch.diagnosis.hang_detection import Quiet
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
@@ -87,10 +95,10 @@ class GroupIncidents:
             RankState(rank=rank, node=self._group.node_rank, quiet_s=0.0) for rank in ranks if rank not in reported
         ]
 
-    def failed(self, sentence: str, *, was_killed: bool) -> frozenset[str]:
+    def failed(self, sentence: str, *, was_killed: bool, timed_out: int | None = None) -> frozenset[str]:
         """This generation ends for that; nobody was stopped for it yet. Who was killed cannot say where.
 
-        Return the processes that are known to wait for no other rank.
+        `timed_out` is a rank that waited for others in vain. Return the processes that seem to wait for nobody.
         """
         if self._collector is None:
             return frozenset()
@@ -101,8 +109,9 @@ class GroupIncidents:
             ended = {state.rank: state for state in self._states_at_end()}
             ended |= {state.rank: state for state in states if state.groups or state.rank not in ended}
             self._failed = self._group.generation, tuple(ended.values())
-            words = entered_in_words(self._failed[1])
-            return f"{sentence}; {words}" if was_killed and words else sentence
+            why = None if timed_out is None else never_entered(self._failed[1], timed_out)
+            words = entered_in_words(self._failed[1]) if was_killed else ""
+            return "; ".join(filter(None, (why and why.text, sentence, words)))
 
         names = [name for name in self._group.places if name not in alive]
         collected = self._collector.collect(FAILURE, whole, names=names)

@@ -481,8 +481,9 @@ class TorchNode(RunLoop):
         if is_first:
             self._observe(since_s)  # what follows is no training
             if incident is not None and self._stop_signal is None:
-                was_killed = ending.death is not None and ending.death.signal is not None
-                awaited = self._incidents.failed(incident, was_killed=was_killed)
+                death = ending.death or Death()
+                timed_out = death.rank if worker_ends.waited_in_vain(death) == "Hung" else None
+                awaited = self._incidents.failed(incident, was_killed=death.signal is not None, timed_out=timed_out)
         if self._is_cause(ending):
             self._report()
         if awaits_s and awaited and not ending.wrote_error and not self._processes.asked:
