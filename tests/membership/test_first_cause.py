@@ -282,7 +282,7 @@ def test_ranks_that_may_have_been_asked_to_leave_prove_no_uneven_data(tells):
     world.say(one, msg.Join(world.incarnations[one], world.number, **more))
     world.join(zero)
     given_up = world.last(zero, msg.GiveUp)
-    assert (given_up.cause, given_up.is_victim) == (None, True)
+    assert (given_up.cause, given_up.is_victim) == ("PeerLost", True)
     assert given_up.reason.startswith("rank 1 finished with exit code 0 while rank 0 still waited for it, and ")
     assert "uneven" not in given_up.reason
 

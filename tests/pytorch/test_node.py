@@ -511,6 +511,15 @@ def test_a_victim_is_named_on_no_node(tmp_path: Path) -> None:
     assert failure_of(ended).message.startswith("rank 0 ended with exit code 1, because another rank")
 
 
+def test_ranks_that_left_are_told_and_nobody_claims_that_a_restart_helps(tmp_path: Path) -> None:
+    left = replace(GIVE_UP, reason="rank 1 finished while rank 0 waited", rank=0, is_victim=True, cause="PeerLost")
+    for here in (Here(tmp_path), Here(tmp_path, rank_0=[LOST])):
+        failed = failure_of(here.hears(5, left).run())
+        assert (failed.reason, failed.message, failed.exit_code) == ("PeerLost", left.reason, 138)
+        assert (failed.rank, failed.again) == (None, None)
+        assert "check the other pods" not in (failed.hint or "")
+
+
 def test_a_late_rank_is_named_on_every_node_with_its_own(tmp_path: Path) -> None:
     late = say.GiveUp("rank 3 had not entered it", "node 1 (pod-1)", 3, cause="Hung", node_rank=1, host="pod-1")
     here = Here(tmp_path, rank_0=[LOST])

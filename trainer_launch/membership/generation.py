@@ -35,6 +35,7 @@ from trainer_launch.model.codec import MAX_TEXT
 from trainer_launch.model.units import counted, in_ranges, listed, named_ranks
 
 _UNEVEN = "ProgramError"  # the exit reason of a job whose ranks do not run the same number of steps
+_LEFT = "PeerLost"  # the same, or the ranks that finished were asked to
 _LATE = "Hung"  # and of a job for one of whose ranks the others waited in vain
 _KILLS = (signal.SIGKILL, signal.SIGTERM)  # no worker dies of these because a peer has failed
 _MOST_NAMED = 8
@@ -317,6 +318,8 @@ def _who(failed: msg.Failed) -> str:
 def _reason(node: NodeRecord, failed: msg.Failed) -> str:
     """Which worker failed, and how; what is no worker's, such as the store's end, has a sentence of its own."""
     if failed.exit_reason == _LATE and failed.signal == signal.SIGKILL:
+        if failed.rank is None:
+            return f"the workers on {node.name} were ended by the launcher, because they hung"
         return f"{_who(failed)} on {node.name} was ended by the launcher, because it hung"
     if failed.rank is None and failed.message:
         return f"{failed.message} on {node.name}"
@@ -480,10 +483,9 @@ def _name_cause(state: JobState, suspicion: Suspicion) -> str:
         who, it = named_ranks(suspicion.finished), "it" if len(suspicion.finished) == 1 else "them"
         text = f"{who} finished with exit code 0 while rank {victim} still waited for {it}"
         text = "; ".join(filter(None, (text, _explained(state, suspicion))))
-        if suspicion.may_be_asked:  # as a handler of SIGTERM may save and leave
-            return text
-        state.failure = replace(failure, cause=_UNEVEN)
-        return f"{text}: uneven data, a restart will not help"
+        # A handler of SIGTERM may save and leave.
+        state.failure = replace(failure, cause=_LEFT if suspicion.may_be_asked else _UNEVEN)
+        return text if suspicion.may_be_asked else f"{text}: uneven data, a restart will not help"
     for judge in state.judges.values() if suspicion.failed.timed_out else ():
         text, ranks = judge.explain_timeout(_bodies(judge, suspicion.notes), victim)
         if text:

@@ -21,6 +21,8 @@ from trainer_launch.supervisor.error_lines import error_name, recognise
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # by which workers are ended
 _TERMINATED = "terminate called"  # begins what C++ says of an abort itself
 _LOST, _TIMED_OUT = "PeerLost", "Hung"
+_WHY_LEFT = "see why these ranks left: a signal that the program handles, or fewer steps than the others have"
+SEE_NODE = "see the termination message of"  # begins the advice of a node whose own workers were well
 _IN_STORE = re.compile(r"DistStoreError: .*?\b(?:[Tt]imed out|wait timeout)")  # others had not joined yet
 
 
@@ -102,8 +104,9 @@ def given_up_for(given_up: say.GiveUp, own: Death | None) -> Death:
             why_not_again=given_up.message,
         )
     if own is None:
-        message = given_up.message  # of the faulty worker, on another node
-        text = f"{given_up.reason}; it said: {message}" if message else given_up.reason
+        words = given_up.message  # of the faulty worker, on another node; of a hang, its launcher's
+        verb = "" if given_up.exit_reason == _TIMED_OUT else "it said: "
+        text = f"{given_up.reason}; {verb}{words}" if words else given_up.reason
         return Death(reason=_LOST, message=text, code=exit_codes.INFRASTRUCTURE)
     return replace(own, why_not_again=given_up.reason)
 
@@ -112,9 +115,11 @@ def told_by_all(failure: Failure, given_up: say.GiveUp, node_rank: int) -> Failu
     """A failure as every node tells it: the cause, its rank and its node, and whether a restart helps."""
     if failure.reason == _TIMED_OUT:
         failure = replace(failure, signal=None)  # the launcher's own
+    if given_up.cause == _LOST:
+        failure = replace(failure, again=None, hint=_WHY_LEFT)
     is_elsewhere = given_up.node_rank not in (None, node_rank)
     if is_elsewhere and given_up.cause is None and not given_up.is_victim:
-        hint = f"see the termination message of {given_up.node}"
+        hint = f"{SEE_NODE} {given_up.node}"
         failure = replace(failure, reason=given_up.exit_reason or _LOST, again=given_up.helps, hint=hint)
     if given_up.rank is None or given_up.is_victim:
         return replace(failure, rank=None)
