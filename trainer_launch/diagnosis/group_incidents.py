@@ -116,6 +116,7 @@ class GroupIncidents:
         names = [name for name in self._group.places if name not in alive]
         collected = self._collector.collect(FAILURE, whole, names=names)
         free = {state.rank for state in collected.incident.states if _is_free(state)}
+        free |= {state.rank for state in self._states_at_end()}  # these only end
         return frozenset(name for name, place in self._group.places.items() if name in alive and place.rank in free)
 
     def completed(self, message: say.FromNode) -> say.FromNode:

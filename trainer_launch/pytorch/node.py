@@ -392,31 +392,36 @@ class TorchNode(RunLoop):
         place, name = self._group.places.get(death.process), death.process
         if place is not None:
             death = replace(death, rank=place.rank, local_rank=place.local_rank)
-            death = self._with_error(death, place.error_file)
+            death = self._with_error(death, place.error_file, was_ended=self.phase is NodePhase.ENDING)
         if death.signal == signal.SIGABRT:
             death = aborted(death, lambda: self._system.last_lines(name))
         if death.exit_code != 0 and self._stop_signal is None:
             death = failure.with_device_fault(death, Evidence(last_lines=self._system.last_lines(name)))
         return death
 
-    def _with_error(self, death: Death, path: str | None) -> Death:
+    def _with_error(self, death: Death, path: str | None, *, was_ended: bool) -> Death:
         """A death with what the error file has, which was written when the worker failed: it may end much later."""
         content = error_lines.read_error_file(path)
         with contextlib.suppress(OSError):
             age_s = time.time() - within(path, time.time(), os.path.getmtime, path) if path else 0.0
             death = replace(death, at_s=min(death.at_s, self._system.now() - min(age_s, timeouts.STOPPING_S)))
-        return failure.with_error_file(death, content, was_ended=self.phase is NodePhase.ENDING)
+        return failure.with_error_file(death, content, was_ended=was_ended)
+
+    def _dying(self) -> list[Death]:
+        """How workers that still live will have ended, by the errors that they have written."""
+        alive = [(name, self._group.places.get(name)) for name in self._processes.pids()]
+        plain = [(Death(process=name, signal=signal.SIGTERM), place.error_file) for name, place in alive if place]
+        deaths = [self._with_error(death, path, was_ended=True) for death, path in plain]
+        return [death for death in deaths if death.message is not None or death.signal is None]
 
     def _own_errors(self, death: Death | None = None) -> frozenset[str]:
-        """Workers that live and have written an error of their own, which came before this death.
+        """Workers that still live and failed for a reason of their own, before this death.
 
         Nobody is killed because another worker has failed.
         """
-        if death is not None and death.signal in (signal.SIGKILL, signal.SIGTERM):
-            return frozenset()
-        places = ((name, self._group.places.get(name)) for name in self._processes.pids())
-        deaths = (self._with_error(Death(process=name), place.error_file) for name, place in places if place)
-        return frozenset(each.process for each in deaths if each.message and not worker_ends.is_victim(each))
+        is_killed = death is not None and death.signal in (signal.SIGKILL, signal.SIGTERM)
+        dying = () if is_killed else self._dying()
+        return frozenset(each.process for each in dying if not worker_ends.is_victim(each))
 
     def on_end(self, death: Death, now_s: float) -> None:
         """A worker has ended: the first failure ends the generation, here and by the coordinator everywhere."""
@@ -451,7 +456,7 @@ class TorchNode(RunLoop):
     def _note_guiltier(self, death: Death) -> None:
         """A worker that failed for a reason of its own, also if whom it cut off has died sooner."""
         ending = self._ending
-        wrote_first = death.process in ending.wrote_error and death.message is not None
+        wrote_first = death.process in ending.wrote_error
         is_first = not ending.wrote_error and death.at_s <= ending.stopped_at_s
         if not (wrote_first or is_first or (ending.death and worker_ends.is_victim(ending.death))):
             return  # it may have failed because it was stopped
@@ -486,6 +491,8 @@ class TorchNode(RunLoop):
                 awaited = self._incidents.failed(incident, was_killed=death.signal is not None, timed_out=timed_out)
         if self._is_cause(ending):
             self._report()
+        if awaits_s and awaited:  # who has written an error has nothing more to tell
+            awaited -= {death.process for death in self._dying()}
         if awaits_s and awaited and not ending.wrote_error and not self._processes.asked:
             self._ending = replace(self._ending, awaited=awaited, stops_at_s=now_s + awaits_s)
         else:
