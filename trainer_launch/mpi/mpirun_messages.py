@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from trainer_launch.membership.retry_policy import is_of_code
 from trainer_launch.model import Death, Member, exit_codes
-from trainer_launch.supervisor.error_lines import error_name, headline
+from trainer_launch.supervisor.error_lines import MPIRUN_REFUSES, error_name, headline, with_places
 
 _FATAL = frozenset(
     (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -32,6 +32,7 @@ class Said(Struct, frozen=True, kw_only=True):
     lost: str | None = None  # a host that mpirun has lost, by its name
     unreached: str | None = None  # a host that ssh could not log in to, or "" when it was not named
     words: str = ""  # why a daemon could not be started
+    refused: str = ""  # why mpirun itself starts nothing
     cut_off: bool = False  # a rank ended because its connection to another one did
 
 
@@ -69,6 +70,11 @@ def _not_run(code: int) -> _Take:
     return lambda said, _: said if said.exit_code is not None else replace(said, exit_code=code)
 
 
+def _refused(said: Said, found: re.Match[str]) -> Said:
+    """Programs write such lines, too: it counts only where no rank has failed."""
+    return said if said.refused else replace(said, refused=found[0].strip())
+
+
 def _lost(said: Said, found: re.Match[str]) -> Said:
     """Open MPI 5 says it, too, of a host that ssh could not log in to."""
     host = found[1]
@@ -102,6 +108,7 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (rf"^\s*Remote daemon:? ?.*? on node ({_NAME})", _lost),
     (r"(?:ORTE|PRTE|PRRTE) .*has (?:lost communication|unexpectedly failed)", _without_daemon),
     (r"daemon failed to report back", _without_daemon),
+    (MPIRUN_REFUSES, _refused),
     (r"unable to find the specified executable", _not_run(exit_codes.NOT_FOUND)),
     (r"unable to launch the specified application as it could not access", _not_run(exit_codes.NOT_EXECUTABLE)),
     # -- Hydra --
@@ -216,6 +223,9 @@ class MpirunEnd(Struct, frozen=True):
 def death_of(end: MpirunEnd, attempt: int) -> Death:
     """The death of the first failed rank, with its last error; of a lost peer where only that is known."""
     said, error = end.said, _error_of(end).strip()
+    if said.rank is None and said.refused:
+        error = said.refused
+    is_not_run = said.rank is None and exit_codes.cannot_run(said.exit_code)
     return replace(
         end.death,
         attempt=attempt,
@@ -227,7 +237,7 @@ def death_of(end: MpirunEnd, attempt: int) -> Death:
         error=error_name(error),
         # "": it named no error, and mpirun's own last words are none.
         message=_CUT_OFF if said.cut_off else error if end.signal is None else None,
-        reason="PeerLost" if said.cut_off else None,
+        reason="PeerLost" if said.cut_off else "NotRunnable" if is_not_run else None,
     )
 
 
@@ -257,6 +267,6 @@ def located(end: MpirunEnd, hosts: Sequence[Member]) -> MpirunEnd:
 
 def _error_of(end: MpirunEnd) -> str:
     """The last error of the ranks; one of the code counts before what it has done to other ranks. "": none."""
-    lines = [_TAG.sub("", line, count=1) for line in end.lines]
+    lines = with_places(_TAG.sub("", line, count=1) for line in end.lines)
     of_code = (line for line in reversed(lines) if is_of_code(error_name(line), line))
-    return next(of_code, None) or headline(lines, only_named=True)
+    return next(of_code, None) or headline(lines)

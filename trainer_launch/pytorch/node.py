@@ -384,7 +384,8 @@ class TorchNode(RunLoop):
         if death.signal == signal.SIGABRT:
             death = aborted(death, lambda: self._system.last_lines(name))
         if death.exit_code != 0 and self._stop_signal is None:
-            death = failure.with_device_fault(death, Evidence(last_lines=self._system.last_lines(name)))
+            evidence = Evidence(last_lines=self._system.last_lines(name))
+            death = failure.with_symptom(death, evidence, None if self._go is None else self._go.port)
         return death
 
     def on_end(self, death: Death, now_s: float) -> None:

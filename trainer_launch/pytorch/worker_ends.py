@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as say
+from trainer_launch.membership import retry_policy
 from trainer_launch.model import Death, exit_codes
 from trainer_launch.supervisor.error_lines import error_name, recognise
 
@@ -47,6 +48,8 @@ def ends_of(deaths: Iterable[Death]) -> Ends:
 
 def lost_peer(death: Death) -> bool:
     """Whether a worker says itself that its connection to a peer was closed, also if we ended it after that."""
+    if death.reason not in (None, "PeerLost"):
+        return False  # more is known
     message = death.message if death.signal in (None, *_OUR_SIGNALS) else None
     symptom = recognise(message or "")
     return symptom is not None and symptom[0].reason == "PeerLost"
@@ -67,7 +70,7 @@ def failed_message(death: Death, generation: int, ends: Ends) -> say.Failed:
     """What the coordinator is told, which decides whether a restart can help."""
     message, is_peers = death.message or "", lost_peer(death) and not ends.failed
     ended = (death.rank, death.code, death.signal, message, error_name(message))
-    cause = None if death.reason != "ProgramError" else death.reason  # what a restart cannot mend
+    cause = death.reason if death.reason in retry_policy.IN_VAIN else None
     return say.Failed(generation, *ended, lost_peer=is_peers, finished=ends.finished, cause=cause)
 
 
