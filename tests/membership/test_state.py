@@ -527,13 +527,20 @@ def test_two_slips_that_differ_are_not_the_same_each_time() -> None:
     assert not world.is_over
 
 
-@pytest.mark.parametrize("code", [2, 126, 127])
-def test_a_program_that_refuses_its_arguments_twice_is_not_started_a_third_time(code):
+@pytest.mark.parametrize("cause", ["ProgramError", "Misconfigured", "NotRunnable"])
+def test_what_a_node_knows_to_be_in_vain_is_not_restarted_and_every_node_has_its_cause(cause):
     world, peers = running()
-    fails(world, peers[0], exit_code=code)
-    again(world, peers)
-    fails(world, peers[0], exit_code=code)
-    assert f"(exit code {code}), two starts in a row" in world.last(peers[1], msg.GiveUp).reason
+    fails(world, peers[0], exit_code=2, message="rank 0 refuses its arguments", cause=cause)
+    given_up = world.last(peers[1], msg.GiveUp)
+    assert (given_up.reason, given_up.cause, given_up.exit_code) == ("rank 0 refuses its arguments", cause, 2)
+
+
+def test_a_syntax_error_of_data_has_the_whole_budget():
+    world, peers = running()
+    for _ in range(2):
+        fails(world, peers[0], message="SyntaxError: invalid syntax (<unknown>, line 1)", error="SyntaxError")
+        again(world, peers)
+    assert not world.is_over
 
 
 @pytest.mark.parametrize(
@@ -549,6 +556,8 @@ def test_a_program_that_refuses_its_arguments_twice_is_not_started_a_third_time(
         ),
         ({"message": "ValueError: a", "error": "ValueError"}, {"message": "ValueError: a", "error": "ValueError"}),
         ({"exit_code": 2}, {"exit_code": 1}),
+        ({"exit_code": 2}, {"exit_code": 2}),
+        ({"exit_code": 127}, {"exit_code": 127}),
         ({"exit_code": 2}, {"exit_code": 127}),
         ({"exit_code": 2, "error": "SystemExit"}, {"exit_code": 2, "error": "SystemExit"}),
         ({"exit_code": 1}, {"exit_code": 1}),

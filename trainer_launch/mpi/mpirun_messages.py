@@ -32,7 +32,6 @@ class Said(Struct, frozen=True, kw_only=True):
     lost: str | None = None  # a host that mpirun has lost, by its name
     unreached: str | None = None  # a host that ssh could not log in to, or "" when it was not named
     words: str = ""  # why a daemon could not be started
-    refused: str = ""  # why mpirun itself starts nothing
     cut_off: bool = False  # a rank ended because its connection to another one did
 
 
@@ -70,11 +69,6 @@ def _not_run(code: int) -> _Take:
     return lambda said, _: said if said.exit_code is not None else replace(said, exit_code=code)
 
 
-def _refused(said: Said, found: re.Match[str]) -> Said:
-    """Programs write such lines, too: it counts only where no rank has failed."""
-    return said if said.refused else replace(said, refused=found[0].strip())
-
-
 def _lost(said: Said, found: re.Match[str]) -> Said:
     """Open MPI 5 says it, too, of a host that ssh could not log in to."""
     host = found[1]
@@ -108,7 +102,6 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (rf"^\s*Remote daemon:? ?.*? on node ({_NAME})", _lost),
     (r"(?:ORTE|PRTE|PRRTE) .*has (?:lost communication|unexpectedly failed)", _without_daemon),
     (r"daemon failed to report back", _without_daemon),
-    (MPIRUN_REFUSES, _refused),
     (r"unable to find the specified executable", _not_run(exit_codes.NOT_FOUND)),
     (r"unable to launch the specified application as it could not access", _not_run(exit_codes.NOT_EXECUTABLE)),
     # -- Hydra --
@@ -223,8 +216,9 @@ class MpirunEnd(Struct, frozen=True):
 def death_of(end: MpirunEnd, attempt: int) -> Death:
     """The death of the first failed rank, with its last error; of a lost peer where only that is known."""
     said, error = end.said, _error_of(end).strip()
-    if said.rank is None and said.refused:
-        error = said.refused
+    if said.rank is None:  # what mpirun refuses itself, in one or two lines
+        refusals = (n for n, line in enumerate(end.lines) if re.search(MPIRUN_REFUSES, line))
+        error = next((" ".join(end.lines[n : n + 2]).strip() for n in refusals), error)
     is_not_run = said.rank is None and exit_codes.cannot_run(said.exit_code)
     return replace(
         end.death,

@@ -29,9 +29,11 @@ _RANK = r"(?:\[rank\d+\]: *)?"
 _UNCAUGHT = re.compile(
     _RANK + r"(?!FatalError: `)[A-Za-z_][\w.]*(Error|Exception(Group)?|Interrupt|Exit|Timeout|Abort)\b(?![\w.])"
 )
-# Of what aborts: C++, Python and glibc themselves, the fatal lines of JAX's and TensorFlow's logging, MPICH's above
-# its own stack, and the watchdog of torch's backends in Python.
+# What argparse says of a script, Python of none, and who aborts: C++, Python and glibc themselves, fatal lines of
+# JAX's and TensorFlow's logging, MPICH above its own stack, and the watchdog of torch's backends in Python.
+_ARGPARSE = r"\S+\.py(?: [\w-]+)*: error: (?:unrecognized arguments|the following arguments are required|argument )"
 _TERMINATED = re.compile(
+    rf"{_ARGPARSE}|\S+: can't open file '|"
     r"terminate called after throwing|terminate called without|Fatal (?:Python|glibc) error: |"
     r"(?:free|[mc]alloc|realloc|munmap_chunk|malloc_consolidate)\(\): |"
     r"double free or corruption|corrupted (?:size vs|double)|"
@@ -133,8 +135,8 @@ _GLOO = r"(?i:gloo)[\s\S]{0,400}?"
 _START = rf"\A{_RANK}"
 _CUDA = r"(?:CUDA|HIP)(?: runtime)? error: |Cuda failure (?:\d+ )?'?|ROCm? error: "
 MPIRUN_REFUSES = (
-    r"not enough slots available in the system to satisfy the \d+.*|result in binding more processes than cpus.*|"
-    r"\b(?:mpirun|mpiexec|prterun|orterun)\b.*(?:[Uu]nknown|[Uu]nrecognized) (?:option|argument).*"
+    r"There are not enough slots (?:available in the system|on the nodes)|result in binding more processes than|"
+    r"\b(?:mpirun|mpiexec|prterun|orterun)\b.*(?:[Uu]nknown|[Uu]nrecognized) (?:option|argument)"
 )
 PEER_HINT = (
     "check the other pods (kubectl get pods): find the one that failed first, or why a missing one does not run"
@@ -213,8 +215,8 @@ SYMPTOMS = (
         **_FINAL,
     ),
     _cause(
-        "ProgramError",  # argparse names the script; a tool that the program calls has another name
-        r"\.py(?: [\w-]+)*: error: (?:unrecognized arguments|the following arguments are required|argument )",
+        "ProgramError",
+        _ARGPARSE,
         what="because it refuses its arguments",
         hint="correct the command's arguments; a restart will not help",
         **_FINAL,
