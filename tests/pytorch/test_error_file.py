@@ -64,3 +64,23 @@ def test_a_place_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.WARNING):
         hand_up(str(tmp_path / "worker.json"), 1, str(tmp_path / "nowhere" / "own.json"))
     assert "own.json was not written: No such file or directory" in caplog.text
+
+
+_LEAKS = """
+import os, resource
+from trainer_launch.pytorch import error_file
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+kept = []
+try:
+    while True:
+        kept.append(os.dup(2))
+except OSError as problem:
+    error_file.leave_exception(problem)
+"""
+
+
+def test_a_program_that_has_no_descriptors_left_leaves_its_error_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)}
+    subprocess.run([sys.executable, "-c", _LEAKS], env=env, check=True, timeout=120)
+    assert json.loads(path.read_text())["message"]["message"] == "OSError: [Errno 24] Too many open files"

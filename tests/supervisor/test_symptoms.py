@@ -130,6 +130,9 @@ def test_errors_of_other_processes_and_ranks_are_told_with_whose_they_are():
     saved = (
         "CheckpointException: CheckpointException ranks:dict_keys([1])\nTraceback (most recent call last): (RANK 1)"
     )
+    for rank, named in ((0, None), (1, 1)):
+        worker = Death(rank=rank, code=1, message=essence(f"{saved}\n{frames}\nOSError: quota exceeded"))
+        assert classify(worker, Evidence()).rank == named, "of all ranks that raise it, the one whose error it is"
     assert told(f"{saved}\n{frames}\nOSError: [Errno 122] Disk quota exceeded: '/ckpt'\n").endswith(
         "CheckpointException ranks:dict_keys([1]) rank 1: OSError: [Errno 122] Disk quota exceeded: '/ckpt'"
     )

@@ -33,7 +33,7 @@ _UNCAUGHT = re.compile(
 # JAX's and TensorFlow's logging, MPICH above its own stack, and the watchdog of torch's backends in Python.
 _ARGPARSE = r"\S+\.py(?: [\w-]+)*: error: (?:unrecognized arguments|the following arguments are required|argument )"
 _TERMINATED = re.compile(
-    rf"{_ARGPARSE}|\S+: can't open file '|"
+    rf"{_ARGPARSE}|\S*py\S*: can't open file '|"
     r"terminate called after throwing|terminate called without|Fatal (?:Python|glibc) error: |"
     r"(?:free|[mc]alloc|realloc|munmap_chunk|malloc_consolidate)\(\): |"
     r"double free or corruption|corrupted (?:size vs|double)|"
@@ -93,6 +93,7 @@ def final_error(lines: Iterable[str]) -> tuple[str, ...]:
 def headline(lines: Iterable[str]) -> str:
     """The first line of the last error that was named, with the line below if it goes on there; "" without one."""
     first, *rest = (*final_error(lines), "")
+    first = re.sub(_RANK, "", first, count=1)
     if _TERMINATED.match(first):
         return f"{first} {rest[0].strip()}".strip() if _GOES_ON.match(first) else first
     return first if _UNCAUGHT.match(first) else ""
@@ -131,7 +132,7 @@ def with_cause(message: str, trace: Sequence[str]) -> str:
 
 DEVICE_XIDS = (46, 48, 54, 56, 57, 58, 62, 63, 64, 65, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143)
 _XID = rf"\bXid\b[^\n]{{0,60}}?\b(?:{'|'.join(map(str, DEVICE_XIDS))})\b"  # 13, 31 and 43 are programs' faults
-_GLOO = r"(?i:gloo)[\s\S]{0,400}?"
+_GLOO = r"(?:gloo/\S*\.cc:\d+\]|\[gloo\]|\b[Gg]loo:)[^\n]{0,400}?"
 _START = rf"\A{_RANK}"
 _CUDA = r"(?:CUDA|HIP)(?: runtime)? error: |Cuda failure (?:\d+ )?'?|ROCm? error: "
 MPIRUN_REFUSES = (
@@ -154,7 +155,7 @@ class Cause(Struct, frozen=True, kw_only=True):
     again: bool | None = None  # whether a restart can help; None: nobody knows
     is_final: bool = False  # so sure to come again that the job is not restarted
     is_proof: bool = False  # that a device of this machine failed
-    has_victim: bool = False  # whoever says it has not caused it, or nobody knows who did
+    has_victim: bool = False  # a rank that says it has not caused it, unless it names itself
 
 
 def recognise(text: str, reason: str | None = None) -> tuple[Cause, str] | None:
@@ -195,7 +196,7 @@ SYMPTOMS = (
     _cause(
         "ProgramError",
         _START + r"(?:ImportError|ModuleNotFoundError)\b",
-        r"Error while finding module specification for|: No module named \S+$",
+        r"Error while finding module specification for|^\S*py\S*: No module named \S+$",
         what="because something it imports is not there",
         hint="install it into the image, or correct PYTHONPATH; a restart will not help",
         **_IN_VAIN,
@@ -209,7 +210,7 @@ SYMPTOMS = (
     ),
     _cause(
         "ProgramError",
-        r"can't open file '.*': \[Errno 2\]",
+        r"\bpy\S*: can't open file '.*': \[Errno 2\]",
         what="because its script is not there",
         hint="correct the path, the working directory or the volume that has the code; a restart will not help",
         **_FINAL,
@@ -231,7 +232,7 @@ SYMPTOMS = (
     ),
     _cause(
         "Misconfigured",
-        r"coordinator_address should be defined|(?:Number of processes|process id of the current process) must be",
+        r"coordinator_address should be defined|(?:umber of processes|id of the current process) must be defined",
         what="because JAX was not told the coordinator, the number of processes or its rank",
         hint="call jax.distributed.initialize with coordinator_address, num_processes and process_id",
         **_FINAL,
@@ -261,10 +262,18 @@ SYMPTOMS = (
     _cause(
         "ProgramError",
         r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks",
+        r"Error when verifying shape tensors for collective",
         what="because its ranks entered different collectives",
         hint="let all ranks call the same collectives with the same sizes; a restart will not help",
         has_victim=True,
         **_FINAL,
+    ),
+    _cause(
+        "Failed",
+        r"CheckpointException ranks:",
+        what="because a distributed checkpoint failed",
+        hint="correct the error of the rank that the message names",
+        has_victim=True,
     ),
     _cause(
         "SharedMemoryFull",
@@ -322,6 +331,7 @@ SYMPTOMS = (
     ),
     _cause(
         "DeviceUnavailable",
+        r"is only supported with GPUs, no GPUs found|Distributed package doesn't have \w*CCL built in",
         r"no CUDA-capable device is detected|No CUDA GPUs are available|Found no NVIDIA driver",
         r"No HIP GPUs are available|invalid device ordinal|no kernel image is available",
         r"CUDA driver version is insufficient|NVIDIA driver on your system is too old",

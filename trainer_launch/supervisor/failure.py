@@ -140,7 +140,10 @@ _KNOWN = {
 _LAST: tuple[tuple[Callable[[Death, Evidence], bool], Cause], ...] = (
     (
         _signal_is(*_CRASHES),
-        Cause(reason="Crashed", hint="a native library failed; PYTHONFAULTHANDLER=1 shows where"),
+        Cause(
+            reason="Crashed",
+            hint="a native library failed: PYTHONFAULTHANDLER=1 shows where, if the message does not",
+        ),
     ),
     (
         _signal_is(signal.SIGKILL),
@@ -190,7 +193,7 @@ def classify(death: Death, evidence: Evidence) -> Failure:
         reason=cause.reason,
         message=message,
         exit_code=code,
-        rank=None if cause.has_victim else death.rank,
+        rank=None if cause.has_victim and f"rank {death.rank}: " not in message else death.rank,
         host=death.host,
         signal=death.signal,
         last_lines=tuple(presentable("\n".join(lines)).split("\n")) if lines else (),
