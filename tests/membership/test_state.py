@@ -461,13 +461,14 @@ def test_a_failure_that_is_no_workers_is_told_in_its_own_words():
 @pytest.mark.parametrize("error", ["SyntaxError", "IndentationError", "TabError"])
 def test_what_cannot_be_parsed_is_not_started_again(error):
     world, (zero, one, _) = running()
-    fails(world, one, rank=1, message=f"{error}: invalid syntax", error=error)
+    message = f"{error}: invalid syntax (train.py, line 3)"
+    fails(world, one, rank=1, message=message, error=error)
     assert world.is_over
     given_up = world.last(zero, msg.GiveUp)
     assert given_up.reason == (
         f"rank 1 failed on node 1 (pod-1) with exit code 1; not restarted, because a {error} is the same each time"
     )
-    assert (given_up.rank, given_up.message) == (1, f"{error}: invalid syntax")
+    assert (given_up.rank, given_up.message) == (1, message)
 
 
 def test_hours_later_a_syntax_error_may_be_of_data_or_of_a_torn_cache_file_and_costs_the_budget():

@@ -18,6 +18,7 @@ KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAx\nq83nHgUlq83nHgUl=\n--
         ("aws_secret_access_key=wJalrXUtnFEMI/K7MDENG", "wJalr"),
         ("wandb_api_key: 0123456789abcdef", "0123456789abcdef"),
         ("password:\n  hunter2", "hunter2"),
+        ("Command '['push', '--token', 'abcd1234', 'x']' returned non-zero exit status 1.", "abcd1234"),
         ("POST https://hooks.slack.com/services/T00/B00/XXYY failed", "XXYY"),
         ("https://discord.com/api/webhooks/1234/abcDEF", "abcDEF"),
         ("https://acme.webhook.office.com/webhookb2/1-2@3/IncomingWebhook/4", "IncomingWebhook"),

@@ -74,12 +74,12 @@ def test_a_failed_rank_costs_one_restart_of_the_whole_jobs_budget(tmp_path: Path
 @pytest.mark.parametrize(
     ("code", "lines", "lasts_s", "starts"),
     [
-        (1, "SyntaxError: invalid syntax", 1.0, 1),
+        (1, "SyntaxError: invalid syntax (train.py, line 3)", 1.0, 1),
         (1, "ModuleNotFoundError: No module named 'nope'", 1.0, 2),
         (2, "train.py: error: unrecognized arguments: --lrr", 1.0, 1),
         (2, "data server is busy", 1.0, 4),
         (127, "sh: 1: dvc: not found", 1.0, 4),
-        (1, "SyntaxError: invalid syntax", 36_000.0, 4),
+        (1, "SyntaxError: invalid syntax (train.py, line 3)", 36_000.0, 4),
     ],
 )
 def test_what_fails_the_same_way_each_time_is_not_started_again_unless_it_does_hours_later(

@@ -174,8 +174,8 @@ def test_what_is_refused_each_time_is_known_to_be_in_vain_before_anything_is_res
     death = with_symptom(Death(rank=1, code=2), Evidence(last_lines=(text,)))
     assert death.reason == reason
     if reason is not None:
-        assert death.message.startswith("rank 1 ended with exit code 2, because ")
-        assert death.message.endswith(text)
+        assert (death.message or "").startswith("rank 1 ended with exit code 2, because ")
+        assert (death.message or "").endswith(text)
         failure = classify(death, Evidence())
         assert (failure.message, failure.again, failure.exit_code) == (death.message, False, 2)
         assert failure.hint

@@ -201,8 +201,8 @@ class Collector:
             for name, text in self._outputs(names).items():
                 incident_bundle.add(collected.folder, name, text)
         ranks = () if failure.rank is None else (failure.rank,)
-        told = {"sentence": failure.message, "reason": failure.reason, "ranks": ranks}
-        self._save(collected, **told, restart_helps=failure.restart_helps)
+        helps = failure.restart_helps
+        self._save(collected, sentence=failure.message, reason=failure.reason, ranks=ranks, restart_helps=helps)
 
     def close(self) -> None:
         """Wait until what was begun is written."""

@@ -35,7 +35,10 @@ _PATTERNS = (
     ),
     (re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}://)[^/\s@]+@"), rf"\1{REDACTED}@"),
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"), REDACTED),
-    (re.compile(r"\b(gh[opsu]_|github_pat_|hf_|glpat-|sk-|xox[abp]-|AKIA)[A-Za-z0-9_-]{12,}"), REDACTED),
+    (
+        re.compile(r"\b(gh[opsu]_|github_pat_|hf_|glpat-|sk-|xox[abp]-|AKIA|ASIA|AIza|nvapi-)[A-Za-z0-9_-]{12,}"),
+        REDACTED,
+    ),
     (
         re.compile(
             r"""(?i)((?:password|passwd|token|secret|(?:api|account|access)[_-]?key)["']?\s{0,8}[:=]\s{0,8})"""
@@ -44,7 +47,9 @@ _PATTERNS = (
         rf"\1{REDACTED}",
     ),
     (
-        re.compile(r"(?i)(\bpassword\s+|--[a-z-]{0,32}(?:password|token|secret|api-?key)\s+)[^\s-]\S*"),
+        re.compile(
+            r"(?i)(\bpassword\s+|--[a-z-]{0,32}(?:password|token|secret|api-?key)['\"]?,?\s+['\"]?)[^\s-]\S*"
+        ),
         rf"\1{REDACTED}",
     ),
     (re.compile(r"(?i)([?&](?:[a-z-]{0,32}signature|sig)=)[^\s&]+"), rf"\1{REDACTED}"),

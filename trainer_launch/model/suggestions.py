@@ -47,9 +47,7 @@ TYPO_IN_PROGRAM = (
 )
 _TYPO_IN_PROGRAM = re.compile(TYPO_IN_PROGRAM)
 # `ast.literal_eval`, `eval` and their like raise it of data, too, and name <unknown>, <string> or the data's file.
-UNPARSABLE_CODE = (
-    r"(?:SyntaxError|IndentationError|TabError)\b(?![\s\S]*\((?:<[^<>]*>|[^()\s]*\.(?!pyw?,)\w+), line \d+\))"
-)
+UNPARSABLE_CODE = r"(?:SyntaxError|IndentationError|TabError): .*\((?:[^()<>]+\.pyw?|[\w-]+), line \d+\)"
 _UNPARSABLE_CODE = re.compile(UNPARSABLE_CODE)
 
 

@@ -297,7 +297,8 @@ SYMPTOMS = (
         _START + r"(?:[\w.]*_Array)?MemoryError\b|DefaultCPUAllocator: (?:can't|not enough) ",
         r"\bOSError: \[Errno 12\] Cannot allocate memory",
         what="because it was refused memory",
-        hint="raise the container's memory limit, or use fewer data-loader workers or smaller batches",
+        hint="if the container's memory was nearly used up, raise its limit or use smaller batches; if not, "
+        "correct the size that was asked for",
     ),
     _cause(
         "PortTaken",

@@ -287,8 +287,7 @@ def with_symptom(death: Death, evidence: Evidence, store_port: int | None = None
 
     `store_port` is where the ranks of its generation meet: who looks for them elsewhere has lost no peer.
     """
-    crashed = death.signal in _CRASHES
-    text = death.message or ("" if death.signal and not crashed else "\n".join(final_error(evidence.last_lines)))
+    text = death.message or _error_text(death, evidence)
     cause, line = recognise(text) or (None, "")
     if store_port is not None and error_lines.is_misaddressed(text, store_port):
         cause = MISADDRESSED
