@@ -36,9 +36,8 @@ main()
             1,
             "because the same ModuleNotFoundError has ended two starts in a row",
         ),
-        ("sys.exit(2)", 2, "because its arguments are refused (exit code 2), two starts in a row"),
     ],
-    ids=["ImportError", "argparse"],
+    ids=["ImportError"],
 )
 def test_what_fails_the_same_way_each_time_is_not_started_ten_times(
     tmp_path: Path, ending: str, code: int, said: str

@@ -17,7 +17,8 @@ BOTH = (*REPORT, "--hang-timeout", TIMEOUT_S)
 VARIES = {
     "S": r"\d+ s",
     "L": r"incident_job\.py:\d+",
-    "LOADER": r"DataLoader worker \(pid(?:\(s\))? \d+\) (?:exited unexpectedly|is killed by signal: Killed\. ?)",
+    "LOADER": r"DataLoader worker \(pid(?:\(s\))? \d+\) (?:exited unexpectedly|is killed by signal: Killed\. ?)"
+    r"(?: \(from RuntimeError: .*\))?",
     "R": r"[012]",
     "GLOO": r".*",
     "ALIVE": r"rank 1 is (?:[^;]+, still )?making progress",  # a busy machine may not let it answer in time
@@ -68,7 +69,7 @@ def stuck(act: str, text: str, sentence: str, **more) -> Situation:
 
 def ended(act: str, text: str, sentence: str, reason: str, exit_code: int, **more) -> Situation:
     """Ends by itself, or is ended as hung; a restart would help unless the program is the cause."""
-    again = reason in ("Hung", "Killed", "Crashed", "DeviceError") and exit_code > 1
+    again = True if exit_code >= 128 else False if reason == "ProgramError" else None
     words = {"options": END, "retryable": again, "rank": 1, **more}
     return Situation(act=act, text=text, sentence=sentence, reason=reason, exit_code=exit_code, **words)
 
@@ -321,11 +322,11 @@ TO_TELL: tuple[Situation, ...] = (
         "Killed",
         140,
     ),
-    ended("leaves_with_7", "os._exit(7)", "rank 1 ended with exit code 7: rank 1 step 4", "Failed", 7),
+    ended("leaves_with_7", "os._exit(7)", "rank 1 ended with exit code 7", "Failed", 7),
     ended(
         "memory",
         "MemoryError",
-        _CODE + ", because the container has no memory left: MemoryError:",
+        _CODE + ", because it was refused memory: MemoryError:",
         "OutOfMemory",
         1,
     ),
@@ -353,7 +354,7 @@ TO_TELL: tuple[Situation, ...] = (
         "Rank 1 failed to pass monitoredBarrier in 1000 ms{GLOO}",
         "Hung",
         1,
-        rank=0,
+        rank=None,
     ),
     ended(
         "times_out",
@@ -362,7 +363,7 @@ TO_TELL: tuple[Situation, ...] = (
         "out waiting 1000ms for recv operation to complete",
         "Hung",
         1,
-        rank=0,
+        rank=None,
     ),
     ended(
         "unused_parameters",

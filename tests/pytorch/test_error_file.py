@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import importlib.util
 import json
 import logging
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import require
-from trainer_launch.pytorch import error_file
 from trainer_launch.supervisor.error_lines import hand_up
 
 ERROR = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "…", "timestamp": "1"}}}
@@ -71,35 +66,21 @@ def test_a_place_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pyt
     assert "own.json was not written: No such file or directory" in caplog.text
 
 
-@pytest.fixture
-def few_descriptors() -> Iterator[None]:
-    """No new descriptor can be opened but those that a test closes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    opened: list[int] = []
-    with contextlib.suppress(OSError):
-        while True:
-            opened.append(os.dup(1))
-    error_file.reserve_descriptor(opened[-1])
-    yield
-    for fd in opened:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+_LEAKS = """
+import os, resource
+from trainer_launch.pytorch import error_file
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+kept = []
+try:
+    while True:
+        kept.append(os.dup(2))
+except OSError as problem:
+    error_file.leave_exception(problem)
+"""
 
 
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_a_worker_without_descriptors_leaves_its_error_by_the_one_that_was_reserved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_descriptors: None, is_closed: bool
-) -> None:
-    """Unless the program has closed it, and has a file of its own under this number."""
+def test_a_program_that_has_no_descriptors_left_leaves_its_error_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-    if is_closed:
-        ((fd, _),) = error_file._reserved
-        os.close(fd)
-        assert os.open(os.devnull, os.O_RDONLY) == fd
-    error_file.leave_exception(OSError(errno.EMFILE, "Too many open files"))
-    assert path.exists() == (not is_closed)
-    if not is_closed:
-        assert "Too many open files" in path.read_text()
+    env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)}
+    subprocess.run([sys.executable, "-c", _LEAKS], env=env, check=True, timeout=120)
+    assert json.loads(path.read_text())["message"]["message"] == "OSError: [Errno 24] Too many open files"

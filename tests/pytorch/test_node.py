@@ -496,7 +496,7 @@ def test_the_others_tell_the_cause_its_place_and_whether_a_restart_helps(
     ended = Here(tmp_path).hears(5, replace(ELSEWHERE, exit_reason=reason, helps=helps)).run()
     assert how(ended) == (Verdict.FAILED, reason, 138), "as those that lost a peer, they may go on elsewhere"
     failed = failure_of(ended)
-    assert (failed.rank, failed.node_rank, failed.host, failed.again) == (3, 1, "pod-1", helps)
+    assert (failed.rank, failed.node_rank, failed.host, failed.restart_helps) == (3, 1, "pod-1", helps)
     assert "it said: ValueError: no" in failed.message
     assert failed.hint == "see the termination message of node 1 (pod-1)"
 
@@ -511,12 +511,12 @@ def test_a_victim_is_named_on_no_node(tmp_path: Path) -> None:
     assert failure_of(ended).message.startswith("rank 0 ended with exit code 1, because another rank")
 
 
-def test_ranks_that_left_are_told_and_nobody_claims_that_a_restart_helps(tmp_path: Path) -> None:
+def test_ranks_that_left_are_told_in_place_of_their_victims(tmp_path: Path) -> None:
     left = replace(GIVE_UP, reason="rank 1 finished while rank 0 waited", rank=0, is_victim=True, cause="PeerLost")
     for here in (Here(tmp_path), Here(tmp_path, rank_0=[LOST])):
         failed = failure_of(here.hears(5, left).run())
         assert (failed.reason, failed.message, failed.exit_code) == ("PeerLost", left.reason, 138)
-        assert (failed.rank, failed.again) == (None, None)
+        assert failed.rank is None
         assert "check the other pods" not in (failed.hint or "")
 
 

@@ -62,6 +62,7 @@ def test_who_finished_and_handles_signals_may_have_been_asked_to() -> None:
 
 TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation"
 NOT_JOINED = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 joined."
+UNREACHED = "torch.distributed.DistNetworkError: The client socket has timed out after 8s while trying to connect"
 WATCHDOG = (
     "terminate called after throwing an instance of 'c10::DistBackendError'",
     "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: "
@@ -82,8 +83,9 @@ WATCHDOG = (
             False,
         ),  # by the launcher
         (OWN, False, False),
+        (Death(rank=0, code=1, message=UNREACHED), False, False),
     ],
-    ids=["closed", "timed out", "aborted by NCCL's watchdog", "others had not joined", "hung", "own"],
+    ids=["closed", "timed out", "aborted", "others had not joined", "hung", "own", "no store where it looks"],
 )
 def test_who_waited_for_a_peer_in_vain_is_a_victim(death: Death, is_victim: bool, timed_out: bool) -> None:
     failed = failed_message(death, 1, Ends())

@@ -213,7 +213,7 @@ def aborted(death: Death, last_lines: Callable[[], Sequence[str]]) -> Death:
         time.sleep(0.005)
     sizes = _OTHER_SIZE.search(lines)
     if sizes is None:
-        words = headline(last_lines(), only_named=True)
+        words = headline(last_lines())
         symptom = recognise(words)
         is_victim = death.message is None and symptom is not None and symptom[0].reason in ("Hung", "PeerLost")
         return replace(death, message=words) if is_victim else death

@@ -3,32 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import time
 import traceback
 from types import TracebackType
-from typing import TextIO
-
-_reserved: list[tuple[int, tuple[int, int]]] = []  # a descriptor for the error of who has none left, and what it is
-
-
-def reserve_descriptor(fd: int) -> None:
-    """Keep this descriptor until an error has to be left and there is no other: that may be the error."""
-    _reserved[:] = [(fd, _identity(fd))]
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino
-
-
-def _free_descriptor() -> None:
-    """Give the reserved descriptor back, unless the program has closed it: the number may be a file of its own."""
-    fd, identity = _reserved.pop()
-    if _identity(fd) == identity:
-        os.close(fd)
 
 
 def leave_exception(problem: BaseException) -> None:
@@ -47,18 +26,13 @@ def leave(text: str, lines: str, code: int = 1) -> None:
         return
     extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
     message = {"message": text, "errorCode": code, "extraInfo": extra}
-    with contextlib.suppress(OSError), _opened(path) as file:
-        json.dump({"message": message}, file)
-
-
-def _opened(path: str) -> TextIO:
     try:
-        return open(path, "w", encoding="utf-8")
-    except OSError as problem:
-        if problem.errno != errno.EMFILE or not _reserved:
-            raise
-    _free_descriptor()
-    return open(path, "w", encoding="utf-8")
+        os.close(os.dup(2))
+    except OSError:  # no descriptor is left; a program that ends reads no more
+        with contextlib.suppress(OSError):
+            os.close(0)
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": message}, file)
 
 
 def without_frames_of(name: str, trace: TracebackType | None) -> TracebackType | None:

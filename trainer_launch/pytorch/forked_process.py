@@ -33,7 +33,7 @@ from trainer_launch.pytorch.first_import import FirstImport
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
 
 _STACKS_SIGNAL = signal.SIGRTMAX - 1  # asks for the stacks of all threads; torch and we use SIGRTMAX otherwise
-_HIGH_FD, _HIGH_FDS = 1000, 3  # beyond what a program may expect to get for its own files; so many
+_HIGH_FD = 1000  # beyond what a program may expect to get for its own files
 _KEPT: list[object] = []  # what has to live as long as the process
 
 
@@ -125,7 +125,6 @@ class Worker:
         _KEPT.append(process_attributes.show_as(words, [b"=".join(pair) for pair in os.environb.items()]))
         if worker.stacks is not None:
             arm(worker.stacks)
-        error_file.reserve_descriptor(_out_of_the_way(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)))
         gc.enable()
         sys.path[:] = origin.path
         # The second name is multiprocessing's, which it gives the main module when it is imported.
@@ -209,7 +208,7 @@ def arm(path: str) -> None:
 
 
 def _out_of_the_way(fd: int) -> int:
-    high = min(_HIGH_FD, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _HIGH_FDS)
+    high = min(_HIGH_FD, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 2)
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high)
     os.close(fd)
     return moved

@@ -396,7 +396,8 @@ class TorchNode(RunLoop):
         if death.signal == signal.SIGABRT:
             death = aborted(death, lambda: self._system.last_lines(name))
         if death.exit_code != 0 and self._stop_signal is None:
-            death = failure.with_device_fault(death, Evidence(last_lines=self._system.last_lines(name)))
+            evidence = Evidence(last_lines=self._system.last_lines(name))
+            death = failure.with_symptom(death, evidence, None if self._go is None else self._go.port)
         return death
 
     def _with_error(self, death: Death, path: str | None, *, was_ended: bool) -> Death:
@@ -518,7 +519,7 @@ class TorchNode(RunLoop):
                 death, self._group.generation, self._ending.ends or self._ends_now()
             )
             cause, ago_s = self._failure_of(death), max(0.0, self._system.now() - death.at_s)
-            self._tell(replace(failed, exit_reason=cause.reason, helps=cause.again, ago_s=ago_s))
+            self._tell(replace(failed, exit_reason=cause.reason, helps=cause.restart_helps, ago_s=ago_s))
 
     def _say(self, death: Death) -> None:
         if death.process and death.reason != "NotRunnable":  # else it has been said

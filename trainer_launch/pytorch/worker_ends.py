@@ -15,14 +15,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as say
+from trainer_launch.membership import retry_policy
 from trainer_launch.model import Death, Failure, exit_codes
 from trainer_launch.supervisor.error_lines import error_name, recognise
 
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # by which workers are ended
-_TERMINATED = "terminate called"  # begins what C++ says of an abort itself
 _LOST, _TIMED_OUT = "PeerLost", "Hung"
 _WHY_LEFT = "see why these ranks left: a signal that the program handles, or fewer steps than the others have"
 SEE_NODE = "see the termination message of"  # begins the advice of a node whose own workers were well
+# A store's end is told by itself: a rank that cannot connect to one has another address, or no way there.
+_CONNECTS = re.compile(r"DistNetworkError: .*?(?:client socket has|Interrupted system call)")
 _IN_STORE = re.compile(r"DistStoreError: .*?\b(?:[Tt]imed out|wait timeout)")  # others had not joined yet
 
 
@@ -52,9 +54,12 @@ def ends_of(deaths: Iterable[Death], stopped_at_s: float = math.inf, may_be_aske
 def waited_in_vain(death: Death) -> str | None:
     """The exit reason of a worker that only says that a peer is gone or late, also if we ended it after that."""
     message = death.message or ""
-    has_said = death.signal in (None, *_OUR_SIGNALS) or message.startswith(_TERMINATED)
+    is_abort = death.signal == signal.SIGABRT and error_name(message) is None  # else it crashed after its error
+    has_said = death.signal in (None, *_OUR_SIGNALS) or is_abort
     symptom = recognise(message) if has_said else None
-    reason = None if symptom is None else _TIMED_OUT if _IN_STORE.search(message) else symptom[0].reason
+    if symptom is None or _CONNECTS.search(message):
+        return None
+    reason = _TIMED_OUT if _IN_STORE.search(message) else symptom[0].reason
     return reason if reason in (_LOST, _TIMED_OUT) else None
 
 
@@ -85,7 +90,7 @@ def failed_message(death: Death, generation: int, ends: Ends) -> say.Failed:
         timed_out=is_victims and waited_in_vain(death) == _TIMED_OUT,
         finished=ends.finished,
         may_be_asked=ends.may_be_asked,
-        cause=None if death.reason != "ProgramError" else death.reason,  # what a restart cannot mend
+        cause=death.reason if death.reason in retry_policy.IN_VAIN else None,
     )
 
 
@@ -116,11 +121,12 @@ def told_by_all(failure: Failure, given_up: say.GiveUp, node_rank: int) -> Failu
     if failure.reason == _TIMED_OUT:
         failure = replace(failure, signal=None)  # the launcher's own
     if given_up.cause == _LOST:
-        failure = replace(failure, again=None, hint=_WHY_LEFT)
+        failure = replace(failure, hint=_WHY_LEFT)
     is_elsewhere = given_up.node_rank not in (None, node_rank)
     if is_elsewhere and given_up.cause is None and not given_up.is_victim:
         hint = f"{SEE_NODE} {given_up.node}"
-        failure = replace(failure, reason=given_up.exit_reason or _LOST, again=given_up.helps, hint=hint)
+        reason = given_up.exit_reason or _LOST
+        failure = replace(failure, reason=reason, again=given_up.helps, is_elsewhere=True, hint=hint)
     if given_up.rank is None or given_up.is_victim:
         return replace(failure, rank=None)
     failure = replace(failure, rank=given_up.rank)
