@@ -244,8 +244,9 @@ def told(rank, ago_s=0.0, number=None, message="", **more):
         (told(0, ago_s=0.4, message="ValueError: x"), told(2, number=11), 0),
         (told(0, number=9), told(2, ago_s=0.4, message="RuntimeError: cannot go on"), 0),
         (told(0, message="RuntimeError: cannot go on"), told(2, number=9), 2),
+        (told(0, message=CLOSED, lost_peer=True), told(2, ago_s=0.4, message=CLOSED, lost_peer=True), 0),
     ],
-    ids=["crashed of an error", "crashed first", "as told", "killed", "fails of a kill"],
+    ids=["crashed of an error", "crashed first", "as told", "killed", "fails of a kill", "victims"],
 )
 def test_who_failed_first_is_named_whoever_told_first(first, second, named):
     world, (zero, one, two) = running(max_restarts=0)

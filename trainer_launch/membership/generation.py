@@ -298,7 +298,7 @@ def correct(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float)
     if suspicion is None or run is None or failed.generation != run.number or node.key not in run.members:
         return
     before = suspicion.failed
-    if node.key == suspicion.key or _order(failed, now_s) >= _order(before, suspicion.at_s):
+    if node.key == suspicion.key or failed.lost_peer or _order(failed, now_s) >= _order(before, suspicion.at_s):
         return
     later = "had only lost its connection" if before.lost_peer else "failed after that"
     state.say(f"{_with_words(_reason(node, failed), failed.message)}; {_who(before)} {later}")

@@ -85,6 +85,7 @@ def final_error(lines: Iterable[str]) -> tuple[str, ...]:
         return lines[-1:]
     first, *rest = lines[named[-1] :]
     if first.startswith("Fatal Python error: "):  # where the thread was that failed
+        rest = rest[next((n for n, line in enumerate(rest) if line.startswith("Current thread 0x")), 0) :]
         return (first, *[line.strip() for line in rest if line.lstrip().startswith('File "')][:1])
     own = [line for line in rest if not (_LOGGED.match(line) or _FRAME.match(line))]
     return (first, *own[: _ERROR_LINES - 1])
