@@ -733,7 +733,7 @@ def test_ranks_that_all_wait_outside_recorded_collectives_hang_and_nobody_is_nam
 
 def test_who_had_not_joined_when_a_rank_timed_out_that_waited_for_it_is_named() -> None:
     victim = rank(0, groups={}, life=Life.DEAD, how="exit code 1")
-    outside = {"groups": {}, "stage": Stage.OUTSIDE}
+    outside: dict[str, Any] = {"groups": {}, "stage": Stage.OUTSIDE}
     late = rank(1, place="in a.py:12 (load)", **outside)
     waits = rank(2, place="waits in init_process_group", doing=Doing.COLLECTIVE, **outside)
     found = never_entered((victim, late, waits), 0)
@@ -746,7 +746,12 @@ def test_who_had_not_joined_when_a_rank_timed_out_that_waited_for_it_is_named() 
 
 
 def test_who_finished_before_it_joined_leaves_all_others_waiting_for_ever() -> None:
-    joins = {"groups": {}, "stage": Stage.OUTSIDE, "doing": Doing.COLLECTIVE, "quiet_s": 2 * LIMIT_S}
+    joins: dict[str, Any] = {
+        "groups": {},
+        "stage": Stage.OUTSIDE,
+        "doing": Doing.COLLECTIVE,
+        "quiet_s": 2 * LIMIT_S,
+    }
     joins["place"] = "waits in init_process_group, called from a.py:9 (main)"
     others = (rank(0, **joins), rank(1, **joins))
     done = rank(2, groups={}, life=Life.FINISHED, quiet_s=2 * LIMIT_S)

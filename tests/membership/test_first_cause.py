@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -277,7 +279,7 @@ def test_workers_that_wait_for_nobody_have_a_moment_where_only_victims_are_known
 def test_ranks_that_may_have_been_asked_to_leave_prove_no_uneven_data(tells):
     """As by a SIGTERM from elsewhere, on which a program saves and ends with 0."""
     world, (zero, one) = running(2, max_restarts=0)
-    asked = {"finished": (1,), "may_be_asked": True}
+    asked: dict[str, Any] = {"finished": (1,), "may_be_asked": True}
     world.say(zero, told(0, message=CLOSED, lost_peer=True, **(asked if tells == "Failed" else {})))
     more = asked if tells == "Join" else {}
     world.say(one, msg.Join(world.incarnations[one], world.number, **more))

@@ -111,7 +111,7 @@ class GroupIncidents:
             self._failed = self._group.generation, tuple(ended.values())
             why = None if timed_out is None else never_entered(self._failed[1], timed_out)
             words = entered_in_words(self._failed[1]) if was_killed else ""
-            return "; ".join(filter(None, (why and why.text, sentence, words)))
+            return "; ".join(filter(None, ("" if why is None else why.text, sentence, words)))
 
         names = [name for name in self._group.places if name not in alive]
         collected = self._collector.collect(FAILURE, whole, names=names)

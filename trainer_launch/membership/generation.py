@@ -500,14 +500,13 @@ def _name_cause(state: JobState, suspicion: Suspicion) -> str:
 
 def _node_of(state: JobState, rank: int | None) -> NodeRecord | None:
     """The node whose worker has a rank; None: it is not known."""
-    first = 0
-    for key in () if state.run is None or rank is None else state.run.members:
+    if state.run is None or rank is None:
+        return None
+    for key in state.run.members:
         node = state.nodes.get(key)
-        if node is None:
-            return None
-        if rank < first + node.workers:
+        if node is None or rank < node.workers:
             return node
-        first += node.workers
+        rank -= node.workers
     return None
 
 
