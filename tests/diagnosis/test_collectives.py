@@ -545,8 +545,12 @@ def pair(members: str, entered: int, title: str = "pair") -> Group:
 def test_two_pairs_that_hang_for_themselves_have_a_cause_each(title: str, text: str) -> None:
     done = group(6, 6)
     states = [
-        rank(n, groups={"0": done, f"1-{n // 2}": pair(*which)}, place="in a.py:5 (read)" if n % 2 else "")
-        for n, which in enumerate([("0-1", 1), ("0-1", 0), ("2-3", 1, title), ("2-3", 0, title)])
+        rank(n, groups={"0": done, f"1-{members}": group_of}, place="in a.py:5 (read)" if n % 2 else "")
+        for n, (members, group_of) in enumerate(
+            (members, pair(members, entered, name))
+            for members, name in (("0-1", "pair"), ("2-3", title))
+            for entered in (1, 0)
+        )
     ]
     found = explained(states)
     assert (found.ranks, found.text) == ((1, 3), text)
@@ -675,9 +679,24 @@ def test_who_waits_for_a_message_is_a_victim_where_a_rank_of_no_collective_waits
     assert found.ranks == (2,)
 
 
+def test_the_last_rank_waits_for_one_that_has_finished_wherever_it_does() -> None:
+    finished = [rank(n, 6, 6, life=Life.FINISHED, quiet_s=40.0) for n in (0, 2)]
+    found = alone(*finished, *receiving(1))
+    assert found is not None
+    assert found.text == (
+        "ranks 0,2 finished with exit code 0, and rank 1 waits in recv, called from a.py:9 (stage): "
+        "the ranks' data is uneven; a restart will not help"
+    )
+    assert found.reason == "ProgramError"
+    assert alone(*finished, *receiving(1, 3)) is None, "they may wait for each other"
+
+
 def test_who_has_not_joined_is_said_so() -> None:
-    joins = {"doing": Doing.COLLECTIVE, "place": "waits in init_process_group, called from a.py:3 (main)"}
-    outside = {"groups": {}, "stage": Stage.OUTSIDE}
+    joins: dict[str, Any] = {
+        "doing": Doing.COLLECTIVE,
+        "place": "waits in init_process_group, called from a.py:3 (main)",
+    }
+    outside: dict[str, Any] = {"groups": {}, "stage": Stage.OUTSIDE}
     states = [rank(n, quiet_s=31.0, **joins, **outside) for n in (0, 2)]
     found = alone(*states, rank(1, **IDLE, **outside))
     assert found is not None
@@ -704,8 +723,8 @@ def test_who_has_left_its_group_is_never_before_its_first_collective(stage: Stag
     assert busy is not None
     assert (busy.accuses, busy.active) == (False, True)
     found = explained((*WAITING, rank(3, 6, 6, groups={}, stage=stage, place="in a.py:5 (read)")))
-    assert found.accuses
-    assert found.ranks == (3,)
+    assert (found.accuses, found.ranks) == (True, (3,))
+    assert ("never entered" in found.text) == (stage is Stage.ENDED), "who left a group may have entered it"
 
 
 def test_where_a_root_may_differ_the_network_is_not_the_only_suspect() -> None:

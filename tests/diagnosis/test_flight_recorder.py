@@ -58,22 +58,43 @@ sys.stdin.read()
 os._exit(0)
 """
 
+# A pipeline of two ranks that also reduce: rank 0 waits in its fourth all_reduce, rank 1 for what nobody sends.
+PIPELINE = """
+import os, sys, torch, torch.distributed as dist
+from trainer_launch.diagnosis import flight_recorder
+rank, fd = int(os.environ["RANK"]), int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+for _ in range(3):
+    for _ in range(rank + 1):
+        dist.recv(torch.ones(4), 0) if rank else dist.send(torch.ones(4), 1)
+    if not rank:
+        dist.send(torch.ones(4), 1)
+    dist.all_reduce(torch.ones(4))
+flight_recorder.answer_in_thread(fd, rank)
+print("ready", flush=True)
+if rank == 0:
+    dist.all_reduce(torch.ones(4))
+else:
+    work = dist.irecv(torch.ones(4), 0)
+    work.wait()
+"""
+
 
 def asked(recorders: Recorders, folder: str | None, within_s: float) -> Mapping[str, Recorded]:
     return recorders.answers(recorders.question(folder), time.monotonic() + within_s)
 
 
 @contextlib.contextmanager
-def ranks_of(recorders: Recorders, store: Path) -> Iterator[None]:
+def ranks_of(recorders: Recorders, store: Path, program: str = RANK, **env: str) -> Iterator[None]:
     """Both ranks, ready."""
     started = []
     try:
         for number, fd in enumerate(recorders.open(NAMES)):
-            argv = [sys.executable, "-c", RANK, str(fd), str(store)]
-            env = clean_env({"RANK": str(number), "TORCH_FR_BUFFER_SIZE": "100"})
+            argv = [sys.executable, "-c", program, str(fd), str(store)]
+            own = clean_env({"RANK": str(number), "TORCH_FR_BUFFER_SIZE": "100", **env})
             started.append(
                 subprocess.Popen(
-                    argv, env=env, pass_fds=(fd,), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                    argv, env=own, pass_fds=(fd,), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
                 )
             )
             os.close(fd)
@@ -104,7 +125,8 @@ def test_blocked_workers_answer_and_torchs_own_reader_takes_their_dumps(tmp_path
 
         eventually(is_blocked, lambda: str(said))
         # What has ended is torch's own status here, and a slower thread of gloo's may have written an older number.
-        entered, ended = {"rank 0": 6 + 1, "rank 1": 5 + 1}, 5 + 1
+        # What each has begun counts twice: the backend counts it as well, with what is not recorded.
+        entered, ended = {"rank 0": 2 * (6 + 1), "rank 1": 2 * (5 + 1)}, 5 + 1
         far = recorders.how_far()
         assert far.keys() == entered.keys()
         assert all(entered[name] <= far[name] <= entered[name] + ended for name in entered), far
@@ -120,6 +142,28 @@ def test_blocked_workers_answer_and_torchs_own_reader_takes_their_dumps(tmp_path
             check=True,
         )
         assert "missing_ranks={1}" in read.stdout + read.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+def test_of_a_pipeline_that_also_reduces_the_collectives_are_counted(tmp_path: Path, debug: str) -> None:
+    recorders = Recorders()
+    answers: Mapping[str, Recorded] = {}
+    with ranks_of(recorders, tmp_path / "store", PIPELINE, TORCH_DISTRIBUTED_DEBUG=debug):
+
+        def is_blocked() -> bool:
+            nonlocal answers
+            answers = asked(recorders, None, WITHIN_S)
+            groups = [answers[name].groups["0"] for name in NAMES]
+            # With DETAIL torch first checks that all have come, and records under no name.
+            is_there = [(group.entered, group.done) for group in groups] == (
+                [(4, 3), (3, 3)] if debug == "OFF" else [(0, 0)] * 2
+            )
+            return is_there and answers["rank 1"].calls == "wait" and groups[1].begun == 10
+
+        eventually(is_blocked, lambda: str(answers))
+        states = [RankState(rank=n, groups=answers[name].groups) for n, name in enumerate(NAMES)]
+        assert not any(state.is_starting for state in states)
 
 
 @pytest.mark.torch
@@ -174,6 +218,7 @@ def test_a_trace_becomes_the_last_collectives_of_each_group() -> None:
                 "ranks": "0-2",
                 "entered": 5,
                 "done": 4,
+                "begun": 0,
                 "last": [[4, "all_reduce", "[[4]] Float", 1], [5, "broadcast", "[[4]] Float", 2]],
                 "messages": [],
             }
@@ -422,7 +467,8 @@ def test_each_backend_of_a_group_is_asked_for_what_it_records(monkeypatch: pytes
     )
 
     def dump(*, backend: str = "gloo", **asked: bool) -> bytes:
-        return dumping({"gloo": GLOO, "nccl2": nccl2}[backend])(**asked)
+        told: bytes = dumping({"gloo": GLOO, "nccl2": nccl2}[backend])(**asked)
+        return told
 
     dump.__doc__ = "_dump_fr_trace(includeCollectives: bool, backend: str = 'gloo') -> bytes"
     torch._C._distributed_c10d._dump_fr_trace = dump
@@ -455,7 +501,8 @@ class _Work:
     """torch's waits in C++: no call of Python's is seen inside."""
 
     def __init__(self) -> None:
-        self.wait = self.other = threading.Lock().acquire
+        self.lock = threading.Lock()
+        self.wait = self.other = self.lock.acquire
 
 
 def _waits(work: _Work) -> None:
@@ -476,7 +523,7 @@ def test_the_method_that_a_thread_is_in_is_read_from_its_line(target: Callable[[
     try:
         eventually(lambda: called_by(thread.ident) == calls, lambda: str(called_by(thread.ident)))
     finally:
-        work.wait.__self__.release()
+        work.lock.release()
         thread.join(WITHIN_S)
     assert called_by(thread.ident) == ""
 

@@ -157,7 +157,7 @@ TO_TELL: tuple[Situation, ...] = (
         "rank 1 (node 0) never entered broadcast #1 of group 1 (ranks 0-1), [[4]] Float; rank 0 "
         + _W
         + _READ
-        + "; rank 2 waits behind rank 0",
+        + "; rank 2 waits behind ranks 0-1",
         workers=3,
     ),
     stuck(
@@ -223,9 +223,15 @@ TO_TELL: tuple[Situation, ...] = (
         options=KILL,
     ),
     ended(
-        "other_operation", "barrier against all_reduce: ended", _DISAGREE, "ProgramError", 1, rank=0, options=KILL
+        "other_operation",
+        "barrier against all_reduce: ended",
+        _DISAGREE,
+        "ProgramError",
+        1,
+        rank=None,
+        options=KILL,
     ),
-    ended("circle", "two groups in another order: ended", _CIRCLE, "ProgramError", 1, rank=0, options=KILL),
+    ended("circle", "two groups in another order: ended", _CIRCLE, "ProgramError", 1, rank=None, options=KILL),
     # Ends.
     ended(
         "finishes_early",

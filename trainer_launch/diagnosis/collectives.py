@@ -62,6 +62,7 @@ class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ranks: Text = ""  # its members, as 0-3,7,16-62:2; empty: not known
     entered: Count = 0  # the last collective that it entered
     done: Count = 0  # the last one that has ended
+    begun: Count = 0  # operations of all kinds, also those that torch does not record
     last: tuple[Collective, ...] = ()
     messages: Annotated[tuple[Message, ...], Meta(max_length=MAX_MESSAGES)] = ()  # the oldest first; gloo has none
 
@@ -204,7 +205,7 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Whether it is still before its first collective: it may download, or read its first batch."""
         if self.life is not Life.ALIVE or self.why or self.stage in (Stage.LEFT, Stage.ENDED):
             return False
-        return all(group.entered == 0 for group in self.groups.values())
+        return all(group.entered == group.begun == 0 for group in self.groups.values())
 
     @property
     def may_take_long(self) -> bool:
@@ -262,7 +263,7 @@ def entered_in_words(states: Sequence[RankState]) -> str:
 
 def _last_of(state: RankState) -> tuple[Collective, str, Group] | None:
     """The collective that a rank entered last, with its group's name and its group."""
-    last = [(one, name, group) for name, group in state.groups.items() if (one := group.at(group.entered))]
+    last = [(group.last[-1], name, group) for name, group in state.groups.items() if group.last]
     return max(last, key=lambda each: each[0].at_ns, default=None)
 
 
@@ -335,7 +336,7 @@ def _timed_out(state: RankState, name: str) -> bool:
 
     Of a rank that has ended, only the last one of all may be one: torch counts it as ended, like all others.
     """
-    if state.life is not Life.DEAD:
+    if state.life is not Life.DEAD and state.stage is not Stage.ENDED:
         return state.groups[name].entered > state.groups[name].done
     last = _last_of(state)
     return last is not None and last[1] == name
@@ -418,10 +419,11 @@ class _Graph:
         self._inside = {rank for wait in self._waits for rank in wait.inside}
         self._missing = {rank for wait in self._waits for rank in wait.missing}
         alive = [state for state in self._known.values() if state.is_there]
+        self._finished = [state for state in self._known.values() if state.life is Life.FINISHED]
         # Who waits for a message of gloo's, or to join a group: whom for, is not recorded.
         self._outside = {state.rank for state in alive if state.doing is Doing.COLLECTIVE} - self._inside
-        is_all = of is not None and len(self._known) >= of
-        self._others = {state.rank for state in alive if is_all} - self._inside - self._outside
+        self._alive = {state.rank for state in alive} if of is not None and len(self._known) >= of else set[int]()
+        self._others = self._alive - self._inside - self._outside
 
     def explanation(self) -> Explanation | None:
         """Of the first rule that fits."""
@@ -441,8 +443,11 @@ class _Graph:
             return self._circle()
         if self._others and self._outside:
             return self._alone("all other ranks wait for {who}, or behind {it}")
-        if self._others and any(state.life is Life.FINISHED for state in self._known.values()):
+        if self._finished and self._others:
             return self._alone("all ranks but {who} have finished with exit code 0")
+        if self._finished and len(self._alive) == 1:
+            (last,) = (self._known[rank] for rank in self._alive)
+            return self._uneven(self._finished, [last], *_phrases([last], self._limit_s))
         return self._never_entered(self._missing) if self._missing else None
 
     def _active(self, ranks: Iterable[int]) -> set[int]:
@@ -484,7 +489,7 @@ class _Graph:
         roots = [self._known[rank] for rank in ranks if rank in self._known]
         waiting = f"{_with_verb(wait.inside, 'has')} waited in {wait.name}{wait.seconds(self._now_ns)}"
         if finished := [state for state in roots if state.life is Life.FINISHED]:
-            return self._finished(wait, finished, waiting)
+            return self._uneven(finished, [self._known[rank] for rank in wait.inside], waiting)
         if not roots:
             return Explanation(text=f"{waiting}; nothing is known of {named_ranks(ranks)} here", ranks=tuple(ranks))
         named = [state for state in roots if not state.is_active(self._limit_s)] or roots
@@ -495,7 +500,9 @@ class _Graph:
         unknown = sorted({*ranks} - {state.rank for state in roots})
         phrases = [*_phrases(named, self._limit_s), *_phrases(others, self._limit_s)]
         phrases += [f"nothing is known of {named_ranks(unknown)}"] * bool(unknown)
-        lead = f"{_who(named)} never entered {wait.name}; {wait.waiting(self._now_ns)}" if wait.number else waiting
+        # What a rank has entered of a group that it has left is not known.
+        is_proven = wait.number and not any(state.stage is Stage.LEFT for state in named)
+        lead = f"{_who(named)} never entered {wait.name}; {wait.waiting(self._now_ns)}" if is_proven else waiting
         return self._verdict(f"{lead}; {listed(phrases, _NAMED, '; ')}", named)
 
     def _verdict(self, text: str, named: Sequence[RankState]) -> Explanation:
@@ -534,18 +541,17 @@ class _Graph:
         active = bool(self._active(wait.members))
         return Explanation(text=text, helps=None if is_rooted else True, accuses=not active, active=active)
 
-    def _finished(self, wait: _Wait, finished: Sequence[RankState], waiting: str) -> Explanation:
+    def _uneven(self, finished: Sequence[RankState], inside: Sequence[RankState], waiting: str) -> Explanation:
         """Some have finished, and others wait for them; that is proven by one who waits and does nothing else."""
         ranks, limit_s = tuple(state.rank for state in finished), self._limit_s
         who = f"{named_ranks(ranks)} finished with exit code 0, and {waiting}"
         if any(state.quiet_s is not None and state.quiet_s < limit_s for state in finished):
             text = f"{who}, which may be over by now"  # the others were seen before
             return Explanation(text=text, ranks=ranks, accuses=False, active=True)
-        inside = [self._known[rank] for rank in wait.inside]
         if any(not state.is_unproven and not state.is_active(limit_s) for state in inside):
             text = f"{who}: the ranks' data is uneven; a restart will not help"
             return Explanation(text=text, ranks=ranks, reason="ProgramError", helps=False)
-        active = bool(self._active(wait.inside))
+        active = any(state.is_active(limit_s) for state in inside)
         text = f"{who}; {listed(_phrases(inside, limit_s), _NAMED, '; ')}"
         return Explanation(text=text, ranks=ranks, accuses=not active, active=active)
 

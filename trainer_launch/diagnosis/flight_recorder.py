@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from trainer_launch.diagnosis.collectives import MAX_GROUPS, MAX_LOOKS, MAX_MESSAGES, Stage
@@ -109,10 +110,10 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
     number = question["number"]
     if not recorders(recorded, ()):
         return {"number": number, "why": "torch has not been imported, or records nothing"}
-    groups = _process_groups(torch)
+    groups, begun = _process_groups(torch), _operations(torch)
     dumps = recorders(recorded, {backend for _, _, backends in groups.values() for backend in backends})
     if question.get("only_far"):
-        return {"number": number, "far": far(traces(dumps, ()).values())}
+        return {"number": number, "far": far(traces(dumps, ()).values()) + sum(begun.values())}
     if (is_end := question.get("at_end", False)) and not groups:
         return {"number": number, "why": "no process group is left"}
     # Collectives of a device have events, which end with their group, and may do so while a program ends.
@@ -124,7 +125,7 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
     if folder := question.get("folder"):
         dump = pickle.dumps(merged(found))
         saved = _save(f"{folder}/nccl_trace_rank_{rank}", dump, question.get("until_s") or math.inf)
-    parts = [told(trace, members)["groups"] for trace, members in found]
+    parts = [told(trace, members, begun)["groups"] for trace, members in found]
     stage = Stage.JOINED if groups else Stage.LEFT  # nobody is asked before the first process group
     said = {"number": number, "saved": saved, "stage": stage, "calls": called_by(threading.main_thread().ident)}
     return {**said, "groups": {name: one for part in parts for name, one in part.items()}}
@@ -168,7 +169,7 @@ def recorders(recorded: Any, backends: Iterable[str]) -> dict[str, Dump]:
     dumps: dict[str, Dump] = {} if own is None else {"nccl": own}
     if shared is not None:
         dumps[_SHARED] = shared
-        if "backend" in (shared.__doc__ or ""):
+        if "backend:" in (shared.__doc__ or ""):
             dumps |= {name: partial(shared, backend=name) for name in backends if name not in dumps}
     return dumps
 
@@ -255,6 +256,15 @@ def _process_groups(torch: Any) -> dict[str, tuple[str, Sequence[int], Sequence[
     }
 
 
+def _operations(torch: Any) -> dict[str, int]:
+    """How many operations this process has begun in each group, messages included; gloo does not record these."""
+    begun = {}
+    for group, name in dict(getattr(torch.distributed.distributed_c10d._world, "pg_names", {})).items():
+        with contextlib.suppress(Exception):  # a backend that does not count them
+            begun[str(name)] = int(group._get_sequence_number_for_group())
+    return begun
+
+
 def _backend(torch: Any, group: Any, part: str) -> str:
     """The name by which a group's backend records, for a part such as `cuda:nccl` of its configuration."""
     device, _, backend = part.rpartition(":")
@@ -271,14 +281,23 @@ def _title(group: Any) -> str:
 # -- what is told of it --------------------------------------------------------------------------
 
 
-def told(trace: Mapping[str, Any], members: Members) -> dict[str, Any]:
+def told(
+    trace: Mapping[str, Any], members: Members, begun: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, Any]:
     """Of each process group: its members, how far this rank is, and its last collectives.
 
     A collective is [number, operation, sizes, ns since the epoch]. Numbers are the entries': torch's status counts
     point-to-point operations as well, and two threads of gloo's write it. It is asked only where no entry is left.
     """
     groups: dict[str, dict[str, Any]] = {
-        name: {"title": title, "ranks": _spans(ranks), "entered": 0, "done": 0, "last": []}
+        name: {
+            "title": title,
+            "ranks": _spans(ranks),
+            "entered": 0,
+            "done": 0,
+            "begun": begun.get(name, 0),
+            "last": [],
+        }
         for name, (title, ranks) in members.items()
     }
     entries = trace.get("entries") or ()
@@ -303,7 +322,7 @@ def _spans(ranks: Sequence[int]) -> str:
 def _tell_entries(group: dict[str, Any], entries: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> None:
     """How far the group is by its own entries; of operations that were made one, NCCL retires only the last."""
     over: dict[int, bool] = {}
-    last, messages = list[list[Any]](), list[list[Any]]()
+    collectives, messages = list[tuple[int, str, Mapping[str, Any]]](), list[list[Any]]()
     for before, entry in zip(({}, *entries), entries, strict=False):
         operation, number = str(entry["profiling_name"]).rpartition(":")[2], int(entry["collective_seq_id"])
         is_over = bool(entry.get("retired"))
@@ -318,8 +337,9 @@ def _tell_entries(group: dict[str, Any], entries: Sequence[Mapping[str, Any]], r
         if entry.get("is_p2p") or is_end or not number:
             continue
         over[number] = is_over
-        last.append([number, operation[:_SIZES], _sizes(entry), int(entry["time_created_ns"])])
-    group |= {"last": last[-MOST:], "messages": messages[:MAX_MESSAGES]}
+        collectives.append((number, operation[:_SIZES], entry))
+    group["last"] = [[*what, _sizes(entry), int(entry["time_created_ns"])] for *what, entry in collectives[-MOST:]]
+    group["messages"] = messages[:MAX_MESSAGES]
     group["entered"] = max(int(entry["collective_seq_id"]) for entry in entries)  # a message has the last one's
     group["done"] = min((number - 1 for number, is_over in over.items() if not is_over), default=group["entered"])
 

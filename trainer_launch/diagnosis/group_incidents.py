@@ -16,6 +16,7 @@ from trainer_launch.diagnosis.collectives import (
     Explanation,
     Life,
     RankState,
+    Stage,
     brief,
     entered_in_words,
     never_entered,
@@ -135,7 +136,7 @@ class GroupIncidents:
         """What ranks have said at the end of their programs, also those whose processes still end."""
         places = self._group.places
         return [
-            RankState(rank=places[name].rank, groups=answer.groups)
+            RankState(rank=places[name].rank, stage=Stage.ENDED, groups=answer.groups)
             for name, answer in self._recorders.at_end.items()
             if name in places
         ]
