@@ -354,7 +354,7 @@ SYMPTOMS = (
     ),
     _cause(
         "PeerLost",
-        r"ncclRemoteError|DistNetworkError|Rendezvous(?:Timeout|Connection|Closed)Error",
+        r"ncclRemoteError|DistNetworkError(?!: Interrupted)|Rendezvous(?:Timeout|Connection|Closed)Error",
         r"remote process exited or there was a network error|Net : [Cc]onnection closed by remote peer",
         r"ncclSystemError[\s\S]*?(?:Connection refused|timed out|Broken pipe|reset by peer|No route to host)",
         r"DistStoreError: (?:Timed out|wait timeout|Connection)|TCPStore[^\n]*(?:Connection|Broken pipe|recvValue)",
