@@ -47,6 +47,7 @@ _GOES_ON = re.compile(r"terminate called after|Fatal Python error|Abort\(")  # i
 _LOGGED = re.compile(r"(\[rank\d+\]: *)?\[[IWE]\d{3,4} |.*\bNCCL (WARN|INFO)\b|\S+:\d+: \w*Warning: ")
 # What torch's agent logs of a worker's end: no word of the worker's own.
 _OF_AGENT = re.compile(r"[IWE]\d{4} \S+ +\d+ \S*torch/(distributed/elastic|multiprocessing)/")
+_CANNOT_RUN = re.compile(r"\S+: (?:line )?\d+: .*: (?:(?:command )?not found|Permission denied|No such file.*)$")
 _NAME = re.compile(_RANK + r"([A-Za-z_][\w.]*)(?=:|$)")
 
 # -- errors within errors ------------------------------------------------------------------------
@@ -84,8 +85,9 @@ def final_error(lines: Iterable[str]) -> tuple[str, ...]:
     if not named:
         return lines[-1:]
     first, *rest = lines[named[-1] :]
-    if first.startswith("Fatal Python error: "):  # where the thread was that failed
-        return (first, *[line.strip() for line in rest if line.lstrip().startswith('File "')][:1])
+    if first.startswith("Fatal Python error: "):  # below is where each thread was
+        own = next((n for n, line in enumerate(rest) if line.startswith("Current thread ")), len(rest))
+        return (first, *(line.strip() for line in rest[own + 1 : own + 2]))
     own = [line for line in rest if not (_LOGGED.match(line) or _FRAME.match(line))]
     return (first, *own[: _ERROR_LINES - 1])
 
@@ -102,6 +104,11 @@ def headline(lines: Iterable[str]) -> str:
 def last_words(lines: Iterable[str]) -> str:
     """The last line of stderr that no library has logged."""
     return next((line for line in reversed([*lines]) if not (_OF_AGENT.match(line) or _LOGGED.match(line))), "")
+
+
+def shells_words(lines: Iterable[str]) -> str:
+    """The last line in which a shell says that it cannot run a command."""
+    return next((line for line in reversed([*lines]) if _CANNOT_RUN.match(line)), "")
 
 
 def error_name(text: str) -> str | None:

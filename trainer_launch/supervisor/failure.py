@@ -22,6 +22,7 @@ from trainer_launch.supervisor.error_lines import (
     headline,
     last_words,
     recognise,
+    shells_words,
 )
 
 _WHY_CHARS, _WHY_END_CHARS = 400, 150  # of what the program says; so many of them from its end
@@ -262,7 +263,10 @@ def _why(death: Death, evidence: Evidence) -> str:
     is_killed = death.signal is not None and death.signal not in _CRASHES  # it cannot say why
     if evidence.stopped or is_killed:
         return ""
-    return headline(evidence.last_lines) or ("" if death.signal is not None else last_words(evidence.last_errors))
+    words = (
+        shells_words(evidence.last_lines) if exit_codes.cannot_run(death.code) else headline(evidence.last_lines)
+    )
+    return words or ("" if death.signal is not None else last_words(evidence.last_errors))
 
 
 def how(death: Death, signal_word: str = "") -> str:
