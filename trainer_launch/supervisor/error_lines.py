@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from trainer_launch.host.slow_files import within
-from trainer_launch.model import exit_codes, suggestions
+from trainer_launch.model import Death, exit_codes, suggestions
 from trainer_launch.model.redaction import presentable
 
 _ERROR_LINES = 8  # an error's own text; what follows are frames
@@ -156,6 +156,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 
     reason: str
     pattern: str = ""  # of the last error; compiled when an error is looked at: most jobs have none
+    applies: Callable[[Death, Any], bool] = lambda death, evidence: False  # where no pattern tells
     what: str = ""  # completes "rank 3 ended with exit code 1, …"
     hint: str = ""
     exit_code: int | None = None  # None: the program's own
