@@ -86,8 +86,8 @@ def final_error(lines: Iterable[str]) -> tuple[str, ...]:
         return lines[-1:]
     first, *rest = lines[named[-1] :]
     if first.startswith("Fatal Python error: "):  # below is where each thread was
-        own = next((n for n, line in enumerate(rest) if line.startswith("Current thread ")), len(rest))
-        return (first, *(line.strip() for line in rest[own + 1 : own + 2]))
+        failed = next((n for n, line in enumerate(rest) if line.startswith("Current thread ")), len(rest))
+        return (first, *(line.strip() for line in rest[failed + 1 : failed + 2]))
     own = [line for line in rest if not (_LOGGED.match(line) or _FRAME.match(line))]
     return (first, *own[: _ERROR_LINES - 1])
 
@@ -409,7 +409,7 @@ _ASKED = re.compile(r"(?:Unable|tried) to allocate (\d+(?:\.\d+)?) (bytes|[KMGTP
 # A process without which another cannot go on has been killed, or has gone without a word.
 _LOST_CHILD = re.compile(
     r"killed by signal: Killed|DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly|\bSIGKILL\b|"
-    r"(?:exit(?:code| code| status)?:? ?|signal )(?:-9|137)\b|terminated abruptly|BrokenProcessPool"
+    r"(?:exit|code|status)[=: ]{1,2}(?:-9|137)\b|signal 9\b|terminated abruptly|BrokenProcessPool"
 )
 
 

@@ -42,7 +42,7 @@ def _killed_for_memory(death: Death, evidence: Evidence) -> bool:
     """Itself, or a process without which it could not go on, such as a data loader."""
     if not evidence.oom_killed or death.reason is not None:
         return False
-    was_killed = death.signal == signal.SIGKILL or death.code == exit_codes.of_signal(signal.SIGKILL)
+    was_killed = death.signal == signal.SIGKILL or death.code in (128 + signal.SIGKILL, 256 - signal.SIGKILL)
     return was_killed or (death.signal is None and error_lines.tells_of_killed_child(_error_text(death, evidence)))
 
 
