@@ -126,10 +126,14 @@ def test_a_rank_that_only_prints_what_mpirun_says_is_a_failed_rank(tmp_path: Pat
 
 
 def test_a_program_that_mpirun_cannot_find_is_not_tried_again(tmp_path: Path) -> None:
-    text = "mpirun was unable to find the specified executable file, and therefore\n"
+    text = (
+        "mpirun was unable to launch the specified application as it could not access\n"
+        "or execute an executable:\n\nExecutable: ./nosuch\nNode: vm\n"
+    )
     job = MpiRun(tmp_path, "a b", *[Life(Program(ends_s=0.1, code=1), text)] * 4)
     failure = failure_of(job.run())
-    assert (failure.reason, failure.exit_code, len(job.starts)) == ("NotRunnable", 127, 1)
+    assert (failure.reason, failure.exit_code, len(job.starts)) == ("NotRunnable", 126, 1)
+    assert failure.message.endswith("could not access or execute an executable: Executable: ./nosuch Node: vm")
 
 
 def test_an_mpirun_that_cannot_be_started_ends_the_job(tmp_path: Path) -> None:

@@ -98,6 +98,8 @@ def test_a_kill_for_memory_shows_count_limit_and_peak():
         (1, "subprocess.CalledProcessError: Command 'x' returned non-zero exit status 137."),
         (1, "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL"),
         (1, "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly"),
+        (1, "RuntimeError: tokenizer died with exitcode=-9"),
+        (247, "sys.exit(os.waitstatus_to_exitcode(os.system(...)))"),
         (137, "./preprocess.sh: line 4:    88 Killed                  python tokenize.py"),
     ],
 )
@@ -109,7 +111,7 @@ def test_a_process_of_a_rank_that_was_killed_for_memory_is_the_same_cause_and_wi
 
 
 @pytest.mark.parametrize(
-    "line", ["ValueError: bad sample", "RuntimeError: exit code 1 of the decoder", "signal 11"]
+    "line", ["ValueError: bad sample", "RuntimeError: exit code 1 of the decoder", "code 9", "code 1370"]
 )
 def test_an_error_that_tells_of_no_killed_process_is_not_blamed_on_memory_that_another_process_used_up(line):
     failure = classify(Death(rank=0, code=1), replace(OOM, last_lines=(line,)))

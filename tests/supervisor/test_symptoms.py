@@ -193,7 +193,9 @@ def test_the_errors_of_a_group_are_told_also_from_the_output_alone():
             (
                 "Fatal Python error: Segmentation fault",
                 "",
-                "Thread 0x7f (most recent call first):",
+                "Thread 0x7e (most recent call first):",
+                '  File "/b.py", line 2 in serve',
+                "Current thread 0x7f (most recent call first):",
                 '  File "/a.py", line 27 in decode',
             ),
             'Fatal Python error: Segmentation fault File "/a.py", line 27 in decode',

@@ -87,6 +87,7 @@ def _unreached(said: Said, found: re.Match[str]) -> Said:
     return replace(said, unreached=found.groupdict().get("host") or "", words=found[0].strip()[:200])
 
 
+_NOT_RUN = "mpirun was unable to (?:find the specified executable|launch the specified)|execvp error on file "
 _Take = Callable[[Said, "re.Match[str]"], Said]
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}"
 _HOST = rf"(?P<host>{_NAME})"
@@ -216,9 +217,10 @@ class MpirunEnd(Struct, frozen=True):
 def death_of(end: MpirunEnd, attempt: int) -> Death:
     """The death of the first failed rank, with its last error; of a lost peer where only that is known."""
     said, error = end.said, _error_of(end).strip()
-    if said.rank is None:  # what mpirun refuses itself, in one or two lines
-        refusals = (n for n, line in enumerate(end.lines) if re.search(MPIRUN_REFUSES, line))
-        error = next((" ".join(end.lines[n : n + 2]).strip() for n in refusals), error)
+    if said.rank is None:  # in mpirun's own words, which are a paragraph
+        own = (n for n, line in enumerate(end.lines) if re.search(f"{MPIRUN_REFUSES}|{_NOT_RUN}", line))
+        text = next((" ".join(line.strip() for line in end.lines[n : n + 5] if line.strip(" -")) for n in own), "")
+        error = text or error
     is_not_run = said.rank is None and exit_codes.cannot_run(said.exit_code)
     return replace(
         end.death,

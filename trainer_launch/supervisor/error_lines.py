@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from trainer_launch.host.slow_files import within
-from trainer_launch.model import exit_codes, suggestions
+from trainer_launch.model import Death, exit_codes, suggestions
 from trainer_launch.model.redaction import presentable
 
 _ERROR_LINES = 8  # an error's own text; what follows are frames
@@ -47,6 +47,7 @@ _GOES_ON = re.compile(r"terminate called after|Fatal Python error|Abort\(")  # i
 _LOGGED = re.compile(r"(\[rank\d+\]: *)?\[[IWE]\d{3,4} |.*\bNCCL (WARN|INFO)\b|\S+:\d+: \w*Warning: ")
 # What torch's agent logs of a worker's end: no word of the worker's own.
 _OF_AGENT = re.compile(r"[IWE]\d{4} \S+ +\d+ \S*torch/(distributed/elastic|multiprocessing)/")
+_CANNOT_RUN = re.compile(r"\S+: (?:line )?\d+: .*: (?:(?:command )?not found|Permission denied|No such file.*)$")
 _NAME = re.compile(_RANK + r"([A-Za-z_][\w.]*)(?=:|$)")
 
 # -- errors within errors ------------------------------------------------------------------------
@@ -84,9 +85,10 @@ def final_error(lines: Iterable[str]) -> tuple[str, ...]:
     if not named:
         return lines[-1:]
     first, *rest = lines[named[-1] :]
-    if first.startswith("Fatal Python error: "):  # where the thread was that failed
-        rest = rest[next((n for n, line in enumerate(rest) if line.startswith("Current thread 0x")), 0) :]
-        return (first, *[line.strip() for line in rest if line.lstrip().startswith('File "')][:1])
+    if first.startswith("Fatal Python error: "):  # below is where each thread was
+        starts = ("Current thread ", "Stack (most recent")  # of a forked worker, only that thread is shown
+        failed = next((n for n, line in enumerate(rest) if line.startswith(starts)), len(rest))
+        return (first, *(line.strip() for line in rest[failed + 1 : failed + 2]))
     own = [line for line in rest if not (_LOGGED.match(line) or _FRAME.match(line))]
     return (first, *own[: _ERROR_LINES - 1])
 
@@ -103,6 +105,11 @@ def headline(lines: Iterable[str]) -> str:
 def last_words(lines: Iterable[str]) -> str:
     """The last line of stderr that no library has logged."""
     return next((line for line in reversed([*lines]) if not (_OF_AGENT.match(line) or _LOGGED.match(line))), "")
+
+
+def shells_words(lines: Iterable[str]) -> str:
+    """The last line in which a shell says that it cannot run a command."""
+    return next((line for line in reversed([*lines]) if _CANNOT_RUN.match(line)), "")
 
 
 def error_name(text: str) -> str | None:
@@ -150,6 +157,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 
     reason: str
     pattern: str = ""  # of the last error; compiled when an error is looked at: most jobs have none
+    applies: Callable[[Death, Any], bool] = lambda death, evidence: False  # where no pattern tells
     what: str = ""  # completes "rank 3 ended with exit code 1, …"
     hint: str = ""
     exit_code: int | None = None  # None: the program's own
@@ -355,7 +363,7 @@ SYMPTOMS = (
     ),
     _cause(
         "PeerLost",
-        r"ncclRemoteError|DistNetworkError|Rendezvous(?:Timeout|Connection|Closed)Error",
+        r"ncclRemoteError|DistNetworkError(?!: Interrupted)|Rendezvous(?:Timeout|Connection|Closed)Error",
         r"remote process exited or there was a network error|Net : [Cc]onnection closed by remote peer",
         r"ncclSystemError[\s\S]*?(?:Connection refused|timed out|Broken pipe|reset by peer|No route to host)",
         r"DistStoreError: (?:Timed out|wait timeout|Connection)|TCPStore[^\n]*(?:Connection|Broken pipe|recvValue)",
@@ -402,7 +410,7 @@ _ASKED = re.compile(r"(?:Unable|tried) to allocate (\d+(?:\.\d+)?) (bytes|[KMGTP
 # A process without which another cannot go on has been killed, or has gone without a word.
 _LOST_CHILD = re.compile(
     r"killed by signal: Killed|DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly|\bSIGKILL\b|"
-    r"(?:exit(?:code| code| status)?:? ?|signal )(?:-9|137)\b|terminated abruptly|BrokenProcessPool"
+    r"(?:exit|code|status)[=: ]{1,2}(?:-9|137)\b|signal 9\b|terminated abruptly|BrokenProcessPool"
 )
 
 

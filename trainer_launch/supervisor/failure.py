@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
@@ -22,6 +22,7 @@ from trainer_launch.supervisor.error_lines import (
     headline,
     last_words,
     recognise,
+    shells_words,
 )
 
 _WHY_CHARS, _WHY_END_CHARS = 400, 150  # of what the program says; so many of them from its end
@@ -37,22 +38,20 @@ _CRASHES = (
 )
 
 
-def _signal_is(*numbers: int) -> Callable[[Death, Evidence], bool]:
-    return lambda end, _: end.signal in numbers
-
-
 def _killed_for_memory(death: Death, evidence: Evidence) -> bool:
     """Itself, or a process without which it could not go on, such as a data loader."""
-    if not evidence.oom_killed:
+    if not evidence.oom_killed or death.reason is not None:
         return False
-    was_killed = death.signal == signal.SIGKILL or death.code == exit_codes.of_signal(signal.SIGKILL)
+    was_killed = death.signal == signal.SIGKILL or death.code in (128 + signal.SIGKILL, 256 - signal.SIGKILL)
     return was_killed or (death.signal is None and error_lines.tells_of_killed_child(_error_text(death, evidence)))
 
 
 def _asked_too_much(death: Death, evidence: Evidence) -> bool:
     """For more memory at once than the container can ever have."""
     asked_bytes, most_bytes = error_lines.bytes_asked_for(_error_text(death, evidence)), evidence.memory_bytes
-    return asked_bytes is not None and most_bytes is not None and asked_bytes > most_bytes
+    if asked_bytes is None or most_bytes is None or death.reason is not None:
+        return False
+    return asked_bytes > most_bytes
 
 
 def _error_text(death: Death, evidence: Evidence) -> str:
@@ -63,122 +62,100 @@ def _error_text(death: Death, evidence: Evidence) -> str:
 
 
 # Before what the program's last error shows, and after it.
-_FIRST: tuple[tuple[Callable[[Death, Evidence], bool], Cause], ...] = (
-    (
-        lambda _, evidence: evidence.stopped,
-        Cause(
-            reason="Stopped",
-            hint="nothing; if work was lost, raise --grace and terminationGracePeriodSeconds",
-            exit_code=exit_codes.STOPPED,
-        ),
+_FIRST = (
+    Cause(
+        reason="Stopped",
+        applies=lambda _, evidence: evidence.stopped,
+        hint="nothing; if work was lost, raise --grace and terminationGracePeriodSeconds",
+        exit_code=exit_codes.STOPPED,
     ),
-    (
-        lambda death, evidence: death.reason is None and _killed_for_memory(death, evidence),
-        Cause(
-            reason="OutOfMemory",
-            what="because the container's memory was used up",
-            hint="raise the container's memory limit, or use fewer data-loader workers or smaller batches",
-        ),
+    Cause(
+        reason="OutOfMemory",
+        applies=_killed_for_memory,
+        what="because the container's memory was used up",
+        hint="raise the container's memory limit, or use fewer data-loader workers or smaller batches",
     ),
-    (
-        lambda death, evidence: death.reason is None and _asked_too_much(death, evidence),
-        Cause(
-            reason="Failed",
-            what="because it asked for more memory than there is",
-            hint="correct the shape or size that the error names",
-        ),
+    Cause(
+        reason="Failed",
+        applies=_asked_too_much,
+        what="because it asked for more memory than there is",
+        hint="correct the shape or size that the error names",
     ),
-    (
-        lambda end, evidence: end.signal == signal.SIGBUS and evidence.shm_full,
-        Cause(
-            reason="SharedMemoryFull",
-            what="because /dev/shm was full",
-            hint="mount an emptyDir with medium: Memory at /dev/shm, or use fewer data-loader workers",
-        ),
+    Cause(
+        reason="SharedMemoryFull",
+        applies=lambda death, evidence: death.signal == signal.SIGBUS and evidence.shm_full,
+        what="because /dev/shm was full",
+        hint="mount an emptyDir with medium: Memory at /dev/shm, or use fewer data-loader workers",
     ),
 )
 # Where more is known than how a process ended.
-_KNOWN = {
-    cause.reason: cause
-    for cause in (
-        Cause(
-            reason="Hung",
-            hint="correct what that rank does there; trainer-launch incidents show has the stacks of all ranks. "
-            "If all ranks are in the same collective, check the network between the nodes",
-            exit_code=exit_codes.INFRASTRUCTURE,
-            again=True,
-        ),
-        Cause(
-            reason="NotRunnable",
-            what="because it cannot be run",
-            hint="check the command, the image and the working directory",
-            again=False,
-        ),
-        Cause(
-            reason="Quarantined",
-            hint="let the platform start this pod on another machine, and have this one checked (nvidia-smi -q, "
-            "kernel log)",
-            exit_code=exit_codes.INFRASTRUCTURE,
-            again=True,
-        ),
-        Cause(reason="NotStarted", hint="correct what the message names, in this pod or its image"),
-        Cause(reason="PeerLost", hint=PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
-        Cause(
-            reason="ProgramError",
-            hint="let all ranks enter the same collectives, as often as all others; a restart will not help",
-            again=False,
-        ),
-        Cause(
-            reason="Misconfigured",
-            hint="correct torchrun's option or its PET_ variable; a restart will not help",
-            exit_code=exit_codes.MISCONFIGURED,
-            again=False,
-        ),
-        MISADDRESSED,
-    )
-}
-_LAST: tuple[tuple[Callable[[Death, Evidence], bool], Cause], ...] = (
-    (
-        _signal_is(*_CRASHES),
-        Cause(
-            reason="Crashed",
-            hint="a native library failed: PYTHONFAULTHANDLER=1 shows where, if the message does not",
-        ),
+_KNOWN = (
+    Cause(
+        reason="Hung",
+        hint="correct what the named rank does; trainer-launch incidents show has the stacks of all ranks. If all "
+        "are in the same collective, check the network between the nodes",
+        exit_code=exit_codes.INFRASTRUCTURE,
+        again=True,
     ),
-    (
-        _signal_is(signal.SIGKILL),
-        Cause(
-            reason="Killed",
-            hint="find out who sent SIGKILL: the program itself, kubectl exec, or the node when its own memory ran "
-            "out (kubectl describe node; its kernel log)",
-        ),
+    Cause(
+        reason="NotRunnable",
+        what="because it cannot be run",
+        hint="check the command, the image and the working directory",
+        again=False,
     ),
-    (
-        lambda end, evidence: end.signal in evidence.handed_on,
-        Cause(
-            reason="Killed",
-            hint="add a handler for this signal to the program, or set its meaning with --signals",
-        ),
+    Cause(
+        reason="Quarantined",
+        hint="let the platform start this pod on another machine, and have this one checked (nvidia-smi -q, its "
+        "kernel log)",
+        exit_code=exit_codes.INFRASTRUCTURE,
+        again=True,
     ),
-    (
-        lambda end, _: end.signal is not None,
-        Cause(
-            reason="Killed",
-            hint="find out who sent it; the launcher did not: the program itself, its libraries, a wrapper or "
-            "kubectl exec",
-        ),
+    Cause(reason="NotStarted", hint="correct what the message names, in this pod or its image"),
+    Cause(reason="PeerLost", hint=PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
+    Cause(
+        reason="ProgramError",
+        hint="let all ranks enter the same collectives, as often as all others; a restart will not help",
+        again=False,
     ),
-    (
-        lambda death, _: exit_codes.cannot_run(death.code),
-        Cause(
-            reason="Failed",
-            what="as a shell says of a command that it cannot run",
-            hint="install the command that the program calls into the image, or correct PATH",
-        ),
+    Cause(
+        reason="Misconfigured",
+        hint="correct torchrun's option or its PET_ variable; a restart will not help",
+        exit_code=exit_codes.MISCONFIGURED,
+        again=False,
     ),
-    (lambda _end, _evidence: True, Cause(reason="Failed")),
+    MISADDRESSED,
 )
-CAUSES = (*(cause for _, cause in (*_FIRST, *_LAST)), *_KNOWN.values())
+_LAST = (
+    Cause(
+        reason="Crashed",
+        applies=lambda death, _: death.signal in _CRASHES,
+        hint="a native library failed: PYTHONFAULTHANDLER=1 shows where, if the message does not",
+    ),
+    Cause(
+        reason="Killed",
+        applies=lambda death, _: death.signal == signal.SIGKILL,
+        hint="find out who sent SIGKILL: the program itself, kubectl exec, or the node when its own memory ran out "
+        "(kubectl describe node; its kernel log)",
+    ),
+    Cause(
+        reason="Killed",
+        applies=lambda death, evidence: death.signal in evidence.handed_on,
+        hint="add a handler for this signal to the program, or set its meaning with --signals",
+    ),
+    Cause(
+        reason="Killed",
+        applies=lambda death, _: death.signal is not None,
+        hint="find out who sent it; the launcher did not: the program, its libraries, a wrapper or kubectl exec",
+    ),
+    Cause(
+        reason="Failed",
+        applies=lambda death, _: exit_codes.cannot_run(death.code),
+        what="as a shell says of a command that it cannot run",
+        hint="install the command that the program calls into the image, or correct PATH",
+    ),
+    Cause(reason="Failed", applies=lambda *_: True),
+)
+CAUSES = (*_FIRST, *_KNOWN, *_LAST)
 
 
 def classify(death: Death, evidence: Evidence) -> Failure:
@@ -205,13 +182,13 @@ def classify(death: Death, evidence: Evidence) -> Failure:
 
 def _cause(death: Death, evidence: Evidence) -> tuple[Cause, str]:
     """The first that applies, and the line that shows it; what the last error shows stands between the rules."""
-    cause = next((cause for applies, cause in _FIRST if applies(death, evidence)), None)
+    cause = next((cause for cause in _FIRST if cause.applies(death, evidence)), None)
     if cause is not None:
         return cause, ""
     if (recognised := recognise(_error_text(death, evidence), death.reason)) is not None:
         return recognised[0], " ".join(recognised[1].split())[:_WHY_CHARS]
-    known = None if death.reason is None else _KNOWN.get(death.reason)
-    return known or next(cause for applies, cause in _LAST if applies(death, evidence)), ""
+    known = (cause for cause in _KNOWN if cause.reason == death.reason)
+    return next(known, None) or next(cause for cause in _LAST if cause.applies(death, evidence)), ""
 
 
 def _shown(cause: Cause, death: Death, evidence: Evidence) -> Iterator[str]:
@@ -262,7 +239,10 @@ def _why(death: Death, evidence: Evidence) -> str:
     is_killed = death.signal is not None and death.signal not in _CRASHES  # it cannot say why
     if evidence.stopped or is_killed:
         return ""
-    return headline(evidence.last_lines) or ("" if death.signal is not None else last_words(evidence.last_errors))
+    words = (
+        shells_words(evidence.last_lines) if exit_codes.cannot_run(death.code) else headline(evidence.last_lines)
+    )
+    return words or ("" if death.signal is not None else last_words(evidence.last_errors))
 
 
 def how(death: Death, signal_word: str = "") -> str:

@@ -15,7 +15,6 @@ import errno
 import fcntl
 import logging
 import os
-import re
 import select
 import selectors
 import sys
@@ -40,7 +39,6 @@ _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it
 _PIPE_BYTES = 1024 * 1024  # what an unprivileged user may ask for; refused beyond the user's share
 _AT_ONCE = 32  # reads of one pipe before the next has its turn
 _PAUSE_S = 0.2  # after which a partial line, such as a prompt, is shown
-_NUMBER = re.compile(r"\d+")
 _LAST_LINES = 60  # the error that ended a program may stand before many C++ frames
 _COLORS = (36, 33, 32, 35, 34, 31)  # ANSI foregrounds, told apart best in this order
 _STDOUT, _STDERR = 1, 2
@@ -171,15 +169,9 @@ class Output:
         return (*output[len(output) - (_LAST_LINES - len(errors)) :], *errors) if errors else output
 
     def last_errors(self, process: str) -> tuple[str, ...]:
-        """Return what a process wrote last to stderr.
-
-        Where both streams share a pipe, nothing if the last line repeats another one but for its numbers.
-        """
-        errors = self._last_lines_of(process, _STDERR)
-        if self._pipes.get((process, _STDOUT)) is not self._pipes.get((process, _STDERR)):
-            return errors
-        kinds = [_NUMBER.sub("0", line) for line in errors]
-        return errors if kinds.count(kinds[-1] if kinds else "") == 1 else ()
+        """Return what a process wrote last to stderr alone; nothing where both streams share a pipe."""
+        is_shared = self._pipes.get((process, _STDOUT)) is self._pipes.get((process, _STDERR))
+        return () if is_shared else self._last_lines_of(process, _STDERR)
 
     def last_line(self, process: str) -> str:
         """Return the newest line of a process: of the stream that it wrote to last."""
