@@ -254,7 +254,9 @@ def fail(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) ->
     """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
     place = _node_of(state, failed.rank) or node  # another one, where all nodes have told why one hangs
     first = msg.GiveUp("", place.name, failed.rank, failed.exit_code, failed.signal, failed.message)
-    first = replace(first, node_rank=place.node_rank, host=place.host, is_victim=failed.lost_peer)
+    first = replace(
+        first, node_rank=place.node_rank, host=place.host, is_victim=failed.lost_peer or not failed.is_cause
+    )
     first = replace(first, exit_reason=failed.exit_reason, helps=failed.helps)
     if failed.cause is not None:
         state.failure = replace(first, cause=failed.cause, message=None)

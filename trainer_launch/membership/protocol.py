@@ -186,6 +186,7 @@ class Failed(Tagged, frozen=True):
     exit_reason: Text = ""  # in this node's words, for all nodes
     helps: bool | None = None  # likewise, whether a restart can help
     ago_s: Amount = 0.0  # since it failed
+    is_cause: bool = True  # False: that worker was only the first to say what all ranks did
 
 
 class Leave(Tagged, frozen=True):
@@ -298,7 +299,7 @@ class GiveUp(Tagged, frozen=True):
     seen: Text = ""  # what the notes of the nodes say of it
     node_rank: NodeRank | None = None  # of the node that it names
     host: Text | None = None
-    is_victim: bool = False  # the worker that it names only waited for a peer in vain
+    is_victim: bool = False  # the worker that it names is not known to be the cause
     exit_reason: Text = ""  # as in a Failed
     helps: bool | None = None
 

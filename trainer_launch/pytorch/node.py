@@ -518,8 +518,10 @@ class TorchNode(RunLoop):
             failed = worker_ends.failed_message(
                 death, self._group.generation, self._ending.ends or self._ends_now()
             )
-            cause, ago_s = self._failure_of(death), max(0.0, self._system.now() - death.at_s)
-            self._tell(replace(failed, exit_reason=cause.reason, helps=cause.restart_helps, ago_s=ago_s))
+            told, ago_s = self._failure_of(death), max(0.0, self._system.now() - death.at_s)
+            is_cause = death.reason is None or told.rank is not None  # ranks that differ name nobody
+            failed = replace(failed, exit_reason=told.reason, helps=told.restart_helps, is_cause=is_cause)
+            self._tell(replace(failed, ago_s=ago_s))
 
     def _say(self, death: Death) -> None:
         if death.process and death.reason != "NotRunnable":  # else it has been said
