@@ -84,6 +84,8 @@ def final_error(lines: Iterable[str]) -> tuple[str, ...]:
     named = [n for n, line in enumerate(lines) if _UNCAUGHT.match(line) or _TERMINATED.match(line)]
     if not named:
         return lines[-1:]
+    if lines[named[-1]] == "Fatal Python error: Aborted" and _TERMINATED.match(lines[named[-2:][0]]):
+        named = named[-2:][:1]  # what aborts has said why
     first, *rest = lines[named[-1] :]
     if first.startswith("Fatal Python error: "):  # below is where each thread was
         starts = ("Current thread ", "Stack (most recent")  # of a forked worker, only that thread is shown
