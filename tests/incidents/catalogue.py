@@ -17,6 +17,7 @@ BOTH = (*REPORT, "--hang-timeout", TIMEOUT_S)
 VARIES = {
     "S": r"\d+ s",
     "L": r"incident_job\.py:\d+",
+    "CRASHED": r'File "[^"]*incident_job\.py", line \d+ in kill',
     "LOADER": r"DataLoader worker \(pid(?:\(s\))? \d+\) (?:exited unexpectedly|is killed by signal: Killed\. ?)"
     r"(?: \(from RuntimeError: .*\))?",
     "R": r"[012]",
@@ -239,7 +240,7 @@ TO_TELL: tuple[Situation, ...] = (
         "rank 1 finished with exit code 0 while rank 0 still waited for it" + _ENTERED + _UNEVEN,
         "ProgramError",
         1,
-        rank=0,
+        rank=None,
         options=(),
     ),
     ended(
@@ -249,6 +250,7 @@ TO_TELL: tuple[Situation, ...] = (
         "default_pg" + _UNEVEN,
         "ProgramError",
         1,
+        rank=None,
         options=(),
     ),
     ended(
@@ -257,7 +259,7 @@ TO_TELL: tuple[Situation, ...] = (
         "rank 1 finished with exit code 0 while rank 0 still waited for it" + _ENTERED + _UNEVEN,
         "ProgramError",
         1,
-        rank=0,
+        rank=None,
         options=KILL,
     ),
     ended(
@@ -319,8 +321,20 @@ TO_TELL: tuple[Situation, ...] = (
         "Killed",
         137,
     ),
-    ended("segfault", "SIGSEGV", "rank 1 ended with signal SIGSEGV" + _ENTERED, "Crashed", 139),
-    ended("abort", "SIGABRT", "rank 1 ended with signal SIGABRT" + _ENTERED, "Crashed", 134),
+    ended(
+        "segfault",
+        "SIGSEGV",
+        "rank 1 ended with signal SIGSEGV: Fatal Python error: Segmentation fault {CRASHED}" + _ENTERED,
+        "Crashed",
+        139,
+    ),
+    ended(
+        "abort",
+        "SIGABRT",
+        "rank 1 ended with signal SIGABRT: Fatal Python error: Aborted {CRASHED}" + _ENTERED,
+        "Crashed",
+        134,
+    ),
     ended(
         "unhandled_signal",
         "SIGUSR2 without a handler",
@@ -365,11 +379,10 @@ TO_TELL: tuple[Situation, ...] = (
     ended(
         "times_out",
         "the group's own timeout",
-        "rank 0 ended with exit code 1, because a collective did not complete in time: RuntimeError: {GLOO}Timed "
-        "out waiting 1000ms for recv operation to complete",
+        "rank 1 (node 0) had not entered all_reduce #1 of group 1 (ranks 0-1), [[4]] Float; rank 0 waited in it; "
+        "rank 1 was in {L} (read_batch), and --max-restarts 0 allows no restart",
         "Hung",
-        1,
-        rank=None,
+        138,
     ),
     ended(
         "unused_parameters",
@@ -411,7 +424,7 @@ TO_TELL: tuple[Situation, ...] = (
         1,
         options=(),
         **_THREE_NODES,
-        any_rank=True,
+        rank=None,
     ),
     hang(
         "never_entered_after_output",
