@@ -155,4 +155,4 @@ def test_an_unknown_setting_is_reported_and_the_run_goes_on() -> None:
 def test_a_rehearsal_says_below_its_table_what_to_do() -> None:
     ended = launch("local", "--", "sh", "-c", "exit 127")
     assert ended.returncode == 127
-    assert "What to do (local-node-0-0): check the command, the image" in ended.stderr
+    assert "What to do (local-node-0-0): install the command that the program calls" in ended.stderr
