@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import Death, exit_codes, suggestions
 from trainer_launch.model.redaction import presentable
@@ -58,6 +59,7 @@ _SYNTAX = re.compile(rf"{_RANK}(?:SyntaxError|IndentationError|TabError)\b(?!.*,
 _PLACE = re.compile(_RANK + r' +File "([^"]*)", line (\d+)$')
 _OF_GROUP = re.compile(r"^\s*(?:\| ?|\+ (?=Exc)|\+[-+][-+ \d.]*$)+")  # what Python draws around its errors
 _DIRECT = "The above exception was the direct cause of the following exception:"
+_HANDLING = "During handling of the above exception, another exception occurred:"
 _TRACEBACK = re.compile(
     r"(?:Original |Exception Group )?Traceback \(most recent call last\):(?: \(RANK (?P<rank>\d+)\))?"
 )
@@ -132,9 +134,18 @@ def essence(message: str) -> str:
 def with_cause(message: str, trace: Sequence[str]) -> str:
     """A message with the error that it was raised from, or the last one of its group, by its traceback."""
     lines = with_places(trace)
+    if _DIRECT not in lines and _HANDLING in lines:  # of an error and a peer that was lost, the error came first
+        handled = headline(lines[: lines.index(_HANDLING)])
+        if not handled or _is_victims(handled) == _is_victims(message):
+            return message
+        return f"{message} (from {handled})" if _is_victims(handled) else handled
     until = lines.index(_DIRECT) if _DIRECT in lines else len(lines) if "sub-exception" in message else 0
     cause = headline(lines[:until])
     return f"{message} (from {cause})" if cause and cause not in message else message
+
+
+def _is_victims(text: str) -> bool:
+    return (recognised := recognise(text)) is not None and recognised[0].has_victim
 
 
 # -- what an error means -------------------------------------------------------------------------
@@ -431,15 +442,15 @@ def tells_of_killed_child(text: str) -> bool:
 
 log = logging.getLogger(__name__)
 
+_FILE_BYTES = 1 << 20  # of a file that a worker can write
 _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
 
 
 def read_error_file(path: str | None) -> dict[str, Any]:
     """What a worker under torch's @record wrote before it died; nothing, when it wrote nothing."""
     try:
-        text = within(path, "{}", Path(path).read_text, "utf-8") if path else "{}"
-        data = json.loads(text)
-    except (OSError, ValueError, RecursionError):
+        data = json.loads((LiveFiles(_FILE_BYTES).read(path) if path else None) or b"{}")
+    except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 
