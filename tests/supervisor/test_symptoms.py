@@ -117,8 +117,13 @@ def test_of_an_error_that_was_raised_in_another_process_only_what_was_raised_the
 
 def told(name, trace=""):
     """What is told of an exception whose traceback torch's error file has."""
-    content = {"message": {"message": name, "extraInfo": {"py_callstack": trace}}}
-    return classify(with_error_file(Death(rank=0, code=1), content, was_ended=False), Evidence()).message
+    worker = with_error_file(Death(rank=0, code=1), torchs(name, trace), was_ended=False)
+    return classify(worker, Evidence()).message
+
+
+def torchs(name, trace):
+    """The error file of an exception."""
+    return {"message": {"message": name, "extraInfo": {"py_callstack": trace}}}
 
 
 def test_errors_of_other_processes_and_ranks_are_told_with_whose_they_are():
@@ -161,6 +166,25 @@ def test_the_error_that_an_exception_was_raised_from_is_told_but_not_one_that_wa
     name = "RuntimeError: cannot load shard 3"
     assert told(name, CHAIN.format(DIRECT)).endswith(f": {name} (from OSError: [Errno 5] Input/output error)")
     assert told(name, CHAIN.format(HANDLING)).endswith(f": {name}")
+
+
+LOST = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:21345"
+
+
+def test_who_fails_while_it_handles_a_lost_peer_is_a_victim_and_who_loses_it_while_it_handles_an_error_is_not():
+    chain = "{}\n" + HANDLING + "\n{}\n"
+    victim = with_error_file(
+        Death(rank=0, code=1),
+        torchs("TrainError: step failed", chain.format(LOST, "TrainError: step failed")),
+        was_ended=False,
+    )
+    assert classify(victim, Evidence()).reason == "PeerLost"
+    culprit = with_error_file(
+        Death(rank=0, code=1), torchs(LOST, chain.format("ValueError: torn batch", LOST)), was_ended=False
+    )
+    failure = classify(culprit, Evidence())
+    assert (failure.reason, failure.rank) == ("Failed", 0)
+    assert failure.message == "rank 0 ended with exit code 1: ValueError: torn batch"
 
 
 GROUP = """\

@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import Death, exit_codes, suggestions
 from trainer_launch.model.redaction import presentable
@@ -31,9 +32,11 @@ _UNCAUGHT = re.compile(
 )
 # What argparse says of a script, Python of none, and who aborts: C++, Python and glibc themselves, fatal lines of
 # JAX's and TensorFlow's logging, MPICH above its own stack, and the watchdog of torch's backends in Python.
-_ARGPARSE = r"\S+\.py(?: [\w-]+)*: error: (?:unrecognized arguments|the following arguments are required|argument )"
+_ARGPARSE = (
+    r"\.py(?: [\w-]+){0,4}: error: (?:unrecognized arguments|the following arguments are required|argument )"
+)
 _TERMINATED = re.compile(
-    rf"{_ARGPARSE}|\S*py\S*: can't open file '|"
+    rf"\S+{_ARGPARSE}|\S+: can't open file '|"
     r"terminate called after throwing|terminate called without|Fatal (?:Python|glibc) error: |"
     r"(?:free|[mc]alloc|realloc|munmap_chunk|malloc_consolidate)\(\): |"
     r"double free or corruption|corrupted (?:size vs|double)|"
@@ -54,14 +57,15 @@ _NAME = re.compile(_RANK + r"([A-Za-z_][\w.]*)(?=:|$)")
 
 _SYNTAX = re.compile(rf"{_RANK}(?:SyntaxError|IndentationError|TabError)\b(?!.*, line \d+\))")
 _PLACE = re.compile(_RANK + r' +File "([^"]*)", line (\d+)$')
-_OF_GROUP = re.compile(r"^\s*(?:\| ?|\+ (?=Exc)|\+[-+]+[-+ \d.]*$)+")  # what Python draws around its errors
+_OF_GROUP = re.compile(r"^\s*(?:\| ?|\+ (?=Exc)|\+[-+][-+ \d.]*$)+")  # what Python draws around its errors
 _DIRECT = "The above exception was the direct cause of the following exception:"
+_HANDLING = "During handling of the above exception, another exception occurred:"
 _TRACEBACK = re.compile(
     r"(?:Original |Exception Group )?Traceback \(most recent call last\):(?: \(RANK (?P<rank>\d+)\))?"
 )
 _MOST_INNER = 3
 # Of a tensor in torch's TORCH_DISTRIBUTED_DEBUG=DETAIL, what is alike on all ranks.
-_OPTIONS = re.compile(r", TensorDeviceTypes=(?:TensorOptions\(.*?memory_format=\([^)]*\)\))+")
+_OPTIONS = re.compile(r", TensorDeviceTypes=(?:TensorOptions\(.{0,300}?memory_format=\([^)]*\)\))+")
 
 
 def with_places(lines: Iterable[str]) -> tuple[str, ...]:
@@ -133,9 +137,18 @@ def essence(message: str) -> str:
 def with_cause(message: str, trace: Sequence[str]) -> str:
     """A message with the error that it was raised from, or the last one of its group, by its traceback."""
     lines = with_places(trace)
+    if _DIRECT not in lines and _HANDLING in lines:  # of an error and a peer that was lost, the error came first
+        handled = headline(lines[: lines.index(_HANDLING)])
+        if not handled or _is_victims(handled) == _is_victims(message):
+            return message
+        return f"{message} (from {handled})" if _is_victims(handled) else handled
     until = lines.index(_DIRECT) if _DIRECT in lines else len(lines) if "sub-exception" in message else 0
     cause = headline(lines[:until])
     return f"{message} (from {cause})" if cause and cause not in message else message
+
+
+def _is_victims(text: str) -> bool:
+    return (recognised := recognise(text)) is not None and recognised[0].has_victim
 
 
 # -- what an error means -------------------------------------------------------------------------
@@ -147,7 +160,7 @@ _START = rf"\A{_RANK}"
 _CUDA = r"(?:CUDA|HIP)(?: runtime)? error: |Cuda failure (?:\d+ )?'?|ROCm? error: "
 MPIRUN_REFUSES = (
     r"There are not enough slots (?:available in the system|on the nodes)|result in binding more processes than|"
-    r"\b(?:mpirun|mpiexec|prterun|orterun)\b.*(?:[Uu]nknown|[Uu]nrecognized) (?:option|argument)"
+    r"\b(?:mpirun|mpiexec|prterun|orterun)\b.{0,200}(?:[Uu]nknown|[Uu]nrecognized) (?:option|argument)"
 )
 PEER_HINT = (
     "check the other pods (kubectl get pods): find the one that failed first, or why a missing one does not run"
@@ -207,7 +220,7 @@ SYMPTOMS = (
     _cause(
         "ProgramError",
         _START + r"(?:ImportError|ModuleNotFoundError)\b",
-        r"Error while finding module specification for|^\S*py\S*: No module named \S+$",
+        r"Error while finding module specification for|^\S{0,200}py[\w.]{0,20}: No module named \S+$",
         what="because something it imports is not there",
         hint="install it into the image, or correct PYTHONPATH; a restart will not help",
         **_IN_VAIN,
@@ -221,7 +234,7 @@ SYMPTOMS = (
     ),
     _cause(
         "ProgramError",
-        r"\bpy\S*: can't open file '.*': \[Errno 2\]",
+        r"\bpy\S{0,99}: can't open file '.*': \[Errno 2\]",
         what="because its script is not there",
         hint="correct the path, the working directory or the volume that has the code; a restart will not help",
         **_FINAL,
@@ -391,7 +404,7 @@ SYMPTOMS = (
         again=True,
     ),
 )
-_ADDRESS = re.compile(r"DistNetworkError: .*?(?:trying to connect to|any network address of) \([^()]*, (\d+)\)")
+_ADDRESS = re.compile(r"DistNetworkError: .{0,300}?(?:to connect to|any network address of) \([^()]*, (\d+)\)")
 MISADDRESSED = Cause(
     reason="Failed",
     what="because nothing answers at the address where it wants to meet the other ranks",
@@ -432,15 +445,15 @@ def tells_of_killed_child(text: str) -> bool:
 
 log = logging.getLogger(__name__)
 
+_FILE_BYTES = 1 << 20  # of a file that a worker can write
 _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
 
 
 def read_error_file(path: str | None) -> dict[str, Any]:
     """What a worker under torch's @record wrote before it died; nothing, when it wrote nothing."""
     try:
-        text = within(path, "{}", Path(path).read_text, "utf-8") if path else "{}"
-        data = json.loads(text)
-    except (OSError, ValueError, RecursionError):
+        data = json.loads((LiveFiles(_FILE_BYTES).read(path) if path else None) or b"{}")
+    except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 
