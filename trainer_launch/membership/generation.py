@@ -253,11 +253,9 @@ def send_members(state: JobState, message: msg.FromServer, but: Key | None = Non
 def fail(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) -> None:
     """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
     place = _node_of(state, failed.rank) or node  # another one, where all nodes have told why one hangs
-    first = msg.GiveUp("", place.name, failed.rank, failed.exit_code, failed.signal, failed.message)
-    first = replace(
-        first, node_rank=place.node_rank, host=place.host, is_victim=failed.lost_peer or not failed.is_cause
-    )
+    first = msg.GiveUp("", None, failed.rank, failed.exit_code, failed.signal, failed.message)
     first = replace(first, exit_reason=failed.exit_reason, helps=failed.helps)
+    first = _placed(replace(first, is_victim=failed.lost_peer or not failed.is_cause), place)
     if failed.cause is not None:
         state.failure = replace(first, cause=failed.cause, message=None)
         give_up(state, failed.message)
@@ -491,13 +489,14 @@ def _name_cause(state: JobState, suspicion: Suspicion) -> str:
     for judge in state.judges.values() if suspicion.failed.timed_out else ():
         text, ranks = judge.explain_timeout(_bodies(judge, suspicion.notes), victim)
         if text:
-            rank = next(iter(ranks), None)
-            node = _node_of(state, rank)
-            place = (None, None, None) if node is None else (node.name, node.node_rank, node.host)
-            named = msg.GiveUp("", place[0], rank, message=failure.message, cause=_LATE)
-            state.failure = replace(named, node_rank=place[1], host=place[2])
+            named = msg.GiveUp("", rank=next(iter(ranks), None), message=failure.message, cause=_LATE)
+            state.failure = _placed(named, _node_of(state, named.rank))
             return text
     return ""
+
+
+def _placed(end: msg.GiveUp, node: NodeRecord | None) -> msg.GiveUp:
+    return end if node is None else replace(end, node=node.name, node_rank=node.node_rank, host=node.host)
 
 
 def _node_of(state: JobState, rank: int | None) -> NodeRecord | None:
