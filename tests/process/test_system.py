@@ -113,18 +113,3 @@ system.close()
 print(json.dumps([before, adopts()]))
 """
     assert told(code) == [True, False]
-
-
-def test_who_ended_with_0_and_had_a_handler_for_a_signal_that_asks_it_to_is_known() -> None:
-    """Its exit may be the answer to a SIGTERM from elsewhere; who has none would have died of it."""
-    code = """
-program = "import signal, sys; signal.signal(signal.SIG{}, lambda *_: None); sys.exit({})"
-argvs = [(sys.executable, "-c", program.format(*how)) for how in (("TERM", 0), ("TERM", 3), ("WINCH", 0))]
-argvs.append((sys.executable, "-c", "pass"))
-pids = [system.spawn(Process(name="rank", argv=argv, env=dict(os.environ))) for argv in argvs]
-for pid in pids:
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-system.wait(0)
-print(json.dumps([pid in system.may_be_asked for pid in pids]))
-"""
-    assert told(code) == [True, False, False, False]

@@ -143,6 +143,7 @@ class Recorded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     why: Text = ""  # nothing can be told
     stage: Stage = Stage.JOINED
     calls: Text = ""  # the method that the main thread is in, if it is not one of Python's
+    handles: bool = True  # at its end: whether it has a handler of a signal that asks a program to stop
     saved: Count = 0  # bytes of its dump
     far: Count = 0  # collectives that it has entered and ended, of all groups
     groups: Mapping[str, Group] = field(default_factory=dict)  # by name, the same on all ranks

@@ -147,7 +147,7 @@ class Join(Tagged, frozen=True):
     prepared: bool = True  # False: it cannot start workers yet, and joins again when it can
     device_fault: Text = ""  # the worker's last error, which proves that a device failed
     notes: _Notes = field(default_factory=dict)
-    may_be_asked: bool = False  # whether who finished has handlers of signals, by which it may have been asked to
+    may_be_asked: bool = False  # whether one that finished may have been told to, by a signal from elsewhere
 
 
 class Renew(Tagged, frozen=True):

@@ -199,7 +199,6 @@ class TorchNode(RunLoop):
         else:
             death = self._processes.reaped(pid, status, now_s)
             if death is not None:
-                self._group.may_be_asked |= {death.process} if pid in self._system.may_be_asked else set()
                 self.on_end(self._explained(death), now_s)
 
     @property
@@ -532,7 +531,7 @@ class TorchNode(RunLoop):
         was_sent = self._stop_signal is not None or bool(self._processes.relayed)
         if was_sent:
             return worker_ends.Ends()
-        return worker_ends.ends_of(self._group.deaths, self._ending.stopped_at_s, self._group.may_be_asked)
+        return worker_ends.ends_of(self._group.deaths, self._ending.stopped_at_s, self._group.left_unasked())
 
     def on_hang(self, hang: Death, now_s: float) -> None:
         """Workers hang: all are killed at once. Who hangs saves nothing, and the others wait for it."""

@@ -33,22 +33,22 @@ class Ends(Struct, frozen=True):
 
     finished: tuple[int, ...] = ()  # ranks that ended with exit code 0
     failed: bool = False  # whether one failed for a reason of its own
-    may_be_asked: bool = False  # whether one that finished has handlers of signals that ask it to
+    may_be_asked: bool = False  # whether one that finished may have been told to, by a signal
 
 
 UNKNOWN_ENDS = Ends(failed=True)  # as long as nobody has looked, nothing is proved
 
 
-def ends_of(deaths: Iterable[Death], stopped_at_s: float = math.inf, may_be_asked: Collection[str] = ()) -> Ends:
+def ends_of(deaths: Iterable[Death], stopped_at_s: float = math.inf, unasked: Collection[str] = ()) -> Ends:
     """Sum up deaths: what happens once the launcher has stopped workers tells nothing of what they would have done.
 
-    `may_be_asked` are processes that have handlers of signals that ask a program to stop.
+    `unasked` are processes which are known to have ended by themselves.
     """
     early = [death for death in deaths if death.at_s <= stopped_at_s]
     finished = [death for death in early if death.exit_code == 0]
     failed = any(death.exit_code != 0 and not is_victim(death) for death in early)
     ranks = tuple(death.rank for death in finished if death.rank is not None)
-    return Ends(ranks[: say.MAX_RANKS], failed, any(death.process in may_be_asked for death in finished))
+    return Ends(ranks[: say.MAX_RANKS], failed, any(death.process not in unasked for death in finished))
 
 
 def waited_in_vain(death: Death) -> str | None:

@@ -30,7 +30,6 @@ from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.output import Listener, Output, Sieve
 
-_ASKING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # programs save and end with 0 on these
 _NOBODY: frozenset[tuple[int, int]] = frozenset()
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -82,7 +81,6 @@ class System:
         # Sessions and groups below us; None: nobody has looked since the last end.
         self._seen: set[int] | None = None
         self._kept: set[int] = set()  # children that no signal to all reaches
-        self.may_be_asked: set[int] = set()  # pids that ended with 0, with handlers of signals that ask them to
         self._descriptors: set[int] = set()  # others', which end a `wait`
 
     def now(self) -> float:
@@ -298,10 +296,6 @@ class System:
                 return
             if info is None:
                 return
-            self.may_be_asked.discard(info.si_pid)
-            if info.si_pid in self._popens and (info.si_code, info.si_status) == (os.CLD_EXITED, 0):
-                asking = any(process_tree.catches(info.si_pid, number) for number in _ASKING)
-                self.may_be_asked |= {info.si_pid} if asking else set()
             popen = self._popens.pop(info.si_pid, None)
             self._kept.discard(info.si_pid)
             yield info.si_pid, _collect(info.si_pid) if popen is None else popen.wait()
