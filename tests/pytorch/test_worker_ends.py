@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from trainer_launch.diagnosis.group_incidents import aborted
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death
-from trainer_launch.pytorch.worker_ends import Ends, ends_of, failed_message
+from trainer_launch.pytorch.worker_ends import Ends, ends_of, failed_message, with_last_words
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:23696"
 DONE = Death(rank=1, code=0)
@@ -96,6 +96,15 @@ def test_a_failure_is_told_as_a_lost_peer_only_if_nothing_else_failed_on_the_nod
     assert failed_message(WAITED, 3, Ends((1,))) == say.Failed(3, 0, 1, None, CLOSED, "RuntimeError", True, (1,))
     assert not failed_message(WAITED, 3, Ends((1,), failed=True)).lost_peer
     assert not failed_message(OWN, 3, Ends((1,))).lost_peer
+
+
+def test_the_last_output_shows_a_victim_where_no_error_file_was_written() -> None:
+    plain = replace(WAITED, message=None)
+    assert failed_message(with_last_words(plain, ("step 7", CLOSED)), 1, Ends()).lost_peer
+    for death, lines in ((plain, ("ValueError: x",)), (replace(DONE, code=0), (CLOSED,)), (OWN, (CLOSED,))):
+        assert with_last_words(death, lines) == death
+    killed = Death(rank=0, signal=signal.SIGKILL)
+    assert with_last_words(killed, (CLOSED,)) == killed
 
 
 GLOO = (

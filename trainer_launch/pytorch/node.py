@@ -394,6 +394,7 @@ class TorchNode(RunLoop):
             death = self._with_error(death, place.error_file, was_ended=self.phase is NodePhase.ENDING)
         if death.signal == signal.SIGABRT:
             death = aborted(death, lambda: self._system.last_lines(name))
+        death = worker_ends.with_last_words(death, self._system.last_lines(name))
         if death.exit_code != 0 and self._stop_signal is None:
             evidence = Evidence(last_lines=self._system.last_lines(name))
             death = failure.with_symptom(death, evidence, None if self._go is None else self._go.port)
@@ -520,6 +521,9 @@ class TorchNode(RunLoop):
             told, ago_s = self._failure_of(death), max(0.0, self._system.now() - death.at_s)
             is_cause = death.reason is None or told.rank is not None  # ranks that differ name nobody
             failed = replace(failed, exit_reason=told.reason, helps=told.restart_helps, is_cause=is_cause)
+            if not failed.message:  # what its last lines say
+                words = told.message.partition(": ")[2]
+                failed = replace(failed, message=words, error=error_lines.error_name(words))
             self._tell(replace(failed, ago_s=ago_s))
 
     def _say(self, death: Death) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import retry_policy
 from trainer_launch.model import Death, Failure, exit_codes
-from trainer_launch.supervisor.error_lines import error_name, recognise
+from trainer_launch.supervisor.error_lines import error_name, final_error, recognise
 
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # by which workers are ended
 _LOST, _TIMED_OUT = "PeerLost", "Hung"
@@ -61,6 +61,12 @@ def waited_in_vain(death: Death) -> str | None:
         return None
     reason = _TIMED_OUT if _IN_STORE.search(message) else symptom[0].reason
     return reason if reason in (_LOST, _TIMED_OUT) else None
+
+
+def with_last_words(death: Death, lines: Sequence[str]) -> Death:
+    """A death without an error file, as of workers that start with exec: its last output may show a victim."""
+    told = replace(death, message="\n".join(final_error(lines)))
+    return told if death.message is None and death.code and waited_in_vain(told) else death
 
 
 def is_victim(death: Death) -> bool:
