@@ -136,6 +136,14 @@ def test_a_program_that_mpirun_cannot_find_is_not_tried_again(tmp_path: Path) ->
     assert failure.message.endswith("could not access or execute an executable: Executable: ./nosuch Node: vm")
 
 
+def test_data_that_a_rank_cannot_parse_is_no_program_that_cannot_be_parsed(tmp_path: Path) -> None:
+    lines = ('  File "<unknown>", line 1', "    a b", "SyntaxError: invalid syntax")
+    job = MpiRun(tmp_path, "a b", *[rank_1(1, *lines)] * 4)
+    failure = failure_of(job.run())
+    assert (failure.reason, len(job.starts)) == ("Failed", 4)
+    assert failure.message == "rank 1 ended with exit code 1: SyntaxError: invalid syntax (<unknown>, line 1)"
+
+
 def test_an_mpirun_that_cannot_be_started_ends_the_job(tmp_path: Path) -> None:
     job = MpiRun(tmp_path, "a")
     job.system._missing.add("mpirun")

@@ -56,7 +56,7 @@ _NAME = re.compile(_RANK + r"([A-Za-z_][\w.]*)(?=:|$)")
 # -- errors within errors ------------------------------------------------------------------------
 
 _SYNTAX = re.compile(rf"{_RANK}(?:SyntaxError|IndentationError|TabError)\b(?!.*, line \d+\))")
-_PLACE = re.compile(_RANK + r' +File "([^"]*)", line (\d+)$')
+_PLACE = re.compile(_RANK + r' *File "([^"]*)", line (\d+)$')
 _OF_GROUP = re.compile(r"^\s*(?:\| ?|\+ (?=Exc)|\+[-+][-+ \d.]*$)+")  # what Python draws around its errors
 _DIRECT = "The above exception was the direct cause of the following exception:"
 _HANDLING = "During handling of the above exception, another exception occurred:"

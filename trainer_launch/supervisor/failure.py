@@ -234,15 +234,13 @@ def _message(death: Death, evidence: Evidence, cause: Cause, line: str) -> str:
 
 def _why(death: Death, evidence: Evidence) -> str:
     """What the program says itself: an error that is named, or else the last line of stderr."""
-    if death.message is not None:
-        return death.message
+    words = shells_words(evidence.last_lines) if exit_codes.cannot_run(death.code) else ""
+    if words or death.message is not None:
+        return death.message or words
     is_killed = death.signal is not None and death.signal not in _CRASHES  # it cannot say why
     if evidence.stopped or is_killed:
         return ""
-    words = (
-        shells_words(evidence.last_lines) if exit_codes.cannot_run(death.code) else headline(evidence.last_lines)
-    )
-    return words or ("" if death.signal is not None else last_words(evidence.last_errors))
+    return headline(evidence.last_lines) or ("" if death.signal is not None else last_words(evidence.last_errors))
 
 
 def how(death: Death, signal_word: str = "") -> str:
