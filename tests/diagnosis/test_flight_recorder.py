@@ -79,6 +79,20 @@ else:
     work.wait()
 """
 
+# A backend that only pretends to communicate, which torch's hook records, as it does NCCL's from torch 2.15 on.
+HOOKED = """
+import json, torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from trainer_launch.diagnosis import flight_recorder
+hooks = getattr(torch._C._distributed_c10d, "FlightRecorderHook", None)
+if hooks is not None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    kept = hooks.attach(dist.group.WORLD)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4))
+    print(json.dumps(flight_recorder.answer({"number": 1}, 0)))
+"""
+
 
 def asked(recorders: Recorders, folder: str | None, within_s: float) -> Mapping[str, Recorded]:
     return recorders.answers(recorders.question(folder), time.monotonic() + within_s)
@@ -145,7 +159,10 @@ def test_blocked_workers_answer_and_torchs_own_reader_takes_their_dumps(tmp_path
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+@pytest.mark.parametrize(
+    "debug",
+    ["OFF", pytest.param("DETAIL", marks=pytest.mark.long("tests/diagnosis/test_flight_recorder.py"))],
+)
 def test_of_a_pipeline_that_also_reduces_the_collectives_are_counted(tmp_path: Path, debug: str) -> None:
     recorders = Recorders()
     answers: Mapping[str, Recorded] = {}
@@ -487,6 +504,17 @@ def test_each_backend_of_a_group_is_asked_for_what_it_records(monkeypatch: pytes
     assert groups["1"].messages == (Message("recv", 1, 22),)
     assert said_to({"only_far": True}).far == (3 + 1) + (1 + 1) + (1 + 0)
     assert said_to({"at_end": True}).groups["1"].last == ()
+
+
+@pytest.mark.torch
+@pytest.mark.long("tests/diagnosis/test_flight_recorder.py")
+def test_what_torchs_hook_records_of_another_backend_is_told() -> None:
+    env = clean_env({"TORCH_FR_BUFFER_SIZE": "100"})
+    run = subprocess.run([sys.executable, "-c", HOOKED], env=env, capture_output=True, text=True, check=True)
+    if not run.stdout:
+        pytest.skip("this torch has no hook that records other backends")
+    group = decode(Recorded, run.stdout).groups["0"]
+    assert (group.entered, group.done, group.last[-1].sizes) == (3, 3, "[[4]] Float")
 
 
 def test_who_has_left_all_its_process_groups_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
