@@ -21,7 +21,7 @@ FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 QUOTED = re.compile(r"`([^`\n]+)`")
 NAMES = {"| reason |": 1, "| check |": 1, "| failed check |": 1}
-RULES: list[failure._Rule | error_lines.Symptom] = [*failure.RULES, *error_lines.SYMPTOMS]
+RULES = [*failure.CAUSES, *error_lines.SYMPTOMS]
 
 
 def links_of(text: str) -> list[str]:

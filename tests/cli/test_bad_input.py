@@ -100,7 +100,7 @@ def test_without_a_platform_a_python_program_hears_what_it_lacks(tmp_path: Path)
 
 
 def test_how_to_mend_it_is_in_the_log_as_well() -> None:
-    assert "what to do: check the command" in launch("run", "--", "sh", "-c", "exit 127").stderr
+    assert "what to do: install the command" in launch("run", "--", "sh", "-c", "exit 127").stderr
 
 
 def test_a_value_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
@@ -155,4 +155,4 @@ def test_an_unknown_setting_is_reported_and_the_run_goes_on() -> None:
 def test_a_rehearsal_says_below_its_table_what_to_do() -> None:
     ended = launch("local", "--", "sh", "-c", "exit 127")
     assert ended.returncode == 127
-    assert "What to do (local-node-0-0): check the command, the image" in ended.stderr
+    assert "What to do (local-node-0-0): install the command that the program calls" in ended.stderr

@@ -220,7 +220,7 @@ def test_the_command_lists_and_shows_also_what_was_copied(tmp_path: Path) -> Non
     text = incidents(place, "show", newest)
     sentence, reason = text.splitlines()[:2]
     assert sentence == "rank 1 ended with exit code 1: ValueError: no luck"
-    assert reason == "reason=Failed; a restart will not help"
+    assert reason == "reason=Failed"
     assert "failure at 20" in text
     assert "last output of rank-1:" in text
     assert incidents(place, "show") == text, "the newest without an ID"

@@ -56,7 +56,7 @@ def test_a_programs_failure_says_the_same_everywhere_and_keeps_what_is_below(tmp
     one = only(place)
     sentence = "program ended with exit code 1: ValueError: no luck"
     assert (one.incident.kind, one.incident.sentence) == ("failure", sentence)
-    assert (one.incident.reason, one.incident.restart_helps) == ("Failed", False)
+    assert (one.incident.reason, one.incident.restart_helps) == ("Failed", None)
     assert words.read_text().splitlines()[0].endswith(f"| {sentence}")
     assert sentence in incident_bundle.text_of(one, "sentence.txt")
     assert f"collected in {one.folder}" in ended.stderr

@@ -766,6 +766,46 @@ def test_ranks_that_all_wait_outside_recorded_collectives_hang_and_nobody_is_nam
     assert found.text.endswith(": rank 0 waits in recv, called from a.py:9 (stage); rank 1 is in a.py:1 (f)")
 
 
+def test_who_had_not_joined_when_a_rank_timed_out_that_waited_for_it_is_named() -> None:
+    victim = rank(0, groups={}, life=Life.DEAD, how="exit code 1")
+    outside: dict[str, Any] = {"groups": {}, "stage": Stage.OUTSIDE}
+    late = rank(1, place="in a.py:12 (load)", **outside)
+    waits = rank(2, place="waits in init_process_group", doing=Doing.COLLECTIVE, **outside)
+    found = never_entered((victim, late, waits), 0)
+    assert found is not None
+    assert found.text == "rank 1 had not joined a process group yet: in a.py:12 (load); rank 0 waited for it"
+    assert found.ranks == (1,)
+    assert never_entered((victim, waits), 0) is None, "rank 2 waits, too"
+    assert never_entered((victim, replace(late, stage=Stage.LEFT)), 0) is None
+    assert never_entered((victim, replace(late, place="")), 0) is None, "nobody knows where it was"
+
+
+def test_who_finished_before_it_joined_leaves_all_others_waiting_for_ever() -> None:
+    joins: dict[str, Any] = {
+        "groups": {},
+        "stage": Stage.OUTSIDE,
+        "doing": Doing.COLLECTIVE,
+        "quiet_s": 2 * LIMIT_S,
+    }
+    joins["place"] = "waits in init_process_group, called from a.py:9 (main)"
+    others = (rank(0, **joins), rank(1, **joins))
+    done = rank(2, groups={}, life=Life.FINISHED, quiet_s=2 * LIMIT_S)
+    found = unexplained((*others, done), 3, LIMIT_S)
+    assert found.text == (
+        "rank 2 finished with exit code 0 before it joined a process group; ranks 0-1 wait in init_process_group, "
+        "called from a.py:9 (main); a restart will not help"
+    )
+    assert (found.ranks, found.reason, found.helps) == ((2,), "ProgramError", False)
+    for why, states in {
+        "they may not have noticed yet": (*others, replace(done, quiet_s=0.0)),
+        "it has left a group of its own": (others[0], replace(others[1], stage=Stage.JOINED), done),
+        "rank 1 comes later": (others[0], replace(others[1], doing=Doing.DATA), done),
+        "the launcher ends them for its death": (*others, replace(done, life=Life.DEAD)),
+        "nothing is known of rank 2": others,
+    }.items():
+        assert unexplained(states, 3, LIMIT_S).reason == "", why
+
+
 def test_a_brief_state_keeps_the_collective_that_has_not_ended() -> None:
     ahead = Group(entered=20, done=5, last=tuple(Collective(n, "all_reduce", SIZES, NOW) for n in range(1, 21)))
     for most in (4, 1):

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
 
 from tests.pytorch.nodes import PLAN
 from tests.supervisor.fakes import FakeSystem
-from trainer_launch.diagnosis.collectives import Explanation, Group, Life, RankState, explain
+from trainer_launch.diagnosis.collectives import Collective, Doing, Explanation, Group, Life, RankState, explain
 from trainer_launch.diagnosis.group_incidents import GroupIncidents
 from trainer_launch.diagnosis.incident_bundle import HANG, Incident
 from trainer_launch.diagnosis.incident_collection import Collected
 from trainer_launch.diagnosis.stall import STALL, Ranks
 from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.membership import protocol as say
-from trainer_launch.model import Death
+from trainer_launch.model import Death, Process
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver
@@ -54,9 +55,10 @@ def told_of(*states: RankState) -> tuple[RankState, ...]:
 
 
 class Collecting:
-    """A collector that only counts what becomes of its incidents."""
+    """A collector that only counts what becomes of its incidents, in which ranks show these states."""
 
-    def __init__(self) -> None:
+    def __init__(self, *states: RankState) -> None:
+        self.states, self.sentences = states, list[str]()
         self.dropped: list[Collected] = []
         self.kept: list[Collected] = []
 
@@ -65,6 +67,10 @@ class Collecting:
 
     def explained(self, collected: Collected, *_: object) -> None:
         self.kept.append(collected)
+
+    def collect(self, _kind: str, sentence: Callable[[Sequence[RankState]], str], **_: object) -> Collected:
+        self.sentences.append(sentence(self.states))
+        return incident(*self.states)
 
     def close(self) -> None:
         pass
@@ -163,3 +169,50 @@ def test_when_a_killed_rank_ended_is_no_progress() -> None:
     group.deaths.append(Death(rank=0, local_rank=0, code=137, signal=9))
     (state,) = group.ended()
     assert state.quiet_s is None
+
+
+IN_GROUP = {"0": Group(title="pg", ranks="0-1", entered=6, done=5)}
+LEAVES = "waits in destroy_process_group, called from a.py:9 (main)"
+
+
+@pytest.mark.parametrize(
+    ("state", "is_free"),
+    [
+        (RankState(rank=1, place="in a.py:5 (save_logs)"), True),
+        (RankState(rank=1, place=LEAVES, doing=Doing.COLLECTIVE), True),
+        (RankState(rank=1, place="in a.py:5 (next)", doing=Doing.DATA, groups=IN_GROUP), True),
+        (RankState(rank=1, place="waits in all_reduce", doing=Doing.COLLECTIVE), False),
+        (RankState(rank=1, place="in a.py:5 (wait)", groups=IN_GROUP), False),
+        (RankState(rank=1), False),
+        (RankState(rank=1, place="in a.py:5 (save_logs)", life=Life.STOPPED), False),
+    ],
+    ids=["cleans up", "leaves", "reads data meanwhile", "waits", "waits itself", "nobody knows", "stopped"],
+)
+def test_workers_that_wait_for_nobody_when_a_generation_ends_are_known(state: RankState, is_free: bool) -> None:
+    incidents, _ = failing(RankState(rank=0, life=Life.DEAD), state)
+    assert incidents.failed("rank 0 failed", was_killed=False) == ({"rank 1"} if is_free else set())
+
+
+def failing(*states: RankState) -> tuple[GroupIncidents, Collecting]:
+    """Of node 0, of whose ranks 0 and 1 the second still runs."""
+    group, collecting = group_of(), Collecting(*states)
+    group.places = {f"rank {rank}": WorkerPlace(rank, rank) for rank in (0, 1)}
+    group.processes.begin()
+    group.processes.add(Process(name="rank 1", argv=(), env={}), 100)
+    return GroupIncidents(group, lambda _: None, cast(Any, collecting)), collecting
+
+
+def test_the_incident_of_a_collective_that_timed_out_says_who_had_not_entered_it() -> None:
+    def recorded(rank: int, entered: int, **known: Any) -> RankState:
+        last = (Collective(entered, "all_reduce", "[]", NOW_NS),)
+        group = Group(title="pg", ranks="0-1", entered=entered, done=entered, last=last)
+        return RankState(rank=rank, groups={"0": group}, **known)
+
+    victim = recorded(0, 7, life=Life.DEAD)
+    incidents, collecting = failing(victim, recorded(1, 6, place="in a.py:5 (evaluate)"))
+    incidents.failed("rank 0 timed out", was_killed=False, timed_out=0)
+    (sentence,) = collecting.sentences
+    assert sentence == (
+        "rank 1 had not entered all_reduce #7 of pg; rank 0 waited in it; rank 1 was in a.py:5 (evaluate); "
+        "rank 0 timed out"
+    )

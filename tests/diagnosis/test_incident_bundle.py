@@ -37,6 +37,10 @@ def collector(place: Path, lines: Callable[[], tuple[str, ...]] = tuple) -> Coll
     return Collector(about, workers, lambda name: lines())
 
 
+def test_a_value_with_a_line_break_forges_no_other_variable() -> None:
+    assert incident_facts.environment({"A": "x\nB=y", "C": "z"}) == "A=x\\nB=y\nC=z\n"
+
+
 def test_where_no_thread_is_allowed_an_incident_is_kept_and_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,9 @@ BOTH = (*REPORT, "--hang-timeout", TIMEOUT_S)
 VARIES = {
     "S": r"\d+ s",
     "L": r"incident_job\.py:\d+",
-    "LOADER": r"DataLoader worker \(pid(?:\(s\))? \d+\) (?:exited unexpectedly|is killed by signal: Killed\. ?)",
+    "CRASHED": r'File "[^"]*incident_job\.py", line \d+ in kill',
+    "LOADER": r"DataLoader worker \(pid(?:\(s\))? \d+\) (?:exited unexpectedly|is killed by signal: Killed\. ?)"
+    r"(?: \(from RuntimeError: .*\))?",
     "R": r"[012]",
     "GLOO": r".*",
     "ALIVE": r"rank 1 is (?:[^;]+, still )?making progress",  # a busy machine may not let it answer in time
@@ -68,7 +70,7 @@ def stuck(act: str, text: str, sentence: str, **more) -> Situation:
 
 def ended(act: str, text: str, sentence: str, reason: str, exit_code: int, **more) -> Situation:
     """Ends by itself, or is ended as hung; a restart would help unless the program is the cause."""
-    again = reason in ("Hung", "Killed", "Crashed", "DeviceError") and exit_code > 1
+    again = True if exit_code >= 128 else False if reason == "ProgramError" else None
     words = {"options": END, "retryable": again, "rank": 1, **more}
     return Situation(act=act, text=text, sentence=sentence, reason=reason, exit_code=exit_code, **words)
 
@@ -238,7 +240,7 @@ TO_TELL: tuple[Situation, ...] = (
         "rank 1 finished with exit code 0 while rank 0 still waited for it" + _ENTERED + _UNEVEN,
         "ProgramError",
         1,
-        rank=0,
+        rank=None,
         options=(),
     ),
     ended(
@@ -248,6 +250,7 @@ TO_TELL: tuple[Situation, ...] = (
         "default_pg" + _UNEVEN,
         "ProgramError",
         1,
+        rank=None,
         options=(),
     ),
     ended(
@@ -256,7 +259,7 @@ TO_TELL: tuple[Situation, ...] = (
         "rank 1 finished with exit code 0 while rank 0 still waited for it" + _ENTERED + _UNEVEN,
         "ProgramError",
         1,
-        rank=0,
+        rank=None,
         options=KILL,
     ),
     ended(
@@ -318,8 +321,20 @@ TO_TELL: tuple[Situation, ...] = (
         "Killed",
         137,
     ),
-    ended("segfault", "SIGSEGV", "rank 1 ended with signal SIGSEGV" + _ENTERED, "Crashed", 139),
-    ended("abort", "SIGABRT", "rank 1 ended with signal SIGABRT" + _ENTERED, "Crashed", 134),
+    ended(
+        "segfault",
+        "SIGSEGV",
+        "rank 1 ended with signal SIGSEGV: Fatal Python error: Segmentation fault {CRASHED}" + _ENTERED,
+        "Crashed",
+        139,
+    ),
+    ended(
+        "abort",
+        "SIGABRT",
+        "rank 1 ended with signal SIGABRT: Fatal Python error: Aborted {CRASHED}" + _ENTERED,
+        "Crashed",
+        134,
+    ),
     ended(
         "unhandled_signal",
         "SIGUSR2 without a handler",
@@ -327,11 +342,11 @@ TO_TELL: tuple[Situation, ...] = (
         "Killed",
         140,
     ),
-    ended("leaves_with_7", "os._exit(7)", "rank 1 ended with exit code 7: rank 1 step 4", "Failed", 7),
+    ended("leaves_with_7", "os._exit(7)", "rank 1 ended with exit code 7", "Failed", 7),
     ended(
         "memory",
         "MemoryError",
-        _CODE + ", because the container has no memory left: MemoryError:",
+        _CODE + ", because it was refused memory: MemoryError:",
         "OutOfMemory",
         1,
     ),
@@ -359,16 +374,15 @@ TO_TELL: tuple[Situation, ...] = (
         "Rank 1 failed to pass monitoredBarrier in 1000 ms{GLOO}",
         "Hung",
         1,
-        rank=0,
+        rank=None,
     ),
     ended(
         "times_out",
         "the group's own timeout",
-        "rank 0 ended with exit code 1, because a collective did not complete in time: RuntimeError: {GLOO}Timed "
-        "out waiting 1000ms for recv operation to complete",
+        "rank 1 (node 0) had not entered all_reduce #1 of group 1 (ranks 0-1), [[4]] Float; rank 0 waited in it; "
+        "rank 1 was in {L} (read_batch), and --max-restarts 0 allows no restart",
         "Hung",
-        1,
-        rank=0,
+        138,
     ),
     ended(
         "unused_parameters",
@@ -410,7 +424,7 @@ TO_TELL: tuple[Situation, ...] = (
         1,
         options=(),
         **_THREE_NODES,
-        any_rank=True,
+        rank=None,
     ),
     hang(
         "never_entered_after_output",

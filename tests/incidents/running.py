@@ -132,7 +132,7 @@ def told(output: str, code: int, helps: bool | None) -> Told:
     heads = [found for line in output.splitlines() if " exit=" in line and (found := _HEAD.search(line))]
     hangs, quiet = _HANG.findall(output), _QUIET.findall(output)
     heads.sort(
-        key=lambda found: (found[1] == "PeerLost", _RANK.search(found[0]) is None)
+        key=lambda found: (found[1] == "PeerLost", " exit=138 " in found[0], _RANK.search(found[0]) is None)
     )  # the node that has the cause
     reason, _, attempt, retryable, message = heads[0].groups() if heads else ("", "", "0", None, None)
     rank = _RANK.search(heads[0][0]) if heads else None

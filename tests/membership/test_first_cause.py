@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
-from tests.membership.world import running
+from tests.membership.world import World, running
 from trainer_launch.diagnosis.collectives import Collective, Group, RankState
 from trainer_launch.diagnosis.stall import STALL, StallJudge
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import timeouts
 
 SENTENCE = "rank 1 finished with exit code 0 while rank 0 still waited for it: uneven data, a restart will not help"
 CLOSED = "RuntimeError: gloo: Connection closed by peer"
@@ -139,7 +142,7 @@ def test_a_pod_that_goes_is_no_program_that_finished(leaves):
 def test_a_node_that_has_not_told_how_its_workers_ended_leaves_it_open():
     world, (zero, one) = running(2)
     waits(world, zero, finished=(1,))
-    world.pass_time(5, silent=())
+    world.pass_time(10, silent=())
     assert not world.is_over
     assert world.state.restarts == 1
     restarted(world, (zero, one))
@@ -167,7 +170,10 @@ def test_who_failed_by_itself_is_named_although_who_lost_it_was_faster():
     world, (zero, one, two) = running(max_restarts=0)
     cut_off(world, zero)
     fails(world, one, 1)
-    assert "rank 1 failed on node 1 (pod-1) with exit code 1; rank 0 had only lost its connection" in world.said
+    assert (
+        "rank 1 failed on node 1 (pod-1) with exit code 1: ValueError: no; rank 0 had only lost its connection"
+        in world.said
+    )
     world.join(one, zero, two)
     given_up = world.last(zero, msg.GiveUp)
     assert (given_up.rank, given_up.node, given_up.message) == (1, "node 1 (pod-1)", "ValueError: no")
@@ -222,3 +228,120 @@ def test_two_starts_in_a_row_that_end_with_the_same_error_are_seen_behind_who_lo
             world.open_store()
     assert world.is_over
     assert "two starts in a row" in world.last(zero, msg.GiveUp).reason
+
+
+# -- who failed first -----------------------------------------------------------------------------
+
+
+def told(rank, ago_s=0.0, number=None, message="", **more):
+    code = None if number else 1
+    return msg.Failed(1, rank, code, number, message, message.partition(":")[0] or None, ago_s=ago_s, **more)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        (told(0, number=11), told(2, ago_s=0.4, message="ValueError: x"), 2),
+        (told(0, number=11), told(2, message="ValueError: x"), 0),
+        (told(0, ago_s=0.4, message="ValueError: x"), told(2, number=11), 0),
+        (told(0, number=9), told(2, ago_s=0.4, message="RuntimeError: cannot go on"), 0),
+        (told(0, message="RuntimeError: cannot go on"), told(2, number=9), 2),
+        (told(0, message=CLOSED, lost_peer=True), told(2, ago_s=0.4, message=CLOSED, lost_peer=True), 0),
+    ],
+    ids=["crashed of an error", "crashed first", "as told", "killed", "fails of a kill", "victims"],
+)
+def test_who_failed_first_is_named_whoever_told_first(first, second, named):
+    world, (zero, one, two) = running(max_restarts=0)
+    world.say(zero, first)
+    world.say(two, second)
+    world.join(zero, one, two)
+    assert world.last(one, msg.GiveUp).rank == named
+
+
+def test_workers_that_wait_for_nobody_have_a_moment_where_only_victims_are_known():
+    patience = {}
+    for name, failed in {
+        "lost": told(0, message=CLOSED, lost_peer=True),
+        "timed out": told(0, message="timed out", lost_peer=True, timed_out=True),
+        "own": told(0, message="ValueError: x"),
+    }.items():
+        world, (zero, one, _two) = running(max_restarts=0)
+        world.say(zero, failed)
+        patience[name] = world.last(one, msg.Restart).patience_s
+        world.pass_time(timeouts.LEASE_S + 0.1)
+        assert world.is_over == (name == "own"), "the others may still say why"
+        world.pass_time(timeouts.PATIENCE_S + 0.1)
+        assert world.is_over
+    assert patience == {"lost": timeouts.PATIENCE_S, "timed out": 0.0, "own": 0.0}
+
+
+@pytest.mark.parametrize("tells", ["Failed", "Join"])
+def test_ranks_that_may_have_been_asked_to_leave_prove_no_uneven_data(tells):
+    """As by a SIGTERM from elsewhere, on which a program saves and ends with 0."""
+    world, (zero, one) = running(2, max_restarts=0)
+    asked: dict[str, Any] = {"finished": (1,), "may_be_asked": True}
+    world.say(zero, told(0, message=CLOSED, lost_peer=True, **(asked if tells == "Failed" else {})))
+    more = asked if tells == "Join" else {}
+    world.say(one, msg.Join(world.incarnations[one], world.number, **more))
+    world.join(zero)
+    given_up = world.last(zero, msg.GiveUp)
+    assert (given_up.cause, given_up.is_victim) == ("PeerLost", True)
+    assert given_up.reason.startswith("rank 1 finished with exit code 0 while rank 0 still waited for it, and ")
+    assert "uneven" not in given_up.reason
+
+
+class Judge(StallJudge, frozen=True):
+    """Knows who had not entered."""
+
+    def begin(self, members, now_s):
+        return self
+
+    def explain_timeout(self, bodies, rank):
+        return (f"rank 2 had not entered it; rank {rank} waited", (2,)) if len(bodies) == 2 else ("", ())
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_time_out_names_who_had_not_entered_and_its_node_or_nobody(is_known):
+    world = World(2, judges=[Judge()], max_restarts=0)
+    zero, one = world.come(0, 1, workers=2)
+    world.pass_time(1.0)
+    world.open_store()
+    notes = {STALL: ()}
+    world.say(zero, told(0, message="timed out", lost_peer=True, timed_out=True, notes=notes))
+    world.say(one, msg.Join(world.incarnations[one], 1, notes=notes if is_known else {}))
+    world.join(zero)
+    end = world.last(zero, msg.GiveUp)
+    if is_known:
+        assert (end.cause, end.rank, end.node_rank, end.host, end.is_victim) == ("Hung", 2, 1, "pod-1", False)
+        assert end.reason.startswith("rank 2 had not entered it; rank 0 waited, and ")
+    else:
+        assert (end.cause, end.rank, end.is_victim) == (None, 0, True)
+
+
+def test_workers_that_the_launcher_ended_were_killed_by_nobody_else():
+    world, (zero, one, two) = running(max_restarts=0)
+    world.say(one, told(1, number=9, message="rank 1 has been stopped", exit_reason="Hung"))
+    ended = "rank 1 on node 1 (pod-1) was ended by the launcher, because it hung"
+    assert world.last(zero, msg.Restart).reason == f"{ended}: rank 1 has been stopped"
+    world.join(zero, one, two)
+    assert world.last(two, msg.GiveUp).reason.startswith(f"{ended}, and ")
+
+
+def test_a_rank_that_another_nodes_launcher_names_for_a_hang_has_its_own_place():
+    world = World(2, max_restarts=0)
+    zero, one = world.come(0, 1, workers=2)
+    world.pass_time(1.0)
+    world.open_store()
+    world.say(zero, told(3, number=9, message="rank 3 never entered it", exit_reason="Hung"))
+    world.join(zero, one)
+    end = world.last(one, msg.GiveUp)
+    assert (end.node, end.node_rank, end.rank) == ("node 1 (pod-1)", 1, 3)
+    assert end.reason.startswith("rank 3 on node 1 (pod-1) was ended by the launcher, because it hung")
+
+
+def test_the_log_says_what_the_failed_worker_said():
+    world, (zero, one, two) = running(max_restarts=0)
+    fails(world, one, 1)
+    world.join(one, zero, two)
+    assert "the job has failed: rank 1 failed on node 1 (pod-1) with exit code 1, and " in world.said[-1]
+    assert world.said[-1].endswith(": ValueError: no")

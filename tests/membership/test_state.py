@@ -461,13 +461,14 @@ def test_a_failure_that_is_no_workers_is_told_in_its_own_words():
 @pytest.mark.parametrize("error", ["SyntaxError", "IndentationError", "TabError"])
 def test_what_cannot_be_parsed_is_not_started_again(error):
     world, (zero, one, _) = running()
-    fails(world, one, rank=1, message=f"{error}: invalid syntax", error=error)
+    message = f"{error}: invalid syntax (train.py, line 3)"
+    fails(world, one, rank=1, message=message, error=error)
     assert world.is_over
     given_up = world.last(zero, msg.GiveUp)
     assert given_up.reason == (
         f"rank 1 failed on node 1 (pod-1) with exit code 1; not restarted, because a {error} is the same each time"
     )
-    assert (given_up.rank, given_up.message) == (1, f"{error}: invalid syntax")
+    assert (given_up.rank, given_up.message) == (1, message)
 
 
 def test_hours_later_a_syntax_error_may_be_of_data_or_of_a_torn_cache_file_and_costs_the_budget():
@@ -527,13 +528,20 @@ def test_two_slips_that_differ_are_not_the_same_each_time() -> None:
     assert not world.is_over
 
 
-@pytest.mark.parametrize("code", [2, 126, 127])
-def test_a_program_that_refuses_its_arguments_twice_is_not_started_a_third_time(code):
+@pytest.mark.parametrize("cause", ["ProgramError", "Misconfigured", "NotRunnable"])
+def test_what_a_node_knows_to_be_in_vain_is_not_restarted_and_every_node_has_its_cause(cause):
     world, peers = running()
-    fails(world, peers[0], exit_code=code)
-    again(world, peers)
-    fails(world, peers[0], exit_code=code)
-    assert f"(exit code {code}), two starts in a row" in world.last(peers[1], msg.GiveUp).reason
+    fails(world, peers[0], exit_code=2, message="rank 0 refuses its arguments", cause=cause)
+    given_up = world.last(peers[1], msg.GiveUp)
+    assert (given_up.reason, given_up.cause, given_up.exit_code) == ("rank 0 refuses its arguments", cause, 2)
+
+
+def test_a_syntax_error_of_data_has_the_whole_budget():
+    world, peers = running()
+    for _ in range(2):
+        fails(world, peers[0], message="SyntaxError: invalid syntax (<unknown>, line 1)", error="SyntaxError")
+        again(world, peers)
+    assert not world.is_over
 
 
 @pytest.mark.parametrize(
@@ -549,6 +557,8 @@ def test_a_program_that_refuses_its_arguments_twice_is_not_started_a_third_time(
         ),
         ({"message": "ValueError: a", "error": "ValueError"}, {"message": "ValueError: a", "error": "ValueError"}),
         ({"exit_code": 2}, {"exit_code": 1}),
+        ({"exit_code": 2}, {"exit_code": 2}),
+        ({"exit_code": 127}, {"exit_code": 127}),
         ({"exit_code": 2}, {"exit_code": 127}),
         ({"exit_code": 2, "error": "SystemExit"}, {"exit_code": 2, "error": "SystemExit"}),
         ({"exit_code": 1}, {"exit_code": 1}),

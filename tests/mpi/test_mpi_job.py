@@ -74,10 +74,12 @@ def test_a_failed_rank_costs_one_restart_of_the_whole_jobs_budget(tmp_path: Path
 @pytest.mark.parametrize(
     ("code", "lines", "lasts_s", "starts"),
     [
-        (1, "SyntaxError: invalid syntax", 1.0, 1),
+        (1, "SyntaxError: invalid syntax (train.py, line 3)", 1.0, 1),
         (1, "ModuleNotFoundError: No module named 'nope'", 1.0, 2),
-        (2, "usage: train.py", 1.0, 2),
-        (1, "SyntaxError: invalid syntax", 36_000.0, 4),
+        (2, "train.py: error: unrecognized arguments: --lrr", 1.0, 1),
+        (2, "data server is busy", 1.0, 4),
+        (127, "sh: 1: dvc: not found", 1.0, 4),
+        (1, "SyntaxError: invalid syntax (train.py, line 3)", 36_000.0, 4),
     ],
 )
 def test_what_fails_the_same_way_each_time_is_not_started_again_unless_it_does_hours_later(
@@ -86,6 +88,60 @@ def test_what_fails_the_same_way_each_time_is_not_started_again_unless_it_does_h
     job = MpiRun(tmp_path, "a b", *[rank_1(code, lines, after_s=lasts_s)] * 4)
     assert failure_of(job.run()).exit_code == code
     assert len(job.starts) == starts
+
+
+SLOTS = (
+    "There are not enough slots available in the system to satisfy the 4",
+    "slots that were requested by the application:",
+    "",
+    "  ./hello.sh",
+    "-" * 74,
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (SLOTS, " ".join(SLOTS[:2])),
+        (('mpirun: Error: unknown option "--foo"', "Type 'mpirun --help' for usage."), 'unknown option "--foo"'),
+        (("[mpiexec@n0] match_arg (args.c:166): unrecognized argument foo",), "unrecognized argument foo"),
+    ],
+)
+def test_what_mpirun_refuses_itself_is_misconfigured_and_not_tried_again(
+    tmp_path: Path, lines: tuple[str, ...], words: str
+) -> None:
+    text = "".join(f"{line}\n" for line in lines)
+    job = MpiRun(tmp_path, "a b", *[Life(Program(ends_s=0.1, code=1), text)] * 4)
+    failure = failure_of(job.run())
+    assert len(job.starts) == 1
+    assert (failure.reason, failure.exit_code, failure.restart_helps) == ("Misconfigured", 1, False)
+    assert words in failure.message
+    assert "--oversubscribe" in (failure.hint or "")
+
+
+def test_a_rank_that_only_prints_what_mpirun_says_is_a_failed_rank(tmp_path: Path) -> None:
+    job = MpiRun(tmp_path, "a b", *[rank_1(1, *SLOTS)] * 4)
+    assert failure_of(job.run()).reason == "Failed"
+    assert len(job.starts) == 4
+
+
+def test_a_program_that_mpirun_cannot_find_is_not_tried_again(tmp_path: Path) -> None:
+    text = (
+        "mpirun was unable to launch the specified application as it could not access\n"
+        "or execute an executable:\n\nExecutable: ./nosuch\nNode: vm\n"
+    )
+    job = MpiRun(tmp_path, "a b", *[Life(Program(ends_s=0.1, code=1), text)] * 4)
+    failure = failure_of(job.run())
+    assert (failure.reason, failure.exit_code, len(job.starts)) == ("NotRunnable", 126, 1)
+    assert failure.message.endswith("could not access or execute an executable: Executable: ./nosuch Node: vm")
+
+
+def test_data_that_a_rank_cannot_parse_is_no_program_that_cannot_be_parsed(tmp_path: Path) -> None:
+    lines = ('  File "<unknown>", line 1', "    a b", "SyntaxError: invalid syntax")
+    job = MpiRun(tmp_path, "a b", *[rank_1(1, *lines)] * 4)
+    failure = failure_of(job.run())
+    assert (failure.reason, len(job.starts)) == ("Failed", 4)
+    assert failure.message == "rank 1 ended with exit code 1: SyntaxError: invalid syntax (<unknown>, line 1)"
 
 
 def test_an_mpirun_that_cannot_be_started_ends_the_job(tmp_path: Path) -> None:

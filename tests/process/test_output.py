@@ -141,7 +141,7 @@ def test_the_termination_message_holds_the_last_lines_of_a_program_without_a_lab
         assert launcher.wait() == 1
     first, *rest = words.read_text().splitlines()
     assert first.endswith("| main ended with exit code 1: ValueError: bad")
-    assert rest[-3:-1] == [f"line {lines - 1}", "ValueError: bad"]
+    assert rest[-2:] == [f"line {lines - 1}", "ValueError: bad"]
 
 
 def test_the_reader_of_our_output_goes_away(tmp_path):

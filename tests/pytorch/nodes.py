@@ -141,8 +141,20 @@ class FakeStarter:
         return self._group.processes.start(processes)
 
 
+class KnownIncidents(GroupIncidents):
+    """Incidents that are not collected; the test says which workers wait for nobody when a generation ends."""
+
+    free: frozenset[str] = frozenset()
+
+    def failed(self, sentence: str, *, was_killed: bool, timed_out: int | None = None) -> frozenset[str]:
+        return self.free & self._group.processes.pids().keys()
+
+
 class Here:
-    """One node, and all around it. `programs` are the lives of its workers, by name."""
+    """One node, and all around it. `programs` are the lives of its workers, by name.
+
+    Workers in `free` wait for nobody when a generation ends.
+    """
 
     def __init__(
         self,
@@ -150,6 +162,7 @@ class Here:
         plan: Plan = PLAN,
         watch: Any = None,
         missing: tuple[str, ...] = (),
+        free: tuple[str, ...] = (),
         **programs: Sequence[Program],
     ) -> None:
         assert plan.workers is not None
@@ -161,7 +174,9 @@ class Here:
         group = WorkerGroup(plan, self.system, Processes(plan, self.system, RunObserver()))
         self.starter = FakeStarter(group, self.system)
         samples = StragglerSamples(group.recorders, group.workers, lambda: group.places, lambda body: None)
-        diagnosis = Diagnosis(GroupIncidents(group, client.send, None), samples, watch)
+        incidents = KnownIncidents(group, client.send, None)
+        incidents.free = frozenset(free)
+        diagnosis = Diagnosis(incidents, samples, watch)
         self.node = TorchNode(group, client, cast(Starter, self.starter), diagnosis, RunObserver())
         self.coordinator.tell(Connected())
 

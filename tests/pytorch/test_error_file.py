@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
-from trainer_launch.supervisor.error_lines import hand_up
+from trainer_launch.supervisor.error_lines import hand_up, read_error_file
 
 ERROR = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "…", "timestamp": "1"}}}
 _TORCHS = """
@@ -64,3 +64,38 @@ def test_a_place_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.WARNING):
         hand_up(str(tmp_path / "worker.json"), 1, str(tmp_path / "nowhere" / "own.json"))
     assert "own.json was not written: No such file or directory" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["fifo", "device", "huge"])
+def test_what_a_worker_puts_in_place_of_its_error_file_neither_blocks_nor_fills_the_launcher(
+    tmp_path: Path, what: str
+) -> None:
+    path = tmp_path / "error.json"
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    assert read_error_file(str(path)) == {}
+
+
+_LEAKS = """
+import os, resource
+from trainer_launch.pytorch import error_file
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+kept = []
+try:
+    while True:
+        kept.append(os.dup(2))
+except OSError as problem:
+    error_file.leave_exception(problem)
+"""
+
+
+def test_a_program_that_has_no_descriptors_left_leaves_its_error_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)}
+    subprocess.run([sys.executable, "-c", _LEAKS], env=env, check=True, timeout=120)
+    assert json.loads(path.read_text())["message"]["message"] == "OSError: [Errno 24] Too many open files"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -64,6 +65,119 @@ def test_a_lost_peer_alone_is_told_once_all_have_ended(tmp_path: Path, other: Pr
     here.run()
     (failed,) = here.coordinator.failures
     assert (failed.rank, failed.lost_peer, failed.finished) == (0, True, (1,) if other is ENDS else ())
+
+
+CLEANS_UP = Program(ends_s=4, code=1, error="ValueError: no")
+FREE = ("rank 1",)
+
+
+def test_a_worker_that_waits_for_nobody_may_still_say_why_its_peers_lost_their_connections(tmp_path: Path) -> None:
+    """As one that has left its group, and raises a moment later."""
+    here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[CLEANS_UP, ENDS], free=FREE)
+    here.run()
+    (failed,) = here.coordinator.failures
+    assert (failed.rank, failed.lost_peer, failed.error) == (1, False, "ValueError")
+    assert here.system.starts("rank 0") == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("program", "free", "stopped_s"),
+    [
+        (Program(), (), 1),
+        (Program(), FREE, 1 + timeouts.PATIENCE_S),
+        (Program(ends_s=3), FREE, None),
+        (Program(ends_s=3, code=1, error=PEER_LOST), FREE, None),
+    ],
+    ids=["it waits for others", "it computes", "it finishes", "it is a victim, too"],
+)
+def test_who_only_looks_guilty_is_waited_for_a_moment_and_never_named(
+    tmp_path: Path, program: Program, free: tuple[str, ...], stopped_s: float | None
+) -> None:
+    here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[program, ENDS], free=free)
+    here.run()
+    (failed,) = here.coordinator.failures
+    assert (failed.rank, failed.lost_peer) == (0, True)
+    asked_s = [call[0] for call in here.system.calls if call[1:] == ("leader", "rank 1", TERM)]
+    assert asked_s == ([] if stopped_s is None else [stopped_s])
+
+
+@pytest.mark.parametrize("other", [Program(ends_s=2, number=KILL), Program(ends_s=2, number=signal.SIGSEGV)])
+def test_whoever_ends_first_by_itself_meanwhile_is_named_at_once(tmp_path: Path, other: Program) -> None:
+    plan = replace(PLAN, workers=replace(WORKERS, count=3))
+    here = Here(tmp_path, plan, rank_0=[LOST, ENDS], rank_1=[Program(), ENDS], rank_2=[other, ENDS], free=FREE)
+    here.run()
+    (failed,) = here.coordinator.failures
+    assert (failed.rank, failed.signal) == (2, other.number)
+    assert (2, "leader", "rank 1", TERM) in here.system.calls
+
+
+def test_a_time_out_waits_for_nobody(tmp_path: Path) -> None:
+    late = "RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation"
+    here = Here(tmp_path, rank_0=[Program(1, 1, error=late), ENDS], rank_1=[Program(), ENDS], free=FREE)
+    here.run()
+    (failed,) = here.coordinator.failures
+    assert (failed.rank, failed.lost_peer, failed.timed_out) == (0, True, True)
+    assert (1, "leader", "rank 1", TERM) in here.system.calls
+
+
+@pytest.mark.parametrize("patience_s", [0.0, timeouts.PATIENCE_S])
+def test_a_node_waits_likewise_when_only_victims_on_another_node_are_known(
+    tmp_path: Path, patience_s: float
+) -> None:
+    here = Here(tmp_path, rank_0=[Program(), ENDS], rank_1=[CLEANS_UP, ENDS], free=FREE)
+    here.hears(1.5, say.Restart(1, "rank 3 failed on node 1", patience_s=patience_s)).run()
+    assert [failed.rank for failed in here.coordinator.failures] == ([1] if patience_s else [])
+    assert here.coordinator.joins[1].failed == bool(patience_s)
+
+
+@pytest.mark.parametrize("news", [say.Restart(1, "node 1 is gone"), say.GiveUp("it is over")])
+def test_the_coordinators_word_ends_the_wait(tmp_path: Path, news: say.Restart | say.GiveUp) -> None:
+    here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[Program(), ENDS], free=FREE)
+    here.hears(2, news).run()
+    assert (2, "leader", "rank 1", TERM) in here.system.calls
+    assert here.coordinator.failures == [] or isinstance(news, say.GiveUp)
+
+
+def test_a_worker_that_waits_for_nobody_is_not_stopped_because_other_nodes_have_victims_too(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[CLEANS_UP, ENDS], free=FREE)
+    here.hears(2, say.Restart(1, "rank 3 failed on node 1", patience_s=timeouts.PATIENCE_S)).run()
+    assert [failed.rank for failed in here.coordinator.failures] == [1]
+
+
+def test_nobody_is_waited_for_while_the_coordinator_is_gone(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[Program(), ENDS], free=FREE)
+    here.loses_coordinator(0.5).hears(3, Connected()).run()
+    assert (1, "leader", "rank 1", TERM) in here.system.calls
+
+
+def errors_at(here: Here, tmp_path: Path, at_s: float, local_rank: int, text: str) -> None:
+    """A worker writes its error then, and ends later."""
+
+    def writes() -> None:
+        file = next(tmp_path.rglob(f"{local_rank}")) / "error.json"
+        file.write_text(json.dumps({"message": {"message": text}}))
+
+    here.does(at_s, writes)
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "named"),
+    [
+        (signal.SIGSEGV, "ValueError: no", 1),
+        (signal.SIGSEGV, PEER_LOST, 0),
+        (KILL, "ValueError: no", 0),
+    ],
+    ids=["a crash after an error", "a crash that others saw", "a kill"],
+)
+def test_who_has_written_an_error_before_a_crash_is_its_cause_though_it_ends_later(
+    tmp_path: Path, number: int, text: str, named: int
+) -> None:
+    slow = Program(term_s=0.5, term_code=1, error=text)
+    here = Here(tmp_path, rank_0=[Program(ends_s=2, number=number), ENDS], rank_1=[slow, ENDS])
+    errors_at(here, tmp_path, 1.9, 1, text)
+    here.run()
+    (failed,) = here.coordinator.failures
+    assert failed.rank == named
 
 
 @pytest.mark.parametrize("number", [TERM, KILL])
@@ -372,10 +486,47 @@ def test_the_faulty_node_ends_with_its_workers_code_and_says_why_it_is_not_resta
     assert "the budget is used up" in failure_of(ended).evidence
 
 
-def test_the_others_end_as_those_that_lost_a_peer(tmp_path: Path) -> None:
-    ended = Here(tmp_path).hears(5, replace(GIVE_UP, node="node 1", rank=3)).run()
-    assert how(ended) == (Verdict.FAILED, "PeerLost", 138)
-    assert "it said: ValueError: no" in failure_of(ended).message
+ELSEWHERE = replace(GIVE_UP, node="node 1 (pod-1)", node_rank=1, host="pod-1", rank=3)
+
+
+@pytest.mark.parametrize(("reason", "helps"), [("OutOfMemory", None), ("ProgramError", False), ("Crashed", True)])
+def test_the_others_tell_the_cause_its_place_and_whether_a_restart_helps(
+    tmp_path: Path, reason: str, helps: bool | None
+) -> None:
+    ended = Here(tmp_path).hears(5, replace(ELSEWHERE, exit_reason=reason, helps=helps)).run()
+    assert how(ended) == (Verdict.FAILED, reason, 138), "as those that lost a peer, they may go on elsewhere"
+    failed = failure_of(ended)
+    assert (failed.rank, failed.node_rank, failed.host, failed.restart_helps) == (3, 1, "pod-1", helps)
+    assert "it said: ValueError: no" in failed.message
+    assert failed.hint == "see the termination message of node 1 (pod-1)"
+
+
+def test_a_victim_is_named_on_no_node(tmp_path: Path) -> None:
+    ended = Here(tmp_path).hears(5, replace(ELSEWHERE, is_victim=True, exit_reason="PeerLost")).run()
+    assert (*how(ended), failure_of(ended).rank) == (Verdict.FAILED, "PeerLost", 138, None)
+    here = Here(tmp_path, rank_0=[LOST])
+    here.coordinator.give_up = replace(GIVE_UP, rank=0, node_rank=0, exit_code=1, is_victim=True)
+    ended = here.run()
+    assert (*how(ended), failure_of(ended).rank) == (Verdict.FAILED, "PeerLost", 138, None)
+    assert failure_of(ended).message.startswith("rank 0 ended with exit code 1, because another rank")
+
+
+def test_ranks_that_left_are_told_in_place_of_their_victims(tmp_path: Path) -> None:
+    left = replace(GIVE_UP, reason="rank 1 finished while rank 0 waited", rank=0, is_victim=True, cause="PeerLost")
+    for here in (Here(tmp_path), Here(tmp_path, rank_0=[LOST])):
+        failed = failure_of(here.hears(5, left).run())
+        assert (failed.reason, failed.message, failed.exit_code) == ("PeerLost", left.reason, 138)
+        assert failed.rank is None
+        assert "check the other pods" not in (failed.hint or "")
+
+
+def test_a_late_rank_is_named_on_every_node_with_its_own(tmp_path: Path) -> None:
+    late = say.GiveUp("rank 3 had not entered it", "node 1 (pod-1)", 3, cause="Hung", node_rank=1, host="pod-1")
+    here = Here(tmp_path, rank_0=[LOST])
+    here.coordinator.give_up = late
+    failed = failure_of(here.run())
+    assert (failed.reason, failed.rank, failed.node_rank, failed.host) == ("Hung", 3, 1, "pod-1")
+    assert (failed.message, failed.signal) == (late.reason, None)
 
 
 def test_a_cause_of_its_own_is_everybodys(tmp_path: Path) -> None:

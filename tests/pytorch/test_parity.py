@@ -47,6 +47,7 @@ ONLY_OURS = {
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "an older torchrun, such as that of torch 2.4, has no such option",
     "TRAINER_LAUNCH_RUN_DIR": "report() and the cleanup between generations find the run by it",
     "TORCH_FR_BUFFER_SIZE": "it tells whom a hang waits for; --hang-report-after off leaves it off",
+    "PYTHONFAULTHANDLER": "a crash of native code shows the Python code that called it; here torchrun has it, too",
 }
 GIVEN = ("--rdzv-id=job", "--max-restarts=2")
 # Arguments of the script. torchrun substitutes the second, for which each worker has to be a new interpreter.
@@ -83,7 +84,7 @@ def ran(
 ) -> dict[int, Any]:
     """Start the program on all nodes of a job; what each rank has written."""
     folder.mkdir(parents=True)
-    places = clean_env({**(env or {}), "PARITY_FOLDER": str(folder)})
+    places = clean_env({"PYTHONFAULTHANDLER": "1", **(env or {}), "PARITY_FOLDER": str(folder)})
     # Who runs the tests in a shell's background has them ignore SIGINT, which only torchrun passes on.
     alike = ("env", "--default-signal=INT,QUIT", *shm_of_its_own())
     argvs = [(*alike, *start, *words, *program, *ARGUMENTS[method]) for words in nodes]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from trainer_launch.diagnosis.group_incidents import aborted
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death
-from trainer_launch.pytorch.worker_ends import Ends, ends_of, failed_message
+from trainer_launch.pytorch.worker_ends import Ends, ends_of, failed_message, with_last_words
+from trainer_launch.supervisor.failure import Evidence, with_symptom
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:23696"
 DONE = Death(rank=1, code=0)
@@ -18,14 +21,23 @@ WAITED = Death(rank=0, code=1, message=CLOSED)
 OWN = Death(rank=2, code=1, message="ValueError: x")
 
 
+STOPPED_S = 5.0  # when the launcher has stopped the workers
+
+
+def late(**ended: Any) -> Death:
+    return Death(rank=2, at_s=6.0, **ended)
+
+
 @pytest.mark.parametrize(
     ("deaths", "ends"),
     [
         ([DONE, WAITED], Ends((1,))),
-        ([WAITED, DONE], Ends()),  # who leaves with 0 after it may have been asked to
+        ([WAITED, DONE], Ends((1,))),  # nobody had asked it to
+        ([WAITED, late(code=0)], Ends()),  # the launcher had
         ([DONE, OWN], Ends((1,), failed=True)),
         ([DONE, WAITED, OWN], Ends((1,), failed=True)),
-        ([DONE, WAITED, Death(rank=2, signal=signal.SIGTERM)], Ends((1,))),  # by torch's agent
+        ([DONE, WAITED, late(signal=signal.SIGTERM)], Ends((1,))),
+        ([DONE, WAITED, late(code=1, message="ValueError: asked to stop")], Ends((1,))),
         ([DONE, WAITED, Death(rank=2, signal=signal.SIGTERM, message="ValueError: x")], Ends((1,), True)),
         (
             [DONE, WAITED, Death(rank=2, signal=signal.SIGTERM, message=CLOSED)],
@@ -39,14 +51,61 @@ OWN = Death(rank=2, code=1, message="ValueError: x")
         ([], Ends()),
     ],
 )
-def test_only_who_finished_before_others_were_left_waiting_counts(deaths: list[Death], ends: Ends) -> None:
-    assert ends_of(deaths) == ends
+def test_what_workers_did_before_they_were_stopped_counts(deaths: list[Death], ends: Ends) -> None:
+    assert ends_of(deaths, STOPPED_S, {DONE.process}) == ends
+
+
+def test_who_finished_and_is_not_known_to_have_done_so_by_itself_may_have_been_asked_to() -> None:
+    deaths = [replace(DONE, process="rank 1"), WAITED]
+    assert ends_of(deaths, STOPPED_S, {"rank 1"}) == Ends((1,))
+    assert ends_of(deaths, STOPPED_S, {"rank 0"}) == Ends((1,), may_be_asked=True)
+
+
+TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation"
+NOT_JOINED = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 joined."
+UNREACHED = "torch.distributed.DistNetworkError: The client socket has timed out after 8s while trying to connect"
+WATCHDOG = (
+    "terminate called after throwing an instance of 'c10::DistBackendError'",
+    "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: "
+    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=11, OpType=ALLREDUCE) ran for 5012 ms",
+)
+
+
+@pytest.mark.parametrize(
+    ("death", "is_victim", "timed_out"),
+    [
+        (WAITED, True, False),
+        (Death(rank=0, code=1, message=TIMED_OUT), True, True),
+        (aborted(Death(rank=0, signal=signal.SIGABRT), lambda: WATCHDOG), True, True),
+        (Death(rank=0, code=1, message=NOT_JOINED), True, True),
+        (
+            Death(rank=0, signal=signal.SIGKILL, message="rank 0 hangs", reason="Hung"),
+            False,
+            False,
+        ),  # by the launcher
+        (OWN, False, False),
+        (Death(rank=0, code=1, message=UNREACHED), False, False),
+    ],
+    ids=["closed", "timed out", "aborted", "others had not joined", "hung", "own", "no store where it looks"],
+)
+def test_who_waited_for_a_peer_in_vain_is_a_victim(death: Death, is_victim: bool, timed_out: bool) -> None:
+    failed = failed_message(death, 1, Ends())
+    assert (failed.lost_peer, failed.timed_out) == (is_victim, timed_out)
 
 
 def test_a_failure_is_told_as_a_lost_peer_only_if_nothing_else_failed_on_the_node() -> None:
     assert failed_message(WAITED, 3, Ends((1,))) == say.Failed(3, 0, 1, None, CLOSED, "RuntimeError", True, (1,))
     assert not failed_message(WAITED, 3, Ends((1,), failed=True)).lost_peer
     assert not failed_message(OWN, 3, Ends((1,))).lost_peer
+
+
+def test_the_last_output_shows_a_victim_where_no_error_file_was_written() -> None:
+    plain = replace(WAITED, message=None)
+    assert failed_message(with_last_words(plain, ("step 7", CLOSED)), 1, Ends()).lost_peer
+    for death, lines in ((plain, ("ValueError: x",)), (replace(DONE, code=0), (CLOSED,)), (OWN, (CLOSED,))):
+        assert with_last_words(death, lines) == death
+    killed = Death(rank=0, signal=signal.SIGKILL)
+    assert with_last_words(killed, (CLOSED,)) == killed
 
 
 GLOO = (
@@ -81,3 +140,17 @@ def test_the_last_output_of_many_workers_that_abort_together_is_waited_for_once(
     for rank in range(8):
         aborted(Death(rank=rank, signal=signal.SIGABRT, at_s=ended_s), lambda: ("double free or corruption",))
     assert time.monotonic() - ended_s < 0.5
+
+
+@pytest.mark.parametrize("reason", ["ProgramError", "Misconfigured", "NotRunnable", None])
+def test_the_coordinator_is_told_what_no_restart_can_mend(reason: str | None) -> None:
+    death = Death(rank=1, code=2, message="rank 1 refuses its arguments", reason=reason)
+    assert failed_message(death, 3, Ends(failed=True)).cause == reason
+
+
+def test_who_looks_for_the_others_at_an_address_of_its_own_has_lost_no_peer() -> None:
+    text = "DistNetworkError: The client socket has timed out after 8000ms while trying to connect to (n0, 1)."
+    death = Death(rank=1, code=1, message=text)
+    for port, reason in ((29500, "Failed"), (1, None)):
+        told = with_symptom(death, Evidence(), store_port=port)
+        assert (told.reason, failed_message(told, 1, Ends()).lost_peer) == (reason, False)

@@ -197,6 +197,9 @@ class FakeSystem(System):
     def last_lines(self, name, rank=None):
         return ()
 
+    def last_errors(self, name):
+        return ()
+
     def drain(self, wait_s):
         self._note("drain")
 

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from trainer_launch.host import cgroup
 from trainer_launch.model import Death
 from trainer_launch.supervisor.failure import (
-    RULES,
+    CAUSES,
     Evidence,
     classify,
-    with_device_fault,
     with_error_file,
+    with_symptom,
     with_torchruns_file,
 )
 from trainer_launch.supervisor.system import Witness
@@ -44,8 +44,9 @@ ROWS = [
     (death(number=15), OOM, "Killed", 143),
     (death(number=7), FULL, "SharedMemoryFull", 135),
     (death(number=7), ROOMY, "Crashed", 135),
-    (death(126), Evidence(), "NotRunnable", 126),
-    (death(127), Evidence(), "NotRunnable", 127),
+    (Death(reason="NotRunnable", message="no", code=127), Evidence(), "NotRunnable", 127),
+    (death(126), Evidence(), "Failed", 126),
+    (death(127), Evidence(), "Failed", 127),
     (Death(reason="PeerLost", message="nobody came", code=138), Evidence(), "PeerLost", 138),
     (death(138), Evidence(), "Failed", 138),
     (Death(reason="Hung", message="rank 2 hangs", code=138), Evidence(), "Hung", 138),
@@ -69,7 +70,7 @@ def test_each_rule_names_its_cause_and_says_what_to_do(end, evidence, reason, co
 
 
 def test_no_rule_is_without_a_row():
-    assert {rule.reason for rule in RULES} == {reason for *_, reason, _ in ROWS}
+    assert {cause.reason for cause in CAUSES} == {reason for *_, reason, _ in ROWS}
 
 
 def test_what_exec_said_is_the_message():
@@ -88,11 +89,162 @@ def test_a_kill_for_memory_shows_count_limit_and_peak():
     )
 
 
-def test_a_loader_that_was_killed_for_memory_is_the_same_cause_and_without_a_kill_it_is_not():
-    lines = ("RuntimeError: DataLoader worker (pid 40) is killed by signal: Killed. ",)
-    oom = Evidence(oom_kills_before=0, oom_kills_after=1, last_lines=lines)
-    assert (classify(death(1), oom).reason, classify(death(1), oom).exit_code) == ("OutOfMemory", 1)
-    assert classify(death(1), Evidence(oom_kills_before=1, oom_kills_after=1, last_lines=lines)).reason == "Failed"
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (1, "RuntimeError: DataLoader worker (pid 40) is killed by signal: Killed. "),
+        (1, "RuntimeError: DataLoader worker (pid(s) 40, 41) exited unexpectedly"),
+        (1, "subprocess.CalledProcessError: Command 'x' died with <Signals.SIGKILL: 9>."),
+        (1, "subprocess.CalledProcessError: Command 'x' returned non-zero exit status 137."),
+        (1, "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL"),
+        (1, "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly"),
+        (1, "RuntimeError: tokenizer died with exitcode=-9"),
+        (247, "sys.exit(os.waitstatus_to_exitcode(os.system(...)))"),
+        (137, "./preprocess.sh: line 4:    88 Killed                  python tokenize.py"),
+    ],
+)
+def test_a_process_of_a_rank_that_was_killed_for_memory_is_the_same_cause_and_without_a_kill_it_is_not(code, line):
+    rank = Death(rank=2, code=code)
+    failure = classify(rank, replace(OOM, last_lines=(line,)))
+    assert (failure.reason, failure.exit_code, failure.rank) == ("OutOfMemory", code, 2)
+    assert classify(rank, replace(NO_OOM, last_lines=(line,))).reason == "Failed"
+
+
+@pytest.mark.parametrize(
+    "line", ["ValueError: bad sample", "RuntimeError: exit code 1 of the decoder", "code 9", "code 1370"]
+)
+def test_an_error_that_tells_of_no_killed_process_is_not_blamed_on_memory_that_another_process_used_up(line):
+    failure = classify(Death(rank=0, code=1), replace(OOM, last_lines=(line,)))
+    assert failure.reason == "Failed"
+    assert "for memory" in failure.evidence[0], "the kernel has killed something, and it may matter"
+
+
+NUMPY = "MemoryError: Unable to allocate 8.00 {} for an array with shape (33554432, 33554432) and data type float64"
+TORCH = (
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+)
+TORCH += "tried to allocate {} bytes. Error code 12 (Cannot allocate memory)"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (NUMPY.format("PiB"), "Failed"),
+        (NUMPY.format("GiB"), "OutOfMemory"),
+        (TORCH.format(40_000_000_000_000), "Failed"),
+        (TORCH.format(400), "OutOfMemory"),
+        ("MemoryError", "OutOfMemory"),
+    ],
+)
+def test_only_what_could_be_had_makes_a_refused_allocation_a_lack_of_memory(error, reason):
+    failure = classify(Death(rank=1, code=1, message=error), Evidence(memory_bytes=16 << 30))
+    assert (failure.reason, failure.rank) == (reason, 1)
+    if reason == "Failed":
+        assert failure.evidence == ("this container can have 16 GiB",)
+        assert "limit" not in (failure.hint or "")
+
+
+def test_whether_a_restart_helps_is_told_only_where_that_is_known():
+    def helps(error="", **how):
+        return classify(Death(rank=0, message=error or None, **how), Evidence()).restart_helps
+
+    for error in ("ValueError: loss is nan", "OSError: [Errno 28] No space left on device: '/data'"):
+        assert helps(error, code=1) is None
+    assert helps("ConnectionResetError: [Errno 104] Connection reset by peer", code=1) is None
+    assert helps("RuntimeError: DataLoader worker (pid 4) is killed by signal: Segmentation fault.", code=1) is None
+    assert helps(code=3) is None
+    assert helps(code=127) is None
+    assert helps(signal=11) is True
+    assert helps("NameError: name 'x' is not defined", code=1) is False
+    assert helps("no torch", code=1, reason="NotStarted") is False
+    assert helps("no memory now", code=138, reason="NotStarted") is True
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("train.py: error: unrecognized arguments: --lrr", "ProgramError"),
+        ("python3: can't open file '/app/trian.py': [Errno 2] No such file or directory", "ProgramError"),
+        ("RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running", "ProgramError"),
+        ("RuntimeError: Unable to find address for: ^lo", "Misconfigured"),
+        ("dvc: error: unrecognized arguments: --lrr", None),  # a tool's, not the program's
+        ("SyntaxError: invalid syntax (train.py, line 3)", None),  # the retry policy knows whether it came early
+        ("ValueError: bad", None),
+    ],
+)
+def test_what_is_refused_each_time_is_known_to_be_in_vain_before_anything_is_restarted(text, reason):
+    death = with_symptom(Death(rank=1, code=2), Evidence(last_lines=(text,)))
+    assert death.reason == reason
+    if reason is not None:
+        assert (death.message or "").startswith("rank 1 ended with exit code 2, because ")
+        assert (death.message or "").endswith(text)
+        failure = classify(death, Evidence())
+        assert (failure.message, failure.again, failure.exit_code) == (death.message, False, 2)
+        assert failure.hint
+        assert failure.evidence == ()
+
+
+UNREACHED = (
+    "DistNetworkError: The client socket has timed out after 8000ms while trying to connect to (127.0.0.1, {})."
+)
+REFUSED = "DistNetworkError: The client socket has failed to connect to any network address of (n0, {}). The client"
+
+
+@pytest.mark.parametrize("text", [UNREACHED, REFUSED])
+def test_who_looks_for_the_others_at_an_address_of_its_own_has_lost_no_peer(text):
+    elsewhere = with_symptom(Death(rank=1, code=1, message=text.format(1)), Evidence(), store_port=29500)
+    failure = classify(elsewhere, Evidence())
+    assert (failure.reason, failure.exit_code, failure.rank) == ("Failed", 1, 1)
+    assert "nothing answers at the address" in failure.message
+    assert text.format(1)[:30] in failure.message
+    at_the_store = with_symptom(Death(rank=1, code=1, message=text.format(29500)), Evidence(), store_port=29500)
+    failure = classify(at_the_store, Evidence())
+    assert (failure.reason, failure.exit_code, failure.rank) == ("PeerLost", 138, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: [/pytorch/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv",
+        "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:21345",
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: X, but Rank 2",
+    ],
+)
+def test_a_victim_is_not_the_rank_that_is_named(text):
+    failure = classify(Death(rank=0, code=1, message=text), Evidence())
+    assert failure.rank is None
+    assert failure.message.startswith("rank 0 ended with exit code 1, because ")
+
+
+def test_a_last_line_of_stdout_is_no_reason_and_what_to_do_repeats_no_line():
+    quiet = classify(Death(rank=1, code=3), Evidence(last_lines=("rank 1 step 4",)))
+    assert quiet.message == "rank 1 ended with exit code 3"
+    assert quiet.hint == "it has not said why: see the last lines of its output"
+    loud = classify(Death(rank=1, code=2), Evidence(last_lines=("step 4", "busy"), last_errors=("busy",)))
+    assert (loud.message, loud.hint) == ("rank 1 ended with exit code 2: busy", None)
+    assert classify(death(1), said("ValueError: bad")).hint is None
+
+
+def test_secrets_and_escape_sequences_of_an_exception_reach_neither_the_log_nor_the_termination_message():
+    words = (
+        "RuntimeError: upload failed\n  url: https://user:S3cretPw99@s3.example.com/b\n  Authorization: Bearer hf_"
+        + "AbCdEfGhIjKlMnOp\n  aws_secret_access_key=wJalrXUtnFEMI/K7MDENG\n\x1b[31mstatus\x1b[0m 403\x07"
+    )
+    worker = with_error_file(Death(rank=2, code=1), error_file(words, 1, words), was_ended=False)
+    for failure in (
+        classify(worker, Evidence()),
+        classify(death(1), Evidence(last_lines=tuple(words.split("\n")))),
+    ):
+        shown = "\n".join((failure.message, *failure.last_lines, *failure.evidence))
+        assert not any(secret in shown for secret in ("S3cretPw99", "AbCdEf", "wJalr", "\x1b", "\x07")), shown
+        assert "upload failed" in shown
+    assert "status 403" in (worker.message or ""), "what the coordinator and other nodes get, too"
+
+
+def test_of_a_long_message_the_end_is_kept_because_inner_errors_stand_there():
+    failure = classify(Death(rank=0, code=1, message="ValueError: " + "x" * 900 + " in shard 3"), Evidence())
+    assert failure.message.endswith(" in shard 3")
+    assert len(failure.message) < 500
 
 
 def test_a_full_shm_shows_what_is_free():
@@ -214,7 +366,7 @@ def test_who_was_leaving_when_it_was_asked_to_end_has_its_own_exit_code(
 
 
 def shown(evidence=NO_OOM, **record):
-    return with_device_fault(Death(rank=3, **record), evidence).fault
+    return with_symptom(Death(rank=3, **record), evidence).fault
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,13 @@ def test_a_cause_can_know_better_than_the_exit_code_whether_to_start_again():
     assert "retryable=false" in outcome.summary(Outcome(verdict=Verdict.FAILED, failure=failure))
 
 
+def test_whether_a_restart_helps_is_not_said_where_nobody_knows():
+    failure = Failure(reason="Failed", message="rank 0 ended with exit code 1", exit_code=1)
+    ended = Outcome(verdict=Verdict.FAILED, failure=failure)
+    assert "retryable=" not in outcome.summary(ended)
+    assert "retryable=true" in outcome.summary(replace(ended, failure=replace(failure, exit_code=138)))
+
+
 def test_the_summary_is_one_line_whatever_the_message():
     failure = Failure(reason="Failed", message="a\nb\t" + "x" * 9000, exit_code=1)
     line = outcome.summary(Outcome(verdict=Verdict.FAILED, failure=failure))

@@ -21,6 +21,28 @@ def test_a_log_file_that_cannot_be_opened_leaves_no_descriptor(tmp_path: Path) -
     output.close(5.0)
 
 
+def test_nobody_knows_which_lines_of_a_shared_pipe_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer_launch.supervisor.output._same_file", lambda: True)
+    output = Output(watched=True)
+    ends = output.open("a", None)
+    os.write(ends[2], b"step 4\ndata server is busy\n")
+    for fd in {*ends.values()}:
+        os.close(fd)
+    assert output.close(30.0)
+    assert output.last_errors("a") == ()
+    assert output.last_lines("a") == ("step 4", "data server is busy")
+
+
+def test_a_last_line_of_stdout_is_none_of_stderr() -> None:
+    output = Output()
+    ends = output.open("a", "a")
+    for stream, text in ((2, b"warning\n"), (1, b"all is well\n")):
+        os.write(ends[stream], text)
+        os.close(ends[stream])
+    assert output.close(30.0)
+    assert output.last_errors("a") == ("warning",)
+
+
 def descriptors() -> set[str]:
     """Those that are open now."""
     return set(os.listdir("/proc/self/fd"))

@@ -143,6 +143,7 @@ class Recorded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     why: Text = ""  # nothing can be told
     stage: Stage = Stage.JOINED
     calls: Text = ""  # the method that the main thread is in, if it is not one of Python's
+    handles: bool = True  # at its end: whether it has a handler of a signal that asks a program to stop
     saved: Count = 0  # bytes of its dump
     far: Count = 0  # collectives that it has entered and ended, of all groups
     groups: Mapping[str, Group] = field(default_factory=dict)  # by name, the same on all ranks
@@ -308,6 +309,8 @@ def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
             todo += new
     if unproven & {rank, *causes}:
         return None
+    if not causes and (rank not in known or not known[rank].groups):
+        return _never_joined(known.values(), rank)
     roots = [known[root] for root in sorted(causes.keys() - waits.keys())]
     # A rank that waited for a message may be a victim, too: that is not recorded.
     roots = [state for state in roots if state.doing is not Doing.COLLECTIVE] or roots
@@ -318,6 +321,15 @@ def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
     text += "".join(f"; {phrase}" for phrase in _phrases(roots, 0.0, past=True))
     is_proven = all(state.doing is not Doing.COLLECTIVE for state in roots)
     return Explanation(text=text, ranks=tuple(state.rank for state in roots) if is_proven else ())
+
+
+def _never_joined(states: Iterable[RankState], rank: int) -> Explanation | None:
+    """Who did something else while `rank` waited for all to join; None: nobody is known to."""
+    late = [state for state in states if state.stage is Stage.OUTSIDE and state.life is Life.ALIVE and state.place]
+    late = [state for state in late if state.doing is not Doing.COLLECTIVE]
+    text = listed(_phrases(late, 0.0, past=True), _NAMED, "; ")
+    text += f"; rank {rank} waited for {'them' if late[1:] else 'it'}"
+    return Explanation(text=text, ranks=tuple(state.rank for state in late)) if late else None
 
 
 def _timed_out(state: RankState, name: str) -> bool:
@@ -557,12 +569,22 @@ def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> E
     alive = [state for state in states if state.is_there]
     active = any(state.is_active(limit_s) for state in states)
     where = listed(_phrases([state for state in alive if state.place], limit_s), _NAMED, "; ")
+    is_all, finished = len(states) >= of, [state for state in states if state.life is Life.FINISHED]
+    if finished and alive and is_all and all(_waits_to_join(state) for state in alive):
+        ranks, who = tuple(state.rank for state in finished), "they" if finished[1:] else "it"
+        text = f"{named_ranks(ranks)} finished with exit code 0 before {who} joined a process group; {where}"
+        if active or any((state.quiet_s or 0.0) < limit_s for state in finished):
+            return Explanation(text=text, ranks=ranks, accuses=False, active=True)
+        return Explanation(text=f"{text}; a restart will not help", ranks=ranks, reason="ProgramError", helps=False)
     if alive and all(state.doing is Doing.COLLECTIVE for state in alive):
-        is_all = len(states) >= of
         text = f"all ranks {'' if is_all else 'known '}wait for each other outside recorded collectives: {where}"
         return Explanation(text=text, accuses=is_all and not active, active=active)
     text = f"no progress, but none of {len(states)} known ranks waits in a recorded collective"
     return Explanation(text=f"{text}: {where}" if where else text, accuses=False, active=active)
+
+
+def _waits_to_join(state: RankState) -> bool:
+    return state.stage is Stage.OUTSIDE and state.doing is Doing.COLLECTIVE
 
 
 def _in_collectives(

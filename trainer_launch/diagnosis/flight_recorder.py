@@ -28,6 +28,7 @@ from trainer_launch.model.units import grouped, spans
 
 MOST = 64  # collectives of each process group that are told
 _QUESTION_BYTES = 65536
+_REQUESTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # on which programs save and leave
 _SIZES = 200  # characters of a collective's sizes
 _SHAPES = 4  # of a longer one
 _SHARED = "gloo"  # whose recorder other backends share
@@ -92,11 +93,15 @@ def _newest(data: bytes) -> list[dict[str, Any]]:
 
 def _reply(fd: int, question: dict[str, Any], rank: int, looks: Sequence[tuple[int, list[str]]] = ()) -> None:
     try:
-        said = {**answer(question, rank), "looks": looks}
+        said = {**answer(question, rank), "looks": looks, "handles": _handles_requests()}
     except Exception as problem:  # noqa: BLE001  whatever it is, PID 1 is told, and the program is not
         said = {"number": question.get("number", 0), "why": f"{type(problem).__name__}: {problem}"[:MAX_TEXT]}
     with contextlib.suppress(OSError):
         _send(fd, json.dumps(said).encode() + b"\n")
+
+
+def _handles_requests() -> bool:
+    return any(signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN) for number in _REQUESTS)
 
 
 def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:

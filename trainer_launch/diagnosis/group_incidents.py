@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis.collectives import Explanation, RankState, Stage, brief, entered_in_words
+from trainer_launch.diagnosis.collectives import (
+    Doing,
+    Explanation,
+    Life,
+    RankState,
+    Stage,
+    brief,
+    entered_in_words,
+    never_entered,
+)
 from trainer_launch.diagnosis.hang_detection import Quiet
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
@@ -21,6 +30,7 @@ from trainer_launch.membership import protocol as say
 from trainer_launch.membership.notes import opened
 from trainer_launch.model import Death
 from trainer_launch.model.codec import encode
+from trainer_launch.supervisor.error_lines import headline, recognise
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
@@ -86,10 +96,13 @@ class GroupIncidents:
             RankState(rank=rank, node=self._group.node_rank, quiet_s=0.0) for rank in ranks if rank not in reported
         ]
 
-    def failed(self, sentence: str, *, was_killed: bool) -> None:
-        """This generation ends for that; nobody was stopped for it yet. Who was killed cannot say where."""
+    def failed(self, sentence: str, *, was_killed: bool, timed_out: int | None = None) -> frozenset[str]:
+        """This generation ends for that; nobody was stopped for it yet. Who was killed cannot say where.
+
+        `timed_out` is a rank that waited for others in vain. Return the processes that seem to wait for nobody.
+        """
         if self._collector is None:
-            return
+            return frozenset()
         alive = self._group.processes.pids()
 
         def whole(states: Sequence[RankState]) -> str:
@@ -97,10 +110,15 @@ class GroupIncidents:
             ended = {state.rank: state for state in self._states_at_end()}
             ended |= {state.rank: state for state in states if state.groups or state.rank not in ended}
             self._failed = self._group.generation, tuple(ended.values())
-            words = entered_in_words(self._failed[1])
-            return f"{sentence}; {words}" if was_killed and words else sentence
+            why = None if timed_out is None else never_entered(self._failed[1], timed_out)
+            words = entered_in_words(self._failed[1]) if was_killed else ""
+            return "; ".join(filter(None, ("" if why is None else why.text, sentence, words)))
 
-        self._collector.collect(FAILURE, whole, names=[name for name in self._group.places if name not in alive])
+        names = [name for name in self._group.places if name not in alive]
+        collected = self._collector.collect(FAILURE, whole, names=names)
+        free = {state.rank for state in collected.incident.states if _is_free(state)}
+        free |= {state.rank for state in self._states_at_end()}  # these only end
+        return frozenset(name for name, place in self._group.places.items() if name in alive and place.rank in free)
 
     def completed(self, message: say.FromNode) -> say.FromNode:
         """A message about the end of a generation, with what its ranks here showed then."""
@@ -177,8 +195,17 @@ class GroupIncidents:
             self._collector.explained(collected, why.text, why.reason, why.ranks, why.helps)
 
 
+def _is_free(state: RankState) -> bool:
+    """Whether a rank is known to wait for nobody, such as one that cleans up before it says what failed."""
+    waits = state.doing is Doing.COLLECTIVE or (state.waits and not state.is_elsewhere)
+    leaves = "destroy_process_group" in state.place
+    return state.life is Life.ALIVE and state.place != "" and (leaves or not waits)
+
+
 def aborted(death: Death, last_lines: Callable[[], Sequence[str]]) -> Death:
     """The death of a worker by SIGABRT, with what gloo says of it: it aborts who receives more than it expected.
+
+    NCCL's watchdog aborts who waited for a peer in vain.
 
     The last output may come a moment after the end: workers that end together are waited for together.
     """
@@ -187,7 +214,10 @@ def aborted(death: Death, last_lines: Callable[[], Sequence[str]]) -> Death:
         time.sleep(0.005)
     sizes = _OTHER_SIZE.search(lines)
     if sizes is None:
-        return death
+        words = headline(last_lines())
+        symptom = recognise(words)
+        is_victim = death.message is None and symptom is not None and symptom[0].reason in ("Hung", "PeerLost")
+        return replace(death, message=words) if is_victim else death
     text = f"rank {death.rank} and its peers entered different collectives: gloo received {sizes[1]} bytes"
     text += f" where rank {death.rank} expected at most {sizes[2]}; a restart will not help"
     return replace(death, reason="ProgramError", message=text)

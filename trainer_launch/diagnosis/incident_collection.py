@@ -33,7 +33,7 @@ from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, HOST, OUTPUT
 from trainer_launch.diagnosis.worker_samples import WatchedGroup, WatchedWorkers
 from trainer_launch.host import incident_facts, process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
-from trainer_launch.model import Failure, exit_codes
+from trainer_launch.model import Failure
 from trainer_launch.model.units import spans
 
 FAILURE_S = 0.3  # for workers to answer when a restart waits for it
@@ -209,9 +209,9 @@ class Collector:
         if collected.folder:
             for name, text in self._outputs(names).items():
                 incident_bundle.add(collected.folder, name, text)
-        again = exit_codes.retryable(failure.exit_code) if failure.again is None else failure.again
         ranks = () if failure.rank is None else (failure.rank,)
-        self._save(collected, sentence=failure.message, reason=failure.reason, ranks=ranks, restart_helps=again)
+        helps = failure.restart_helps
+        self._save(collected, sentence=failure.message, reason=failure.reason, ranks=ranks, restart_helps=helps)
 
     def close(self) -> None:
         """Wait until what was begun is written."""

@@ -188,7 +188,8 @@ def _of_gpu(nvml: Any, device: Any) -> Iterator[str]:
 
 def environment(env: Mapping[str, str]) -> str:
     """The variables, without secrets."""
-    return "".join(f"{name}={redact(name, value)}\n" for name, value in sorted(env.items()))
+    values = ((name, redact(name, value).replace("\n", "\\n")) for name, value in sorted(env.items()))
+    return "".join(f"{name}={value}\n" for name, value in values)
 
 
 # By file. What a driver or a device answers comes last: it may hang.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -34,6 +35,9 @@ from trainer_launch.model.codec import MAX_TEXT
 from trainer_launch.model.units import counted, in_ranges, listed, named_ranks
 
 _UNEVEN = "ProgramError"  # the exit reason of a job whose ranks do not run the same number of steps
+_LEFT = "PeerLost"  # the same, or the ranks that finished were asked to
+_LATE = "Hung"  # and of a job for one of whose ranks the others waited in vain
+_KILLS = (signal.SIGKILL, signal.SIGTERM)  # no worker dies of these because a peer has failed
 _MOST_NAMED = 8
 _MESSAGE_CHARS = 300  # of an exception
 
@@ -231,7 +235,10 @@ def die(
     state.phase, state.gather_from_s, state.admit_at_s = JobPhase.GATHERING, now_s, None
     state.say(f"generation {run.number} is over: {reason}", logging.DEBUG)
     unnoticed_s = 0.0 if since_s is None else round(max(0.0, now_s - since_s), 3)
-    send_members(state, msg.Restart(run.number, reason, unnoticed_s, grows), but)
+    cause = None if state.suspicion is None else state.suspicion.failed
+    is_unknown = cause is not None and cause.lost_peer and not cause.timed_out
+    patience_s = timeouts.PATIENCE_S if is_unknown else 0.0
+    send_members(state, msg.Restart(run.number, reason, unnoticed_s, grows, patience_s), but)
     settle(state, now_s)
 
 
@@ -245,12 +252,15 @@ def send_members(state: JobState, message: msg.FromServer, but: Key | None = Non
 
 def fail(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) -> None:
     """Only this costs the budget, once for each generation, unless a peer turns out to have been lost before."""
-    first = msg.GiveUp("", node.name, failed.rank, failed.exit_code, failed.signal, failed.message)
+    place = _node_of(state, failed.rank) or node  # another one, where all nodes have told why one hangs
+    first = msg.GiveUp("", None, failed.rank, failed.exit_code, failed.signal, failed.message)
+    first = replace(first, exit_reason=failed.exit_reason, helps=failed.helps)
+    first = _placed(replace(first, is_victim=failed.lost_peer or not failed.is_cause), place)
     if failed.cause is not None:
         state.failure = replace(first, cause=failed.cause, message=None)
         give_up(state, failed.message)
         return
-    reason = _reason(node, failed)
+    reason = _reason(place, failed)
     record = Death(
         attempt=failed.generation,
         rank=failed.rank,
@@ -264,8 +274,10 @@ def fail(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) ->
         key=node.key,
         reason=reason,
         at_s=now_s,
-        waited=failed.rank if failed.lost_peer else None,
+        failed=failed,
+        is_only_victim=failed.lost_peer,
         finished=set(failed.finished),
+        may_be_asked=failed.may_be_asked,
         notes=[carried(state, failed.notes)],
         reported={node.key},
         before=state.early_failure,
@@ -281,34 +293,45 @@ def fail(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) ->
 
 
 def correct(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) -> None:
-    """Charge a failure that came first, where all that is known so far is whose connection was lost."""
+    """Charge a failure that came first, though the news of it comes later."""
     suspicion, run = state.suspicion, state.run
-    if suspicion is None or suspicion.waited is None or run is None or failed.lost_peer:
+    if suspicion is None or run is None or failed.generation != run.number or node.key not in run.members:
         return
-    if failed.generation != run.number or node.key not in run.members or node.key == suspicion.key:
+    before = suspicion.failed
+    if node.key == suspicion.key or failed.lost_peer or _order(failed, now_s) >= _order(before, suspicion.at_s):
         return
-    state.say(f"{_reason(node, failed)}; rank {suspicion.waited} had only lost its connection")
+    later = "had only lost its connection" if before.lost_peer else "failed after that"
+    state.say(f"{_with_words(_reason(node, failed), failed.message)}; {_who(before)} {later}")
     state.early_failure = suspicion.before
     fail(state, node, failed, now_s)
 
 
+def _order(failed: msg.Failed, heard_s: float) -> tuple[bool, bool, float]:
+    """The smaller, the nearer to the cause: a victim is none, and a worker that was killed is nobody's victim."""
+    return failed.lost_peer, failed.signal not in _KILLS, heard_s - failed.ago_s
+
+
+def _who(failed: msg.Failed) -> str:
+    return "a worker" if failed.rank is None else f"rank {failed.rank}"
+
+
 def _reason(node: NodeRecord, failed: msg.Failed) -> str:
-    return f"{_what(failed)} on {node.name}{_how(failed)}"
-
-
-def _what(failed: msg.Failed) -> str:
-    """Which worker it was; what is no worker's, such as the store's end, has a sentence of its own."""
-    if failed.rank is not None:
-        return f"rank {failed.rank} failed"
-    return failed.message or "a worker failed"
-
-
-def _how(failed: msg.Failed) -> str:
+    """Which worker failed, and how; what is no worker's, such as the store's end, has a sentence of its own."""
+    if failed.exit_reason == _LATE and failed.signal == signal.SIGKILL:
+        if failed.rank is None:
+            return f"the workers on {node.name} were ended by the launcher, because they hung"
+        return f"{_who(failed)} on {node.name} was ended by the launcher, because it hung"
     if failed.rank is None and failed.message:
-        return ""
-    if failed.signal is not None:
-        return f" by signal {failed.signal}"
-    return "" if failed.exit_code is None else f" with exit code {failed.exit_code}"
+        return f"{failed.message} on {node.name}"
+    how = "" if failed.exit_code is None else f" with exit code {failed.exit_code}"
+    how = how if failed.signal is None else f" by signal {failed.signal}"
+    return f"{_who(failed)} failed on {node.name}{how}"
+
+
+def _with_words(reason: str, message: str | None) -> str:
+    """A reason with what the worker said itself."""
+    words = " ".join((message or "").split())[:_MESSAGE_CHARS]
+    return reason if not words or words in reason else f"{reason}: {words}"
 
 
 def _lasted_s(state: JobState, now_s: float) -> float:
@@ -318,11 +341,8 @@ def _lasted_s(state: JobState, now_s: float) -> float:
 
 def _suspect(state: JobState, suspicion: Suspicion, now_s: float) -> None:
     """End the generation at once, and charge it when its members are back or in a moment."""
-    failure = state.failure
-    message = "" if failure is None or failure.rank is None else " ".join((failure.message or "").split())
-    reason = f"{suspicion.reason}: {message[:_MESSAGE_CHARS]}" if message else suspicion.reason
     state.suspicion = suspicion
-    die(state, reason, now_s, suspicion.key)
+    die(state, _with_words(suspicion.reason, suspicion.failed.message), now_s, suspicion.key)
     if state.run is not None and [*state.run.members] == [suspicion.key]:  # who could have been lost?
         charge(state)
 
@@ -338,23 +358,24 @@ def forgive(state: JobState, lost: NodeRecord) -> None:
 
 def charge(state: JobState) -> None:
     """The suspicion, if there is any, has turned out to be true."""
-    suspicion, failure, settings = state.suspicion, state.failure, state.settings
+    suspicion, settings = state.suspicion, state.settings
     if suspicion is None:
         return
-    unevenly = _uneven_data(state)
-    state.suspicion = None
-    if unevenly is not None and failure is not None:
-        state.failure = replace(failure, cause=_UNEVEN)
-        give_up(state, unevenly)
+    reason = _name_cause(state, suspicion) if suspicion.is_only_victim else ""
+    state.suspicion, failure = None, state.failure
+    if failure is not None and failure.cause == _UNEVEN:
+        give_up(state, reason)
         return
     if failure is not None:
         state.failure = replace(failure, seen=_notes_on(state, failure, suspicion))
     spent = why_spent(state.restarts, settings.max_restarts)
     if spent is not None:
-        give_up(state, f"{suspicion.reason}, and {spent}")
+        give_up(state, f"{reason or suspicion.reason}, and {spent}")
         return
+    if reason:
+        state.say(reason)
     state.restarts += 1
-    stumble(state, suspicion.reason, suspicion.at_s)
+    stumble(state, reason or suspicion.reason, suspicion.at_s)
 
 
 def stumble(state: JobState, reason: str, now_s: float) -> None:
@@ -426,14 +447,15 @@ def end(state: JobState, word: msg.GiveUp | msg.Finished) -> None:
     # A failure that was only suspected is none any more.
     state.suspicion = state.form_at_s = state.admit_at_s = state.say_at_s = None
     if isinstance(word, msg.GiveUp):
-        state.say(f"the job has failed: {word.reason}")
+        words = "" if word.cause else word.message  # else the reason has them
+        state.say(_with_words(f"the job has failed: {word.reason}", words))
     else:
         state.say("all nodes are done", logging.INFO)
     for peer in state.peers:
         state.send(peer, word)
 
 
-# -- ranks that finished while others waited for them ---------------------------------------------
+# -- ranks for which others waited in vain ----------------------------------------------------------
 
 
 def note_ends(state: JobState, key: Key, join: msg.Join, notes: Mapping[str, Any]) -> None:
@@ -441,28 +463,52 @@ def note_ends(state: JobState, key: Key, join: msg.Join, notes: Mapping[str, Any
     suspicion, run = state.suspicion, state.run
     if suspicion is None or run is None or key == suspicion.key or key not in run.members:
         return
-    suspicion.waited = None if join.failed else suspicion.waited
+    suspicion.is_only_victim = suspicion.is_only_victim and not join.failed
     suspicion.finished.update(join.finished)
+    suspicion.may_be_asked = suspicion.may_be_asked or join.may_be_asked
     suspicion.reported.add(key)
     suspicion.notes.append(notes)
 
 
-def _uneven_data(state: JobState) -> str | None:
-    """The sentence that says that ranks finished while others still waited for them; None: it is not proved.
+def _name_cause(state: JobState, suspicion: Suspicion) -> str:
+    """Who made the victim wait in vain, in a sentence; "": it is not proved.
 
-    A rank whose connection to a peer was closed says that a peer is gone, not which one or why. It is the program's
-    fault only if every node has told how its workers ended, some had finished with exit code 0, and none had failed
-    for a reason of its own.
+    A rank that waited in vain says that a peer is gone or late, not which one or why. Ranks that finished are the
+    cause only if every node has told how its workers ended; a late rank only if all members of its group reported.
     """
-    suspicion, run = state.suspicion, state.run
-    if suspicion is None or run is None or suspicion.waited is None or not suspicion.finished:
+    run, failure, victim = state.run, state.failure, suspicion.failed.rank
+    if run is None or failure is None or victim is None:
+        return ""
+    if suspicion.finished and {*run.members} <= suspicion.reported:
+        who, it = named_ranks(suspicion.finished), "it" if len(suspicion.finished) == 1 else "them"
+        text = f"{who} finished with exit code 0 while rank {victim} still waited for {it}"
+        text = "; ".join(filter(None, (text, _explained(state, suspicion))))
+        # A handler of SIGTERM may save and leave.
+        state.failure = replace(failure, cause=_LEFT if suspicion.may_be_asked else _UNEVEN)
+        return text if suspicion.may_be_asked else f"{text}: uneven data, a restart will not help"
+    for judge in state.judges.values() if suspicion.failed.timed_out else ():
+        text, ranks = judge.explain_timeout(_bodies(judge, suspicion.notes), victim)
+        if text:
+            named = msg.GiveUp("", rank=next(iter(ranks), None), message=failure.message, cause=_LATE)
+            state.failure = _placed(named, _node_of(state, named.rank))
+            return text
+    return ""
+
+
+def _placed(end: msg.GiveUp, node: NodeRecord | None) -> msg.GiveUp:
+    return end if node is None else replace(end, node=node.name, node_rank=node.node_rank, host=node.host)
+
+
+def _node_of(state: JobState, rank: int | None) -> NodeRecord | None:
+    """The node whose worker has a rank; None: it is not known."""
+    if state.run is None or rank is None:
         return None
-    if not {*run.members} <= suspicion.reported:
-        return None
-    who, it = named_ranks(suspicion.finished), "it" if len(suspicion.finished) == 1 else "them"
-    text = f"{who} finished with exit code 0 while rank {suspicion.waited} still waited for {it}"
-    noted = _explained(state, suspicion)
-    return f"{text}{f'; {noted}' if noted else ''}: uneven data, a restart will not help"
+    for key in state.run.members:
+        node = state.nodes.get(key)
+        if node is None or rank < node.workers:
+            return node
+        rank -= node.workers
+    return None
 
 
 # -- notes, and their judges ------------------------------------------------------------------------

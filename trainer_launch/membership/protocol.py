@@ -147,6 +147,7 @@ class Join(Tagged, frozen=True):
     prepared: bool = True  # False: it cannot start workers yet, and joins again when it can
     device_fault: Text = ""  # the worker's last error, which proves that a device failed
     notes: _Notes = field(default_factory=dict)
+    may_be_asked: bool = False  # whether one that finished may have been told to, by a signal from elsewhere
 
 
 class Renew(Tagged, frozen=True):
@@ -176,10 +177,16 @@ class Failed(Tagged, frozen=True):
     signal: _Code | None
     message: Text = ""
     error: Text | None = None  # the type of the exception that ended it
-    lost_peer: bool = False  # whether all that failed on this node say that the connection to a peer was closed
+    lost_peer: bool = False  # whether all that failed on this node only say that they waited for a peer in vain
     finished: _Ranks = ()  # ranks that had ended with exit code 0 before
     cause: Name | None = None  # the exit reason for all nodes, where a restart cannot help
     notes: _Notes = field(default_factory=dict)
+    timed_out: bool = False  # with `lost_peer`: a collective did not complete in time, and no connection was lost
+    may_be_asked: bool = False  # as in a Join
+    exit_reason: Text = ""  # in this node's words, for all nodes
+    helps: bool | None = None  # likewise, whether a restart can help
+    ago_s: Amount = 0.0  # since it failed
+    is_cause: bool = True  # False: that worker was only the first to say what all ranks did
 
 
 class Leave(Tagged, frozen=True):
@@ -276,6 +283,7 @@ class Restart(Tagged, frozen=True):
     reason: Text
     unnoticed_s: Amount = 0.0  # for how long that was true and not known
     grows: bool = False  # nothing has failed: newcomers may join
+    patience_s: Amount = 0.0  # how long a worker that waits for nobody may still end by itself
 
 
 class GiveUp(Tagged, frozen=True):
@@ -289,6 +297,11 @@ class GiveUp(Tagged, frozen=True):
     message: Text | None = None
     cause: Name | None = None  # the exit reason for all nodes, where the failure has one of its own
     seen: Text = ""  # what the notes of the nodes say of it
+    node_rank: NodeRank | None = None  # of the node that it names
+    host: Text | None = None
+    is_victim: bool = False  # the worker that it names is not known to be the cause
+    exit_reason: Text = ""  # as in a Failed
+    helps: bool | None = None
 
 
 class Finished(Tagged, frozen=True):

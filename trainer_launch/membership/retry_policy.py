@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-from trainer_launch.model import Death, exit_codes, suggestions
+from trainer_launch.model import Death, suggestions
 from trainer_launch.model.units import counted
 
-_UNPARSABLE = frozenset({"SyntaxError", "IndentationError", "TabError"})
+IN_VAIN = frozenset({"ProgramError", "Misconfigured", "NotRunnable"})  # exit reasons of what comes again each time
 _MISSING = frozenset({"ImportError", "ModuleNotFoundError"})  # once may be a volume that was not there yet
-_REFUSALS = {
-    exit_codes.MISCONFIGURED: "its arguments are refused (exit code 2)",
-    exit_codes.NOT_EXECUTABLE: "its program cannot be executed (exit code 126)",
-    exit_codes.NOT_FOUND: "its program cannot be found (exit code 127)",
-}
 
 
 def why_not_again(failed: Death, before: Death | None, *, is_early: bool) -> str | None:
     """Why a restart cannot help; None when it may.
 
-    Only what fails soon after its start can be the same each time: a later SyntaxError may be of data, or of a torn
+    Of errors, only what fails soon after its start can be the same each time: a later SyntaxError may be of a torn
     cache file. `before` is how the attempt before ended, if it failed as early. Which rank was the first to tell is
     chance: at the start all fail alike.
     """
+    if failed.reason in IN_VAIN:
+        return "it would fail in the same way"
     if not is_early:
         return None
-    if failed.error in _UNPARSABLE:
+    if suggestions.is_unparsable_code(failed.message or ""):
         return f"a {failed.error} is the same each time"
     if before is None or before.attempt + 1 != failed.attempt:
         return None
     is_same = (failed.error, failed.message) == (before.error, before.message)
     if is_same and is_of_code(failed.error, failed.message):
         return f"the same {failed.error} has ended two starts in a row"
-    ends_itself = failed.error is None and failed.signal is None
-    if ends_itself and failed.exit_code == before.exit_code and failed.exit_code in _REFUSALS:
-        return f"{_REFUSALS[failed.exit_code]}, two starts in a row"
     return None
 
 
 def is_of_code(error: str | None, message: str | None) -> bool:
     """Whether an error tells of the program itself, which is the same at every start."""
-    return error in _UNPARSABLE or error in _MISSING or suggestions.is_typo_in_program(message or "")
+    text = message or ""
+    return error in _MISSING or suggestions.is_unparsable_code(text) or suggestions.is_typo_in_program(text)
 
 
 def why_spent(used: int, allowed: int) -> str | None:

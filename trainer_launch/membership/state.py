@@ -128,8 +128,10 @@ class Suspicion(Struct, kw_only=True):
     key: Key  # whose worker failed
     reason: str
     at_s: float
-    waited: int | None  # its rank, if nothing is known but that its connection to a peer was closed
+    failed: msg.Failed
+    is_only_victim: bool  # all that is known is who waited for a peer in vain
     finished: set[int]  # ranks that had ended with exit code 0 before
+    may_be_asked: bool  # and may have been asked to by a signal
     notes: list[Mapping[str, Any]]  # of its node and of those that have joined again
     reported: set[Key]  # the members that have said how their workers ended
     before: Death | None  # how the attempt before this one failed, if it did so soon after its start
@@ -229,7 +231,10 @@ def give_up_at_s(state: JobState) -> float | None:
 
 def charge_at_s(state: JobState) -> float | None:
     """When a suspicion is one no longer: by then every lease that had ended at the failure was noticed."""
-    return None if state.suspicion is None else state.suspicion.at_s + state.settings.lease_s
+    suspicion = state.suspicion
+    if suspicion is None:
+        return None
+    return suspicion.at_s + state.settings.lease_s + (timeouts.PATIENCE_S if suspicion.is_only_victim else 0.0)
 
 
 def runs(state: JobState) -> bool:

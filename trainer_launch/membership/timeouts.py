@@ -66,3 +66,4 @@ CRASH_LOOP_S = 10.0  # a generation that lasts less counts towards a crash loop
 LOSSES = 5  # of a pod in a row at one stage, from which on they are no chance: each costs a restart
 SAME_STAGE = 1.2  # such losses come after times that differ by this factor at most
 STOPPING_S = 30.0  # the longest that workers run on after they were told to stop: torch's own grace
+PATIENCE_S = 5.0  # for a worker that waits for nobody to say why others have lost their connections

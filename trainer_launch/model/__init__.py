@@ -362,7 +362,14 @@ class Failure(Struct, frozen=True, kw_only=True):
     last_lines: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()  # what shows that it was so, one phrase each
     hint: str | None = None
-    again: bool | None = None  # whether to start again can help; None: as the exit code says
+    again: bool | None = None  # whether a restart can help; None: the cause does not tell
+    is_elsewhere: bool = False  # it was on another node, which ends with the cause's own exit code
+
+    @property
+    def restart_helps(self) -> bool | None:
+        """Whether a restart can help: a signal or the infrastructure may not come again; None: nobody knows."""
+        is_told_by_code = self.again is None and not self.is_elsewhere
+        return True if is_told_by_code and self.exit_code >= 128 else self.again
 
 
 class GivenUp(Struct, frozen=True, kw_only=True):

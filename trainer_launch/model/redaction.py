@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
+from trainer_launch.model.units import printable
+
 REDACTED = "[redacted]"
 
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET_PARTS = frozenset(("token", "tokens", "key", "keys", "pass", "pwd", "passwords", "passphrase", "secrets"))
-_SECRET_PARTS |= {"cred", "creds", "auth", "cookie", "cookies", "sig", "signature"}
+_SECRET_PARTS |= {"cred", "creds", "auth", "cookie", "cookies", "sig", "signature", "webhook", "webhooks"}
+_SECRET_LAST = frozenset(("private", "api", "sid"))  # as in STRIPE_API and TWILIO_SID; API_URL is none
 _NO_SECRETS = frozenset(("PWD", "OLDPWD"))  # the shell's working directories
 # Joined without a separator; for "key" only known forms, because monkey and turkey are no secrets.
 _SECRET_ENDS = ("token", "tokens", "password", "passwd", "secret", "secrets", "credential", "credentials")
@@ -21,11 +24,21 @@ _PATH_ENDS = frozenset(("file", "files", "path", "paths", "dir", "directory"))
 _PATHS_BY_CONTRACT = frozenset(("KUBEFLOW_TRAINER_SERVER_TOKEN",))
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9._/-]{1,255}")
 
-_WHOLE = re.compile(r"-----BEGIN [A-Z0-9 ]+-----|\bPRIVATE KEY\b")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL)
 _PATTERNS = (
+    # A key, also without its beginning, or its end, which has been cut off.
+    (re.compile(r"-----BEGIN [A-Z0-9 ]+-----[\s\S]*?(?:-----END [A-Z0-9 ]+-----(?:\s*\Z)?|\Z)"), REDACTED),
+    (re.compile(r"(?:^[A-Za-z0-9+/=]{16,128}\s){0,64}^-----END [A-Z0-9 ]+-----", re.MULTILINE), REDACTED),
+    (  # a webhook's address is its secret
+        re.compile(r"""(?i)(https?://[^\s/"']{0,253}?(?:/[^\s/"']{0,99}?){0,4}?hooks?[^\s/"']{0,99}/)[^\s"']+"""),
+        rf"\1{REDACTED}",
+    ),
     (re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}://)[^/\s@]+@"), rf"\1{REDACTED}@"),
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"), REDACTED),
-    (re.compile(r"\b(gh[opsu]_|github_pat_|hf_|glpat-|sk-|xox[abp]-|AKIA)[A-Za-z0-9_-]{12,}"), REDACTED),
+    (
+        re.compile(r"\b(gh[opsu]_|github_pat_|hf_|glpat-|sk-|xox[abp]-|AKIA|ASIA|AIza|nvapi-)[A-Za-z0-9_-]{12,}"),
+        REDACTED,
+    ),
     (
         re.compile(
             r"""(?i)((?:password|passwd|token|secret|(?:api|account|access)[_-]?key)["']?\s{0,8}[:=]\s{0,8})"""
@@ -34,7 +47,9 @@ _PATTERNS = (
         rf"\1{REDACTED}",
     ),
     (
-        re.compile(r"(?i)(\bpassword\s+|--[a-z-]{0,32}(?:password|token|secret|api-?key)\s+)[^\s-]\S*"),
+        re.compile(
+            r"(?i)(\bpassword\s+|--[a-z-]{0,32}(?:password|token|secret|api-?key)['\"]?,?\s+['\"]?)[^\s-]\S*"
+        ),
         rf"\1{REDACTED}",
     ),
     (re.compile(r"(?i)([?&](?:[a-z-]{0,32}signature|sig)=)[^\s&]+"), rf"\1{REDACTED}"),
@@ -55,11 +70,14 @@ def redact(name: str, value: str) -> str:
 
 def redact_text(text: str) -> str:
     """Text without what looks like a key, a token or a password in a URL."""
-    if _WHOLE.search(text):
-        return REDACTED
     for pattern, shown in _PATTERNS:
         text = pattern.sub(shown, text)
     return text
+
+
+def presentable(text: str) -> str:
+    """What others wrote, fit for a log: no secrets by their looks, no control characters but newlines."""
+    return "\n".join(printable(line, " ") for line in redact_text(_ANSI.sub("", text)).split("\n"))
 
 
 def redact_file(path: str, content: str) -> str:
@@ -88,6 +106,7 @@ def redact_command(command: tuple[str, ...]) -> tuple[str, ...]:
 def _names_a_secret(name: str) -> bool:
     parts = _parts(name)
     is_secret = any(map(_is_secret_part, parts)) or _CONNECTION.search("_".join(parts)) is not None
+    is_secret |= len(parts) > 1 and parts[-1] in _SECRET_LAST
     return is_secret and name not in _NO_SECRETS
 
 

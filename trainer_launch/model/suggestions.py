@@ -46,8 +46,16 @@ TYPO_IN_PROGRAM = (
     r"|got an unexpected keyword argument '|takes (?:from )?\d+ [\w ]{0,30}positional arguments? but ))"
 )
 _TYPO_IN_PROGRAM = re.compile(TYPO_IN_PROGRAM)
+# `ast.literal_eval`, `eval` and their like raise it of data, too, and name <unknown>, <string> or the data's file.
+UNPARSABLE_CODE = r"(?:SyntaxError|IndentationError|TabError): .*\((?:[^()<>]+\.pyw?|[\w-]+), line \d+\)"
+_UNPARSABLE_CODE = re.compile(UNPARSABLE_CODE)
 
 
 def is_typo_in_program(message: str) -> bool:
     """Whether an exception's type and text tell a typo."""
     return _TYPO_IN_PROGRAM.match(message) is not None
+
+
+def is_unparsable_code(message: str) -> bool:
+    """Whether an exception's type and text tell that Python cannot parse a file of the program."""
+    return _UNPARSABLE_CODE.match(message) is not None

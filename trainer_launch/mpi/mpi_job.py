@@ -42,6 +42,8 @@ from trainer_launch.mpi.remote_hosts import GATHER_S, HostWait, RemoteHosts
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi import Spec, spec_of
 from trainer_launch.planning.task import Task
+from trainer_launch.supervisor import failure
+from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.processes import Processes, Rung
 from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
@@ -431,6 +433,7 @@ class MpiJob(RunLoop):
         """Ranks failed by themselves: this costs the budget, unless a restart will not help."""
         end = mpirun_messages.first_failure(end)
         death, is_early = mpirun_messages.death_of(end, self._starts), lasted_s < timeouts.START_S
+        death = failure.with_symptom(death, Evidence(last_lines=end.lines))
         why = retry_policy.why_not_again(death, self._before, is_early=is_early)
         self._before = death if is_early else None
         self._on_failure(death, why, now_s)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from trainer_launch.membership.retry_policy import is_of_code
 from trainer_launch.model import Death, Member, exit_codes
-from trainer_launch.supervisor.error_lines import error_name, headline
+from trainer_launch.supervisor.error_lines import MPIRUN_REFUSES, error_name, headline, with_places
 
 _FATAL = frozenset(
     (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -87,6 +87,7 @@ def _unreached(said: Said, found: re.Match[str]) -> Said:
     return replace(said, unreached=found.groupdict().get("host") or "", words=found[0].strip()[:200])
 
 
+_NOT_RUN = "mpirun was unable to (?:find the specified executable|launch the specified)|execvp error on file "
 _Take = Callable[[Said, "re.Match[str]"], Said]
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}"
 _HOST = rf"(?P<host>{_NAME})"
@@ -216,6 +217,11 @@ class MpirunEnd(Struct, frozen=True):
 def death_of(end: MpirunEnd, attempt: int) -> Death:
     """The death of the first failed rank, with its last error; of a lost peer where only that is known."""
     said, error = end.said, _error_of(end).strip()
+    if said.rank is None:  # in mpirun's own words, which are a paragraph
+        own = (n for n, line in enumerate(end.lines) if re.search(f"{MPIRUN_REFUSES}|{_NOT_RUN}", line))
+        text = next((" ".join(line.strip() for line in end.lines[n : n + 5] if line.strip(" -")) for n in own), "")
+        error = text or error
+    is_not_run = said.rank is None and exit_codes.cannot_run(said.exit_code)
     return replace(
         end.death,
         attempt=attempt,
@@ -227,7 +233,7 @@ def death_of(end: MpirunEnd, attempt: int) -> Death:
         error=error_name(error),
         # "": it named no error, and mpirun's own last words are none.
         message=_CUT_OFF if said.cut_off else error if end.signal is None else None,
-        reason="PeerLost" if said.cut_off else None,
+        reason="PeerLost" if said.cut_off else "NotRunnable" if is_not_run else None,
     )
 
 
@@ -257,6 +263,6 @@ def located(end: MpirunEnd, hosts: Sequence[Member]) -> MpirunEnd:
 
 def _error_of(end: MpirunEnd) -> str:
     """The last error of the ranks; one of the code counts before what it has done to other ranks. "": none."""
-    lines = [_TAG.sub("", line, count=1) for line in end.lines]
+    lines = with_places(_TAG.sub("", line, count=1) for line in end.lines)
     of_code = (line for line in reversed(lines) if is_of_code(error_name(line), line))
-    return next(of_code, None) or headline(lines, only_named=True)
+    return next(of_code, None) or headline(lines)

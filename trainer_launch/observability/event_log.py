@@ -162,7 +162,7 @@ def of_outcome(outcome: Outcome) -> Event:
     values: dict[str, Value] = {
         "verdict": outcome.verdict.value,
         "exit_code": code,
-        "retryable": retryable(code) if failure is None or failure.again is None else failure.again,
+        "retryable": retryable(code) if failure is None else failure.restart_helps,
         "reason": failure.reason if failure else outcome.verdict.value,
         "message": failure.message if failure else None,
         "rank": failure.rank if failure else None,

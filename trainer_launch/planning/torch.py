@@ -40,6 +40,7 @@ DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torchrun's own
 DEFAULT_MAX_RESTARTS = 3  # torchrun's is 0, with which no failure is survived
 _CONTRACTS = "torchrun"  # how contracts call the engine that they are made for
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE", "2000"  # how many collectives torch keeps; without it none
+_FAULT_HANDLER = "PYTHONFAULTHANDLER", "1"  # a crash of native code shows the Python code that called it
 
 
 def serves(job: Job, command: Command) -> str | None:
@@ -103,6 +104,7 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
     env["TORCHELASTIC_SIGNALS_TO_HANDLE"] = options.get("signals_to_handle") or DEFAULT_SIGNALS
     if forks and settings.hang_report_after != "off":
         env.setdefault(*_FLIGHT_RECORDER)
+    env.setdefault(*_FAULT_HANDLER)  # empty: it is off
     workers = Workers(
         count=task.topology.local_world_size or 1,
         argv=_argv(task, options, words),

@@ -26,6 +26,11 @@ def leave(text: str, lines: str, code: int = 1) -> None:
         return
     extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
     message = {"message": text, "errorCode": code, "extraInfo": extra}
+    try:
+        os.close(os.dup(2))
+    except OSError:  # no descriptor is left; a program that ends reads no more
+        with contextlib.suppress(OSError):
+            os.close(0)
     with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump({"message": message}, file)
 

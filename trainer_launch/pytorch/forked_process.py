@@ -125,6 +125,8 @@ class Worker:
         _KEPT.append(process_attributes.show_as(words, [b"=".join(pair) for pair in os.environb.items()]))
         if worker.stacks is not None:
             arm(worker.stacks)
+        if faulthandler.is_enabled():  # our own thread is no part of a crash
+            faulthandler.enable(2, all_threads=False)
         gc.enable()
         sys.path[:] = origin.path
         # The second name is multiprocessing's, which it gives the main module when it is imported.

@@ -202,7 +202,7 @@ def _raise(job: GivenUp, failure: Failure | None) -> NoReturn:
     """Say whose worker failed first, and how; as the exception that Flyte retries, where it is one."""
     said = job.message.removeprefix(RECOVERABLE)
     text = f"{job.reason}: {said}" if said else job.reason
-    if failure is not None and failure.rank == job.rank and failure.last_lines:
+    if failure is not None and failure.rank in (None, job.rank) and failure.last_lines:
         text = "\n".join((text, "", *failure.last_lines))
     failed = WorkerFailedError(text, job.rank, job.exit_code, job.signal)
     if job.message.startswith(RECOVERABLE):

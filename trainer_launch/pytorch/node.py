@@ -16,9 +16,12 @@ no worker lives any more the node leaves, whatever else has happened. `settle` a
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -75,7 +78,10 @@ class Ending(Struct, frozen=True):
     death: Death | None = None  # the failure here; None: the coordinator's word, or its absence
     is_reported: bool = False  # the coordinator knows of it
     ends: worker_ends.Ends | None = None  # before anybody stopped a worker; None: looked at once all have ended
-    wrote_error: frozenset[str] = frozenset()  # workers that had written an error when the coordinator ended it
+    wrote_error: frozenset[str] = frozenset()  # workers that had written an error of their own when it ended
+    awaited: frozenset[str] = frozenset()  # workers that may still end by themselves, and tell the cause
+    stops_at_s: float | None = None  # when workers are stopped; None: they have been
+    stopped_at_s: float = math.inf
 
 
 class Diagnosis(NamedTuple):
@@ -155,7 +161,7 @@ class TorchNode(RunLoop):
 
     def times(self) -> tuple[float | None, ...]:
         """When something is due; None: never."""
-        return (*super().times(), self._away_until_s, self._stragglers.due_s)
+        return (*super().times(), self._away_until_s, self._stragglers.due_s, self._ending.stops_at_s)
 
     @property
     def _away_until_s(self) -> float | None:
@@ -173,6 +179,8 @@ class TorchNode(RunLoop):
             self._observer.look(self._group.recorders.farthest)
         if self._away_until_s is not None and now_s >= self._away_until_s:
             self._on_lost_coordinator(now_s)
+        if self._ending.stops_at_s is not None and now_s >= self._ending.stops_at_s:
+            self._stop(now_s)
         self._stragglers.look(now_s)
 
     def on_news(self, now_s: float) -> None:
@@ -247,21 +255,23 @@ class TorchNode(RunLoop):
         group, ends = self._group, self._ending.ends or worker_ends.UNKNOWN_ENDS
         proof = next((death.fault for death in group.deaths if death.fault), "")
         join = say.Join(group.incarnation, group.generation, ends.finished, ends.failed, self._was_prepared)
-        self._tell(replace(join, device_fault=proof))
+        self._tell(replace(join, device_fault=proof, may_be_asked=ends.may_be_asked))
 
     def on_restart(self, restart: say.Restart, now_s: float) -> None:
         """The coordinator ends the generation, also while draining: who waits for a lost peer never ends."""
-        if self.phase is NodePhase.ENDING and (self._ending.is_reported or self._ending.death is None):
+        ending = self._ending
+        if self.phase is NodePhase.ENDING and (ending.is_reported or ending.death is None):
             return  # it ends it for what this node has told, or says so again: ours have been stopped since
         text = f"generation {restart.generation} is over: {restart.reason}"
         _log.log(logging.WARNING if self._is_first and not restart.grows else logging.INFO, "%s", text)
-        if self.phase in (NodePhase.RUNNING, NodePhase.ENDING):
-            files = {name: place.error_file for name, place in self._group.places.items() if place.error_file}
-            errors = (name for name, path in files.items() if within(path, False, os.path.exists, path))
+        if restart.patience_s and ending.awaited:  # victims here and there: one that waits for nobody may say why
+            self._ending = replace(ending, death=None)
+        elif self.phase in (NodePhase.RUNNING, NodePhase.ENDING):
             # What workers did before we stop them may tell why.
-            ending = Ending(ends=self._ends_now(), wrote_error=frozenset(errors))
+            ending = Ending(wrote_error=self._own_errors(), stopped_at_s=ending.stopped_at_s)
             since_s = now_s - restart.unnoticed_s if restart.unnoticed_s else None
-            self._end_generation(ending, now_s, None if restart.grows else text, since_s)
+            awaits_s = restart.patience_s
+            self._end_generation(ending, now_s, None if restart.grows else text, since_s, awaits_s=awaits_s)
         elif self.phase in (NodePhase.JOINING, NodePhase.FORMED, NodePhase.DONE):
             if self.phase is NodePhase.DONE:
                 self._ending = Ending(ends=self._ends_now())
@@ -272,7 +282,9 @@ class TorchNode(RunLoop):
         self._end = worker_ends.end_of(news)
         if self.phase is NodePhase.RUNNING:
             self._end_generation(Ending(), now_s, news.reason if isinstance(news, say.GiveUp) else None)
-        elif self.phase is not NodePhase.ENDING:
+        elif self.phase is NodePhase.ENDING:
+            self._stop(now_s)
+        else:
             self._leave()
 
     def _on_lost_coordinator(self, now_s: float) -> None:
@@ -379,42 +391,82 @@ class TorchNode(RunLoop):
         place, name = self._group.places.get(death.process), death.process
         if place is not None:
             death = replace(death, rank=place.rank, local_rank=place.local_rank)
-        content = error_lines.read_error_file(place.error_file if place is not None else None)
-        death = failure.with_error_file(death, content, was_ended=self.phase is NodePhase.ENDING)
+            death = self._with_error(death, place.error_file, was_ended=self.phase is NodePhase.ENDING)
         if death.signal == signal.SIGABRT:
             death = aborted(death, lambda: self._system.last_lines(name))
+        death = worker_ends.with_last_words(death, self._system.last_lines(name))
         if death.exit_code != 0 and self._stop_signal is None:
-            death = failure.with_device_fault(death, Evidence(last_lines=self._system.last_lines(name)))
+            evidence = Evidence(last_lines=self._system.last_lines(name))
+            death = failure.with_symptom(death, evidence, None if self._go is None else self._go.port)
         return death
+
+    def _with_error(self, death: Death, path: str | None, *, was_ended: bool) -> Death:
+        """A death with what the error file has, which was written when the worker failed: it may end much later."""
+        content = error_lines.read_error_file(path)
+        with contextlib.suppress(OSError):
+            age_s = time.time() - within(path, time.time(), os.path.getmtime, path) if path else 0.0
+            death = replace(death, at_s=min(death.at_s, self._system.now() - min(age_s, timeouts.STOPPING_S)))
+        return failure.with_error_file(death, content, was_ended=was_ended)
+
+    def _dying(self) -> list[Death]:
+        """How workers that still live will have ended, by the errors that they have written."""
+        alive = [(name, self._group.places.get(name)) for name in self._processes.pids()]
+        plain = [(Death(process=name, signal=signal.SIGTERM), place.error_file) for name, place in alive if place]
+        deaths = [self._with_error(death, path, was_ended=True) for death, path in plain]
+        return [death for death in deaths if death.message is not None or death.signal is None]
+
+    def _own_errors(self, death: Death | None = None) -> frozenset[str]:
+        """Workers that still live and failed for a reason of their own, before this death.
+
+        Nobody is killed because another worker has failed.
+        """
+        is_killed = death is not None and death.signal in (signal.SIGKILL, signal.SIGTERM)
+        dying = () if is_killed else self._dying()
+        return frozenset(each.process for each in dying if not worker_ends.is_victim(each))
 
     def on_end(self, death: Death, now_s: float) -> None:
         """A worker has ended: the first failure ends the generation, here and by the coordinator everywhere."""
         self._group.deaths.append(death)
         _log.debug("%s ended with %s", death.process, how(death))
-        if death.exit_code == 0 or self._processes.asked:
-            return
+        if death.exit_code != 0 and not self._processes.asked:
+            self._on_failure(death, now_s)
+        awaited = self._ending.awaited
+        if death.process in awaited and awaited.isdisjoint(self._processes.pids()):
+            self._stop(now_s)
+
+    def _on_failure(self, death: Death, now_s: float) -> None:
         if self._processes.is_draining and self.phase is NodePhase.RUNNING:
             self._say(death)  # all were told to save and to leave: the others here have the time that they need
             self._tell(say.Leave(ASKED))  # and those of other nodes wait for nobody
         elif self.phase is NodePhase.RUNNING:
             self._evidence = self._system.look()
-            if not worker_ends.lost_peer(death):  # else it may not be the first that failed
+            ending = Ending(death, wrote_error=self._own_errors(death))
+            if self._is_cause(ending):
                 self._say(death)
-            self._end_generation(Ending(death), now_s, self._failure_of(death).message, death.at_s)
-        elif not self._ending.is_reported and worker_ends.is_guiltier(death):
+            # After a time-out, nobody need have ended; where the coordinator's node is gone, that is the cause.
+            is_cut_off = worker_ends.waited_in_vain(death) == "PeerLost" and self._away_since_s is None
+            awaits_s = timeouts.PATIENCE_S if is_cut_off else 0.0
+            self._end_generation(ending, now_s, self._failure_of(death).message, death.at_s, awaits_s=awaits_s)
+        elif not self._ending.is_reported and worker_ends.is_guiltier(death, self._ending.stopped_at_s):
             self._note_guiltier(death)
+
+    def _is_cause(self, ending: Ending) -> bool:
+        """Whether a failure of its own has ended a generation, and no worker that still lives failed before it."""
+        return ending.death is not None and not (ending.wrote_error or worker_ends.is_victim(ending.death))
 
     def _note_guiltier(self, death: Death) -> None:
         """A worker that failed for a reason of its own, also if whom it cut off has died sooner."""
         ending = self._ending
-        wrote_first = death.process in ending.wrote_error and death.message is not None
-        if ending.death is None and not wrote_first:  # it may have failed because it was stopped
-            return
+        wrote_first = death.process in ending.wrote_error
+        is_first = not ending.wrote_error and death.at_s <= ending.stopped_at_s
+        if not (wrote_first or is_first or (ending.death and worker_ends.is_victim(ending.death))):
+            return  # it may have failed because it was stopped
         self._evidence = self._system.look()
-        ends = None if ending.ends is None else replace(ending.ends, failed=True)
-        self._ending = Ending(worker_ends.by_itself(death), ends=ends)
+        ends = replace(ending.ends or self._ends_now(), failed=True)
+        self._ending = replace(ending, death=worker_ends.by_itself(death), ends=ends, wrote_error=frozenset())
         self._say(death)
         self._report()
+        self._stop(self._system.now())
 
     def _end_generation(
         self,
@@ -422,18 +474,37 @@ class TorchNode(RunLoop):
         now_s: float,
         incident: str | None = None,
         since_s: float | None = None,
+        *,
         rung: Rung = Rung.LEADERS,
+        awaits_s: float = 0.0,
     ) -> None:
-        """The generation ends: what is gone a moment later is collected first, then all workers are stopped."""
+        """The generation ends: what is gone a moment later is collected first, then all workers are stopped.
+
+        Workers that wait for nobody may end by themselves within `awaits_s`: one of them may be the cause.
+        """
         is_first, self.phase, self._ending = self.phase is NodePhase.RUNNING, NodePhase.ENDING, ending
+        awaited: frozenset[str] = frozenset()
         if is_first:
             self._observe(since_s)  # what follows is no training
             if incident is not None and self._stop_signal is None:
-                was_killed = ending.death is not None and ending.death.signal is not None
-                self._incidents.failed(incident, was_killed=was_killed)
-        if ending.death is not None and not worker_ends.lost_peer(ending.death):
+                death = ending.death or Death()
+                timed_out = death.rank if worker_ends.waited_in_vain(death) == "Hung" else None
+                awaited = self._incidents.failed(incident, was_killed=death.signal is not None, timed_out=timed_out)
+        if self._is_cause(ending):
             self._report()
-        self._processes.stop(now_s, rung)
+        if awaits_s and awaited:  # who has written an error has nothing more to tell
+            awaited -= {death.process for death in self._dying()}
+        if awaits_s and awaited and not ending.wrote_error and not self._processes.asked:
+            self._ending = replace(self._ending, awaited=awaited, stops_at_s=now_s + awaits_s)
+        else:
+            self._stop(now_s, rung)
+
+    def _stop(self, now_s: float, rung: Rung = Rung.LEADERS) -> None:
+        """Stop all workers: what they do from now on, they may do because of that."""
+        stopped_at_s = min(now_s, self._ending.stopped_at_s)
+        self._ending = replace(self._ending, awaited=frozenset(), stops_at_s=None, stopped_at_s=stopped_at_s)
+        if self.phase is NodePhase.ENDING:
+            self._processes.stop(now_s, rung)
 
     def _report(self) -> None:
         """Tell of the failure that ends the generation; a node that drains leaves instead, and costs no restart."""
@@ -444,8 +515,16 @@ class TorchNode(RunLoop):
         if self._stop_signal is not None:
             self._tell(say.Leave(ASKED))
         else:
-            ends = self._ending.ends or self._ends_now()
-            self._tell(worker_ends.failed_message(death, self._group.generation, ends))
+            failed = worker_ends.failed_message(
+                death, self._group.generation, self._ending.ends or self._ends_now()
+            )
+            told, ago_s = self._failure_of(death), max(0.0, self._system.now() - death.at_s)
+            is_cause = death.reason is None or told.rank is not None  # ranks that differ name nobody
+            failed = replace(failed, exit_reason=told.reason, helps=told.restart_helps, is_cause=is_cause)
+            if not failed.message:  # what its last lines say
+                words = told.message.partition(": ")[2]
+                failed = replace(failed, message=words, error=error_lines.error_name(words))
+            self._tell(replace(failed, ago_s=ago_s))
 
     def _say(self, death: Death) -> None:
         if death.process and death.reason != "NotRunnable":  # else it has been said
@@ -454,7 +533,9 @@ class TorchNode(RunLoop):
     def _ends_now(self) -> worker_ends.Ends:
         """How this generation's workers ended before anybody stopped them; who was sent a signal proves nothing."""
         was_sent = self._stop_signal is not None or bool(self._processes.relayed)
-        return worker_ends.Ends() if was_sent else worker_ends.ends_of(self._group.deaths)
+        if was_sent:
+            return worker_ends.Ends()
+        return worker_ends.ends_of(self._group.deaths, self._ending.stopped_at_s, self._group.left_unasked())
 
     def on_hang(self, hang: Death, now_s: float) -> None:
         """Workers hang: all are killed at once. Who hangs saves nothing, and the others wait for it."""
@@ -475,7 +556,7 @@ class TorchNode(RunLoop):
         text = f"the store process of generation {self._group.generation} {ended}"
         _log.warning("%s", text)
         if self.phase is not NodePhase.DONE:  # else others' workers may not need it, and if they do, they fail
-            self._end_generation(Ending(Death(code=code, signal=number, message=text)), now_s, text)
+            self._end_generation(Ending(Death(code=code, signal=number, message=text, at_s=now_s)), now_s, text)
 
     # -- what comes next ----------------------------------------------------------------------
 
@@ -583,7 +664,8 @@ class TorchNode(RunLoop):
                 return self._failure_of(death)
             case say.GiveUp() as end:
                 cause = self._failure_of(worker_ends.given_up_for(end, own))
-                return replace(cause, message=f"{cause.message}; {end.seen}") if end.seen else cause
+                cause = replace(cause, message=f"{cause.message}; {end.seen}") if end.seen else cause
+                return worker_ends.told_by_all(cause, end, self._membership.node_rank)
         return None
 
 

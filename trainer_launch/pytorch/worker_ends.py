@@ -1,18 +1,31 @@
-"""What the deaths of a node's workers mean, for the coordinator and for how the job ended here. Pure."""
+"""What the deaths of a node's workers mean, for the coordinator and for how the job ended here. Pure.
+
+A worker is a victim if it only says that it waited for a peer in vain. The cause is the worker that failed first
+for a reason of its own: before the launcher stopped anybody, or with an error that was written before.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as say
-from trainer_launch.model import Death, exit_codes
-from trainer_launch.supervisor.error_lines import error_name, recognise
+from trainer_launch.membership import retry_policy
+from trainer_launch.model import Death, Failure, exit_codes
+from trainer_launch.supervisor.error_lines import error_name, final_error, recognise
 
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # by which workers are ended
+_LOST, _TIMED_OUT = "PeerLost", "Hung"
+_WHY_LEFT = "see why these ranks left: a signal that the program handles, or fewer steps than the others have"
+SEE_NODE = "see the termination message of"  # begins the advice of a node whose own workers were well
+# A store's end is told by itself: a rank that cannot connect to one has another address, or no way there.
+_CONNECTS = re.compile(r"DistNetworkError: .*?(?:client socket has|Interrupted system call)")
+_IN_STORE = re.compile(r"DistStoreError: .*?\b(?:[Tt]imed out|wait timeout)")  # others had not joined yet
 
 
 class Ends(Struct, frozen=True):
@@ -20,41 +33,51 @@ class Ends(Struct, frozen=True):
 
     finished: tuple[int, ...] = ()  # ranks that ended with exit code 0
     failed: bool = False  # whether one failed for a reason of its own
+    may_be_asked: bool = False  # whether one that finished may have been told to, by a signal
 
 
 UNKNOWN_ENDS = Ends(failed=True)  # as long as nobody has looked, nothing is proved
 
 
-def ends_of(deaths: Iterable[Death]) -> Ends:
-    """Sum up deaths in their order.
+def ends_of(deaths: Iterable[Death], stopped_at_s: float = math.inf, unasked: Collection[str] = ()) -> Ends:
+    """Sum up deaths: what happens once the launcher has stopped workers tells nothing of what they would have done.
 
-    Who leaves with 0 after the first failure may have been asked to. Who was killed after it tells nothing, unless
-    an error was written first.
+    `unasked` are processes which are known to have ended by themselves.
     """
-    finished: list[int] = []
-    own = lost = False
-    for death in deaths:
-        if death.exit_code == 0:
-            if death.rank is not None and not (lost or own):
-                finished.append(death.rank)
-        elif lost_peer(death):
-            lost = True
-        else:
-            ended_by_us = (lost or own) and death.signal in _OUR_SIGNALS
-            own = own or death.message is not None or not ended_by_us
-    return Ends(tuple(finished[: say.MAX_RANKS]), own)
+    early = [death for death in deaths if death.at_s <= stopped_at_s]
+    finished = [death for death in early if death.exit_code == 0]
+    failed = any(death.exit_code != 0 and not is_victim(death) for death in early)
+    ranks = tuple(death.rank for death in finished if death.rank is not None)
+    return Ends(ranks[: say.MAX_RANKS], failed, any(death.process not in unasked for death in finished))
 
 
-def lost_peer(death: Death) -> bool:
-    """Whether a worker says itself that its connection to a peer was closed, also if we ended it after that."""
-    message = death.message if death.signal in (None, *_OUR_SIGNALS) else None
-    symptom = recognise(message or "")
-    return symptom is not None and symptom[0].reason == "PeerLost"
+def waited_in_vain(death: Death) -> str | None:
+    """The exit reason of a worker that only says that a peer is gone or late, also if we ended it after that."""
+    message = death.message or ""
+    is_abort = death.signal == signal.SIGABRT and error_name(message) is None  # else it crashed after its error
+    has_said = death.signal in (None, *_OUR_SIGNALS) or is_abort
+    symptom = recognise(message) if has_said else None
+    if symptom is None or _CONNECTS.search(message):
+        return None
+    reason = _TIMED_OUT if _IN_STORE.search(message) else symptom[0].reason
+    return reason if reason in (_LOST, _TIMED_OUT) else None
 
 
-def is_guiltier(death: Death) -> bool:
-    """Whether it failed for a reason of its own, not for a lost peer or because we had asked it to end."""
-    return not lost_peer(death) and (death.message is not None or death.signal not in _OUR_SIGNALS)
+def with_last_words(death: Death, lines: Sequence[str]) -> Death:
+    """A death without an error file, as of workers that start with exec: its last output may show a victim."""
+    told = replace(death, message="\n".join(final_error(lines)))
+    return told if death.message is None and death.code and waited_in_vain(told) else death
+
+
+def is_victim(death: Death) -> bool:
+    """Whether a worker only waited for a peer in vain; a hang, which the launcher ends, has a cause of its own."""
+    return death.reason is None and waited_in_vain(death) is not None
+
+
+def is_guiltier(death: Death, stopped_at_s: float) -> bool:
+    """Whether it failed for a reason of its own, not for a peer or because we had asked it to end."""
+    is_ours = death.signal in _OUR_SIGNALS and death.at_s > stopped_at_s
+    return death.exit_code != 0 and not is_victim(death) and (death.message is not None or not is_ours)
 
 
 def by_itself(death: Death) -> Death:
@@ -65,10 +88,16 @@ def by_itself(death: Death) -> Death:
 
 def failed_message(death: Death, generation: int, ends: Ends) -> say.Failed:
     """What the coordinator is told, which decides whether a restart can help."""
-    message, is_peers = death.message or "", lost_peer(death) and not ends.failed
-    ended = (death.rank, death.code, death.signal, message, error_name(message))
-    cause = None if death.reason != "ProgramError" else death.reason  # what a restart cannot mend
-    return say.Failed(generation, *ended, lost_peer=is_peers, finished=ends.finished, cause=cause)
+    message, is_victims = death.message or "", is_victim(death) and not ends.failed
+    return say.Failed(
+        generation,
+        *(death.rank, death.code, death.signal, message, error_name(message)),
+        lost_peer=is_victims,
+        timed_out=is_victims and waited_in_vain(death) == _TIMED_OUT,
+        finished=ends.finished,
+        may_be_asked=ends.may_be_asked,
+        cause=death.reason if death.reason in retry_policy.IN_VAIN else None,
+    )
 
 
 def given_up_for(given_up: say.GiveUp, own: Death | None) -> Death:
@@ -86,10 +115,28 @@ def given_up_for(given_up: say.GiveUp, own: Death | None) -> Death:
             why_not_again=given_up.message,
         )
     if own is None:
-        message = given_up.message  # of the faulty worker, on another node
-        text = f"{given_up.reason}; it said: {message}" if message else given_up.reason
-        return Death(reason="PeerLost", message=text, code=exit_codes.INFRASTRUCTURE)
+        words = given_up.message  # of the faulty worker, on another node; of a hang, its launcher's
+        verb = "" if given_up.exit_reason == _TIMED_OUT else "it said: "
+        text = f"{given_up.reason}; {verb}{words}" if words else given_up.reason
+        return Death(reason=_LOST, message=text, code=exit_codes.INFRASTRUCTURE)
     return replace(own, why_not_again=given_up.reason)
+
+
+def told_by_all(failure: Failure, given_up: say.GiveUp, node_rank: int) -> Failure:
+    """A failure as every node tells it: the cause, its rank and its node, and whether a restart helps."""
+    if failure.reason == _TIMED_OUT:
+        failure = replace(failure, signal=None)  # the launcher's own
+    if given_up.cause == _LOST:
+        failure = replace(failure, hint=_WHY_LEFT)
+    is_elsewhere = given_up.node_rank not in (None, node_rank)
+    if is_elsewhere and given_up.cause is None and not given_up.is_victim:
+        hint = f"{SEE_NODE} {given_up.node}"
+        reason = given_up.exit_reason or _LOST
+        failure = replace(failure, reason=reason, again=given_up.helps, is_elsewhere=True, hint=hint)
+    if given_up.rank is None or given_up.is_victim:
+        return replace(failure, rank=None)
+    failure = replace(failure, rank=given_up.rank)
+    return replace(failure, node_rank=given_up.node_rank, host=given_up.host) if is_elsewhere else failure
 
 
 def end_of(news: say.GiveUp | say.Finished | say.Refused) -> say.GiveUp | say.Finished:

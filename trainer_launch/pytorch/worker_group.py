@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 
@@ -15,6 +16,8 @@ from trainer_launch.model.errors import InternalError
 from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.system import System
+
+_AT_END_S = 0.01  # to read what workers have written at their ends
 
 
 class WorkerGroup:
@@ -45,6 +48,11 @@ class WorkerGroup:
     def enter_generation(self, formed: Formed) -> None:
         """A generation was formed with this node in it; none of its workers has been started yet."""
         self.generation, self.hosts_store, self.deaths = formed.generation, formed.is_store_host, []
+
+    def left_unasked(self) -> frozenset[str]:
+        """Workers that came to the end of their program, and to which no signal can have told to."""
+        self.recorders.answers(0, time.monotonic() + _AT_END_S)
+        return frozenset(name for name, report in self.recorders.at_end.items() if not report.handles)
 
     def ended(self) -> list[RankState]:
         """The ranks of this generation that have no process any more, with what each reported at its end."""

@@ -1,8 +1,8 @@
 """What the last lines of a program tell: the error that ended it, and which cause such an error has.
 
 Only the last error counts, with the few lines that belong to it: a warning that was logged before it, or by a
-library's threads after it, is no cause. Texts are those of Python, torch 2.4 to 2.13, NCCL, gloo, CUDA, ROCm,
-TensorFlow 2.20, JAX 0.10 and MPICH 4.
+library's threads after it, is no cause. Texts are those of Python, glibc, torch 2.4 to 2.15, NCCL, gloo, CUDA,
+ROCm, TensorFlow 2.20, JAX 0.10 and MPICH 4.
 """
 
 from __future__ import annotations
@@ -10,68 +10,112 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
+from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.slow_files import within
-from trainer_launch.model import exit_codes, suggestions
+from trainer_launch.model import Death, exit_codes, suggestions
+from trainer_launch.model.redaction import presentable
 
 _ERROR_LINES = 8  # an error's own text; what follows are frames
+_MESSAGE_CHARS = 1000
 # Python's, those of TensorFlow's graphs, which stand before the reason, and MPICH's, whose last one tells it.
 _FRAME = re.compile(r'\s*File "[^"]*", line \d+|Detected at node |\w+\(\d+\)\.*: *$|\s*$')
+_RANK = r"(?:\[rank\d+\]: *)?"
 # How Python names what was not caught, perhaps with torch's prefix. Paddle's `FatalError` only repeats the signal.
 _UNCAUGHT = re.compile(
-    r"(\[rank\d+\]: *)?(?!FatalError: `)[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout|Abort)\b(?![\w.])"
+    _RANK + r"(?!FatalError: `)[A-Za-z_][\w.]*(Error|Exception(Group)?|Interrupt|Exit|Timeout|Abort)\b(?![\w.])"
 )
-# C++ itself, the fatal lines of JAX's and TensorFlow's logging, which abort, and MPICH's, above its own stack.
+# What argparse says of a script, Python of none, and who aborts: C++, Python and glibc themselves, fatal lines of
+# JAX's and TensorFlow's logging, MPICH above its own stack, and the watchdog of torch's backends in Python.
+_ARGPARSE = (
+    r"\.py(?: [\w-]+){0,4}: error: (?:unrecognized arguments|the following arguments are required|argument )"
+)
 _TERMINATED = re.compile(
-    r"terminate called after throwing|terminate called without|"
+    rf"\S+{_ARGPARSE}|\S+: can't open file '|"
+    r"terminate called after throwing|terminate called without|Fatal (?:Python|glibc) error: |"
+    r"(?:free|[mc]alloc|realloc|munmap_chunk|malloc_consolidate)\(\): |"
+    r"double free or corruption|corrupted (?:size vs|double)|"
+    r"\*\*\* [\w ]+ detected \*\*\*|[^\s:]+: \S+:\d+: .*Assertion [`'].*' failed|"
+    r".*\b(?:Default timeout callback fired, calling os\.abort|Watchdog event loop appears stuck)|"
     r"Abort\(-?\d+\) on node \d+ \(rank \d+ in comm \d+\): Fatal error in |"
     r"F\d{4} [\d:.]+ +\d+ \S+:\d+\] |[\d-]+ [\d:.]+: F \S+:\d+\] "
 )
+_GOES_ON = re.compile(r"terminate called after|Fatal Python error|Abort\(")  # in the line below
 # What threads of libraries log: torch's C++ lines, NCCL's, Python's warnings.
 _LOGGED = re.compile(r"(\[rank\d+\]: *)?\[[IWE]\d{3,4} |.*\bNCCL (WARN|INFO)\b|\S+:\d+: \w*Warning: ")
 # What torch's agent logs of a worker's end: no word of the worker's own.
 _OF_AGENT = re.compile(r"[IWE]\d{4} \S+ +\d+ \S*torch/(distributed/elastic|multiprocessing)/")
-_NAME = re.compile(r"(?:\[rank\d+\]: *)?([A-Za-z_][\w.]*)(?=:|$)")
+_CANNOT_RUN = re.compile(r"\S+: (?:line )?\d+: .*: (?:(?:command )?not found|Permission denied|No such file.*)$")
+_NAME = re.compile(_RANK + r"([A-Za-z_][\w.]*)(?=:|$)")
 
-DEVICE_XIDS = (46, 48, 54, 56, 57, 58, 62, 63, 64, 65, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143)
-_XID = rf"\bXid\b[^\n]{{0,60}}?\b(?:{'|'.join(map(str, DEVICE_XIDS))})\b"  # 13, 31 and 43 are programs' faults
-_GLOO = r"(?i:gloo)[\s\S]{0,400}?"
+# -- errors within errors ------------------------------------------------------------------------
+
+_SYNTAX = re.compile(rf"{_RANK}(?:SyntaxError|IndentationError|TabError)\b(?!.*, line \d+\))")
+_PLACE = re.compile(_RANK + r' *File "([^"]*)", line (\d+)$')
+_OF_GROUP = re.compile(r"^\s*(?:\| ?|\+ (?=Exc)|\+[-+][-+ \d.]*$)+")  # what Python draws around its errors
+_DIRECT = "The above exception was the direct cause of the following exception:"
+_HANDLING = "During handling of the above exception, another exception occurred:"
+_TRACEBACK = re.compile(
+    r"(?:Original |Exception Group )?Traceback \(most recent call last\):(?: \(RANK (?P<rank>\d+)\))?"
+)
+_MOST_INNER = 3
+# Of a tensor in torch's TORCH_DISTRIBUTED_DEBUG=DETAIL, what is alike on all ranks.
+_OPTIONS = re.compile(r", TensorDeviceTypes=(?:TensorOptions\(.{0,300}?memory_format=\([^)]*\)\))+")
 
 
-class Symptom(Struct, frozen=True, kw_only=True):
-    """A kind of error, and what it means."""
-
-    reason: str
-    pattern: str  # compiled when an error is looked at: most jobs have none
-    what: str  # completes "rank 3 ended with exit code 1, …"
-    hint: str
-    exit_code: int | None = None  # None: the program's own
-    again: bool | None = None  # whether to start again can help; None: as the exit code says
-    is_proof: bool = False  # that a device of this machine failed
+def with_places(lines: Iterable[str]) -> tuple[str, ...]:
+    """Lines without what torch's agent logs, without frames around groups; a SyntaxError with its place."""
+    plain: list[str] = []
+    place = ""
+    for raw in lines:
+        line = _OF_GROUP.sub("", raw)
+        if _OF_AGENT.match(line):
+            continue
+        if match := _PLACE.match(line):
+            place = f" ({match[1].rpartition('/')[2]}, line {match[2]})"
+        plain.append(line + place if _SYNTAX.match(line) else line)
+    return tuple(plain)
 
 
 def final_error(lines: Iterable[str]) -> tuple[str, ...]:
     """The last error that was named, and what belongs to it; without one the very last line."""
-    lines = tuple(line for line in lines if not _OF_AGENT.match(line))
+    lines = with_places(lines)
     named = [n for n, line in enumerate(lines) if _UNCAUGHT.match(line) or _TERMINATED.match(line)]
     if not named:
         return lines[-1:]
+    if lines[named[-1]] == "Fatal Python error: Aborted" and _TERMINATED.match(lines[named[-2:][0]]):
+        named = named[-2:][:1]  # what aborts has said why
     first, *rest = lines[named[-1] :]
+    if first.startswith("Fatal Python error: "):  # below is where each thread was
+        starts = ("Current thread ", "Stack (most recent")  # of a forked worker, only that thread is shown
+        failed = next((n for n, line in enumerate(rest) if line.startswith(starts)), len(rest))
+        return (first, *(line.strip() for line in rest[failed + 1 : failed + 2]))
     own = [line for line in rest if not (_LOGGED.match(line) or _FRAME.match(line))]
     return (first, *own[: _ERROR_LINES - 1])
 
 
-def headline(lines: Iterable[str], *, only_named: bool) -> str:
-    """The first line of the last error, for C++ with what it says; "" when there is none, or none was named."""
+def headline(lines: Iterable[str]) -> str:
+    """The first line of the last error that was named, with the line below if it goes on there; "" without one."""
     first, *rest = (*final_error(lines), "")
+    first = re.sub(_RANK, "", first, count=1)
     if _TERMINATED.match(first):
-        return f"{first} {rest[0].strip()}".strip()
-    return first if _UNCAUGHT.match(first) or not only_named else ""
+        return f"{first} {rest[0].strip()}".strip() if _GOES_ON.match(first) else first
+    return first if _UNCAUGHT.match(first) else ""
+
+
+def last_words(lines: Iterable[str]) -> str:
+    """The last line of stderr that no library has logged."""
+    return next((line for line in reversed([*lines]) if not (_OF_AGENT.match(line) or _LOGGED.match(line))), "")
+
+
+def shells_words(lines: Iterable[str]) -> str:
+    """The last line in which a shell says that it cannot run a command."""
+    return next((line for line in reversed([*lines]) if _CANNOT_RUN.match(line)), "")
 
 
 def error_name(text: str) -> str | None:
@@ -81,19 +125,69 @@ def error_name(text: str) -> str | None:
 
 
 def essence(message: str) -> str:
-    """An exception's message with, for the traceback of another process that torch puts into it, its last error."""
-    told, mark, rest = message.partition("Original Traceback (most recent call last):")
-    if not mark:
-        return message
-    return "\n".join([told.strip(), *final_error(line for line in rest.splitlines() if line.strip())])
+    """An exception's message with, for each traceback that it quotes of another process, its last error."""
+    head, *parts = (piece for piece in _TRACEBACK.split(_OPTIONS.sub("", message)))
+    inner = [
+        (f"rank {rank}: " if rank else "") + "\n".join(final_error(text.splitlines()))
+        for rank, text in zip(parts[::2], parts[1::2], strict=True)
+    ]
+    return "\n".join([head.strip(), *inner[-_MOST_INNER:]]) if inner else head
 
 
-def recognise(text: str) -> tuple[Symptom, str] | None:
-    """The first symptom that fits an error's text, and the line that shows it."""
-    for symptom in SYMPTOMS:
-        match = re.search(symptom.pattern, text, re.MULTILINE)
+def with_cause(message: str, trace: Sequence[str]) -> str:
+    """A message with the error that it was raised from, or the last one of its group, by its traceback."""
+    lines = with_places(trace)
+    if _DIRECT not in lines and _HANDLING in lines:  # of an error and a peer that was lost, the error came first
+        handled = headline(lines[: lines.index(_HANDLING)])
+        if not handled or _is_victims(handled) == _is_victims(message):
+            return message
+        return f"{message} (from {handled})" if _is_victims(handled) else handled
+    until = lines.index(_DIRECT) if _DIRECT in lines else len(lines) if "sub-exception" in message else 0
+    cause = headline(lines[:until])
+    return f"{message} (from {cause})" if cause and cause not in message else message
+
+
+def _is_victims(text: str) -> bool:
+    return (recognised := recognise(text)) is not None and recognised[0].has_victim
+
+
+# -- what an error means -------------------------------------------------------------------------
+
+DEVICE_XIDS = (46, 48, 54, 56, 57, 58, 62, 63, 64, 65, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143)
+_XID = rf"\bXid\b[^\n]{{0,60}}?\b(?:{'|'.join(map(str, DEVICE_XIDS))})\b"  # 13, 31 and 43 are programs' faults
+_GLOO = r"(?:gloo/\S*\.cc:\d+\]|\[gloo\]|\b[Gg]loo:)[^\n]{0,400}?"
+_START = rf"\A{_RANK}"
+_CUDA = r"(?:CUDA|HIP)(?: runtime)? error: |Cuda failure (?:\d+ )?'?|ROCm? error: "
+MPIRUN_REFUSES = (
+    r"There are not enough slots (?:available in the system|on the nodes)|result in binding more processes than|"
+    r"\b(?:mpirun|mpiexec|prterun|orterun)\b.{0,200}(?:[Uu]nknown|[Uu]nrecognized) (?:option|argument)"
+)
+PEER_HINT = (
+    "check the other pods (kubectl get pods): find the one that failed first, or why a missing one does not run"
+)
+
+
+class Cause(Struct, frozen=True, kw_only=True):
+    """Why a process ended, and what to do about it."""
+
+    reason: str
+    pattern: str = ""  # of the last error; compiled when an error is looked at: most jobs have none
+    applies: Callable[[Death, Any], bool] = lambda death, evidence: False  # where no pattern tells
+    what: str = ""  # completes "rank 3 ended with exit code 1, …"
+    hint: str = ""
+    exit_code: int | None = None  # None: the program's own
+    again: bool | None = None  # whether a restart can help; None: nobody knows
+    is_final: bool = False  # so sure to come again that the job is not restarted
+    is_proof: bool = False  # that a device of this machine failed
+    has_victim: bool = False  # a rank that says it has not caused it, unless it names itself
+
+
+def recognise(text: str, reason: str | None = None) -> tuple[Cause, str] | None:
+    """The first cause, of this reason, that fits an error's text, and the line that shows it."""
+    for cause in SYMPTOMS:
+        match = re.search(cause.pattern, text, re.MULTILINE) if reason in (None, cause.reason) else None
         if match:
-            return symptom, _line_at(text, match.end())
+            return cause, _line_at(text, match.end())
     return None
 
 
@@ -102,17 +196,12 @@ def _line_at(text: str, end: int) -> str:
     return text[start:].partition("\n")[0].strip()
 
 
-def _symptom(reason: str, *patterns: str, what: str, hint: str, code: int | None = None, **more: bool) -> Symptom:
-    return Symptom(reason=reason, pattern="|".join(patterns), what=what, hint=hint, exit_code=code, **more)
+def _cause(reason: str, *patterns: str, code: int | None = None, **more: Any) -> Cause:
+    return Cause(reason=reason, pattern="|".join(patterns), exit_code=code, **more)
 
 
-_START = r"\A(?:\[rank\d+\]: *)?"
-_FIX = "correct the program or its image; a restart will not help"
-PEER_HINT = (
-    "check the other pods (kubectl get pods): find the one that failed first, or why a missing one does not run"
-)
-_CUDA = r"(?:CUDA|HIP)(?: runtime)? error: |Cuda failure (?:\d+ )?'?|ROCm? error: "
-
+_IN_VAIN = {"again": False}  # the launcher starts it once more, if at all: a volume may not have been there yet
+_FINAL = {"again": False, "is_final": True}
 _DEVICE_FAILED: dict[str, Any] = {
     "what": "because its GPU or the link to it failed",
     "hint": "run on another node and have this one's device checked (nvidia-smi -q, the node's kernel log)",
@@ -121,66 +210,96 @@ _DEVICE_FAILED: dict[str, Any] = {
 }
 
 SYMPTOMS = (
-    _symptom(
+    _cause(
         "ProgramError",
-        _START + r"(?:SyntaxError|IndentationError|TabError)\b",
+        _START + suggestions.UNPARSABLE_CODE,
         what="because its code cannot be parsed",
-        hint=_FIX,
-        again=False,
+        hint="correct the program or its image; a restart will not help",
+        **_IN_VAIN,
     ),
-    _symptom(
+    _cause(
         "ProgramError",
         _START + r"(?:ImportError|ModuleNotFoundError)\b",
-        r"Error while finding module specification for|: No module named \S+$",
+        r"Error while finding module specification for|^\S{0,200}py[\w.]{0,20}: No module named \S+$",
         what="because something it imports is not there",
         hint="install it into the image, or correct PYTHONPATH; a restart will not help",
-        again=False,
+        **_IN_VAIN,
     ),
-    _symptom(
+    _cause(
         "ProgramError",
         _START + suggestions.TYPO_IN_PROGRAM,
         what="because it uses a name, an attribute or a parameter that does not exist",
         hint="correct the program, or the version of the library that it calls; a restart will not help",
-        again=False,
+        **_IN_VAIN,
     ),
-    _symptom(
+    _cause(
+        "ProgramError",
+        r"\bpy\S{0,99}: can't open file '.*': \[Errno 2\]",
+        what="because its script is not there",
+        hint="correct the path, the working directory or the volume that has the code; a restart will not help",
+        **_FINAL,
+    ),
+    _cause(
+        "ProgramError",
+        _ARGPARSE,
+        what="because it refuses its arguments",
+        hint="correct the command's arguments; a restart will not help",
+        **_FINAL,
+    ),
+    _cause(
         "Misconfigured",
         r"rendezvous: environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set",
         what="because the variables of a torch job are not set",
         hint="start it with --nproc-per-node N, or with the variables of a platform; trainer-launch explain shows "
         "what this pod was told",
-        again=False,
+        **_FINAL,
     ),
-    _symptom(
-        "ProgramError",
-        r"can't open file '.*': \[Errno 2\]",
-        _START + r"FileNotFoundError: .*\.py'$",
-        what="because its script is not there",
-        hint="correct the path, the working directory or the volume that has the code; a restart will not help",
-        again=False,
+    _cause(
+        "Misconfigured",
+        r"coordinator_address should be defined|(?:umber of processes|id of the current process) must be defined",
+        what="because JAX was not told the coordinator, the number of processes or its rank",
+        hint="call jax.distributed.initialize with coordinator_address, num_processes and process_id",
+        **_FINAL,
     ),
-    _symptom(
-        "ProgramError",
-        r"^\S+: error: (?:unrecognized arguments|the following arguments are required|argument |invalid choice)",
-        what="because it refuses its arguments",
-        hint="correct the command's arguments; a restart will not help",
-        again=False,
+    _cause(
+        "Misconfigured",
+        r"Unable to find address for: |[Nn]o socket interface found",
+        what="because GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names no interface of this node",
+        hint="set the exact name of an interface that ip addr shows here; ^ and = are for NCCL's variable only",
+        **_FINAL,
     ),
-    _symptom(
+    _cause(
+        "Misconfigured",
+        MPIRUN_REFUSES,
+        what="because mpirun refuses what it was asked to start",
+        hint="correct its options; where ranks are more than slots, lower -np, raise slots=N of the hosts, or add "
+        "--oversubscribe",
+        **_FINAL,
+    ),
+    _cause(
         "ProgramError",
         r"Duplicate GPU detected",
         what="because two of its workers use the same GPU",
         hint="let each worker choose its device by LOCAL_RANK before the first collective",
-        again=False,
+        **_FINAL,
     ),
-    _symptom(
+    _cause(
         "ProgramError",
-        r"Received data size doesn't match expected size",
+        r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks",
+        r"Error when verifying shape tensors for collective",
         what="because its ranks entered different collectives",
         hint="let all ranks call the same collectives with the same sizes; a restart will not help",
-        again=False,
+        has_victim=True,
+        **_FINAL,
     ),
-    _symptom(
+    _cause(
+        "Failed",
+        r"CheckpointException ranks:",
+        what="because a distributed checkpoint failed",
+        hint="correct the error of the rank that the message names",
+        has_victim=True,
+    ),
+    _cause(
         "SharedMemoryFull",
         r"killed by signal: Bus error",
         r"No space left on device[^\n]*/dev/shm|/dev/shm[^\n]*No space left on device",
@@ -189,29 +308,29 @@ SYMPTOMS = (
         what="because /dev/shm has no room left",
         hint="mount an emptyDir with medium: Memory at /dev/shm, or use fewer data-loader workers",
     ),
-    _symptom(
+    _cause(
         "DeviceOutOfMemory",
         r"(?:CUDA|HIP) out of memory|" + rf"(?:{_CUDA})out of memory",
         r"Failed to CUDA (?:calloc|malloc)[^\n]*\d bytes|CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY",
         what="because its GPU has no memory left",
         hint="use a smaller batch, activation checkpointing or more sharding; nvidia-smi shows whether other "
         "processes hold this GPU's memory",
-        again=False,
     ),
-    _symptom(
+    _cause(
         "OutOfMemory",
-        r"\A(?:\[rank\d+\]: *)?MemoryError\b|DefaultCPUAllocator: (?:can't|not enough) ",
+        _START + r"(?:[\w.]*_Array)?MemoryError\b|DefaultCPUAllocator: (?:can't|not enough) ",
         r"\bOSError: \[Errno 12\] Cannot allocate memory",
-        what="because the container has no memory left",
-        hint="raise the container's memory limit, or use fewer data-loader workers or smaller batches",
+        what="because it was refused memory",
+        hint="if the container's memory was nearly used up, raise its limit or use smaller batches; if not, "
+        "correct the size that was asked for",
     ),
-    _symptom(
+    _cause(
         "PortTaken",
         r"EADDRINUSE|\[Errno 98\] Address already in use",
         what="because another process of this node has its port",
         hint="let the program choose a free port, or end the process that has it",
     ),
-    _symptom(
+    _cause(
         "KernelError",
         r"device-side assert triggered|an illegal memory access was encountered|misaligned address",
         r"an illegal instruction was encountered|unspecified launch failure|invalid program counter",
@@ -220,7 +339,7 @@ SYMPTOMS = (
         hint="most often a bug of the program, such as an index out of range: CUDA_LAUNCH_BLOCKING=1 shows where. "
         "If it happens on one node only, have that device checked",
     ),
-    _symptom(
+    _cause(
         "DeviceError",
         rf"(?:{_CUDA})(?:uncorrectable|hardware stack error)",
         r"uncorrectable (?:NVLink|ECC) error|ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|HARDWARE_STACK_ERROR",
@@ -229,14 +348,15 @@ SYMPTOMS = (
         **_DEVICE_FAILED,
         is_proof=True,
     ),
-    _symptom(
+    _cause(
         "DeviceError",
         rf"(?:{_CUDA})(?:unknown error|system not yet initialized)",
         r"CUDA-capable device\(s\) is/are busy|CUDA-capable devices are busy|SYSTEM_NOT_READY",
         **_DEVICE_FAILED,
     ),
-    _symptom(
+    _cause(
         "DeviceUnavailable",
+        r"is only supported with GPUs, no GPUs found|Distributed package doesn't have \w*CCL built in",
         r"no CUDA-capable device is detected|No CUDA GPUs are available|Found no NVIDIA driver",
         r"No HIP GPUs are available|invalid device ordinal|no kernel image is available",
         r"CUDA driver version is insufficient|NVIDIA driver on your system is too old",
@@ -245,17 +365,21 @@ SYMPTOMS = (
         hint="compare the pod's resources.limits, the workers per node and the image's CUDA version with what "
         "nvidia-smi shows on this node",
     ),
-    _symptom(
+    _cause(
         "Hung",
-        r"Watchdog caught collective operation timeout",
-        _GLOO + r"Timed out waiting \d+ms|HeartbeatMonitor|monitoredBarrier after",
+        r"Watchdog caught collective operation timeout|HeartbeatMonitor|monitoredBarrier after",
+        _GLOO + r"Timed out waiting \d+ms",
+        # Of torch 2.15's backends in Python, which abort and have named nothing.
+        r"Default timeout callback fired|Watchdog (?:cpu|stream) timeout fired|Watchdog event loop appears stuck",
         what="because a collective did not complete in time",
-        hint="another rank hangs, has died, or took another path: compare what all ranks did last",
+        hint="trainer-launch incidents show has what each rank did last: correct the rank that had not entered the "
+        "collective. If it is only slow, raise the timeout of init_process_group",
+        has_victim=True,
     ),
-    _symptom(
+    _cause(
         "PeerLost",
-        r"ncclRemoteError|DistNetworkError|Rendezvous(?:Timeout|Connection|Closed)Error",
-        r"remote process exited or there was a network error|[Cc]onnection closed by remote peer",
+        r"ncclRemoteError|DistNetworkError(?!: Interrupted)|Rendezvous(?:Timeout|Connection|Closed)Error",
+        r"remote process exited or there was a network error|Net : [Cc]onnection closed by remote peer",
         r"ncclSystemError[\s\S]*?(?:Connection refused|timed out|Broken pipe|reset by peer|No route to host)",
         r"DistStoreError: (?:Timed out|wait timeout|Connection)|TCPStore[^\n]*(?:Connection|Broken pipe|recvValue)",
         _GLOO + r"(?:Connection (?:closed|reset) by peer|Broken pipe|Connection refused|timed out)",
@@ -269,8 +393,9 @@ SYMPTOMS = (
         hint=PEER_HINT,
         code=exit_codes.INFRASTRUCTURE,
         again=True,
+        has_victim=True,
     ),
-    _symptom(
+    _cause(
         "DeviceError",
         r"ncclUnhandledCudaError|ncclSystemError|unhandled (?:cuda|system) error",
         what="because NCCL cannot use a device, a driver or the network of this node",
@@ -279,6 +404,40 @@ SYMPTOMS = (
         again=True,
     ),
 )
+_ADDRESS = re.compile(r"DistNetworkError: .{0,300}?(?:to connect to|any network address of) \([^()]*, (\d+)\)")
+MISADDRESSED = Cause(
+    reason="Failed",
+    what="because nothing answers at the address where it wants to meet the other ranks",
+    hint="correct the address that the program uses: the launcher's is in MASTER_ADDR and MASTER_PORT",
+)
+
+
+def is_misaddressed(text: str, store_port: int) -> bool:
+    """Whether a rank could not connect to a store that is none of the launcher's, which listens at `store_port`."""
+    match = _ADDRESS.search(text)
+    return match is not None and int(match[1]) != store_port
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+_UNITS = {unit: 1 << 10 * power for power, unit in enumerate(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"))}
+_ASKED = re.compile(r"(?:Unable|tried) to allocate (\d+(?:\.\d+)?) (bytes|[KMGTPE]iB)")
+# A process without which another cannot go on has been killed, or has gone without a word.
+_LOST_CHILD = re.compile(
+    r"killed by signal: Killed|DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly|\bSIGKILL\b|"
+    r"(?:exit|code|status)[=: ]{1,2}(?:-9|137)\b|signal 9\b|terminated abruptly|BrokenProcessPool"
+)
+
+
+def bytes_asked_for(text: str) -> int | None:
+    """How much memory numpy or torch was refused, by its own words."""
+    match = _ASKED.search(text)
+    return int(float(match[1]) * _UNITS[match[2]]) if match else None
+
+
+def tells_of_killed_child(text: str) -> bool:
+    """Whether an error says that a process which the program needs was killed, or is gone without a word."""
+    return _LOST_CHILD.search(text) is not None
 
 
 # -- torch's error file ------------------------------------------------------------------------
@@ -286,33 +445,39 @@ SYMPTOMS = (
 
 log = logging.getLogger(__name__)
 
+_FILE_BYTES = 1 << 20  # of a file that a worker can write
 _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
 
 
 def read_error_file(path: str | None) -> dict[str, Any]:
     """What a worker under torch's @record wrote before it died; nothing, when it wrote nothing."""
     try:
-        text = within(path, "{}", Path(path).read_text, "utf-8") if path else "{}"
-        data = json.loads(text)
-    except (OSError, ValueError, RecursionError):
+        data = json.loads((LiveFiles(_FILE_BYTES).read(path) if path else None) or b"{}")
+    except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 
 
 def message_in(data: dict[str, Any]) -> str | None:
-    """The error's own words."""
+    """The error's own words, with those of the error that it was raised from; fit to be shown."""
     message = data.get("message")
     if isinstance(message, dict):
         message = message.get("message")
-    return None if message in (None, _NO_MESSAGE) else essence(str(message))[:1000]
+    if message in (None, _NO_MESSAGE):
+        return None
+    return presentable(with_cause(essence(str(message)), _traceback(data)))[:_MESSAGE_CHARS]
 
 
 def traceback_in(data: dict[str, Any]) -> list[str]:
     """The last lines of its traceback."""
+    return _traceback(data)[-20:]
+
+
+def _traceback(data: dict[str, Any]) -> list[str]:
     message = data.get("message")
     extra = message.get("extraInfo") if isinstance(message, dict) else None
     text = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return str(text).strip().splitlines()[-20:] if text else []
+    return str(text).strip().splitlines() if text else []
 
 
 def hand_up(path: str | None, exit_code: int, own: str | None) -> None:

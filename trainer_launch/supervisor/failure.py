@@ -1,80 +1,32 @@
-"""Name the cause of a failed run: an ordered table of rules, the first that applies wins. Pure."""
+"""Name the cause of a failed run: ordered tables, the first that applies wins. Pure."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.model import Death, Failure, exit_codes
+from trainer_launch.model.redaction import presentable
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted, in_units
 from trainer_launch.supervisor import error_lines
-from trainer_launch.supervisor.error_lines import PEER_HINT, Symptom, final_error, headline, recognise
+from trainer_launch.supervisor.error_lines import (
+    MISADDRESSED,
+    PEER_HINT,
+    Cause,
+    final_error,
+    headline,
+    last_words,
+    recognise,
+    shells_words,
+)
 
-
-class _Rule(Struct, frozen=True):
-    reason: str
-    applies: Callable[[Death, Evidence], bool]
-    hint: str
-    what: str = ""  # completes "rank 3 ended with signal SIGKILL, …"
-    exit_code: int | None = None  # None: the program's own
-    again: bool | None = None  # whether to start again can help; None: as the exit code says
-    shows: Callable[[Evidence], tuple[str, ...]] = lambda _: ()  # the evidence, in words
-
-
-def _signal_is(*numbers: int) -> Callable[[Death, Evidence], bool]:
-    return lambda end, _: end.signal in numbers
-
-
-def _is_known_as(reason: str) -> Callable[[Death, Evidence], bool]:
-    return lambda death, _: death.reason == reason
-
-
-def _killed_for_memory(death: Death, evidence: Evidence) -> bool:
-    """Itself, or the data loader without which it could not go on."""
-    lost_loader = death.signal is None and "killed by signal: Killed" in _error_text(death, evidence)
-    return evidence.oom_killed and (death.signal == signal.SIGKILL or lost_loader)
-
-
-def _error_text(death: Death, evidence: Evidence) -> str:
-    """What the program itself said of its end, else its last error."""
-    return death.message or "\n".join(final_error(evidence.last_lines))
-
-
-def _symptom(death: Death, evidence: Evidence) -> tuple[Symptom, str] | None:
-    """What its last error shows; who is killed from outside has not said why."""
-    said_why = death.signal is None or death.signal in _CRASHES
-    return recognise(_error_text(death, evidence)) if said_why else None
-
-
-def _memory(evidence: Evidence) -> tuple[str, ...]:
-    kills = (evidence.oom_kills_after or 0) - (evidence.oom_kills_before or 0)
-    words = [f"the kernel killed {counted(kills, 'process')} of this container for memory"]
-    if evidence.memory_limit_bytes is not None:
-        words.append(f"limit {in_units(evidence.memory_limit_bytes)}")
-    if evidence.memory_peak_bytes is not None:
-        words.append(f"peak {in_units(evidence.memory_peak_bytes)}")
-    return (", ".join(words),)
-
-
-def _shm(evidence: Evidence) -> tuple[str, ...]:
-    free, size = evidence.shm_free_bytes, evidence.shm_size_bytes
-    if free is None or size is None:
-        return ()
-    largest = (f"its largest: {', '.join(evidence.shm_largest)}",) if evidence.shm_largest else ()
-    return (f"/dev/shm has {in_units(free)} free of {in_units(size)}", *largest)
-
-
-def _no_oom(evidence: Evidence) -> tuple[str, ...]:
-    counted = evidence.oom_kills_after is not None
-    return ("the kernel's count of memory kills in this container did not rise",) if counted else ()
-
-
-_WHY_CHARS = 300
+_WHY_CHARS, _WHY_END_CHARS = 400, 150  # of what the program says; so many of them from its end
+_FAULT_CHARS = 300
 _CRASHES = (
     signal.SIGSEGV,
     signal.SIGABRT,
@@ -85,139 +37,210 @@ _CRASHES = (
     signal.SIGTRAP,
 )
 
+
+def _killed_for_memory(death: Death, evidence: Evidence) -> bool:
+    """Itself, or a process without which it could not go on, such as a data loader."""
+    if not evidence.oom_killed or death.reason is not None:
+        return False
+    was_killed = death.signal == signal.SIGKILL or death.code in (128 + signal.SIGKILL, 256 - signal.SIGKILL)
+    return was_killed or (death.signal is None and error_lines.tells_of_killed_child(_error_text(death, evidence)))
+
+
+def _asked_too_much(death: Death, evidence: Evidence) -> bool:
+    """For more memory at once than the container can ever have."""
+    asked_bytes, most_bytes = error_lines.bytes_asked_for(_error_text(death, evidence)), evidence.memory_bytes
+    if asked_bytes is None or most_bytes is None or death.reason is not None:
+        return False
+    return asked_bytes > most_bytes
+
+
+def _error_text(death: Death, evidence: Evidence) -> str:
+    """What the program itself said of its end, else its last error; nothing of what is killed from outside."""
+    if death.signal is not None and death.signal not in _CRASHES:
+        return ""
+    return death.message or "\n".join(final_error(evidence.last_lines))
+
+
 # Before what the program's last error shows, and after it.
 _FIRST = (
-    _Rule(
-        "Stopped",
-        lambda _, evidence: evidence.stopped,
-        "nothing; if work was lost, raise --grace and terminationGracePeriodSeconds",
+    Cause(
+        reason="Stopped",
+        applies=lambda _, evidence: evidence.stopped,
+        hint="nothing; if work was lost, raise --grace and terminationGracePeriodSeconds",
         exit_code=exit_codes.STOPPED,
     ),
-    _Rule(
-        "Hung",
-        _is_known_as("Hung"),
-        "look at the rank and line that the message names; trainer-launch incidents show has those of all ranks; "
-        "if all ranks are in the same collective, check the network between the nodes",
-        exit_code=exit_codes.INFRASTRUCTURE,
-        again=True,
-        shows=lambda evidence: _memory(evidence) if evidence.oom_killed else (),
-    ),
-    _Rule(
-        "OutOfMemory",
-        _killed_for_memory,
-        "raise the container's memory limit, or use fewer data-loader workers or smaller batches",
+    Cause(
+        reason="OutOfMemory",
+        applies=_killed_for_memory,
         what="because the container's memory was used up",
-        shows=_memory,
+        hint="raise the container's memory limit, or use fewer data-loader workers or smaller batches",
     ),
-    _Rule(
-        "SharedMemoryFull",
-        lambda end, evidence: end.signal == signal.SIGBUS and evidence.shm_full,
-        "mount an emptyDir with medium: Memory at /dev/shm, or use fewer data-loader workers",
+    Cause(
+        reason="Failed",
+        applies=_asked_too_much,
+        what="because it asked for more memory than there is",
+        hint="correct the shape or size that the error names",
+    ),
+    Cause(
+        reason="SharedMemoryFull",
+        applies=lambda death, evidence: death.signal == signal.SIGBUS and evidence.shm_full,
         what="because /dev/shm was full",
-        shows=_shm,
+        hint="mount an emptyDir with medium: Memory at /dev/shm, or use fewer data-loader workers",
     ),
-    _Rule(
-        "NotRunnable",
-        lambda death, _: death.code in (exit_codes.NOT_EXECUTABLE, exit_codes.NOT_FOUND),
-        "check the command, the image and the working directory",
-        what="as a shell says of a command that it cannot run",
-        again=False,
-    ),
-    _Rule(
-        "Quarantined",
-        _is_known_as("Quarantined"),
-        "let the platform start this pod on another machine, and have this one checked (nvidia-smi -q, kernel log)",
+)
+# Where more is known than how a process ended.
+_KNOWN = (
+    Cause(
+        reason="Hung",
+        hint="correct what the named rank does; trainer-launch incidents show has the stacks of all ranks. If all "
+        "are in the same collective, check the network between the nodes",
         exit_code=exit_codes.INFRASTRUCTURE,
         again=True,
     ),
-    _Rule("NotStarted", _is_known_as("NotStarted"), "correct what the message names, in this pod or its image"),
-    _Rule("PeerLost", _is_known_as("PeerLost"), PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
-    _Rule(
-        "ProgramError",
-        _is_known_as("ProgramError"),
-        "let all ranks enter the same collectives, as often as all others; a restart will not help",
+    Cause(
+        reason="NotRunnable",
+        what="because it cannot be run",
+        hint="check the command, the image and the working directory",
         again=False,
     ),
-    _Rule(
-        "Misconfigured",
-        _is_known_as("Misconfigured"),
-        "correct torchrun's option or its PET_ variable; a restart will not help",
+    Cause(
+        reason="Quarantined",
+        hint="let the platform start this pod on another machine, and have this one checked (nvidia-smi -q, its "
+        "kernel log)",
+        exit_code=exit_codes.INFRASTRUCTURE,
+        again=True,
+    ),
+    Cause(reason="NotStarted", hint="correct what the message names, in this pod or its image"),
+    Cause(reason="PeerLost", hint=PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
+    Cause(
+        reason="ProgramError",
+        hint="let all ranks enter the same collectives, as often as all others; a restart will not help",
+        again=False,
+    ),
+    Cause(
+        reason="Misconfigured",
+        hint="correct torchrun's option or its PET_ variable; a restart will not help",
         exit_code=exit_codes.MISCONFIGURED,
         again=False,
     ),
+    MISADDRESSED,
 )
 _LAST = (
-    _Rule(
-        "Crashed",
-        _signal_is(*_CRASHES),
-        "a native library failed; PYTHONFAULTHANDLER=1 shows where",
-        shows=lambda evidence: _shm(evidence) if evidence.shm_full else (),
+    Cause(
+        reason="Crashed",
+        applies=lambda death, _: death.signal in _CRASHES,
+        hint="a native library failed: PYTHONFAULTHANDLER=1 shows where, if the message does not",
     ),
-    _Rule(
-        "Killed",
-        _signal_is(signal.SIGKILL),
-        "find out who sent SIGKILL: the program itself, kubectl exec, or the node when its own memory ran out "
+    Cause(
+        reason="Killed",
+        applies=lambda death, _: death.signal == signal.SIGKILL,
+        hint="find out who sent SIGKILL: the program itself, kubectl exec, or the node when its own memory ran out "
         "(kubectl describe node; its kernel log)",
-        shows=_no_oom,
     ),
-    _Rule(
-        "Killed",
-        lambda end, evidence: end.signal in evidence.handed_on,
-        "add a handler for this signal to the program, or set its meaning with --signals",
-        shows=lambda _: ("the launcher received this signal and forwarded it",),
+    Cause(
+        reason="Killed",
+        applies=lambda death, evidence: death.signal in evidence.handed_on,
+        hint="add a handler for this signal to the program, or set its meaning with --signals",
     ),
-    _Rule(
-        "Killed",
-        lambda end, _: end.signal is not None,
-        "find out who sent it; the launcher did not: the program itself, its libraries, a wrapper or kubectl exec",
+    Cause(
+        reason="Killed",
+        applies=lambda death, _: death.signal is not None,
+        hint="find out who sent it; the launcher did not: the program, its libraries, a wrapper or kubectl exec",
     ),
-    _Rule("Failed", lambda _end, _evidence: True, "see the program's output above"),
+    Cause(
+        reason="Failed",
+        applies=lambda death, _: exit_codes.cannot_run(death.code),
+        what="as a shell says of a command that it cannot run",
+        hint="install the command that the program calls into the image, or correct PATH",
+    ),
+    Cause(reason="Failed", applies=lambda *_: True),
 )
-RULES = (*_FIRST, *_LAST)
+CAUSES = (*_FIRST, *_KNOWN, *_LAST)
 
 
 def classify(death: Death, evidence: Evidence) -> Failure:
     """Return the cause of a death, by the first rule that applies."""
-    rule, shown = _cause(death, evidence)
+    cause, line = _cause(death, evidence)
+    message = _message(death, evidence, cause, line)
+    code = death.exit_code if cause.exit_code is None else cause.exit_code
+    lines = death.lines or evidence.last_lines
+    evident = (*_shown(cause, death, evidence), "" if line in message else line, death.why_not_again or "")
+    says_nothing = not (cause.what or _why(death, evidence))
     return Failure(
-        reason=rule.reason,
-        message=_message(death, evidence, rule),
-        exit_code=death.exit_code if rule.exit_code is None else rule.exit_code,
-        rank=death.rank,
+        reason=cause.reason,
+        message=message,
+        exit_code=code,
+        rank=None if cause.has_victim and f"rank {death.rank}: " not in message else death.rank,
         host=death.host,
         signal=death.signal,
-        last_lines=death.lines or evidence.last_lines,
-        evidence=(*shown, *((death.why_not_again,) if death.why_not_again else ())),
-        hint=rule.hint,
-        again=rule.again,
+        last_lines=tuple(presentable("\n".join(lines)).split("\n")) if lines else (),
+        evidence=tuple(presentable(text) for text in evident if text),
+        hint=cause.hint or ("it has not said why: see the last lines of its output" if says_nothing else None),
+        again=False if cause.reason == "NotStarted" and code < exit_codes.of_signal(0) else cause.again,
     )
 
 
-def _cause(death: Death, evidence: Evidence) -> tuple[_Rule | Symptom, tuple[str, ...]]:
-    """The first that applies, and what shows it; what the last error shows stands between the other rules."""
-    rule = next((rule for rule in _FIRST if rule.applies(death, evidence)), None)
-    if rule is None and (recognised := _symptom(death, evidence)) is not None:
-        symptom, line = recognised
-        return symptom, (*_device(symptom, death), line[:_WHY_CHARS])
-    rule = rule or next(rule for rule in _LAST if rule.applies(death, evidence))
-    return rule, rule.shows(evidence)
+def _cause(death: Death, evidence: Evidence) -> tuple[Cause, str]:
+    """The first that applies, and the line that shows it; what the last error shows stands between the rules."""
+    cause = next((cause for cause in _FIRST if cause.applies(death, evidence)), None)
+    if cause is not None:
+        return cause, ""
+    if (recognised := recognise(_error_text(death, evidence), death.reason)) is not None:
+        return recognised[0], " ".join(recognised[1].split())[:_WHY_CHARS]
+    known = (cause for cause in _KNOWN if cause.reason == death.reason)
+    return next(known, None) or next(cause for cause in _LAST if cause.applies(death, evidence)), ""
 
 
-def _device(symptom: Symptom, death: Death) -> tuple[str, ...]:
-    if death.local_rank is None or not symptom.reason.startswith("Device"):
-        return ()
-    return (f"the worker's local rank is {death.local_rank}, by which programs choose their device",)
+def _shown(cause: Cause, death: Death, evidence: Evidence) -> Iterator[str]:
+    """What else is known about a death, in words."""
+    if evidence.stopped:
+        return
+    if evidence.oom_killed:
+        yield _memory(evidence)
+    elif cause.reason == "Killed" and death.signal == signal.SIGKILL and evidence.oom_kills_after is not None:
+        yield "the kernel's count of memory kills in this container did not rise"
+    if death.signal in evidence.handed_on:
+        yield "the launcher received this signal and forwarded it"
+    if evidence.shm_full:
+        free, size = in_units(evidence.shm_free_bytes or 0), in_units(evidence.shm_size_bytes or 0)
+        yield f"/dev/shm has {free} free of {size}"
+        yield f"its largest: {', '.join(evidence.shm_largest)}" if evidence.shm_largest else ""
+    if _asked_too_much(death, evidence):
+        yield f"this container can have {in_units(evidence.memory_bytes or 0)}"
+    if death.local_rank is not None and cause.reason.startswith("Device"):
+        yield f"the worker's local rank is {death.local_rank}, by which programs choose their device"
 
 
-def _message(death: Death, evidence: Evidence, rule: _Rule | Symptom) -> str:
+def _memory(evidence: Evidence) -> str:
+    kills = (evidence.oom_kills_after or 0) - (evidence.oom_kills_before or 0)
+    words = [f"the kernel killed {counted(kills, 'process')} of this container for memory"]
+    if evidence.memory_limit_bytes is not None:
+        words.append(f"limit {in_units(evidence.memory_limit_bytes)}")
+    if evidence.memory_peak_bytes is not None:
+        words.append(f"peak {in_units(evidence.memory_peak_bytes)}")
+    return ", ".join(words)
+
+
+def _message(death: Death, evidence: Evidence, cause: Cause, line: str) -> str:
     if death.message and (death.reason or (death.rank is None and not death.process)):
-        return death.message  # not a worker's death
+        return presentable(death.message)  # not a worker's death, or a whole sentence
     who = death.process if death.rank is None else f"rank {death.rank}"
-    sentence = f"{who} ended with {how(death, signal_word='signal ')}" + (f", {rule.what}" if rule.what else "")
-    why = death.message
-    if why is None and not evidence.stopped and (death.signal is None or death.signal in _CRASHES):
-        why = headline(evidence.last_lines, only_named=death.signal is not None)  # who is killed cannot say why
-    return f"{sentence}: {' '.join(why.split())[:_WHY_CHARS]}" if why else sentence
+    sentence = f"{who} ended with {how(death, signal_word='signal ')}" + (f", {cause.what}" if cause.what else "")
+    why = " ".join(presentable(_why(death, evidence) or line).split())
+    if len(why) > _WHY_CHARS:  # of inner errors the last words tell most
+        why = f"{why[: _WHY_CHARS - _WHY_END_CHARS]} … {why[-_WHY_END_CHARS:]}"
+    return f"{sentence}: {why}" if why else sentence
+
+
+def _why(death: Death, evidence: Evidence) -> str:
+    """What the program says itself: an error that is named, or else the last line of stderr."""
+    words = shells_words(evidence.last_lines) if exit_codes.cannot_run(death.code) else ""
+    if words or death.message is not None:
+        return death.message or words
+    is_killed = death.signal is not None and death.signal not in _CRASHES  # it cannot say why
+    if evidence.stopped or is_killed:
+        return ""
+    return headline(evidence.last_lines) or ("" if death.signal is not None else last_words(evidence.last_errors))
 
 
 def how(death: Death, signal_word: str = "") -> str:
@@ -237,13 +260,20 @@ def with_error_file(death: Death, content: dict[str, Any], *, was_ended: bool) -
     return replace(death, **_words_of(content), **ended)
 
 
-def with_device_fault(death: Death, evidence: Evidence) -> Death:
-    """The death with its last error, if that proves that a device of this machine failed."""
-    crashed = death.signal in _CRASHES
-    message = death.message or ("" if death.signal and not crashed else "\n".join(final_error(evidence.last_lines)))
-    recognised = recognise(message)
-    is_proof = recognised is not None and recognised[0].is_proof
-    return replace(death, fault=recognised[1][:_WHY_CHARS]) if recognised and is_proof else death
+def with_symptom(death: Death, evidence: Evidence, store_port: int | None = None) -> Death:
+    """The death with what its last error proves: that a device failed, or that a restart is in vain.
+
+    `store_port` is where the ranks of its generation meet: who looks for them elsewhere has lost no peer.
+    """
+    text = death.message or _error_text(death, evidence)
+    cause, line = recognise(text) or (None, "")
+    if store_port is not None and error_lines.is_misaddressed(text, store_port):
+        cause = MISADDRESSED
+    if cause is not None and cause.is_proof:
+        death = replace(death, fault=presentable(line)[:_FAULT_CHARS])
+    if cause is None or not (cause.is_final or cause is MISADDRESSED) or death.reason is not None:
+        return death
+    return replace(death, reason=cause.reason, message=_message(death, evidence, cause, line))
 
 
 def with_torchruns_file(death: Death, content: dict[str, Any]) -> Death:
@@ -271,10 +301,12 @@ class Evidence(Struct, frozen=True, kw_only=True):
     oom_kills_after: int | None = None
     memory_limit_bytes: int | None = None  # of the cgroup
     memory_peak_bytes: int | None = None
+    memory_bytes: int | None = None  # that this container can have at most: the limit, or the machine's
     shm_free_bytes: int | None = None
     shm_size_bytes: int | None = None
     shm_largest: tuple[str, ...] = ()  # what fills it
     last_lines: tuple[str, ...] = ()  # what it wrote last
+    last_errors: tuple[str, ...] = ()  # the same of stderr alone
     stopped: bool = False  # we were asked to stop first
     handed_on: frozenset[int] = frozenset()  # signals that we got and handed on unchanged
 

@@ -55,8 +55,8 @@ def summary(outcome: Outcome) -> str:
     elif outcome.verdict is not Verdict.SUCCEEDED:
         words += _named(node=outcome.node_rank, host=outcome.host or None)
     code = exit_code(outcome)
-    again = failure.again if failure else None
-    words += [f"exit={code}", f"attempt={outcome.attempt}", *_retryable(code, again)]
+    words += [f"exit={code}", f"attempt={outcome.attempt}"]
+    words += _retryable(failure.restart_helps if failure else exit_codes.retryable(code))
     words.append(f"seconds={outcome.took_s:.1f}")
     if outcome.survivors:
         words.append(f"survivors={len(outcome.survivors)}")
@@ -66,7 +66,7 @@ def summary(outcome: Outcome) -> str:
 
 def refusal(message: str, code: int, host: str) -> str:
     """Return the termination message of a run that could not begin."""
-    line = " ".join(["reason=NotStarted", f"host={host}", f"exit={code}", *_retryable(code)])
+    line = " ".join(["reason=NotStarted", f"host={host}", f"exit={code}", *_retryable(exit_codes.retryable(code))])
     return _cut(f"{line} | {_one_line(message)}\n", TERMINATION_MESSAGE_BYTES)
 
 
@@ -130,10 +130,9 @@ def _named(**values: object) -> list[str]:
     return [f"{name}={value}" for name, value in values.items() if value is not None]
 
 
-def _retryable(code: int, again: bool | None = None) -> list[str]:
-    """What a controller will do with the code, unless the cause says that a restart will not help."""
-    retryable = exit_codes.retryable(code) if again is None else again
-    return [] if retryable is None else [f"retryable={str(retryable).lower()}"]
+def _retryable(helps: bool | None) -> list[str]:
+    """Whether a restart can help; nothing where nobody knows."""
+    return [] if helps is None else [f"retryable={str(helps).lower()}"]
 
 
 def _how_all_ended(outcome: Outcome) -> str:

@@ -168,6 +168,11 @@ class Output:
         output = self._last_lines_of(process, _STDOUT)
         return (*output[len(output) - (_LAST_LINES - len(errors)) :], *errors) if errors else output
 
+    def last_errors(self, process: str) -> tuple[str, ...]:
+        """Return what a process wrote last to stderr alone; nothing where both streams share a pipe."""
+        is_shared = self._pipes.get((process, _STDOUT)) is self._pipes.get((process, _STDERR))
+        return () if is_shared else self._last_lines_of(process, _STDERR)
+
     def last_line(self, process: str) -> str:
         """Return the newest line of a process: of the stream that it wrote to last."""
         pipes = [pipe for stream in (_STDOUT, _STDERR) if (pipe := self._pipes.get((process, stream)))]

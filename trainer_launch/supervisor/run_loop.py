@@ -104,7 +104,8 @@ class RunLoop(ABC):
     def _failure_of(self, death: Death, **more: bool | frozenset[int]) -> Failure:
         """A death as the termination message tells it, by the evidence of the first failure, and `more` of it."""
         lines = death.lines or self._system.last_lines(death.process)
-        return failure.classify(death, replace(self._evidence, last_lines=lines, **more))
+        errors = death.lines or self._system.last_errors(death.process)
+        return failure.classify(death, replace(self._evidence, last_lines=lines, last_errors=errors, **more))
 
     def ended(self, cause: Failure | None, exits: tuple[Death, ...], attempt: int, *, well: bool) -> Outcome:
         """How it ended: `well`, unless it was asked to stop."""

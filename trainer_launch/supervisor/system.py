@@ -65,7 +65,8 @@ class System:
         self._witness = Witness()
         self._output = Output(color=color, watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
         output = self._output
-        self.last_lines, self.last_line, self.heard = output.last_lines, output.last_line, output.heard
+        self.last_lines, self.last_errors = output.last_lines, output.last_errors
+        self.last_line, self.heard = output.last_line, output.heard
         self.say = output.say  # a line of the launcher's own to stderr, never inside a labelled process's line
         self.print = partial(output.say, stream=1)
         self.clean: Callable[[], None] = lambda: None  # the caller's: removes shared memory that the dead have left
@@ -380,10 +381,12 @@ class Witness:
     def look(self) -> Evidence:
         """Return what can be seen now."""
         room = shm.space(self._shm)
+        limit_bytes = cgroup.memory_limit_bytes(self._groups)
         seen = Evidence(
             oom_kills_before=self._before,
             oom_kills_after=cgroup.oom_kills(self._groups),
-            memory_limit_bytes=cgroup.memory_limit_bytes(self._groups),
+            memory_limit_bytes=limit_bytes,
+            memory_bytes=limit_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             memory_peak_bytes=cgroup.memory_peak_bytes(self._groups),
             shm_free_bytes=None if room is None else room.free_bytes,
             shm_size_bytes=None if room is None else room.size_bytes,

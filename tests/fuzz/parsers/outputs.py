@@ -39,8 +39,9 @@ def symptom(data: bytes) -> None:
         lines = tuple(shown.split("\n"))
         error = error_lines.final_error(lines)
         assert len(error) <= len(lines)
-        error_lines.headline(lines, only_named=bool(len(data) % 2))
-        error_lines.essence(shown)
+        error_lines.headline(lines)
+        error_lines.last_words(lines)
+        error_lines.with_cause(error_lines.essence(shown), lines)
         error_lines.recognise("\n".join(error))
         error_lines.recognise(shown)
         for line in lines[:50]:

@@ -9,6 +9,7 @@ from trainer_launch.model import exit_codes
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted
 from trainer_launch.observability.html import clean, seconds
+from trainer_launch.pytorch.worker_ends import SEE_NODE
 from trainer_launch.rehearsal.controllers.job_lifecycle import Exited
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod
@@ -71,17 +72,21 @@ def _cause(state: State, messages: Mapping[str, str]) -> list[str]:
         container, message = deciding_container(state, name), messages[name].partition("\n")[0]
         code = state.states[name].codes.get(container)
         is_told = bool(message) or container != state.pods[name].draft.main
-        if code and is_told and not message.startswith(_OF_OTHERS):
+        if code and is_told and not _is_of_others(messages[name]):
             why = _message(state, name, message.partition(" | ")[2] or message)
             return [f"Cause: {name} ended with exit code {code}: {why}"]
     return []
+
+
+def _is_of_others(message: str) -> bool:
+    return message.startswith(_OF_OTHERS) or f"{WHAT_TO_DO} {SEE_NODE} " in message
 
 
 def _advice(messages: Mapping[str, str]) -> list[str]:
     """What to do about the pods that failed by themselves, as their messages have it; each thing once."""
     pods: dict[str, str] = {}
     for name, text in messages.items():
-        if not text.startswith(_OF_OTHERS):
+        if not _is_of_others(text):
             for line in map(str.strip, text.splitlines()[1:]):
                 if line.startswith(WHAT_TO_DO):
                     pods.setdefault(line[len(WHAT_TO_DO) :].strip(), name)

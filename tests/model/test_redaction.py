@@ -1,0 +1,80 @@
+"""What is hidden of texts and variables that are shown to others."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer_launch.model.redaction import REDACTED, presentable, redact, redact_text
+
+KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAx\nq83nHgUlq83nHgUl=\n-----END RSA PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("upload to https://me:hunter2@host/x failed", "hunter2"),
+        ("Authorization: Bearer hf_abcdefghijklmnop", "hf_abc"),
+        ("login with AKIAIOSFODNN7EXAMPLE", "AKIAIOSFODNN7EXAMPLE"),
+        ("aws_secret_access_key=wJalrXUtnFEMI/K7MDENG", "wJalr"),
+        ("wandb_api_key: 0123456789abcdef", "0123456789abcdef"),
+        ("password:\n  hunter2", "hunter2"),
+        ("Command '['push', '--token', 'abcd1234', 'x']' returned non-zero exit status 1.", "abcd1234"),
+        ("POST https://hooks.slack.com/services/T00/B00/XXYY failed", "XXYY"),
+        ("https://discord.com/api/webhooks/1234/abcDEF", "abcDEF"),
+        ("https://acme.webhook.office.com/webhookb2/1-2@3/IncomingWebhook/4", "IncomingWebhook"),
+        (f"cannot use {KEY}; give up", "q83n"),
+        (KEY.partition("\n")[2], "q83n"),  # its beginning was cut off
+        (KEY[:60], "MIIE"),  # its end was
+    ],
+)
+def test_what_looks_like_a_secret_is_hidden_wherever_it_stands(text: str, secret: str) -> None:
+    hidden = redact_text(text)
+    assert secret not in hidden
+    assert REDACTED in hidden
+    assert redact_text(hidden) == hidden
+
+
+def test_what_stands_around_a_key_is_shown() -> None:
+    assert redact_text(f"cannot use {KEY}; give up") == f"cannot use {REDACTED}; give up"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://huggingface.co/docs/transformers/main_classes/trainer",
+        "the hook of layer 3 failed",
+        "step 4: loss 0.3\nstep 5: loss 0.2",
+        "the token count is 4096 tokens",
+        "commit 0123456789abcdef0123456789abcdef01234567",
+    ],
+)
+def test_what_is_none_stays(text: str) -> None:
+    assert redact_text(text) == text
+
+
+@pytest.mark.parametrize(
+    "name", ["SLACK_WEBHOOK", "DEPLOY_PRIVATE", "STRIPE_API", "TWILIO_SID", "HF_TOKEN", "apiKey"]
+)
+def test_a_variable_is_hidden_by_its_name(name: str) -> None:
+    assert redact(name, "x" * 12) == REDACTED
+
+
+@pytest.mark.parametrize("name", ["API_URL", "PRIVATE_IP", "SID", "API", "MONKEY", "PWD"])
+def test_a_variable_with_half_of_such_a_name_is_shown(name: str) -> None:
+    assert redact(name, "10.0.0.1") == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07text", "text"),
+        ("a\x1b]8;;http://x\x1b\\link", "alink"),
+        ("bell\x07 back\x08", "bell  back "),
+        ("two\nlines\tof it", "two\nlines of it"),
+        ("right to left \u202e", "right to left  "),
+        ("ends in \x1b", "ends in "),
+    ],
+)
+def test_nothing_of_a_text_commands_a_terminal(text: str, shown: str) -> None:
+    assert presentable(text) == shown
