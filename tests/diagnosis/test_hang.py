@@ -123,11 +123,11 @@ def test_what_each_worker_has_done_last_is_known_and_who_spins_for_too_long_has_
     node.live(8, busy=(ONE,), sign_every_s=1.0, by=ZERO)
     found = hang_detection.quiet(node.node, (RULES,))
     assert found[ZERO].sign_s == pytest.approx(0.5, abs=0.5)
-    assert found[ONE] == (None, 0.0)
+    assert found[ONE] == (None, 0.0, False)
     assert found[TWO].work_s == pytest.approx(8.0, abs=1.0)
     hang, _ = node.live(60, busy=(ONE,))
     assert hang.kind is HangKind.BUSY
-    assert hang_detection.quiet(node.node, (RULES,))[ONE] == (None, None)
+    assert hang_detection.quiet(node.node, (RULES,))[ONE] == (None, None, True)
 
 
 def test_a_long_step_is_none_as_long_as_it_is_within_what_was_usual():

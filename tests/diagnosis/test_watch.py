@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.diagnosis.test_frames import BATCH, REDUCE, SAVE
+from trainer_launch.diagnosis import stacks
 from trainer_launch.diagnosis.collectives import Explanation
 from trainer_launch.diagnosis.hang_detection import PATIENCE, Activity, Rules, Sample, WatchedWorker
 from trainer_launch.diagnosis.hang_watch import ANSWER_S, Watch, Watched
@@ -30,7 +31,9 @@ class Workers:
         self.looks += 1
         signs = (min(self.looks, 3),)
         return {
-            worker: Sample(processes=(Activity(pid=worker.pid, state=self.states.get(worker, "S")),), signs=signs)
+            worker: Sample(
+                processes=(Activity(pid=worker.pid, state=self.states.get(worker, "S")),), signs=signs, has_joined=True
+            )
             for worker in self.stacks
         }
 
@@ -39,6 +42,9 @@ class Workers:
 
     def children(self, workers):
         return dict.fromkeys(workers, ())
+
+    def doing(self, worker, text, *, has_joined=False):
+        return stacks.doing(stacks.main_thread(text))
 
     def ask_all(self, workers):
         self.asked += 1

@@ -19,6 +19,7 @@ from trainer_launch.model.codec import Amount, Count, Tagged, Text
 from trainer_launch.model.units import listed, numbers_in, spans
 
 MAX_BYTES = 1 << 20  # of one rank's answer
+ANSWERS = "trainer-launch"  # the name of the thread that answers
 MAX_ENTRIES, MAX_GROUPS, MAX_LOOKS = 512, 64, 64  # of one rank
 MAX_ENTERED = 16  # collectives that the ranks of one node entered last
 _NAMED = 4  # ranks, places
@@ -146,11 +147,17 @@ class Doing(str, Enum):
     COMPILING = "compilation"
     DEBUGGER = "a debugger"
     TRANSFER = "a transfer of files"
+    INPUT = "a read of standard input"
 
     @property
     def takes_long(self) -> bool:
         """Whether a healthy worker may be in it for minutes."""
         return self not in (Doing.UNKNOWN, Doing.COLLECTIVE, Doing.DATA)
+
+    @property
+    def waits_for_person(self) -> bool:
+        """Whether a person decides how long it takes."""
+        return self in (Doing.DEBUGGER, Doing.INPUT)
 
 
 class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,8 +201,9 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.doing is Doing.UNKNOWN and self.place != ""
 
     def is_active(self, limit_s: float) -> bool:
-        """Whether it has shown progress within this time."""
-        return self.life is Life.ALIVE and self.quiet_s is not None and self.quiet_s < limit_s
+        """Whether it has shown progress within this time, or waits for a person."""
+        has_progress = self.quiet_s is not None and self.quiet_s < limit_s
+        return self.life is Life.ALIVE and (has_progress or self.doing.waits_for_person)
 
     def __str__(self) -> str:
         return f"rank {self.rank}" if self.node is None else f"rank {self.rank} (node {self.node})"
@@ -457,7 +465,7 @@ def _phrases(states: Sequence[RankState], limit_s: float) -> list[str]:
     groups: dict[tuple[str, str], list[int]] = {}
     for state in states:
         verb, rest = _state(state)
-        if state.is_active(limit_s):
+        if state.is_active(limit_s) and not state.doing.waits_for_person:
             verb, rest = (verb, f"{rest}, still making progress") if verb else ("is", "making progress")
         groups.setdefault((verb, rest), []).append(state.rank)
     return [
