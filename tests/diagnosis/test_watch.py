@@ -32,7 +32,9 @@ class Workers:
         signs = (min(self.looks, 3),)
         return {
             worker: Sample(
-                processes=(Activity(pid=worker.pid, state=self.states.get(worker, "S")),), signs=signs, has_joined=True
+                processes=(Activity(pid=worker.pid, state=self.states.get(worker, "S")),),
+                signs=signs,
+                has_joined=True,
             )
             for worker in self.stacks
         }

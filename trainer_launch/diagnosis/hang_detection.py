@@ -5,9 +5,9 @@ signs are CPU time, wake-ups and reads of a main thread. T is the timeout:
 
 - stopped: a worker is suspended (SIGSTOP) for T. Nobody else is asked, and nobody is idle: the others wait for it.
 - idle: a worker shows no strong sign for T, and does no more than wait: next to no CPU time, wake-ups and reads.
-  Where nobody can explain what it waits for, all workers must be idle: ranks work in lockstep, and often only rank 0
-  has any strong sign. While they start, `PATIENCE` * T: until a worker's first collective, or until strong signs
-  have come for T.
+  Where nobody can explain what it waits for, all workers must be idle: ranks work in lockstep, and often only
+  rank 0 has any strong sign. While they start, `PATIENCE` * T: until a worker's first collective, or until strong
+  signs have come for T.
 - busy: somebody does use CPU, but the node has shown progress for at least T before, and then none for
   `PATIENCE` * T and for `USUAL` times the longest pause that it had. Without strong signs being busy is no hang.
 

@@ -203,9 +203,9 @@ class Watch:
         _, elsewhere, all_doing = self._elsewhere
         if any(kind.waits_for_person for kind in all_doing):
             return None
-        if hang.for_s < hang_detection.others_s(hang):
-            if any(kind.takes_long for kind in all_doing) or not (elsewhere or self._watched.alone):
-                return None
+        is_due = (elsewhere or self._watched.alone) and not any(kind.takes_long for kind in all_doing)
+        if not is_due and hang.for_s < hang_detection.others_s(hang):
+            return None
         return replace(hang, workers=elsewhere) if elsewhere else hang
 
     def _strike(self, hang: Hang, now_s: float) -> Death:
@@ -217,8 +217,9 @@ class Watch:
             self._collector.tell(collected)
         explanation = collected.explanation if collected is not None else None
         named = explanation.ranks if explanation is not None else ()
-        is_alike = 1 < len(self._node.tracks) == len(hang.workers)  # then nothing tells whose fault it is
-        causes = [worker for worker in self._node.tracks if worker.rank in named] or ([] if is_alike else hang.workers)
+        causes = [worker for worker in self._node.tracks if worker.rank in named]
+        if not 1 < len(self._node.tracks) == len(hang.workers):  # else nothing tells whose fault it is
+            causes = causes or [*hang.workers]
         cause = min(causes, key=lambda worker: worker not in hang.workers, default=None)
         self._node = replace(hang_detection.begin(now_s), pauses_s=self._node.pauses_s)
         self._elsewhere, self._last_round = None, None

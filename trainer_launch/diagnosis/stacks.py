@@ -5,7 +5,6 @@ A forked worker and what it has forked write to one file. A handler does so, wha
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -142,7 +141,7 @@ def _read_from(path: str, start: int) -> bytes:
 
 
 def _threads(text: str) -> list[list[Frame]]:
-    """The calls of all threads but ours, each with its innermost first; the main thread, which is the oldest, last."""
+    """The calls of all threads but ours, innermost first; the main thread is the oldest, and comes last."""
     threads: list[list[Frame]] = []
     for line in text.splitlines():
         start, frame = _THREAD.match(line), _FRAME.match(line)

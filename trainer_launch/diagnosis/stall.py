@@ -110,7 +110,9 @@ class StallJudge(Judge, frozen=True, kw_only=True):
             states=(*before.states, *body.states)[:MAX_STATES],
             at_ns=max(before.at_ns, body.at_ns),
             limit_s=max(before.limit_s, body.limit_s),
-            is_early=body.is_early if before.limit_s == 0 else before.is_early and (body.is_early or body.limit_s == 0),
+            is_early=body.is_early
+            if not before.limit_s
+            else before.is_early and (body.is_early or not body.limit_s),
         )
         judge = replace(self, question=now, due_s=now.asked_s + SHOW_RANKS_S)
         if now.waiting:

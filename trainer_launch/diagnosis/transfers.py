@@ -1,8 +1,8 @@
 """Whether an idle worker waits for a file, a server or a person: by the system calls that it sleeps in.
 
-Idle in a call of files, or of a connection that is none of the job's, is a transfer: of the main thread; of a thread
-while the main thread waits for a lock; of a program that the main thread waits for. The job's own connections are
-those to its store; what goes to other ranks is below torch's calls, which its caller looks for first.
+Idle in a call of files, or of a connection that is none of the job's, is a transfer: of the main thread; of a
+thread while the main thread waits for a lock; of a program that the main thread waits for. The job's own
+connections are those to its store; what goes to other ranks is below torch's calls, which the caller looks for first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def doing(
     for entry in below:
         by_parent.setdefault(entry.parent, []).append(entry.pid)
     calls = [call]
-    if call.kind in (CallKind.LOCK, *_POLLS) and not has_joined:  # it may wait for threads; some of these poll other ranks all the time
+    if call.kind in (CallKind.LOCK, *_POLLS) and not has_joined:
+        # It may wait for its other threads. Those of gloo and NCCL poll other ranks all the time.
         others = system_calls.of_other_threads(pid)
         calls += [other for other in others if other.kind not in _POLLS and other.kind is not CallKind.LOCK]
     programs = {child for each in calls for child in _awaited(each, pid, by_parent)}

@@ -104,12 +104,10 @@ def open_files(pid: int) -> frozenset[str]:
 
 def connections(pid: int, own_ports: Collection[int] = ()) -> frozenset[str]:
     """The TCP connections of a process's network that do not lead to one of these ports, as socket:[NUMBER]."""
-    lines = [line.split() for name in ("tcp", "tcp6") for line in files.text(f"/proc/{pid}/net/{name}").splitlines()]
-    return frozenset(
-        f"socket:[{line[9]}]"
-        for line in lines
-        if len(line) > 9 and line[3] != _LISTENS and int(line[2].rpartition(":")[2] or "0", 16) not in own_ports
-    )
+    lines = "".join(files.text(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")).splitlines()
+    rows = [row for row in map(str.split, lines) if len(row) > 9 and row[0] != "sl"]
+    others = [row for row in rows if row[3] != _LISTENS and int(row[2].rpartition(":")[2], 16) not in own_ports]
+    return frozenset(f"socket:[{row[9]}]" for row in others)
 
 
 def _fds(pid: int, kind: CallKind, arguments: list[int]) -> Iterator[int]:
