@@ -270,6 +270,13 @@ def test_who_has_shown_progress_within_the_limit_is_no_suspect(quiet_s: float | 
     assert (found.ranks, found.accuses, found.active) == ((3,), not active, active)
 
 
+@pytest.mark.parametrize("doing", [Doing.INPUT, Doing.DEBUGGER])
+def test_a_rank_that_waits_for_a_person_does_not_hang_however_long_that_takes(doing: Doing) -> None:
+    found = explained((*WAITING, rank(3, 6, 6, doing=doing, place="in train.py:9 (main)", quiet_s=9e5)), LIMIT_S)
+    assert (found.ranks, found.accuses, found.active) == ((3,), False, True)
+    assert found.text.endswith(f"rank 3 is in {doing.value}: in train.py:9 (main)")
+
+
 @pytest.mark.parametrize("life", [Life.STOPPED, Life.DEAD])
 def test_who_cannot_go_on_is_named_whatever_it_has_shown(life: Life) -> None:
     found = explained((*WAITING, evaluates(quiet_s=1.0, life=life)), LIMIT_S)

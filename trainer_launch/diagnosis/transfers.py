@@ -2,7 +2,7 @@
 
 Idle in a call of files, or of a connection that is none of the job's, is a transfer: of the main thread; of a
 thread while the main thread waits for a lock; of a program that the main thread waits for. The job's own
-connections are those to its store; what goes to other ranks is below torch's calls, which the caller looks for first.
+connections are those to its store; those to other ranks are below torch's calls, for which the caller looks first.
 """
 
 from __future__ import annotations
