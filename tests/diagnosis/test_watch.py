@@ -266,6 +266,17 @@ def test_a_heartbeat_of_one_rank_does_not_hide_another_which_is_ended_once_it_wa
     struck_s, hung = coordinator.struck_at_s(made)
     assert struck_s == pytest.approx(until_s + T, abs=3)
     assert hung.rank == ONE.rank
+    assert len(coordinator.told_at_s) == 1, "one hang, one incident"
+
+
+def test_a_heartbeat_makes_no_further_incidents_of_a_rank_that_is_stopped(watch):
+    told: list[Collected] = []
+    workers = Heartbeat({ZERO: REDUCE, ONE: BATCH})
+    workers.states[ONE] = "T"
+    made = watch(workers, tell=told.append, rules=None, report=Rules(timeout_s=T))
+    while made.due_s < 5 * T:
+        made.look(made.due_s)
+    assert len(told) == 1
 
 
 def test_workers_that_wait_beside_one_at_work_are_ended_only_if_all_nodes_explain_it(watch):

@@ -114,9 +114,12 @@ class Watch:
                 self._report(hang)
         return None
 
-    def reported(self) -> None:
-        """Nothing more is reported until somebody makes progress; to have collected is no gap in the watch."""
-        self._last_round = replace(self._round(), is_reported=True, again_at_s=None)
+    def reported(self, hang: Hang | None = None) -> None:
+        """Nothing more is reported until somebody makes progress; to have collected is no gap in the watch.
+
+        Of a `hang` here, until one of its workers does; None: another node has asked.
+        """
+        self._last_round = replace(self._round(hang), is_reported=True, again_at_s=None)
         self._node = replace(self._node, at_s=self._now())
 
     def explained(self, explanation: Explanation) -> None:
@@ -126,7 +129,9 @@ class Watch:
         after a while where it seems to have ended by now. Who only waits for the cause does not ask again.
         """
         now_s, ranks = self._node.at_s, explanation.ranks
-        now = replace(self._round(), explanation=explanation, explained_at_s=now_s)
+        last = self._last_round
+        last = last if last is not None and last.signs.keys() == self._node.tracks.keys() else self._round()
+        now = replace(last, explanation=explanation, explained_at_s=now_s)
         if not explanation.accuses:
             now = replace(now, report=None)  # nothing is kept of it
         if explanation.active:
@@ -147,10 +152,14 @@ class Watch:
         """The round about the present quiet, which may not have begun: of the hang's workers, or of all."""
         signs = {worker: track.sign_at_s for worker, track in self._node.tracks.items()}
         last = self._last_round
-        workers = hang.workers if hang is not None and hang.kind is HangKind.IDLE else signs
-        if last is None or last.signs.keys() != signs.keys():
-            return _HangRound(signs=signs)
-        return last if all(last.signs[worker] == signs[worker] for worker in workers) else _HangRound(signs=signs)
+        workers = signs if hang is None or hang.kind is HangKind.BUSY else hang.workers
+        if (
+            last is not None
+            and last.signs.keys() == signs.keys()
+            and all(last.signs[w] == signs[w] for w in workers)
+        ):
+            return last
+        return _HangRound(signs=signs)
 
     def _to_end(self, hang: Hang, now_s: float) -> Hang | None:
         """The hang, if its workers are to be ended now: it is explained, or nobody explains it."""
@@ -236,8 +245,8 @@ class Watch:
         """Have all nodes asked: the ranks that ours wait for may be elsewhere. Return when it was."""
         log.info("no progress: %s; collecting an incident", hang.text)
         report = self._collected(hang)
-        self.reported()
-        asked = replace(self._round(), report=report, asked_at_s=self._node.at_s, is_early=hang.is_early)
+        self.reported(hang)
+        asked = replace(self._round(hang), report=report, asked_at_s=self._node.at_s, is_early=hang.is_early)
         self._last_round = asked
         if report.collected is not None and self._tell is not None:
             self._tell(report.collected)
