@@ -123,7 +123,7 @@ def test_people_see_what_would_run_and_nothing_of_the_launchers_own(tmp_path: Pa
     plan = plan_of(told)
     assert plan["command"].strip() == f"torchrun {train} --lr 1"
     assert plan["job"].strip() == "2 nodes, 4 workers in all"
-    assert plan["workers here"].strip().endswith(": ranks 2 to 3")
+    assert plan["workers here"].strip().endswith(": ranks 2-3")
     assert plan["nodes meet at"].strip().startswith("job-node-0-0.job:29500")
     for internal in ("/tmp/trainer-launch", "TRAINER_LAUNCH_", "trainer_launch.pytorch", "rdzv-conf"):
         assert internal not in told, "--json has it"

@@ -14,14 +14,16 @@ from trainer_launch.diagnosis.collectives import (
     Explanation,
     Group,
     Life,
+    Message,
     RankState,
+    Stage,
     brief,
     entered_in_words,
     explain,
-    last_entered,
+    never_entered,
     unexplained,
 )
-from trainer_launch.model.units import spans
+from trainer_launch.model.units import numbers_in, spans
 
 SECOND = 1_000_000_000
 NOW = 100 * SECOND
@@ -58,14 +60,116 @@ ENTERED = "never entered all_reduce #7 of default_pg, [[4]] Float; ranks 0-2 hav
 
 
 def test_the_last_collective_of_each_rank_is_the_one_that_it_entered_last() -> None:
-    late = Group(title="pipe\x1b\n", entered=1, last=(Collective(1, "broadcast", SIZES, NOW),))
+    late = Group(title="pipe\x1b", entered=1, last=(Collective(1, "broadcast", SIZES, NOW),))
     states = (rank(0), rank(1), rank(2, groups={"0": group(7, 6), "1": late}), rank(3, 6, 6), rank(4, groups={}))
-    entered = last_entered(states)
     seventh, sixth = "all_reduce #7 of default_pg", "all_reduce #6 of default_pg"
-    assert entered == {seventh: (0, 1), "broadcast #1 of pipe": (2,), sixth: (3,)}
-    told = f"last entered: ranks 0-1 {seventh}, rank 2 broadcast #1 of pipe, rank 3 {sixth}"
-    assert entered_in_words(entered) == told
-    assert entered_in_words({}) == entered_in_words({seventh: ()}) == ""
+    entered = f"last entered: ranks 0-1 {seventh}, rank 2 broadcast #1 of pipe?, rank 3 {sixth}"
+    assert entered_in_words(states) == entered
+    assert entered_in_words(()) == entered_in_words((rank(4, groups={}),)) == ""
+
+
+# -- a collective that timed out ----------------------------------------------------------------
+
+
+def timed_out(number: int, **known: object) -> RankState:
+    """A rank that raised because all_reduce #7 did not complete in time: torch then counts it as ended."""
+    return rank(number, 7, 7, life=Life.DEAD, how="exit code 1", **known)
+
+
+def test_who_had_not_entered_the_collective_that_timed_out_is_named_with_where_it_was() -> None:
+    slow = rank(1, 6, 6, place="in train.py:31 (evaluate)", node=1)
+    found = never_entered((timed_out(0), slow, rank(2), rank(3)), 0)
+    assert found is not None
+    assert found.ranks == (1,)
+    assert found.text == (
+        "rank 1 (node 1) had not entered all_reduce #7 of default_pg, [[4]] Float; ranks 0,2-3 waited in it; "
+        "rank 1 was in train.py:31 (evaluate)"
+    )
+
+
+@pytest.mark.parametrize(
+    "third",
+    [
+        None,
+        rank(3, why="it did not answer in time", groups={}),
+        rank(3, groups={}),
+    ],
+    ids=["nothing is known of it", "it did not answer", "it has left its group"],
+)
+def test_of_a_collective_that_timed_out_nobody_is_named_while_one_rank_may_be_missing_as_well(
+    third: RankState | None,
+) -> None:
+    states = (timed_out(0), rank(1, 6, 6, place="in train.py:31 (evaluate)"), rank(2))
+    assert never_entered((*states, *([third] if third else [])), 0) is None
+
+
+def test_of_a_collective_that_all_had_entered_when_it_timed_out_nobody_is_named() -> None:
+    assert never_entered((timed_out(0), timed_out(1), rank(2), rank(3)), 0) is None
+    assert never_entered((), 0) is None
+
+
+def test_who_was_missing_because_it_waited_in_another_group_is_a_victim_of_the_collective_that_timed_out() -> None:
+    pair = [Group(title="pair", ranks="2-3", entered=n, done=0, last=group(1, 0).last * n) for n in (1, 0)]
+    states = (
+        timed_out(0),
+        timed_out(1),
+        rank(2, groups={"0": group(6, 6), "1": pair[0]}, place="waits in all_reduce", doing=Doing.COLLECTIVE),
+        rank(3, groups={"0": group(6, 6), "1": pair[1]}, place="in data.py:22 (read_batch)"),
+    )
+    found = never_entered(states, 0)
+    assert found is not None
+    assert found.ranks == (3,)
+    assert found.text.endswith("rank 3 was in data.py:22 (read_batch)")
+
+
+def test_a_rank_ahead_in_another_group_is_no_victim_of_it() -> None:
+    """It has sent a broadcast there that the others have not received yet."""
+    ahead = [Group(title="pair", ranks="1,2", entered=n, done=n, last=group(1, 1).last * n) for n in (1, 0)]
+    states = (
+        timed_out(0),
+        rank(1, groups={"0": group(6, 6), "1": ahead[0]}, place="in data.py:22 (read_batch)"),
+        rank(2, groups={"0": group(7, 6), "1": ahead[1]}),
+        rank(3),
+    )
+    found = never_entered(states, 0)
+    assert found is not None
+    assert found.ranks == (1,)
+
+
+def test_who_waited_for_a_message_while_a_collective_timed_out_is_not_said_to_be_the_cause() -> None:
+    waits = {"doing": Doing.COLLECTIVE, "place": "waits in recv, called from a.py:9 (stage)"}
+    found = never_entered((timed_out(0), rank(1, 6, 6, **waits), rank(2), rank(3)), 0)
+    assert found is not None
+    assert found.ranks == ()
+    assert found.text.endswith("rank 1 waited in recv, called from a.py:9 (stage)")
+    found = never_entered((timed_out(0), rank(1, 6, 6, **waits), rank(2, 6, 6, place="in x"), rank(3)), 0)
+    assert found is not None
+    assert found.ranks == (2,)
+
+
+def test_a_rank_that_was_aborted_and_left_no_record_is_no_hindrance_where_others_waited_with_it() -> None:
+    """As NCCL's watchdog does."""
+    aborted = RankState(rank=0, life=Life.DEAD, how="SIGABRT")
+    late = rank(1, 6, 6, place="in train.py:31 (evaluate)")
+    found = never_entered((aborted, late, rank(2), rank(3)), 0)
+    assert found is not None
+    assert found.ranks == (1,)
+    assert found.text.startswith(
+        "rank 1 had not entered all_reduce #7 of default_pg, [[4]] Float; ranks 2-3 waited"
+    )
+    assert never_entered((aborted, late, rank(2, 6, 6), rank(3, 6, 6)), 0) is None, "what it waited in is not known"
+
+
+def test_nobody_is_named_where_ranks_waited_for_each_other_in_a_circle() -> None:
+    other = Group(title="pair", ranks="0-1", entered=1, done=0, last=(Collective(1, "barrier", "", NOW),))
+    states = (
+        rank(0, groups={"0": group(7, 7, ranks="0-1"), "1": Group(title="pair", ranks="0-1")}, life=Life.DEAD),
+        rank(1, groups={"0": group(6, 6, ranks="0-1"), "1": other}),
+    )
+    assert never_entered(states, 0) is None
+
+
+# -- who waits for whom ---------------------------------------------------------------------------
 
 
 def test_nobody_is_named_where_nobody_waits() -> None:
@@ -142,6 +246,13 @@ def test_ranks_that_entered_different_collectives_disagree(operation: str, sizes
     assert (found.ranks, found.reason, found.helps) == ((3,), "ProgramError", False)
 
 
+def test_of_two_that_disagree_neither_is_the_cause() -> None:
+    one, other = (group(7, 6, operation, ranks="0-1") for operation in ("all_reduce", "barrier"))
+    found = explained((rank(0, groups={"0": one}), rank(1, groups={"0": other})))
+    assert found.text.startswith("the ranks disagree about collective #7 of default_pg: rank 0 entered all_reduce")
+    assert (found.ranks, found.reason) == ((), "ProgramError")
+
+
 def test_gathers_may_have_other_sizes_on_each_rank() -> None:
     states = [rank(number, groups={"0": group(7, 6, "all_to_all", f"[[{number}]] Float")}) for number in range(4)]
     found = explained(states)
@@ -183,6 +294,7 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_the_programs_fault() -
     found = explained(states)
     assert found.text.startswith("the ranks wait for each other in different collectives: rank 0 in all_reduce #7")
     assert (found.reason, found.helps) == ("ProgramError", False)
+    assert found.ranks == (), "all are in it: none is more to blame than another"
 
 
 def two_groups(**known: Any) -> tuple[RankState, RankState]:
@@ -387,6 +499,232 @@ def test_the_collective_whose_missing_ranks_wait_for_nobody_is_told_first() -> N
         rank(2, groups={"0": group(7, 6, ranks="0-2")}),
     )
     assert text_of(*states).startswith("rank 1 never entered broadcast #1 of pair, [[4]] Float; rank 0 has waited")
+
+
+def mesh(*waiting: int) -> dict[int, dict[str, Group]]:
+    """Two by two ranks: each has a tensor-parallel and a data-parallel pair; rank 3 is stuck before its step 10."""
+    pairs = {"1": ("mesh_tp", "0-1"), "2": ("mesh_tp", "2-3"), "3": ("mesh_dp", "0,2"), "4": ("mesh_dp", "1,3")}
+    at = {"1": 21, "2": 21, "3": 10, "4": 10}
+    groups: dict[int, dict[str, Group]] = {rank: {} for rank in range(4)}
+    for name, (title, ranks) in pairs.items():
+        for member in numbers_in(ranks):
+            is_in = {"1": False, "2": member == 2, "3": member == 0, "4": member == 1}[name] and member in waiting
+            entered = at[name] + is_in
+            since = {2: 40, 0: 39, 1: 38}.get(member, 50)
+            last = (Collective(entered, "all_reduce", SIZES, NOW - since * SECOND),)
+            groups[member][name] = Group(title=title, ranks=ranks, entered=entered, done=at[name], last=last)
+    return groups
+
+
+def test_in_a_mesh_only_the_rank_that_waits_for_nobody_is_named_and_who_waits_behind_whom_is_told() -> None:
+    groups = mesh(0, 1, 2)
+    states = [rank(n, groups=groups[n], place="in a.py:5 (read)" if n == 3 else "", node=n // 2) for n in range(4)]
+    found = explained(states)
+    assert found.ranks == (3,)
+    assert found.text == (
+        "rank 3 (node 1) never entered all_reduce #22 of mesh_tp, [[4]] Float; rank 2 has waited in it for 40 s; "
+        "rank 3 is in a.py:5 (read); ranks 0-1 wait behind ranks 2-3"
+    )
+
+
+def pair(members: str, entered: int, title: str = "pair") -> Group:
+    """A pair's group on a rank that has entered its first all_reduce, or not."""
+    last = (Collective(1, "all_reduce", SIZES, NOW - 40 * SECOND),) * entered
+    return Group(title=title, ranks=members, entered=entered, done=0, last=last)
+
+
+@pytest.mark.parametrize(
+    ("title", "text"),
+    [
+        (
+            "pair",
+            "ranks 1,3 never entered all_reduce #1 of pair, [[4]] Float; ranks 0,2 have waited in it for 40 s; "
+            "ranks 1,3 are in a.py:5 (read)",
+        ),
+        (
+            "tail",
+            "rank 1 never entered all_reduce #1 of pair, [[4]] Float; rank 0 has waited in it for 40 s; rank 1 is "
+            "in a.py:5 (read); rank 3 never entered all_reduce #1 of tail, [[4]] Float; rank 2 has waited in it "
+            "for 40 s; rank 3 is in a.py:5 (read)",
+        ),
+    ],
+)
+def test_two_pairs_that_hang_for_themselves_have_a_cause_each(title: str, text: str) -> None:
+    done = group(6, 6)
+    states = [
+        rank(n, groups={"0": done, f"1-{n // 2}": pair(*which)}, place="in a.py:5 (read)" if n % 2 else "")
+        for n, which in enumerate([("0-1", 1), ("0-1", 0), ("2-3", 1, title), ("2-3", 0, title)])
+    ]
+    found = explained(states)
+    assert (found.ranks, found.text) == ((1, 3), text)
+    states[3] = replace(states[3], doing=Doing.CHECKPOINT)
+    found = explained(states)
+    if title == "tail":
+        assert found.ranks == (1,), "the other one may be healthy"
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+def pipe(*messages: tuple[str, int], at: int = 40) -> dict[str, Group]:
+    """The group of a rank that waits for these messages."""
+    told = tuple(Message(operation, peer, NOW - at * SECOND) for operation, peer in messages)
+    return {"0": replace(group(6, 6), title="pipe", messages=told)}
+
+
+def test_whom_the_ranks_of_a_pipeline_wait_for_is_the_cause_and_who_waits_for_them_is_not() -> None:
+    """Rank 1 is stuck before it sends; its message to rank 0 would come after that."""
+    states = (
+        rank(0, groups=pipe(("recv", 1), at=39)),
+        rank(1, groups=pipe(), place="in a.py:5 (read)"),
+        rank(2, groups=pipe(("recv", 1))),
+        rank(3, groups=pipe(("recv", 2), at=38)),
+    )
+    found = explained(states)
+    assert found.ranks == (1,)
+    assert found.text == (
+        "ranks 0,2 have waited in recv from rank 1 in pipe for 40 s; rank 1 is in a.py:5 (read); "
+        "rank 3 waits behind rank 2"
+    )
+
+
+def test_a_message_that_both_sides_wait_for_comes_after_what_one_of_them_waits_in_before() -> None:
+    states = (
+        rank(0, groups=pipe(("recv", 1))),
+        rank(1, groups=pipe(("recv", 2), ("send", 0))),
+        rank(2, groups=pipe(), place="in a.py:5 (read)"),
+    )
+    found = explained(states)
+    assert found.ranks == (2,)
+
+
+def test_a_message_that_both_sides_wait_for_and_nothing_else_is_the_networks_or_a_devices() -> None:
+    found = explained((rank(0, groups=pipe(("recv", 1))), rank(1, groups=pipe(("send", 0)))))
+    assert found.text.endswith("the network or a device does not deliver it")
+    assert found.ranks == ()
+
+
+def test_two_ranks_that_both_receive_wait_in_a_circle() -> None:
+    found = explained((rank(0, groups=pipe(("recv", 1))), rank(1, groups=pipe(("recv", 0)))))
+    assert (found.reason, found.ranks) == ("ProgramError", ())
+    assert found.text == (
+        "the ranks wait for each other in different collectives: rank 0 in recv from rank 1 in pipe; rank 1 in "
+        "recv from rank 0 in pipe; a restart will not help"
+    )
+
+
+# -- who waits for nobody, where it is not recorded whom the others wait for ----------------------
+
+RECEIVES: dict[str, Any] = {"doing": Doing.COLLECTIVE, "place": "waits in recv, called from a.py:9 (stage)"}
+IDLE: dict[str, Any] = {"place": "in a.py:5 (read)", "quiet_s": 31.0}
+
+
+def alone(*states: RankState, of: int | None = None) -> Explanation | None:
+    return explain(states, NOW, 30.0, len(states) if of is None else of)
+
+
+def receiving(*numbers: int, **known: Any) -> list[RankState]:
+    return [rank(n, 6, 6, **{"quiet_s": 31.0, **RECEIVES, **known}) for n in numbers]
+
+
+def test_the_only_idle_rank_that_waits_for_nobody_is_the_cause_where_all_others_wait() -> None:
+    found = alone(*receiving(0, 2, 3), rank(1, 6, 6, **IDLE))
+    assert found is not None
+    assert (found.ranks, found.accuses) == ((1,), True)
+    assert found.text == (
+        "all other ranks wait for rank 1, or behind it: rank 1 is in a.py:5 (read); "
+        "ranks 0,2-3 wait in recv, called from a.py:9 (stage)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "active"),
+    [
+        ({**IDLE, "quiet_s": 3.0}, True),
+        ({**IDLE, "quiet_s": None}, False),
+        ({**IDLE, "place": ""}, False),
+        ({**IDLE, "doing": Doing.CHECKPOINT}, False),
+        ({**IDLE, "doing": Doing.TRANSFER}, False),
+        ({**IDLE, "groups": {}, "stage": Stage.OUTSIDE}, False),
+    ],
+    ids=["works", "may work", "nobody knows where", "saves", "downloads", "starts"],
+)
+def test_who_waits_for_nobody_and_may_be_healthy_is_not_accused(known: dict[str, Any], active: bool) -> None:
+    found = alone(*receiving(0, 2, 3), rank(1, 6, 6, **known))
+    assert found is not None
+    assert (found.ranks, found.accuses, found.active) == ((1,), False, active)
+
+
+def test_while_a_rank_is_unknown_nobody_is_the_only_one_that_waits_for_nobody() -> None:
+    assert alone(*receiving(0, 2), rank(1, 6, 6, **IDLE), of=4) is None
+
+
+def test_who_is_waited_for_by_a_collective_of_its_own_is_named_by_that() -> None:
+    """Rank 0 has come to all_reduce, ranks 2 and 3 still wait for what rank 1 does not send."""
+    found = alone(rank(0, quiet_s=31.0), *receiving(2, 3), rank(1, 6, 6, **IDLE))
+    assert found is not None
+    assert found.ranks == (1,)
+    assert found.text == (
+        "rank 1 never entered all_reduce #7 of default_pg, [[4]] Float; rank 0 has waited in it for 40 s; "
+        "rank 1 is in a.py:5 (read); ranks 2-3 wait in recv, called from a.py:9 (stage)"
+    )
+
+
+def test_who_waits_for_a_message_is_a_victim_where_a_rank_of_no_collective_waits_for_nobody() -> None:
+    """Rank 1 is missing in a pair's all_reduce because it receives from rank 2, which is in no such pair."""
+    states = (
+        rank(0, groups={"1": pair("0-1", 1)}, quiet_s=31.0),
+        rank(1, groups={"1": pair("0-1", 0)}, quiet_s=31.0, **RECEIVES),
+        rank(2, groups={}, **IDLE),
+    )
+    found = alone(*states)
+    assert found is not None
+    assert found.ranks == (2,)
+
+
+def test_the_last_rank_waits_for_one_that_has_finished_wherever_it_does() -> None:
+    finished = [rank(n, 6, 6, life=Life.FINISHED, quiet_s=40.0) for n in (0, 2)]
+    found = alone(*finished, *receiving(1))
+    assert found is not None
+    assert found.text == (
+        "ranks 0,2 finished with exit code 0, and rank 1 waits in recv, called from a.py:9 (stage): "
+        "the ranks' data is uneven; a restart will not help"
+    )
+    assert found.reason == "ProgramError"
+    assert alone(*finished, *receiving(1, 3)) is None, "they may wait for each other"
+
+
+def test_who_has_not_joined_is_said_so() -> None:
+    joins = {"doing": Doing.COLLECTIVE, "place": "waits in init_process_group, called from a.py:3 (main)"}
+    outside = {"groups": {}, "stage": Stage.OUTSIDE}
+    states = [rank(n, quiet_s=31.0, **joins, **outside) for n in (0, 2)]
+    found = alone(*states, rank(1, **IDLE, **outside))
+    assert found is not None
+    assert found.text == (
+        "all other ranks wait for rank 1, or behind it: rank 1 has not joined a process group yet: in "
+        "a.py:5 (read); ranks 0,2 wait in init_process_group, called from a.py:3 (main)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        (Stage.LEFT, "rank 1 has left its process group: in a.py:5 (read)"),
+        (Stage.ENDED, "rank 1 has ended its program, but not its process: in a.py:5 (read)"),
+    ],
+)
+def test_who_has_left_its_group_is_never_before_its_first_collective(stage: Stage, words: str) -> None:
+    finished = [rank(n, groups={}, life=Life.FINISHED, quiet_s=40.0) for n in (0, 2)]
+    found = alone(*finished, rank(1, groups={}, stage=stage, **IDLE))
+    assert found is not None
+    assert found.text == f"all ranks but rank 1 have finished with exit code 0: {words}"
+    assert (found.ranks, found.accuses, found.reason) == ((1,), True, "")
+    busy = alone(*finished, rank(1, groups={}, stage=stage, **{**IDLE, "quiet_s": 1.0}))
+    assert busy is not None
+    assert (busy.accuses, busy.active) == (False, True)
+    found = explained((*WAITING, rank(3, 6, 6, groups={}, stage=stage, place="in a.py:5 (read)")))
+    assert (found.accuses, found.ranks) == (True, (3,))
+    assert ("never entered" in found.text) == (stage is Stage.ENDED), "who left a group may have entered it"
 
 
 def test_where_a_root_may_differ_the_network_is_not_the_only_suspect() -> None:

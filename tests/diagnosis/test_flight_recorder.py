@@ -9,18 +9,29 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.cli.launching import clean_env
 from tests.waiting import eventually
-from trainer_launch.diagnosis.collectives import MAX_BYTES, Entries, Group, RankState, Recorded, explain
-from trainer_launch.diagnosis.flight_recorder import answer, entered, told
+from trainer_launch.diagnosis.collectives import (
+    MAX_BYTES,
+    Entries,
+    Group,
+    Message,
+    RankState,
+    Recorded,
+    Stage,
+    explain,
+)
+from trainer_launch.diagnosis.flight_recorder import answer, called_by, entered, told
 from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.model.codec import decode
 from trainer_launch.model.units import numbers_in
@@ -47,22 +58,43 @@ sys.stdin.read()
 os._exit(0)
 """
 
+# A pipeline of two ranks that also reduce: rank 0 waits in its fourth all_reduce, rank 1 for what nobody sends.
+PIPELINE = """
+import os, sys, torch, torch.distributed as dist
+from trainer_launch.diagnosis import flight_recorder
+rank, fd = int(os.environ["RANK"]), int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+for _ in range(3):
+    for _ in range(rank + 1):
+        dist.recv(torch.ones(4), 0) if rank else dist.send(torch.ones(4), 1)
+    if not rank:
+        dist.send(torch.ones(4), 1)
+    dist.all_reduce(torch.ones(4))
+flight_recorder.answer_in_thread(fd, rank)
+print("ready", flush=True)
+if rank == 0:
+    dist.all_reduce(torch.ones(4))
+else:
+    work = dist.irecv(torch.ones(4), 0)
+    work.wait()
+"""
+
 
 def asked(recorders: Recorders, folder: str | None, within_s: float) -> Mapping[str, Recorded]:
     return recorders.answers(recorders.question(folder), time.monotonic() + within_s)
 
 
 @contextlib.contextmanager
-def ranks_of(recorders: Recorders, store: Path) -> Iterator[None]:
+def ranks_of(recorders: Recorders, store: Path, program: str = RANK, **env: str) -> Iterator[None]:
     """Both ranks, ready."""
     started = []
     try:
         for number, fd in enumerate(recorders.open(NAMES)):
-            argv = [sys.executable, "-c", RANK, str(fd), str(store)]
-            env = clean_env({"RANK": str(number), "TORCH_FR_BUFFER_SIZE": "100"})
+            argv = [sys.executable, "-c", program, str(fd), str(store)]
+            own = clean_env({"RANK": str(number), "TORCH_FR_BUFFER_SIZE": "100", **env})
             started.append(
                 subprocess.Popen(
-                    argv, env=env, pass_fds=(fd,), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                    argv, env=own, pass_fds=(fd,), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
                 )
             )
             os.close(fd)
@@ -112,6 +144,24 @@ def test_blocked_workers_answer_and_torchs_own_reader_takes_their_dumps(tmp_path
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+def test_of_a_pipeline_that_also_reduces_the_collectives_are_counted(tmp_path: Path, debug: str) -> None:
+    recorders = Recorders()
+    answers: Mapping[str, Recorded] = {}
+    with ranks_of(recorders, tmp_path / "store", PIPELINE, TORCH_DISTRIBUTED_DEBUG=debug):
+
+        def is_blocked() -> bool:
+            nonlocal answers
+            answers = asked(recorders, None, WITHIN_S)
+            entered = [answers[name].groups["0"].entered for name in NAMES]
+            # With DETAIL torch checks first that all have come: none has entered it then.
+            return entered == [3 + (debug == "OFF"), 3] and answers["rank 1"].calls == "wait"
+
+        eventually(is_blocked, lambda: str(answers))
+        assert {answers[name].groups["0"].done for name in NAMES} == {3}
+
+
+@pytest.mark.torch
 @pytest.mark.long("tests/diagnosis/test_flight_recorder.py")
 def test_where_a_rank_is_meanwhile_is_looked_at_while_other_questions_are_answered(tmp_path: Path) -> None:
     recorders = Recorders()
@@ -138,9 +188,15 @@ def test_a_trace_becomes_the_last_collectives_of_each_group() -> None:
     trace = {
         "pg_status": {"0": {"last_enqueued_collective": "5", "last_completed_collective": "4"}, "9": {}},
         "entries": [
-            {**entry, "collective_seq_id": 4, "profiling_name": "gloo:all_reduce", "time_created_ns": 1},
+            {
+                **entry,
+                "collective_seq_id": 4,
+                "profiling_name": "gloo:all_reduce",
+                "time_created_ns": 1,
+                "retired": True,
+            },
             {**entry, "collective_seq_id": 5, "profiling_name": "nccl:broadcast", "time_created_ns": 2},
-            {**entry, "collective_seq_id": 9, "profiling_name": "gloo:send", "time_created_ns": 3, "is_p2p": True},
+            {**entry, "collective_seq_id": 5, "profiling_name": "gloo:send", "time_created_ns": 3, "is_p2p": True},
             {
                 **entry,
                 "process_group": ["7", ""],
@@ -158,6 +214,7 @@ def test_a_trace_becomes_the_last_collectives_of_each_group() -> None:
                 "entered": 5,
                 "done": 4,
                 "last": [[4, "all_reduce", "[[4]] Float", 1], [5, "broadcast", "[[4]] Float", 2]],
+                "messages": [],
             }
         }
     }
@@ -183,6 +240,44 @@ def test_what_has_ended_is_taken_from_the_collectives(status: int, retired: dict
     assert (group["entered"], group["done"]) == (3, done)
 
 
+def test_messages_are_no_collectives_though_torchs_status_counts_both() -> None:
+    """Gloo records no messages; its status has numbered them with the collectives."""
+    entry = {"process_group": ["0", ""], "profiling_name": "gloo:all_reduce", "time_created_ns": 1}
+    trace = {
+        "pg_status": {"0": {"last_enqueued_collective": "33", "last_completed_collective": "30"}},
+        "entries": [
+            {**entry, "collective_seq_id": 10, "op_id": 30, "retired": True},
+            {**entry, "collective_seq_id": 11, "op_id": 33, "retired": False},
+        ],
+    }
+    group = told(trace, {"0": ("", [0, 1])})["groups"]["0"]
+    assert (group["entered"], group["done"]) == (11, 10)
+
+
+def test_a_group_of_which_only_messages_are_left_has_entered_as_many_collectives_as_these_say() -> None:
+    trace = dump_of([recorded("1", 7, "nccl:send 0->1", 2, True, is_p2p=True)], {"1": (90, 90)}, first=0)
+    group = told(trace, {"1": ("data", [0, 1])})["groups"]["1"]
+    assert (group["entered"], group["done"], group["messages"]) == (7, 7, [])
+
+
+def test_messages_that_have_not_ended_are_told_with_their_peers() -> None:
+    """A peer's number is that in the group; the one that were made one end together."""
+    trace = dump_of(
+        [
+            recorded("1", 7, "nccl:recv 1<-0", 10, False, is_p2p=True),
+            recorded("1", 7, "nccl:coalesced", 11, True),
+            recorded("1", 7, "nccl:recv 1<-0", 20, True, is_p2p=True),
+            recorded("1", 7, "nccl:recv 1<-0", 30, False, is_p2p=True),
+            recorded("1", 7, "nccl:send 1->2", 40, False, is_p2p=True),
+            recorded("1", 7, "nccl:recv 1<-?", 50, False, is_p2p=True),
+        ],
+        {},
+        first=0,
+    )
+    said = decode(Recorded, json.dumps({"number": 1, **told(trace, {"1": ("pipe", [3, 5, 7])})}))
+    assert said.groups["1"].messages == (Message("recv", 3, 30), Message("send", 7, 40))
+
+
 def test_a_status_is_of_the_group_that_has_its_number_on_this_rank() -> None:
     """torch numbers only the groups that a rank is in: its third group may be the job's fourth."""
     entry = {"profiling_name": "gloo:all_reduce", "time_created_ns": 1, "collective_seq_id": 1, "retired": False}
@@ -204,11 +299,12 @@ def test_who_does_not_answer_holds_nobody_up() -> None:
         os.write(odd, b"no answer\n" + b"x" * 10)
         os.write(ended, b'{"number": 0, "groups": {"0": {"entered": 5, "done": 5}}}\n')
         os.close(ended)
-        assert asked(recorders, None, 0.2) == {"alone": Recorded(number=1)}
+        outside = Recorded(number=1, stage=Stage.OUTSIDE)
+        assert asked(recorders, None, 0.2) == {"alone": outside}
         assert recorders.at_end == {"ended": Recorded(groups={"0": Group(entered=5, done=5)})}
         os.write(silent, b'{"number": 1, "why": "late"}\n{"number": 2, "why": "it has nothing"}\n')
         late = Recorded(number=2, why="it has nothing")
-        assert recorders.answers(2, time.monotonic() + 1.0) == {"silent": late, "alone": Recorded(number=2)}
+        assert recorders.answers(2, time.monotonic() + 1.0) == {"silent": late, "alone": replace(outside, number=2)}
     finally:
         recorders.close()
         for fd in (odd, silent, alone):
@@ -293,7 +389,7 @@ def dumping(kept: Mapping[str, Any]) -> Any:
 
 def torch_with(**dumps: Mapping[str, Any]) -> SimpleNamespace:
     """A torch whose recorders have this."""
-    made = {name: _Group(title, ranks) for name, (title, ranks, _) in GROUPS.items()}
+    made = {name: _Group(name, title, ranks) for name, (title, ranks, _) in GROUPS.items()}
     world = SimpleNamespace(
         pg_names={group: name for name, group in made.items()},
         pg_backend_config={group: GROUPS[name][2] for name, group in made.items()},
@@ -307,8 +403,8 @@ def torch_with(**dumps: Mapping[str, Any]) -> SimpleNamespace:
 
 
 class _Group:
-    def __init__(self, title: str, ranks: list[int]) -> None:
-        self.group_desc, self.ranks = title, ranks
+    def __init__(self, name: str, title: str, ranks: list[int]) -> None:
+        self.name, self.group_desc, self.ranks = name, title, ranks
 
 
 @pytest.fixture
@@ -349,6 +445,79 @@ def test_the_events_of_nccls_collectives_are_not_looked_at_when_its_groups_end(
     torch._C._distributed_c10d._dump_nccl_trace = dumping({"pg_status": {}})
     assert said_to({"at_end": True}).why == "no process group is left"
     assert said_to({}).groups == {}
+
+
+def test_each_backend_of_a_group_is_asked_for_what_it_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.15: `nccl` is a class that calls itself nccl2, and records where only its name leads."""
+    torch = torch_with(nccl=dump_of([], {}, first=0))
+    nccl2 = dump_of(
+        [
+            recorded("1", 1, "nccl2:all_reduce", 20, True, pg_id=5),
+            recorded("1", 2, "nccl2:all_reduce", 21, False, pg_id=5),
+            recorded("1", 2, "nccl2:recv 0<-1", 22, False, pg_id=5, is_p2p=True),
+        ],
+        {"5": (3, 1)},
+        first=0,
+    )
+
+    def dump(*, backend: str = "gloo", **asked: bool) -> bytes:
+        return dumping({"gloo": GLOO, "nccl2": nccl2}[backend])(**asked)
+
+    dump.__doc__ = "_dump_fr_trace(includeCollectives: bool, backend: str = 'gloo') -> bytes"
+    torch._C._distributed_c10d._dump_fr_trace = dump
+    torch.device = str
+    for group in torch.distributed.distributed_c10d._world.pg_names:
+        names = {"cuda": "nccl2" if "nccl" in GROUPS[group.name][2] else "gloo", "cpu": "gloo"}
+        group._get_backend = lambda device, names=names: SimpleNamespace(name=lambda: names[device])
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    groups = said_to({}).groups
+    assert {name: (group.entered, group.done) for name, group in groups.items()} == {
+        "0": (0, 0),
+        "0:gloo": (1, 1),
+        "1": (2, 1),
+        "2": (1, 0),
+    }
+    assert groups["1"].messages == (Message("recv", 1, 22),)
+    assert said_to({"only_far": True}).far == (3 + 1) + (1 + 1) + (1 + 0)
+    assert said_to({"at_end": True}).groups["1"].last == ()
+
+
+def test_who_has_left_all_its_process_groups_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = torch_with(fr=GLOO)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert said_to({}).stage is Stage.JOINED
+    torch.distributed.distributed_c10d._world.pg_names.clear()
+    assert said_to({}).stage is Stage.LEFT
+
+
+class _Work:
+    """torch's waits in C++: no call of Python's is seen inside."""
+
+    def __init__(self) -> None:
+        self.wait = self.other = threading.Lock().acquire
+
+
+def _waits(work: _Work) -> None:
+    work.wait()
+    work.wait()
+
+
+def _does_something_else(work: _Work) -> None:
+    work.wait()
+    work.other()
+
+
+@pytest.mark.parametrize(("target", "calls"), [(_waits, "wait"), (_does_something_else, "other")])
+def test_the_method_that_a_thread_is_in_is_read_from_its_line(target: Callable[[_Work], None], calls: str) -> None:
+    work = _Work()
+    thread = threading.Thread(target=target, args=(work,), daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: called_by(thread.ident) == calls, lambda: str(called_by(thread.ident)))
+    finally:
+        work.wait.__self__.release()
+        thread.join(WITHIN_S)
+    assert called_by(thread.ident) == ""
 
 
 @pytest.mark.usefixtures("both")

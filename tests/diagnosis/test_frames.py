@@ -77,8 +77,8 @@ Current thread 0x1 (most recent call first):
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        (UPLOAD + SHUTDOWN, "at its exit, where it waits for a thread in train.py:22 (upload)"),
-        (SHUTDOWN, "at its exit, where it waits for a thread"),
+        (UPLOAD + SHUTDOWN, "at its exit, waiting for a thread in train.py:22 (upload)"),
+        (SHUTDOWN, "at its exit, waiting for a thread"),
         (UPLOAD + BATCH, ""),
         ("", ""),
     ],

@@ -222,9 +222,15 @@ TO_TELL: tuple[Situation, ...] = (
         options=KILL,
     ),
     ended(
-        "other_operation", "barrier against all_reduce: ended", _DISAGREE, "ProgramError", 1, rank=0, options=KILL
+        "other_operation",
+        "barrier against all_reduce: ended",
+        _DISAGREE,
+        "ProgramError",
+        1,
+        rank=None,
+        options=KILL,
     ),
-    ended("circle", "two groups in another order: ended", _CIRCLE, "ProgramError", 1, rank=0, options=KILL),
+    ended("circle", "two groups in another order: ended", _CIRCLE, "ProgramError", 1, rank=None, options=KILL),
     # Ends.
     ended(
         "finishes_early",

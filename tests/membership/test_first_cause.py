@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.membership.world import running
+from trainer_launch.diagnosis.collectives import Collective, Group, RankState
 from trainer_launch.diagnosis.stall import STALL, StallJudge
 from trainer_launch.membership import protocol as msg
 
@@ -15,6 +16,12 @@ CLOSED = "RuntimeError: gloo: Connection closed by peer"
 
 def waits(world, peer, rank=0, finished=(), **how):
     world.say(peer, msg.Failed(world.number, rank, 1, None, CLOSED, "RuntimeError", True, finished), **how)
+
+
+def last_entered(rank, number):
+    """What a node tells of its rank."""
+    last = (Collective(number, "all_reduce", "", 1),)
+    return (RankState(rank=rank, groups={"0": Group(title="default_pg", entered=number, last=last)}),)
 
 
 def returns(world, peer, finished=(), failed=False):
@@ -48,12 +55,12 @@ def test_several_ranks_that_finished_are_all_named_once():
     waits(world, zero, finished=(1,))
     returns(world, one, finished=(2, 3))
     returns(world, zero)
-    assert world.last(zero, msg.GiveUp).reason.startswith("ranks 1, 2, 3 finished with exit code 0")
+    assert world.last(zero, msg.GiveUp).reason.startswith("ranks 1-3 finished with exit code 0")
 
 
 def test_the_sentence_has_what_each_rank_entered_last_as_far_as_its_node_knows():
     world, (zero, one) = running(2, judges=[StallJudge()])
-    eleventh, tenth = ({f"all_reduce #{number} of default_pg": (rank,)} for number, rank in ((11, 0), (10, 1)))
+    eleventh, tenth = (last_entered(rank, number) for rank, number in ((0, 11), (1, 10)))
     failed = msg.Failed(world.number, 0, 1, None, CLOSED, "RuntimeError", True, notes={STALL: eleventh})
     world.say(zero, failed)
     for _ in range(2):  # a node may say it again
@@ -67,13 +74,12 @@ def test_the_sentence_has_what_each_rank_entered_last_as_far_as_its_node_knows()
 
 def test_of_a_killed_rank_all_nodes_tell_what_the_others_entered_last():
     world, (zero, one, two) = running(3, judges=[StallJudge()], max_restarts=0)
-    sixth = "all_reduce #6 of default_pg"
     world.say(one, msg.Failed(world.number, 1, None, 9))
     for rank, peer in ((2, two), (0, zero)):
-        world.say(peer, msg.Join(world.incarnations[peer], world.number, notes={STALL: {sixth: (rank,)}}))
+        world.say(peer, msg.Join(world.incarnations[peer], world.number, notes={STALL: last_entered(rank, 6)}))
     world.join(one)
     ends = [world.last(peer, msg.GiveUp) for peer in (zero, one, two)]
-    assert {end.seen for end in ends} == {f"last entered: ranks 0,2 {sixth}"}
+    assert {end.seen for end in ends} == {"last entered: ranks 0,2 all_reduce #6 of default_pg"}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,7 @@ def test_of_a_killed_rank_all_nodes_tell_what_the_others_entered_last():
 )
 def test_who_says_of_its_end_something_itself_needs_no_collectives(said):
     world, (peer,) = running(1, judges=[StallJudge()], max_restarts=0)
-    world.say(peer, replace(said, notes={STALL: {"all_reduce #6": (0,)}}))
+    world.say(peer, replace(said, notes={STALL: last_entered(0, 6)}))
     assert world.last(peer, msg.GiveUp).seen == ""
 
 

@@ -25,7 +25,7 @@ from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageErro
 from trainer_launch.model.redaction import redact, redact_command
 from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.signal_policy import SignalAction
-from trainer_launch.model.units import aligned, counted, in_mib, listed
+from trainer_launch.model.units import aligned, counted, in_mib, listed, named_ranks
 from trainer_launch.planning import engines, shared_memory
 from trainer_launch.planning.command import OURS
 from trainer_launch.planning.job import place, usable_threads
@@ -380,7 +380,7 @@ def _ranks(plan: Mapping[str, Any]) -> str:
     if plan["node_rank"] >= plan["max_nodes"]:
         return ": none while this node is a spare"
     first, count = plan["node_rank"] * plan["nproc_per_node"], plan["nproc_per_node"]
-    return f": rank {first}" if count == 1 else f": ranks {first} to {first + count - 1}"
+    return f": {named_ranks(range(first, first + count))}"
 
 
 def _restarts(hosting: Mapping[str, Any]) -> str:

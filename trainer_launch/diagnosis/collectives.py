@@ -8,7 +8,7 @@ state and stack tell.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, NamedTuple, TypeAlias
 
@@ -16,16 +16,18 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.model.codec import Amount, Count, Tagged, Text
-from trainer_launch.model.units import listed, numbers_in, spans
+from trainer_launch.model.units import grouped, listed, named_ranks, numbers_in, printable
 
 MAX_BYTES = 1 << 20  # of one rank's answer
 ANSWERS = "trainer-launch"  # the name of the thread that answers
 MAX_ENTRIES, MAX_GROUPS, MAX_LOOKS = 512, 64, 64  # of one rank
-MAX_ENTERED = 16  # collectives that the ranks of one node entered last
+MAX_MESSAGES = 16  # of one rank in one group
 _NAMED = 4  # ranks, places
 _MOST_ACCUSED = 1024  # ranks, in a message
 _NAME_CHARS = 100
 _SECOND_NS = 1_000_000_000
+_PLURAL = {"is": "are", "was": "were", "has": "have", "waits": "wait"}
+_PAST = {"is": "was", "has": "had", "waits": "waited"}
 # Their tensors have the same sizes on all ranks.
 _EVEN = frozenset({"all_reduce", "broadcast", "reduce", "all_reduce_coalesced", "reduce_scatter"})
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})  # which rank is the root, is not recorded
@@ -46,6 +48,14 @@ class Collective(NamedTuple):
         return self.operation if self.sizes in ("", "[]", "[[]]") else f"{self.operation} ({self.sizes})"
 
 
+class Message(NamedTuple):
+    """A message between two ranks that has not ended on this one."""
+
+    operation: Text  # send or recv
+    peer: Rank
+    at_ns: Ns
+
+
 class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How far one rank is in one process group."""
 
@@ -54,6 +64,7 @@ class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     entered: Count = 0  # the last collective that it entered
     done: Count = 0  # the last one that has ended
     last: tuple[Collective, ...] = ()
+    messages: Annotated[tuple[Message, ...], Meta(max_length=MAX_MESSAGES)] = ()  # the oldest first; gloo has none
 
     def at(self, number: int) -> Collective | None:
         """That collective, if it is one of the last."""
@@ -116,11 +127,22 @@ class Entries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
+class Stage(str, Enum):
+    """How far a program has come: whether others may still meet it in a collective."""
+
+    OUTSIDE = "outside"  # it has not joined a process group yet
+    JOINED = ""
+    LEFT = "left"  # it has left all of them
+    ENDED = "ended"  # its process has not
+
+
 class Recorded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A worker's answer to PID 1."""
 
     number: Count = 0  # of the question
     why: Text = ""  # nothing can be told
+    stage: Stage = Stage.JOINED
+    calls: Text = ""  # the method that the main thread is in, if it is not one of Python's
     saved: Count = 0  # bytes of its dump
     far: Count = 0  # collectives that it has entered and ended, of all groups
     groups: Mapping[str, Group] = field(default_factory=dict)  # by name, the same on all ranks
@@ -169,20 +191,27 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     how: Text = ""  # it died
     place: Text = ""  # where its main thread is
     doing: Doing = Doing.UNKNOWN
+    stage: Stage = Stage.JOINED
     groups: Mapping[str, Group] = field(default_factory=dict)
     why: Text = ""  # its flight recorder tells nothing
     quiet_s: Amount | None = None  # since its last output, report(), files, collectives or work, or its end
 
     @property
     def waits(self) -> bool:
-        """Whether a collective that it entered has not ended."""
-        return any(group.entered > group.done for group in self.groups.values())
+        """Whether a collective that it entered, or a message, has not ended."""
+        return any(group.entered > group.done or group.messages for group in self.groups.values())
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its process may still wait for somebody."""
+        return self.life in (Life.ALIVE, Life.STOPPED)
 
     @property
     def is_starting(self) -> bool:
         """Whether it is still before its first collective: it may download, or read its first batch."""
-        known = self.life is Life.ALIVE and not self.why
-        return known and all(group.entered == 0 for group in self.groups.values())
+        if self.life is not Life.ALIVE or self.why or self.stage in (Stage.LEFT, Stage.ENDED):
+            return False
+        return all(group.entered == 0 for group in self.groups.values())
 
     @property
     def may_take_long(self) -> bool:
@@ -205,6 +234,10 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         has_progress = self.quiet_s is not None and self.quiet_s < limit_s
         return self.life is Life.ALIVE and (has_progress or self.doing.waits_for_person)
 
+    def is_idle(self, limit_s: float) -> bool:
+        """Whether it is known where it is, and that it has shown no progress within this time."""
+        return self.place != "" and self.quiet_s is not None and self.quiet_s >= limit_s > 0
+
     def __str__(self) -> str:
         return f"rank {self.rank}" if self.node is None else f"rank {self.rank} (node {self.node})"
 
@@ -224,24 +257,21 @@ def _around(group: Group, most: int) -> tuple[Collective, ...]:
     return tuple(one for one in group.last if one.number <= until)[-most:] if most else ()
 
 
-def last_entered(states: Sequence[RankState]) -> dict[str, tuple[int, ...]]:
-    """By collective, the ranks for which it is the last that they entered."""
-    found: dict[str, tuple[int, ...]] = {}
-    for state in {state.rank: state for state in states}.values():
-        known = [(one, name, group) for name, group in state.groups.items() if (one := group.at(group.entered))]
-        if known:
-            one, name, group = max(known, key=lambda each: each[0].at_ns)
-            words = f"{one.operation} #{one.number} of {group.title or f'group {name}'}"
-            words = "".join(letter for letter in words if " " <= letter <= "~")[:_NAME_CHARS]
-            found[words] = (*found.get(words, ()), state.rank)
-    return dict([*found.items()][:MAX_ENTERED])
-
-
-def entered_in_words(entered: Mapping[str, Collection[int]]) -> str:
+def entered_in_words(states: Sequence[RankState]) -> str:
     """`last entered: ranks 0,2 all_reduce #6 of default_pg, rank 1 all_reduce #5 of default_pg`."""
-    by_rank = sorted((min(ranks), what) for what, ranks in entered.items() if ranks)
-    words = [f"{_named({*entered[what]})} {what}" for _, what in by_rank]
+    last = {state.rank: _last_of(state) for state in states}
+    entered = grouped(
+        (f"{one.operation} #{one.number} of {group.title or f'group {name}'}", rank)
+        for rank, (one, name, group) in sorted((rank, each) for rank, each in last.items() if each is not None)
+    )
+    words = [f"{named_ranks(ranks)} {printable(what)[:_NAME_CHARS]}" for what, ranks in entered.items()]
     return f"last entered: {listed(words, _NAMED)}" if words else ""
+
+
+def _last_of(state: RankState) -> tuple[Collective, str, Group] | None:
+    """The collective that a rank entered last, with its group's name and its group."""
+    last = [(group.last[-1], name, group) for name, group in state.groups.items() if group.last]
+    return max(last, key=lambda each: each[0].at_ns, default=None)
 
 
 class Explanation(Tagged, frozen=True, kw_only=True):
@@ -255,72 +285,285 @@ class Explanation(Tagged, frozen=True, kw_only=True):
     active: bool = False  # the cause still shows progress: nobody hangs
 
 
+def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
+    """Who had not entered the collective in which `rank` timed out; None: nothing proves it.
+
+    `states` are what all nodes know at the end. A rank that had not entered it may have waited for others itself,
+    in another group: then it is for them that all waited. Only groups of which each member reported prove anything,
+    but for ranks that were aborted, as NCCL's watchdog does to all that wait.
+    """
+    known = {state.rank: state for state in states}
+    silent = {state.rank for state in known.values() if state.life is Life.DEAD and not state.groups}
+    waits = dict[int, list[_Wait]]()  # what each rank waited in
+    unproven = set[int]()
+    for (name, spanned), groups in _by_group(known).items():
+        number = min(group.entered for group in groups.values()) + 1
+        inside = [member for member, group in groups.items() if group.entered >= number]
+        inside = [member for member in inside if _timed_out(known[member], name)]
+        if not {*numbers_in(spanned)} <= groups.keys() | silent:
+            unproven.update(inside)
+        elif inside:
+            wait = _wait(name, spanned, number, groups, inside)
+            wait = replace(wait, missing=tuple(member for member in wait.missing if member in groups))
+            for member in {*inside} | (silent & {*wait.members}):
+                waits.setdefault(member, []).append(wait)
+    causes, todo = dict[int, _Wait](), [rank]
+    while todo:
+        for wait in waits.get(todo.pop(), ()):
+            new = [missing for missing in wait.missing if missing not in causes]
+            causes.update(dict.fromkeys(new, wait))
+            todo += new
+    if unproven & {rank, *causes}:
+        return None
+    roots = [known[root] for root in sorted(causes.keys() - waits.keys())]
+    # A rank that waited for a message may be a victim, too: that is not recorded.
+    roots = [state for state in roots if state.doing is not Doing.COLLECTIVE] or roots
+    if not roots:
+        return None
+    wait = causes[roots[0].rank]
+    text = f"{_who(roots)} had not entered {wait.name}; {named_ranks(wait.inside)} waited in it"
+    text += "".join(f"; {phrase}" for phrase in _phrases(roots, 0.0, past=True))
+    is_proven = all(state.doing is not Doing.COLLECTIVE for state in roots)
+    return Explanation(text=text, ranks=tuple(state.rank for state in roots) if is_proven else ())
+
+
+def _timed_out(state: RankState, name: str) -> bool:
+    """Whether a rank may have waited in the last collective of this group.
+
+    Of a rank that has ended, only the last one of all may be one: torch counts it as ended, like all others.
+    """
+    if state.life is not Life.DEAD:
+        return state.groups[name].entered > state.groups[name].done
+    last = _last_of(state)
+    return last is not None and last[1] == name
+
+
+def _by_group(known: Mapping[int, RankState]) -> dict[tuple[str, str], dict[int, Group]]:
+    """The ranks of each group, as far as they report; groups of other members may have the same name."""
+    groups: dict[tuple[str, str], dict[int, Group]] = {}
+    for rank, state in sorted(known.items()):
+        for name, group in state.groups.items():
+            groups.setdefault((name, group.ranks), {})[rank] = group
+    return dict(sorted(groups.items()))
+
+
 class _Wait(Struct, frozen=True, kw_only=True):
-    """One collective that has not ended on those who wait in it."""
+    """Ranks that wait for others: in a collective that these have not entered, or for a message."""
 
     group: str
     spanned: str  # its members as told, "" where they are not known: groups of other members may have the same name
     title: str
-    number: int
+    number: int  # of the collective; 0: a message
     inside: Mapping[int, Collective | None]
-    missing: tuple[int, ...]  # members that have not entered it
+    missing: tuple[int, ...]  # whom they wait for
     members: tuple[int, ...]
 
     @property
-    def known(self) -> Collective | None:
-        return next((one for one in self.inside.values() if one is not None), None)
+    def operation(self) -> str:
+        return next((one.operation for one in self.inside.values() if one is not None), "collective")
 
     @property
     def where(self) -> str:
-        return f"#{self.number} of {self.title or f'group {self.group} ({_named(self.members)})'}"
+        return f"#{self.number} of {self._place}"
 
     @property
     def name(self) -> str:
-        known = self.known
-        sizes = f", {known.sizes}" if known is not None and known.sizes not in ("", "[]", "[[]]") else ""
-        return f"{known.operation if known is not None else 'collective'} {self.where}{sizes}"
+        if not self.number:
+            peers = named_ranks({*self.members} - self.inside.keys())
+            return f"{self.operation} {'to' if self.operation == 'send' else 'from'} {peers} in {self._place}"
+        sizes = next((one.sizes for one in self.inside.values() if one is not None), "")
+        return f"{self.operation} {self.where}{f', {sizes}' if sizes not in ('', '[]', '[[]]') else ''}"
+
+    @property
+    def _place(self) -> str:
+        return self.title or f"group {self.group} ({named_ranks(self.members)})"
+
+    @property
+    def since_ns(self) -> int:
+        """When the first of them entered it; 0: unknown."""
+        return min((one.at_ns for one in self.inside.values() if one is not None), default=0)
+
+    def waiting(self, now_ns: int) -> str:
+        """`ranks 0-2 have waited in it for 40 s`."""
+        return f"{_with_verb(self.inside, 'has')} waited in it{self.seconds(now_ns)}"
 
     def seconds(self, now_ns: int) -> str:
-        """Since the first one entered it."""
-        times = [one.at_ns for one in self.inside.values() if one is not None]
-        return f" for {max(0, now_ns - min(times)) / _SECOND_NS:.0f} s" if times else ""
+        """How long the first of them has waited."""
+        return f" for {max(0, now_ns - self.since_ns) / _SECOND_NS:.0f} s" if self.since_ns else ""
 
 
-def explain(states: Sequence[RankState], now_ns: int, limit_s: float = 0.0) -> Explanation | None:
-    """Why these ranks do not go on; None where their flight recorders show nothing that waits.
+def explain(
+    states: Sequence[RankState], now_ns: int, limit_s: float = 0.0, of: int | None = None
+) -> Explanation | None:
+    """Why these ranks do not go on; None where nothing shows who waits for whom.
 
     `now_ns` is in ns since the epoch, as the recorders' times are. Who has shown progress within `limit_s` is no
-    suspect.
+    suspect. `of` is how many ranks the job has; None: unknown.
     """
-    known = {state.rank: state for state in states}
-    waits = _waits(known)
-    if not waits:
-        return None
-    for wait in waits:
-        if (found := _mismatch(wait, known)) is not None:
-            return found
-    blocked = {rank for wait in waits for rank in wait.inside}
-    first = _first(waits, blocked)
-    if first is None:  # a circle is proven only if each of them waits where it is in a collective
-        blocked = {rank for rank in blocked if not (known[rank].is_unproven or known[rank].is_active(limit_s))}
-        first = _first(waits, blocked)
-    if first is None:
-        return _circle(waits, known)
-    if not first.missing:
-        return _nobody_missing(first, known, now_ns, limit_s)
-    roots = tuple(rank for rank in first.missing if rank not in blocked)
-    found = _missing(first, known, roots, now_ns, limit_s)
-    behind = blocked - {*first.inside}
-    more = f"; {_with_verb(behind, 'waits')} behind {_named(first.inside)}" if behind else ""
-    return found if found.reason else replace(found, text=found.text + more)
+    return _Graph(states, now_ns, limit_s, of).explanation()
+
+
+class _Graph:
+    """Which rank waits for which, by recorders, and which ones wait for somebody, by their stacks."""
+
+    def __init__(self, states: Sequence[RankState], now_ns: int, limit_s: float, of: int | None) -> None:
+        self._known = {state.rank: state for state in states}
+        self._now_ns, self._limit_s = now_ns, limit_s
+        self._groups = _by_group(self._known)
+        self._waits = _in_collectives(self._known, self._groups)
+        self._waits += _for_messages(self._known, {rank for wait in self._waits for rank in wait.inside})
+        self._inside = {rank for wait in self._waits for rank in wait.inside}
+        self._missing = {rank for wait in self._waits for rank in wait.missing}
+        alive = [state for state in self._known.values() if state.is_there]
+        self._finished = [state for state in self._known.values() if state.life is Life.FINISHED]
+        # Who waits for a message of gloo's, or to join a group: whom for, is not recorded.
+        self._outside = {state.rank for state in alive if state.doing is Doing.COLLECTIVE} - self._inside
+        self._alive = {state.rank for state in alive} if of is not None and len(self._known) >= of else set[int]()
+        self._others = self._alive - self._inside - self._outside
+
+    def explanation(self) -> Explanation | None:
+        """Of the first rule that fits."""
+        for wait in self._waits:
+            if (mismatch := _mismatch(wait, self._groups[wait.group, wait.spanned])) is not None:
+                return mismatch
+        complete = next((wait for wait in self._waits if not wait.missing), None)
+        if roots := self._missing - self._inside - self._outside:
+            return self._never_entered(roots)
+        if complete is not None:
+            return self._undelivered(complete)
+        # A circle is proven only if each of them waits where it is in a collective.
+        proven = {rank for rank in self._inside if not self._known[rank].is_unproven} - self._active(self._inside)
+        if roots := self._missing - proven - self._outside:
+            return self._never_entered(roots)
+        if self._waits and not self._missing & self._outside:
+            return self._circle()
+        if self._others and self._outside:
+            return self._alone("all other ranks wait for {who}, or behind {it}")
+        if self._finished and self._others:
+            return self._alone("all ranks but {who} have finished with exit code 0")
+        if self._finished and len(self._alive) == 1:
+            (last,) = (self._known[rank] for rank in self._alive)
+            return self._uneven(self._finished, [last], *_phrases([last], self._limit_s))
+        return self._never_entered(self._missing) if self._missing else None
+
+    def _active(self, ranks: Iterable[int]) -> set[int]:
+        return {rank for rank in ranks if rank in self._known and self._known[rank].is_active(self._limit_s)}
+
+    def _never_entered(self, roots: set[int]) -> Explanation:
+        """Told from where the hang begins: first the waits for ranks of which none waits, the oldest first."""
+        waits = [wait for wait in self._waits if roots & {*wait.missing}]
+        waits.sort(key=lambda wait: (not roots.issuperset(wait.missing), wait.since_ns))
+        parts, shown, behind = list[Explanation](), set[int](), {*self._inside}
+        for alike in grouped((wait.name, wait) for wait in waits).values():
+            wait = replace(
+                alike[0],
+                inside={rank: one for each in alike for rank, one in each.inside.items()},
+                missing=tuple(sorted({rank for each in alike for rank in each.missing})),
+            )
+            if chosen := sorted(roots.intersection(wait.missing) - shown):
+                parts.append(self._root(wait, chosen))
+                shown.update(chosen)
+                behind -= wait.inside.keys()
+        if any(part.reason for part in parts):
+            return next(part for part in parts if part.reason)
+        parts.sort(key=lambda part: not part.accuses)
+        named = [part for part in parts if part.accuses] or parts
+        behind -= shown
+        whom = {rank for wait in self._waits if behind & wait.inside.keys() for rank in wait.missing}
+        texts = [part.text for part in parts]
+        texts += [f"{_with_verb(behind, 'waits')} behind {named_ranks(whom)}"] * bool(behind)
+        return Explanation(
+            text=listed(texts, _NAMED, "; "),
+            ranks=tuple(sorted({rank for part in named for rank in part.ranks})),
+            helps=True if any(part.helps for part in named) else None,
+            accuses=any(part.accuses for part in parts),
+            active=all(part.active for part in parts),
+        )
+
+    def _root(self, wait: _Wait, ranks: Sequence[int]) -> Explanation:
+        """These ranks never entered; what is known of them tells why."""
+        roots = [self._known[rank] for rank in ranks if rank in self._known]
+        waiting = f"{_with_verb(wait.inside, 'has')} waited in {wait.name}{wait.seconds(self._now_ns)}"
+        if finished := [state for state in roots if state.life is Life.FINISHED]:
+            return self._uneven(finished, [self._known[rank] for rank in wait.inside], waiting)
+        if not roots:
+            return Explanation(text=f"{waiting}; nothing is known of {named_ranks(ranks)} here", ranks=tuple(ranks))
+        named = [state for state in roots if not state.is_active(self._limit_s)] or roots
+        beside = {*ranks} | (self._outside & {*wait.missing})
+        others = [
+            self._known[rank] for rank in sorted(beside - {state.rank for state in named} & self._known.keys())
+        ]
+        unknown = sorted({*ranks} - {state.rank for state in roots})
+        phrases = [*_phrases(named, self._limit_s), *_phrases(others, self._limit_s)]
+        phrases += [f"nothing is known of {named_ranks(unknown)}"] * bool(unknown)
+        # What a rank has entered of a group that it has left is not known.
+        is_proven = wait.number and not any(state.stage is Stage.LEFT for state in named)
+        lead = f"{_who(named)} never entered {wait.name}; {wait.waiting(self._now_ns)}" if is_proven else waiting
+        return self._verdict(f"{lead}; {listed(phrases, _NAMED, '; ')}", named)
+
+    def _verdict(self, text: str, named: Sequence[RankState]) -> Explanation:
+        """Accuse these ranks, unless they show progress, or are where a healthy rank may be for minutes."""
+        ranks, active = tuple(state.rank for state in named), all(state.is_active(self._limit_s) for state in named)
+        if active or all(state.may_take_long for state in named):
+            return Explanation(text=text, ranks=ranks, accuses=False, active=active)
+        is_broken = any(state.life in (Life.STOPPED, Life.DEAD) for state in named)
+        return Explanation(text=text, ranks=ranks, helps=True if is_broken else None)
+
+    def _alone(self, sentence: str) -> Explanation:
+        """The ranks that do not wait, while nothing records whom the others wait for: idle ones are the cause."""
+        ranks = sorted(self._others - self._active(self._others)) or sorted(self._others)
+        named, others = [self._known[rank] for rank in ranks], sorted(self._inside | self._outside)
+        lead = sentence.format(who=named_ranks(ranks), it="it" if len(ranks) == 1 else "them")
+        phrases = [
+            *_phrases(named, self._limit_s),
+            *_phrases([self._known[rank] for rank in others], self._limit_s),
+        ]
+        verdict = self._verdict(f"{lead}: {listed(phrases, _NAMED, '; ')}", named)
+        is_idle = all(state.life is Life.STOPPED or state.is_idle(self._limit_s) for state in named)
+        return verdict if is_idle else replace(verdict, accuses=False)
+
+    def _undelivered(self, wait: _Wait) -> Explanation:
+        """All that are known have entered it."""
+        waiting = f"{_with_verb(wait.inside, 'has')} waited in"
+        if not wait.spanned:
+            text = f"{waiting} {wait.name}{wait.seconds(self._now_ns)}"
+            return Explanation(text=f"{text}; which other ranks are in its group, is not known", accuses=False)
+        is_rooted = wait.operation in _ROOTED
+        text = (
+            f"all ranks known entered {wait.name}, and {wait.waiting(self._now_ns)}: "
+            "the network or a device does not deliver it"
+        )
+        text += ", or the ranks name different roots" if is_rooted else ""
+        active = bool(self._active(wait.members))
+        return Explanation(text=text, helps=None if is_rooted else True, accuses=not active, active=active)
+
+    def _uneven(self, finished: Sequence[RankState], inside: Sequence[RankState], waiting: str) -> Explanation:
+        """Some have finished, and others wait for them; that is proven by one who waits and does nothing else."""
+        ranks, limit_s = tuple(state.rank for state in finished), self._limit_s
+        who = f"{named_ranks(ranks)} finished with exit code 0, and {waiting}"
+        if any(state.quiet_s is not None and state.quiet_s < limit_s for state in finished):
+            text = f"{who}, which may be over by now"  # the others were seen before
+            return Explanation(text=text, ranks=ranks, accuses=False, active=True)
+        if any(not state.is_unproven and not state.is_active(limit_s) for state in inside):
+            text = f"{who}: the ranks' data is uneven; a restart will not help"
+            return Explanation(text=text, ranks=ranks, reason="ProgramError", helps=False)
+        active = any(state.is_active(limit_s) for state in inside)
+        text = f"{who}; {listed(_phrases(inside, limit_s), _NAMED, '; ')}"
+        return Explanation(text=text, ranks=ranks, accuses=not active, active=active)
+
+    def _circle(self) -> Explanation:
+        words = [f"{named_ranks(wait.inside)} in {wait.name}" for wait in self._waits]
+        where = listed(words, _NAMED, "; ")
+        text = f"the ranks wait for each other in different collectives: {where}; a restart will not help"
+        return Explanation(text=text, reason="ProgramError", helps=False)
 
 
 def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> Explanation:
-    """Where the ranks are that make no progress, though their flight recorders show nothing that waits.
+    """Where the ranks are that make no progress, though nothing shows who waits for whom.
 
     `of` is how many the job has: one of which nothing is known may be at work, or still be about to start.
     """
-    alive = [state for state in states if state.life in (Life.ALIVE, Life.STOPPED)]
+    alive = [state for state in states if state.is_there]
     active = any(state.is_active(limit_s) for state in states)
     where = listed(_phrases([state for state in alive if state.place], limit_s), _NAMED, "; ")
     if alive and all(state.doing is Doing.COLLECTIVE for state in alive):
@@ -331,50 +574,72 @@ def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> E
     return Explanation(text=f"{text}: {where}" if where else text, accuses=False, active=active)
 
 
-def _waits(known: Mapping[int, RankState]) -> list[_Wait]:
+def _in_collectives(
+    known: Mapping[int, RankState], by_group: Mapping[tuple[str, str], Mapping[int, Group]]
+) -> list[_Wait]:
     """The collectives that somebody waits in, of each group the first."""
     waits = []
-    named = sorted({(name, group.ranks) for state in known.values() for name, group in state.groups.items()})
-    for name, spanned in named:
-        groups = _same(known, name, spanned)
-        stuck = {rank: group for rank, group in groups.items() if group.entered > group.done}
-        stuck = {rank: group for rank, group in stuck.items() if known[rank].life in (Life.ALIVE, Life.STOPPED)}
-        stuck = {rank: group for rank, group in stuck.items() if not known[rank].is_elsewhere}
-        if not stuck:
-            continue
-        number = min(group.done for group in stuck.values()) + 1
-        inside = {rank: group.at(number) for rank, group in stuck.items() if group.done < number}
-        members = sorted({*numbers_in(spanned)} | set(groups))
-        missing = tuple(rank for rank in members if rank not in groups or groups[rank].entered < number)
-        title = next((group.title for group in groups.values() if group.title), "")
-        wait = _Wait(
-            group=name,
-            spanned=spanned,
-            title=title,
-            number=number,
-            inside=inside,
-            missing=missing,
-            members=tuple(members),
-        )
-        waits.append(wait)
+    for (name, spanned), groups in by_group.items():
+        stuck = {
+            rank: group
+            for rank, group in groups.items()
+            if group.entered > group.done and known[rank].is_there and not known[rank].is_elsewhere
+        }
+        if stuck:
+            number = min(group.done for group in stuck.values()) + 1
+            inside = [rank for rank, group in stuck.items() if group.done < number]
+            waits.append(_wait(name, spanned, number, groups, inside))
     return waits
 
 
-def _same(known: Mapping[int, RankState], name: str, spanned: str) -> dict[int, Group]:
-    found = {rank: state.groups[name] for rank, state in known.items() if name in state.groups}
-    return {rank: group for rank, group in found.items() if group.ranks == spanned}
+def _wait(name: str, spanned: str, number: int, groups: Mapping[int, Group], inside: Iterable[int]) -> _Wait:
+    """That collective of a group; `inside` are the ranks that wait in it."""
+    members = sorted({*numbers_in(spanned)} | groups.keys())
+    missing = tuple(rank for rank in members if rank not in groups or groups[rank].entered < number)
+    return _Wait(
+        group=name,
+        spanned=spanned,
+        title=next((group.title for group in groups.values() if group.title), ""),
+        number=number,
+        inside={rank: groups[rank].at(number) for rank in inside},
+        missing=missing,
+        members=tuple(members),
+    )
 
 
-def _first(waits: Sequence[_Wait], blocked: set[int]) -> _Wait | None:
-    """Where the hang begins: who is missing there does not wait elsewhere, or nobody at all is missing."""
-    outside = [wait for wait in waits if not blocked.issuperset(wait.missing)]
-    direct = [wait for wait in outside if blocked.isdisjoint(wait.missing)]
-    return next(iter(direct or outside or [wait for wait in waits if not wait.missing]), None)
+def _for_messages(known: Mapping[int, RankState], in_collectives: set[int]) -> list[_Wait]:
+    """The messages that somebody waits for.
+
+    One that both sides wait for goes on once the peer does: it may come after what the peer waits in elsewhere.
+    """
+    messages = {
+        (rank, message.peer, message.operation): (name, group, message)
+        for rank, state in known.items()
+        if state.is_there and not state.is_elsewhere
+        for name, group in state.groups.items()
+        for message in reversed(group.messages)
+    }
+    other = {"send": "recv", "recv": "send"}
+    both = {key for key in messages if (key[1], key[0], other.get(key[2], "")) in messages}
+    elsewhere = in_collectives | {rank for rank, *_ in messages.keys() - both}
+    return [
+        _Wait(
+            group=name,
+            spanned=group.ranks,
+            title=group.title,
+            number=0,
+            inside={rank: Collective(0, operation, "", message.at_ns)},
+            missing=() if (rank, peer, operation) in both and peer not in elsewhere else (peer,),
+            members=(rank, peer),
+        )
+        for (rank, peer, operation), (name, group, message) in messages.items()
+    ]
 
 
-def _mismatch(wait: _Wait, known: Mapping[int, RankState]) -> Explanation | None:
+def _mismatch(wait: _Wait, groups: Mapping[int, Group]) -> Explanation | None:
+    """The ranks disagree about it; accused are the few, if they are fewer than any others."""
     entered: dict[tuple[str, str], list[int]] = {}
-    for rank, group in _same(known, wait.group, wait.spanned).items():
+    for rank, group in groups.items():
         one = group.at(wait.number)
         if one is not None:
             sizes = one.sizes if one.operation in _EVEN else ""
@@ -382,101 +647,37 @@ def _mismatch(wait: _Wait, known: Mapping[int, RankState]) -> Explanation | None
     if len(entered) < 2:
         return None
     few_first = sorted(entered.items(), key=lambda item: (len(item[1]), item[1]))
-    words = [f"{_named(ranks)} entered {_op(*what)}" for what, ranks in few_first]
+    (_, few), (_, more), *_ = few_first
+    words = [f"{named_ranks(ranks)} entered {_op(*what)}" for what, ranks in few_first]
     text = f"the ranks disagree about collective {wait.where}: {listed(words, _NAMED)}; a restart will not help"
-    return Explanation(text=text, ranks=tuple(few_first[0][1]), reason="ProgramError", helps=False)
+    ranks = tuple(few) if len(few) < len(more) else ()
+    return Explanation(text=text, ranks=ranks, reason="ProgramError", helps=False)
 
 
 def _op(operation: str, sizes: str) -> str:
     return f"{operation} with {sizes}" if sizes else operation
 
 
-def _circle(waits: Sequence[_Wait], known: Mapping[int, RankState]) -> Explanation:
-    words = [f"{_named([*wait.inside])} in {wait.name}" for wait in waits]
-    where = listed(words, _NAMED, "; ")
-    text = f"the ranks wait for each other in different collectives: {where}; a restart will not help"
-    return Explanation(text=text, ranks=tuple(sorted(known)), reason="ProgramError", helps=False)
-
-
-def _nobody_missing(wait: _Wait, known: Mapping[int, RankState], now_ns: int, limit_s: float) -> Explanation:
-    if not wait.spanned:
-        text = f"{_with_verb(wait.inside, 'has')} waited in {wait.name}{wait.seconds(now_ns)}"
-        return Explanation(text=f"{text}; which other ranks are in its group, is not known", accuses=False)
-    rooted = wait.known is not None and wait.known.operation in _ROOTED
-    text = (
-        f"all ranks known entered {wait.name}, and {_with_verb(wait.inside, 'has')} waited in it"
-        f"{wait.seconds(now_ns)}: the network or a device does not deliver it"
-    )
-    text += ", or the ranks name different roots" if rooted else ""
-    active = any(known[rank].is_active(limit_s) for rank in wait.members if rank in known)
-    return Explanation(text=text, helps=None if rooted else True, accuses=not active, active=active)
-
-
-def _missing(
-    wait: _Wait, known: Mapping[int, RankState], ranks: Sequence[int], now_ns: int, limit_s: float
-) -> Explanation:
-    """Somebody never entered; what is known of them tells why."""
-    roots = [known[rank] for rank in ranks if rank in known]
-    waiting = f"{_with_verb(wait.inside, 'has')} waited in {wait.name}{wait.seconds(now_ns)}"
-    finished = [state for state in roots if state.life is Life.FINISHED]
-    if finished:
-        chosen = tuple(state.rank for state in finished)
-        who = f"{_named(chosen)} finished with exit code 0, and {waiting}"
-        inside = [known[rank] for rank in wait.inside]
-        if any(state.quiet_s is not None and state.quiet_s < limit_s for state in finished):
-            text = f"{who}, which may be over by now"  # the others were seen before
-            return Explanation(text=text, ranks=chosen, accuses=False, active=True)
-        return _uneven(who, chosen, inside, limit_s)
-    if not roots:
-        text = f"{waiting}; nothing is known of {_named(ranks)} here"
-        return Explanation(text=text, ranks=tuple(ranks))
-    # Who waits for somebody in an operation that is not recorded, such as recv, is not the cause where others are;
-    # nor is who shows progress.
-    named = [state for state in roots if state.doing is not Doing.COLLECTIVE] or roots
-    named = [state for state in named if not state.is_active(limit_s)] or named
-    others = [state for state in roots if state not in named]
-    unknown = sorted({*ranks} - {state.rank for state in roots})
-    phrases = [*_phrases(named, limit_s), *_phrases(others, limit_s)]
-    phrases += [f"nothing is known of {_named(unknown)}"] * bool(unknown)
-    text = f"{_who(named)} never entered {wait.name}; {_with_verb(wait.inside, 'has')} waited in it"
-    text += f"{wait.seconds(now_ns)}; {listed(phrases, _NAMED, '; ')}"
-    chosen, active = tuple(state.rank for state in named), all(state.is_active(limit_s) for state in named)
-    if active or all(state.may_take_long for state in named):
-        return Explanation(text=text, ranks=chosen, accuses=False, active=active)
-    return Explanation(text=text, ranks=chosen, helps=_helps(named))
-
-
-def _uneven(who: str, chosen: tuple[int, ...], inside: Sequence[RankState], limit_s: float) -> Explanation:
-    """Some have finished, and others wait for them; that is proven by one who waits and does nothing else."""
-    if any(not state.is_unproven and not state.is_active(limit_s) for state in inside):
-        text = f"{who}: the ranks' data is uneven; a restart will not help"
-        return Explanation(text=text, ranks=chosen, reason="ProgramError", helps=False)
-    active = any(state.is_active(limit_s) for state in inside)
-    text = f"{who}; {listed(_phrases(inside, limit_s), _NAMED, '; ')}"
-    return Explanation(text=text, ranks=chosen, accuses=not active, active=active)
-
-
-def _helps(roots: Sequence[RankState]) -> bool | None:
-    return True if any(state.life in (Life.STOPPED, Life.DEAD) for state in roots) else None
-
-
-def _phrases(states: Sequence[RankState], limit_s: float) -> list[str]:
-    """Where each rank is, alike ranks together."""
+def _phrases(states: Sequence[RankState], limit_s: float, *, past: bool = False) -> list[str]:
+    """Where each rank is, or was, alike ranks together."""
+    unknown = "was unknown" if past else "is unknown"
     groups: dict[tuple[str, str], list[int]] = {}
     for state in states:
         verb, rest = _state(state)
+        verb = _PAST.get(verb, verb) if past else verb
         if state.is_active(limit_s) and not state.doing.waits_for_person:
             verb, rest = (verb, f"{rest}, still making progress") if verb else ("is", "making progress")
         groups.setdefault((verb, rest), []).append(state.rank)
     return [
-        f"{_with_verb(ranks, verb)} {rest}".rstrip() if verb else f"where {_with_verb(ranks, 'is')}, is unknown"
+        f"{_with_verb(ranks, verb)} {rest}".rstrip()
+        if verb
+        else f"where {_with_verb(ranks, 'was' if past else 'is')}, {unknown}"
         for (verb, rest), ranks in groups.items()
     ]
 
 
 def _state(state: RankState) -> tuple[str, str]:
     """A verb and the rest of the sentence; none where nothing is known."""
-    starting = "still before its first collective" if state.is_starting else ""
     if state.life is Life.STOPPED:
         return "is", "stopped (SIGSTOP)"
     if state.life is Life.DEAD:
@@ -484,22 +685,23 @@ def _state(state: RankState) -> tuple[str, str]:
     if state.doing is Doing.COLLECTIVE and state.place.startswith("waits "):
         return "waits", state.place.partition(" ")[2]
     what = "" if state.doing is Doing.UNKNOWN else f"in {state.doing.value}"
-    first, *rest = [part for part in (starting, what, state.place) if part] or [""]
-    return ("is", f"{first}: {', '.join(rest)}" if rest else first) if first else ("", "")
+    verb, stage = _STAGES.get(state.stage, ("is", "still before its first collective" if state.is_starting else ""))
+    first, *rest = [part for part in (stage, what, state.place) if part] or [""]
+    return (verb, f"{first}: {', '.join(rest)}" if rest else first) if first else ("", "")
+
+
+_STAGES = {
+    Stage.OUTSIDE: ("has", "not joined a process group yet"),
+    Stage.LEFT: ("has", "left its process group"),
+    Stage.ENDED: ("has", "ended its program, but not its process"),
+}
 
 
 def _who(states: Sequence[RankState]) -> str:
-    return str(states[0]) if len(states) == 1 else _named([state.rank for state in states])
+    return str(states[0]) if len(states) == 1 else named_ranks([state.rank for state in states])
 
 
 def _with_verb(ranks: Iterable[int], verb: str) -> str:
     """`rank 3 waits`, `ranks 0-2,5 wait`."""
     ranks = [*ranks]
-    plural = {"is": "are", "has": "have", "waits": "wait"}.get(verb, verb)
-    return f"{_named(ranks)} {verb if len(ranks) == 1 else plural}"
-
-
-def _named(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0-2,5`."""
-    numbers = sorted(ranks)
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {spans(numbers)}"
+    return f"{named_ranks(ranks)} {verb if len(ranks) == 1 else _PLURAL.get(verb, verb)}"

@@ -12,25 +12,28 @@ import json
 import math
 import os
 import pickle
+import re
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
-from trainer_launch.diagnosis.collectives import ANSWERS, MAX_GROUPS, MAX_LOOKS
+from trainer_launch.diagnosis.collectives import ANSWERS, MAX_GROUPS, MAX_LOOKS, MAX_MESSAGES, Stage
 from trainer_launch.model.codec import MAX_TEXT
-from trainer_launch.model.units import spans
+from trainer_launch.model.units import grouped, spans
 
 STACKS_SIGNAL = signal.SIGRTMAX - 1  # asks for the stacks of all threads; torch and we use SIGRTMAX otherwise
 MOST = 64  # collectives of each process group that are told
 _QUESTION_BYTES = 65536
 _SIZES = 200  # characters of a collective's sizes
 _SHAPES = 4  # of a longer one
-# NCCL has a recorder of its own, all other backends share one. A CPU build lacks the first, torch 2.4 the second.
-_RECORDERS = {"nccl": "_dump_nccl_trace", "others": "_dump_fr_trace"}
+_SHARED = "gloo"  # whose recorder other backends share
+_P2P = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")
+Dump: TypeAlias = Callable[..., bytes]  # of one of torch's recorders
 Members: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]  # of process groups, by name: titles and ranks
 
 
@@ -110,16 +113,16 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     recorded = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
     number = question["number"]
-    if not any(hasattr(recorded, name) for name in _RECORDERS.values()):
+    if not recorders(recorded, ()):
         return {"number": number, "why": "torch has not been imported, or records nothing"}
+    groups = _process_groups(torch)
+    dumps = recorders(recorded, {backend for _, _, backends in groups.values() for backend in backends})
     if question.get("only_far"):
-        return {"number": number, "far": far(traces(recorded, ()).values())}
-    groups, is_end = _process_groups(torch), question.get("at_end", False)
-    if is_end and not groups:
+        return {"number": number, "far": far(traces(dumps, ()).values())}
+    if (is_end := question.get("at_end", False)) and not groups:
         return {"number": number, "why": "no process group is left"}
-    # NCCL's collectives have CUDA events, which end with their group, and may do so while a program ends.
-    has_nccl = not is_end and any("nccl" in config for _, _, config in groups.values())
-    found = by_backend(traces(recorded, _RECORDERS if has_nccl else ("others",)), groups)
+    # Collectives of a device have events, which end with their group, and may do so while a program ends.
+    found = by_backend(traces(dumps, (_SHARED,) if is_end else dumps), groups)
     if most := question.get("entries"):
         members = {name: about for _, members in found for name, about in members.items()}
         return {"number": number, "entries": {"rank": rank, **entered(merged(found)["entries"], members, most)}}
@@ -128,7 +131,21 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
         dump = pickle.dumps(merged(found))
         saved = _save(f"{folder}/nccl_trace_rank_{rank}", dump, question.get("until_s") or math.inf)
     parts = [told(trace, members)["groups"] for trace, members in found]
-    return {"number": number, "saved": saved, "groups": {name: one for part in parts for name, one in part.items()}}
+    stage = Stage.JOINED if groups else Stage.LEFT  # nobody is asked before the first process group
+    said = {"number": number, "saved": saved, "stage": stage, "calls": called_by(threading.main_thread().ident)}
+    return {**said, "groups": {name: one for part in parts for name, one in part.items()}}
+
+
+def called_by(thread: int | None) -> str:
+    """The method that a thread calls on its present line, such as `wait` of torch's work; "": unknown."""
+    frame, dis = None if thread is None else sys._current_frames().get(thread), sys.modules.get("dis")
+    if frame is None or dis is None:  # to import it may have to wait for the program
+        return ""
+    code, now = frame.f_code, frame.f_lasti
+    start = max((offset for offset, _ in dis.findlinestarts(code) if offset <= now), default=0)
+    steps = (step for step in dis.get_instructions(code) if start <= step.offset <= now)
+    names = [str(step.argval) for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+    return names[-1][:_SIZES] if names else ""
 
 
 def _save(path: str, dump: bytes, until_s: float) -> int:
@@ -147,17 +164,29 @@ def _save(path: str, dump: bytes, until_s: float) -> int:
 # -- torch's recorders ---------------------------------------------------------------------------
 
 
-def traces(recorded: Any, kinds: Collection[str]) -> dict[str, dict[str, Any]]:
-    """What each of torch's recorders has; only of these `kinds` the collectives as well.
+def recorders(recorded: Any, backends: Iterable[str]) -> dict[str, Dump]:
+    """What dumps torch's recorders, by backend.
+
+    NCCL has one of its own, all others share gloo's; from torch 2.15 on each of these has its own, and `nccl` is
+    another class, with another name. A build for CPUs lacks NCCL's, torch 2.4 lacks gloo's.
+    """
+    own, shared = (getattr(recorded, name, None) for name in ("_dump_nccl_trace", "_dump_fr_trace"))
+    dumps: dict[str, Dump] = {} if own is None else {"nccl": own}
+    if shared is not None:
+        dumps[_SHARED] = shared
+        if "backend:" in (shared.__doc__ or ""):
+            dumps |= {name: partial(shared, backend=name) for name in backends if name not in dumps}
+    return dumps
+
+
+def traces(dumps: Mapping[str, Dump], whole: Collection[str]) -> dict[str, dict[str, Any]]:
+    """What each of torch's recorders has; only of those of these backends the collectives as well.
 
     Without stacks, which take seconds; the workers' stacks are collected by themselves.
     """
-    dumps = {kind: getattr(recorded, name, None) for kind, name in _RECORDERS.items()}
     asked = {"includeStackTraces": False, "onlyActive": False}
     return {
-        kind: pickle.loads(dump(includeCollectives=kind in kinds, **asked))
-        for kind, dump in dumps.items()
-        if dump is not None
+        backend: pickle.loads(dump(includeCollectives=backend in whole, **asked)) for backend, dump in dumps.items()
     }
 
 
@@ -169,21 +198,21 @@ def far(found: Iterable[Mapping[str, Any]]) -> int:
 
 
 def by_backend(
-    found: Mapping[str, dict[str, Any]], groups: Mapping[str, tuple[str, Sequence[int], str]]
+    found: Mapping[str, dict[str, Any]], groups: Mapping[str, tuple[str, Sequence[int], Sequence[str]]]
 ) -> list[tuple[dict[str, Any], Members]]:
     """The trace of each recorder, with the process groups that may be in it.
 
-    A group of NCCL and of another backend counts its collectives twice: it becomes two groups.
+    A group of two backends counts its collectives twice: it becomes two groups.
     """
     parts: list[tuple[dict[str, Any], Members]] = []
-    for kind, trace in found.items():
+    for recorder, trace in found.items():
         members, renamed = {}, {}
-        for name, (title, ranks, config) in groups.items():
-            backends = {one.rpartition(":")[2] for one in config.split(",")}
-            has_nccl, others = "nccl" in found and "nccl" in backends, "/".join(sorted(backends - {"nccl"}))
-            if has_nccl == (kind == "nccl"):
+        for name, (title, ranks, backends) in groups.items():
+            by_recorder = grouped((one if one in found else _SHARED, one) for one in backends)
+            if recorder == next((each for each in by_recorder if each != _SHARED), _SHARED):
                 members[name] = title, ranks
-            elif has_nccl and others:
+            elif recorder in by_recorder:
+                others = "/".join(by_recorder[recorder])
                 renamed[name] = f"{name}:{others}"
                 members[renamed[name]] = f"{title or f'group {name}'} ({others})", ranks
         for entry in trace.get("entries") or ():
@@ -217,15 +246,27 @@ def merged(found: Sequence[tuple[Mapping[str, Any], Members]]) -> dict[str, Any]
     return {**whole, "pg_config": config, "pg_status": status, "entries": numbered}
 
 
-def _process_groups(torch: Any) -> dict[str, tuple[str, Sequence[int], str]]:
+def _process_groups(torch: Any) -> dict[str, tuple[str, Sequence[int], Sequence[str]]]:
     """The title, the members and the backends of each process group that this process is in, by its name."""
     c10d = torch.distributed.distributed_c10d
     world = getattr(c10d, "_world", None)
-    backends = getattr(world, "pg_backend_config", {})  # such as `cpu:gloo,cuda:nccl`
+    configs = getattr(world, "pg_backend_config", {})  # such as `cpu:gloo,cuda:nccl`
     return {
-        str(name): (_title(group), c10d.get_process_group_ranks(group), str(backends.get(group, "")))
+        str(name): (
+            _title(group),
+            c10d.get_process_group_ranks(group),
+            sorted({_backend(torch, group, part) for part in str(configs.get(group, "")).split(",")}),
+        )
         for group, name in dict(getattr(world, "pg_names", {})).items()
     }
+
+
+def _backend(torch: Any, group: Any, part: str) -> str:
+    """The name by which a group's backend records, for a part such as `cuda:nccl` of its configuration."""
+    device, _, backend = part.rpartition(":")
+    with contextlib.suppress(Exception):  # an older torch, or a device that this machine lacks
+        return str(group._get_backend(torch.device(device)).name()).replace(":", "_")
+    return backend
 
 
 def _title(group: Any) -> str:
@@ -239,9 +280,8 @@ def _title(group: Any) -> str:
 def told(trace: Mapping[str, Any], members: Members) -> dict[str, Any]:
     """Of each process group: its members, how far this rank is, and its last collectives.
 
-    A collective is [number, operation, sizes, ns since the epoch]. Which one has ended last is taken from the
-    collectives: two threads of gloo's write the status, and the slower one leaves an older number there. NCCL
-    writes the numbers of point-to-point operations there, too.
+    A collective is [number, operation, sizes, ns since the epoch]. Numbers are the entries': torch's status counts
+    point-to-point operations as well, and two threads of gloo's write it. It is asked only where no entry is left.
     """
     groups: dict[str, dict[str, Any]] = {
         name: {"title": title, "ranks": _spans(ranks), "entered": 0, "done": 0, "last": []}
@@ -249,17 +289,14 @@ def told(trace: Mapping[str, Any], members: Members) -> dict[str, Any]:
     }
     entries = trace.get("entries") or ()
     numbers = {str(entry["pg_id"]): entry["process_group"][0] for entry in entries if "pg_id" in entry}
-    mixed = {entry["process_group"][0] for entry in entries if entry.get("is_p2p") and _is_nccl(entry)}
     for number, status in (trace.get("pg_status") or {}).items():
         name = _name_of(number, numbers, [*members])
-        if name in groups and name not in mixed:
+        if name in groups:
             groups[name]["entered"] = max(0, int(status.get("last_enqueued_collective", 0)))
             groups[name]["done"] = max(0, int(status.get("last_completed_collective", 0)))
-    by_group: dict[str, list[Mapping[str, Any]]] = {name: [] for name in groups}
-    for entry in entries:
-        by_group.get(entry["process_group"][0], []).append(entry)
-    for name, own in by_group.items():
-        _tell_collectives(groups[name], own)
+    for name, own in grouped((entry["process_group"][0], entry) for entry in entries).items():
+        if name in groups:
+            _tell_entries(groups[name], own, members[name][1])
     return {"groups": groups}
 
 
@@ -269,24 +306,29 @@ def _spans(ranks: Sequence[int]) -> str:
     return text if len(text) <= MAX_TEXT else ""
 
 
-def _tell_collectives(group: dict[str, Any], entries: Sequence[Mapping[str, Any]]) -> None:
+def _tell_entries(group: dict[str, Any], entries: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> None:
     """How far the group is by its own entries; of operations that were made one, NCCL retires only the last."""
     over: dict[int, bool] = {}
-    known: list[tuple[int, str, Mapping[str, Any]]] = []
+    collectives, messages = list[tuple[int, str, Mapping[str, Any]]](), list[list[Any]]()
     for before, entry in zip(({}, *entries), entries, strict=False):
         operation, number = str(entry["profiling_name"]).rpartition(":")[2], int(entry["collective_seq_id"])
+        is_over = bool(entry.get("retired"))
+        if _is_nccl(entry) and "state" in entry:  # retired later than completed; without that it has timed out
+            is_over = entry["state"] == "completed"
         # torch does not always mark the end of sends that were made one as such; it has no new number.
         is_end = operation == "coalesced" and before.get("is_p2p") and before["collective_seq_id"] == number
+        if is_end and is_over:
+            messages.clear()
+        if (message := _P2P.match(operation)) and not is_over and int(message[2]) < len(ranks):
+            messages.append([message[1], ranks[int(message[2])], int(entry["time_created_ns"])])
         if entry.get("is_p2p") or is_end or not number:
             continue
-        over[number] = entry.get("retired", number <= group["done"])
-        if _is_nccl(entry) and "state" in entry:  # retired later than completed; without that it has timed out
-            over[number] = entry["state"] == "completed"
-        group["entered"] = max(group["entered"], number)
-        known.append((number, operation[:_SIZES], entry))
-    group["last"] = [[*what, _sizes(entry), int(entry["time_created_ns"])] for *what, entry in known[-MOST:]]
-    group["done"] = max([group["done"], *(number for number, is_over in over.items() if is_over)])
-    group["done"] = min([group["done"], *(number - 1 for number, is_over in over.items() if not is_over)])
+        over[number] = is_over
+        collectives.append((number, operation[:_SIZES], entry))
+    group["last"] = [[*what, _sizes(entry), int(entry["time_created_ns"])] for *what, entry in collectives[-MOST:]]
+    group["messages"] = messages[:MAX_MESSAGES]
+    group["entered"] = max(int(entry["collective_seq_id"]) for entry in entries)  # a message has the last one's
+    group["done"] = min((number - 1 for number, is_over in over.items() if not is_over), default=group["entered"])
 
 
 def _is_nccl(entry: Mapping[str, Any]) -> bool:

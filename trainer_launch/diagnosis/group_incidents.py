@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis.collectives import Explanation, RankState, brief, entered_in_words, last_entered
+from trainer_launch.diagnosis.collectives import Explanation, RankState, brief, entered_in_words
 from trainer_launch.diagnosis.hang_detection import Quiet
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
@@ -49,7 +49,7 @@ class GroupIncidents:
     ) -> None:
         self._group, self._recorders, self._send, self._collector = group, group.recorders, send, collector
         self._last_stall = _Stall()
-        self._failed: tuple[int, Mapping[str, tuple[int, ...]]] = (0, {})  # who entered what last, of a generation
+        self._failed: tuple[int, tuple[RankState, ...]] = (0, ())  # a generation, and its ranks at its end
 
     @property
     def _stall(self) -> _Stall:
@@ -93,26 +93,26 @@ class GroupIncidents:
         alive = self._group.processes.pids()
 
         def whole(states: Sequence[RankState]) -> str:
-            """With who entered what last; the coordinator is told that when it is told of the end."""
-            recorded = [state for state in states if state.groups]
-            entered = last_entered([*self._states_at_end(), *recorded])
-            self._failed = self._group.generation, entered
-            words = entered_in_words(entered)
+            """With who entered what last; the coordinator gets these states when it is told of the end."""
+            ended = {state.rank: state for state in self._states_at_end()}
+            ended |= {state.rank: state for state in states if state.groups or state.rank not in ended}
+            self._failed = self._group.generation, tuple(ended.values())
+            words = entered_in_words(self._failed[1])
             return f"{sentence}; {words}" if was_killed and words else sentence
 
         self._collector.collect(FAILURE, whole, names=[name for name in self._group.places if name not in alive])
 
     def completed(self, message: say.FromNode) -> say.FromNode:
-        """A message about the end of a generation, with which collectives its ranks here entered last."""
+        """A message about the end of a generation, with what its ranks here showed then."""
         if not isinstance(message, say.Failed | say.Join):
             return message
-        generation, entered = self._failed
+        generation, states = self._failed
         if message.generation != generation:
             if isinstance(message, say.Failed) or not message.generation:
                 return message
             self._recorders.answers(0, time.monotonic() + _AT_END_S)  # all had ended before another node failed
-            entered = last_entered(self._states_at_end())
-        return replace(message, notes={STALL: entered} if entered else {})
+            states = tuple(self._states_at_end())
+        return replace(message, notes={STALL: fitting(states)} if states else {})
 
     def _states_at_end(self) -> list[RankState]:
         """What ranks have said at the end of their programs, also those whose processes still end."""
@@ -124,12 +124,13 @@ class GroupIncidents:
         ]
 
     def with_explanation(self, hang: Death) -> Death:
-        """All nodes together know more than this one."""
+        """All nodes together know more than this one: who is the cause, or that no rank is more than any other."""
         why = self._stall.explanation
-        if why is None or not why.accuses:
+        if why is None or why.active or not (why.accuses or why.ranks):
             return hang
-        rank = hang.rank if hang.rank in why.ranks or not why.ranks else why.ranks[0]
-        return replace(hang, message=why.text, rank=rank, reason=why.reason or hang.reason)
+        rank = hang.rank if hang.rank in why.ranks else next(iter(why.ranks), None)
+        own = hang.local_rank if rank == hang.rank else None
+        return replace(hang, message=why.text, rank=rank, local_rank=own, reason=why.reason or hang.reason)
 
     def hear(self, note: say.Note, watch: Watch | None) -> bool:
         """Another node sees no progress, or all nodes together know why; return whether that accuses somebody."""

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.model.units import in_ranges
+from trainer_launch.model.units import named_ranks
 
 PATIENCE = 3  # times the timeout, where there may be a good reason: starting, busy, waiting for another node
 USUAL = 10  # times the longest pause between strong signs is no longer usual
@@ -408,4 +408,4 @@ def label(workers: Sequence[WatchedWorker]) -> str:
     ranks = [worker.rank for worker in workers if worker.rank is not None]
     if len(ranks) < len(workers):
         return ", ".join(worker.name for worker in workers)
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {in_ranges(ranks)}"
+    return named_ranks(ranks)

@@ -18,7 +18,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis import incident_bundle, stacks
-from trainer_launch.diagnosis.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain
+from trainer_launch.diagnosis.collectives import (
+    Doing,
+    Explanation,
+    Life,
+    RankState,
+    Recorded,
+    Stage,
+    brief,
+    explain,
+)
 from trainer_launch.diagnosis.hang_detection import Quiet, WatchedWorker
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, HOST, OUTPUT, RECORDER, STACKS, Incident
 from trainer_launch.diagnosis.worker_samples import WatchedGroup, WatchedWorkers
@@ -222,16 +231,25 @@ class Collector:
         silence = "it did not answer in time" if self._group else ""
         frames = stacks.main_thread(text)
         groups = {} if answer is None else answer.groups
-        has_joined = any(group.entered > group.done for group in groups.values())
-        doing = self._workers.doing(worker, text, has_joined=has_joined) if is_hang else stacks.doing(frames)
+        waits_in_torch = answer is not None and answer.calls == "wait"
+        doing = stacks.doing(frames)
+        place, stage = stacks.where(frames) if frames else "", Stage.JOINED if answer is None else answer.stage
+        if is_hang:
+            has_joined = waits_in_torch or any(group.entered > group.done for group in groups.values())
+            doing = self._workers.doing(worker, text, has_joined=has_joined)
         if doing is Doing.UNKNOWN and worker.pid in self._saving():
             doing = Doing.CHECKPOINT
+        elif doing is Doing.UNKNOWN and waits_in_torch:  # for other ranks
+            doing, place = Doing.COLLECTIVE, f"waits in wait, called from {place.removeprefix('in ')}"
+        if self._group is not None and worker.name in self._group.recorders.at_end:
+            stage = Stage.ENDED
         return RankState(
             rank=worker.rank or 0,
             node=self._about.node_rank,
             life=Life.STOPPED if state == "T" else Life.ALIVE,
-            place=self._at_exit(worker, text) or (stacks.where(frames) if frames else ""),
+            place=self._at_exit(worker, text) or place,
             doing=doing,
+            stage=stage,
             groups=groups,
             why=silence if answer is None else answer.why,
         )

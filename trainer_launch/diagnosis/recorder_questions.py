@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from trainer_launch.diagnosis.collectives import MAX_BYTES, Recorded
+from trainer_launch.diagnosis.collectives import MAX_BYTES, Recorded, Stage
 from trainer_launch.model.codec import MessageError, decode
 
 _READ_BYTES = 65536
@@ -103,7 +103,9 @@ class Recorders:
                 if self._read(waiting[fd]) is False or waiting[fd] in answers:
                     poll.unregister(fd)
                     del waiting[fd]
-        return {name: Recorded(number=number) for name in self._connections.keys() - able} | answers
+        return {
+            name: Recorded(number=number, stage=Stage.OUTSIDE) for name in self._connections.keys() - able
+        } | answers
 
     def _able(self) -> list[str]:
         """Those that can answer: each says so, by an empty line, when it has made its first process group."""

@@ -163,7 +163,7 @@ def at_exit(text: str) -> str:
     if not any(_AT_EXIT.search(f"{frame.file}:{frame.function}") for frame in main_thread(text)):
         return ""
     users = [frame for frames in _threads(text)[:-1] for frame in frames if not frame.is_library]
-    return "at its exit, where it waits for a thread" + (f" in {users[0]}" if users else "")
+    return "at its exit, waiting for a thread" + (f" in {users[0]}" if users else "")
 
 
 def doing(frames: tuple[Frame, ...]) -> Doing:

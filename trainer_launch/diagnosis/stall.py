@@ -14,35 +14,31 @@ Nobody is stopped for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis.collectives import (
-    MAX_ENTERED,
     Explanation,
     Life,
     Ns,
-    Rank,
     RankState,
     entered_in_words,
     explain,
+    never_entered,
     unexplained,
 )
 from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell
 from trainer_launch.membership.protocol import MAX_RANKS
-from trainer_launch.model.codec import Amount, Name, Tagged, Text
+from trainer_launch.model.codec import Amount, Tagged, Text
 
 STALL = "stall"  # the topic
 MAX_STATES = 16384  # of all nodes, in an explanation
 SHOW_RANKS_S = 6.0  # for all members to tell what their ranks show: each asks its workers for half of it
 EXPLAIN_AGAIN_S = 3.0  # between two explanations: what nodes say meanwhile was said before they heard it
-# By collective, the ranks that entered it last when a generation failed.
-LastEntered: TypeAlias = Annotated[
-    Mapping[Name, Annotated[tuple[Rank, ...], Meta(max_length=MAX_RANKS)]], Meta(max_length=MAX_ENTERED)
-]
+EndStates: TypeAlias = Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANKS)]  # when a generation failed
 
 
 class Ranks(Tagged, frozen=True):
@@ -84,7 +80,7 @@ class StallJudge(Judge, frozen=True, kw_only=True):
 
     topic: ClassVar[str] = STALL
     hears = Ranks
-    carried = LastEntered
+    carried = EndStates
     question: _StallRound | None = None
     explained: Explanation | None = None  # the last stall
     explained_s: float = 0.0  # and when
@@ -129,9 +125,10 @@ class StallJudge(Judge, frozen=True, kw_only=True):
         names = [member.name for member in everybody if member.number in now.waiting]
         finished = _finished(everybody, now.asked_s - SHOW_RANKS_S / 2)
         ranks = tuple({state.rank: state for state in (*now.states, *finished)}.values())
-        why = explain(ranks, now.at_ns, now.limit_s)
+        of = sum(max(1, len(member.ranks)) for member in everybody)
+        why = explain(ranks, now.at_ns, now.limit_s, of)
         if why is None:
-            why = unexplained(ranks, sum(max(1, len(member.ranks)) for member in everybody), now.limit_s)
+            why = unexplained(ranks, of, now.limit_s)
             if names:  # who has not answered may be at work
                 why = replace(why, accuses=False)
         is_proof = bool(why.reason) or 0 < 2 * len(why.ranks) <= len(ranks)
@@ -141,12 +138,14 @@ class StallJudge(Judge, frozen=True, kw_only=True):
         why = replace(why, text=text, ranks=why.ranks[:MAX_RANKS])
         return StallJudge(explained=why, explained_s=now_s), (Tell(range(len(everybody)), why),)
 
-    def explain_end(self, bodies: Sequence[Mapping[str, tuple[int, ...]]]) -> str:
+    def explain_end(self, bodies: Sequence[EndStates]) -> str:
         """Which ranks entered which collective last."""
-        entered: dict[str, tuple[int, ...]] = {}
-        for body in bodies:
-            entered |= {what: (*entered.get(what, ()), *ranks) for what, ranks in body.items()}
-        return entered_in_words(dict([*entered.items()][:MAX_ENTERED]))
+        return entered_in_words([state for states in bodies for state in states])
+
+    def explain_timeout(self, bodies: Sequence[EndStates], rank: int) -> tuple[str, tuple[int, ...]]:
+        """Who had not entered the collective in which a rank timed out, in words and by rank, if that is proven."""
+        why = never_entered([state for states in bodies for state in states], rank)
+        return ("", ()) if why is None else (why.text, why.ranks)
 
     def status(self, now_s: float) -> StallStatus:
         """The explanation, where somebody hangs."""

@@ -31,7 +31,7 @@ from trainer_launch.membership.state import (
 )
 from trainer_launch.model import Death
 from trainer_launch.model.codec import MAX_TEXT
-from trainer_launch.model.units import counted, in_ranges, listed
+from trainer_launch.model.units import counted, in_ranges, listed, named_ranks
 
 _UNEVEN = "ProgramError"  # the exit reason of a job whose ranks do not run the same number of steps
 _MOST_NAMED = 8
@@ -459,16 +459,10 @@ def _uneven_data(state: JobState) -> str | None:
         return None
     if not {*run.members} <= suspicion.reported:
         return None
-    who, it = _ranks_in_words(sorted(suspicion.finished)), "it" if len(suspicion.finished) == 1 else "them"
+    who, it = named_ranks(suspicion.finished), "it" if len(suspicion.finished) == 1 else "them"
     text = f"{who} finished with exit code 0 while rank {suspicion.waited} still waited for {it}"
     noted = _explained(state, suspicion)
     return f"{text}{f'; {noted}' if noted else ''}: uneven data, a restart will not help"
-
-
-def _ranks_in_words(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {listed(list(map(str, ranks)), _MOST_NAMED)}"
 
 
 # -- notes, and their judges ------------------------------------------------------------------------

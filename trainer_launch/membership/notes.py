@@ -78,6 +78,10 @@ class Judge(Struct, frozen=True, kw_only=True):
         """What nodes whose workers have ended carried, in words for people; "": nothing."""
         return ""
 
+    def explain_timeout(self, bodies: Sequence[Any], rank: int) -> tuple[str, Sequence[int]]:
+        """Who made a rank's collective time out, by what nodes carried: words and ranks; "", (): not proven."""
+        return "", ()
+
     def progress(self, bodies: Sequence[Any]) -> int:
         """How far the job has ever come, by what nodes have carried; 0: nothing tells."""
         return 0

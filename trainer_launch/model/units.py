@@ -80,6 +80,12 @@ def spans(numbers: Iterable[int]) -> str:
     return ",".join(parts)
 
 
+def named_ranks(numbers: Iterable[int]) -> str:
+    """Ranks as every message names them: rank 3, ranks 0-2,5."""
+    text = spans(numbers)
+    return f"rank {text}" if text.isdecimal() else f"ranks {text}"
+
+
 def ranges_in(text: str) -> list[range]:
     """The numbers of such a text; none in one that is no such text."""
     parts = [_PART.fullmatch(part) for part in text.split(",")] if text else []

@@ -15,7 +15,7 @@ from trainer_launch.diagnosis import incident_bundle
 from trainer_launch.diagnosis.collectives import RankState
 from trainer_launch.diagnosis.incident_bundle import HOST, OUTPUT, RECORDER, STACKS, Stored
 from trainer_launch.model.redaction import redact_text
-from trainer_launch.model.units import counted, spans
+from trainer_launch.model.units import counted, named_ranks
 from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
 
 _EACH_MOST = 32  # ranks that have a row each; beyond, alike ones share it
@@ -59,7 +59,7 @@ class _Row(Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         first = self.states[0]
         if len(self.states) > 1:
-            return f"ranks {spans(self.ranks)}"
+            return named_ranks(self.ranks)
         return f"rank {first.rank}" + ("" if first.node is None else f" (node {first.node})")
 
     @property

@@ -35,7 +35,7 @@ _READ_BY = {
 _AT_IMPORT = tuple(prefix for prefixes in _READ_BY.values() for prefix in prefixes)
 # Of those, what is read each time that it is needed, or when a process group or a device is initialised.
 _LATER = (
-    *("TORCH_ELASTIC_", "TORCH_FR_", "TORCH_GLOO_", "TORCH_NCCL_", "TORCH_UCC_", "TORCH_XCCL_"),
+    *("TORCH_ELASTIC_", "TORCH_FR_", "TORCH_GLOO_", "TORCH_NCCL_", "TORCH_UCC_", "TORCH_WATCHDOG_", "TORCH_XCCL_"),
     *("TORCH_CUDA_ARCH_LIST", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_EXTENSIONS_DIR", "TORCH_HOME"),
     *("PYTORCH_KERNEL_CACHE_PATH", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR"),
 )

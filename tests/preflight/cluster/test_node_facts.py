@@ -39,6 +39,10 @@ NODES = tuple(f"node {number} (host-{number})" for number in range(5))
         ("the command line", "command", None),
         ("the image", "image", None),
         *((name, f"env {name}", Fault.JOB) for name in ("GLOO_DEVICE_TRANSPORT", "UCX_TLS", "FI_PROVIDER")),
+        *(
+            (name, f"env {name}", Fault.JOB)
+            for name in ("TORCH_DIST_USE_NCCL2", "TORCH_DISTRIBUTED_USE_TORCHCOMMS")
+        ),
         *((name, f"env {name}", None) for name in ("OMP_NUM_THREADS", "KMP_BLOCKTIME", "TORCHCOMM_X")),
         *((name, f"env {name}", None) for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "NCCL_RAS_ADDR")),
         *((name, f"env {name}", None) for name in ("NCCL_IB_GID_INDEX", "NCCL_DEBUG_FILE", "NCCL_SOCKET_IFNAME")),
@@ -94,7 +98,8 @@ def test_secrets_are_told_as_hashes_that_agree_only_with_the_same_salt() -> None
 
 def test_only_variables_that_matter_to_all_nodes_are_told() -> None:
     env = {"NCCL_ALGO": "Ring", "HOSTNAME": "a", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "4"}
-    assert node_facts.variables(env, b"") == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4"}
+    env |= {"TORCHCOMM_X": "1", "TORCH_WATCHDOG_STUCK_ACTION": "log", "TORCH_FR_DUMP_ON_TIMEOUT": "0"}
+    assert node_facts.variables(env, b"").keys() == env.keys() - {"HOSTNAME", "CUDA_VISIBLE_DEVICES"}
 
 
 def test_versions_come_from_the_programs_own_interpreter() -> None:

@@ -57,6 +57,7 @@ _MUST_AGREE = frozenset(
         "NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_BUFFSIZE", "NCCL_COLLNET_ENABLE",
         "NCCL_NVLS_ENABLE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS",
         "GLOO_DEVICE_TRANSPORT", "UCX_TLS", "FI_PROVIDER",
+        "TORCH_DIST_USE_NCCL2", "TORCH_DISTRIBUTED_USE_TORCHCOMMS",  # which class of torch speaks
     )
 )  # fmt: skip
 LEAST_S, READ_S = 10.0, 30.0  # for versions and code: more than both take where nothing hangs
@@ -69,7 +70,7 @@ _FINDINGS_BYTES = 10_000
 _MAX_FILES = 1000  # of the program
 _LOUD = (Status.FAIL, Status.WARN)
 _PREFIXES = (
-    "NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_",
+    "NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "TORCHCOMM_", "PYTORCH_",
     "OMP_", "KMP_", "GOMP_", "MKL_", "CUDA_", "CUBLAS_", "HSA_",
 )  # fmt: skip
 _NAMES = frozenset(("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD"))
