@@ -242,17 +242,17 @@ def test_what_is_collected_for_another_node_is_no_gap_either(watch):
 
 
 class Heartbeat(Workers):
-    """The first one prints for ever; the second one computes until then."""
+    """The first one prints so often; the second one computes until then."""
 
-    def __init__(self, stacks, until_s=0.0):
+    def __init__(self, stacks, until_s=0.0, beats=10**6):
         super().__init__(stacks)
-        self.until_s = until_s
+        self.until_s, self.beats = until_s, beats
 
     def look(self):
         samples = super().look()
         zero, one = samples.values()
         computes = (replace(one.processes[0], cpu_s=min(self.at_s, self.until_s)),)
-        return {ZERO: replace(zero, signs=(self.looks,)), ONE: replace(one, processes=computes)}
+        return {ZERO: replace(zero, signs=(min(self.looks, self.beats),)), ONE: replace(one, processes=computes)}
 
 
 @pytest.mark.parametrize("until_s", [0.0, 7.0])
@@ -267,6 +267,20 @@ def test_a_heartbeat_of_one_rank_does_not_hide_another_which_is_ended_once_it_wa
     assert struck_s == pytest.approx(until_s + T, abs=3)
     assert hung.rank == ONE.rank
     assert len(coordinator.told_at_s) == 1, "one hang, one incident"
+
+
+def test_all_nodes_are_asked_once_about_an_evaluation_and_again_once_it_has_ended_in_a_hang(watch):
+    told: list[Collected] = []
+    workers = Heartbeat({ZERO: REDUCE, ONE: BATCH}, until_s=6 * T, beats=1)
+    report = Rules(timeout_s=T, computing_s=1800.0)
+    made = watch(workers, tell=told.append, rules=None, report=report)
+    at_s = []
+    while made.due_s < 12 * T:
+        made.look(made.due_s)
+        if len(told) > len(at_s):
+            at_s.append(workers.at_s)
+            made.explained(explained(ONE.rank, accuses=len(at_s) > 1, active=len(at_s) == 1))
+    assert at_s == [pytest.approx(T, abs=3), pytest.approx(7 * T, abs=3)]
 
 
 def test_a_heartbeat_makes_no_further_incidents_of_a_rank_that_is_stopped(watch):

@@ -70,7 +70,8 @@ class _HangRound(Struct, frozen=True, kw_only=True):
     asked_at_s: float | None = None  # when we had all nodes asked
     explanation: Explanation | None = None
     explained_at_s: float = 0.0
-    again_at_s: float | None = None  # when it is reported again, though nobody has made progress since
+    again_at_s: float | None = None  # when it is reported again, though nobody has made progress since,
+    causes: tuple[WatchedWorker, ...] = ()  # if these show none any more
 
 
 class Watch:
@@ -110,6 +111,7 @@ class Watch:
         if hang is not None:
             last = self._round(hang)
             is_due = last.again_at_s is not None and now_s >= last.again_at_s
+            is_due = is_due and self._quiet_s(last.causes, hang) >= hang.limit_s
             if is_due or not last.is_reported or (last.is_early and not hang.is_early):
                 self._report(hang)
         return None
@@ -125,8 +127,8 @@ class Watch:
     def explained(self, explanation: Explanation) -> None:
         """What all nodes together know of the present quiet.
 
-        Where the cause still shows progress, whoever may have it reports again should that have ended: at once, or
-        after a while where it seems to have ended by now. Who only waits for the cause does not ask again.
+        Where the cause still shows progress, whoever may have it reports again once that has ended: at once, or
+        after as long again where it seems to have ended by now. Who only waits for the cause does not ask again.
         """
         now_s, ranks = self._node.at_s, explanation.ranks
         last = self._last_round
@@ -137,10 +139,12 @@ class Watch:
         if explanation.active:
             self._active_at_s = now_s
             hangs = [hang for rules in self._watched.all_rules if (hang := self._judged(rules)) is not None]
+            causes = tuple(worker for worker in self._node.tracks if not ranks or worker.rank in ranks)
             if not hangs:
-                now = replace(now, again_at_s=now_s, explanation=None)
-            elif not ranks or any(worker.rank in ranks for worker in self._node.tracks):
-                now = replace(now, again_at_s=now_s + max(FRESH_S, *(hang.limit_s for hang in hangs)))
+                now = replace(now, again_at_s=now_s, causes=causes, explanation=None)
+            elif causes:
+                again_at_s = now_s + max(FRESH_S, *(hang.for_s for hang in hangs))
+                now = replace(now, again_at_s=again_at_s, causes=causes)
         self._last_round = now
 
     def quiet(self) -> dict[int, Quiet]:
