@@ -184,7 +184,7 @@ def test_a_rank_that_computes_hides_no_idle_one_either_where_all_nodes_explain_t
 
 
 def test_a_computation_is_progress_for_as_long_as_the_rules_allow_and_who_waits_may_spin_meanwhile():
-    node = running(rules=Rules(timeout_s=T, computing_s=100.0))
+    node = running(rules=Rules(timeout_s=T, unlearned_s=100.0))
     found, _ = node.live(100, busy=(TWO,))
     assert found.kind is HangKind.BUSY
     assert hang_detection.quiet(node.node, (node.rules,))[TWO] == (None, 0.0, True)

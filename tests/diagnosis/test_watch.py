@@ -272,7 +272,7 @@ def test_a_heartbeat_of_one_rank_does_not_hide_another_which_is_ended_once_it_wa
 def test_all_nodes_are_asked_once_about_an_evaluation_and_again_once_it_has_ended_in_a_hang(watch):
     told: list[Collected] = []
     workers = Heartbeat({ZERO: REDUCE, ONE: BATCH}, until_s=6 * T, beats=1)
-    report = Rules(timeout_s=T, computing_s=1800.0)
+    report = Rules(timeout_s=T, unlearned_s=1800.0)
     made = watch(workers, tell=told.append, rules=None, report=report)
     at_s = []
     while made.due_s < 12 * T:

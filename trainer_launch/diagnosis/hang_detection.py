@@ -57,8 +57,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     """What the user asked for."""
 
     timeout_s: float | None  # None: learn it from the pauses between strong signs
-    unlearned_s: float | None = None  # the timeout before anything is learned; None: there is none
-    computing_s: float = 0.0  # a worker that computes outside collectives for less makes progress
+    # The timeout before anything is learned; None: there is none. A rank that computes for less makes progress.
+    unlearned_s: float | None = None
     weak_signs: bool = True  # False: the work is done elsewhere, so being idle here says nothing
 
     @property
@@ -251,7 +251,7 @@ def quiet(node: WatchedNode, all_rules: Sequence[Rules]) -> dict[WatchedWorker, 
     endless = {
         worker
         for rules, hang in busy
-        if hang is not None and hang.for_s >= rules.computing_s
+        if hang is not None and hang.for_s >= (rules.unlearned_s or 0.0)
         for worker in hang.workers
     }
     return {
@@ -352,22 +352,20 @@ def _idle(node: WatchedNode, rules: Rules, limit: float, *, is_explained: bool) 
     tracks = node.tracks
     if any(track.stopped_at_s is not None for track in tracks.values()):
         return None  # who is stopped was idle a moment before that was seen, and the others wait for it
-    is_learned = rules.timeout_s is not None or len(node.pauses_s) >= LEARN
+    is_learned = rules.timeout_s is None and len(node.pauses_s) >= LEARN
     has_joined = any(track.last.has_joined for track in tracks.values())
-    has_started = has_joined or (rules.timeout_s is None and len(node.pauses_s) >= LEARN)
-    if not has_started and (node.sign_at_s or 0.0) - (node.first_sign_at_s or 0.0) < limit:
-        age_s = node.at_s - min(track.born_at_s for track in tracks.values())
-        if age_s < (PATIENCE * limit if is_learned else limit):
-            return None
-    asks_early = is_explained and has_joined and not is_learned
-    after_s = min(limit, AUTO_FLOOR_S) if asks_early else limit
+    signs_for_s = (node.sign_at_s or 0.0) - (node.first_sign_at_s or 0.0)
+    age_s = node.at_s - min(track.born_at_s for track in tracks.values())
+    start_s = limit if rules.timeout_s is None else PATIENCE * limit
+    if not (has_joined or is_learned or signs_for_s >= limit or age_s >= start_s):
+        return None
+    is_unlearned = rules.timeout_s is None and not is_learned
+    after_s = AUTO_FLOOR_S if is_explained and has_joined and is_unlearned else limit
     idle_s = {worker: node.at_s - track.idle_at_s for worker, track in tracks.items()}
-    if is_explained:
-        workers = tuple(worker for worker, for_s in idle_s.items() if for_s >= after_s)
-        for_s = max(idle_s.values())
-    else:
-        workers = tuple(tracks)
-        for_s = min([*idle_s.values(), *([] if node.sign_at_s is None else [node.at_s - node.sign_at_s])])
+    workers = tuple(worker for worker, for_s in idle_s.items() if for_s >= after_s)
+    for_s = max(idle_s.values())
+    if not is_explained:
+        for_s = min([*idle_s.values(), node.at_s - (node.sign_at_s or 0.0)])
     if for_s < after_s:
         return None
     stuck = tuple(worker for worker in workers if tracks[worker].last.state == "D")
@@ -380,7 +378,7 @@ def _idle(node: WatchedNode, rules: Rules, limit: float, *, is_explained: bool) 
         limit_s=after_s,
         text=text,
         is_partial=len(workers) < len(tracks),
-        is_early=asks_early and for_s < limit,
+        is_early=for_s < limit,
     )
 
 

@@ -106,10 +106,7 @@ class Incidents:
 
         def rules(limit: float | str | None, unlearned_s: float | None = None) -> Rules:
             timeout_s = limit if isinstance(limit, float) else None
-            computing_s = unlearned_s or 0.0  # a long evaluation is no hang; --hang-timeout says what is
-            return Rules(
-                timeout_s=timeout_s, unlearned_s=unlearned_s, computing_s=computing_s, weak_signs=works_here
-            )
+            return Rules(timeout_s=timeout_s, unlearned_s=unlearned_s, weak_signs=works_here)
 
         # The coordinator does not accuse who is still before its first collective.
         late_s = None if group is None else UNLEARNED_S
