@@ -274,7 +274,7 @@ def test_all_nodes_are_asked_once_about_an_evaluation_and_again_once_it_has_ende
     workers = Heartbeat({ZERO: REDUCE, ONE: BATCH}, until_s=6 * T, beats=1)
     report = Rules(timeout_s=T, unlearned_s=1800.0)
     made = watch(workers, tell=told.append, rules=None, report=report)
-    at_s = []
+    at_s: list[float] = []
     while made.due_s < 12 * T:
         made.look(made.due_s)
         if len(told) > len(at_s):
