@@ -156,7 +156,7 @@ TO_TELL: tuple[Situation, ...] = (
         "rank 1 (node 0) never entered broadcast #1 of group 1 (ranks 0-1), [[4]] Float; rank 0 "
         + _W
         + _READ
-        + "; rank 2 waits behind rank 0",
+        + "; rank 2 waits behind ranks 0-1",
         workers=3,
     ),
     stuck(

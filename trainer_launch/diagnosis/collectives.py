@@ -63,6 +63,7 @@ class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ranks: Text = ""  # its members, as 0-3,7,16-62:2; empty: not known
     entered: Count = 0  # the last collective that it entered
     done: Count = 0  # the last one that has ended
+    begun: Count = 0  # operations of all kinds, also those that torch does not record
     last: tuple[Collective, ...] = ()
     messages: Annotated[tuple[Message, ...], Meta(max_length=MAX_MESSAGES)] = ()  # the oldest first; gloo has none
 
@@ -211,7 +212,7 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Whether it is still before its first collective: it may download, or read its first batch."""
         if self.life is not Life.ALIVE or self.why or self.stage in (Stage.LEFT, Stage.ENDED):
             return False
-        return all(group.entered == 0 for group in self.groups.values())
+        return all(group.entered == group.begun == 0 for group in self.groups.values())
 
     @property
     def may_take_long(self) -> bool:

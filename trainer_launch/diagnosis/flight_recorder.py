@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from trainer_launch.diagnosis.collectives import ANSWERS, MAX_GROUPS, MAX_LOOKS, MAX_MESSAGES, Stage
@@ -115,10 +116,10 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
     number = question["number"]
     if not recorders(recorded, ()):
         return {"number": number, "why": "torch has not been imported, or records nothing"}
-    groups = _process_groups(torch)
+    groups, begun = _process_groups(torch), _operations(torch)
     dumps = recorders(recorded, {backend for _, _, backends in groups.values() for backend in backends})
     if question.get("only_far"):
-        return {"number": number, "far": far(traces(dumps, ()).values())}
+        return {"number": number, "far": far(traces(dumps, ()).values()) + sum(begun.values())}
     if (is_end := question.get("at_end", False)) and not groups:
         return {"number": number, "why": "no process group is left"}
     # Collectives of a device have events, which end with their group, and may do so while a program ends.
@@ -130,7 +131,7 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
     if folder := question.get("folder"):
         dump = pickle.dumps(merged(found))
         saved = _save(f"{folder}/nccl_trace_rank_{rank}", dump, question.get("until_s") or math.inf)
-    parts = [told(trace, members)["groups"] for trace, members in found]
+    parts = [told(trace, members, begun)["groups"] for trace, members in found]
     stage = Stage.JOINED if groups else Stage.LEFT  # nobody is asked before the first process group
     said = {"number": number, "saved": saved, "stage": stage, "calls": called_by(threading.main_thread().ident)}
     return {**said, "groups": {name: one for part in parts for name, one in part.items()}}
@@ -261,6 +262,15 @@ def _process_groups(torch: Any) -> dict[str, tuple[str, Sequence[int], Sequence[
     }
 
 
+def _operations(torch: Any) -> dict[str, int]:
+    """How many operations this process has begun in each group, messages included; gloo does not record these."""
+    begun = {}
+    for group, name in dict(getattr(torch.distributed.distributed_c10d._world, "pg_names", {})).items():
+        with contextlib.suppress(Exception):  # a backend that does not count them
+            begun[str(name)] = int(group._get_sequence_number_for_group())
+    return begun
+
+
 def _backend(torch: Any, group: Any, part: str) -> str:
     """The name by which a group's backend records, for a part such as `cuda:nccl` of its configuration."""
     device, _, backend = part.rpartition(":")
@@ -277,14 +287,23 @@ def _title(group: Any) -> str:
 # -- what is told of it --------------------------------------------------------------------------
 
 
-def told(trace: Mapping[str, Any], members: Members) -> dict[str, Any]:
+def told(
+    trace: Mapping[str, Any], members: Members, begun: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, Any]:
     """Of each process group: its members, how far this rank is, and its last collectives.
 
     A collective is [number, operation, sizes, ns since the epoch]. Numbers are the entries': torch's status counts
     point-to-point operations as well, and two threads of gloo's write it. It is asked only where no entry is left.
     """
     groups: dict[str, dict[str, Any]] = {
-        name: {"title": title, "ranks": _spans(ranks), "entered": 0, "done": 0, "last": []}
+        name: {
+            "title": title,
+            "ranks": _spans(ranks),
+            "entered": 0,
+            "done": 0,
+            "begun": begun.get(name, 0),
+            "last": [],
+        }
         for name, (title, ranks) in members.items()
     }
     entries = trace.get("entries") or ()

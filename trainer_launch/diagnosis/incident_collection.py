@@ -240,7 +240,7 @@ class Collector:
         if doing is Doing.UNKNOWN and worker.pid in self._saving():
             doing = Doing.CHECKPOINT
         elif doing is Doing.UNKNOWN and waits_in_torch:  # for other ranks
-            doing, place = Doing.COLLECTIVE, f"waits in wait, called from {place.removeprefix('in ')}"
+            doing, place = Doing.COLLECTIVE, f"waits in work.wait, called from {place.removeprefix('in ')}"
         if self._group is not None and worker.name in self._group.recorders.at_end:
             stage = Stage.ENDED
         return RankState(
