@@ -211,6 +211,14 @@ class Spinning(Workers):
         }
 
 
+class BesideSpinning(Spinning):
+    """The first one sleeps instead."""
+
+    def look(self):
+        zero, one = super().look().values()
+        return {ZERO: replace(zero, processes=(Activity(pid=ZERO.pid),)), ONE: one}
+
+
 @pytest.mark.parametrize(("is_active", "at_s"), [(False, (2 + PATIENCE) * T), (True, None)])
 def test_who_spins_in_a_collective_is_ended_unless_the_cause_shows_progress(watch, is_active, at_s):
     coordinator = Coordinator(explained(77, accuses=not is_active, active=is_active), after_s=1.0)
@@ -298,6 +306,16 @@ def test_workers_that_wait_beside_one_at_work_are_ended_only_if_all_nodes_explai
     made = watch(Heartbeat({ZERO: REDUCE, ONE: BATCH}), tell=coordinator.tell)
     assert coordinator.struck_at_s(made)[1] is None
     assert struck_at_s(watch(Heartbeat({ZERO: REDUCE, ONE: BATCH})))[1] is None
+
+
+def test_a_rank_that_is_at_work_without_progress_is_ended_also_beside_one_that_waits(watch):
+    """Where nothing explains it, as before the first process group."""
+    coordinator = Coordinator(explained(accuses=False), after_s=1.0)
+    made = watch(BesideSpinning({ZERO: BATCH, ONE: BATCH}), tell=coordinator.tell)
+    struck_s, hung = coordinator.struck_at_s(made, until_s=20 * T)
+    assert struck_s == pytest.approx((2 + PATIENCE) * T, abs=5)
+    assert hung.rank == ONE.rank
+    assert "busy without progress" in hung.message
 
 
 def test_a_rank_that_was_at_work_until_now_gets_the_time_for_a_transfer_from_then_on(watch):

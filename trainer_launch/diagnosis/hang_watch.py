@@ -203,10 +203,11 @@ class Watch:
 
         Workers that are idle probably wait for others, in a collective. Only who is elsewhere is to blame at once.
         """
+        if hang.is_partial:  # that says nothing, but who is at work may be so without progress
+            whole = None if self._watched.rules is None else hang_detection.judge(self._node, self._watched.rules)
+            return None if whole is None else self._named(whole, now_s)
         if hang.kind is not HangKind.IDLE:
             return hang
-        if hang.is_partial:
-            return None
         since_s = now_s - hang.for_s
         if self._elsewhere is None or since_s > self._elsewhere[0] + self._watched.paced_by.pace_s:
             texts = self._workers.ask_all(self._workers.children(self._node.tracks))
