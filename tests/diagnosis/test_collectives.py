@@ -552,8 +552,12 @@ def pair(members: str, entered: int, title: str = "pair") -> Group:
 def test_two_pairs_that_hang_for_themselves_have_a_cause_each(title: str, text: str) -> None:
     done = group(6, 6)
     states = [
-        rank(n, groups={"0": done, f"1-{n // 2}": pair(*which)}, place="in a.py:5 (read)" if n % 2 else "")
-        for n, which in enumerate([("0-1", 1), ("0-1", 0), ("2-3", 1, title), ("2-3", 0, title)])
+        rank(n, groups={"0": done, f"1-{members}": group_of}, place="in a.py:5 (read)" if n % 2 else "")
+        for n, (members, group_of) in enumerate(
+            (members, pair(members, entered, name))
+            for members, name in (("0-1", "pair"), ("2-3", title))
+            for entered in (1, 0)
+        )
     ]
     found = explained(states)
     assert (found.ranks, found.text) == ((1, 3), text)
@@ -695,8 +699,11 @@ def test_the_last_rank_waits_for_one_that_has_finished_wherever_it_does() -> Non
 
 
 def test_who_has_not_joined_is_said_so() -> None:
-    joins = {"doing": Doing.COLLECTIVE, "place": "waits in init_process_group, called from a.py:3 (main)"}
-    outside = {"groups": {}, "stage": Stage.OUTSIDE}
+    joins: dict[str, Any] = {
+        "doing": Doing.COLLECTIVE,
+        "place": "waits in init_process_group, called from a.py:3 (main)",
+    }
+    outside: dict[str, Any] = {"groups": {}, "stage": Stage.OUTSIDE}
     states = [rank(n, quiet_s=31.0, **joins, **outside) for n in (0, 2)]
     found = alone(*states, rank(1, **IDLE, **outside))
     assert found is not None

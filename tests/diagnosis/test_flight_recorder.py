@@ -79,6 +79,20 @@ else:
     work.wait()
 """
 
+# A backend that only pretends to communicate, which torch's hook records, as it does NCCL's from torch 2.15 on.
+HOOKED = """
+import json, torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from trainer_launch.diagnosis import flight_recorder
+hooks = getattr(torch._C._distributed_c10d, "FlightRecorderHook", None)
+if hooks is not None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    kept = hooks.attach(dist.group.WORLD)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4))
+    print(json.dumps(flight_recorder.answer({"number": 1}, 0)))
+"""
+
 
 def asked(recorders: Recorders, folder: str | None, within_s: float) -> Mapping[str, Recorded]:
     return recorders.answers(recorders.question(folder), time.monotonic() + within_s)
@@ -467,7 +481,8 @@ def test_each_backend_of_a_group_is_asked_for_what_it_records(monkeypatch: pytes
     )
 
     def dump(*, backend: str = "gloo", **asked: bool) -> bytes:
-        return dumping({"gloo": GLOO, "nccl2": nccl2}[backend])(**asked)
+        told: bytes = dumping({"gloo": GLOO, "nccl2": nccl2}[backend])(**asked)
+        return told
 
     dump.__doc__ = "_dump_fr_trace(includeCollectives: bool, backend: str = 'gloo') -> bytes"
     torch._C._distributed_c10d._dump_fr_trace = dump
@@ -488,6 +503,16 @@ def test_each_backend_of_a_group_is_asked_for_what_it_records(monkeypatch: pytes
     assert said_to({"at_end": True}).groups["1"].last == ()
 
 
+@pytest.mark.torch
+def test_what_torchs_hook_records_of_another_backend_is_told() -> None:
+    env = clean_env({"TORCH_FR_BUFFER_SIZE": "100"})
+    run = subprocess.run([sys.executable, "-c", HOOKED], env=env, capture_output=True, text=True, check=True)
+    if not run.stdout:
+        pytest.skip("this torch has no hook that records other backends")
+    group = decode(Recorded, run.stdout).groups["0"]
+    assert (group.entered, group.done, group.last[-1].sizes) == (3, 3, "[[4]] Float")
+
+
 def test_who_has_left_all_its_process_groups_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = torch_with(fr=GLOO)
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -500,7 +525,8 @@ class _Work:
     """torch's waits in C++: no call of Python's is seen inside."""
 
     def __init__(self) -> None:
-        self.wait = self.other = threading.Lock().acquire
+        self.lock = threading.Lock()
+        self.wait = self.other = self.lock.acquire
 
 
 def _waits(work: _Work) -> None:
@@ -521,7 +547,7 @@ def test_the_method_that_a_thread_is_in_is_read_from_its_line(target: Callable[[
     try:
         eventually(lambda: called_by(thread.ident) == calls, lambda: str(called_by(thread.ident)))
     finally:
-        work.wait.__self__.release()
+        work.lock.release()
         thread.join(WITHIN_S)
     assert called_by(thread.ident) == ""
 

@@ -132,6 +132,32 @@ def test_who_has_just_finished_has_left_nobody_waiting_for_its_data(later_s: flo
     assert not accuses or "uneven" in found.text
 
 
+@pytest.mark.parametrize(
+    ("why", "rank", "local_rank", "is_taken"),
+    [
+        (Explanation(text="rank 1 never entered", ranks=(1,)), 1, None, True),
+        (Explanation(text="rank 0 never entered", ranks=(0, 1)), 0, 0, True),
+        (Explanation(text="the ranks wait in a circle", reason="ProgramError"), None, None, True),
+        (Explanation(text="rank 1 is in a checkpoint", ranks=(1,), accuses=False), 1, None, True),
+        (Explanation(text="rank 1 makes progress", ranks=(1,), accuses=False, active=True), 0, 0, False),
+        (Explanation(text="no progress", accuses=False), 0, 0, False),
+    ],
+    ids=["another's", "its own", "nobody's alone", "may take long", "works", "unexplained"],
+)
+def test_a_hang_names_the_rank_that_all_nodes_together_know_and_never_a_victim(
+    why: Explanation, rank: int | None, local_rank: int | None, is_taken: bool
+) -> None:
+    group = group_of()
+    group.generation = 1
+    incidents = GroupIncidents(group, lambda _: None, None)
+    incidents.hear(say.Note(1, STALL, why), None)
+    hang = Death(rank=0, local_rank=0, message="rank 0 has been idle", reason="Hung")
+    found = incidents.with_explanation(hang)
+    assert (found.rank, found.local_rank) == (rank, local_rank)
+    assert found.message == (why.text if is_taken else hang.message)
+    assert found.reason == (why.reason or "Hung")
+
+
 def test_when_a_killed_rank_ended_is_no_progress() -> None:
     group = group_of()
     group.deaths.append(Death(rank=0, local_rank=0, code=137, signal=9))

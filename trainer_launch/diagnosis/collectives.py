@@ -333,7 +333,7 @@ def _timed_out(state: RankState, name: str) -> bool:
 
     Of a rank that has ended, only the last one of all may be one: torch counts it as ended, like all others.
     """
-    if state.life is not Life.DEAD:
+    if state.life is not Life.DEAD and state.stage is not Stage.ENDED:
         return state.groups[name].entered > state.groups[name].done
     last = _last_of(state)
     return last is not None and last[1] == name

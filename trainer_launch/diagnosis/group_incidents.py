@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis.collectives import Explanation, RankState, brief, entered_in_words
+from trainer_launch.diagnosis.collectives import Explanation, RankState, Stage, brief, entered_in_words
 from trainer_launch.diagnosis.hang_detection import Quiet
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
@@ -118,7 +118,7 @@ class GroupIncidents:
         """What ranks have said at the end of their programs, also those whose processes still end."""
         places = self._group.places
         return [
-            RankState(rank=places[name].rank, groups=answer.groups)
+            RankState(rank=places[name].rank, stage=Stage.ENDED, groups=answer.groups)
             for name, answer in self._recorders.at_end.items()
             if name in places
         ]
