@@ -500,15 +500,21 @@ class _Graph:
         # What a rank has entered of a group that it has left is not known.
         is_proven = wait.number and not any(state.stage is Stage.LEFT for state in named)
         lead = f"{_who(named)} never entered {wait.name}; {wait.waiting(self._now_ns)}" if is_proven else waiting
-        return self._verdict(f"{lead}; {listed(phrases, _NAMED, '; ')}", named)
+        return self._verdict(f"{lead}; {listed(phrases, _NAMED, '; ')}", named, roots)
 
-    def _verdict(self, text: str, named: Sequence[RankState]) -> Explanation:
-        """Accuse these ranks, unless they show progress, or are where a healthy rank may be for minutes."""
-        ranks, active = tuple(state.rank for state in named), all(state.is_active(self._limit_s) for state in named)
-        if active or all(state.may_take_long for state in named):
+    def _verdict(self, text: str, named: Sequence[RankState], roots: Sequence[RankState]) -> Explanation:
+        """Accuse the idle ranks of those that are waited for, unless one of these is at work, or may take long.
+
+        An idle one may wait for that one, outside torch: for its lock on a file, what it downloads or compiles.
+        """
+        if any(state.life in (Life.STOPPED, Life.DEAD) for state in named):
+            return Explanation(text=text, ranks=tuple(state.rank for state in named), helps=True)
+        active = any(state.is_active(self._limit_s) for state in roots)
+        slow = [state for state in roots if state.may_take_long]
+        if active or len(slow) == len(roots) or any(state.doing is not Doing.CHECKPOINT for state in slow):
+            ranks = tuple(state.rank for state in roots)
             return Explanation(text=text, ranks=ranks, accuses=False, active=active)
-        is_broken = any(state.life in (Life.STOPPED, Life.DEAD) for state in named)
-        return Explanation(text=text, ranks=ranks, helps=True if is_broken else None)
+        return Explanation(text=text, ranks=tuple(state.rank for state in named))
 
     def _alone(self, sentence: str) -> Explanation:
         """The ranks that do not wait, while nothing records whom the others wait for: idle ones are the cause."""
@@ -519,7 +525,8 @@ class _Graph:
             *_phrases(named, self._limit_s),
             *_phrases([self._known[rank] for rank in others], self._limit_s),
         ]
-        verdict = self._verdict(f"{lead}: {listed(phrases, _NAMED, '; ')}", named)
+        roots = [self._known[rank] for rank in sorted(self._others)]
+        verdict = self._verdict(f"{lead}: {listed(phrases, _NAMED, '; ')}", named, roots)
         is_idle = all(state.life is Life.STOPPED or state.is_idle(self._limit_s) for state in named)
         return verdict if is_idle else replace(verdict, accuses=False)
 
