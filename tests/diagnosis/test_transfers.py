@@ -42,7 +42,6 @@ TRANSFERS = {
     "waits for a shell whose program reads": "subprocess.run(['sh', '-c', '\"$@\"; true', 'sh', *CHILD])",
     "reads a file of a slow disk": "os.read(os.open(sys.argv[2], os.O_RDWR), 1)",
     "writes a file of a slow disk": "a = os.open(sys.argv[2], os.O_RDWR)\nwhile True: os.write(a, bytes(65536))",
-    "opens a file of a slow disk": "open(sys.argv[2])",
 }
 NO_TRANSFERS = {
     "sleeps": (CallKind.OTHER, "time.sleep(60)"),
@@ -50,6 +49,7 @@ NO_TRANSFERS = {
     "waits for a queue": (CallKind.LOCK, "queue.Queue().get()"),
     "reads from its own pipe": (CallKind.DATA, PIPE),
     "reads from its own pipe beside a program that reads": (CallKind.DATA, f"subprocess.Popen(CHILD); {PIPE}"),
+    "opens a pipe that nobody writes": (CallKind.OTHER, "open(sys.argv[2])"),
     "reads from its own socket": (CallKind.DATA, "a, b = socket.socketpair(); a.recv(1)"),
     "waits for a lock of a file": (CallKind.OTHER, "a, b = lock(), lock(); fcntl.flock(a, 2); fcntl.flock(b, 2)"),
     "waits for a program that sleeps": (CallKind.CHILD, SLEEP),

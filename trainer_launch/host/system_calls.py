@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import struct
 from collections.abc import Collection, Iterator
 from enum import Enum
@@ -50,6 +51,7 @@ _NUMBERS = {
 _COLUMN = {"x86_64": 0, "aarch64": 1}.get(os.uname().machine)
 _KINDS = {} if _COLUMN is None else {n: kind for kind, columns in _NUMBERS.items() for n in columns[_COLUMN]}
 _MOST_FDS = 1024  # of one call
+_OPENS_PIPE = re.compile("wait_for_partner|fifo|pipe")  # until somebody opens its other end
 _WAIT4, _P_PID = (61, 260), 1
 _LISTENS = "0A"
 
@@ -75,6 +77,8 @@ def of_thread(pid: int, tid: int) -> SystemCall | None:
     if not _KINDS:
         return None
     kind = _KINDS.get(number, CallKind.OTHER)
+    if kind is CallKind.PATH and _OPENS_PIPE.search(files.text(f"{folder}/wchan")):
+        kind = CallKind.OTHER
     state = files.text(f"{folder}/stat").rpartition(")")[2].split()
     fds: tuple[int, ...] = ()
     with contextlib.suppress(OSError, struct.error):
