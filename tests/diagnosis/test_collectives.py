@@ -709,6 +709,22 @@ def test_the_last_rank_waits_for_one_that_has_finished_wherever_it_does() -> Non
     assert alone(*finished, *receiving(1, 3)) is None, "they may wait for each other"
 
 
+def test_whom_a_rank_waits_behind_is_told_with_what_it_waits_in_itself() -> None:
+    """Ranks 0 and 1, and 2 and 3, send each other messages; 0 and 2, and 1 and 3, reduce."""
+    states = (
+        rank(0, groups={"1": pair("0,2", 1, "even")}, quiet_s=31.0),
+        rank(1, groups={"2": pair("1,3", 1, "odd")}, quiet_s=31.0),
+        rank(2, groups={"1": pair("0,2", 0, "even")}, quiet_s=31.0, **RECEIVES),
+        rank(3, groups={"0": group(6, 6), "2": pair("1,3", 0, "odd")}, **IDLE),
+    )
+    found = alone(*states)
+    assert found is not None
+    assert found.ranks == (3,)
+    assert found.text.endswith(
+        "rank 3 is in a.py:5 (read); rank 0 waits behind rank 2; rank 2 waits in recv, called from a.py:9 (stage)"
+    )
+
+
 def test_who_has_not_joined_is_said_so() -> None:
     joins: dict[str, Any] = {
         "doing": Doing.COLLECTIVE,

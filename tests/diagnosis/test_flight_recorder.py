@@ -159,7 +159,10 @@ def test_blocked_workers_answer_and_torchs_own_reader_takes_their_dumps(tmp_path
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+@pytest.mark.parametrize(
+    "debug",
+    ["OFF", pytest.param("DETAIL", marks=pytest.mark.long("tests/diagnosis/test_flight_recorder.py"))],
+)
 def test_of_a_pipeline_that_also_reduces_the_collectives_are_counted(tmp_path: Path, debug: str) -> None:
     recorders = Recorders()
     answers: Mapping[str, Recorded] = {}
@@ -504,6 +507,7 @@ def test_each_backend_of_a_group_is_asked_for_what_it_records(monkeypatch: pytes
 
 
 @pytest.mark.torch
+@pytest.mark.long("tests/diagnosis/test_flight_recorder.py")
 def test_what_torchs_hook_records_of_another_backend_is_told() -> None:
     env = clean_env({"TORCH_FR_BUFFER_SIZE": "100"})
     run = subprocess.run([sys.executable, "-c", HOOKED], env=env, capture_output=True, text=True, check=True)

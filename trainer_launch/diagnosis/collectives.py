@@ -129,12 +129,12 @@ class Entries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Stage(str, Enum):
-    """How far a program has come: whether others may still meet it in a collective."""
+    """What a program has done of which its recorder shows nothing."""
 
-    OUTSIDE = "outside"  # it has not joined a process group yet
     JOINED = ""
-    LEFT = "left"  # it has left all of them
-    ENDED = "ended"  # its process has not
+    OUTSIDE = "not joined a process group yet"
+    LEFT = "left its process group"
+    ENDED = "ended its program, but not its process"
 
 
 class Recorded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -384,13 +384,10 @@ class _Wait(Struct, frozen=True, kw_only=True):
         """When the first of them entered it; 0: unknown."""
         return min((one.at_ns for one in self.inside.values() if one is not None), default=0)
 
-    def waiting(self, now_ns: int) -> str:
-        """`ranks 0-2 have waited in it for 40 s`."""
-        return f"{_with_verb(self.inside, 'has')} waited in it{self.seconds(now_ns)}"
-
-    def seconds(self, now_ns: int) -> str:
-        """How long the first of them has waited."""
-        return f" for {max(0, now_ns - self.since_ns) / _SECOND_NS:.0f} s" if self.since_ns else ""
+    def waited(self, what: str, now_ns: int) -> str:
+        """`ranks 0-2 have waited in it for 40 s`, by the first of them."""
+        seconds = f" for {max(0, now_ns - self.since_ns) / _SECOND_NS:.0f} s" if self.since_ns else ""
+        return f"{_with_verb(self.inside, 'has')} waited in {what}{seconds}"
 
 
 def explain(
@@ -454,7 +451,7 @@ class _Graph:
         """Told from where the hang begins: first the waits for ranks of which none waits, the oldest first."""
         waits = [wait for wait in self._waits if roots & {*wait.missing}]
         waits.sort(key=lambda wait: (not roots.issuperset(wait.missing), wait.since_ns))
-        parts, shown, behind = list[Explanation](), set[int](), {*self._inside}
+        parts, shown, behind, beside = list[Explanation](), set[int](), {*self._inside}, {*self._outside}
         for alike in grouped((wait.name, wait) for wait in waits).values():
             wait = replace(
                 alike[0],
@@ -465,6 +462,7 @@ class _Graph:
                 parts.append(self._root(wait, chosen))
                 shown.update(chosen)
                 behind -= wait.inside.keys()
+                beside -= {*wait.missing}
         if any(part.reason for part in parts):
             return next(part for part in parts if part.reason)
         parts.sort(key=lambda part: not part.accuses)
@@ -473,6 +471,7 @@ class _Graph:
         whom = {rank for wait in self._waits if behind & wait.inside.keys() for rank in wait.missing}
         texts = [part.text for part in parts]
         texts += [f"{_with_verb(behind, 'waits')} behind {named_ranks(whom)}"] * bool(behind)
+        texts += _phrases([self._known[rank] for rank in sorted(whom & beside)], self._limit_s)
         return Explanation(
             text=listed(texts, _NAMED, "; "),
             ranks=tuple(sorted({rank for part in named for rank in part.ranks})),
@@ -484,7 +483,7 @@ class _Graph:
     def _root(self, wait: _Wait, ranks: Sequence[int]) -> Explanation:
         """These ranks never entered; what is known of them tells why."""
         roots = [self._known[rank] for rank in ranks if rank in self._known]
-        waiting = f"{_with_verb(wait.inside, 'has')} waited in {wait.name}{wait.seconds(self._now_ns)}"
+        waiting = wait.waited(wait.name, self._now_ns)
         if finished := [state for state in roots if state.life is Life.FINISHED]:
             return self._uneven(finished, [self._known[rank] for rank in wait.inside], waiting)
         if not roots:
@@ -499,7 +498,9 @@ class _Graph:
         phrases += [f"nothing is known of {named_ranks(unknown)}"] * bool(unknown)
         # What a rank has entered of a group that it has left is not known.
         is_proven = wait.number and not any(state.stage is Stage.LEFT for state in named)
-        lead = f"{_who(named)} never entered {wait.name}; {wait.waiting(self._now_ns)}" if is_proven else waiting
+        lead = (
+            f"{_who(named)} never entered {wait.name}; {wait.waited('it', self._now_ns)}" if is_proven else waiting
+        )
         return self._verdict(f"{lead}; {listed(phrases, _NAMED, '; ')}", named, roots)
 
     def _verdict(self, text: str, named: Sequence[RankState], roots: Sequence[RankState]) -> Explanation:
@@ -532,15 +533,12 @@ class _Graph:
 
     def _undelivered(self, wait: _Wait) -> Explanation:
         """All that are known have entered it."""
-        waiting = f"{_with_verb(wait.inside, 'has')} waited in"
         if not wait.spanned:
-            text = f"{waiting} {wait.name}{wait.seconds(self._now_ns)}"
+            text = wait.waited(wait.name, self._now_ns)
             return Explanation(text=f"{text}; which other ranks are in its group, is not known", accuses=False)
         is_rooted = wait.operation in _ROOTED
-        text = (
-            f"all ranks known entered {wait.name}, and {wait.waiting(self._now_ns)}: "
-            "the network or a device does not deliver it"
-        )
+        text = f"all ranks known entered {wait.name}, and {wait.waited('it', self._now_ns)}"
+        text += ": the network or a device does not deliver it"
         text += ", or the ranks name different roots" if is_rooted else ""
         active = bool(self._active(wait.members))
         return Explanation(text=text, helps=None if is_rooted else True, accuses=not active, active=active)
@@ -656,14 +654,13 @@ def _mismatch(wait: _Wait, groups: Mapping[int, Group]) -> Explanation | None:
         return None
     few_first = sorted(entered.items(), key=lambda item: (len(item[1]), item[1]))
     (_, few), (_, more), *_ = few_first
-    words = [f"{named_ranks(ranks)} entered {_op(*what)}" for what, ranks in few_first]
+    words = [
+        f"{named_ranks(ranks)} entered {operation}{f' with {sizes}' if sizes else ''}"
+        for (operation, sizes), ranks in few_first
+    ]
     text = f"the ranks disagree about collective {wait.where}: {listed(words, _NAMED)}; a restart will not help"
     ranks = tuple(few) if len(few) < len(more) else ()
     return Explanation(text=text, ranks=ranks, reason="ProgramError", helps=False)
-
-
-def _op(operation: str, sizes: str) -> str:
-    return f"{operation} with {sizes}" if sizes else operation
 
 
 def _phrases(states: Sequence[RankState], limit_s: float, *, past: bool = False) -> list[str]:
@@ -693,16 +690,10 @@ def _state(state: RankState) -> tuple[str, str]:
     if state.doing is Doing.COLLECTIVE and state.place.startswith("waits "):
         return "waits", state.place.partition(" ")[2]
     what = "" if state.doing is Doing.UNKNOWN else f"in {state.doing.value}"
-    verb, stage = _STAGES.get(state.stage, ("is", "still before its first collective" if state.is_starting else ""))
+    starting = "still before its first collective" if state.is_starting else ""
+    verb, stage = ("is", starting) if state.stage is Stage.JOINED else ("has", state.stage.value)
     first, *rest = [part for part in (stage, what, state.place) if part] or [""]
     return (verb, f"{first}: {', '.join(rest)}" if rest else first) if first else ("", "")
-
-
-_STAGES = {
-    Stage.OUTSIDE: ("has", "not joined a process group yet"),
-    Stage.LEFT: ("has", "left its process group"),
-    Stage.ENDED: ("has", "ended its program, but not its process"),
-}
 
 
 def _who(states: Sequence[RankState]) -> str:

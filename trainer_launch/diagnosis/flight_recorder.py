@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from trainer_launch.diagnosis.collectives import ANSWERS, MAX_GROUPS, MAX_LOOKS, MAX_MESSAGES, Stage
@@ -287,9 +286,7 @@ def _title(group: Any) -> str:
 # -- what is told of it --------------------------------------------------------------------------
 
 
-def told(
-    trace: Mapping[str, Any], members: Members, begun: Mapping[str, int] = MappingProxyType({})
-) -> dict[str, Any]:
+def told(trace: Mapping[str, Any], members: Members, begun: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Of each process group: its members, how far this rank is, and its last collectives.
 
     A collective is [number, operation, sizes, ns since the epoch]. Numbers are the entries': torch's status counts
@@ -301,7 +298,7 @@ def told(
             "ranks": _spans(ranks),
             "entered": 0,
             "done": 0,
-            "begun": begun.get(name, 0),
+            "begun": (begun or {}).get(name, 0),
             "last": [],
         }
         for name, (title, ranks) in members.items()
