@@ -78,6 +78,47 @@ def test_a_stopped_worker_and_one_that_only_burns_cpu_start_again_and_a_long_ste
     assert "generation 3: 1 node, 2 restarts so far" in said
 
 
+HEARTBEAT = """
+import socket, threading
+import torch, torch.distributed as dist
+def beat():
+    while True:
+        time.sleep(0.5)
+        print("still alive\\n", end="", flush=True)
+def read_batch():
+    reads, writes = os.pipe()
+    os.read(reads, 1)
+def download():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
+        threading.Timer(5, server.accept()[0].close).start()
+        ours.recv(1)
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if rank == 0:
+    threading.Thread(target=beat, daemon=True).start()
+elif life == 0:
+    read_batch()
+else:
+    download()
+dist.all_reduce(torch.ones(1))
+print("rank %s is done\\n" % rank, end="", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.torch
+def test_a_heartbeat_of_one_rank_does_not_hide_another_and_a_download_that_stalls_is_no_hang(
+    tmp_path: Path,
+) -> None:
+    _, said, stacks = run(tmp_path, HEARTBEAT, "--hang-timeout", "2", "--start-method", "forkserver")
+    assert re.search(
+        r"hang: rank 1 .*never entered all_reduce #2 .*; rank 1 is in train\.py:\d+ \(read_batch\)", said
+    )
+    assert "generation 2: 1 node, 1 restart so far" in said
+    assert "generation 3" not in said
+    assert len(stacks) == 1
+
+
 METRICS = """
 import os, subprocess, sys, threading, time
 service = "import time\\nwhile True:\\n    open('metrics', 'a').write('x')\\n    time.sleep(0.2)"

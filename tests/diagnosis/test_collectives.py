@@ -382,19 +382,37 @@ def test_who_has_shown_progress_within_the_limit_is_no_suspect(quiet_s: float | 
     assert (found.ranks, found.accuses, found.active) == ((3,), not active, active)
 
 
+@pytest.mark.parametrize("doing", [Doing.INPUT, Doing.DEBUGGER])
+def test_a_rank_that_waits_for_a_person_does_not_hang_however_long_that_takes(doing: Doing) -> None:
+    found = explained((*WAITING, rank(3, 6, 6, doing=doing, place="in train.py:9 (main)", quiet_s=9e5)), LIMIT_S)
+    assert (found.ranks, found.accuses, found.active) == ((3,), False, True)
+    assert found.text.endswith(f"rank 3 is in {doing.value}: in train.py:9 (main)")
+
+
 @pytest.mark.parametrize("life", [Life.STOPPED, Life.DEAD])
 def test_who_cannot_go_on_is_named_whatever_it_has_shown(life: Life) -> None:
     found = explained((*WAITING, evaluates(quiet_s=1.0, life=life)), LIMIT_S)
     assert (found.accuses, found.active) == (True, False)
 
 
-def test_of_two_that_are_missing_only_who_shows_no_progress_is_named() -> None:
-    states = (*WAITING[:2], rank(2, 6, 6, place="in data.py:22 (read)", quiet_s=50.0), evaluates(quiet_s=1.0))
+@pytest.mark.parametrize(
+    ("other", "is_accused", "active"),
+    [
+        ({"quiet_s": 1.0}, False, True),
+        ({"quiet_s": 50.0, "doing": Doing.TRANSFER}, False, False),
+        ({"quiet_s": 50.0}, True, False),
+    ],
+)
+def test_of_two_that_are_missing_an_idle_one_may_wait_for_the_one_that_is_at_work(
+    other: dict[str, Any], is_accused: bool, active: bool
+) -> None:
+    """Such as for its lock on a file, or for what it downloads; it is named first."""
+    states = (*WAITING[:2], rank(2, 6, 6, place="in data.py:22 (read)", quiet_s=50.0), evaluates(**other))
     found = explained(states, LIMIT_S)
-    assert (found.ranks, found.accuses) == ((2,), True)
-    assert found.text.endswith(
-        "rank 2 is in data.py:22 (read); rank 3 is in eval.py:12 (evaluate), still making progress"
-    )
+    assert (found.ranks, found.accuses, found.active) == ((2, 3), is_accused, active)
+    assert "rank 2 is in data.py:22 (read); rank 3 is in " in found.text
+    stopped = explained((*states[:2], rank(2, 6, 6, life=Life.STOPPED), evaluates(**other)), LIMIT_S)
+    assert stopped.accuses
 
 
 def test_a_rank_of_unknown_place_makes_progress_as_well() -> None:

@@ -57,6 +57,36 @@ def test_a_main_threads_place(text, place, waits):
     assert stacks.waits_for_others(known) is waits
 
 
+def test_stacks_that_the_launchers_own_thread_has_written_are_the_programs():
+    ours = f'  File "{SITE}/trainer_launch/diagnosis/flight_recorder.py", line 64 in _serve'
+    text = f"Current thread 0x2 (most recent call first):\n{ours}\n\n{BATCH.replace('Current t', 'T')}"
+    assert stacks.where(stacks.main_thread(text)) == "in data.py:22 (read_batch)"
+
+
+UPLOAD = """Thread 0x2 (most recent call first):
+  File "/usr/lib/python3.11/queue.py", line 171 in get
+  File "/workspace/train.py", line 22 in upload
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+"""
+SHUTDOWN = """
+Current thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (UPLOAD + SHUTDOWN, "at its exit, waiting for a thread in train.py:22 (upload)"),
+        (SHUTDOWN, "at its exit, waiting for a thread"),
+        (UPLOAD + BATCH, ""),
+        ("", ""),
+    ],
+)
+def test_a_program_that_has_ended_and_waits_for_a_thread_is_at_its_exit(text, where):
+    assert stacks.at_exit(text) == where
+
+
 def test_a_program_in_an_installed_package_is_named_by_its_innermost_call():
     text = f'Thread 0x1 (most recent call first):\n  File "{SITE}/recipes/full.py", line 7 in train\n'
     assert stacks.where(stacks.main_thread(text)) == "full.py:7 (train)"
@@ -157,6 +187,8 @@ def called(*inner: str) -> str:
         (["/usr/lib/python3.11/shutil.py:copyfileobj"], Doing.TRANSFER),
         (["/usr/lib/python3.11/ssl.py:read", f"{SITE}/botocore/httpsession.py:send"], Doing.TRANSFER),
         ([f"{SITE}/s3fs/core.py:_put_file"], Doing.TRANSFER),
+        (["/usr/lib/python3.11/socket.py:readinto", f"{SITE}/urllib3/response.py:read"], Doing.TRANSFER),
+        (["/usr/lib/python3.11/multiprocessing/connection.py:_recv"], Doing.UNKNOWN),
         ([f"{SITE}/fsspec/asyn.py:sync"], Doing.TRANSFER),
         ([f"{SITE}/huggingface_hub/file_download.py:http_get"], Doing.TRANSFER),
         ([f"{SITE}/fsspec/asyn.py:sync", "/workspace/train.py:save_checkpoint"], Doing.CHECKPOINT),

@@ -18,16 +18,17 @@ RANKS = tuple(WatchedWorker(f"rank {rank}", 100 + rank, 1, rank, rank) for rank 
 ZERO, ONE, TWO = RANKS
 
 
-def sample(state, cpu_s, switches, sign):
+def sample(state, cpu_s, switches, sign, has_joined=False):
     """A look at a worker that is one process."""
-    return Sample(processes=(Activity(pid=1, state=state, cpu_s=cpu_s, switches=switches),), signs=(sign,))
+    process = Activity(pid=1, state=state, cpu_s=cpu_s, switches=switches)
+    return Sample(processes=(process,), signs=(sign,), has_joined=has_joined)
 
 
 class Node:
     """Workers whose samples go on by themselves; `hangs` says when the first verdict came, and which."""
 
-    def __init__(self, workers=RANKS, rules=RULES):
-        self.rules = rules
+    def __init__(self, workers=RANKS, rules=RULES, *, is_explained=False, has_joined=False):
+        self.rules, self.is_explained, self.has_joined = rules, is_explained, has_joined
         self.at_s = 0.0
         self.node = hang_detection.begin(0.0)
         self.samples = {worker: sample("S", 0.0, 0, 0) for worker in workers}
@@ -46,11 +47,12 @@ class Node:
                     last.processes[0].cpu_s + (pace_s if worker in busy else 0.002 * pace_s),
                     last.processes[0].switches + (1 if worker in busy else 0),
                     last.signs[0] + int(signs and worker is by),
+                    self.has_joined,
                 )
                 for worker, last in self.samples.items()
             }
             self.node = hang_detection.observe(self.node, self.samples, self.at_s, self.rules)
-            found = hang_detection.judge(self.node, self.rules)
+            found = hang_detection.judge(self.node, self.rules, is_explained=self.is_explained)
             if found is not None:
                 return found, self.at_s - start_s
         return None, for_s
@@ -123,11 +125,11 @@ def test_what_each_worker_has_done_last_is_known_and_who_spins_for_too_long_has_
     node.live(8, busy=(ONE,), sign_every_s=1.0, by=ZERO)
     found = hang_detection.quiet(node.node, (RULES,))
     assert found[ZERO].sign_s == pytest.approx(0.5, abs=0.5)
-    assert found[ONE] == (None, 0.0)
+    assert found[ONE] == (None, 0.0, False)
     assert found[TWO].work_s == pytest.approx(8.0, abs=1.0)
     hang, _ = node.live(60, busy=(ONE,))
     assert hang.kind is HangKind.BUSY
-    assert hang_detection.quiet(node.node, (RULES,))[ONE] == (None, None)
+    assert hang_detection.quiet(node.node, (RULES,))[ONE] == (None, None, True)
 
 
 def test_a_long_step_is_none_as_long_as_it_is_within_what_was_usual():
@@ -152,6 +154,43 @@ def test_who_starts_has_more_patience_also_without_any_sign():
     found, after_s = Node().live(100)
     assert found.kind is HangKind.IDLE
     assert after_s == pytest.approx(hang_detection.PATIENCE * T, abs=1)
+
+
+@pytest.mark.parametrize(("for_s", "has_joined", "patience"), [(2, False, 3), (2, True, 1), (1.5 * T, False, 1)])
+def test_a_few_lines_of_output_do_not_end_the_start_but_a_collective_does(for_s, has_joined, patience):
+    """As with a job that prints what it has been given, and then waits for its data."""
+    node = Node(has_joined=has_joined)
+    node.lives(for_s, busy=RANKS, sign_every_s=0.5)
+    found, after_s = node.live(100)
+    assert found.kind is HangKind.IDLE
+    assert after_s + for_s * (patience > 1) == pytest.approx(patience * T, abs=1)
+
+
+def test_a_rank_that_prints_hides_no_idle_one_where_all_nodes_explain_what_that_waits_for():
+    """Such as a thread that prints a heartbeat."""
+    node = running(is_explained=True)
+    found, after_s = node.live(60, sign_every_s=2.0, by=ZERO)
+    assert (found.kind, found.workers, found.is_partial) == (HangKind.IDLE, (ONE, TWO), True)
+    assert found.text.startswith("ranks 1-2 have been idle")
+    assert after_s == pytest.approx(T + 0.5, abs=1)
+    running().lives(60, sign_every_s=2.0, by=ZERO)
+    assert not running(is_explained=True).live(60)[0].is_partial
+
+
+def test_a_rank_that_computes_hides_no_idle_one_either_where_all_nodes_explain_that():
+    found, after_s = running(is_explained=True).live(60, busy=(TWO,))
+    assert (found.workers, found.is_partial) == ((ZERO, ONE), True)
+    assert after_s == pytest.approx(T + 0.5, abs=1)
+
+
+def test_a_computation_is_progress_for_as_long_as_the_rules_allow_and_who_waits_may_spin_meanwhile():
+    node = running(rules=Rules(timeout_s=T, unlearned_s=100.0))
+    found, _ = node.live(100, busy=(TWO,))
+    assert found.kind is HangKind.BUSY
+    assert hang_detection.quiet(node.node, (node.rules,))[TWO] == (None, 0.0, True)
+    while node.at_s < 60 + 101:
+        node.live(node.rules.pace_s, busy=(TWO,))
+    assert hang_detection.quiet(node.node, (node.rules,))[TWO] == (None, None, True)
 
 
 def test_new_workers_start_anew():
@@ -226,6 +265,7 @@ def living(for_s=3 * T, worker=ZERO, child_begins_s=-3600.0, **per_s):
             pid=1,
             cpu_s=min(at_s, 60.0) + did.get("main_cpu_s", 0.0),
             written=int(did.get("main_written", 0)),
+            read=int(did.get("main_read", 0)),
             beside_cpu_s=did.get("beside_cpu_s", 0.0),
             beside_bytes=int(did.get("beside_bytes", 0)),
             waits_for_child=waits and at_s > 60,
@@ -254,12 +294,20 @@ KiB = 1 << 10
     "per_s",
     [
         {},
+        {"main_read": 8},
         {"beside_bytes": 3, "beside_cpu_s": 0.001},
         {"beside_bytes": 150 * KiB, "beside_cpu_s": 0.01},
         {"child_written": KiB, "child_read": 35 * KiB, "child_cpu_s": 0.004, "child_switches": 20},
         {"child_switches": 2, "child_begins_s": 15.0},
     ],
-    ids=["quiet", "heartbeat", "MLflow each second", "W&B each second", "a program that a thread has started"],
+    ids=[
+        "quiet",
+        "woken",
+        "heartbeat",
+        "MLflow each second",
+        "W&B each second",
+        "a program that a thread has started",
+    ],
 )
 def test_whoever_writes_metrics_beside_a_main_thread_that_hangs_hides_nothing(per_s):
     assert living(**per_s) is HangKind.IDLE
@@ -269,6 +317,7 @@ def test_whoever_writes_metrics_beside_a_main_thread_that_hangs_hides_nothing(pe
     "per_s",
     [
         {"main_written": 3},
+        {"main_read": 512},
         {"main_cpu_s": 0.05},
         {"beside_cpu_s": 0.1},
         {"beside_bytes": 1024 * KiB},
@@ -279,6 +328,7 @@ def test_whoever_writes_metrics_beside_a_main_thread_that_hangs_hides_nothing(pe
     ],
     ids=[
         "it writes a checkpoint",
+        "it reads from a slow disk",
         "it computes a little",
         "a thread evaluates",
         "a thread uploads",
@@ -317,6 +367,21 @@ def test_before_anything_is_learned_a_stopped_worker_is_reported_and_a_busy_one_
     found, for_s = Node(rules=LATE).live(2000, busy=(ZERO,), states={ONE: "T"})
     assert (found.kind, for_s) == (HangKind.STOPPED, pytest.approx(1800, abs=2 * LATE.pace_s))
     Node(rules=LATE).lives(7200, busy=(ZERO,))
+
+
+def test_before_anything_is_learned_all_nodes_are_asked_early_and_again_once_the_long_limit_has_passed():
+    """Once a rank has been in a collective; where nobody explains what it waits for, only then."""
+    alone = Node(rules=LATE, has_joined=True)
+    alone.lives(9, busy=RANKS, sign_every_s=3.0)
+    alone.lives(1780)
+    node = Node(rules=LATE, has_joined=True, is_explained=True)
+    node.lives(9, busy=RANKS, sign_every_s=3.0)
+    found, for_s = node.live(100)
+    assert (found.kind, found.limit_s, found.is_early) == (HangKind.IDLE, 60.0, True)
+    assert for_s == pytest.approx(60, abs=2 * LATE.pace_s)
+    for _ in range(int(1800 / LATE.pace_s)):
+        found, _ = node.live(LATE.pace_s)
+    assert not found.is_early
 
 
 def test_what_was_learned_takes_the_place_of_the_long_limit():

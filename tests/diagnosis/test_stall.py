@@ -162,6 +162,27 @@ def test_a_failure_that_a_restart_cannot_mend_ends_the_job_with_its_cause():
     assert {(end.reason, end.cause, end.rank) for end in ends} == {(text, "ProgramError", 1)}
 
 
+@pytest.mark.parametrize("is_early", [False, True])
+@pytest.mark.parametrize(("missing", "is_named"), [((2,), True), ((1, 2), False), ((), False)])
+def test_before_it_is_known_which_pauses_are_usual_only_a_few_idle_ranks_are_accused(is_early, missing, is_named):
+    """A first collective of all ranks may take long, and so may all but one of them before it."""
+    world, peers = worlds.running(judges=[StallJudge()])
+    for peer, rank in zip(peers, range(3), strict=True):
+        groups = {"0": group(6 if rank in missing else 7, 6, ranks="0-2")}
+        state = RankState(rank=rank, groups=groups, place=READ, quiet_s=61.0)
+        asks = (60.0, is_early) if rank == 0 else ()
+        world.note(peer, STALL, Ranks((state,), NOW, *asks))
+    assert told(world, peers[0]).accuses is (is_named or not is_early)
+
+
+def test_before_it_is_known_which_pauses_are_usual_a_proof_is_told_as_well():
+    world, peers = worlds.running(judges=[StallJudge()])
+    for peer, rank in zip(peers, range(3), strict=True):
+        groups = {"0": group(7, 6, ranks="0-2", operation="barrier" if rank else "all_reduce")}
+        world.note(peer, STALL, Ranks((RankState(rank=rank, groups=groups),), NOW, 60.0, True))
+    assert (told(world, peers[0]).reason, told(world, peers[0]).accuses) == ("ProgramError", True)
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_ranks_that_wait_outside_recorded_collectives_hang_only_if_no_other_can_be_at_work(answers):
     world, peers = worlds.running(judges=[StallJudge()])

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.diagnosis.test_frames import BATCH, REDUCE, SAVE
-from trainer_launch.diagnosis.collectives import Explanation
+from trainer_launch.diagnosis import stacks
+from trainer_launch.diagnosis.collectives import Doing, Explanation
 from trainer_launch.diagnosis.hang_detection import PATIENCE, Activity, Rules, Sample, WatchedWorker
 from trainer_launch.diagnosis.hang_watch import ANSWER_S, Watch, Watched
 from trainer_launch.diagnosis.incident_collection import About, Collected, Collector
@@ -20,8 +21,9 @@ ZERO, ONE = (WatchedWorker(f"rank {rank}", 2**22 + rank, 1, rank, rank) for rank
 class Workers:
     """Workers with these stacks; they trained until time 0 and now sleep, or are in these states."""
 
-    def __init__(self, stacks, states=(), answer_s=0.0):
+    def __init__(self, stacks, states=(), answer_s=0.0, outside=()):
         self.stacks, self.states = stacks, dict(states)
+        self.outside = dict(outside)  # what they wait for, as their system calls show
         self.at_s, self.answer_s = 0.0, answer_s  # the time, and how long they take to tell where they are
         self.asked = 0
         self.looks = 0
@@ -30,7 +32,11 @@ class Workers:
         self.looks += 1
         signs = (min(self.looks, 3),)
         return {
-            worker: Sample(processes=(Activity(pid=worker.pid, state=self.states.get(worker, "S")),), signs=signs)
+            worker: Sample(
+                processes=(Activity(pid=worker.pid, state=self.states.get(worker, "S")),),
+                signs=signs,
+                has_joined=True,
+            )
             for worker in self.stacks
         }
 
@@ -39,6 +45,9 @@ class Workers:
 
     def children(self, workers):
         return dict.fromkeys(workers, ())
+
+    def doing(self, worker, text, *, has_joined=False):
+        return self.outside.get(worker, stacks.doing(stacks.main_thread(text)))
 
     def ask_all(self, workers):
         self.asked += 1
@@ -105,6 +114,24 @@ def test_who_merely_waits_leaves_another_node_the_time_to_be_found_out(watch, st
 def test_who_is_in_a_checkpoint_is_not_at_fault_at_once(watch):
     made = watch(Workers({ZERO: REDUCE, ONE: SAVE}), alone=False)
     assert struck_at_s(made)[0] == pytest.approx(PATIENCE * T + 2.5, abs=3)
+
+
+def test_a_rank_in_a_transfer_is_not_at_fault_at_once_nor_is_one_beside_it(watch):
+    """Though no other node could be waited for, and whatever its stack shows."""
+    for doing, at_s in ((Doing.TRANSFER, PATIENCE * T + 2.5), (Doing.UNKNOWN, T)):
+        made = watch(Workers({ZERO: BATCH, ONE: BATCH}, outside={ONE: doing}))
+        assert struck_at_s(made)[0] == pytest.approx(at_s, abs=3)
+
+
+@pytest.mark.parametrize("doing", [Doing.INPUT, Doing.DEBUGGER])
+def test_nobody_is_ended_while_a_rank_waits_for_a_person(watch, doing):
+    assert struck_at_s(watch(Workers({ZERO: REDUCE, ONE: BATCH}, outside={ONE: doing})))[1] is None
+
+
+def test_without_stacks_and_explanation_no_rank_is_the_cause(watch):
+    """As of workers that were started with exec; of a single rank it is clear."""
+    assert struck_at_s(watch(Workers({ZERO: "", ONE: ""})))[1].rank is None
+    assert struck_at_s(watch(Workers({ZERO: ""})))[1].rank == ZERO.rank
 
 
 def test_the_node_at_fault_acts_at_once(watch):
@@ -184,6 +211,14 @@ class Spinning(Workers):
         }
 
 
+class BesideSpinning(Spinning):
+    """The first one sleeps instead."""
+
+    def look(self):
+        zero, one = super().look().values()
+        return {ZERO: replace(zero, processes=(Activity(pid=ZERO.pid),)), ONE: one}
+
+
 @pytest.mark.parametrize(("is_active", "at_s"), [(False, (2 + PATIENCE) * T), (True, None)])
 def test_who_spins_in_a_collective_is_ended_unless_the_cause_shows_progress(watch, is_active, at_s):
     coordinator = Coordinator(explained(77, accuses=not is_active, active=is_active), after_s=1.0)
@@ -212,6 +247,101 @@ def test_what_is_collected_for_another_node_is_no_gap_either(watch):
     workers.at_s += 9.0
     made.reported()
     assert struck_at_s(made)[0] == pytest.approx((2 + PATIENCE) * T, abs=3)
+
+
+class Heartbeat(Workers):
+    """The first one prints so often; the second one computes until then."""
+
+    def __init__(self, stacks, until_s=0.0, beats=10**6):
+        super().__init__(stacks)
+        self.until_s, self.beats = until_s, beats
+
+    def look(self):
+        samples = super().look()
+        zero, one = samples.values()
+        computes = (replace(one.processes[0], cpu_s=min(self.at_s, self.until_s)),)
+        return {ZERO: replace(zero, signs=(min(self.looks, self.beats),)), ONE: replace(one, processes=computes)}
+
+
+@pytest.mark.parametrize("until_s", [0.0, 7.0])
+def test_a_heartbeat_of_one_rank_does_not_hide_another_which_is_ended_once_it_was_quiet_itself(watch, until_s):
+    coordinator = Coordinator(explained(ONE.rank), after_s=1.0)
+    made = watch(
+        Heartbeat({ZERO: REDUCE, ONE: BATCH}, until_s),
+        tell=coordinator.tell,
+        report=Rules(timeout_s=T / 2),
+    )
+    struck_s, hung = coordinator.struck_at_s(made)
+    assert struck_s == pytest.approx(until_s + T, abs=3)
+    assert hung.rank == ONE.rank
+    assert len(coordinator.told_at_s) == 1, "one hang, one incident"
+
+
+def test_all_nodes_are_asked_once_about_an_evaluation_and_again_once_it_has_ended_in_a_hang(watch):
+    told: list[Collected] = []
+    workers = Heartbeat({ZERO: REDUCE, ONE: BATCH}, until_s=6 * T, beats=1)
+    report = Rules(timeout_s=T, unlearned_s=1800.0)
+    made = watch(workers, tell=told.append, rules=None, report=report)
+    at_s: list[float] = []
+    while made.due_s < 12 * T:
+        made.look(made.due_s)
+        if len(told) > len(at_s):
+            at_s.append(workers.at_s)
+            made.explained(explained(ONE.rank, accuses=len(at_s) > 1, active=len(at_s) == 1))
+    assert at_s == [pytest.approx(T, abs=3), pytest.approx(7 * T, abs=3)]
+
+
+def test_a_heartbeat_makes_no_further_incidents_of_a_rank_that_is_stopped(watch):
+    told: list[Collected] = []
+    workers = Heartbeat({ZERO: REDUCE, ONE: BATCH})
+    workers.states[ONE] = "T"
+    made = watch(workers, tell=told.append, rules=None, report=Rules(timeout_s=T))
+    while made.due_s < 5 * T:
+        made.look(made.due_s)
+    assert len(told) == 1
+
+
+def test_workers_that_wait_beside_one_at_work_are_ended_only_if_all_nodes_explain_it(watch):
+    coordinator = Coordinator(None)
+    made = watch(Heartbeat({ZERO: REDUCE, ONE: BATCH}), tell=coordinator.tell)
+    assert coordinator.struck_at_s(made)[1] is None
+    assert struck_at_s(watch(Heartbeat({ZERO: REDUCE, ONE: BATCH})))[1] is None
+
+
+def test_a_rank_that_is_at_work_without_progress_is_ended_also_beside_one_that_waits(watch):
+    """Where nothing explains it, as before the first process group."""
+    coordinator = Coordinator(explained(accuses=False), after_s=1.0)
+    made = watch(BesideSpinning({ZERO: BATCH, ONE: BATCH}), tell=coordinator.tell)
+    struck_s, hung = coordinator.struck_at_s(made, until_s=20 * T)
+    assert struck_s == pytest.approx((2 + PATIENCE) * T, abs=5)
+    assert hung.rank == ONE.rank
+    assert "busy without progress" in hung.message
+
+
+def test_a_rank_that_was_at_work_until_now_gets_the_time_for_a_transfer_from_then_on(watch):
+    """Its peers have been idle for longer."""
+    workers = Workers({ZERO: REDUCE, ONE: BATCH})
+    told: list[Collected] = []
+    made = watch(workers, alone=False, tell=told.append)
+    hung, asked, active_s = None, 0, 0.0
+    while hung is None:
+        hung = made.look(made.due_s)
+        if asked < len(told):
+            asked, is_active = len(told), workers.at_s < 4 * T
+            active_s = workers.at_s if is_active else active_s
+            made.explained(explained(77, accuses=False, active=is_active))
+    assert active_s > 2 * T
+    assert workers.at_s == pytest.approx(active_s + PATIENCE * T + 2.5, abs=3)
+
+
+@pytest.mark.parametrize(("after_s", "times"), [(100.0, 1), (2000.0, 2)])
+def test_a_hang_before_anything_is_learned_is_reported_once_early_and_once_late(watch, after_s, times):
+    told: list[Collected] = []
+    rules = Rules(timeout_s=None, unlearned_s=1800.0)
+    made = watch(Workers({ZERO: REDUCE, ONE: BATCH}), tell=told.append, rules=None, report=rules)
+    while made.due_s < after_s:
+        assert made.look(made.due_s) is None
+    assert [one.is_early for one in told] == [True, False][:times]
 
 
 @pytest.mark.parametrize("rules", [{}, {"rules": None, "report": Rules(timeout_s=T)}])

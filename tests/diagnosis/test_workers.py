@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -13,6 +15,8 @@ import pytest
 
 from tests.waiting import eventually
 from trainer_launch.diagnosis import stacks
+from trainer_launch.diagnosis.collectives import ANSWERS
+from trainer_launch.diagnosis.hang_detection import WatchedWorker
 from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.diagnosis.stacks import STACKS_SIGNAL
 from trainer_launch.diagnosis.worker_samples import WatchedWorkers, WorkerPlace
@@ -34,6 +38,48 @@ if os.fork() == 0:
 open(f"{folder}/ready", "w").close()
 train()
 """
+
+
+IN_C = """
+import ctypes, faulthandler, os, sys, time
+from trainer_launch.diagnosis import flight_recorder
+faulthandler.register(flight_recorder.STACKS_SIGNAL, open(sys.argv[1], "w"), all_threads=True)
+flight_recorder.answer_in_thread(int(sys.argv[2]), 0)
+sys.stdin.readline()
+def hold():
+    os.write(1, b"sleeps")
+    ctypes.PyDLL(None).sleep(60)
+    os.write(1, b"goes on")
+hold()
+"""
+
+
+def test_to_be_asked_for_stacks_ends_no_sleep_in_c(tmp_path):
+    """Such a sleep holds the GIL here, and no flag of a handler would start it again."""
+    ours, theirs = socket.socketpair()
+    argv = (sys.executable, "-c", IN_C, f"{tmp_path}/stacks", str(theirs.fileno()))
+    with (
+        ours,
+        theirs,
+        subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[theirs.fileno()]
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            pid = process.pid
+            eventually(lambda: process_tree.thread_named(pid, ANSWERS), "its thread answers")
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+            assert process.stdout.read(6) == b"sleeps"
+            eventually(lambda: "nanosleep" in process_tree.sleeps_in(pid), "it sleeps")
+            texts = stacks.ask_all({WatchedWorker("rank 0", pid, 1, 0, 0, f"{tmp_path}/stacks"): ()})
+            assert [frame.function for frame in stacks.main_thread(texts[pid])] == ["hold", "<module>"]
+            assert "nanosleep" in process_tree.sleeps_in(pid)
+            assert not select.select([process.stdout], [], [], 0)[0], "it does not go on"
+        finally:
+            process.kill()
 
 
 @pytest.fixture(params=["says", "is silent"])

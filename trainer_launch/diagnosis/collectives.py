@@ -19,6 +19,7 @@ from trainer_launch.model.codec import Amount, Count, Tagged, Text
 from trainer_launch.model.units import grouped, listed, named_ranks, numbers_in, printable
 
 MAX_BYTES = 1 << 20  # of one rank's answer
+ANSWERS = "trainer-launch"  # the name of the thread that answers
 MAX_ENTRIES, MAX_GROUPS, MAX_LOOKS = 512, 64, 64  # of one rank
 MAX_MESSAGES = 16  # of one rank in one group
 _NAMED = 4  # ranks, places
@@ -170,11 +171,17 @@ class Doing(str, Enum):
     COMPILING = "compilation"
     DEBUGGER = "a debugger"
     TRANSFER = "a transfer of files"
+    INPUT = "a read of standard input"
 
     @property
     def takes_long(self) -> bool:
         """Whether a healthy worker may be in it for minutes."""
         return self not in (Doing.UNKNOWN, Doing.COLLECTIVE, Doing.DATA)
+
+    @property
+    def waits_for_person(self) -> bool:
+        """Whether a person decides how long it takes."""
+        return self in (Doing.DEBUGGER, Doing.INPUT)
 
 
 class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -225,8 +232,9 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.doing is Doing.UNKNOWN and self.place != ""
 
     def is_active(self, limit_s: float) -> bool:
-        """Whether it has shown progress within this time."""
-        return self.life is Life.ALIVE and self.quiet_s is not None and self.quiet_s < limit_s
+        """Whether it has shown progress within this time, or waits for a person."""
+        has_progress = self.quiet_s is not None and self.quiet_s < limit_s
+        return self.life is Life.ALIVE and (has_progress or self.doing.waits_for_person)
 
     def is_idle(self, limit_s: float) -> bool:
         """Whether it is known where it is, and that it has shown no progress within this time."""
@@ -505,15 +513,21 @@ class _Graph:
         lead = (
             f"{_who(named)} never entered {wait.name}; {wait.waited('it', self._now_ns)}" if is_proven else waiting
         )
-        return self._verdict(f"{lead}; {listed(phrases, _NAMED, '; ')}", named)
+        return self._verdict(f"{lead}; {listed(phrases, _NAMED, '; ')}", named, roots)
 
-    def _verdict(self, text: str, named: Sequence[RankState]) -> Explanation:
-        """Accuse these ranks, unless they show progress, or are where a healthy rank may be for minutes."""
-        ranks, active = tuple(state.rank for state in named), all(state.is_active(self._limit_s) for state in named)
-        if active or all(state.may_take_long for state in named):
+    def _verdict(self, text: str, named: Sequence[RankState], roots: Sequence[RankState]) -> Explanation:
+        """Accuse the idle ranks of those that are waited for, unless one of these is at work, or may take long.
+
+        An idle one may wait for that one, outside torch: for its lock on a file, what it downloads or compiles.
+        """
+        if any(state.life in (Life.STOPPED, Life.DEAD) for state in named):
+            return Explanation(text=text, ranks=tuple(state.rank for state in named), helps=True)
+        active = any(state.is_active(self._limit_s) for state in roots)
+        slow = [state for state in roots if state.may_take_long]
+        if active or len(slow) == len(roots) or any(state.doing is not Doing.CHECKPOINT for state in slow):
+            ranks = tuple(state.rank for state in roots)
             return Explanation(text=text, ranks=ranks, accuses=False, active=active)
-        is_broken = any(state.life in (Life.STOPPED, Life.DEAD) for state in named)
-        return Explanation(text=text, ranks=ranks, helps=True if is_broken else None)
+        return Explanation(text=text, ranks=tuple(state.rank for state in named))
 
     def _alone(self, sentence: str) -> Explanation:
         """The ranks that do not wait, while nothing records whom the others wait for: idle ones are the cause."""
@@ -524,7 +538,8 @@ class _Graph:
             *_phrases(named, self._limit_s),
             *_phrases([self._known[rank] for rank in others], self._limit_s),
         ]
-        verdict = self._verdict(f"{lead}: {listed(phrases, _NAMED, '; ')}", named)
+        roots = [self._known[rank] for rank in sorted(self._others)]
+        verdict = self._verdict(f"{lead}: {listed(phrases, _NAMED, '; ')}", named, roots)
         is_idle = all(state.life is Life.STOPPED or state.is_idle(self._limit_s) for state in named)
         return verdict if is_idle else replace(verdict, accuses=False)
 
@@ -677,7 +692,7 @@ def _phrases(states: Sequence[RankState], limit_s: float, *, past: bool = False)
     for state in states:
         verb, rest = _state(state)
         verb = _PAST.get(verb, verb) if past else verb
-        if state.is_active(limit_s):
+        if state.is_active(limit_s) and not state.doing.waits_for_person:
             verb, rest = (verb, f"{rest}, still making progress") if verb else ("is", "making progress")
         groups.setdefault((verb, rest), []).append(state.rank)
     return [

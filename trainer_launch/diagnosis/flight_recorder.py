@@ -22,10 +22,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from trainer_launch.diagnosis.collectives import MAX_GROUPS, MAX_LOOKS, MAX_MESSAGES, Stage
+from trainer_launch.diagnosis.collectives import ANSWERS, MAX_GROUPS, MAX_LOOKS, MAX_MESSAGES, Stage
 from trainer_launch.model.codec import MAX_TEXT
 from trainer_launch.model.units import grouped, spans
 
+STACKS_SIGNAL = signal.SIGRTMAX - 1  # asks for the stacks of all threads; torch and we use SIGRTMAX otherwise
 MOST = 64  # collectives of each process group that are told
 _QUESTION_BYTES = 65536
 _REQUESTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # on which programs save and leave
@@ -38,10 +39,13 @@ Members: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]  # of process group
 
 
 def answer_in_thread(fd: int, rank: int) -> None:
-    """Start the thread, in which no signal of the program's is handled, and tell PID 1 that it may ask now."""
+    """Start the thread, in which no signal of the program's is handled, and tell PID 1 that it may ask now.
+
+    Stacks are written in it: a signal would end a sleep of the main thread in C, whatever the handler's flags.
+    """
     import _thread  # threading would show it to the program
 
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {STACKS_SIGNAL})
     try:
         _thread.start_new_thread(_serve, (fd, rank, threading.main_thread().ident))
         with contextlib.suppress(OSError):
@@ -51,6 +55,8 @@ def answer_in_thread(fd: int, rank: int) -> None:
 
 
 def _serve(fd: int, rank: int, main_thread: int | None) -> None:
+    with contextlib.suppress(OSError), open("/proc/thread-self/comm", "w", encoding="ascii") as name:
+        name.write(ANSWERS)
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     sample: _Sample | None = None

@@ -82,11 +82,11 @@ class GroupIncidents:
             self._drop(stall.collected)
         self._last_stall = replace(stall, collected=collected, unexplained=stall.unexplained + 1)
         states: tuple[RankState, ...] = ()
-        limit_s = 0.0
+        limit_s, is_early = 0.0, False
         if collected is not None:
             states = fitting((*collected.incident.states, *self._ending(collected)))
-            limit_s = collected.limit_s
-        self._send(say.Note(self._group.generation, STALL, Ranks(states, time.time_ns(), limit_s)))
+            limit_s, is_early = collected.limit_s, collected.is_early
+        self._send(say.Note(self._group.generation, STALL, Ranks(states, time.time_ns(), limit_s, is_early)))
 
     def _ending(self, collected: Collected) -> list[RankState]:
         """Ranks whose processes are gone, while the group has not heard of their ends yet: they hang nowhere."""

@@ -1,12 +1,13 @@
 """Decide whether this node's workers hang: samples in, verdict out. Pure; `watch` takes the samples and acts.
 
-Strong signs of life are output, reported progress, collectives that advance, and what a main thread writes. Ranks
-work in lockstep, so anybody's counts for the node, and often only rank 0 has any. Weak signs are CPU time and
-wake-ups of a main thread. T is the timeout:
+Strong signs of life are output, reported progress, collectives that advance, and what a main thread writes. Weak
+signs are CPU time, wake-ups and reads of a main thread. T is the timeout:
 
 - stopped: a worker is suspended (SIGSTOP) for T. Nobody else is asked, and nobody is idle: the others wait for it.
-- idle: no strong sign for T, and no worker did more than wait: next to no CPU time, next to no wake-ups.
-  Before the first strong sign only a worker that is older than `PATIENCE` * T counts: starting takes its time.
+- idle: a worker shows no strong sign for T, and does no more than wait: next to no CPU time, wake-ups and reads.
+  Where nobody can explain what it waits for, all workers must be idle: ranks work in lockstep, and often only
+  rank 0 has any strong sign. While they start, `PATIENCE` * T: until a worker's first collective, or until strong
+  signs have come for T.
 - busy: somebody does use CPU, but the node has shown progress for at least T before, and then none for
   `PATIENCE` * T and for `USUAL` times the longest pause that it had. Without strong signs being busy is no hang.
 
@@ -36,13 +37,14 @@ USUAL = 10  # times the longest pause between strong signs is no longer usual
 LEARN = 5  # pauses, before anything is known about them
 REMEMBER = 100  # pauses
 AUTO_FLOOR_S = 60.0  # no learned timeout is shorter
-UNLEARNED_S = 1800.0  # before it is learned; it allows for the start as well
+UNLEARNED_S = 1800.0  # before it is learned; it allows for the start as well, and for a computation
 _WINDOW = 10  # looks that are compared: half of a timeout
 # What is next to nothing, at once and in each second more.
 _IDLE = (
     (0.05, 0.02),  # CPU seconds, a few ticks: gloo's own thread, which wakes up 100 times a second, takes 0.002
     (4, 1.0),  # going to sleep: a data loader's consumer looks after its workers every 5 s
     (0, 0),  # bytes written
+    (256, 64.0),  # bytes read: a wake-up through a pipe takes a few
 )
 # What threads and children beside a main thread may take for metrics and logs.
 _BESIDE = (
@@ -55,7 +57,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     """What the user asked for."""
 
     timeout_s: float | None  # None: learn it from the pauses between strong signs
-    unlearned_s: float | None = None  # the timeout before anything is learned; None: there is none
+    # The timeout before anything is learned; None: there is none. A rank that computes for less makes progress.
+    unlearned_s: float | None = None
     weak_signs: bool = True  # False: the work is done elsewhere, so being idle here says nothing
 
     @property
@@ -99,8 +102,8 @@ class Activity(Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> tuple[float, ...]:
-        """What its main thread has done: CPU seconds, times that it went to sleep, bytes written."""
-        return self.cpu_s, self.switches, self.written
+        """What its main thread has done: CPU seconds, times that it went to sleep, bytes written and read."""
+        return self.cpu_s, self.switches, self.written, self.read
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -108,6 +111,7 @@ class Sample(Struct, frozen=True, kw_only=True):
 
     processes: tuple[Activity, ...]  # the worker's own first, then everything below it
     signs: tuple[int, ...] = ()  # strong ones: whatever changes
+    has_joined: bool = False  # it has entered a collective, so it is no longer starting
 
     @property
     def state(self) -> str:
@@ -148,6 +152,11 @@ class Track(Struct, frozen=True):
     stopped_at_s: float | None = None
     sign_at_s: float | None = None  # its own last strong sign
 
+    @property
+    def idle_at_s(self) -> float:
+        """Since then it has shown no sign of any kind."""
+        return self.quiet_at_s if self.sign_at_s is None else max(self.quiet_at_s, self.sign_at_s)
+
 
 class WatchedNode(Struct, frozen=True):
     """What is remembered of all workers of this node."""
@@ -163,7 +172,8 @@ class Quiet(NamedTuple):
     """How long ago one worker has done something; None: not since it is watched."""
 
     sign_s: float | None  # a strong sign
-    work_s: float | None  # more than wait, unless it is busy for too long
+    work_s: float | None  # more than wait, unless it computes for too long
+    may_spin: bool = False  # it is busy without progress, as those are that wait in NCCL
 
 
 class HangKind(Enum):
@@ -182,6 +192,8 @@ class Hang(Struct, frozen=True, kw_only=True):
     for_s: float
     limit_s: float  # the timeout that was taken
     text: str
+    is_partial: bool = False  # other workers are at work, or have been within the timeout
+    is_early: bool = False  # nothing is learned yet, so that only evidence counts
 
 
 def begin(at_s: float) -> WatchedNode:
@@ -222,29 +234,31 @@ def limit_s(node: WatchedNode, rules: Rules) -> float | None:
     return max(AUTO_FLOOR_S, USUAL * max(node.pauses_s)) if len(node.pauses_s) >= LEARN else rules.unlearned_s
 
 
-def judge(node: WatchedNode, rules: Rules) -> Hang | None:
-    """Say who hangs, if anybody does."""
+def judge(node: WatchedNode, rules: Rules, *, is_explained: bool = False) -> Hang | None:
+    """Say who hangs, if anybody does; where that `is_explained` by all nodes, some idle workers suffice to ask."""
     limit = limit_s(node, rules)
     if limit is None or not node.tracks or any(track.last.state == "t" for track in node.tracks.values()):
         return None
-    is_learned = rules.timeout_s is not None or len(node.pauses_s) >= LEARN
-    idle = _idle(node, limit, PATIENCE * limit if is_learned else limit) if rules.weak_signs else None
+    idle = _idle(node, rules, limit, is_explained=is_explained) if rules.weak_signs else None
     return _stopped(node, limit) or idle or _busy(node, rules, limit)
 
 
 def quiet(node: WatchedNode, all_rules: Sequence[Rules]) -> dict[WatchedWorker, Quiet]:
     """What each worker has done last."""
     limits = [(rules, limit_s(node, rules)) for rules in all_rules]
-    busy = {
+    busy = [(rules, _busy(node, rules, limit)) for rules, limit in limits if limit is not None]
+    spinning = {worker for _, hang in busy if hang is not None for worker in hang.workers}
+    endless = {
         worker
-        for rules, limit in limits
-        if limit is not None and (hang := _busy(node, rules, limit)) is not None
+        for rules, hang in busy
+        if hang is not None and hang.for_s >= (rules.unlearned_s or 0.0)
         for worker in hang.workers
     }
     return {
         worker: Quiet(
             None if track.sign_at_s is None else node.at_s - track.sign_at_s,
-            None if worker in busy else node.at_s - track.quiet_at_s,
+            None if worker in endless else node.at_s - track.quiet_at_s,
+            may_spin=worker in spinning,
         )
         for worker, track in node.tracks.items()
     }
@@ -334,21 +348,38 @@ def _stopped(node: WatchedNode, limit: float) -> Hang | None:
     return Hang(kind=HangKind.STOPPED, workers=workers, for_s=for_s, limit_s=limit, text=text)
 
 
-def _idle(node: WatchedNode, limit: float, start_s: float) -> Hang | None:
-    if any(track.stopped_at_s is not None for track in node.tracks.values()):
+def _idle(node: WatchedNode, rules: Rules, limit: float, *, is_explained: bool) -> Hang | None:
+    tracks = node.tracks
+    if any(track.stopped_at_s is not None for track in tracks.values()):
         return None  # who is stopped was idle a moment before that was seen, and the others wait for it
-    for_s = node.at_s - max(track.quiet_at_s for track in node.tracks.values())
-    if node.sign_at_s is not None:
-        for_s = min(for_s, node.at_s - node.sign_at_s)
-    elif node.at_s - min(track.born_at_s for track in node.tracks.values()) < start_s:
+    is_learned = rules.timeout_s is None and len(node.pauses_s) >= LEARN
+    has_joined = any(track.last.has_joined for track in tracks.values())
+    signs_for_s = (node.sign_at_s or 0.0) - (node.first_sign_at_s or 0.0)
+    age_s = node.at_s - min(track.born_at_s for track in tracks.values())
+    start_s = limit if rules.timeout_s is None else PATIENCE * limit
+    if not (has_joined or is_learned or signs_for_s >= limit or age_s >= start_s):
         return None
-    if for_s < limit:
+    is_unlearned = rules.timeout_s is None and not is_learned
+    after_s = AUTO_FLOOR_S if is_explained and has_joined and is_unlearned else limit
+    idle_s = {worker: node.at_s - track.idle_at_s for worker, track in tracks.items()}
+    workers = tuple(worker for worker, for_s in idle_s.items() if for_s >= after_s)
+    for_s = max(idle_s.values())
+    if not is_explained:
+        for_s = min([*idle_s.values(), node.at_s - (node.sign_at_s or 0.0)])
+    if for_s < after_s:
         return None
-    workers = tuple(node.tracks)
-    stuck = tuple(worker for worker, track in node.tracks.items() if track.last.state == "D")
+    stuck = tuple(worker for worker in workers if tracks[worker].last.state == "D")
     kernel = f"; {_have(stuck)} stuck in the kernel (state D)" if stuck else ""
     text = f"{_have(workers)} idle: no output, no progress and almost no CPU time for {for_s:.0f} s{kernel}"
-    return Hang(kind=HangKind.IDLE, workers=stuck or workers, for_s=for_s, limit_s=limit, text=text)
+    return Hang(
+        kind=HangKind.IDLE,
+        workers=stuck or workers,
+        for_s=for_s,
+        limit_s=after_s,
+        text=text,
+        is_partial=len(workers) < len(tracks),
+        is_early=for_s < limit,
+    )
 
 
 def _busy(node: WatchedNode, rules: Rules, limit: float) -> Hang | None:

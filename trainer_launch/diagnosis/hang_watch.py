@@ -3,26 +3,27 @@
 What is a hang is decided in `hang_detection`, who is waited for in `collectives`. Nobody is killed before what the
 workers can tell is on disk. Whoever asks for the look ends them.
 
-Where a coordinator can be asked, idle and busy workers are ended only after it was: who waits in gloo sleeps, in
-NCCL it spins. The node that has the cause ends its own at once; who waits for it, or is where a healthy rank may be
-for minutes, gets `PATIENCE` times as long. Nobody is ended while the cause shows progress, wherever it is.
+Where a coordinator can be asked, idle and busy workers are ended only after it was: a rank that waits in gloo
+sleeps, in NCCL it spins. The node that has the cause ends its own at once, if this has been quiet for the timeout.
+Workers that wait for it, or are where a healthy rank may be for minutes, get `PATIENCE` times as long. Nobody is
+ended while the cause shows progress or waits for a person, wherever it is.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis import hang_detection
-from trainer_launch.diagnosis.collectives import Explanation
+from trainer_launch.diagnosis.collectives import Doing, Explanation
 from trainer_launch.diagnosis.hang_detection import Hang, HangKind, Quiet, Rules, WatchedWorker
 from trainer_launch.diagnosis.incident_bundle import HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
-from trainer_launch.diagnosis.stacks import doing, main_thread, stacks_digest, waits_for_others, where
+from trainer_launch.diagnosis.stacks import main_thread, stacks_digest, waits_for_others, where
 from trainer_launch.diagnosis.worker_samples import WatchedWorkers
 from trainer_launch.host import process_tree
 from trainer_launch.model import Death
@@ -62,13 +63,15 @@ class _Report(NamedTuple):
 class _HangRound(Struct, frozen=True, kw_only=True):
     """What all nodes were asked about one quiet, and what came of it."""
 
-    quiet: object  # since when which workers make no progress: anything else is another hang
+    signs: Mapping[WatchedWorker, float | None]  # when each worker last showed progress: later ones end the quiet
+    is_early: bool = False  # reported before it was known which pauses are usual
     is_reported: bool = False  # here, or by another node
     report: _Report | None = None  # our own
     asked_at_s: float | None = None  # when we had all nodes asked
     explanation: Explanation | None = None
     explained_at_s: float = 0.0
-    again_at_s: float | None = None  # when it is reported again, though nobody has made progress since
+    again_at_s: float | None = None  # when it is reported again, though nobody has made progress since,
+    causes: tuple[WatchedWorker, ...] = ()  # if these show none any more
 
 
 class Watch:
@@ -89,8 +92,9 @@ class Watch:
         self._tell = tell  # the coordinator, which asks all nodes; None: there is none
         self._node = hang_detection.begin(now())
         self._last_round: _HangRound | None = None
-        # An idleness that was looked into: when it began, and who then did not wait for others.
-        self._elsewhere: tuple[float, tuple[WatchedWorker, ...]] | None = None
+        # An idleness that was looked into: when it began, who did not wait for others, and in what all were.
+        self._elsewhere: tuple[float, tuple[WatchedWorker, ...], Collection[Doing]] | None = None
+        self._active_at_s = 0.0  # when the cause showed progress last
         self.due_s = self._node.at_s
 
     def look(self, now_s: float) -> Death | None:
@@ -103,33 +107,44 @@ class Watch:
         to_end = None if hang is None else self._to_end(hang, now_s)
         if to_end is not None:
             return self._strike(to_end, now_s)
-        again_at_s = self._round.again_at_s
-        if not self._round.is_reported or (again_at_s is not None and now_s >= again_at_s):
-            hang = self._judged(watched.report)
-            if hang is not None:
+        hang = self._judged(watched.report)
+        if hang is not None:
+            last = self._round(hang)
+            is_due = last.again_at_s is not None and now_s >= last.again_at_s
+            is_due = is_due and self._quiet_s(last.causes, hang) >= hang.limit_s
+            if is_due or not last.is_reported or (last.is_early and not hang.is_early):
                 self._report(hang)
         return None
 
-    def reported(self) -> None:
-        """Nothing more is reported until somebody makes progress; to have collected is no gap in the watch."""
-        self._last_round = replace(self._round, is_reported=True, again_at_s=None)
+    def reported(self, hang: Hang | None = None) -> None:
+        """Nothing more is reported until somebody makes progress; to have collected is no gap in the watch.
+
+        Of a `hang` here, until one of its workers does; None: another node has asked.
+        """
+        self._last_round = replace(self._round(hang), is_reported=True, again_at_s=None)
         self._node = replace(self._node, at_s=self._now())
 
     def explained(self, explanation: Explanation) -> None:
         """What all nodes together know of the present quiet.
 
-        Where the cause still shows progress, whoever may have it reports again should that have ended: at once, or
-        after a while where it seems to have ended by now. Who only waits for the cause does not ask again.
+        Where the cause still shows progress, whoever may have it reports again once that has ended: at once, or
+        after as long again where it seems to have ended by now. Who only waits for the cause does not ask again.
         """
         now_s, ranks = self._node.at_s, explanation.ranks
-        now = replace(self._round, explanation=explanation, explained_at_s=now_s)
+        last = self._last_round
+        last = last if last is not None and last.signs.keys() == self._node.tracks.keys() else self._round()
+        now = replace(last, explanation=explanation, explained_at_s=now_s)
         if not explanation.accuses:
             now = replace(now, report=None)  # nothing is kept of it
         if explanation.active:
-            if all(self._judged(rules) is None for rules in self._watched.all_rules):
-                now = replace(now, again_at_s=now_s, explanation=None)
-            elif not ranks or any(worker.rank in ranks for worker in self._node.tracks):
-                now = replace(now, again_at_s=now_s + FRESH_S)
+            self._active_at_s = now_s
+            hangs = [hang for rules in self._watched.all_rules if (hang := self._judged(rules)) is not None]
+            causes = tuple(worker for worker in self._node.tracks if not ranks or worker.rank in ranks)
+            if not hangs:
+                now = replace(now, again_at_s=now_s, causes=causes, explanation=None)
+            elif causes:
+                again_at_s = now_s + max(FRESH_S, *(hang.for_s for hang in hangs))
+                now = replace(now, again_at_s=again_at_s, causes=causes)
         self._last_round = now
 
     def quiet(self) -> dict[int, Quiet]:
@@ -137,61 +152,78 @@ class Watch:
         quiet = hang_detection.quiet(self._node, self._watched.all_rules)
         return {worker.rank: times for worker, times in quiet.items() if worker.rank is not None}
 
-    @property
-    def _round(self) -> _HangRound:
-        """The round about the present quiet, which may not have begun."""
-        quiet, last = (self._node.sign_at_s, tuple(self._node.tracks)), self._last_round
-        return last if last is not None and last.quiet == quiet else _HangRound(quiet=quiet)
+    def _round(self, hang: Hang | None = None) -> _HangRound:
+        """The round about the present quiet, which may not have begun: of the hang's workers, or of all."""
+        signs = {worker: track.sign_at_s for worker, track in self._node.tracks.items()}
+        last = self._last_round
+        workers = signs if hang is None or hang.kind is HangKind.BUSY else hang.workers
+        if (
+            last is not None
+            and last.signs.keys() == signs.keys()
+            and all(last.signs[w] == signs[w] for w in workers)
+        ):
+            return last
+        return _HangRound(signs=signs)
 
     def _to_end(self, hang: Hang, now_s: float) -> Hang | None:
         """The hang, if its workers are to be ended now: it is explained, or nobody explains it."""
         if hang.kind is HangKind.STOPPED or not self._watched.explained:
             return self._named(hang, now_s)
-        why = self._round.explanation
+        last = self._round(hang)
+        why = last.explanation
         fresh_s = max(FRESH_S, hang.limit_s) if why is not None and why.active else FRESH_S
-        if why is not None and now_s < self._round.explained_at_s + fresh_s:
+        if why is not None and now_s < last.explained_at_s + fresh_s:
             if why.active:
                 return None
             if not why.accuses and not why.ranks:
                 return self._named(hang, now_s)  # nothing explains it
             own = tuple(worker for worker in self._node.tracks if worker.rank in why.ranks)
             is_ours = why.accuses and (own or why.reason or not why.ranks)
-            is_due = is_ours or hang.for_s >= hang_detection.others_s(hang)
+            for_s = min(hang.for_s, now_s - self._active_at_s, self._quiet_s(own, hang))
+            is_due = for_s >= (hang.limit_s if is_ours else hang_detection.others_s(hang))
             return replace(hang, workers=own or hang.workers) if is_due else None
-        asked_at_s = self._round.asked_at_s
+        asked_at_s = last.asked_at_s
         if asked_at_s is None or now_s >= asked_at_s + FRESH_S:
             asked_at_s = self._report(hang)
         return self._named(hang, now_s) if now_s >= asked_at_s + ANSWER_S else None
 
     def _judged(self, rules: Rules | None) -> Hang | None:
-        return None if rules is None else hang_detection.judge(self._node, rules)
+        if rules is None:
+            return None
+        return hang_detection.judge(self._node, rules, is_explained=self._watched.explained)
+
+    def _quiet_s(self, workers: Sequence[WatchedWorker], hang: Hang) -> float:
+        """For how long none of these workers has shown progress."""
+        quiet = hang_detection.quiet(self._node, self._watched.all_rules)
+        times = [quiet[worker] for worker in workers]
+        return min([s for time in times for s in (time.sign_s, time.work_s) if s is not None], default=hang.for_s)
 
     def _named(self, hang: Hang, now_s: float) -> Hang | None:
-        """The hang of those that cause it; None while they may be on another node.
+        """The hang of those that cause it; None while they may be on another node, or at work.
 
         Workers that are idle probably wait for others, in a collective. Only who is elsewhere is to blame at once.
         """
+        if hang.is_partial:  # that says nothing, but who is at work may be so without progress
+            whole = None if self._watched.rules is None else hang_detection.judge(self._node, self._watched.rules)
+            return None if whole is None else self._named(whole, now_s)
         if hang.kind is not HangKind.IDLE:
             return hang
         since_s = now_s - hang.for_s
         if self._elsewhere is None or since_s > self._elsewhere[0] + self._watched.paced_by.pace_s:
             texts = self._workers.ask_all(self._workers.children(self._node.tracks))
-            stacks = {worker: main_thread(texts.get(worker.pid, "")) for worker in self._node.tracks}
-            self._elsewhere = (
-                since_s,
-                tuple(
-                    worker
-                    for worker, frames in stacks.items()
-                    if waits_for_others(frames) is False and not doing(frames).takes_long
-                ),
-            )
-        elsewhere = self._elsewhere[1]
-        if elsewhere and len(elsewhere) < len(self._node.tracks):
-            hang = replace(hang, workers=elsewhere)
-        return hang if elsewhere or self._watched.alone or hang.for_s >= hang_detection.others_s(hang) else None
+            doing = {worker: self._workers.doing(worker, texts.get(worker.pid, "")) for worker in self._node.tracks}
+            waits = {worker: waits_for_others(main_thread(texts.get(worker.pid, ""))) for worker in doing}
+            self._elsewhere = since_s, tuple(worker for worker in doing if waits[worker] is False), doing.values()
+        _, elsewhere, all_doing = self._elsewhere
+        if any(kind.waits_for_person for kind in all_doing):
+            return None
+        is_due = (elsewhere or self._watched.alone) and not any(kind.takes_long for kind in all_doing)
+        if not is_due and hang.for_s < hang_detection.others_s(hang):
+            return None
+        return replace(hang, workers=elsewhere) if elsewhere else hang
 
     def _strike(self, hang: Hang, now_s: float) -> Death:
-        text, digest, collected = self._round.report or self._collected(hang)
+        text, digest, collected = self._round(hang).report or self._collected(hang)
         log.error("hang: %s", text)
         for line in digest:
             log.error("hang: %s", line)
@@ -199,12 +231,15 @@ class Watch:
             self._collector.tell(collected)
         explanation = collected.explanation if collected is not None else None
         named = explanation.ranks if explanation is not None else ()
-        cause = min(self._node.tracks, key=lambda worker: (worker.rank not in named, worker not in hang.workers))
+        causes = [worker for worker in self._node.tracks if worker.rank in named]
+        if not 1 < len(self._node.tracks) == len(hang.workers):  # else nothing tells whose fault it is
+            causes = causes or [*hang.workers]
+        cause = min(causes, key=lambda worker: worker not in hang.workers, default=None)
         self._node = replace(hang_detection.begin(now_s), pauses_s=self._node.pauses_s)
         self._elsewhere, self._last_round = None, None
         return Death(
-            rank=cause.rank,
-            local_rank=cause.local_rank,
+            rank=None if cause is None else cause.rank,
+            local_rank=None if cause is None else cause.local_rank,
             message=text,
             lines=digest,
             reason=explanation.reason if explanation is not None and explanation.reason else "Hung",
@@ -215,8 +250,9 @@ class Watch:
         """Have all nodes asked: the ranks that ours wait for may be elsewhere. Return when it was."""
         log.info("no progress: %s; collecting an incident", hang.text)
         report = self._collected(hang)
-        self.reported()
-        self._last_round = replace(self._round, report=report, asked_at_s=self._node.at_s)
+        self.reported(hang)
+        asked = replace(self._round(hang), report=report, asked_at_s=self._node.at_s, is_early=hang.is_early)
+        self._last_round = asked
         if report.collected is not None and self._tell is not None:
             self._tell(report.collected)
         return self._node.at_s
@@ -231,7 +267,7 @@ class Watch:
         report = "".join(f"{line}\n" for line in (hang.text, *digest))
         is_plain = hang.kind is HangKind.STOPPED  # its sentence says it all
         collected = self._collector.collect(HANG, hang.text, report=report, texts=texts, keeps_sentence=is_plain)
-        collected = collected.with_quiet(self.quiet(), hang.limit_s)
+        collected = collected.with_quiet(self.quiet(), hang.limit_s, is_early=hang.is_early)
         text = collected.incident.sentence
         text += f"; collected in {collected.folder}" if collected.folder else ""
         return _Report(text, digest, collected)

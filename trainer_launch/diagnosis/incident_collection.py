@@ -35,6 +35,7 @@ from trainer_launch.host import incident_facts, process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
 from trainer_launch.model import Failure
 from trainer_launch.model.units import spans
+from trainer_launch.supervisor import error_lines
 
 FAILURE_S = 0.3  # for workers to answer when a restart waits for it
 HANG_S = 2.0
@@ -65,15 +66,19 @@ class Collected(Struct, frozen=True, kw_only=True):
     incident: Incident
     explanation: Explanation | None
     limit_s: float = 0.0  # for how long no progress was seen; 0: another node has seen none
+    is_early: bool = False  # before it is known which pauses are usual
 
-    def with_quiet(self, quiet: Mapping[int, Quiet], limit_s: float = 0.0) -> Collected:
+    def with_quiet(self, quiet: Mapping[int, Quiet], limit_s: float = 0.0, *, is_early: bool = False) -> Collected:
         """With the last progress of each rank; who waits in a collective may spin there."""
         states = []
         for state in self.incident.states:
-            signs = quiet.get(state.rank, ())[: 1 if state.doing is Doing.COLLECTIVE else 2]
+            times = quiet.get(state.rank, Quiet(None, None))
+            waits = state.doing is Doing.COLLECTIVE or (times.may_spin and state.waits)
+            signs = (times.sign_s, None if waits else times.work_s)
             quiet_s = min((since_s for since_s in signs if since_s is not None), default=state.quiet_s)
             states.append(replace(state, quiet_s=quiet_s))
-        return replace(self, incident=replace(self.incident, states=tuple(states)), limit_s=limit_s)
+        incident = replace(self.incident, states=tuple(states))
+        return replace(self, incident=incident, limit_s=limit_s, is_early=is_early)
 
 
 class Collector:
@@ -126,7 +131,7 @@ class Collector:
         recorded = recorders.answers(number, until_s) if recorders else {}
         texts = stacks.answers(asked, until_s) if texts is None else texts
         states = [
-            self._state(worker, state, texts.get(worker.pid, ""), recorded.get(worker.name))
+            self._state(worker, state, texts.get(worker.pid, ""), recorded.get(worker.name), is_hang=kind == HANG)
             for worker, state in alive.items()
             if worker.rank is not None
         ]
@@ -220,14 +225,21 @@ class Collector:
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
 
-    def _state(self, worker: WatchedWorker, state: str, text: str, answer: Recorded | None) -> RankState:
+    def _state(
+        self, worker: WatchedWorker, state: str, text: str, answer: Recorded | None, *, is_hang: bool
+    ) -> RankState:
         silence = "it did not answer in time" if self._group else ""
         frames = stacks.main_thread(text)
+        groups = {} if answer is None else answer.groups
+        waits_in_torch = answer is not None and answer.calls == "wait"
         doing = stacks.doing(frames)
         place, stage = stacks.where(frames) if frames else "", Stage.JOINED if answer is None else answer.stage
+        if is_hang:
+            has_joined = waits_in_torch or any(group.entered > group.done for group in groups.values())
+            doing = self._workers.doing(worker, text, has_joined=has_joined)
         if doing is Doing.UNKNOWN and worker.pid in self._saving():
             doing = Doing.CHECKPOINT
-        elif doing is Doing.UNKNOWN and answer is not None and answer.calls == "wait":  # torch's, for other ranks
+        elif doing is Doing.UNKNOWN and waits_in_torch:  # for other ranks
             doing, place = Doing.COLLECTIVE, f"waits in work.wait, called from {place.removeprefix('in ')}"
         if self._group is not None and worker.name in self._group.recorders.at_end:
             stage = Stage.ENDED
@@ -235,12 +247,19 @@ class Collector:
             rank=worker.rank or 0,
             node=self._about.node_rank,
             life=Life.STOPPED if state == "T" else Life.ALIVE,
-            place=place,
+            place=self._at_exit(worker, text) or place,
             doing=doing,
             stage=stage,
-            groups={} if answer is None else answer.groups,
+            groups=groups,
             why=silence if answer is None else answer.why,
         )
+
+    def _at_exit(self, worker: WatchedWorker, text: str) -> str:
+        """Where a program that has ended still waits, and the error that ended it; "": it has not ended."""
+        place = None if self._group is None else self._group.places.get(worker.name)
+        where = stacks.at_exit(text)
+        error = error_lines.message_in(error_lines.read_error_file(place.error_file)) if where and place else None
+        return f"{where}, after {error}" if error else where
 
     def _folder(self, at_s: float) -> tuple[str, Sequence[str]]:
         """A new folder, or "" and why there is none."""

@@ -5,7 +5,6 @@ A forked worker and what it has forked write to one file. A handler does so, wha
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -16,7 +15,7 @@ from itertools import zip_longest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis.collectives import Doing
+from trainer_launch.diagnosis.collectives import ANSWERS, Doing
 from trainer_launch.diagnosis.hang_detection import WatchedWorker, label
 from trainer_launch.host import process_tree
 from trainer_launch.host.slow_files import within
@@ -45,10 +44,13 @@ _IN = {
     r"|torch/_inductor/(compile_fx\w*|codecache|async_compile|cpp_builder|graph|scheduler)\.py:(?!(run|__call__)$)"
     r"|torch/_functorch/_aot_autograd/runtime_wrappers\.py:get_or_compile$",
     Doing.DATA: r"torch/utils/data/",
-    Doing.TRANSFER: r"/shutil\.py:|/(boto3|botocore|s3transfer|s3fs|fsspec|gcsfs|adlfs|huggingface_hub)/"
-    r"|/(google/cloud/storage|azure/storage)/|/urllib/request\.py:",
-    # A program that a rank waits for is none of these: it is below the rank, and its work counts as the rank's.
+    Doing.TRANSFER: r"/(shutil|socket|ssl|ftplib|http/client|urllib/request)\.py:"
+    r"|/(boto3|botocore|s3transfer|s3fs|fsspec|gcsfs|adlfs|huggingface_hub|urllib3|requests|httpx|aiohttp|paramiko)/"
+    r"|/(google/cloud/storage|azure/storage)/",
+    # What no call shows, such as a program that a rank waits for, transfers.py tells.
 }
+_OURS = re.compile(r"/trainer_launch/diagnosis/flight_recorder\.py$")  # the thread that answers PID 1
+_AT_EXIT = re.compile(r"/threading\.py:_shutdown$|/concurrent/futures/(thread|process)\.py:_python_exit$")
 _DECORATORS = ("wrapper", "decorate_context", "inner", "_fn")
 
 
@@ -104,8 +106,10 @@ def _ask(path: str | None, pid: int) -> int | None:
     if entry is None or entry.state in "TtDZX" or not process_tree.catches(pid, STACKS_SIGNAL):
         return None
     before = size(path)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, STACKS_SIGNAL)
+    # The thread that answers PID 1 sleeps in Python, which goes on. A sleep of the program's in C would end.
+    thread = process_tree.thread_named(pid, ANSWERS)
+    if thread is None or not process_tree.send(thread, STACKS_SIGNAL):
+        process_tree.send(pid, STACKS_SIGNAL)
     return before
 
 
@@ -136,19 +140,30 @@ def _read_from(path: str, start: int) -> bytes:
         return file.read(_MAX_BYTES)
 
 
-def main_thread(text: str) -> tuple[Frame, ...]:
-    """The main thread's calls, innermost first, of the last dump in `text`; empty when there is none."""
-    threads: list[tuple[bool, list[Frame]]] = []
+def _threads(text: str) -> list[list[Frame]]:
+    """The calls of all threads but ours, innermost first; the main thread is the oldest, and comes last."""
+    threads: list[list[Frame]] = []
     for line in text.splitlines():
         start, frame = _THREAD.match(line), _FRAME.match(line)
         if start:
-            threads.append((start[1] == "Current thread", []))
+            threads.append([])
         elif frame and threads:
-            threads[-1][1].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
-    # The kernel gives a process's signal to its main thread; that is also the oldest, which comes last.
-    current = [frames for is_current, frames in threads if is_current]
-    chosen = current or [frames for _, frames in threads]
-    return tuple(chosen[-1]) if chosen else ()
+            threads[-1].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
+    return [frames for frames in threads if not any(_OURS.search(frame.file) for frame in frames)]
+
+
+def main_thread(text: str) -> tuple[Frame, ...]:
+    """The main thread's calls, innermost first, of the last dump in `text`; empty when there is none."""
+    threads = _threads(text)
+    return tuple(threads[-1]) if threads else ()
+
+
+def at_exit(text: str) -> str:
+    """Where a program that has ended still waits for a thread of its own, in one phrase; "": it has not ended."""
+    if not any(_AT_EXIT.search(f"{frame.file}:{frame.function}") for frame in main_thread(text)):
+        return ""
+    users = [frame for frames in _threads(text)[:-1] for frame in frames if not frame.is_library]
+    return "at its exit, waiting for a thread" + (f" in {users[0]}" if users else "")
 
 
 def doing(frames: tuple[Frame, ...]) -> Doing:

@@ -47,6 +47,7 @@ class Ranks(Tagged, frozen=True):
     states: Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANKS)]
     at_ns: Ns
     limit_s: Amount = 0.0  # it has seen none for so long; 0: it was asked
+    is_early: bool = False  # before it knows which pauses are usual
 
 
 class ShowRanks(Tagged, frozen=True):
@@ -71,6 +72,7 @@ class _StallRound(Struct, frozen=True, kw_only=True):
     states: tuple[RankState, ...]  # so far, of those that have
     at_ns: int
     limit_s: float
+    is_early: bool = False  # for all that have seen no progress
 
 
 class StallJudge(Judge, frozen=True, kw_only=True):
@@ -104,6 +106,9 @@ class StallJudge(Judge, frozen=True, kw_only=True):
             states=(*before.states, *body.states)[:MAX_STATES],
             at_ns=max(before.at_ns, body.at_ns),
             limit_s=max(before.limit_s, body.limit_s),
+            is_early=body.is_early
+            if not before.limit_s
+            else before.is_early and (body.is_early or not body.limit_s),
         )
         judge = replace(self, question=now, due_s=now.asked_s + SHOW_RANKS_S)
         if now.waiting:
@@ -126,6 +131,9 @@ class StallJudge(Judge, frozen=True, kw_only=True):
             why = unexplained(ranks, of, now.limit_s)
             if names:  # who has not answered may be at work
                 why = replace(why, accuses=False)
+        is_proof = bool(why.reason) or 0 < 2 * len(why.ranks) <= len(ranks)
+        if now.is_early and not is_proof:  # a first step may take long, but does not leave a few ranks idle
+            why = replace(why, accuses=False)
         text = why.text + (f"; no answer from {', '.join(names[:4])}" if names else "")
         why = replace(why, text=text, ranks=why.ranks[:MAX_RANKS])
         return StallJudge(explained=why, explained_s=now_s), (Tell(range(len(everybody)), why),)

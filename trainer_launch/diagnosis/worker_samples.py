@@ -13,8 +13,8 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis import stacks
-from trainer_launch.diagnosis.collectives import RankState
+from trainer_launch.diagnosis import stacks, transfers
+from trainer_launch.diagnosis.collectives import Doing, RankState
 from trainer_launch.diagnosis.hang_detection import Activity, Sample, WatchedWorker
 from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.host import files, process_tree, runtime_directory
@@ -103,6 +103,20 @@ class WatchedWorkers:
             self._dumped[pid] = self._dumped.get(pid, 0) + len(text.encode(errors="replace"))
         return texts
 
+    def doing(self, worker: WatchedWorker, text: str, *, has_joined: bool = False) -> Doing:
+        """What a worker is in, as its stacks show, or else what it waits for outside the job.
+
+        `has_joined` is whether it has entered a collective that has not ended.
+        """
+        shown = stacks.doing(stacks.main_thread(text))
+        if shown not in (Doing.UNKNOWN, Doing.DATA):
+            return shown
+        (below,) = self.children([worker]).values()
+        port = (process_tree.environment(worker.pid) or {}).get("MASTER_PORT", "")
+        ports = [int(port)] if port.isdecimal() else []
+        outside = transfers.doing(worker.pid, below, ports, has_joined=has_joined)
+        return shown if outside is Doing.UNKNOWN else outside
+
     def _worker(self, name: str, entry: process_tree.ProcessEntry) -> WatchedWorker:
         place = None if self._group is None else self._group.places.get(name)
         known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
@@ -121,7 +135,7 @@ class WatchedWorkers:
         processes[0] = replace(own, written=written, beside_bytes=own.beside_bytes - answered)
         report = stacks.status_of(runtime_directory.progress_file(self._run_dir, worker.local_rank or 0))
         signs = (self._heard(name), 0 if report is None else report.st_mtime_ns, far)
-        return Sample(processes=tuple(processes), signs=signs)
+        return Sample(processes=tuple(processes), signs=signs, has_joined=far > 0)
 
 
 def _by_parent(entries: Iterable[process_tree.ProcessEntry]) -> Below:

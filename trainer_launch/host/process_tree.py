@@ -235,6 +235,15 @@ def sleeps_in(pid: int, proc: str = "/proc") -> str:
     return files.text(f"{proc}/{pid}/wchan").strip().strip("0")
 
 
+def thread_named(pid: int, name: str) -> int | None:
+    """The number of a process's thread of this name; None: it has none."""
+    try:
+        tids = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return None
+    return next((int(tid) for tid in tids if files.text(f"/proc/{pid}/task/{tid}/comm").strip() == name), None)
+
+
 def catches(pid: int, number: int, proc: str = "/proc") -> bool:
     """Whether a process has a handler for a signal; who has none may die of it."""
     caught = _CAUGHT.search(files.text(f"{proc}/{pid}/status"))

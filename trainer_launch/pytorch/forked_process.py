@@ -32,7 +32,6 @@ from trainer_launch.pytorch.error_file import without_frames_of
 from trainer_launch.pytorch.first_import import FirstImport
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
 
-_STACKS_SIGNAL = signal.SIGRTMAX - 1  # asks for the stacks of all threads; torch and we use SIGRTMAX otherwise
 _HIGH_FD = 1000  # beyond what a program may expect to get for its own files
 _KEPT: list[object] = []  # what has to live as long as the process
 
@@ -206,7 +205,7 @@ def _write(text: str) -> None:
 def arm(path: str) -> None:
     """A signal makes Python write there where every thread stands."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    faulthandler.register(_STACKS_SIGNAL, file=_out_of_the_way(fd), all_threads=True, chain=False)
+    faulthandler.register(flight_recorder.STACKS_SIGNAL, file=_out_of_the_way(fd), all_threads=True, chain=False)
 
 
 def _out_of_the_way(fd: int) -> int:

@@ -1,0 +1,144 @@
+"""Real processes that wait: for a file, a server or a person, or for what only looks like it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import eventually
+from trainer_launch.diagnosis import transfers
+from trainer_launch.diagnosis.collectives import Doing
+from trainer_launch.host import process_tree, system_calls
+from trainer_launch.host.system_calls import CallKind, SystemCall
+
+pytestmark = pytest.mark.process
+HEAD = """
+import fcntl, os, queue, select, signal, socket, subprocess, sys, threading, time
+def connected():
+    return socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+def fetch():
+    connected().recv(1)
+def lock():
+    return open(sys.argv[3], "w")
+READS = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1)"
+CHILD = [sys.executable, "-S", "-c", READS, *sys.argv[1:]]
+"""
+PIPE, SLEEP = "a, b = os.pipe(); os.read(a, 1)", "subprocess.run(['sleep', '60'])"
+TRANSFERS = {
+    "reads from a server": "fetch()",
+    "reads with a timeout": "a = connected(); a.settimeout(60); a.recv(1)",
+    "selects": "select.select([connected()], [], [])",
+    "waits in an event loop": "a = connected(); b = select.epoll(); b.register(a, select.EPOLLIN); b.poll()",
+    "waits for a thread that reads": "a = threading.Thread(target=fetch); a.start(); a.join()",
+    "waits for a program that reads": "subprocess.run(CHILD)",
+    "waits for the output of a program that reads": "subprocess.run(CHILD, capture_output=True, timeout=60)",
+    "waits for a shell whose program reads": "subprocess.run(['sh', '-c', '\"$@\"; true', 'sh', *CHILD])",
+    "reads a file of a slow disk": "os.read(os.open(sys.argv[2], os.O_RDWR), 1)",
+    "writes a file of a slow disk": "a = os.open(sys.argv[2], os.O_RDWR)\nwhile True: os.write(a, bytes(65536))",
+}
+NO_TRANSFERS = {
+    "sleeps": (CallKind.OTHER, "time.sleep(60)"),
+    "sleeps while a thread reads": (CallKind.OTHER, "threading.Thread(target=fetch).start(); time.sleep(60)"),
+    "waits for a queue": (CallKind.LOCK, "queue.Queue().get()"),
+    "reads from its own pipe": (CallKind.DATA, PIPE),
+    "reads from its own pipe beside a program that reads": (CallKind.DATA, f"subprocess.Popen(CHILD); {PIPE}"),
+    "opens a pipe that nobody writes": (CallKind.OTHER, "open(sys.argv[2])"),
+    "reads from its own socket": (CallKind.DATA, "a, b = socket.socketpair(); a.recv(1)"),
+    "waits for a lock of a file": (CallKind.OTHER, "a, b = lock(), lock(); fcntl.flock(a, 2); fcntl.flock(b, 2)"),
+    "waits for a program that sleeps": (CallKind.CHILD, SLEEP),
+    "waits for a program that sleeps beside one that reads": (CallKind.CHILD, f"subprocess.Popen(CHILD); {SLEEP}"),
+    "serves": (
+        CallKind.POLL,
+        "a = select.poll(); b = socket.create_server(('127.0.0.1', 0)); a.register(b); a.poll()",
+    ),
+}
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a server that accepts, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def started(tmp_path: Path, port: int) -> Iterator[Callable[[str], int]]:
+    """Start a program; its pid."""
+    os.mkfifo(tmp_path / "disk")
+    running = []
+
+    def start(code: str) -> int:
+        argv = (sys.executable, "-S", "-c", HEAD + code, str(port), str(tmp_path / "disk"), str(tmp_path / "lock"))
+        running.append(subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True))
+        return running[-1].pid
+
+    yield start
+    for process in running:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def doing(pid: int, *own_ports: int, has_joined: bool = False) -> Doing:
+    return transfers.doing(pid, process_tree.descendants(pid), own_ports, has_joined=has_joined)
+
+
+def calls_of(pid: int) -> list[SystemCall | None]:
+    """Of the main thread first, then of all threads beside it and below it."""
+    pids = [pid, *(entry.pid for entry in process_tree.descendants(pid))]
+    others = [call for each in pids for call in system_calls.of_other_threads(each)]
+    return [*(system_calls.of_thread(each, each) for each in pids), *others]
+
+
+@pytest.mark.parametrize("code", TRANSFERS.values(), ids=[*TRANSFERS])
+def test_a_worker_that_waits_for_files_or_a_server_is_in_a_transfer(
+    started: Callable[[str], int], code: str
+) -> None:
+    pid = started(code)
+    eventually(lambda: doing(pid) is Doing.TRANSFER, "it waits", within_s=20)
+
+
+@pytest.mark.parametrize(("kind", "code"), NO_TRANSFERS.values(), ids=[*NO_TRANSFERS])
+def test_a_worker_that_waits_for_itself_or_for_nobody_is_in_no_transfer(
+    started: Callable[[str], int], kind: CallKind, code: str
+) -> None:
+    pid = started(code)
+
+    def waits() -> bool:
+        """And what reads beside it does so."""
+        main, *others = calls_of(pid)
+        reads = any(call is not None and call.kind is CallKind.DATA and call.fds[:1] != (0,) for call in others)
+        return main is not None and main.kind is kind and reads == ("CHILD" in code or "fetch" in code)
+
+    eventually(waits, "it waits", within_s=20)
+    assert doing(pid) is Doing.UNKNOWN
+
+
+def test_a_worker_that_waits_for_the_jobs_store_is_in_no_transfer(started: Callable[[str], int], port: int) -> None:
+    pid = started("fetch()")
+    eventually(lambda: doing(pid) is Doing.TRANSFER, "it waits", within_s=20)
+    assert doing(pid, port) is Doing.UNKNOWN
+
+
+def test_a_worker_that_has_joined_a_collective_does_not_wait_for_a_thread_that_uploads(
+    started: Callable[[str], int],
+) -> None:
+    pid = started("a = threading.Thread(target=fetch); a.start(); a.join()")
+    eventually(lambda: doing(pid) is Doing.TRANSFER, "it waits", within_s=20)
+    assert doing(pid, has_joined=True) is Doing.UNKNOWN
+
+
+@pytest.mark.parametrize("code", ["input()", "select.select([sys.stdin], [], [])"])
+def test_a_worker_that_reads_standard_input_waits_for_a_person(started: Callable[[str], int], code: str) -> None:
+    pid = started(code)
+    eventually(lambda: doing(pid) is Doing.INPUT, "it waits", within_s=20)
+
+
+def test_of_a_process_that_is_gone_nothing_is_known() -> None:
+    assert transfers.doing(2**22 + 1, ()) is Doing.UNKNOWN
