@@ -11,21 +11,18 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis.collectives import Explanation, RankState, brief, entered_in_words, last_entered
-from trainer_launch.diagnosis.hang_detection import Quiet
-from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG
+from trainer_launch.diagnosis.collectives import Explanation, RankState, entered_in_words, last_entered
+from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, REQUEST
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
-from trainer_launch.diagnosis.stall import SHOW_RANKS_S, STALL, Ranks, ShowRanks, ToNode
+from trainer_launch.diagnosis.stall import SHOW_RANKS_S, STALL, Ranks, RanksOfAll, ShowRanks, ToNode, fitting
 from trainer_launch.diagnosis.worker_samples import WatchedGroup
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership.notes import opened
 from trainer_launch.model import Death
-from trainer_launch.model.codec import encode
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
 
-_MESSAGE_BYTES = 48_000  # leaves room in a line
 _OTHER_SIZE = re.compile(r"(\d{1,19}) vs (\d{1,19})\. Received data size doesn't match expected size")
 _AT_END_S = 0.01  # to read what has been written
 _OUTPUT_S = 0.2  # for the last output of a worker that was aborted
@@ -65,10 +62,10 @@ class GroupIncidents:
         if self._collector is not None:
             self._collector.close()
 
-    def tell_ranks(self, collected: Collected | None) -> None:
+    def tell_ranks(self, collected: Collected | None, *, is_request: bool = False) -> None:
         """Tell the coordinator what our ranks show, which asks all others, too."""
         stall = self._stall
-        if collected is not stall.collected:
+        if collected is None or stall.collected is None or collected.folder != stall.collected.folder:
             self._drop(stall.collected)
         self._last_stall = replace(stall, collected=collected, unexplained=stall.unexplained + 1)
         states: tuple[RankState, ...] = ()
@@ -76,7 +73,7 @@ class GroupIncidents:
         if collected is not None:
             states = fitting((*collected.incident.states, *self._ending(collected)))
             limit_s = collected.limit_s
-        self._send(say.Note(self._group.generation, STALL, Ranks(states, time.time_ns(), limit_s)))
+        self._send(say.Note(self._group.generation, STALL, Ranks(states, time.time_ns(), limit_s, is_request)))
 
     def _ending(self, collected: Collected) -> list[RankState]:
         """Ranks whose processes are gone, while the group has not heard of their ends yet: they hang nowhere."""
@@ -86,9 +83,14 @@ class GroupIncidents:
             RankState(rank=rank, node=self._group.node_rank, quiet_s=0.0) for rank in ranks if rank not in reported
         ]
 
-    def failed(self, sentence: str, *, was_killed: bool) -> None:
-        """This generation ends for that; nobody was stopped for it yet. Who was killed cannot say where."""
-        if self._collector is None:
+    def failed(self, sentence: str, *, was_killed: bool, watch: Watch | None = None) -> None:
+        """This generation ends for that; nobody was stopped for it yet. Who was killed cannot say where.
+
+        With a `watch`, another node ends it: where our ranks have not moved since a hang was explained, for that
+        hang, of which there is an incident.
+        """
+        why = self._stall.explanation
+        if self._collector is None or (why is not None and why.accuses and watch is not None and watch.is_reported):
             return
         alive = self._group.processes.pids()
 
@@ -134,10 +136,12 @@ class GroupIncidents:
     def hear(self, note: say.Note, watch: Watch | None) -> bool:
         """Another node sees no progress, or all nodes together know why; return whether that accuses somebody."""
         match opened(ToNode, note.body, note.topic) if note.topic == STALL else None:
-            case ShowRanks():
-                self._show_ranks(None if watch is None else watch.quiet())
-                if watch is not None:
+            case ShowRanks(is_request):
+                self.show_ranks(watch, is_request=is_request)
+                if watch is not None and not is_request:
                     watch.reported()
+            case RanksOfAll() as ranks:
+                self._complete(ranks)
             case Explanation() as explanation:
                 self._explain(explanation)
                 if watch is not None:
@@ -145,14 +149,25 @@ class GroupIncidents:
                 return explanation.accuses
         return False
 
-    def _show_ranks(self, quiet: Mapping[int, Quiet] | None) -> None:
+    def show_ranks(self, watch: Watch | None, *, is_request: bool = True) -> None:
+        """Collect what our ranks show, and tell it: a person, or another node that sees no progress, asks for it."""
         collected = self._last_stall.collected  # our own watch may have collected it at the same time
         if collected is None or time.time() - collected.incident.time_s > SHOW_RANKS_S:
+            is_same = watch is not None and watch.is_reported
+            kind, text = (
+                (REQUEST, "collected on request") if is_request else (HANG, "another node sees no progress")
+            )
             collector = self._collector
-            collected = None if collector is None else collector.collect(HANG, "another node sees no progress")
-            if collected is not None and quiet is not None:
-                collected = collected.with_quiet(quiet)
-        self.tell_ranks(collected)
+            collected = None if collector is None else collector.collect(kind, text, is_same=is_same)
+            if collected is not None and watch is not None:
+                collected = collected.with_quiet(watch.quiet())
+        self.tell_ranks(collected, is_request=is_request)
+
+    def _complete(self, ranks: RanksOfAll) -> None:
+        """Other nodes' ranks are part of our incident."""
+        collected = self._last_stall.collected
+        if self._collector is not None and collected is not None:
+            self._collector.complete(collected, ranks.states, ranks.sentence)
 
     def _drop(self, collected: Collected | None) -> None:
         """It was no incident, unless people know of it."""
@@ -173,7 +188,7 @@ class GroupIncidents:
         where = f"; collected in {collected.folder}" if collected is not None and collected.folder else ""
         _log.warning("suspected hang: %s%s", why.text, where)
         if self._collector is not None and collected is not None:
-            self._collector.explained(collected, why.text, why.reason, why.ranks, why.helps)
+            self._collector.explained(collected, why)
 
 
 def aborted(death: Death, last_lines: Callable[[], Sequence[str]]) -> Death:
@@ -190,12 +205,3 @@ def aborted(death: Death, last_lines: Callable[[], Sequence[str]]) -> Death:
     text = f"rank {death.rank} and its peers entered different collectives: gloo received {sizes[1]} bytes"
     text += f" where rank {death.rank} expected at most {sizes[2]}; a restart will not help"
     return replace(death, reason="ProgramError", message=text)
-
-
-def fitting(states: Sequence[RankState]) -> tuple[RankState, ...]:
-    """As much of these as fits into a message: fewer collectives of each group, then only groups that wait."""
-    for most in (4, 1, 0):
-        shortened = tuple(brief(state, most) for state in states)
-        if sum(len(encode(state)) for state in shortened) <= _MESSAGE_BYTES:
-            return shortened
-    return tuple(replace(state, groups={}, why="too much to tell") for state in states)[: say.MAX_RANKS]

@@ -110,6 +110,11 @@ class Watch:
                 self._report(hang)
         return None
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether the present quiet was reported, here or by another node."""
+        return self._round.is_reported
+
     def reported(self) -> None:
         """Nothing more is reported until somebody makes progress; to have collected is no gap in the watch."""
         self._last_round = replace(self._round, is_reported=True, again_at_s=None)
@@ -229,8 +234,8 @@ class Watch:
         if self._collector is None:
             return _Report(hang.text, digest, None)
         report = "".join(f"{line}\n" for line in (hang.text, *digest))
-        is_plain = hang.kind is HangKind.STOPPED  # its sentence says it all
-        collected = self._collector.collect(HANG, hang.text, report=report, texts=texts, keeps_sentence=is_plain)
+        text = (lambda _: hang.text) if hang.kind is HangKind.STOPPED else hang.text  # its sentence says it all
+        collected = self._collector.collect(HANG, text, report=report, texts=texts, is_same=self.is_reported)
         collected = collected.with_quiet(self.quiet(), hang.limit_s)
         text = collected.incident.sentence
         text += f"; collected in {collected.folder}" if collected.folder else ""

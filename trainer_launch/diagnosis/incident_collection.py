@@ -20,7 +20,16 @@ from msgspec.structs import replace
 from trainer_launch.diagnosis import incident_bundle, stacks
 from trainer_launch.diagnosis.collectives import Doing, Explanation, Life, RankState, Recorded, brief, explain
 from trainer_launch.diagnosis.hang_detection import Quiet, WatchedWorker
-from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, HOST, OUTPUT, RECORDER, STACKS, Incident
+from trainer_launch.diagnosis.incident_bundle import (
+    FAILURE,
+    HANG,
+    HOST,
+    OUTPUT,
+    RECORDER,
+    REQUEST,
+    STACKS,
+    Incident,
+)
 from trainer_launch.diagnosis.worker_samples import WatchedGroup, WatchedWorkers
 from trainer_launch.host import incident_facts, process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
@@ -87,7 +96,7 @@ class Collector:
         self._count = 0  # so that no folder has the name of one that was dropped
         # And whose output counted, and whether all that was taken is written.
         self._last: tuple[Collected, Sequence[str], threading.Event] | None = None
-        self._announced: deque[str] = deque(maxlen=incident_bundle.KEPT)  # folders that people were told of
+        self._announced: deque[Collected] = deque(maxlen=incident_bundle.KEPT)  # of which people were told
         self._threads: list[threading.Thread] = []
         self._is_over = threading.Event()  # the run: nothing is put off any more
         self._lock = threading.Lock()
@@ -100,16 +109,18 @@ class Collector:
         names: Sequence[str] = (),
         report: str = "",
         texts: Mapping[int, str] | None = None,
-        keeps_sentence: bool = False,
+        is_same: bool = False,
     ) -> Collected:
         """Collect now; `names` are processes whose output counts, also those that have ended.
 
         `texts` are the stacks by pid, where they were asked for already. What flight recorders explain takes the
-        place of a hang's sentence, unless that is kept.
+        place of a hang's sentence that is a text. A hang that is the same as the last one, of which people were
+        told, keeps its folder and its sentence.
         """
         at_s, begun_s = time.time(), time.monotonic()
-        folder, why = self._folder(at_s)
-        until_s = begun_s + (HANG_S if kind == HANG else FAILURE_S)
+        before = self._last_hang if is_same and kind == HANG else None
+        folder, why = self._folder(at_s) if before is None else (before.folder, ())
+        until_s = begun_s + (FAILURE_S if kind == FAILURE else HANG_S)
         group, recorders = self._group, None if self._group is None else self._group.recorders
         number = recorders.question(f"{folder}/{RECORDER}" if folder else None, until_s) if recorders else 0
         alive = self._workers.present()
@@ -124,15 +135,15 @@ class Collector:
         with_process = {state.rank for state in states}
         states += [state for state in (group.ended() if group else ()) if state.rank not in with_process]
         states.sort(key=lambda state: state.rank)
-        sentence = sentence if isinstance(sentence, str) else sentence(states)
+        is_kept, sentence = (kind != HANG, sentence) if isinstance(sentence, str) else (True, sentence(states))
         explanation = explain(states, time.time_ns())
         told = explanation or Explanation(text=sentence)
         names = tuple(dict.fromkeys([*names, *(worker.name for worker in alive)]))
         # A worker that is about to be stopped for another one's failure has told enough by its Python stacks.
-        silent = {worker for worker in alive if kind == HANG or not texts.get(worker.pid)}
+        silent = {worker for worker in alive if kind != FAILURE or not texts.get(worker.pid)}
         texts_by_file = {**self._outputs(names), **self._stacks(alive, texts, silent)} if folder else {}
         incident = Incident(
-            sentence=sentence if keeps_sentence or kind == FAILURE else told.text,
+            sentence=sentence if is_kept else told.text,
             kind=kind,
             time_s=at_s,
             job=self._about.job,
@@ -146,9 +157,12 @@ class Collector:
             missing=(*why, *self._silent(alive, texts, recorded)),
             took_s=round(time.monotonic() - begun_s, 3),
         )
+        if before is not None:
+            names_before = ("sentence", "time_s", "reason", "ranks", "restart_helps")
+            incident = replace(incident, **{name: getattr(before.incident, name) for name in names_before})
         collected = Collected(folder=folder, incident=incident, explanation=explanation)
         is_written = self._begin_writing(collected, {"report.txt": report, **texts_by_file})
-        if kind == HANG:  # no restart waits for it, and who looks next finds all of it
+        if kind != FAILURE:  # no restart waits for it, and who looks next finds all of it
             is_written.wait(HANG_S)
         self._last = collected, names, is_written
         return collected
@@ -157,22 +171,33 @@ class Collector:
     def _generation(self) -> int:
         return 0 if self._group is None else self._group.generation
 
-    def explained(
-        self, collected: Collected, sentence: str, reason: str, ranks: tuple[int, ...], helps: bool | None
-    ) -> None:
+    def explained(self, collected: Collected, why: Explanation) -> None:
         """All nodes have told what they know: the sentence of the job in place of this node's own."""
-        self.tell(self._save(collected, sentence=sentence, reason=reason, ranks=ranks, restart_helps=helps))
+        known = {"sentence": why.text, "reason": why.reason, "ranks": why.ranks, "restart_helps": why.helps}
+        self.tell(self._save(collected, kind=HANG, **known))
+
+    def complete(self, collected: Collected, others: Sequence[RankState], sentence: str) -> None:
+        """What all ranks show, as far as a message has room; a `sentence`: what a person has asked for is there."""
+        own = collected.incident.states
+        ranks = {state.rank for state in own}
+        states = (*own, *(state for state in others if state.rank not in ranks))
+        collected = self._save(collected, states=states, **({"sentence": sentence} if sentence else {}))
+        if sentence:
+            self.tell(collected)
 
     def drop(self, collected: Collected) -> None:
-        """It was no incident: nothing of it is kept, unless people were told of it or workers were ended for it."""
-        if collected.folder and collected.folder not in self._announced:
+        """It was no incident: nothing of it is kept, unless people asked for it or were told of it."""
+        is_kept = collected.incident.kind == REQUEST or self._is_announced(collected)
+        if collected.folder and not is_kept:
             with self._lock:
                 incident_bundle.drop(collected.folder)
 
     def tell(self, collected: Collected) -> None:
-        """Tell `status` and the event log, and people where it is; it may take the place of an old one."""
+        """Tell `status` and the event log, once, and people where it is; it may take the place of an old one."""
+        if self._is_announced(collected):
+            return
         if collected.folder:
-            self._announced.append(collected.folder)
+            self._announced.append(collected)
             incident_bundle.remove_old(collected.folder)
         incident, where = collected.incident, os.path.basename(collected.folder)
         runtime_directory.tell(
@@ -185,24 +210,42 @@ class Collector:
             ranks=spans(incident.ranks) if incident.ranks else None,
             restart_helps=incident.restart_helps,
         )
-        if incident.kind == FAILURE and collected.folder:
-            log.info("collected in %s", collected.folder)
+        if incident.kind != HANG and collected.folder:
+            log.info("%scollected in %s", "" if incident.kind == FAILURE else "on request: ", collected.folder)
+
+    def _is_announced(self, collected: Collected) -> bool:
+        return any(collected.folder == other.folder for other in self._announced)
+
+    @property
+    def _last_hang(self) -> Collected | None:
+        """The last incident that people were told of, if that is a hang of this generation."""
+        last = self._announced[-1] if self._announced else None
+        kind = None if last is None else (last.incident.kind, last.incident.generation)
+        return last if kind == (HANG, self._generation) else None
+
+    def is_told(self, message: str) -> bool:
+        """Whether a failure with this message is a hang of which there is an incident."""
+        hang = self._last_hang
+        return hang is not None and hang.incident.sentence in message
 
     def concluded(self, failure: Failure) -> None:
         """The run is over: its last failure in the words of the termination message, and all that was written."""
-        if self._last is None:
+        again = exit_codes.retryable(failure.exit_code) if failure.again is None else failure.again
+        ended = {"reason": failure.reason, "restart_helps": again}
+        if self._last_hang is not None and self.is_told(failure.message):
+            self._save(self._last_hang, **ended)
             return
-        collected, names, is_written = self._last
-        incident = collected.incident
-        if incident.kind != FAILURE or incident.generation != self._generation:
+        collected, names, is_written = self._last or (None, (), None)
+        if collected is None or is_written is None:
+            return
+        if (collected.incident.kind, collected.incident.generation) != (FAILURE, self._generation):
             return
         is_written.wait(_FACTS_S)
         if collected.folder:
             for name, text in self._outputs(names).items():
                 incident_bundle.add(collected.folder, name, text)
-        again = exit_codes.retryable(failure.exit_code) if failure.again is None else failure.again
         ranks = () if failure.rank is None else (failure.rank,)
-        self._save(collected, sentence=failure.message, reason=failure.reason, ranks=ranks, restart_helps=again)
+        self._save(collected, sentence=failure.message, ranks=ranks, **ended)
 
     def close(self) -> None:
         """Wait until what was begun is written."""
@@ -223,6 +266,7 @@ class Collector:
             life=Life.STOPPED if state == "T" else Life.ALIVE,
             place=stacks.where(frames) if frames else "",
             doing=doing,
+            stack=stacks.calls(frames),
             groups={} if answer is None else answer.groups,
             why=silence if answer is None else answer.why,
         )
@@ -314,7 +358,8 @@ class Collector:
     def _write_taken(self, collected: Collected, texts: Mapping[str, str], facts: str) -> None:
         if collected.folder:
             problems = [incident_bundle.add(collected.folder, name, text) for name, text in texts.items()]
-            self._save(collected, [*(problem for problem in problems if problem is not None), facts])
+            missing = [*(problem for problem in problems if problem is not None), facts]
+            self._save(collected, missing, states=collected.incident.states)
         if collected.incident.kind == FAILURE:
             self.tell(collected)
 

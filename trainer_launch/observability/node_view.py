@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis.lateness import Lateness
 from trainer_launch.host import files, process_tree, runtime_directory
-from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
 from trainer_launch.model.codec import MAX_TEXT, Count, Port, Text, Whole
@@ -59,7 +58,7 @@ def write(view: View) -> None:
 
 def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
     """The view of a launcher that is alive, None when there is none; `pids` as `find` has it."""
-    text = LiveFiles(_MAX_BYTES).read(f"{folder}/{runtime_directory.LAUNCHER}")
+    text = files.read(f"{folder}/{runtime_directory.LAUNCHER}", _MAX_BYTES)
     try:
         view = codec.decode(View, text or b"", _MAX_BYTES)
     except codec.MessageError:

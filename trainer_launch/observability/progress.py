@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.host.files import LiveFiles
+from trainer_launch.host import files
 from trainer_launch.host.runtime_directory import PROGRESS, PROGRESS_END
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
@@ -66,9 +66,8 @@ def read(folder: str) -> tuple[Progress, ...]:
         names = sorted(within(folder, none, os.listdir, folder))
     except OSError:
         return ()
-    files = LiveFiles(_MAX_BYTES)
     chosen = [name for name in names if name.startswith(PROGRESS) and name.endswith(PROGRESS_END)][:_MAX_FILES]
-    reports = [parse(files.read(f"{folder}/{name}") or b"") for name in chosen]
+    reports = [parse(files.read(f"{folder}/{name}", _MAX_BYTES) or b"") for name in chosen]
     return tuple(sorted((report for report in reports if report is not None), key=_order))
 
 

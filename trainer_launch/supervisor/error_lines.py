@@ -16,9 +16,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainer_launch.host import files
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import exit_codes, suggestions
 
+_ERROR_BYTES = 4 << 20  # of torch's error file
 _ERROR_LINES = 8  # an error's own text; what follows are frames
 # Python's, those of TensorFlow's graphs, which stand before the reason, and MPICH's, whose last one tells it.
 _FRAME = re.compile(r'\s*File "[^"]*", line \d+|Detected at node |\w+\(\d+\)\.*: *$|\s*$')
@@ -292,9 +294,8 @@ _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
 def read_error_file(path: str | None) -> dict[str, Any]:
     """What a worker under torch's @record wrote before it died; nothing, when it wrote nothing."""
     try:
-        text = within(path, "{}", Path(path).read_text, "utf-8") if path else "{}"
-        data = json.loads(text)
-    except (OSError, ValueError, RecursionError):
+        data = json.loads((files.read(path, _ERROR_BYTES) if path else None) or b"{}")
+    except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 
