@@ -30,7 +30,8 @@ def incident(*states: RankState) -> Collected:
         sentence="", kind=HANG, time_s=0.0, job="", host="", node_rank=0, generation=1,
         reason="", ranks=(), restart_helps=None, states=states,
     )  # fmt: skip
-    return Collected(folder="", incident=found, explanation=None, limit_s=2.0)
+    folder = f"/nowhere/{[state.rank for state in states]}"
+    return Collected(folder=folder, incident=found, explanation=None, limit_s=2.0)
 
 
 def group_of() -> WorkerGroup:

@@ -53,7 +53,7 @@ def bundle(place: Path, node: int, states: Sequence[RankState], text: str = "Cur
 
 
 def joined(place: Path) -> list[Stored]:
-    return incident_bundle.moment(str(place), incident_bundle.chosen(str(place), None))
+    return incident_bundle.chosen(incident_bundle.moments(incident_bundle.stored(str(place))), None)
 
 
 def small(place: Path) -> list[Stored]:

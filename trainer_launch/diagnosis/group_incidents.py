@@ -150,7 +150,7 @@ class GroupIncidents:
         return False
 
     def show_ranks(self, watch: Watch | None, *, is_request: bool = True) -> None:
-        """Collect what our ranks show, and tell it: a person, or another node that sees no progress, asks for it."""
+        """Collect what our ranks show, and tell it: a person asks, or another node that sees no progress."""
         collected = self._last_stall.collected  # our own watch may have collected it at the same time
         if collected is None or time.time() - collected.incident.time_s > SHOW_RANKS_S:
             is_same = watch is not None and watch.is_reported

@@ -234,8 +234,8 @@ class Watch:
         if self._collector is None:
             return _Report(hang.text, digest, None)
         report = "".join(f"{line}\n" for line in (hang.text, *digest))
-        text = (lambda _: hang.text) if hang.kind is HangKind.STOPPED else hang.text  # its sentence says it all
-        collected = self._collector.collect(HANG, text, report=report, texts=texts, is_same=self.is_reported)
+        sentence = (lambda _: hang.text) if hang.kind is HangKind.STOPPED else hang.text  # that says it all
+        collected = self._collector.collect(HANG, sentence, report=report, texts=texts, is_same=self.is_reported)
         collected = collected.with_quiet(self.quiet(), hang.limit_s)
         text = collected.incident.sentence
         text += f"; collected in {collected.folder}" if collected.folder else ""

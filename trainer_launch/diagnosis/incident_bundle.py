@@ -257,25 +257,23 @@ def _head(sentence: str) -> str:
     return _SECONDS.sub("", sentence.partition(";")[0])
 
 
-def chosen(place: str, wanted: str | None) -> list[Stored]:
-    """The incident that an ID or its beginning names, of each node; the newest without one.
+def chosen(groups: Sequence[Sequence[Stored]], wanted: str | None) -> list[Stored]:
+    """The one of these incidents that an ID or its beginning names, of each node; the newest without one.
 
     The node that tells most is first: of a failure, those who have seen it say more than those who were told.
 
     Raises:
         UsageError: there is none, or there are several.
     """
-    groups = moments(stored(place))
-    entries = [entry for group in groups for entry in group]
-    exact = [entry for entry in entries if entry.id == wanted]
-    fitting = exact or [entry for entry in entries if entry.id.startswith(wanted or "")]
-    of_groups = [group for group in groups if any(entry in fitting for entry in group)]
+    ids = [entry.id for group in groups for entry in group]
+    fitting = {name for name in ids if name == wanted} or {name for name in ids if name.startswith(wanted or "")}
+    of_groups = [group for group in groups if any(entry.id in fitting for entry in group)]
     if not of_groups:
-        raise UsageError(f"no incident {wanted!r} in {place}; see trainer-launch incidents list")
+        raise UsageError(f"no incident {wanted!r}")
     if wanted is not None and len(of_groups) > 1:
-        ids = listed([group[0].id for group in of_groups])
-        raise UsageError(f"{wanted!r} fits {counted(len(of_groups), 'incident')}; which one: {ids}?")
-    about = max((entry for entry in of_groups[-1] if entry in fitting), key=lambda entry: entry.incident.time_s)
+        names = listed([group[0].id for group in of_groups])
+        raise UsageError(f"{wanted!r} fits {counted(len(of_groups), 'incident')}; which one: {names}?")
+    about = max((entry for entry in of_groups[-1] if entry.id in fitting), key=lambda entry: entry.incident.time_s)
     last_first = sorted(
         of_groups[-1], key=lambda each: (each.incident.kind != about.incident.kind, -each.incident.time_s)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from trainer_launch.model.codec import MAX_TEXT, Count, Port, Text, Whole
 from trainer_launch.observability.goodput import Ledger
 
 _MAX_BYTES = 262_144
+_NONE: list[str] = []
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 _Place: TypeAlias = tuple[Text, Port]
 
@@ -45,6 +47,7 @@ class View(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     job: Text | None = None  # the job's name at its coordinator
     coordinator: _Place | None = None  # host and port; elsewhere when node 0 is gone
     secret_file: Text | None = None  # where the job's secret is, which the coordinator may ask for
+    incident_dir: Text | None = None  # where all incidents are; None: nothing is collected
     metrics_port: Count | None = None
     ledger: Ledger | None = None  # of the goodput; None: it trains nothing
     stragglers: tuple[Lateness, ...] = ()  # of this node's ranks
@@ -58,10 +61,8 @@ def write(view: View) -> None:
 
 def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
     """The view of a launcher that is alive, None when there is none; `pids` as `find` has it."""
-    text = files.read(f"{folder}/{runtime_directory.LAUNCHER}", _MAX_BYTES)
-    try:
-        view = codec.decode(View, text or b"", _MAX_BYTES)
-    except codec.MessageError:
+    view = _written(folder)
+    if view is None:
         return None
     if pids is not None:
         processes = tuple((name, pids[pid]) for name, pid in view.processes if pid in pids)
@@ -71,16 +72,35 @@ def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
     return view if alive else None
 
 
+def _written(folder: str) -> View | None:
+    text = files.read(f"{folder}/{runtime_directory.LAUNCHER}", _MAX_BYTES)
+    try:
+        return codec.decode(View, text or b"", _MAX_BYTES)
+    except codec.MessageError:
+        return None
+
+
+def written() -> list[View]:
+    """What launchers here and in a rehearsal's pods have written, by node; they may have ended."""
+    pods = glob.glob(f"{_folders()[0]}/{runtime_directory.START}rehearsal-*/*/tmp")
+    paths = [path for folder in (*_folders(), *pods) for path in within(folder, _NONE, _runs, folder)]
+    views = [view for path in dict.fromkeys(paths) if (view := _written(path)) is not None]
+    return sorted(views, key=_by_node)
+
+
 def find(folders: Sequence[str] | None = None, pids: Mapping[int, int] | None = None) -> tuple[View, ...]:
     """Every launcher that runs in this container, as far as we may read, by node and pid.
 
     With `pids` the launchers are in another PID namespace: it has our numbers of their processes by those there.
     """
-    none: list[str] = []
-    paths = [path for folder in folders or _folders() for path in within(folder, none, _runs, folder)]
+    paths = [path for folder in folders or _folders() for path in within(folder, _NONE, _runs, folder)]
     views = [read(path, pids) for path in paths]
     alive = {view.pid: view for view in views if view is not None}
-    return tuple(sorted(alive.values(), key=lambda v: (v.node_rank is None, v.node_rank or 0, v.pid)))
+    return tuple(sorted(alive.values(), key=_by_node))
+
+
+def _by_node(view: View) -> tuple[bool, int, int]:
+    return view.node_rank is None, view.node_rank or 0, view.pid
 
 
 def _folders() -> tuple[str, ...]:
