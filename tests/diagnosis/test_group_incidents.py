@@ -12,7 +12,7 @@ from trainer_launch.diagnosis.collectives import Explanation, Group, Life, RankS
 from trainer_launch.diagnosis.group_incidents import GroupIncidents
 from trainer_launch.diagnosis.incident_bundle import HANG, Incident
 from trainer_launch.diagnosis.incident_collection import Collected
-from trainer_launch.diagnosis.stall import STALL, Ranks
+from trainer_launch.diagnosis.stall import STALL, Ranks, RanksOfAll, ShowRanks
 from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death
@@ -60,6 +60,15 @@ class Collecting:
     def __init__(self) -> None:
         self.dropped: list[Collected] = []
         self.kept: list[Collected] = []
+        self.collected: list[tuple[str, bool]] = []  # kinds, and whether it was said to be the same hang
+        self.shown: list[tuple[RanksOfAll, Collected]] = []
+
+    def collect(self, kind: str, sentence: object, *, is_same: bool = False, **_: object) -> Collected:
+        self.collected.append((kind, is_same))
+        return incident(waits(len(self.collected)))
+
+    def complete(self, collected: Collected, states: tuple[RankState, ...], sentence: str) -> None:
+        self.shown.append((RanksOfAll(states, sentence), collected))
 
     def drop(self, collected: Collected) -> None:
         self.dropped.append(collected)
@@ -100,6 +109,72 @@ def test_of_rounds_that_name_nobody_nothing_is_kept() -> None:
         )
     incidents.close()
     assert collecting.dropped == seen
+
+
+class Quietly:
+    """A hang watch over workers that have made no progress since a hang was reported, or have."""
+
+    def __init__(self, *, is_reported: bool) -> None:
+        self.is_reported = is_reported
+        self.reports = 0
+
+    def reported(self) -> None:
+        self.reports += 1
+
+    def explained(self, _: Explanation) -> None:
+        pass
+
+    def quiet(self) -> dict[int, Any]:
+        return {}
+
+
+def asked(watch: Quietly, *notes: Any) -> tuple[Collecting, list[Ranks], GroupIncidents]:
+    """A node's incidents after these notes of the coordinator, and what it told of its ranks."""
+    group, collecting, sent = group_of(), Collecting(), list[say.FromNode]()
+    group.generation = 1
+    incidents = GroupIncidents(group, sent.append, cast(Any, collecting))
+    for note in notes:
+        incidents.hear(say.Note(1, STALL, note), cast(Any, watch))
+    return collecting, [note.body for note in sent if isinstance(note, say.Note)], incidents
+
+
+def test_what_a_person_asks_for_is_collected_told_and_suspects_nobody() -> None:
+    watch, answer = Quietly(is_reported=False), RanksOfAll((waits(1),), "collected on request: nothing waits")
+    collecting, told, _ = asked(watch, ShowRanks(is_request=True), answer)
+    assert collecting.collected == [("request", False)]
+    assert [(ranks.is_request, ranks.limit_s) for ranks in told] == [(True, 0.0)]
+    assert [shown for shown, _ in collecting.shown] == [answer]
+    assert watch.reports == 0, "its own workers may still be suspected"
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_another_node_that_asks_again_about_the_same_quiet_gets_the_same_incident(is_same: bool) -> None:
+    watch = Quietly(is_reported=is_same)
+    collecting, told, _ = asked(watch, ShowRanks())
+    assert (collecting.collected, watch.reports) == ([("hang", is_same)], 1)
+    assert not told[0].is_request
+
+
+EXPLAINED = Explanation(text="rank 1 never entered all_reduce #6", ranks=(1,))
+
+
+@pytest.mark.parametrize(
+    ("explanation", "is_quiet", "by_other", "is_new"),
+    [
+        (EXPLAINED, True, True, False),
+        (EXPLAINED, True, False, True),
+        (EXPLAINED, False, True, True),
+        (ACTIVE, True, True, True),
+    ],
+    ids=["ended for the hang", "failed here", "moved since", "nobody hung"],
+)
+def test_a_generation_that_another_node_ends_for_the_hang_is_no_second_incident(
+    explanation: Explanation, is_quiet: bool, by_other: bool, is_new: bool
+) -> None:
+    watch = Quietly(is_reported=is_quiet)
+    collecting, _, incidents = asked(watch, ShowRanks(), explanation)
+    incidents.failed("generation 1 is over", was_killed=False, watch=cast(Any, watch) if by_other else None)
+    assert [kind for kind, _ in collecting.collected] == ["hang", "failure"][: 1 + is_new]
 
 
 def waits(rank: int) -> RankState:

@@ -118,8 +118,8 @@ def test_a_moment_has_one_incident_of_each_node_and_none_of_other_generations(tm
     folder = incident_bundle.new_folder(str(tmp_path), "job-node2", NOW_S + 1)
     later = Incident(sentence="x", kind=HANG, time_s=NOW_S + 1, job="job", generation=4, node_rank=2)
     incident_bundle.finish(folder, later)
-    found = incident_bundle.stored(str(tmp_path))
-    assert [len(incident_bundle.moment(str(tmp_path), one)) for one in found] == [2, 2, 1]
+    groups = incident_bundle.moments(incident_bundle.stored(str(tmp_path)))
+    assert [[entry.incident.node_rank for entry in group] for group in groups] == [[0, 1], [2]]
 
 
 def test_a_node_that_was_told_of_a_failure_is_shown_behind_the_hang_that_led_to_it(tmp_path: Path) -> None:

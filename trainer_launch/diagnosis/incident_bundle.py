@@ -245,7 +245,8 @@ def _is_same(entry: Stored, other: Stored, group: Sequence[Stored]) -> bool:
     is_request = REQUEST in (now.kind, before.kind)
     if (now.job, now.generation) != (before.job, before.generation) or not of_job:
         return False
-    if now.kind == before.kind == HANG and _head(now.sentence) == _head(before.sentence):
+    head = _head(now.sentence)
+    if now.kind == before.kind == HANG and "#" in head and head == _head(before.sentence):
         return True
     has_own = any((each.incident.node_rank, each.incident.kind) == (now.node_rank, now.kind) for each in group)
     is_kind = now.kind == before.kind or not is_request
@@ -253,7 +254,7 @@ def _is_same(entry: Stored, other: Stored, group: Sequence[Stored]) -> bool:
 
 
 def _head(sentence: str) -> str:
-    """The part that says who did not enter which collective: what follows changes with time."""
+    """The part that says who did not enter which collective, by its number; what follows changes with time."""
     return _SECONDS.sub("", sentence.partition(";")[0])
 
 

@@ -16,6 +16,7 @@ Nobody is stopped for it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct
@@ -41,7 +42,7 @@ from trainer_launch.model.units import counted
 
 STALL = "stall"  # the topic
 MAX_STATES = 16384  # of all nodes, in an explanation
-MOST_SHOWN = 512  # ranks of all nodes that each node is told of
+_STACKS = 4  # that are told where there are too many ranks for a message
 _MESSAGE_BYTES = 48_000  # leaves room in a line
 _LATELY_S = 10.0  # in which ranks of a healthy job make progress
 SHOW_RANKS_S = 6.0  # for all members to tell what their ranks show: each asks its workers for half of it
@@ -180,13 +181,17 @@ class StallJudge(Judge, frozen=True, kw_only=True):
 def fitting(states: Sequence[RankState], named: Collection[int] = ()) -> tuple[RankState, ...]:
     """As much of these as fits into a message: above all where those are that are named, or not in a collective."""
     suspects = {*named} or {state.rank for state in states if state.doing is not Doing.COLLECTIVE}
-    chosen = sorted(states, key=lambda state: (state.rank not in suspects, state.rank))[:MOST_SHOWN]
+    chosen = sorted(states, key=lambda state: state.rank not in suspects)[:MAX_RANKS]
     for most, has_stack in ((4, {state.rank for state in states}), (4, suspects), (1, suspects), (0, suspects)):
         shortened = [brief(state, most) for state in chosen]
         shortened = [state if state.rank in has_stack else replace(state, stack="") for state in shortened]
         if sum(len(encode(state)) for state in shortened) <= _MESSAGE_BYTES:
             return tuple(shortened)
-    return tuple(replace(state, groups={}, stack="", why="too much to tell") for state in chosen)
+    first = {state.rank for state in chosen[:_STACKS]}
+    bare = [replace(state, groups={}, why="too much to tell") for state in chosen]
+    bare = [state if state.rank in first else replace(state, stack="") for state in bare]
+    sizes = accumulate(len(encode(state)) for state in bare)
+    return tuple(state for state, size in zip(bare, sizes, strict=True) if size <= _MESSAGE_BYTES)
 
 
 def _on_request(ranks: Sequence[RankState], text: str) -> str:

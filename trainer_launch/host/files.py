@@ -55,15 +55,17 @@ def _read(path: str, most: int, offset: int, flags: int) -> bytes | None:
         descriptor = os.open(path, flags)
     except (OSError, ValueError):
         return None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return None
-        try:
+        with open(descriptor, "rb", closefd=False) as file:
             file.seek(offset if offset >= 0 else max(0, status.st_size + offset))
             return file.read(most)
-        except OSError:
-            return None
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def text(path: str | os.PathLike[str]) -> str:
