@@ -46,6 +46,7 @@ class GroupIncidents:
     ) -> None:
         self._group, self._recorders, self._send, self._collector = group, group.recorders, send, collector
         self._last_stall = _Stall()
+        self._watch: Watch | None = None
         self._failed: tuple[int, Mapping[str, tuple[int, ...]]] = (0, {})  # who entered what last, of a generation
 
     @property
@@ -83,14 +84,9 @@ class GroupIncidents:
             RankState(rank=rank, node=self._group.node_rank, quiet_s=0.0) for rank in ranks if rank not in reported
         ]
 
-    def failed(self, sentence: str, *, was_killed: bool, watch: Watch | None = None) -> None:
-        """This generation ends for that; nobody was stopped for it yet. Who was killed cannot say where.
-
-        With a `watch`, another node ends it: where our ranks have not moved since a hang was explained, for that
-        hang, of which there is an incident.
-        """
-        why = self._stall.explanation
-        if self._collector is None or (why is not None and why.accuses and watch is not None and watch.is_reported):
+    def failed(self, sentence: str, *, was_killed: bool) -> None:
+        """This generation ends for that; nobody was stopped for it yet. Who was killed cannot say where."""
+        if self._collector is None:
             return
         alive = self._group.processes.pids()
 
@@ -102,7 +98,10 @@ class GroupIncidents:
             words = entered_in_words(entered)
             return f"{sentence}; {words}" if was_killed and words else sentence
 
-        self._collector.collect(FAILURE, whole, names=[name for name in self._group.places if name not in alive])
+        names = [name for name in self._group.places if name not in alive]
+        # All are where they were when a hang was explained: another node ends it.
+        is_same = not names and self._watch is not None and self._watch.is_reported
+        self._collector.collect(FAILURE, whole, names=names, is_same=is_same)
 
     def completed(self, message: say.FromNode) -> say.FromNode:
         """A message about the end of a generation, with which collectives its ranks here entered last."""
@@ -135,6 +134,7 @@ class GroupIncidents:
 
     def hear(self, note: say.Note, watch: Watch | None) -> bool:
         """Another node sees no progress, or all nodes together know why; return whether that accuses somebody."""
+        self._watch = watch
         match opened(ToNode, note.body, note.topic) if note.topic == STALL else None:
             case ShowRanks(is_request):
                 self.show_ranks(watch, is_request=is_request)

@@ -114,11 +114,11 @@ class Collector:
         """Collect now; `names` are processes whose output counts, also those that have ended.
 
         `texts` are the stacks by pid, where they were asked for already. What flight recorders explain takes the
-        place of a hang's sentence that is a text. A hang that is the same as the last one, of which people were
-        told, keeps its folder and its sentence.
+        place of a hang's sentence that is a text. What is the same as the last hang of which people were told goes
+        into the folder of that, below its sentence.
         """
         at_s, begun_s = time.time(), time.monotonic()
-        before = self._last_hang if is_same and kind == HANG else None
+        before = self._last_hang if is_same else None
         folder, why = self._folder(at_s) if before is None else (before.folder, ())
         until_s = begun_s + (FAILURE_S if kind == FAILURE else HANG_S)
         group, recorders = self._group, None if self._group is None else self._group.recorders
@@ -158,7 +158,7 @@ class Collector:
             took_s=round(time.monotonic() - begun_s, 3),
         )
         if before is not None:
-            names_before = ("sentence", "time_s", "reason", "ranks", "restart_helps")
+            names_before = ("kind", "sentence", "time_s", "reason", "ranks", "restart_helps")
             incident = replace(incident, **{name: getattr(before.incident, name) for name in names_before})
         collected = Collected(folder=folder, incident=incident, explanation=explanation)
         is_written = self._begin_writing(collected, {"report.txt": report, **texts_by_file})

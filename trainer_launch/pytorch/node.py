@@ -430,8 +430,7 @@ class TorchNode(RunLoop):
             self._observe(since_s)  # what follows is no training
             if incident is not None and self._stop_signal is None:
                 was_killed = ending.death is not None and ending.death.signal is not None
-                watch = None if ending.death is not None else self._hang_watch
-                self._incidents.failed(incident, was_killed=was_killed, watch=watch)
+                self._incidents.failed(incident, was_killed=was_killed)
         if ending.death is not None and not worker_ends.lost_peer(ending.death):
             self._report()
         self._processes.stop(now_s, rung)
