@@ -309,11 +309,11 @@ def _ids(place: str) -> list[str]:
     return sorted(names, key=_order)
 
 
-def _order(entry_id: str) -> tuple[str, int]:
-    """By time, then by number."""
+def _order(entry_id: str) -> tuple[str, int, str]:
+    """By time, then by number, then by node."""
     at, _, rest = entry_id.partition("-")
     number = rest.rpartition("-")[2]
-    return at, int(number) if number.isdecimal() else 0
+    return at, int(number) if number.isdecimal() else 0, rest
 
 
 def _name_of(entry_id: str) -> str:
