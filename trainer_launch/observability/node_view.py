@@ -61,7 +61,7 @@ def write(view: View) -> None:
 
 def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
     """The view of a launcher that is alive, None when there is none; `pids` as `find` has it."""
-    view = _written(folder)
+    view = written_in(folder)
     if view is None:
         return None
     if pids is not None:
@@ -72,7 +72,8 @@ def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
     return view if alive else None
 
 
-def _written(folder: str) -> View | None:
+def written_in(folder: str) -> View | None:
+    """What a launcher has written there, which may have ended."""
     text = files.read(f"{folder}/{runtime_directory.LAUNCHER}", _MAX_BYTES)
     try:
         return codec.decode(View, text or b"", _MAX_BYTES)
@@ -84,7 +85,7 @@ def written() -> list[View]:
     """What launchers here and in a rehearsal's pods have written, by node; they may have ended."""
     pods = glob.glob(f"{_folders()[0]}/{runtime_directory.START}rehearsal-*/*/tmp")
     paths = [path for folder in (*_folders(), *pods) for path in within(folder, _NONE, _runs, folder)]
-    views = [view for path in dict.fromkeys(paths) if (view := _written(path)) is not None]
+    views = [view for path in dict.fromkeys(paths) if (view := written_in(path)) is not None]
     return sorted(views, key=_by_node)
 
 
