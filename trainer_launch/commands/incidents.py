@@ -121,15 +121,12 @@ def _none_yet(place: str, action: str, *, as_json: bool) -> int:
 
 def _running() -> list[node_view.View]:
     """A launcher of each job that runs something here."""
-    views = [view for view in node_view.written() if runtime_directory.request(view.run_dir, b"")]
+    views = node_view.hearing()
     if not views:
-        is_off = any(view.incident_dir is None for view in node_view.find())
-        why = (
-            "--incident-dir is none"
-            if is_off
-            else "run it while a job runs, as the same user, with the same TMPDIR"
+        raise UsageError(
+            "no launcher that collects incidents runs in this container; run it while a job runs without "
+            "--incident-dir none, as the same user and with the same TMPDIR"
         )
-        raise UsageError(f"no launcher that collects incidents runs in this container: {why}")
     running = [view for view in views if view.processes]
     if not running:
         phases = ", ".join(dict.fromkeys(view.phase for view in views))

@@ -13,8 +13,8 @@ from html import escape
 from msgspec import Struct
 
 from trainer_launch.diagnosis import incident_bundle
-from trainer_launch.diagnosis.collectives import RankState
-from trainer_launch.diagnosis.incident_bundle import FAILURE, HOST, OUTPUT, RECORDER, STACKS, Stored
+from trainer_launch.diagnosis.collectives import Doing, RankState
+from trainer_launch.diagnosis.incident_bundle import FAILURE, HOST, OUTPUT, RECORDER, REQUEST, STACKS, Stored
 from trainer_launch.diagnosis.stacks import Frame
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted, spans
@@ -109,8 +109,11 @@ def _known(state: RankState) -> tuple[int, int]:
 
 
 def accused(entries: Sequence[Stored]) -> list[RankState]:
-    """The ranks that the sentence is about, as far as something is known of them."""
-    return [state for state in states_of(entries) if state.rank in entries[0].incident.ranks]
+    """The ranks that the sentence is about; of what a person asked for, those that wait for no other."""
+    first = entries[0].incident
+    if first.kind == REQUEST:
+        return [state for state in states_of(entries) if state.doing is not Doing.COLLECTIVE]
+    return [state for state in states_of(entries) if state.rank in first.ranks]
 
 
 def line_of(entries: Sequence[Stored]) -> str:
@@ -120,8 +123,7 @@ def line_of(entries: Sequence[Stored]) -> str:
     for name, entry in ((f"{OUTPUT}/rank-{rank}.txt", entry) for rank in ranks for entry in entries):
         if first.kind == FAILURE and (line := _raised_at(entry, name)):
             return line
-    states = sorted(states_of(entries), key=lambda state: state.rank not in first.ranks)
-    places = (_PLACE.search(state.place) for state in states)
+    places = (_PLACE.search(state.place) for state in (*accused(entries), *states_of(entries)))
     files = (line for entry in entries for name in entry.files_in(OUTPUT) if (line := _raised_at(entry, name)))
     line = next((place[0] for place in places if place is not None), "")
     return (next(files, "") or line if first.kind == FAILURE else line) or "-"

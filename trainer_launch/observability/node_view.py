@@ -81,12 +81,15 @@ def written_in(folder: str) -> View | None:
         return None
 
 
-def written() -> list[View]:
-    """What launchers here and in a rehearsal's pods have written, by node; they may have ended."""
-    pods = glob.glob(f"{_folders()[0]}/{runtime_directory.START}rehearsal-*/*/tmp")
-    paths = [path for folder in (*_folders(), *pods) for path in within(folder, _NONE, _runs, folder)]
-    views = [view for path in dict.fromkeys(paths) if (view := written_in(path)) is not None]
-    return sorted(views, key=_by_node)
+def hearing() -> list[View]:
+    """Launchers that hear requests, in the first temporary directory that has any; also in a rehearsal's pods."""
+    for folder in _folders():
+        pods = glob.glob(f"{glob.escape(folder)}/{runtime_directory.START}rehearsal-*/*/tmp")
+        paths = [path for place in (folder, *pods) for path in within(place, _NONE, _runs, place)]
+        views = [view for path in paths if (view := written_in(path)) is not None]
+        if heard := [view for view in views if runtime_directory.request(view.run_dir, b"")]:
+            return sorted(heard, key=_by_node)
+    return []
 
 
 def find(folders: Sequence[str] | None = None, pids: Mapping[int, int] | None = None) -> tuple[View, ...]:
