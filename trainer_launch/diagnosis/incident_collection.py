@@ -173,8 +173,8 @@ class Collector:
 
     def explained(self, collected: Collected, why: Explanation) -> None:
         """All nodes have told what they know: the sentence of the job in place of this node's own."""
-        known = {"sentence": why.text, "reason": why.reason, "ranks": why.ranks, "restart_helps": why.helps}
-        self.tell(self._save(collected, kind=HANG, **known))
+        changes: dict[str, Any] = {"sentence": why.text, "reason": why.reason, "ranks": why.ranks}
+        self.tell(self._save(collected, kind=HANG, restart_helps=why.helps, **changes))
 
     def complete(self, collected: Collected, others: Sequence[RankState], sentence: str) -> None:
         """What all ranks show, as far as a message has room; a `sentence`: what a person has asked for is there."""
@@ -231,7 +231,7 @@ class Collector:
     def concluded(self, failure: Failure) -> None:
         """The run is over: its last failure in the words of the termination message, and all that was written."""
         again = exit_codes.retryable(failure.exit_code) if failure.again is None else failure.again
-        ended = {"reason": failure.reason, "restart_helps": again}
+        ended: dict[str, Any] = {"reason": failure.reason, "restart_helps": again}
         if self._last_hang is not None and self.is_told(failure.message):
             self._save(self._last_hang, **ended)
             return
