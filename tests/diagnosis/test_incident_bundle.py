@@ -332,6 +332,15 @@ def test_the_beginning_of_an_id_that_fits_two_incidents_asks_which() -> None:
         incident_bundle.chosen(groups, "77")
 
 
+def test_the_node_whose_rank_is_named_tells_it() -> None:
+    """The others have lost a peer."""
+    states = (RankState(rank=0, node=0), RankState(rank=1, node=1))
+    entries = [node(number, NEVER.format(1, 5), 100.0) for number in (0, 1)]
+    entries = [replace(entry, incident=replace(entry.incident, states=states)) for entry in entries]
+    chosen = incident_bundle.chosen(incident_bundle.moments(entries), None)
+    assert [entry.incident.node_rank for entry in chosen] == [1, 0]
+
+
 def test_the_beginning_of_an_id_that_fits_nodes_of_one_incident_is_enough() -> None:
     groups = incident_bundle.moments([node(number, NEVER.format(1, 5), 100.0 + number) for number in (0, 1)])
     assert [entry.id for entry in incident_bundle.chosen(groups, "10")] == ["100-hang-0", "101-hang-1"]

@@ -261,7 +261,7 @@ def _head(sentence: str) -> str:
 def chosen(groups: Sequence[Sequence[Stored]], wanted: str | None) -> list[Stored]:
     """The one of these incidents that an ID or its beginning names, of each node; the newest without one.
 
-    The node that tells most is first: of a failure, those who have seen it say more than those who were told.
+    The node that tells most is first: the one whose rank is named, and those that have seen a failure.
 
     Raises:
         UsageError: there is none, or there are several.
@@ -284,9 +284,11 @@ def chosen(groups: Sequence[Sequence[Stored]], wanted: str | None) -> list[Store
     return sorted(nodes.values(), key=_order_told)
 
 
-def _order_told(entry: Stored) -> tuple[bool, bool, int]:
+def _order_told(entry: Stored) -> tuple[bool, bool, bool, int]:
     incident = entry.incident
-    return not incident.ranks, incident.sentence.startswith(_TOLD), incident.node_rank or 0
+    named = {state.node for state in incident.states if state.rank in incident.ranks}
+    is_told, node = incident.sentence.startswith(_TOLD), incident.node_rank
+    return not incident.ranks, is_told, node not in named, node or 0
 
 
 def text_of(entry: Stored, name: str) -> str:

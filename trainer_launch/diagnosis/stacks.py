@@ -159,8 +159,10 @@ def waits_for_others(frames: tuple[Frame, ...]) -> bool | None:
 
 
 def calls(frames: tuple[Frame, ...]) -> str:
-    """The innermost calls, one on each line."""
-    return "\n".join(f"{frame.file}:{frame.line} ({frame.function})" for frame in frames[:_CALLS])[:MAX_TEXT]
+    """The innermost calls down from the user's outermost, one on each line."""
+    most = max((depth for depth, frame in enumerate(frames, 1) if not frame.is_library), default=len(frames))
+    shown = frames[: min(most, _CALLS)]
+    return "\n".join(f"{frame.file}:{frame.line} ({frame.function})" for frame in shown)[:MAX_TEXT]
 
 
 def where(frames: tuple[Frame, ...]) -> str:
