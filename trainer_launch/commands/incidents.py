@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.diagnosis import incident_bundle
-from trainer_launch.diagnosis.incident_bundle import OUTPUT, STACKS, Stored
+from trainer_launch.diagnosis.incident_bundle import FAILURE, OUTPUT, STACKS, Stored
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import removed
 from trainer_launch.model.errors import UsageError
@@ -34,7 +34,7 @@ _ACTIONS = ("list", "show", "page", "collect")
 _WIDTH = 100
 _LINES = 20
 _STACKS = 4  # that are shown
-_TRIES, _ANSWER_S = 2, 10.0  # for all nodes of a job to collect; a launcher rests a while after each request
+_ANSWER_S, _FACTS_S = 10.0, 3.0  # for all nodes of a job to collect; for what stays
 _LOOK_S = 0.05
 
 
@@ -72,8 +72,11 @@ def main(parsed: Parsed) -> int:
     if action == "page" and sys.stdout.isatty():
         raise UsageError("a page is a file; redirect it: trainer-launch incidents page >incident.html")
     if action == "collect":
-        for view in _running():
-            _show(_collected(view), as_json=as_json)
+        collected = [_collected(view) for view in _running()]
+        if as_json:
+            sys.stdout.write(_json([_values(entries) for entries in collected]))
+        else:
+            _print(line for entries in collected for line in (*_shown(entries), ""))
         return 0
     place, is_awaited = _place(parsed)
     groups: list[list[Stored]] = []
@@ -94,8 +97,10 @@ def main(parsed: Parsed) -> int:
         raise UsageError(f"{problem} (in {place}; see trainer-launch incidents list)") from None
     if action == "page":
         sys.stdout.buffer.write(incident_page.page(entries).encode(errors="replace"))
+    elif as_json:
+        sys.stdout.write(_json(_values(entries)))
     else:
-        _show(entries, as_json=as_json)
+        _print(_shown(entries))
     return 0
 
 
@@ -138,16 +143,15 @@ def _running() -> list[node_view.View]:
 
 def _collected(view: node_view.View) -> list[Stored]:
     """The incident that this launcher collects for us, of each node where they have one directory."""
-    tail, place, begun_s, end_s = event_log.Tail(view.run_dir), view.incident_dir or "", time.time(), 0.0
+    tail, place, begun_s = event_log.Tail(view.run_dir), view.incident_dir or "", time.time()
     while tail.read():  # what has happened before
         pass
-    for _ in range(_TRIES):
+    for until_s in (begun_s + _ANSWER_S, begun_s + 2 * _ANSWER_S):
         runtime_directory.request(view.run_dir)
-        end_s = time.monotonic() + _ANSWER_S
-        while time.monotonic() < end_s:
-            told = [news.event[1].get("id") for news in tail.read() if news.event[0] == "incident"]
-            if ids := [name for name in told if isinstance(name, str)]:
-                return incident_bundle.chosen(incident_bundle.moments(incident_bundle.stored(place)), ids[-1])
+        while time.time() < until_s:
+            ids = [news.event[1].get("id") for news in tail.read() if news.event[0] == "incident"]
+            if ids and isinstance(ids[-1], str):
+                return _complete(place, ids[-1])
             time.sleep(_LOOK_S)
     own = [entry for entry in incident_bundle.stored(place) if entry.incident.time_s >= begun_s]
     if not own:
@@ -156,18 +160,22 @@ def _collected(view: node_view.View) -> list[Stored]:
     return own[-1:]
 
 
+def _complete(place: str, wanted: str) -> list[Stored]:
+    """An incident once all is written, or after a while: a driver may not answer."""
+    end_s = time.monotonic() + _FACTS_S
+    while True:
+        entries = incident_bundle.chosen(incident_bundle.moments(incident_bundle.stored(place)), wanted)
+        is_whole = all(incident_bundle.NO_FACTS_YET not in entry.incident.missing for entry in entries)
+        if is_whole or time.monotonic() >= end_s:
+            return entries
+        time.sleep(_LOOK_S)
+
+
 # -- what is printed -----------------------------------------------------------------------------
 
 
 def _values(entries: list[Stored]) -> dict[str, object]:
     return {**incident_bundle.as_json(entries[0]), "same_moment": [entry.id for entry in entries[1:]]}
-
-
-def _show(entries: list[Stored], *, as_json: bool) -> None:
-    if as_json:
-        sys.stdout.write(_json(_values(entries)))
-    else:
-        _print(_shown(entries))
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -220,5 +228,9 @@ def _node(entry: Stored) -> Iterator[str]:
     for name in entry.files_in(OUTPUT):
         yield f"last output of {name.partition('/')[2].removesuffix('.txt')}:"
         yield from (f"  {line}" for line in incident_bundle.text_of(entry, name).splitlines()[-_LINES:])
+    for name in () if incident.states or incident.kind == FAILURE else entry.files_in(STACKS):
+        yield f"processes and threads of {name.partition('/')[2].removesuffix('.txt')}:"
+        lines = incident_bundle.text_of(entry, name).splitlines()
+        yield from [line for line in lines if line.startswith(("==", "  thread "))][:_LINES]
     stacks = f"; stacks in {STACKS}/" if entry.files_in(STACKS) else ""
     yield f"{len(entry.files)} files, {in_units(entry.size_bytes)}, in {entry.folder}{stacks}"

@@ -24,6 +24,7 @@ from trainer_launch.diagnosis.incident_bundle import (
     FAILURE,
     HANG,
     HOST,
+    NO_FACTS_YET,
     OUTPUT,
     RECORDER,
     REQUEST,
@@ -42,7 +43,6 @@ _FACTS_S = 5.0  # for what stays, when the run is over
 _LATER_S = 1.0  # until what stays is collected: the restart after a failure needs the CPUs
 _SHOWN = 64  # processes below a worker
 _KEPT = 8  # collectives of each group in incident.json
-_NO_FACTS_YET = f"{HOST}/: no answer yet"  # until the thread has written them
 log = logging.getLogger(__name__)
 
 
@@ -327,7 +327,7 @@ class Collector:
         with self._lock:
             before = incident_bundle.read(collected.folder) or collected.incident
             if missing is not None:
-                kept = [word for word in before.missing if word != _NO_FACTS_YET]
+                kept = [word for word in before.missing if word != NO_FACTS_YET]
                 changes["missing"] = (*kept, *missing)
             now = replace(before, **changes)
             now = incident_bundle.finish(collected.folder, now)
@@ -347,7 +347,7 @@ class Collector:
 
     def _write(self, collected: Collected, texts: Mapping[str, str], is_written: threading.Event) -> None:
         try:
-            self._write_taken(collected, texts, _NO_FACTS_YET)
+            self._write_taken(collected, texts, NO_FACTS_YET)
         finally:
             is_written.set()
         if collected.incident.kind == FAILURE:
