@@ -65,43 +65,42 @@ def main(parsed: Parsed) -> int:
         UsageError: there is no such directory or incident; `collect`: no launcher runs here, or it runs nothing.
     """
     action, wanted, as_json = (parsed.flags[name] for name in ("action", "id", "json"))
+    _check_words(action, wanted, as_json=as_json)
+    if action == "collect":
+        chosen = [_collected(view) for view in _running()]
+    else:
+        place, is_awaited = _place(parsed)
+        groups: list[list[Stored]] = []
+        if not is_awaited or os.path.isdir(place):
+            groups = incident_bundle.moments(incident_bundle.stored(place))
+        if not groups:
+            return _none_yet(place, action, as_json=as_json)
+        whole = ([group] for group in groups) if action == "list" else (groups,)
+        chosen = [_chosen(part, wanted, place) for part in whole]
+    if action == "page":
+        sys.stdout.buffer.write(incident_page.page(chosen[0]).encode(errors="replace"))
+    elif as_json:
+        values = [_values(entries) for entries in chosen]
+        sys.stdout.write(json.dumps(values[0] if action == "show" else values, indent=2, allow_nan=False) + "\n")
+    else:
+        _print(_table(chosen) if action == "list" else (line for entries in chosen for line in _shown(entries)))
+    return 0
+
+
+def _check_words(action: str, wanted: str | None, *, as_json: bool) -> None:
     if wanted is not None and action in ("list", "collect"):
         raise UsageError(f"unexpected argument {wanted!r}: incidents {action} takes no ID")
     if action == "page" and as_json:
         raise UsageError("incidents page makes HTML; use incidents show --json")
     if action == "page" and sys.stdout.isatty():
         raise UsageError("a page is a file; redirect it: trainer-launch incidents page >incident.html")
-    if action == "collect":
-        collected = [_collected(view) for view in _running()]
-        if as_json:
-            sys.stdout.write(_json([_values(entries) for entries in collected]))
-        else:
-            _print(line for entries in collected for line in (*_shown(entries), ""))
-        return 0
-    place, is_awaited = _place(parsed)
-    groups: list[list[Stored]] = []
-    if not is_awaited or os.path.isdir(place):
-        groups = incident_bundle.moments(incident_bundle.stored(place))
-    if not groups:
-        return _none_yet(place, action, as_json=as_json)
-    if action == "list":
-        each = [incident_bundle.chosen([group], None) for group in groups]
-        if as_json:
-            sys.stdout.write(_json([_values(entries) for entries in each]))
-        else:
-            _print(_table(each))
-        return 0
+
+
+def _chosen(groups: list[list[Stored]], wanted: str | None, place: str) -> list[Stored]:
     try:
-        entries = incident_bundle.chosen(groups, wanted)
+        return incident_bundle.chosen(groups, wanted)
     except UsageError as problem:
         raise UsageError(f"{problem} (in {place}; see trainer-launch incidents list)") from None
-    if action == "page":
-        sys.stdout.buffer.write(incident_page.page(entries).encode(errors="replace"))
-    elif as_json:
-        sys.stdout.write(_json(_values(entries)))
-    else:
-        _print(_shown(entries))
-    return 0
 
 
 def _place(parsed: Parsed) -> tuple[str, bool]:
@@ -182,10 +181,6 @@ def _print(lines: Iterable[str]) -> None:
     """As a terminal may show them: anybody may have written what was copied."""
     for part in (part for line in lines for part in line.splitlines() or [""]):
         sys.stdout.write(f"{printable(part.expandtabs())}\n")
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
 def _table(groups: list[list[Stored]]) -> Iterator[str]:
