@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.rehearsal.browser import browser_in
 from trainer_launch.diagnosis import incident_bundle
 from trainer_launch.diagnosis.collectives import Collective, Group, Life, RankState
-from trainer_launch.diagnosis.incident_bundle import HANG, Incident, Stored
-from trainer_launch.observability.incident_page import page
+from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, Incident, Stored
+from trainer_launch.observability.incident_page import line_of, page
 
 NOW_S = 1_795_504_000.0
 SENTENCE = "rank 5 (node 0) never entered all_reduce #41 of default_pg; rank 5 is in data.py:22 (read_batch)"
@@ -164,3 +165,43 @@ def test_a_browser_shows_it_without_overlap_on_wide_and_narrow_screens(
         assert set(seen["overlaps"].values()) == {0}, seen["overlaps"]
         assert seen["smallest"] >= 11
         assert seen["faintest"] >= 4.5
+
+
+# -- the line of code --------------------------------------------------------------------------
+
+TRACEBACK = """{0}Traceback (most recent call last):
+{0}  File "/app/train.py", line 31, in main
+{0}    step()
+{0}  File "/app/data.py", line 22, in read_batch
+{0}    open(name)
+{0}  File "/usr/lib/python3.11/pathlib.py", line 9, in open
+{0}FileNotFoundError: shard-7
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "], ids=["Python's", "torch's"])
+def test_an_exception_is_listed_with_the_line_of_the_users_that_raised_it(tmp_path: Path, prefix: str) -> None:
+    folder = incident_bundle.new_folder(str(tmp_path), "job-node0", NOW_S)
+    incident_bundle.add(folder, "output/rank-0.txt", TRACEBACK.format("").replace("data", "victim"))
+    incident_bundle.add(folder, "output/rank-1.txt", TRACEBACK.format(prefix))
+    about = Incident(sentence="rank 1 ended with exit code 1", kind=FAILURE, time_s=NOW_S, job="job", node_rank=0)
+    incident_bundle.finish(folder, about)
+    assert line_of(joined(tmp_path)) == "data.py:22 (read_batch)"
+
+
+def test_a_hang_is_listed_with_the_line_of_the_rank_that_is_named(tmp_path: Path) -> None:
+    assert line_of(small(tmp_path)) == "data.py:22 (read_batch)"
+
+
+def test_where_no_line_is_known_none_is_listed(tmp_path: Path) -> None:
+    folder = incident_bundle.new_folder(str(tmp_path), "run", NOW_S)
+    incident_bundle.finish(folder, Incident(sentence="program was killed", kind=FAILURE, time_s=NOW_S))
+    assert line_of(joined(tmp_path)) == "-"
+
+
+def test_the_page_shows_the_stack_that_only_another_node_has_in_its_files(tmp_path: Path) -> None:
+    stuck = replace(state(5, 1, last=40), stack="/app/data.py:22 (read_batch)\n/app/train.py:29 (main)")
+    bundle(tmp_path, 0, [state(4, 0)])
+    (entry,) = joined(tmp_path)
+    entry = replace(entry, incident=replace(entry.incident, states=(*entry.incident.states, stuck)))
+    assert "<pre>/app/data.py:22 (read_batch)\n/app/train.py:29 (main)</pre>" in page([entry])

@@ -29,7 +29,9 @@ _TEXT_CHARS = 32 << 10  # of one file
 _NS = 1e9
 _RANK = re.compile(r"\brank (\d{1,9})\b")
 _PLACE = re.compile(r"[^ ]+:\d+ \([^)]*\)$")  # ends a place
-_FRAME = re.compile(r'^ *File "([^"\n]+)", line (\d{1,9}), in (.+)$', re.MULTILINE)  # of an exception
+_FRAME = re.compile(
+    r'^(?:\[rank\d+\]:)? *File "([^"\n]+)", line (\d{1,9}), in (.+)$', re.MULTILINE
+)  # of an exception
 _SHEET = """
 h1{font-size:21px}header.incident{border-color:var(--bad)}.axis span:first-child{transform:translateX(-100%)}
 .chart{--label:calc(min(var(--chars),26) * 7.4px + 12px)}
