@@ -165,7 +165,8 @@ def _rows(states: Sequence[RankState], accused: Iterable[int]) -> list[_Row]:
 def _header(entries: Sequence[Stored]) -> str:
     first = entries[0].incident
     at = datetime.fromtimestamp(first.time_s, timezone.utc).isoformat(sep=" ", timespec="seconds")
-    hosts = ", ".join(dict.fromkeys(clean(entry.incident.host) for entry in entries[:8]))
+    by_node = sorted(entries, key=lambda entry: entry.incident.node_rank or 0)
+    hosts = ", ".join(dict.fromkeys(clean(entry.incident.host) for entry in by_node[:8]))
     about = [
         f"{first.kind} at {at}",
         f"job {clean(first.job)}" if first.job else "",
