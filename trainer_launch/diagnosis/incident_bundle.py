@@ -182,10 +182,7 @@ def remove_old(folder: str) -> None:
 
 def _remove_old(folder: str) -> None:
     place, last = os.path.split(folder)
-    names: list[str] = []
-    with contextlib.suppress(OSError):
-        names = _ids(place)
-    own = [name for name in names if _order(name) <= _order(last) and _name_of(name) == _name_of(last)]
+    own = [name for name in _ids(place) if _order(name) <= _order(last) and _name_of(name) == _name_of(last)]
     for old in own[:-KEPT]:
         shutil.rmtree(f"{place}/{old}", ignore_errors=True)
 
@@ -204,11 +201,10 @@ def stored(place: str) -> list[Stored]:
     Raises:
         UsageError: there is no such folder.
     """
-    try:
-        names = _ids(place)
-    except OSError as problem:
-        why = "no directory" if isinstance(problem, FileNotFoundError) else f"{problem.strerror}:"
-        raise UsageError(f"{why} {place}; set --incident-dir to where the incidents are") from None
+    if not (os.path.isdir(place) and os.access(place, os.R_OK | os.X_OK)):
+        why = "may not read" if os.path.isdir(place) else "no directory"
+        raise UsageError(f"{why} {place}; set --incident-dir to where the incidents are")
+    names = _ids(place)
     if os.path.isfile(f"{place}/{ABOUT}"):
         place, name = os.path.split(os.path.abspath(place))
         names = [name]
@@ -229,29 +225,34 @@ def moments(entries: Sequence[Stored]) -> list[list[Stored]]:
 
     A node may have only the hang that led to a failure. It has two hangs of one moment only if these differ.
     """
-    groups: list[list[Stored]] = []
+    groups: list[tuple[list[Stored], set[object]]] = []
     for entry in entries:
-        fitting = (group for group in reversed(groups) if any(_is_same(entry, other, group) for other in group))
+        about = entry.incident.node_rank, entry.incident.kind
+        fitting = (
+            each for each in reversed(groups) if _is_same(each[0][0].incident, entry.incident, about in each[1])
+        )
         group = next(fitting, None)
         if group is None:
-            groups.append([entry])
-        else:
-            group.append(entry)
-    return groups
+            groups.append(group := ([], set()))
+        group[0].append(entry)
+        group[1].add(about)
+    return [group for group, _ in groups]
 
 
-def _is_same(entry: Stored, other: Stored, group: Sequence[Stored]) -> bool:
-    now, before = entry.incident, other.incident
-    of_job = now.job and now.node_rank is not None and before.node_rank is not None
-    is_request = REQUEST in (now.kind, before.kind)
-    if (now.job, now.generation) != (before.job, before.generation) or not of_job:
+def _is_same(first: Incident, now: Incident, has_own: bool) -> bool:
+    """Whether an incident belongs to one that begins so; `has_own`: that has such an incident of this node."""
+    if None in (first.node_rank, now.node_rank) or not now.job:
         return False
-    head = _head(now.sentence)
-    if now.kind == before.kind == HANG and "#" in head and head == _head(before.sentence):
+    if (now.job, now.generation) != (first.job, first.generation):
+        return False
+    if (
+        first.kind == now.kind == HANG
+        and "#" in _head(now.sentence)
+        and _head(first.sentence) == _head(now.sentence)
+    ):
         return True
-    has_own = any((each.incident.node_rank, each.incident.kind) == (now.node_rank, now.kind) for each in group)
-    is_kind = now.kind == before.kind or not is_request
-    return is_kind and not has_own and abs(now.time_s - before.time_s) <= _MOMENT_S
+    is_kind = first.kind == now.kind or REQUEST not in (first.kind, now.kind)
+    return is_kind and not has_own and now.time_s - first.time_s <= _MOMENT_S
 
 
 def _head(sentence: str) -> str:
@@ -276,12 +277,10 @@ def chosen(groups: Sequence[Sequence[Stored]], wanted: str | None) -> list[Store
         names = listed([group[0].id for group in of_groups])
         raise UsageError(f"{wanted!r} fits {counted(len(of_groups), 'incident')}; which one: {names}?")
     about = max((entry for entry in of_groups[-1] if entry.id in fitting), key=lambda entry: entry.incident.time_s)
-    last_first = sorted(
-        of_groups[-1], key=lambda each: (each.incident.kind != about.incident.kind, -each.incident.time_s)
+    kind_last = sorted(
+        of_groups[-1], key=lambda each: (each.incident.kind == about.incident.kind, each.incident.time_s)
     )
-    nodes: dict[object, Stored] = {}
-    for entry in (about, *last_first):
-        nodes.setdefault(entry.incident.node_rank, entry)
+    nodes = {entry.incident.node_rank: entry for entry in (*kind_last, about)}
     return sorted(nodes.values(), key=_order_told)
 
 
@@ -308,8 +307,10 @@ def as_json(entry: Stored) -> Mapping[str, object]:
 
 
 def _ids(place: str) -> list[str]:
-    names = (name for name in os.listdir(place) if _ID.fullmatch(name) and not os.path.islink(f"{place}/{name}"))
-    return sorted(names, key=_order)
+    with contextlib.suppress(OSError):
+        names = (name for name in os.listdir(place) if _ID.fullmatch(name))
+        return sorted((name for name in names if not os.path.islink(f"{place}/{name}")), key=_order)
+    return []
 
 
 def _order(entry_id: str) -> tuple[str, int, str]:

@@ -96,7 +96,8 @@ class Collector:
         self._count = 0  # so that no folder has the name of one that was dropped
         # And whose output counted, and whether all that was taken is written.
         self._last: tuple[Collected, Sequence[str], threading.Event] | None = None
-        self._announced: deque[Collected] = deque(maxlen=incident_bundle.KEPT)  # of which people were told
+        self._announced: deque[str] = deque(maxlen=incident_bundle.KEPT)  # folders that people were told of
+        self._told: Collected | None = None  # the last of these
         self._threads: list[threading.Thread] = []
         self._is_over = threading.Event()  # the run: nothing is put off any more
         self._lock = threading.Lock()
@@ -118,7 +119,7 @@ class Collector:
         into the folder of that, below its sentence.
         """
         at_s, begun_s = time.time(), time.monotonic()
-        before = self._last_hang if is_same else None
+        before = self.told_hang() if is_same else None
         folder, why = self._folder(at_s) if before is None else (before.folder, ())
         until_s = begun_s + (FAILURE_S if kind == FAILURE else HANG_S)
         group, recorders = self._group, None if self._group is None else self._group.recorders
@@ -187,17 +188,18 @@ class Collector:
 
     def drop(self, collected: Collected) -> None:
         """It was no incident: nothing of it is kept, unless people asked for it or were told of it."""
-        is_kept = collected.incident.kind == REQUEST or self._is_announced(collected)
+        is_kept = collected.incident.kind == REQUEST or collected.folder in self._announced
         if collected.folder and not is_kept:
             with self._lock:
                 incident_bundle.drop(collected.folder)
 
     def tell(self, collected: Collected) -> None:
         """Tell `status` and the event log, once, and people where it is; it may take the place of an old one."""
-        if self._is_announced(collected):
+        if collected.folder in self._announced:
             return
         if collected.folder:
-            self._announced.append(collected)
+            self._announced.append(collected.folder)
+            self._told = collected
             incident_bundle.remove_old(collected.folder)
         incident, where = collected.incident, os.path.basename(collected.folder)
         runtime_directory.tell(
@@ -213,33 +215,28 @@ class Collector:
         if incident.kind != HANG and collected.folder:
             log.info("%scollected in %s", "" if incident.kind == FAILURE else "on request: ", collected.folder)
 
-    def _is_announced(self, collected: Collected) -> bool:
-        return any(collected.folder == other.folder for other in self._announced)
+    def _is_present(self, collected: Collected | None, kind: str) -> bool:
+        """Whether this is of that kind, and of the present generation."""
+        return collected is not None and (collected.incident.kind, collected.incident.generation) == (
+            kind,
+            self._generation,
+        )
 
-    @property
-    def _last_hang(self) -> Collected | None:
-        """The last incident that people were told of, if that is a hang of this generation."""
-        last = self._announced[-1] if self._announced else None
-        kind = None if last is None else (last.incident.kind, last.incident.generation)
-        return last if kind == (HANG, self._generation) else None
-
-    def is_told(self, message: str) -> bool:
-        """Whether a failure with this message is a hang of which there is an incident."""
-        hang = self._last_hang
-        return hang is not None and hang.incident.sentence in message
+    def told_hang(self, message: str = "") -> Collected | None:
+        """The last incident that people were told of, if it is a hang of this generation, and of such a message."""
+        hang = self._told if self._is_present(self._told, HANG) else None
+        return hang if hang is not None and (not message or hang.incident.sentence in message) else None
 
     def concluded(self, failure: Failure) -> None:
         """The run is over: its last failure in the words of the termination message, and all that was written."""
         again = exit_codes.retryable(failure.exit_code) if failure.again is None else failure.again
         ended: dict[str, Any] = {"reason": failure.reason, "restart_helps": again}
-        if self._last_hang is not None and self.is_told(failure.message):
-            self._save(self._last_hang, **ended)
+        if (hang := self.told_hang(failure.message)) is not None:
+            self._save(hang, **ended)
             return
-        collected, names, is_written = self._last or (None, (), None)
-        if collected is None or is_written is None:
+        if self._last is None or not self._is_present(self._last[0], FAILURE):
             return
-        if (collected.incident.kind, collected.incident.generation) != (FAILURE, self._generation):
-            return
+        collected, names, is_written = self._last
         is_written.wait(_FACTS_S)
         if collected.folder:
             for name, text in self._outputs(names).items():
@@ -330,8 +327,10 @@ class Collector:
                 kept = [word for word in before.missing if word != NO_FACTS_YET]
                 changes["missing"] = (*kept, *missing)
             now = replace(before, **changes)
-            now = incident_bundle.finish(collected.folder, now)
-        return replace(collected, incident=now)
+            collected = replace(collected, incident=incident_bundle.finish(collected.folder, now))
+            if self._told is not None and self._told.folder == collected.folder:
+                self._told = collected
+        return collected
 
     def _begin_writing(self, collected: Collected, texts: Mapping[str, str]) -> threading.Event:
         """Write what was taken, should we be killed, then collect what stays; nobody waits for either."""
