@@ -189,6 +189,21 @@ def test_a_failure_keeps_what_the_other_ranks_did(tmp_path: Path) -> None:
     assert b"a-secret-value" not in everything
 
 
+def test_fifos_in_place_of_all_files_that_a_worker_can_reach_hold_nobody_up(tmp_path: Path) -> None:
+    fails = (
+        "for path in (os.environ['TORCHELASTIC_ERROR_FILE'], *os.scandir(os.environ['TRAINER_LAUNCH_RUN_DIR'])):\n"
+        "            if not os.path.isdir(path):\n"
+        "                os.path.lexists(path) and os.unlink(path)\n"
+        "                os.mkfifo(path)\n"
+        f"        {FAILS}"
+    )
+    options = ("--max-restarts", "1", "--incident-dir", str(tmp_path / "incidents"))
+    ended = launch("run", *options, *TWO, "--", training(tmp_path, fails), env={"TMPDIR": str(tmp_path)})
+    assert ended.returncode == 3, ended.stderr
+    assert "rank 1 ended with exit code 3" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_token_in_a_workers_output_and_traceback_is_nowhere_in_its_incident(tmp_path: Path) -> None:
     place, token = tmp_path / "incidents", "hf_" + "a1b2c3d4e5f6g7h8"
     fails = f'print("uses {token}", file=sys.stderr); login = lambda token: token.no; login(token="{token}")'

@@ -217,8 +217,8 @@ def test_the_end_for_a_hang_is_told_by_its_incident(tmp_path: Path) -> None:
     made = collector(tmp_path)
     told(made, "rank 1 never entered all_reduce #6")
     message = "rank 1 never entered all_reduce #6; collected in /tmp/incidents"
-    assert made.told_hang(message) is not None
-    assert made.told_hang("rank 1 was killed") is None
+    assert made.announced_hang(message) is not None
+    assert made.announced_hang("rank 1 was killed") is None
     made.concluded(Failure(reason="Hung", message=message, exit_code=138, rank=1))
     made.close()
     (one,) = incident_bundle.stored(str(tmp_path))

@@ -97,7 +97,7 @@ class Collector:
         # And whose output counted, and whether all that was taken is written.
         self._last: tuple[Collected, Sequence[str], threading.Event] | None = None
         self._announced: deque[str] = deque(maxlen=incident_bundle.KEPT)  # folders that people were told of
-        self._told: Collected | None = None  # the last of these
+        self._last_announced: Collected | None = None  # the last of these
         self._threads: list[threading.Thread] = []
         self._is_over = threading.Event()  # the run: nothing is put off any more
         self._lock = threading.Lock()
@@ -119,7 +119,7 @@ class Collector:
         into the folder of that, below its sentence.
         """
         at_s, begun_s = time.time(), time.monotonic()
-        before = self.told_hang() if is_same else None
+        before = self.announced_hang() if is_same else None
         folder, why = self._folder(at_s) if before is None else (before.folder, ())
         until_s = begun_s + (FAILURE_S if kind == FAILURE else HANG_S)
         group, recorders = self._group, None if self._group is None else self._group.recorders
@@ -199,7 +199,7 @@ class Collector:
             return
         if collected.folder:
             self._announced.append(collected.folder)
-            self._told = collected
+            self._last_announced = collected
             incident_bundle.remove_old(collected.folder)
         incident, where = collected.incident, os.path.basename(collected.folder)
         runtime_directory.tell(
@@ -217,21 +217,21 @@ class Collector:
 
     def _is_present(self, collected: Collected | None, kind: str) -> bool:
         """Whether this is of that kind, and of the present generation."""
-        return collected is not None and (collected.incident.kind, collected.incident.generation) == (
-            kind,
-            self._generation,
-        )
+        about = None if collected is None else (collected.incident.kind, collected.incident.generation)
+        return about == (kind, self._generation)
 
-    def told_hang(self, message: str = "") -> Collected | None:
+    def announced_hang(self, message: str | None = None) -> Collected | None:
         """The last incident that people were told of, if it is a hang of this generation, and of such a message."""
-        hang = self._told if self._is_present(self._told, HANG) else None
-        return hang if hang is not None and (not message or hang.incident.sentence in message) else None
+        hang = self._last_announced
+        if hang is None or not self._is_present(hang, HANG):
+            return None
+        return hang if message is None or hang.incident.sentence in message else None
 
     def concluded(self, failure: Failure) -> None:
         """The run is over: its last failure in the words of the termination message, and all that was written."""
         again = exit_codes.retryable(failure.exit_code) if failure.again is None else failure.again
         ended: dict[str, Any] = {"reason": failure.reason, "restart_helps": again}
-        if (hang := self.told_hang(failure.message)) is not None:
+        if (hang := self.announced_hang(failure.message)) is not None:
             self._save(hang, **ended)
             return
         if self._last is None or not self._is_present(self._last[0], FAILURE):
@@ -328,8 +328,8 @@ class Collector:
                 changes["missing"] = (*kept, *missing)
             now = replace(before, **changes)
             collected = replace(collected, incident=incident_bundle.finish(collected.folder, now))
-            if self._told is not None and self._told.folder == collected.folder:
-                self._told = collected
+            if self._last_announced is not None and self._last_announced.folder == collected.folder:
+                self._last_announced = collected
         return collected
 
     def _begin_writing(self, collected: Collected, texts: Mapping[str, str]) -> threading.Event:

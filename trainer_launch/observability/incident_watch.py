@@ -146,7 +146,7 @@ class Incidents:
 
     def failed(self, failure: Failure, process: str) -> None:
         """A program has failed, and what it has started is still there."""
-        if self.collector is not None and self.collector.told_hang(failure.message) is None:
+        if self.collector is not None and self.collector.announced_hang(failure.message) is None:
             self.collector.collect(FAILURE, failure.message, names=(process,))
 
     def concluded(self, ended: Outcome) -> Outcome:
