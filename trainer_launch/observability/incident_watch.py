@@ -32,11 +32,11 @@ _log = logging.getLogger(__name__)
 
 
 def place_of(settings: Settings) -> str | None:
-    """The folder of all incidents; None: nothing is collected."""
+    """The folder of all incidents, for processes in any directory; None: nothing is collected."""
     if settings.incident_dir == NOWHERE:
         return None
     try:
-        return settings.incident_dir or f"{tempfile.gettempdir()}/{DEFAULT}"
+        return os.path.abspath(settings.incident_dir or f"{tempfile.gettempdir()}/{DEFAULT}")
     except OSError:  # nothing may be written anywhere
         return None
 
