@@ -205,7 +205,7 @@ def arm(path: str) -> None:
     """A signal makes Python write there where every thread stands."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # of an earlier worker, or what that has put there
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     faulthandler.register(_STACKS_SIGNAL, file=_out_of_the_way(fd), all_threads=True, chain=False)
 
 
