@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from tests.pytorch.nodes import PLAN
 from tests.supervisor.fakes import FakeSystem
@@ -65,7 +67,8 @@ class Collecting:
 
     def collect(self, kind: str, sentence: object, *, is_same: bool = False, **_: object) -> Collected:
         self.collected.append((kind, is_same))
-        return incident(waits(len(self.collected)))
+        made = incident(waits(len(self.collected)))
+        return replace(made, incident=replace(made.incident, time_s=time.time()))
 
     def complete(self, collected: Collected, states: tuple[RankState, ...], sentence: str) -> None:
         self.shown.append((RanksOfAll(states, sentence), collected))
@@ -111,6 +114,9 @@ def test_of_rounds_that_name_nobody_nothing_is_kept() -> None:
     assert collecting.dropped == seen
 
 
+EXPLAINED = Explanation(text="rank 1 never entered all_reduce #6", ranks=(1,))
+
+
 class Quietly:
     """A hang watch over workers that have made no progress since a hang was reported, or have."""
 
@@ -147,15 +153,23 @@ def test_what_a_person_asks_for_is_collected_told_and_suspects_nobody() -> None:
     assert watch.reports == 0, "its own workers may still be suspected"
 
 
+def test_a_request_takes_no_explained_hangs_place_and_joins_one_that_is_still_looked_into() -> None:
+    watch = Quietly(is_reported=True)
+    explained, _, _ = asked(watch, ShowRanks(), EXPLAINED, ShowRanks(is_request=True))
+    assert explained.collected == [("hang", True), ("request", False)]
+    assert explained.dropped in ([], explained.kept), "which is kept, as people were told of it"
+    pending, told, _ = asked(watch, ShowRanks(), ShowRanks(is_request=True))
+    assert pending.collected == [("hang", True)]
+    assert [ranks.is_request for ranks in told] == [False, True]
+    assert pending.dropped == []
+
+
 @pytest.mark.parametrize("is_same", [True, False])
 def test_another_node_that_asks_again_about_the_same_quiet_gets_the_same_incident(is_same: bool) -> None:
     watch = Quietly(is_reported=is_same)
     collecting, told, _ = asked(watch, ShowRanks())
     assert (collecting.collected, watch.reports) == ([("hang", is_same)], 1)
     assert not told[0].is_request
-
-
-EXPLAINED = Explanation(text="rank 1 never entered all_reduce #6", ranks=(1,))
 
 
 @pytest.mark.parametrize(

@@ -152,11 +152,12 @@ class GroupIncidents:
     def show_ranks(self, watch: Watch | None, *, is_request: bool = True) -> None:
         """Collect what our ranks show, and tell it: a person asks, or another node that sees no progress."""
         collected = self._last_stall.collected  # our own watch may have collected it at the same time
-        if collected is None or time.time() - collected.incident.time_s > SHOW_RANKS_S:
+        is_open = self._last_stall.unexplained > 0 or not is_request  # what was explained keeps its sentence
+        if collected is None or not is_open or time.time() - collected.incident.time_s > SHOW_RANKS_S:
+            kind, text = (HANG, "another node sees no progress")
             is_same = watch is not None and watch.is_reported
-            kind, text = (
-                (REQUEST, "collected on request") if is_request else (HANG, "another node sees no progress")
-            )
+            if is_request:
+                kind, text, is_same = REQUEST, "collected on request", False
             collector = self._collector
             collected = None if collector is None else collector.collect(kind, text, is_same=is_same)
             if collected is not None and watch is not None:

@@ -97,7 +97,7 @@ class Collector:
         # And whose output counted, and whether all that was taken is written.
         self._last: tuple[Collected, Sequence[str], threading.Event] | None = None
         self._announced: deque[str] = deque(maxlen=incident_bundle.KEPT)  # folders that people were told of
-        self._last_announced: Collected | None = None  # the last of these
+        self._last_announced: Collected | None = None  # the last of these but for what a person asked for
         self._threads: list[threading.Thread] = []
         self._is_over = threading.Event()  # the run: nothing is put off any more
         self._lock = threading.Lock()
@@ -199,7 +199,7 @@ class Collector:
             return
         if collected.folder:
             self._announced.append(collected.folder)
-            self._last_announced = collected
+            self._last_announced = self._last_announced if collected.incident.kind == REQUEST else collected
             incident_bundle.remove_old(collected.folder)
         incident, where = collected.incident, os.path.basename(collected.folder)
         runtime_directory.tell(
