@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import importlib.util
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.cli.launching import INCIDENTS
 from tests.timeouts import pytest_timeout_set_timer  # noqa: F401  a hook
 from trainer_launch.host import runtime_directory
 
@@ -60,6 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Launchers that tests have killed leave their folders, as on any machine where they are not process 1."""
+    shutil.rmtree(INCIDENTS, ignore_errors=True)
     if not hasattr(session.config, "workerinput"):
         runtime_directory.forget_killed(tempfile.gettempdir())
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from trainer_launch.rehearsal.controllers.local_jobs import own_environment
 
 LAUNCHER = (sys.executable, "-m", "trainer_launch")
 DEADLINE_S = 120.0
+INCIDENTS = f"{tempfile.gettempdir()}/incidents-of-tests-{os.getpid()}"
 # Of two workers, the one of rank 1 fails under torch's @record.
 RECORDED = """
 import os, time
@@ -42,10 +44,14 @@ def shm_of_its_own() -> tuple[str, ...]:
 def clean_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without what a platform or another launcher left in it.
 
-    Nor has it PYTHONUNBUFFERED, under which print() writes each piece by itself, and workers mix their lines.
+    Nor has it PYTHONUNBUFFERED, under which print() writes each piece by itself, and workers mix their lines. What
+    is collected about failures goes with the tests, unless a test has a directory of its own for what is temporary.
     """
+    extra = dict(extra or {})
     env = {name: value for name, value in own_environment(os.environ).items() if name != "PYTHONUNBUFFERED"}
-    return env | {"PYTHONWARNINGS": "ignore"} | dict(extra or {})
+    if "TMPDIR" not in extra:
+        env["TRAINER_LAUNCH_INCIDENT_DIR"] = INCIDENTS
+    return env | {"PYTHONWARNINGS": "ignore"} | extra
 
 
 def launch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli.launching import clean_env, launch, script, start
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
 TWO = ("--nproc-per-node", "2")
@@ -99,18 +101,64 @@ def test_nodes_know_together_what_each_does_not(tmp_path: Path) -> None:
     sentence = "rank 1 (node 1) never entered all_reduce #6 of default_pg, [[4]] Float; ranks 0,2 have waited in it"
     for node in range(3):
         assert f"[trainer-launch {node}] suspected hang: {sentence}" in output
-    assert f"3 incidents in {place}; see trainer-launch incidents show --incident-dir {place}\n" in output
-    found: list[dict[str, Any]] = json.loads(incidents(place, "list", "--json"))
-    assert {one["node_rank"] for one in found} == {0, 1, 2}
-    assert all(one["sentence"].startswith(sentence) for one in found)
-    joined = incidents(place, "show", found[0]["id"])
+    assert f"1 incident in {place}; see trainer-launch incidents show --incident-dir {place}\n" in output
+    (found,) = json.loads(incidents(place, "list", "--json"))
+    ids = [found["id"], *found["same_moment"]]
+    assert {name.partition("-node")[2][:1] for name in ids} == {"0", "1", "2"}
+    assert found["sentence"].startswith(sentence)
+    assert {incidents(place, "show", name) for name in ids} == {joined := incidents(place, "show")}
     assert [line.split()[0] for line in joined.splitlines()[2:6]] == ["RANK", "0", "1", "2"]
     page = incidents(place, "page")
     assert "never entered #6: alive, in train.py" in page
     assert page.count("waits in all_reduce #6 of default_pg for ") == 2 * 2, (
         "of ranks 0 and 2, in a bar and its title"
     )
-    assert len({one["folder"] for one in found if one["id"] in page}) == 3, "the facts of all nodes"
+    assert all(name in page for name in ids), "the facts of all nodes"
+
+
+def test_what_all_ranks_do_is_collected_on_request_and_nobody_is_suspected(tmp_path: Path) -> None:
+    place, env = tmp_path / "incidents", {"TMPDIR": str(tmp_path)}
+    words = ("local", "--nodes", "3", "--incident-dir", str(place), "--log-level", "info")
+    with start(*words, "--", training(tmp_path, "read_batch()"), env=env) as run:
+        run.read_until("step 4", 3)
+        shown = launch("incidents", "collect", env=env)
+        (tmp_path / "enough").write_text("")
+        code, output = run.end()
+    assert shown.returncode == 0, shown.stderr
+    assert code == 0, output
+    assert "suspected" not in output
+    head, _, *table = shown.stdout.splitlines()
+    assert head.startswith("collected on request: ")
+    assert [line.split()[0] for line in table[:4]] == ["RANK", "0", "1", "2"]
+    assert "stack of rank 1 (node 1), innermost call first:" in shown.stdout
+    assert "train.py:4 (read_batch)" in shown.stdout
+    found: list[dict[str, Any]] = json.loads(incidents(place, "list", "--json"))
+    assert [(one["kind"], len(one["same_moment"])) for one in found] == [("request", 2)], "one incident of 3 nodes"
+
+
+def test_any_node_shows_the_stack_of_the_rank_that_another_one_has(tmp_path: Path) -> None:
+    program, places = training(tmp_path, "read_batch()"), [tmp_path / f"incidents-{node}" for node in range(2)]
+    env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
+    env["PET_MASTER_PORT"] = str(free_port())
+    with contextlib.ExitStack() as stack:
+        runs = [
+            stack.enter_context(
+                start(
+                    *("run", "--hang-report-after", "2", "--incident-dir", str(place), "--", program),
+                    env={**env, "PET_NODE_RANK": str(node), "TMPDIR": str(tmp_path)},
+                )
+            )
+            for node, place in enumerate(places)
+        ]
+        for run in runs:
+            run.read_until("suspected hang: .*; collected in ")
+        texts = [incidents(place, "show") for place in places]
+        (tmp_path / "enough").write_text("")
+        assert [run.end()[0] for run in runs] == [0, 0]
+    for text, place in zip(texts, places, strict=True):
+        assert "stack of rank 1 (node 1), innermost call first:" in text
+        assert "train.py:4 (read_batch)" in text
+        assert "train.py:4 (read_batch)" in incidents(place, "list")
 
 
 # -- failures ---------------------------------------------------------------------------------
@@ -139,6 +187,20 @@ def test_a_failure_keeps_what_the_other_ranks_did(tmp_path: Path) -> None:
     assert "MY_TOKEN=[redacted]" in environment
     everything = b"".join(path.read_bytes() for path in Path(one["folder"]).rglob("*") if path.is_file())
     assert b"a-secret-value" not in everything
+
+
+def test_fifos_in_place_of_all_files_that_a_worker_can_reach_hold_nobody_up(tmp_path: Path) -> None:
+    fails = (
+        "for path in (os.environ['TORCHELASTIC_ERROR_FILE'], *os.scandir(os.environ['TRAINER_LAUNCH_RUN_DIR'])):\n"
+        "            if not os.path.isdir(path):\n"
+        "                os.path.lexists(path) and os.unlink(path)\n"
+        "                os.mkfifo(path)\n"
+        f"        {FAILS}"
+    )
+    options = ("--max-restarts", "1", "--incident-dir", str(tmp_path / "incidents"))
+    ended = launch("run", *options, *TWO, "--", training(tmp_path, fails), env={"TMPDIR": str(tmp_path)})
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stderr.count("rank 1 ended with exit code 3\n") == 3, "of both generations, and of the job"
 
 
 def test_a_token_in_a_workers_output_and_traceback_is_nowhere_in_its_incident(tmp_path: Path) -> None:
@@ -214,7 +276,8 @@ def test_the_command_lists_and_shows_also_what_was_copied(tmp_path: Path) -> Non
     ended = launch("run", *options, *TWO, "--", training(tmp_path, "raise ValueError('no luck')"))
     assert ended.returncode == 1, ended.stderr
     head, *rows = incidents(place).splitlines()
-    assert head.split() == ["ID", "KIND", "SENTENCE"]
+    assert head.split() == ["ID", "KIND", "LINE", "OF", "CODE", "SENTENCE"]
+    assert all(" train.py:12 (train) " in row for row in rows)
     assert len(rows) == 2
     newest = rows[-1].split()[0]
     text = incidents(place, "show", newest)
@@ -232,11 +295,24 @@ def test_the_command_lists_and_shows_also_what_was_copied(tmp_path: Path) -> Non
     assert incidents(copied / newest, "show").startswith("rank 1 ended with")
 
 
+def test_before_any_incident_there_are_none_yet(tmp_path: Path) -> None:
+    for exists in (False, True):
+        env, words = {"TMPDIR": str(tmp_path)}, f"no incidents yet in {tmp_path}/trainer-launch-incidents\n"
+        for action in ((), ("list",), ("show",)):
+            ended = launch("incidents", *action, env=env)
+            assert (ended.returncode, ended.stdout, ended.stderr) == (0, words, "")
+        ended = launch("incidents", "page", env=env)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", words)
+        assert launch("incidents", "list", "--json", env=env).stdout == "[]\n"
+        if not exists:
+            (tmp_path / "trainer-launch-incidents").mkdir()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("show",), "no incidents in "),
-        (("show", "20990101"), "no incidents in "),
+        (("list", "20990101"), "unexpected argument '20990101': incidents list takes no ID"),
+        (("page", "--json"), "incidents page makes HTML; use incidents show --json"),
         (("shwo",), "unknown action 'shwo'"),
         (("bundle",), "incidents bundle was removed in 0.3; copy the directory that incidents show names"),
         (("list", "--incident-dir", "/nowhere"), "no directory /nowhere; set --incident-dir"),

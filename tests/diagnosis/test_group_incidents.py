@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from tests.pytorch.nodes import PLAN
 from tests.supervisor.fakes import FakeSystem
@@ -13,7 +14,7 @@ from trainer_launch.diagnosis.collectives import Collective, Doing, Explanation,
 from trainer_launch.diagnosis.group_incidents import GroupIncidents
 from trainer_launch.diagnosis.incident_bundle import HANG, Incident
 from trainer_launch.diagnosis.incident_collection import Collected
-from trainer_launch.diagnosis.stall import STALL, Ranks
+from trainer_launch.diagnosis.stall import STALL, Ranks, RanksOfAll, ShowRanks
 from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death, Process
@@ -31,7 +32,8 @@ def incident(*states: RankState) -> Collected:
         sentence="", kind=HANG, time_s=0.0, job="", host="", node_rank=0, generation=1,
         reason="", ranks=(), restart_helps=None, states=states,
     )  # fmt: skip
-    return Collected(folder="", incident=found, explanation=None, limit_s=2.0)
+    folder = f"/nowhere/{[state.rank for state in states]}"
+    return Collected(folder=folder, incident=found, explanation=None, limit_s=2.0)
 
 
 def group_of() -> WorkerGroup:
@@ -61,16 +63,25 @@ class Collecting:
         self.states, self.sentences = states, list[str]()
         self.dropped: list[Collected] = []
         self.kept: list[Collected] = []
+        self.collected: list[tuple[str, bool]] = []  # kinds, and whether it was said to be the same hang
+        self.shown: list[tuple[RanksOfAll, Collected]] = []
+
+    def collect(self, kind: str, sentence: object, *, is_same: bool = False, **_: object) -> Collected:
+        self.collected.append((kind, is_same))
+        if callable(sentence):
+            self.sentences.append(sentence(self.states))
+            return incident(*self.states)
+        made = incident(waits(len(self.collected)))
+        return replace(made, incident=replace(made.incident, time_s=time.time()))
+
+    def complete(self, collected: Collected, states: tuple[RankState, ...], sentence: str) -> None:
+        self.shown.append((RanksOfAll(states, sentence), collected))
 
     def drop(self, collected: Collected) -> None:
         self.dropped.append(collected)
 
     def explained(self, collected: Collected, *_: object) -> None:
         self.kept.append(collected)
-
-    def collect(self, _kind: str, sentence: Callable[[Sequence[RankState]], str], **_: object) -> Collected:
-        self.sentences.append(sentence(self.states))
-        return incident(*self.states)
 
     def close(self) -> None:
         pass
@@ -105,6 +116,79 @@ def test_of_rounds_that_name_nobody_nothing_is_kept() -> None:
         )
     incidents.close()
     assert collecting.dropped == seen
+
+
+EXPLAINED = Explanation(text="rank 1 never entered all_reduce #6", ranks=(1,))
+
+
+class Quietly:
+    """A hang watch over workers that have made no progress since a hang was reported, or have."""
+
+    def __init__(self, *, is_reported: bool) -> None:
+        self.is_reported = is_reported
+        self.reports = 0
+
+    def reported(self) -> None:
+        self.reports += 1
+
+    def explained(self, _: Explanation) -> None:
+        pass
+
+    def quiet(self) -> dict[int, Any]:
+        return {}
+
+
+def asked(watch: Quietly, *notes: Any) -> tuple[Collecting, list[Ranks], GroupIncidents]:
+    """A node's incidents after these notes of the coordinator, and what it told of its ranks."""
+    group, collecting, sent = group_of(), Collecting(), list[say.FromNode]()
+    group.generation = 1
+    incidents = GroupIncidents(group, sent.append, cast(Any, collecting))
+    for note in notes:
+        incidents.hear(say.Note(1, STALL, note), cast(Any, watch))
+    return collecting, [note.body for note in sent if isinstance(note, say.Note)], incidents
+
+
+def test_what_a_person_asks_for_is_collected_told_and_suspects_nobody() -> None:
+    watch, answer = Quietly(is_reported=False), RanksOfAll((waits(1),), "collected on request: nothing waits")
+    collecting, told, _ = asked(watch, ShowRanks(is_request=True), answer)
+    assert collecting.collected == [("request", False)]
+    assert [(ranks.is_request, ranks.limit_s) for ranks in told] == [(True, 0.0)]
+    assert [shown for shown, _ in collecting.shown] == [answer]
+    assert watch.reports == 0, "its own workers may still be suspected"
+
+
+def test_a_request_takes_no_explained_hangs_place_and_joins_one_that_is_still_looked_into() -> None:
+    watch = Quietly(is_reported=True)
+    explained, _, _ = asked(watch, ShowRanks(), EXPLAINED, ShowRanks(is_request=True))
+    assert explained.collected == [("hang", True), ("request", False)]
+    assert explained.dropped in ([], explained.kept), "which is kept, as people were told of it"
+    pending, told, _ = asked(watch, ShowRanks(), ShowRanks(is_request=True))
+    assert pending.collected == [("hang", True)]
+    assert [ranks.is_request for ranks in told] == [False, True]
+    assert pending.dropped == []
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_another_node_that_asks_again_about_the_same_quiet_gets_the_same_incident(is_same: bool) -> None:
+    watch = Quietly(is_reported=is_same)
+    collecting, told, _ = asked(watch, ShowRanks())
+    assert (collecting.collected, watch.reports) == ([("hang", is_same)], 1)
+    assert not told[0].is_request
+
+
+@pytest.mark.parametrize(
+    ("is_quiet", "has_ended", "is_same"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+    ids=["ended for the hang", "a worker failed here", "moved since"],
+)
+def test_a_generation_that_another_node_ends_for_the_hang_is_no_second_incident(
+    is_quiet: bool, has_ended: bool, is_same: bool
+) -> None:
+    watch = Quietly(is_reported=is_quiet)
+    collecting, _, incidents = asked(watch, ShowRanks(), EXPLAINED)
+    incidents._group.places = {"rank 0": WorkerPlace(0, 0)} if has_ended else {}
+    incidents.failed("generation 1 is over", was_killed=False)
+    assert collecting.collected[1:] == [("failure", is_same)]
 
 
 def waits(rank: int) -> RankState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import json
 import os
 import subprocess
 import sys
@@ -14,12 +15,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from trainer_launch.diagnosis import incident_bundle, incident_collection
-from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, MAX_BYTES, Incident
+from trainer_launch.diagnosis import flight_recorder, incident_bundle, incident_collection
+from trainer_launch.diagnosis.collectives import Explanation, RankState
+from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, MAX_BYTES, REQUEST, Incident, Stored
 from trainer_launch.diagnosis.incident_collection import About, Collector
 from trainer_launch.host import incident_facts
 from trainer_launch.model import Failure
+from trainer_launch.model.errors import UsageError
 
 MIB = 1 << 20
 
@@ -28,6 +32,9 @@ class NoWorkers:
     """Nothing of the job is alive."""
 
     def present(self) -> dict[Any, str]:
+        return {}
+
+    def children(self, workers: object) -> dict[Any, tuple[Any, ...]]:
         return {}
 
 
@@ -147,6 +154,207 @@ def test_what_is_in_an_incident_is_not_only_ours_to_write(tmp_path: Path) -> Non
     good = incident_bundle.new_folder(str(tmp_path), "job", 9.0)
     incident_bundle.finish(good, Incident(sentence="it failed", kind=FAILURE, time_s=9.0))
     assert [one.folder for one in incident_bundle.stored(str(tmp_path))] == [good]
+
+
+def test_a_copied_directory_with_links_and_fifos_shows_only_what_is_in_it(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a secret")
+    place = tmp_path / "copied"
+    folder = Path(incident_bundle.new_folder(str(place), "job", 0.0))
+    incident_bundle.finish(str(folder), Incident(sentence="it failed", kind=FAILURE, time_s=0.0))
+    (folder / "output/rank-0.txt").symlink_to(secret)
+    os.mkfifo(folder / "output/rank-1.txt")
+    (folder / "stacks").rmdir()
+    (folder / "stacks").symlink_to(tmp_path)
+    (place / "20200101T000000Z-elsewhere-0").symlink_to(folder)
+    (one,) = incident_bundle.stored(str(place))
+    assert one.files == ("incident.json", "sentence.txt")
+    for name in ("output/rank-0.txt", "output/rank-1.txt"):
+        assert incident_bundle.text_of(one, name) == "cannot be read\n"
+    (folder / "sentence.txt").write_bytes(b"a\tb\x1b[31m\r\nc\x1b]0;title\x07\xff\n")
+    assert incident_bundle.text_of(one, "sentence.txt") == "a       b?[31m\nc?]0;title?\ufffd\n"
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_nobody_else_may_read_an_incident(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        made = collector(tmp_path / "all")
+        folder = Path(made.collect(HANG, "nothing moves").folder)
+        flight_recorder._save(f"{folder}/flight_recorder/nccl_trace_rank_0", b"x", time.monotonic() + 60)
+        made.close()
+    finally:
+        os.umask(before)
+    paths = [tmp_path / "all", folder, *folder.rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in paths if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in paths if path.is_file()} == {0o600}
+
+
+# -- one hang, one incident --------------------------------------------------------------------
+
+
+def told(made: Collector, sentence: str) -> str:
+    """A hang that all nodes were asked about; its folder."""
+    one = made.collect(HANG, "rank 0 has been idle")
+    made.explained(one, Explanation(text=sentence, ranks=(1,)))
+    return one.folder
+
+
+def test_workers_that_still_hang_where_they_did_are_the_same_incident(tmp_path: Path) -> None:
+    made = collector(tmp_path)
+    folder = told(made, "rank 1 never entered all_reduce #6; rank 0 has waited in it for 60 s")
+    again = made.collect(HANG, "rank 0 has been idle", is_same=True)
+    assert (again.folder, again.incident.sentence[:20]) == (folder, "rank 1 never entered")
+    made.tell(again)
+    made.complete(made.collect(REQUEST, "collected on request"), (), "collected on request: nothing moves")
+    ended = made.collect(FAILURE, "generation 1 is over: rank 1 failed", is_same=True)
+    assert (ended.folder, ended.incident.kind, ended.incident.sentence[:20]) == (
+        folder,
+        HANG,
+        "rank 1 never entered",
+    )
+    other = told(made, "rank 1 never entered all_reduce #9; rank 0 has waited in it for 60 s")
+    made.close()
+    kinds = {entry.folder: entry.incident.kind for entry in incident_bundle.stored(str(tmp_path))}
+    assert [each for each, kind in kinds.items() if kind != REQUEST] == [folder, other]
+    assert len(kinds) == 3
+
+
+def test_the_end_for_a_hang_is_told_by_its_incident(tmp_path: Path) -> None:
+    made = collector(tmp_path)
+    told(made, "rank 1 never entered all_reduce #6")
+    message = "rank 1 never entered all_reduce #6; collected in /tmp/incidents"
+    assert made.announced_hang(message) is not None
+    assert made.announced_hang("rank 1 was killed") is None
+    made.concluded(Failure(reason="Hung", message=message, exit_code=138, rank=1))
+    made.close()
+    (one,) = incident_bundle.stored(str(tmp_path))
+    shown = one.incident
+    assert (shown.kind, shown.sentence) == (HANG, "rank 1 never entered all_reduce #6")
+    assert (shown.reason, shown.ranks, shown.restart_helps) == ("Hung", (1,), True)
+
+
+def test_what_is_told_again_is_no_second_event(tmp_path: Path) -> None:
+    about = About(place=str(tmp_path / "all"), env={}, job="job", node_rank=0, run_dir=str(tmp_path))
+    workers: Any = NoWorkers()
+    made = Collector(about, workers, lambda name: ())
+    one = made.collect(HANG, "rank 0 has been idle")
+    for _ in range(2):
+        made.explained(one, Explanation(text="rank 1 never entered all_reduce #6", ranks=(1,)))
+        made.tell(one)
+    made.close()
+    news = [json.loads(line) for line in (tmp_path / "news.jsonl").read_text().splitlines()]
+    assert [(each["event"], each["kind"]) for each in news] == [("incident", "hang")]
+
+
+def test_an_incident_has_the_ranks_of_all_nodes_and_its_own_as_it_knows_them(tmp_path: Path) -> None:
+    made = collector(tmp_path)
+    one = made.collect(HANG, "rank 0 has been idle")
+    own = RankState(rank=0, node=0, place="waits in all_reduce")
+    one = replace(one, incident=replace(one.incident, states=(own,)))
+    others = (RankState(rank=0, node=0), RankState(rank=1, node=1, stack="data.py:22 (read_batch)"))
+    made.complete(one, others, "")
+    made.close()
+    (stored,) = incident_bundle.stored(str(tmp_path))
+    assert stored.incident.states == (own, others[1])
+
+
+def test_what_a_person_asks_for_is_kept_whatever_comes_of_it(tmp_path: Path) -> None:
+    made = collector(tmp_path)
+    one = made.collect(REQUEST, "collected on request")
+    made.drop(one)
+    made.complete(one, (), "collected on request: 3 of 3 ranks made progress in the last 10 s")
+    made.drop(one)
+    made.close()
+    (stored,) = incident_bundle.stored(str(tmp_path))
+    assert (stored.incident.kind, stored.incident.sentence[-29:]) == (
+        "request",
+        "made progress in the last 10 s"[1:],
+    )
+
+
+def node(
+    number: int, sentence: str, at_s: float, kind: str = HANG, generation: int = 1, job: str = "job"
+) -> Stored:
+    """What one node has of an incident."""
+    told = Incident(
+        sentence=sentence, kind=kind, time_s=at_s, job=job, node_rank=number, generation=generation, ranks=(1,)
+    )
+    return Stored(id=f"{at_s:g}-{kind}-{number}", folder="", incident=told, files=(), size_bytes=0)
+
+
+def counted(entries: list[Stored]) -> list[int]:
+    return [len(group) for group in incident_bundle.moments(entries)]
+
+
+NEVER = "rank 1 never entered all_reduce #{}; rank 0 has waited in it for {} s"
+
+
+def test_three_hangs_of_three_nodes_are_three_incidents() -> None:
+    entries = [
+        node(number, NEVER.format(step, 60 + number), 100.0 * step + number)
+        for step in range(3)
+        for number in range(3)
+    ]
+    assert counted(entries) == [3, 3, 3]
+
+
+def test_a_hang_that_is_reported_again_is_the_same_whenever_that_is() -> None:
+    again = [node(number, NEVER.format(6, wait_s), wait_s) for wait_s in (60, 600) for number in (0, 1)]
+    assert counted(again) == [4]
+
+
+def test_hangs_of_one_moment_that_differ_are_two() -> None:
+    assert counted([node(n, NEVER.format(step, 5), 5.0 * step) for step in (1, 2) for n in (0, 1)]) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        node(0, "rank 1 ended with exit code 1", 131.0, FAILURE),
+        node(1, NEVER.format(6, 60), 101.0, generation=2),
+        node(1, NEVER.format(6, 60), 101.0, job="other"),
+        node(1, "collected on request", 101.0, REQUEST),
+        node(1, "all ranks wait for each other outside recorded collectives", 200.0),
+        replace(node(1, "x", 101.0), incident=Incident(sentence="x", kind=HANG, time_s=101.0)),
+    ],
+    ids=["long after", "generation", "job", "on request", "no number", "a program"],
+)
+def test_what_has_another_cause_is_another_incident(other: Stored) -> None:
+    hang = other.incident.sentence if other.incident.sentence.startswith("all") else NEVER.format(6, 60)
+    assert counted([node(0, hang, 100.0), other]) == [1, 1]
+
+
+def test_a_failure_and_the_hang_that_led_to_it_are_one() -> None:
+    hang, failure = node(0, NEVER.format(6, 60), 100.0), node(1, "rank 1 was killed", 110.0, FAILURE)
+    assert counted([hang, failure]) == [2]
+
+
+def test_the_beginning_of_an_id_that_fits_two_incidents_asks_which() -> None:
+    groups = incident_bundle.moments([node(0, NEVER.format(step, 5), 100.0 + step) for step in (1, 2)])
+    assert incident_bundle.chosen(groups, None)[0].id == "102-hang-0"
+    assert incident_bundle.chosen(groups, "101")[0].id == "101-hang-0"
+    with pytest.raises(UsageError, match=r"'10' fits 2 incidents; which one: 101-hang-0, 102-hang-0\?"):
+        incident_bundle.chosen(groups, "10")
+    with pytest.raises(UsageError, match="no incident '77'"):
+        incident_bundle.chosen(groups, "77")
+
+
+def test_the_node_whose_rank_is_named_tells_it() -> None:
+    """The others have lost a peer."""
+    states = (RankState(rank=0, node=0), RankState(rank=1, node=1))
+    entries = [node(number, NEVER.format(1, 5), 100.0) for number in (0, 1)]
+    entries = [replace(entry, incident=replace(entry.incident, states=states)) for entry in entries]
+    chosen = incident_bundle.chosen(incident_bundle.moments(entries), None)
+    assert [entry.incident.node_rank for entry in chosen] == [1, 0]
+
+
+def test_the_beginning_of_an_id_that_fits_nodes_of_one_incident_is_enough() -> None:
+    groups = incident_bundle.moments([node(number, NEVER.format(1, 5), 100.0 + number) for number in (0, 1)])
+    assert [entry.id for entry in incident_bundle.chosen(groups, "10")] == ["100-hang-0", "101-hang-1"]
+
+
+# -- bounds of time ----------------------------------------------------------------------------
 
 
 def test_a_fact_that_hangs_is_told_and_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from tests.observability.test_metrics import VIEW
 from tests.supervisor.fakes import TERM, FakeSystem, Program
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Plan, Process
-from trainer_launch.observability import progress
+from trainer_launch.observability import goodput, node_view, progress
 from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
+from trainer_launch.observability.observer import Observer
 from trainer_launch.observability.progress import PrintedSteps
 from trainer_launch.supervisor.program_loop import supervise
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
@@ -153,6 +156,18 @@ def test_what_a_node_does_that_runs_any_program(
 
 def test_each_activity_is_a_kind_of_the_ledger() -> None:
     assert {use.name for use in TimeUse} <= {kind.name for kind in TimeKind}
+
+
+def test_a_hang_that_is_suspected_counts_as_detecting_in_status_too(tmp_path: Path) -> None:
+    keeper = GoodputKeeper(str(tmp_path))
+    observer = Observer(replace(VIEW, run_dir=str(tmp_path)), keeper)
+    now_s = trains_since(keeper, 100.0)
+    reports(tmp_path, 0, now_s - 20.0, now_s - 90.0, 40)
+    observer.suspect()
+    written = node_view.written_in(str(tmp_path))
+    assert written is not None
+    assert written.ledger is not None
+    assert goodput.totals(written.ledger, now_s)[TimeKind.DETECTING] == pytest.approx(20.0, abs=0.5)
 
 
 def test_metrics_count_up_to_the_last_progress_and_never_back(tmp_path: Path) -> None:

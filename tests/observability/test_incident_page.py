@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.rehearsal.browser import browser_in
 from trainer_launch.diagnosis import incident_bundle
 from trainer_launch.diagnosis.collectives import Collective, Group, Life, RankState
-from trainer_launch.diagnosis.incident_bundle import HANG, Incident, Stored
-from trainer_launch.observability.incident_page import page
+from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, Incident, Stored
+from trainer_launch.observability.incident_page import line_of, page
 
 NOW_S = 1_795_504_000.0
 SENTENCE = "rank 5 (node 0) never entered all_reduce #41 of default_pg; rank 5 is in data.py:22 (read_batch)"
@@ -53,7 +54,7 @@ def bundle(place: Path, node: int, states: Sequence[RankState], text: str = "Cur
 
 
 def joined(place: Path) -> list[Stored]:
-    return incident_bundle.moment(str(place), incident_bundle.chosen(str(place), None))
+    return incident_bundle.chosen(incident_bundle.moments(incident_bundle.stored(str(place))), None)
 
 
 def small(place: Path) -> list[Stored]:
@@ -118,8 +119,8 @@ def test_a_moment_has_one_incident_of_each_node_and_none_of_other_generations(tm
     folder = incident_bundle.new_folder(str(tmp_path), "job-node2", NOW_S + 1)
     later = Incident(sentence="x", kind=HANG, time_s=NOW_S + 1, job="job", generation=4, node_rank=2)
     incident_bundle.finish(folder, later)
-    found = incident_bundle.stored(str(tmp_path))
-    assert [len(incident_bundle.moment(str(tmp_path), one)) for one in found] == [2, 2, 1]
+    groups = incident_bundle.moments(incident_bundle.stored(str(tmp_path)))
+    assert [[entry.incident.node_rank for entry in group] for group in groups] == [[0, 1], [2]]
 
 
 def test_a_node_that_was_told_of_a_failure_is_shown_behind_the_hang_that_led_to_it(tmp_path: Path) -> None:
@@ -164,3 +165,43 @@ def test_a_browser_shows_it_without_overlap_on_wide_and_narrow_screens(
         assert set(seen["overlaps"].values()) == {0}, seen["overlaps"]
         assert seen["smallest"] >= 11
         assert seen["faintest"] >= 4.5
+
+
+# -- the line of code --------------------------------------------------------------------------
+
+TRACEBACK = """{0}Traceback (most recent call last):
+{0}  File "/app/train.py", line 31, in main
+{0}    step()
+{0}  File "/app/data.py", line 22, in read_batch
+{0}    open(name)
+{0}  File "/usr/lib/python3.11/pathlib.py", line 9, in open
+{0}FileNotFoundError: shard-7
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "], ids=["Python's", "torch's"])
+def test_an_exception_is_listed_with_the_line_of_the_users_that_raised_it(tmp_path: Path, prefix: str) -> None:
+    folder = incident_bundle.new_folder(str(tmp_path), "job-node0", NOW_S)
+    incident_bundle.add(folder, "output/rank-0.txt", TRACEBACK.format("").replace("data", "victim"))
+    incident_bundle.add(folder, "output/rank-1.txt", TRACEBACK.format(prefix))
+    about = Incident(sentence="rank 1 ended with exit code 1", kind=FAILURE, time_s=NOW_S, job="job", node_rank=0)
+    incident_bundle.finish(folder, about)
+    assert line_of(joined(tmp_path)) == "data.py:22 (read_batch)"
+
+
+def test_a_hang_is_listed_with_the_line_of_the_rank_that_is_named(tmp_path: Path) -> None:
+    assert line_of(small(tmp_path)) == "data.py:22 (read_batch)"
+
+
+def test_where_no_line_is_known_none_is_listed(tmp_path: Path) -> None:
+    folder = incident_bundle.new_folder(str(tmp_path), "run", NOW_S)
+    incident_bundle.finish(folder, Incident(sentence="program was killed", kind=FAILURE, time_s=NOW_S))
+    assert line_of(joined(tmp_path)) == "-"
+
+
+def test_the_page_shows_the_stack_that_only_another_node_has_in_its_files(tmp_path: Path) -> None:
+    stuck = replace(state(5, 1, last=40), stack="/app/data.py:22 (read_batch)\n/app/train.py:29 (main)")
+    bundle(tmp_path, 0, [state(4, 0)])
+    (entry,) = joined(tmp_path)
+    entry = replace(entry, incident=replace(entry.incident, states=(*entry.incident.states, stuck)))
+    assert "<pre>/app/data.py:22 (read_batch)\n/app/train.py:29 (main)</pre>" in page([entry])

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from trainer_launch.model import removed
 
-INCIDENT_ACTIONS = ("list", "show", "page")
+INCIDENT_ACTIONS = ("list", "show", "page", "collect")
 WRAPPING = "[options] -- COMMAND [ARG ...]"  # the usage of a command that runs another one
 
 
@@ -175,10 +175,11 @@ examples:
     "incidents": CommandHelp(
         help="show what was collected about failures and hangs",
         about="Use it with kubectl exec, or on a copied directory.",
-        usage="[list | {show,page} [ID]] [options]",
+        usage="[list | {show,page} [ID] | collect] [options]",
         add_flags=_flags_of_incidents,
         examples="""examples:
   kubectl exec POD -- trainer-launch incidents
+  kubectl exec POD -- trainer-launch incidents collect       # now, on all nodes of the job
   kubectl exec POD -- trainer-launch incidents show          # the newest
   kubectl exec POD -- trainer-launch incidents page >incident.html
   kubectl cp POD:/tmp/trainer-launch-incidents ./copied    # the folders of all

@@ -1,67 +1,162 @@
-"""`incidents`: what was collected about failures and hangs, in this container or in a copied directory."""
+"""`incidents`: what was collected about failures and hangs, in this container or in a copied directory, or now."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.diagnosis import incident_bundle
-from trainer_launch.diagnosis.incident_bundle import OUTPUT, STACKS, Stored
+from trainer_launch.diagnosis.incident_bundle import FAILURE, OUTPUT, STACKS, Stored
+from trainer_launch.host import runtime_directory
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.units import aligned, in_units
-from trainer_launch.observability import incident_page, incident_watch
+from trainer_launch.model.units import aligned, grouped, in_units, printable
+from trainer_launch.observability import event_log, incident_page, incident_watch, node_view
 
 _WIDTH = 100
 _LINES = 20
+_STACKS = 4  # that are shown
+_ANSWER_S, _FACTS_S = 10.0, 3.0  # for all nodes of a job to collect; for what stays
+_LOOK_S = 0.05
 
 
 def main(parsed: Parsed) -> int:
     """The command.
 
     Raises:
-        UsageError: there is no such directory or incident.
+        UsageError: there is no such directory or incident; `collect`: no launcher runs here, or it runs nothing.
     """
-    place = incident_watch.place_of(parsed.settings)
-    if place is None:
-        raise UsageError("--incident-dir is none, or there is no temporary directory: nothing is collected")
     action, wanted, as_json = (parsed.flags[name] for name in ("action", "id", "json"))
-    if action == "list":
-        entries = incident_bundle.stored(place)
-        sys.stdout.write(
-            _json([incident_bundle.as_json(entry) for entry in entries]) if as_json else _table(entries, place)
-        )
-        return 0
-    if action == "page" and sys.stdout.isatty():
-        raise UsageError("a page is a file; redirect it: trainer-launch incidents page >incident.html")
-    entry = incident_bundle.chosen(place, wanted)
-    entries = incident_bundle.moment(place, entry)
-    if action == "page":
-        sys.stdout.buffer.write(incident_page.page(entries).encode(errors="replace"))
-    elif as_json:
-        others = [each.id for each in entries if each is not entry]
-        sys.stdout.write(_json({**incident_bundle.as_json(entry), "same_moment": others}))
+    _check_words(action, wanted, as_json=as_json)
+    if action == "collect":
+        chosen = [_collected(view) for view in _running()]
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in _shown(entries)))
+        place, is_awaited = _place(parsed)
+        groups: list[list[Stored]] = []
+        if not is_awaited or os.path.isdir(place):
+            groups = incident_bundle.moments(incident_bundle.stored(place))
+        if not groups:
+            return _none_yet(place, action, as_json=as_json)
+        whole = ([group] for group in groups) if action == "list" else (groups,)
+        chosen = [_chosen(part, wanted, place) for part in whole]
+    if action == "page":
+        sys.stdout.buffer.write(incident_page.page(chosen[0]).encode(errors="replace"))
+    elif as_json:
+        values = [_values(entries) for entries in chosen]
+        sys.stdout.write(json.dumps(values[0] if action == "show" else values, indent=2, allow_nan=False) + "\n")
+    else:
+        _print(_table(chosen) if action == "list" else (line for entries in chosen for line in _shown(entries)))
     return 0
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+def _check_words(action: str, wanted: str | None, *, as_json: bool) -> None:
+    if wanted is not None and action in ("list", "collect"):
+        raise UsageError(f"unexpected argument {wanted!r}: incidents {action} takes no ID")
+    if action == "page" and as_json:
+        raise UsageError("incidents page makes HTML; use incidents show --json")
+    if action == "page" and sys.stdout.isatty():
+        raise UsageError("a page is a file; redirect it: trainer-launch incidents page >incident.html")
 
 
-def _table(entries: list[Stored], place: str) -> str:
-    if not entries:
-        return f"no incidents in {place}\n"
-    rows = [("ID", "KIND", "SENTENCE")]
-    for entry in entries:
-        sentence = entry.incident.sentence
-        rows.append(
-            (entry.id, entry.incident.kind, sentence if len(sentence) <= _WIDTH else f"{sentence[: _WIDTH - 1]}…")
+def _chosen(groups: list[list[Stored]], wanted: str | None, place: str) -> list[Stored]:
+    try:
+        return incident_bundle.chosen(groups, wanted)
+    except UsageError as problem:
+        raise UsageError(f"{problem} (in {place}; see trainer-launch incidents list)") from None
+
+
+def _place(parsed: Parsed) -> tuple[str, bool]:
+    """The directory of all incidents, and whether a launcher makes it with the first one."""
+    given, is_default = incident_watch.place_of(parsed.settings), parsed.settings.incident_dir is None
+    if given is None:
+        raise UsageError("--incident-dir is none, or there is no temporary directory: nothing is collected")
+    places = [view.incident_dir for view in node_view.find() if view.incident_dir is not None]
+    return (places or [given])[0] if is_default else given, is_default or given in places
+
+
+def _none_yet(place: str, action: str, *, as_json: bool) -> int:
+    words = f"no incidents yet in {place}\n"
+    if as_json:
+        words = "[]\n" if action == "list" else "null\n"
+    (sys.stderr if action == "page" else sys.stdout).write(words)
+    return 0
+
+
+# -- now ---------------------------------------------------------------------------------------
+
+
+def _running() -> list[node_view.View]:
+    """A launcher of each job that runs something here."""
+    views = node_view.hearing()
+    if not views:
+        raise UsageError(
+            "no launcher that collects incidents runs in this container; run it while a job runs without "
+            "--incident-dir none, as the same user and with the same TMPDIR"
         )
-    return "".join(f"{line}\n" for line in aligned(rows))
+    running = [view for view in views if view.processes]
+    if not running:
+        phases = ", ".join(dict.fromkeys(view.phase for view in views))
+        raise UsageError(f"no worker runs here now, the launcher is {phases}; see trainer-launch status")
+    # A shell whose torchrun is a launcher of its own knows less than that.
+    chosen = [view for view in running if view.engine != "plain"] or running
+    return [views[0] for views in grouped((view.job or view.run_dir, view) for view in chosen).values()]
+
+
+def _collected(view: node_view.View) -> list[Stored]:
+    """The incident that this launcher collects for us, of each node where they have one directory."""
+    tail, place, begun_s = event_log.Tail(view.run_dir), view.incident_dir or "", time.time()
+    while tail.read():  # what has happened before
+        pass
+    for until_s in (begun_s + _ANSWER_S, begun_s + 2 * _ANSWER_S):
+        runtime_directory.request(view.run_dir)
+        while time.time() < until_s:
+            ids = [news.event[1].get("id") for news in tail.read() if news.event[0] == "incident"]
+            if ids and isinstance(ids[-1], str):
+                return _complete(place, ids[-1])
+            time.sleep(_LOOK_S)
+    own = [entry for entry in incident_bundle.stored(place) if entry.incident.time_s >= begun_s]
+    if not own:
+        raise UsageError(f"the launcher with pid {view.pid} has collected nothing in {place}; see its log")
+    sys.stderr.write("the coordinator did not answer: this is what this node has\n")
+    return own[-1:]
+
+
+def _complete(place: str, wanted: str) -> list[Stored]:
+    """An incident once all is written, or after a while: a driver may not answer."""
+    end_s = time.monotonic() + _FACTS_S
+    while True:
+        entries = incident_bundle.chosen(incident_bundle.moments(incident_bundle.stored(place)), wanted)
+        is_whole = all(incident_bundle.NO_FACTS_YET not in entry.incident.missing for entry in entries)
+        if is_whole or time.monotonic() >= end_s:
+            return entries
+        time.sleep(_LOOK_S)
+
+
+# -- what is printed -----------------------------------------------------------------------------
+
+
+def _values(entries: list[Stored]) -> dict[str, object]:
+    return {**incident_bundle.as_json(entries[0]), "same_moment": [entry.id for entry in entries[1:]]}
+
+
+def _print(lines: Iterable[str]) -> None:
+    """As a terminal may show them: anybody may have written what was copied."""
+    for part in (part for line in lines for part in line.splitlines() or [""]):
+        sys.stdout.write(f"{printable(part.expandtabs())}\n")
+
+
+def _table(groups: list[list[Stored]]) -> Iterator[str]:
+    rows = [("ID", "KIND", "LINE OF CODE", "SENTENCE")]
+    for entries in groups:
+        incident = entries[0].incident
+        sentence = " ".join(incident.sentence.split())
+        short = sentence if len(sentence) <= _WIDTH else f"{sentence[: _WIDTH - 1]}…"
+        rows.append((entries[0].id, incident.kind, incident_page.line_of(entries), short))
+    yield from aligned(rows)
 
 
 def _shown(entries: list[Stored]) -> Iterator[str]:
@@ -75,6 +170,9 @@ def _shown(entries: list[Stored]) -> Iterator[str]:
         yield ""
         rows = [(str(state.rank), *incident_page.cells_of(state)) for state in incident_page.states_of(entries)]
         yield from aligned([("RANK", "STATE", "COLLECTIVES", "PLACE"), *rows])
+    for state in [state for state in incident_page.accused(entries) if state.stack][:_STACKS]:
+        yield from ("", f"stack of {state}, innermost call first:")
+        yield from (f"  {line}" for line in state.stack.splitlines())
     for entry in entries:
         yield ""
         yield from _node(entry)
@@ -91,5 +189,9 @@ def _node(entry: Stored) -> Iterator[str]:
     for name in entry.files_in(OUTPUT):
         yield f"last output of {name.partition('/')[2].removesuffix('.txt')}:"
         yield from (f"  {line}" for line in incident_bundle.text_of(entry, name).splitlines()[-_LINES:])
+    for name in () if incident.states or incident.kind == FAILURE else entry.files_in(STACKS):
+        yield f"processes and threads of {name.partition('/')[2].removesuffix('.txt')}:"
+        lines = incident_bundle.text_of(entry, name).splitlines()
+        yield from [line for line in lines if line.startswith(("==", "  thread "))][:_LINES]
     stacks = f"; stacks in {STACKS}/" if entry.files_in(STACKS) else ""
     yield f"{len(entry.files)} files, {in_units(entry.size_bytes)}, in {entry.folder}{stacks}"

@@ -187,9 +187,10 @@ def _supervised(
     from trainer_launch.supervisor.processes import Processes
     from trainer_launch.supervisor.program_loop import supervise
 
-    settings, processes = task.settings, Processes(plan, system, observer)
+    processes = Processes(plan, system, observer)
     if plan.workers is None:
-        incidents = Incidents(settings, task, plan, system, processes)
+        incidents = Incidents(task, plan, system, processes, observer)
+        incidents.hear_requests()
         return incidents.concluded(
             supervise(plan, system, processes, incidents.watch(), observer, incidents.failed)
         )
@@ -202,7 +203,7 @@ def _supervised(
 
     group = WorkerGroup(plan, system, processes)
     client = node.client_of(group, secret, observer.notes)
-    incidents = Incidents(settings, task, plan, system, processes, group)
+    incidents = Incidents(task, plan, system, processes, observer, group)
     reports = GroupIncidents(group, client.send, incidents.collector)
     stragglers = StragglerSamples(
         group.recorders,
@@ -211,7 +212,9 @@ def _supervised(
         lambda body: client.send(Note(group.generation, STRAGGLERS, body)),
         observer.stragglers,
     )
-    diagnosis = node.Diagnosis(reports, stragglers, incidents.watch(reports.tell_ranks))
+    watch = incidents.watch(reports.tell_ranks)
+    incidents.hear_requests(lambda: reports.show_ranks(watch))
+    diagnosis = node.Diagnosis(reports, stragglers, watch)
     here = node.TorchNode(group, client, Starter(group, server), diagnosis, observer)
     return incidents.concluded(here.run())
 
@@ -222,7 +225,8 @@ def _mpi_run(plan: Plan, system: System, task: Task, mpi: Preparation, observer:
     from trainer_launch.supervisor.processes import Processes
 
     processes = Processes(plan, system, observer)
-    incidents = Incidents(task.settings, task, plan, system, processes)
+    incidents = Incidents(task, plan, system, processes, observer)
+    incidents.hear_requests()
     diagnosis = JobDiagnosis(incidents.watch(), incidents.failed)
     return incidents.concluded(MpiJob(plan, mpi.begin(system), system, processes, diagnosis, observer).run())
 

@@ -20,6 +20,7 @@ from trainer_launch.model.units import listed
 from trainer_launch.mpi import ssh_client
 from trainer_launch.mpi import ssh_server as server
 from trainer_launch.mpi.rank_environment import Handed, handed_on
+from trainer_launch.observability.incident_watch import Incidents
 from trainer_launch.observability.observer import conclude, observed
 from trainer_launch.planning import engines, shared_memory
 from trainer_launch.planning.command import parse_command
@@ -28,6 +29,7 @@ from trainer_launch.planning.reading import Reading, live_pod, read
 from trainer_launch.planning.task import MachineTrial, Task, sparing
 from trainer_launch.supervisor import inherited, outcome
 from trainer_launch.supervisor.output import use_color
+from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.program_loop import supervise
 from trainer_launch.supervisor.system import System
 
@@ -67,7 +69,10 @@ def _main(parsed: Parsed) -> int:
             system = System(color=use_color(), sieve=probes)
             logs.send_through(system.say)
             with contextlib.closing(system), observed(task, plan, settings, system) as observer:
-                ended = supervise(plan, system, watch=server.Sessions(os.getpid(), system.now()), observer=observer)
+                processes, watch = Processes(plan, system, observer), server.Sessions(os.getpid(), system.now())
+                incidents = Incidents(task, plan, system, processes, observer)
+                incidents.hear_requests()
+                ended = incidents.concluded(supervise(plan, system, processes, watch, observer))
                 sweep()
                 if probes is not None and probes.count:
                     _log.info("connections that left before an SSH banner and were not logged: %d", probes.count)

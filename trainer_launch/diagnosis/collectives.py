@@ -196,6 +196,7 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stage: Stage = Stage.JOINED
     groups: Mapping[str, Group] = field(default_factory=dict)
     why: Text = ""  # its flight recorder tells nothing
+    stack: Text = ""  # of its main thread, a call on each line, innermost first
     quiet_s: Amount | None = None  # since its last output, report(), files, collectives or work, or its end
 
     @property

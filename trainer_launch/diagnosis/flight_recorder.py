@@ -158,6 +158,7 @@ def _save(path: str, dump: bytes, until_s: float) -> int:
     if time.monotonic() > until_s:
         return 0
     with open(f"{path}.new", "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
         saved = file.write(dump)
     if time.monotonic() > until_s:
         os.unlink(f"{path}.new")

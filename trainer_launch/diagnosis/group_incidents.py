@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -17,25 +17,21 @@ from trainer_launch.diagnosis.collectives import (
     Life,
     RankState,
     Stage,
-    brief,
     entered_in_words,
     never_entered,
 )
-from trainer_launch.diagnosis.hang_detection import Quiet
-from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG
+from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, REQUEST
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
-from trainer_launch.diagnosis.stall import SHOW_RANKS_S, STALL, Ranks, ShowRanks, ToNode
+from trainer_launch.diagnosis.stall import SHOW_RANKS_S, STALL, Ranks, RanksOfAll, ShowRanks, ToNode, fitting
 from trainer_launch.diagnosis.worker_samples import WatchedGroup
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership.notes import opened
 from trainer_launch.model import Death
-from trainer_launch.model.codec import encode
 from trainer_launch.supervisor.error_lines import headline, recognise
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
 
-_MESSAGE_BYTES = 48_000  # leaves room in a line
 _OTHER_SIZE = re.compile(r"(\d{1,19}) vs (\d{1,19})\. Received data size doesn't match expected size")
 _AT_END_S = 0.01  # to read what has been written
 _OUTPUT_S = 0.2  # for the last output of a worker that was aborted
@@ -59,6 +55,7 @@ class GroupIncidents:
     ) -> None:
         self._group, self._recorders, self._send, self._collector = group, group.recorders, send, collector
         self._last_stall = _Stall()
+        self._watch: Watch | None = None
         self._failed: tuple[int, tuple[RankState, ...]] = (0, ())  # a generation, and its ranks at its end
 
     @property
@@ -75,10 +72,10 @@ class GroupIncidents:
         if self._collector is not None:
             self._collector.close()
 
-    def tell_ranks(self, collected: Collected | None) -> None:
+    def tell_ranks(self, collected: Collected | None, *, is_request: bool = False) -> None:
         """Tell the coordinator what our ranks show, which asks all others, too."""
         stall = self._stall
-        if collected is not stall.collected:
+        if collected is None or stall.collected is None or collected.folder != stall.collected.folder:
             self._drop(stall.collected)
         self._last_stall = replace(stall, collected=collected, unexplained=stall.unexplained + 1)
         states: tuple[RankState, ...] = ()
@@ -86,7 +83,8 @@ class GroupIncidents:
         if collected is not None:
             states = fitting((*collected.incident.states, *self._ending(collected)))
             limit_s, is_early = collected.limit_s, collected.is_early
-        self._send(say.Note(self._group.generation, STALL, Ranks(states, time.time_ns(), limit_s, is_early)))
+        ranks = Ranks(states, time.time_ns(), limit_s, is_early=is_early, is_request=is_request)
+        self._send(say.Note(self._group.generation, STALL, ranks))
 
     def _ending(self, collected: Collected) -> list[RankState]:
         """Ranks whose processes are gone, while the group has not heard of their ends yet: they hang nowhere."""
@@ -115,7 +113,9 @@ class GroupIncidents:
             return "; ".join(filter(None, ("" if why is None else why.text, sentence, words)))
 
         names = [name for name in self._group.places if name not in alive]
-        collected = self._collector.collect(FAILURE, whole, names=names)
+        # All are where they were when a hang was explained: another node ends it.
+        is_same = not names and self._watch is not None and self._watch.is_reported
+        collected = self._collector.collect(FAILURE, whole, names=names, is_same=is_same)
         free = {state.rank for state in collected.incident.states if _is_free(state)}
         free |= {state.rank for state in self._states_at_end()}  # these only end
         return frozenset(name for name, place in self._group.places.items() if name in alive and place.rank in free)
@@ -152,11 +152,14 @@ class GroupIncidents:
 
     def hear(self, note: say.Note, watch: Watch | None) -> bool:
         """Another node sees no progress, or all nodes together know why; return whether that accuses somebody."""
+        self._watch = watch
         match opened(ToNode, note.body, note.topic) if note.topic == STALL else None:
-            case ShowRanks():
-                self._show_ranks(None if watch is None else watch.quiet())
-                if watch is not None:
+            case ShowRanks(is_request):
+                self.show_ranks(watch, is_request=is_request)
+                if watch is not None and not is_request:
                     watch.reported()
+            case RanksOfAll() as ranks:
+                self._complete(ranks)
             case Explanation() as explanation:
                 self._explain(explanation)
                 if watch is not None:
@@ -164,14 +167,26 @@ class GroupIncidents:
                 return explanation.accuses
         return False
 
-    def _show_ranks(self, quiet: Mapping[int, Quiet] | None) -> None:
+    def show_ranks(self, watch: Watch | None, *, is_request: bool = True) -> None:
+        """Collect what our ranks show, and tell it: a person asks, or another node that sees no progress."""
         collected = self._last_stall.collected  # our own watch may have collected it at the same time
-        if collected is None or time.time() - collected.incident.time_s > SHOW_RANKS_S:
+        is_open = self._last_stall.unexplained > 0 or not is_request  # what was explained keeps its sentence
+        if collected is None or not is_open or time.time() - collected.incident.time_s > SHOW_RANKS_S:
+            kind, text = (HANG, "another node sees no progress")
+            is_same = watch is not None and watch.is_reported
+            if is_request:
+                kind, text, is_same = REQUEST, "collected on request", False
             collector = self._collector
-            collected = None if collector is None else collector.collect(HANG, "another node sees no progress")
-            if collected is not None and quiet is not None:
-                collected = collected.with_quiet(quiet)
-        self.tell_ranks(collected)
+            collected = None if collector is None else collector.collect(kind, text, is_same=is_same)
+            if collected is not None and watch is not None:
+                collected = collected.with_quiet(watch.quiet())
+        self.tell_ranks(collected, is_request=is_request)
+
+    def _complete(self, ranks: RanksOfAll) -> None:
+        """Other nodes' ranks are part of our incident."""
+        collected = self._last_stall.collected
+        if self._collector is not None and collected is not None:
+            self._collector.complete(collected, ranks.states, ranks.sentence)
 
     def _drop(self, collected: Collected | None) -> None:
         """It was no incident, unless people know of it."""
@@ -192,7 +207,7 @@ class GroupIncidents:
         where = f"; collected in {collected.folder}" if collected is not None and collected.folder else ""
         _log.warning("suspected hang: %s%s", why.text, where)
         if self._collector is not None and collected is not None:
-            self._collector.explained(collected, why.text, why.reason, why.ranks, why.helps)
+            self._collector.explained(collected, why)
 
 
 def _is_free(state: RankState) -> bool:
@@ -221,12 +236,3 @@ def aborted(death: Death, last_lines: Callable[[], Sequence[str]]) -> Death:
     text = f"rank {death.rank} and its peers entered different collectives: gloo received {sizes[1]} bytes"
     text += f" where rank {death.rank} expected at most {sizes[2]}; a restart will not help"
     return replace(death, reason="ProgramError", message=text)
-
-
-def fitting(states: Sequence[RankState]) -> tuple[RankState, ...]:
-    """As much of these as fits into a message: fewer collectives of each group, then only groups that wait."""
-    for most in (4, 1, 0):
-        shortened = tuple(brief(state, most) for state in states)
-        if sum(len(encode(state)) for state in shortened) <= _MESSAGE_BYTES:
-            return shortened
-    return tuple(replace(state, groups={}, why="too much to tell") for state in states)[: say.MAX_RANKS]

@@ -116,6 +116,11 @@ class Watch:
                 self._report(hang)
         return None
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether the present quiet was reported, here or by another node."""
+        return self._round().is_reported
+
     def reported(self, hang: Hang | None = None) -> None:
         """Nothing more is reported until somebody makes progress; to have collected is no gap in the watch.
 
@@ -265,8 +270,8 @@ class Watch:
         if self._collector is None:
             return _Report(hang.text, digest, None)
         report = "".join(f"{line}\n" for line in (hang.text, *digest))
-        is_plain = hang.kind is HangKind.STOPPED  # its sentence says it all
-        collected = self._collector.collect(HANG, hang.text, report=report, texts=texts, keeps_sentence=is_plain)
+        sentence = (lambda _: hang.text) if hang.kind is HangKind.STOPPED else hang.text  # that says it all
+        collected = self._collector.collect(HANG, sentence, report=report, texts=texts, is_same=self.is_reported)
         collected = collected.with_quiet(self.quiet(), hang.limit_s, is_early=hang.is_early)
         text = collected.incident.sentence
         text += f"; collected in {collected.folder}" if collected.folder else ""

@@ -17,27 +17,31 @@ import shutil
 import stat
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis.collectives import RankState
 from trainer_launch.host import files
-from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.slow_files import within
 from trainer_launch.model.codec import MAX_TEXT, Count, MessageError, Name, Real, Text, decode, encode
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import redact_text
+from trainer_launch.model.units import counted, listed, printable
 
 MAX_BYTES = 32 << 20  # of one folder, beside incident.json
 KEPT = 10  # incidents of one node of a job
-FAILURE, HANG = "failure", "hang"  # kinds of incidents
+FAILURE, HANG, REQUEST = "failure", "hang", "request"  # kinds of incidents; a person asks for the last
 DEFAULT = "trainer-launch-incidents"
 NOWHERE = "none"
 ABOUT, SENTENCE = "incident.json", "sentence.txt"
 OUTPUT, STACKS, RECORDER, HOST = "output", "stacks", "flight_recorder", "host"
+NO_FACTS_YET = f"{HOST}/: no answer yet"  # is missing until all of them are written
 _READ_BYTES = 4 << 20  # of one file, which others may have written
 _MOMENT_S = 30.0  # incidents of several nodes are one: a node may be asked late, and clocks differ
+_MOST_FILES = 10_000  # of a folder
+_SECONDS = re.compile(r" for \d+ s\b")
 _TOLD = "generation "  # begins the sentence of who has only been told of a failure
 _ID = re.compile(r"\d{8}T\d{6}Z-[\w.-]{1,128}")
 log = logging.getLogger(__name__)
@@ -47,7 +51,7 @@ class Incident(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `incident.json` says."""
 
     sentence: str  # what happened, for people
-    kind: Name  # failure or hang
+    kind: Name
     time_s: Real  # since the epoch
     job: Text = ""
     host: Text = ""
@@ -56,7 +60,7 @@ class Incident(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: Text = ""  # the exit reason that it proves, "": none
     ranks: tuple[Count, ...] = ()  # whom the sentence is about
     restart_helps: bool | None = None
-    states: tuple[RankState, ...] = ()  # of this node's ranks
+    states: tuple[RankState, ...] = ()  # of this node's ranks; of a hang, also other nodes'
     missing: tuple[str, ...] = ()  # what could not be collected, and why
     took_s: Real = 0.0
 
@@ -186,7 +190,7 @@ def _remove_old(folder: str) -> None:
 def read(folder: str) -> Incident | None:
     """What a folder's `incident.json` says; None: it is being written, or is somebody else's."""
     try:
-        return decode(Incident, LiveFiles(_READ_BYTES).read(f"{folder}/{ABOUT}") or b"", _READ_BYTES)
+        return decode(Incident, files.read(f"{folder}/{ABOUT}", _READ_BYTES) or b"", _READ_BYTES)
     except MessageError:
         return None
 
@@ -197,13 +201,13 @@ def stored(place: str) -> list[Stored]:
     Raises:
         UsageError: there is no such folder.
     """
+    if not (os.path.isdir(place) and os.access(place, os.R_OK | os.X_OK)):
+        why = "may not read" if os.path.isdir(place) else "no directory"
+        raise UsageError(f"{why} {place}; set --incident-dir to where the incidents are")
+    names = _ids(place)
     if os.path.isfile(f"{place}/{ABOUT}"):
         place, name = os.path.split(os.path.abspath(place))
         names = [name]
-    elif os.path.isdir(place):
-        names = _ids(place)
-    else:
-        raise UsageError(f"no directory {place}; set --incident-dir to where the incidents are")
     read_all = ((name, read(f"{place}/{name}")) for name in names)
     return [_stored(place, name, incident) for name, incident in read_all if incident is not None]
 
@@ -216,46 +220,84 @@ def _stored(place: str, name: str, incident: Incident) -> Stored:
     )
 
 
-def chosen(place: str, wanted: str | None) -> Stored:
-    """The incident that an ID or its beginning names; the newest without one.
+def moments(entries: Sequence[Stored]) -> list[list[Stored]]:
+    """The incidents of all nodes, what nodes have of the same failure or hang together; the oldest first.
+
+    A node may have only the hang that led to a failure. It has two hangs of one moment only if these differ.
+    """
+    groups: list[tuple[list[Stored], set[object]]] = []
+    for entry in entries:
+        about = entry.incident.node_rank, entry.incident.kind
+        fitting = (
+            each for each in reversed(groups) if _is_same(each[0][0].incident, entry.incident, about in each[1])
+        )
+        group = next(fitting, None)
+        if group is None:
+            groups.append(group := ([], set()))
+        group[0].append(entry)
+        group[1].add(about)
+    return [group for group, _ in groups]
+
+
+def _is_same(first: Incident, now: Incident, has_own: bool) -> bool:
+    """Whether an incident belongs to one that begins so; `has_own`: that has such an incident of this node."""
+    if None in (first.node_rank, now.node_rank) or not now.job:
+        return False
+    if (now.job, now.generation) != (first.job, first.generation):
+        return False
+    if (
+        first.kind == now.kind == HANG
+        and "#" in _head(now.sentence)
+        and _head(first.sentence) == _head(now.sentence)
+    ):
+        return True
+    is_kind = first.kind == now.kind or REQUEST not in (first.kind, now.kind)
+    return is_kind and not has_own and now.time_s - first.time_s <= _MOMENT_S
+
+
+def _head(sentence: str) -> str:
+    """The part that says who did not enter which collective, by its number; what follows changes with time."""
+    return _SECONDS.sub("", sentence.partition(";")[0])
+
+
+def chosen(groups: Sequence[Sequence[Stored]], wanted: str | None) -> list[Stored]:
+    """The one of these incidents that an ID or its beginning names, of each node; the newest without one.
+
+    The node that tells most is first: the one whose rank is named, and those that have seen a failure.
 
     Raises:
         UsageError: there is none, or there are several.
     """
-    entries = stored(place)
-    if not entries:
-        raise UsageError(f"no incidents in {place}")
-    if wanted is None:
-        return entries[-1]
-    exact = [entry for entry in entries if entry.id == wanted]
-    fitting = exact or [entry for entry in entries if entry.id.startswith(wanted)]
-    if len(fitting) != 1:
-        how = f"{len(fitting)} incidents" if fitting else "no incident"
-        raise UsageError(f"{how} {wanted!r} in {place}; see trainer-launch incidents list")
-    return fitting[0]
+    ids = [entry.id for group in groups for entry in group]
+    fitting = {name for name in ids if name == wanted} or {name for name in ids if name.startswith(wanted or "")}
+    of_groups = [group for group in groups if any(entry.id in fitting for entry in group)]
+    if not of_groups:
+        raise UsageError(f"no incident {wanted!r}")
+    if wanted is not None and len(of_groups) > 1:
+        names = listed([group[0].id for group in of_groups])
+        raise UsageError(f"{wanted!r} fits {counted(len(of_groups), 'incident')}; which one: {names}?")
+    about = max((entry for entry in of_groups[-1] if entry.id in fitting), key=lambda entry: entry.incident.time_s)
+    kind_last = sorted(
+        of_groups[-1], key=lambda each: (each.incident.kind == about.incident.kind, each.incident.time_s)
+    )
+    nodes = {entry.incident.node_rank: entry for entry in (*kind_last, about)}
+    return sorted(nodes.values(), key=_order_told)
 
 
-def moment(place: str, entry: Stored) -> list[Stored]:
-    """This incident and, on a shared volume, other nodes' of the same moment; the one that tells most first.
-
-    All nodes tell a suspected hang alike. Of a failure, those who have seen it say more than those who were told: a
-    node may have only the hang that led to it.
-    """
-    about, nodes = entry.incident, {entry.incident.node_rank: entry}
-    others = stored(place) if about.node_rank is not None and about.job else ()
-    for other in sorted(others, key=lambda each: each.incident.kind != about.kind):
-        incident = other.incident
-        is_same = (incident.job, incident.generation) == (about.job, about.generation)
-        if is_same and incident.node_rank is not None and abs(incident.time_s - about.time_s) <= _MOMENT_S:
-            nodes.setdefault(incident.node_rank, other)
-    entries = sorted(nodes.values(), key=lambda each: each.incident.node_rank or 0)
-    return sorted(entries, key=lambda each: (not each.incident.ranks, each.incident.sentence.startswith(_TOLD)))
+def _order_told(entry: Stored) -> tuple[bool, bool, bool, int]:
+    incident = entry.incident
+    named = {state.node for state in incident.states if state.rank in incident.ranks}
+    is_told, node = incident.sentence.startswith(_TOLD), incident.node_rank
+    return not incident.ranks, is_told, node not in named, node or 0
 
 
 def text_of(entry: Stored, name: str) -> str:
-    """A file of it as text."""
-    data = LiveFiles(_READ_BYTES).read(f"{entry.folder}/{name}")
-    return "cannot be read\n" if data is None else data.decode(errors="replace")
+    """A file of it as text that cannot command a terminal."""
+    data = files.read(f"{entry.folder}/{name}", _READ_BYTES)
+    if data is None:
+        return "cannot be read\n"
+    lines = data.decode(errors="replace").split("\n")
+    return "\n".join(printable(line.rstrip("\r").expandtabs()) for line in lines)
 
 
 def as_json(entry: Stored) -> Mapping[str, object]:
@@ -266,15 +308,16 @@ def as_json(entry: Stored) -> Mapping[str, object]:
 
 def _ids(place: str) -> list[str]:
     with contextlib.suppress(OSError):
-        return sorted((name for name in os.listdir(place) if _ID.fullmatch(name)), key=_order)
+        names = (name for name in os.listdir(place) if _ID.fullmatch(name))
+        return sorted((name for name in names if not os.path.islink(f"{place}/{name}")), key=_order)
     return []
 
 
-def _order(entry_id: str) -> tuple[str, int]:
-    """By time, then by number."""
+def _order(entry_id: str) -> tuple[str, int, str]:
+    """By time, then by number, then by node."""
     at, _, rest = entry_id.partition("-")
     number = rest.rpartition("-")[2]
-    return at, int(number) if number.isdecimal() else 0
+    return at, int(number) if number.isdecimal() else 0, rest
 
 
 def _name_of(entry_id: str) -> str:
@@ -283,10 +326,12 @@ def _name_of(entry_id: str) -> str:
 
 
 def _sizes(folder: str) -> dict[str, int]:
-    """All files below, relative to the folder, and how many bytes each has."""
+    """All files below, relative to the folder, and how many bytes each has; links and FIFOs are none."""
     sizes = {}
-    for place, _, names in os.walk(folder):
-        for path in (os.path.join(place, name) for name in names):
-            with contextlib.suppress(OSError):
-                sizes[os.path.relpath(path, folder)] = os.lstat(path).st_size
+    paths = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+    for path in islice(paths, _MOST_FILES):
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode):
+                sizes[os.path.relpath(path, folder)] = status.st_size
     return sizes

@@ -29,7 +29,17 @@ from trainer_launch.diagnosis.collectives import (
     explain,
 )
 from trainer_launch.diagnosis.hang_detection import Quiet, WatchedWorker
-from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, HOST, OUTPUT, RECORDER, STACKS, Incident
+from trainer_launch.diagnosis.incident_bundle import (
+    FAILURE,
+    HANG,
+    HOST,
+    NO_FACTS_YET,
+    OUTPUT,
+    RECORDER,
+    REQUEST,
+    STACKS,
+    Incident,
+)
 from trainer_launch.diagnosis.worker_samples import WatchedGroup, WatchedWorkers
 from trainer_launch.host import incident_facts, process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
@@ -43,7 +53,6 @@ _FACTS_S = 5.0  # for what stays, when the run is over
 _LATER_S = 1.0  # until what stays is collected: the restart after a failure needs the CPUs
 _SHOWN = 64  # processes below a worker
 _KEPT = 8  # collectives of each group in incident.json
-_NO_FACTS_YET = f"{HOST}/: no answer yet"  # until the thread has written them
 log = logging.getLogger(__name__)
 
 
@@ -102,6 +111,7 @@ class Collector:
         # And whose output counted, and whether all that was taken is written.
         self._last: tuple[Collected, Sequence[str], threading.Event] | None = None
         self._announced: deque[str] = deque(maxlen=incident_bundle.KEPT)  # folders that people were told of
+        self._last_announced: Collected | None = None  # the last of these but for what a person asked for
         self._threads: list[threading.Thread] = []
         self._is_over = threading.Event()  # the run: nothing is put off any more
         self._lock = threading.Lock()
@@ -114,16 +124,18 @@ class Collector:
         names: Sequence[str] = (),
         report: str = "",
         texts: Mapping[int, str] | None = None,
-        keeps_sentence: bool = False,
+        is_same: bool = False,
     ) -> Collected:
         """Collect now; `names` are processes whose output counts, also those that have ended.
 
         `texts` are the stacks by pid, where they were asked for already. What flight recorders explain takes the
-        place of a hang's sentence, unless that is kept.
+        place of a hang's sentence that is a text. What is the same as the last hang of which people were told goes
+        into the folder of that, below its sentence.
         """
         at_s, begun_s = time.time(), time.monotonic()
-        folder, why = self._folder(at_s)
-        until_s = begun_s + (HANG_S if kind == HANG else FAILURE_S)
+        before = self.announced_hang() if is_same else None
+        folder, why = self._folder(at_s) if before is None else (before.folder, ())
+        until_s = begun_s + (FAILURE_S if kind == FAILURE else HANG_S)
         group, recorders = self._group, None if self._group is None else self._group.recorders
         number = recorders.question(f"{folder}/{RECORDER}" if folder else None, until_s) if recorders else 0
         alive = self._workers.present()
@@ -138,15 +150,15 @@ class Collector:
         with_process = {state.rank for state in states}
         states += [state for state in (group.ended() if group else ()) if state.rank not in with_process]
         states.sort(key=lambda state: state.rank)
-        sentence = sentence if isinstance(sentence, str) else sentence(states)
+        is_kept, sentence = (kind != HANG, sentence) if isinstance(sentence, str) else (True, sentence(states))
         explanation = explain(states, time.time_ns())
         told = explanation or Explanation(text=sentence)
         names = tuple(dict.fromkeys([*names, *(worker.name for worker in alive)]))
         # A worker that is about to be stopped for another one's failure has told enough by its Python stacks.
-        silent = {worker for worker in alive if kind == HANG or not texts.get(worker.pid)}
+        silent = {worker for worker in alive if kind != FAILURE or not texts.get(worker.pid)}
         texts_by_file = {**self._outputs(names), **self._stacks(alive, texts, silent)} if folder else {}
         incident = Incident(
-            sentence=sentence if keeps_sentence or kind == FAILURE else told.text,
+            sentence=sentence if is_kept else told.text,
             kind=kind,
             time_s=at_s,
             job=self._about.job,
@@ -160,9 +172,12 @@ class Collector:
             missing=(*why, *self._silent(alive, texts, recorded)),
             took_s=round(time.monotonic() - begun_s, 3),
         )
+        if before is not None:
+            names_before = ("kind", "sentence", "time_s", "reason", "ranks", "restart_helps")
+            incident = replace(incident, **{name: getattr(before.incident, name) for name in names_before})
         collected = Collected(folder=folder, incident=incident, explanation=explanation)
         is_written = self._begin_writing(collected, {"report.txt": report, **texts_by_file})
-        if kind == HANG:  # no restart waits for it, and who looks next finds all of it
+        if kind != FAILURE:  # no restart waits for it, and who looks next finds all of it
             is_written.wait(HANG_S)
         self._last = collected, names, is_written
         return collected
@@ -171,22 +186,34 @@ class Collector:
     def _generation(self) -> int:
         return 0 if self._group is None else self._group.generation
 
-    def explained(
-        self, collected: Collected, sentence: str, reason: str, ranks: tuple[int, ...], helps: bool | None
-    ) -> None:
+    def explained(self, collected: Collected, why: Explanation) -> None:
         """All nodes have told what they know: the sentence of the job in place of this node's own."""
-        self.tell(self._save(collected, sentence=sentence, reason=reason, ranks=ranks, restart_helps=helps))
+        changes: dict[str, Any] = {"sentence": why.text, "reason": why.reason, "ranks": why.ranks}
+        self.tell(self._save(collected, kind=HANG, restart_helps=why.helps, **changes))
+
+    def complete(self, collected: Collected, others: Sequence[RankState], sentence: str) -> None:
+        """What all ranks show, as far as a message has room; a `sentence`: what a person has asked for is there."""
+        own = collected.incident.states
+        ranks = {state.rank for state in own}
+        states = (*own, *(state for state in others if state.rank not in ranks))
+        collected = self._save(collected, states=states, **({"sentence": sentence} if sentence else {}))
+        if sentence:
+            self.tell(collected)
 
     def drop(self, collected: Collected) -> None:
-        """It was no incident: nothing of it is kept, unless people were told of it or workers were ended for it."""
-        if collected.folder and collected.folder not in self._announced:
+        """It was no incident: nothing of it is kept, unless people asked for it or were told of it."""
+        is_kept = collected.incident.kind == REQUEST or collected.folder in self._announced
+        if collected.folder and not is_kept:
             with self._lock:
                 incident_bundle.drop(collected.folder)
 
     def tell(self, collected: Collected) -> None:
-        """Tell `status` and the event log, and people where it is; it may take the place of an old one."""
+        """Tell `status` and the event log, once, and people where it is; it may take the place of an old one."""
+        if collected.folder in self._announced:
+            return
         if collected.folder:
             self._announced.append(collected.folder)
+            self._last_announced = self._last_announced if collected.incident.kind == REQUEST else collected
             incident_bundle.remove_old(collected.folder)
         incident, where = collected.incident, os.path.basename(collected.folder)
         runtime_directory.tell(
@@ -199,24 +226,36 @@ class Collector:
             ranks=spans(incident.ranks) if incident.ranks else None,
             restart_helps=incident.restart_helps,
         )
-        if incident.kind == FAILURE and collected.folder:
-            log.info("collected in %s", collected.folder)
+        if incident.kind != HANG and collected.folder:
+            log.info("%scollected in %s", "" if incident.kind == FAILURE else "on request: ", collected.folder)
+
+    def _is_present(self, collected: Collected | None, kind: str) -> bool:
+        """Whether this is of that kind, and of the present generation."""
+        about = None if collected is None else (collected.incident.kind, collected.incident.generation)
+        return about == (kind, self._generation)
+
+    def announced_hang(self, message: str | None = None) -> Collected | None:
+        """The last incident that people were told of, if it is a hang of this generation, and of such a message."""
+        hang = self._last_announced
+        if hang is None or not self._is_present(hang, HANG):
+            return None
+        return hang if message is None or hang.incident.sentence in message else None
 
     def concluded(self, failure: Failure) -> None:
         """The run is over: its last failure in the words of the termination message, and all that was written."""
-        if self._last is None:
+        ended: dict[str, Any] = {"reason": failure.reason, "restart_helps": failure.restart_helps}
+        if (hang := self.announced_hang(failure.message)) is not None:
+            self._save(hang, **ended)
+            return
+        if self._last is None or not self._is_present(self._last[0], FAILURE):
             return
         collected, names, is_written = self._last
-        incident = collected.incident
-        if incident.kind != FAILURE or incident.generation != self._generation:
-            return
         is_written.wait(_FACTS_S)
         if collected.folder:
             for name, text in self._outputs(names).items():
                 incident_bundle.add(collected.folder, name, text)
         ranks = () if failure.rank is None else (failure.rank,)
-        helps = failure.restart_helps
-        self._save(collected, sentence=failure.message, reason=failure.reason, ranks=ranks, restart_helps=helps)
+        self._save(collected, sentence=failure.message, ranks=ranks, **ended)
 
     def close(self) -> None:
         """Wait until what was begun is written."""
@@ -250,6 +289,7 @@ class Collector:
             place=self._at_exit(worker, text) or place,
             doing=doing,
             stage=stage,
+            stack=stacks.calls(frames),
             groups=groups,
             why=silence if answer is None else answer.why,
         )
@@ -317,11 +357,13 @@ class Collector:
         with self._lock:
             before = incident_bundle.read(collected.folder) or collected.incident
             if missing is not None:
-                kept = [word for word in before.missing if word != _NO_FACTS_YET]
+                kept = [word for word in before.missing if word != NO_FACTS_YET]
                 changes["missing"] = (*kept, *missing)
             now = replace(before, **changes)
-            now = incident_bundle.finish(collected.folder, now)
-        return replace(collected, incident=now)
+            collected = replace(collected, incident=incident_bundle.finish(collected.folder, now))
+            if self._last_announced is not None and self._last_announced.folder == collected.folder:
+                self._last_announced = collected
+        return collected
 
     def _begin_writing(self, collected: Collected, texts: Mapping[str, str]) -> threading.Event:
         """Write what was taken, should we be killed, then collect what stays; nobody waits for either."""
@@ -337,7 +379,7 @@ class Collector:
 
     def _write(self, collected: Collected, texts: Mapping[str, str], is_written: threading.Event) -> None:
         try:
-            self._write_taken(collected, texts, _NO_FACTS_YET)
+            self._write_taken(collected, texts, NO_FACTS_YET)
         finally:
             is_written.set()
         if collected.incident.kind == FAILURE:
@@ -348,7 +390,8 @@ class Collector:
     def _write_taken(self, collected: Collected, texts: Mapping[str, str], facts: str) -> None:
         if collected.folder:
             problems = [incident_bundle.add(collected.folder, name, text) for name, text in texts.items()]
-            self._save(collected, [*(problem for problem in problems if problem is not None), facts])
+            missing = [*(problem for problem in problems if problem is not None), facts]
+            self._save(collected, missing, states=collected.incident.states)
         if collected.incident.kind == FAILURE:
             self.tell(collected)
 

@@ -17,11 +17,13 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis.collectives import ANSWERS, Doing
 from trainer_launch.diagnosis.hang_detection import WatchedWorker, label
-from trainer_launch.host import process_tree
+from trainer_launch.host import files, process_tree
 from trainer_launch.host.slow_files import within
+from trainer_launch.model.codec import MAX_TEXT
 
 STACKS_SIGNAL = signal.SIGRTMAX - 1  # on which a forked worker writes its threads' stacks
 _MAX_BYTES = 1 << 20
+_CALLS = 16  # of a main thread that other nodes are told
 _ANSWER_S = 0.5  # for one process to write its stacks
 ALL_ANSWERS_S = 3.0  # for all of them: PID 1 waits so long at most
 _LOOK_S = 0.005  # a file that has not grown for so long is complete
@@ -128,16 +130,7 @@ def status_of(path: str) -> os.stat_result | None:
 
 
 def _tail(path: str, start: int) -> str:
-    try:
-        return within(path, b"", _read_from, path, start).decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _read_from(path: str, start: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(start)
-        return file.read(_MAX_BYTES)
+    return (files.read(path, _MAX_BYTES, start) or b"").decode(errors="replace")
 
 
 def _threads(text: str) -> list[list[Frame]]:
@@ -178,6 +171,13 @@ def waits_for_others(frames: tuple[Frame, ...]) -> bool | None:
     """Whether this is a rank that waits for other ranks; None: nothing is known of it."""
     inner = [frame for frame in down_to_user(frames) if frame.is_library]
     return any(_COLLECTIVE.search(frame.file) for frame in inner) if frames else None
+
+
+def calls(frames: tuple[Frame, ...]) -> str:
+    """The innermost calls down from the user's outermost, one on each line."""
+    most = max((depth for depth, frame in enumerate(frames, 1) if not frame.is_library), default=len(frames))
+    shown = frames[: min(most, _CALLS)]
+    return "\n".join(f"{frame.file}:{frame.line} ({frame.function})" for frame in shown)[:MAX_TEXT]
 
 
 def where(frames: tuple[Frame, ...]) -> str:

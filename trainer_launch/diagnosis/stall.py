@@ -3,7 +3,8 @@
 what happens                                   | what follows
 -----------------------------------------------|---------------------------------------------------------
 a member sees no progress, and tells its ranks | all other members that are not done are asked
-the last of them answers                       | all members are told the explanation
+a person asks a member for an incident         | the same, and nobody is accused for it
+the last of them answers                       | all members are told the explanation, and of all ranks
 one does not answer in time                    | the same; its ranks are unknown
 the generation ends meanwhile                  | nothing
 a member tells its ranks again soon            | nothing: it has not heard the explanation yet;
@@ -14,17 +15,20 @@ Nobody is stopped for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate
 from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis.collectives import (
+    Doing,
     Explanation,
     Life,
     Ns,
     RankState,
+    brief,
     entered_in_words,
     explain,
     never_entered,
@@ -32,10 +36,14 @@ from trainer_launch.diagnosis.collectives import (
 )
 from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell
 from trainer_launch.membership.protocol import MAX_RANKS
-from trainer_launch.model.codec import Amount, Tagged, Text
+from trainer_launch.model.codec import Amount, Tagged, Text, encode
+from trainer_launch.model.units import counted
 
 STALL = "stall"  # the topic
 MAX_STATES = 16384  # of all nodes, in an explanation
+_STACKS = 4  # that are told where there are too many ranks for a message
+_MESSAGE_BYTES = 48_000  # leaves room in a line
+_LATELY_S = 10.0  # in which ranks of a healthy job make progress
 SHOW_RANKS_S = 6.0  # for all members to tell what their ranks show: each asks its workers for half of it
 EXPLAIN_AGAIN_S = 3.0  # between two explanations: what nodes say meanwhile was said before they heard it
 EndStates: TypeAlias = Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANKS)]  # when a generation failed
@@ -48,13 +56,23 @@ class Ranks(Tagged, frozen=True):
     at_ns: Ns
     limit_s: Amount = 0.0  # it has seen none for so long; 0: it was asked
     is_early: bool = False  # before it knows which pauses are usual
+    is_request: bool = False  # by a person
 
 
 class ShowRanks(Tagged, frozen=True):
-    """Another node sees no progress: tell what your ranks show."""
+    """Another node sees no progress, or a person wants to know: tell what your ranks show."""
+
+    is_request: bool = False
 
 
-ToNode: TypeAlias = ShowRanks | Explanation
+class RanksOfAll(Tagged, frozen=True):
+    """What the ranks of all nodes show, for every node's incident; `sentence`: a person asked for it."""
+
+    states: Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANKS)]
+    sentence: Text = ""
+
+
+ToNode: TypeAlias = ShowRanks | RanksOfAll | Explanation
 
 
 class StallStatus(Struct, frozen=True):
@@ -73,6 +91,7 @@ class _StallRound(Struct, frozen=True, kw_only=True):
     at_ns: int
     limit_s: float
     is_early: bool = False  # for all that have seen no progress
+    is_request: bool = False
 
 
 class StallJudge(Judge, frozen=True, kw_only=True):
@@ -95,11 +114,14 @@ class StallJudge(Judge, frozen=True, kw_only=True):
         before, last = self.question, self.explained
         if before is None:
             was_active = last is not None and last.active and body.limit_s > 0  # who showed progress may hang now
-            if last is not None and now_s < self.explained_s + EXPLAIN_AGAIN_S and not was_active:
+            is_late = last is not None and now_s < self.explained_s + EXPLAIN_AGAIN_S and not was_active
+            if is_late and not body.is_request:
                 return self, ()  # said before it heard the explanation
             others = frozenset(member.number for member in members() if member.answers) - {number}
-            before = _StallRound(asked_s=now_s, waiting=others, states=(), at_ns=0, limit_s=0.0)
-            asked = (Tell(sorted(others), ShowRanks()),)
+            before = _StallRound(
+                asked_s=now_s, waiting=others, states=(), at_ns=0, limit_s=0.0, is_request=body.is_request
+            )
+            asked = (Tell(sorted(others), ShowRanks(body.is_request)),)
         now = _StallRound(
             asked_s=before.asked_s,
             waiting=before.waiting - {number},
@@ -109,6 +131,7 @@ class StallJudge(Judge, frozen=True, kw_only=True):
             is_early=body.is_early
             if not before.limit_s
             else before.is_early and (body.is_early or not body.limit_s),
+            is_request=before.is_request or body.is_request,
         )
         judge = replace(self, question=now, due_s=now.asked_s + SHOW_RANKS_S)
         if now.waiting:
@@ -136,7 +159,14 @@ class StallJudge(Judge, frozen=True, kw_only=True):
             why = replace(why, accuses=False)
         text = why.text + (f"; no answer from {', '.join(names[:4])}" if names else "")
         why = replace(why, text=text, ranks=why.ranks[:MAX_RANKS])
-        return StallJudge(explained=why, explained_s=now_s), (Tell(range(len(everybody)), why),)
+        sentence, all_numbers = _on_request(ranks, text) if now.is_request else "", range(len(everybody))
+        news = [Tell(all_numbers, RanksOfAll(fitting(ranks, why.ranks), sentence))]
+        if not now.limit_s and now.is_request:  # no node has seen a hang
+            return replace(self, question=None, due_s=None), news
+        return StallJudge(explained=why, explained_s=now_s), (
+            *(news if why.accuses or now.is_request else ()),
+            Tell(all_numbers, why),
+        )
 
     def explain_end(self, bodies: Sequence[EndStates]) -> str:
         """Which ranks entered which collective last."""
@@ -153,6 +183,32 @@ class StallJudge(Judge, frozen=True, kw_only=True):
         if last is None or not last.accuses:
             return StallStatus()
         return StallStatus(last.text, round(max(0.0, now_s - self.explained_s), 1))
+
+
+def fitting(states: Sequence[RankState], named: Collection[int] = ()) -> tuple[RankState, ...]:
+    """As much of these as fits into a message: above all where those are that are named, or not in a collective."""
+    suspects = {*named} or {state.rank for state in states if state.doing is not Doing.COLLECTIVE}
+    chosen = sorted(states, key=lambda state: state.rank not in suspects)[:MAX_RANKS]
+    for most, has_stack in ((4, {state.rank for state in states}), (4, suspects), (1, suspects), (0, suspects)):
+        shortened = [brief(state, most) for state in chosen]
+        shortened = [state if state.rank in has_stack else replace(state, stack="") for state in shortened]
+        if sum(len(encode(state)) for state in shortened) <= _MESSAGE_BYTES:
+            return tuple(shortened)
+    first = {state.rank for state in chosen[:_STACKS]}
+    bare = [replace(state, groups={}, why="too much to tell") for state in chosen]
+    bare = [state if state.rank in first else replace(state, stack="") for state in bare]
+    sizes = accumulate(len(encode(state)) for state in bare)
+    return tuple(state for state, size in zip(bare, sizes, strict=True) if size <= _MESSAGE_BYTES)
+
+
+def _on_request(ranks: Sequence[RankState], text: str) -> str:
+    """The sentence of what a person asked for. Nodes are not asked at one time: ranks that move explain nothing."""
+    active = sum(state.is_active(_LATELY_S) for state in ranks)
+    if active:
+        text = f"{active} of {counted(len(ranks), 'rank')} made progress in the last {_LATELY_S:g} s"
+    elif all(state.quiet_s is None for state in ranks):
+        text = f"{counted(len(ranks), 'rank')}, of whose progress nothing is known"
+    return f"collected on request: {text}"
 
 
 def _finished(members: Sequence[MemberView], shown_s: float) -> Iterator[RankState]:

@@ -20,6 +20,7 @@ JOB_SECRET = "/etc/trainer-launch/job-secret"  # the job's secret, without an op
 MAX_SECRET_BYTES = 4096
 _IS_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _KEY_LABEL = b"trainer-launch: the job's secret"  # what is derived of a key for it fits nothing else
+_OPENED = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO holds nobody up
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # a new file: nobody else's, and no link
 
 
@@ -34,26 +35,37 @@ class LiveFiles:
 
         `offset` is where to begin, in bytes; below 0 it counts from the end.
         """
-        return within(path, None, self._read, path, offset)
-
-    def _read(self, path: str, offset: int) -> bytes | None:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, ValueError):
-            return None
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                return None
-            try:
-                file.seek(offset if offset >= 0 else max(0, status.st_size + offset))
-                return file.read(self._limit)
-            except OSError:
-                return None
+        return within(path, None, _read, path, self._limit, offset, _OPENED)
 
     def exists(self, path: str) -> bool:
         """Whether the path is there."""
         return within(path, False, os.path.exists, path)
+
+
+def read(path: str, most: int, offset: int = 0) -> bytes | None:
+    """At most so many bytes of a file that somebody else may have put there, such as a worker; `offset` likewise.
+
+    None also where it is a symbolic link: what that leads to may be a device, or nobody's to show.
+    """
+    return within(path, None, _read, path, most, offset, _OPENED | os.O_NOFOLLOW)
+
+
+def _read(path: str, most: int, offset: int, flags: int) -> bytes | None:
+    try:
+        descriptor = os.open(path, flags)
+    except (OSError, ValueError):
+        return None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        with open(descriptor, "rb", closefd=False) as file:
+            file.seek(offset if offset >= 0 else max(0, status.st_size + offset))
+            return file.read(most)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def text(path: str | os.PathLike[str]) -> str:

@@ -27,10 +27,12 @@ NODE_LABEL = "TRAINER_LAUNCH_NODE_LABEL"  # a rehearsal, for its launchers: what
 INSIDE = "TRAINER_LAUNCH_INSIDE"  # a rehearsal, for itself in namespaces of its own: the number that it has there
 IN_COLOR = "TRAINER_LAUNCH_IN_COLOR"  # a rehearsal on a terminal, for its launchers: prefixes are colored
 LISTEN_AT = "TRAINER_LAUNCH_LISTEN_AT"  # a rehearsal, for a pod's sshd: the pod's own address on loopback
+_APPENDED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 # Files, or how their names begin: who writes it, and who reads it.
 LAUNCHER = "launcher.json"  # PID 1, for status: how it stands
 FAILURE = "failure.json"  # torchrun, for PID 1: the first failure
 NEWS = "news.jsonl"  # PID 1, for itself, status, a rehearsal: generations and starts, by line
+REQUESTS = "requests"  # `incidents collect`, for PID 1: a FIFO in which a line asks for an incident
 STACKS = "stacks."  # a forked worker, by local rank, for PID 1: what its threads do, when PID 1 asks
 PROGRESS, PROGRESS_END = "progress-", ".json"  # a worker, by local rank, for PID 1 and status: from `report()`
 PRINTED = "printed.json"  # PID 1, for status: the step that its workers have printed last
@@ -63,8 +65,33 @@ def tell(folder: str, event: str, **values: str | float | None) -> None:
         within(folder, None, _append, f"{folder}/{NEWS}", line.encode() + b"\n")
 
 
+def hear_requests(folder: str) -> int:
+    """A descriptor that has something to read whenever somebody wants an incident.
+
+    Raises:
+        OSError: there can be no FIFO here.
+    """
+    os.mkfifo(f"{folder}/{REQUESTS}", 0o600)
+    return os.open(f"{folder}/{REQUESTS}", os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def request(folder: str, line: bytes = b"\n") -> bool:
+    """Ask for an incident; whether there is a launcher that hears it, in whatever PID namespace. b"": only that."""
+    try:
+        fd = os.open(f"{folder}/{REQUESTS}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(fd, line)
+        return True
+    except OSError:  # it is full, or none of ours
+        return False
+    finally:
+        os.close(fd)
+
+
 def _append(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, _APPENDED, 0o600)
     try:
         os.write(fd, data)
     finally:

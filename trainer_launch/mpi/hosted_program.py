@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from trainer_launch.host import logs, runtime_directory
+from trainer_launch.host import files, logs, runtime_directory
 from trainer_launch.model import Death, Destination, Member, Process
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import counted
@@ -178,8 +178,7 @@ class Mpirun(HostedProgram):
 
 def _write(path: str, text: str) -> None:
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        files.replace(path, text.encode(errors="replace"))
     except OSError as problem:
         raise NodeError(f"the list of hosts cannot be written: {problem.strerror}") from None
 

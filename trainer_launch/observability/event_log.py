@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from trainer_launch.host import runtime_directory
-from trainer_launch.host.files import LiveFiles
+from trainer_launch.host import files, runtime_directory
 from trainer_launch.model import Outcome, codec
 from trainer_launch.model.exit_codes import retryable
 from trainer_launch.model.redaction import redact_text
@@ -255,7 +254,7 @@ class Tail:
 
     def read(self) -> list[News]:
         """The whole lines that are new."""
-        text = LiveFiles(_READ_BYTES).read(self._path, self._offset) or b""
+        text = files.read(self._path, _READ_BYTES, self._offset) or b""
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
         return _parse_all(whole)
@@ -295,7 +294,7 @@ def stand(told: Sequence[News]) -> Standing:
 
 def _last(folder: str) -> list[News]:
     path = f"{folder}/{runtime_directory.NEWS}"
-    return _parse_all(LiveFiles(_LAST_BYTES).read(path, -_LAST_BYTES) or b"")
+    return _parse_all(files.read(path, _LAST_BYTES, -_LAST_BYTES) or b"")
 
 
 def _place(values: Mapping[str, Value]) -> tuple[str, int] | None:

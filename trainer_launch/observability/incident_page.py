@@ -5,6 +5,7 @@ Incidents of several nodes of the same moment are one page. Alike ranks of a lar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
@@ -12,8 +13,9 @@ from html import escape
 from msgspec import Struct
 
 from trainer_launch.diagnosis import incident_bundle
-from trainer_launch.diagnosis.collectives import RankState
-from trainer_launch.diagnosis.incident_bundle import HOST, OUTPUT, RECORDER, STACKS, Stored
+from trainer_launch.diagnosis.collectives import Doing, RankState
+from trainer_launch.diagnosis.incident_bundle import FAILURE, HOST, OUTPUT, RECORDER, REQUEST, STACKS, Stored
+from trainer_launch.diagnosis.stacks import Frame
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted, named_ranks
 from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
@@ -25,6 +27,11 @@ _LABEL_CHARS = 24  # beside the chart
 _LEAD = 0.25  # of the longest wait, shown before it
 _TEXT_CHARS = 32 << 10  # of one file
 _NS = 1e9
+_RANK = re.compile(r"\brank (\d{1,9})\b")
+_PLACE = re.compile(r"[^ ]+:\d+ \([^)]*\)$")  # ends a place
+_FRAME = re.compile(
+    r'^(?:\[rank\d+\]:)? *File "([^"\n]+)", line (\d{1,9}), in (.+)$', re.MULTILINE
+)  # of an exception
 _SHEET = """
 h1{font-size:21px}header.incident{border-color:var(--bad)}.axis span:first-child{transform:translateX(-100%)}
 .chart{--label:calc(min(var(--chars),26) * 7.4px + 12px)}
@@ -91,12 +98,44 @@ def page(entries: Sequence[Stored]) -> str:
 
 
 def states_of(entries: Sequence[Stored]) -> list[RankState]:
-    """The ranks of all nodes."""
+    """The ranks of all nodes, each as the node tells it that knows most of it: its own."""
     states: dict[int, RankState] = {}
     for state in (state for entry in entries for state in entry.incident.states):
-        if state.rank not in states or len(state.groups) > len(states[state.rank].groups):
+        if state.rank not in states or _known(state) > _known(states[state.rank]):
             states[state.rank] = state
     return [states[rank] for rank in sorted(states)]
+
+
+def _known(state: RankState) -> tuple[int, int]:
+    return sum(1 + len(group.last) for group in state.groups.values()), len(state.stack)
+
+
+def accused(entries: Sequence[Stored]) -> list[RankState]:
+    """The ranks that the sentence is about; of what a person asked for, those that wait for no other."""
+    first = entries[0].incident
+    if first.kind == REQUEST:
+        return [state for state in states_of(entries) if state.doing is not Doing.COLLECTIVE]
+    return [state for state in states_of(entries) if state.rank in first.ranks]
+
+
+def line_of(entries: Sequence[Stored]) -> str:
+    """The line of code of the rank that the sentence is about: where it is, or what raised its exception."""
+    first = entries[0].incident
+    ranks = first.ranks or tuple(int(rank) for rank in _RANK.findall(first.sentence)[:1])
+    for name, entry in ((f"{OUTPUT}/rank-{rank}.txt", entry) for rank in ranks for entry in entries):
+        if first.kind == FAILURE and (line := _raised_at(entry, name)):
+            return line
+    places = (_PLACE.search(state.place) for state in (*accused(entries), *states_of(entries)))
+    files = (line for entry in entries for name in entry.files_in(OUTPUT) if (line := _raised_at(entry, name)))
+    line = next((place[0] for place in places if place is not None), "")
+    return (next(files, "") or line if first.kind == FAILURE else line) or "-"
+
+
+def _raised_at(entry: Stored, name: str) -> str:
+    """The innermost call of the user's in the last traceback of a file."""
+    text = incident_bundle.text_of(entry, name) if name in entry.files else ""
+    frames = [Frame(file, int(line), function) for file, line, function in _FRAME.findall(text)]
+    return next((str(frame) for frame in reversed(frames) if not frame.is_library), "")
 
 
 def life_of(state: RankState) -> str:
@@ -126,7 +165,8 @@ def _rows(states: Sequence[RankState], accused: Iterable[int]) -> list[_Row]:
 def _header(entries: Sequence[Stored]) -> str:
     first = entries[0].incident
     at = datetime.fromtimestamp(first.time_s, timezone.utc).isoformat(sep=" ", timespec="seconds")
-    hosts = ", ".join(dict.fromkeys(clean(entry.incident.host) for entry in entries[:8]))
+    by_node = sorted(entries, key=lambda entry: entry.incident.node_rank or 0)
+    hosts = ", ".join(dict.fromkeys(clean(entry.incident.host) for entry in by_node[:8]))
     about = [
         f"{first.kind} at {at}",
         f"job {clean(first.job)}" if first.job else "",
@@ -228,6 +268,7 @@ def _ranks(entries: Sequence[Stored], rows: Sequence[_Row]) -> Iterator[str]:
     ranked = {f"rank-{rank}.txt" for row in rows for rank in row.ranks}
     for row in rows[:_ROWS_MOST]:
         parts = "".join(_of_process(entry, f"rank-{row.ranks[0]}.txt") for entry in entries)
+        parts = parts or _titled("stack", row.states[0].stack)
         more = f"; shown: rank {row.ranks[0]}" if len(row.states) > 1 else ""
         summary = f"<b>{escape(row.label)}</b> {escape(clean(row.description))}{more}"
         yield f"<details{' open' * row.is_accused}><summary>{summary}</summary>{parts or 'nothing'}</details>"
@@ -262,8 +303,11 @@ def _text(entry: Stored, name: str, title: str) -> str:
     """The end of a file below its title; "" when it is not there."""
     if name not in entry.files:
         return ""
-    text = redact_text(incident_bundle.text_of(entry, name)[-_TEXT_CHARS:].strip("\n"))
-    return f"<h4>{escape(clean(title))}</h4><pre>{escape(text)}</pre>"
+    return _titled(title, incident_bundle.text_of(entry, name)[-_TEXT_CHARS:].strip("\n"))
+
+
+def _titled(title: str, text: str) -> str:
+    return f"<h4>{escape(clean(title))}</h4><pre>{escape(redact_text(text))}</pre>" if text else ""
 
 
 def _missing(entries: Sequence[Stored]) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import tempfile
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from trainer_launch.diagnosis.incident_bundle import DEFAULT, FAILURE, NOWHERE
-from trainer_launch.host import process_tree
+from trainer_launch.diagnosis.incident_bundle import DEFAULT, FAILURE, NOWHERE, REQUEST
+from trainer_launch.host import process_tree, runtime_directory
 from trainer_launch.model import Failure, Outcome, Plan
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import progress
 from trainer_launch.planning.task import Task
 from trainer_launch.supervisor.processes import Processes
+from trainer_launch.supervisor.run_observer import RunObserver
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
@@ -24,15 +27,16 @@ if TYPE_CHECKING:
     from trainer_launch.pytorch.worker_group import WorkerGroup
 
 OFF = "off"
+_REST_S = 5.0  # between two requests that are heard
 _log = logging.getLogger(__name__)
 
 
 def place_of(settings: Settings) -> str | None:
-    """The folder of all incidents; None: nothing is collected."""
+    """The folder of all incidents, for processes in any directory; None: nothing is collected."""
     if settings.incident_dir == NOWHERE:
         return None
     try:
-        return settings.incident_dir or f"{tempfile.gettempdir()}/{DEFAULT}"
+        return os.path.abspath(settings.incident_dir or f"{tempfile.gettempdir()}/{DEFAULT}")
     except OSError:  # nothing may be written anywhere
         return None
 
@@ -42,15 +46,16 @@ class Incidents:
 
     def __init__(
         self,
-        settings: Settings,
         task: Task,
         plan: Plan,
         system: System,
         processes: Processes,
+        observer: RunObserver,
         group: WorkerGroup | None = None,
     ) -> None:
-        self._settings, self._task, self._plan, self._system = settings, task, plan, system
-        self._processes, self._group = processes, group
+        self._settings, self._task, self._plan, self._system = task.settings, task, plan, system
+        self._processes, self._observer, self._group = processes, observer, group
+        self._requests, self._heard_s = -1, -_REST_S
 
     @cached_property
     def _workers(self) -> WatchedWorkers:
@@ -118,13 +123,37 @@ class Incidents:
         )
         return Watch(watched, self._workers, self._system.now, self.collector, tell_ranks or self._warn)
 
+    def hear_requests(self, collect: Callable[[], None] | None = None) -> None:
+        """From now on collect when `incidents collect` asks for it; `collect` has all nodes collect."""
+
+        def woken() -> None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._requests, 4096)
+                if self._processes.has_leaders and self._system.now() >= self._heard_s + _REST_S:
+                    (collect or self._collect)()
+                    self._heard_s = self._system.now()
+
+        if place_of(self._settings) is None or not process_tree.readable():
+            return
+        with contextlib.suppress(OSError):
+            self._requests = runtime_directory.hear_requests(self._task.trial.scratch)
+            self._system.listen(self._requests)
+            self._system.woken = woken
+
+    def _collect(self) -> None:
+        if self.collector is not None:
+            self.collector.tell(self.collector.collect(REQUEST, "collected on request"))
+
     def failed(self, failure: Failure, process: str) -> None:
         """A program has failed, and what it has started is still there."""
-        if self.collector is not None:
+        if self.collector is not None and self.collector.announced_hang(failure.message) is None:
             self.collector.collect(FAILURE, failure.message, names=(process,))
 
     def concluded(self, ended: Outcome) -> Outcome:
         """The run is over: an incident says of its end what the termination message says."""
+        if self._requests >= 0:
+            self._system.listen(self._requests, wanted=False)
+            os.close(self._requests)
         made = self.__dict__.get("collector")
         if made is not None and ended.failure is not None:
             made.concluded(ended.failure)
@@ -135,5 +164,6 @@ class Incidents:
     def _warn(self, collected: Collected) -> None:
         """There is no coordinator that could ask other nodes."""
         _log.warning("suspected hang: %s; collected in %s", collected.incident.sentence, collected.folder or "-")
+        self._observer.suspect()
         if self.collector is not None:
             self.collector.tell(collected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,13 +14,13 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis.lateness import Lateness
 from trainer_launch.host import files, process_tree, runtime_directory
-from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
 from trainer_launch.model.codec import MAX_TEXT, Count, Port, Text, Whole
 from trainer_launch.observability.goodput import Ledger
 
 _MAX_BYTES = 262_144
+_NONE: list[str] = []
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 _Place: TypeAlias = tuple[Text, Port]
 
@@ -46,6 +47,7 @@ class View(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     job: Text | None = None  # the job's name at its coordinator
     coordinator: _Place | None = None  # host and port; elsewhere when node 0 is gone
     secret_file: Text | None = None  # where the job's secret is, which the coordinator may ask for
+    incident_dir: Text | None = None  # where all incidents are; None: nothing is collected
     metrics_port: Count | None = None
     ledger: Ledger | None = None  # of the goodput; None: it trains nothing
     stragglers: tuple[Lateness, ...] = ()  # of this node's ranks
@@ -59,10 +61,8 @@ def write(view: View) -> None:
 
 def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
     """The view of a launcher that is alive, None when there is none; `pids` as `find` has it."""
-    text = LiveFiles(_MAX_BYTES).read(f"{folder}/{runtime_directory.LAUNCHER}")
-    try:
-        view = codec.decode(View, text or b"", _MAX_BYTES)
-    except codec.MessageError:
+    view = written_in(folder)
+    if view is None:
         return None
     if pids is not None:
         processes = tuple((name, pids[pid]) for name, pid in view.processes if pid in pids)
@@ -72,16 +72,39 @@ def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
     return view if alive else None
 
 
+def written_in(folder: str) -> View | None:
+    """What a launcher has written there, which may have ended."""
+    text = files.read(f"{folder}/{runtime_directory.LAUNCHER}", _MAX_BYTES)
+    try:
+        return codec.decode(View, text or b"", _MAX_BYTES)
+    except codec.MessageError:
+        return None
+
+
+def hearing() -> list[View]:
+    """Launchers that hear requests, in the first temporary directory that has any; also in a rehearsal's pods."""
+    for folder in _folders():
+        pods = glob.glob(f"{glob.escape(folder)}/{runtime_directory.START}rehearsal-*/*/tmp")
+        paths = [path for place in (folder, *pods) for path in within(place, _NONE, _runs, place)]
+        views = [view for path in paths if (view := written_in(path)) is not None]
+        if heard := [view for view in views if runtime_directory.request(view.run_dir, b"")]:
+            return sorted(heard, key=_by_node)
+    return []
+
+
 def find(folders: Sequence[str] | None = None, pids: Mapping[int, int] | None = None) -> tuple[View, ...]:
     """Every launcher that runs in this container, as far as we may read, by node and pid.
 
     With `pids` the launchers are in another PID namespace: it has our numbers of their processes by those there.
     """
-    none: list[str] = []
-    paths = [path for folder in folders or _folders() for path in within(folder, none, _runs, folder)]
+    paths = [path for folder in folders or _folders() for path in within(folder, _NONE, _runs, folder)]
     views = [read(path, pids) for path in paths]
     alive = {view.pid: view for view in views if view is not None}
-    return tuple(sorted(alive.values(), key=lambda v: (v.node_rank is None, v.node_rank or 0, v.pid)))
+    return tuple(sorted(alive.values(), key=_by_node))
+
+
+def _by_node(view: View) -> tuple[bool, int, int]:
+    return view.node_rank is None, view.node_rank or 0, view.pid
 
 
 def _folders() -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from trainer_launch.model import Outcome, Plan, StatusEndpoint, Verdict
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.redaction import redact_command
 from trainer_launch.model.settings import Settings
-from trainer_launch.observability import event_log, goodput, node_view, progress
+from trainer_launch.observability import event_log, goodput, incident_watch, node_view, progress
 from trainer_launch.observability.event_log import EventLog
 from trainer_launch.observability.goodput import TimeKind, Told
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
@@ -141,6 +141,7 @@ class Observer(RunObserver):
         """A hang is suspected."""
         if self.goodput is not None:
             self.goodput.suspect()
+            self._note(ledger=self.goodput.ledger)
 
     def adopt(self, notes: Mapping[str, Any]) -> None:
         """What the coordinator tells of the job, by topic: what other nodes have spent their time on."""
@@ -256,6 +257,7 @@ def first_view(task: Task, plan: Plan) -> node_view.View:
         since_s=now_s,
         started_s=now_s,
         job=job,
+        incident_dir=incident_watch.place_of(task.settings),
         secret_file=task.job.secret_file and os.path.abspath(task.job.secret_file),
         coordinator=None if place is None else (place.host, place.port),
     )

@@ -16,8 +16,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.host.files import LiveFiles
-from trainer_launch.host.files import replace as replace_file
+from trainer_launch.host import files
 from trainer_launch.host.runtime_directory import PRINTED, PROGRESS, PROGRESS_END
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
@@ -76,9 +75,8 @@ def read(folder: str) -> tuple[Progress, ...]:
         names = sorted(within(folder, none, os.listdir, folder))
     except OSError:
         return ()
-    files = LiveFiles(_MAX_BYTES)
     chosen = [name for name in names if name.startswith(PROGRESS) and name.endswith(PROGRESS_END)][:_MAX_FILES]
-    reports = [parse(files.read(f"{folder}/{name}") or b"") for name in chosen]
+    reports = [parse(files.read(f"{folder}/{name}", _MAX_BYTES) or b"") for name in chosen]
     return tuple(sorted((report for report in reports if report is not None), key=_order))
 
 
@@ -234,7 +232,7 @@ class PrintedStep(Struct, frozen=True, kw_only=True):
 def printed(folder: str) -> PrintedStep | None:
     """What the launcher of a run has kept of it for `status`; None: nothing."""
     try:
-        step: PrintedStep = codec.decode(PrintedStep, LiveFiles(_MAX_BYTES).read(f"{folder}/{PRINTED}") or b"")
+        step: PrintedStep = codec.decode(PrintedStep, files.read(f"{folder}/{PRINTED}", _MAX_BYTES) or b"")
     except codec.MessageError:
         return None
     return step
@@ -275,4 +273,4 @@ class PrintedSteps:
             self._kept_s = now_s
             content = codec.encode(PrintedStep(step=step, at_s=now_s), _MAX_BYTES)
             with contextlib.suppress(OSError):
-                within(self._folder, None, replace_file, f"{self._folder}/{PRINTED}", content)
+                within(self._folder, None, files.replace, f"{self._folder}/{PRINTED}", content)

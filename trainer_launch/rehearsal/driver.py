@@ -114,7 +114,7 @@ def _watchdog(folder: Path) -> Iterator[None]:
 def _incidents(place: str, began_s: float) -> str:
     """One line about what was collected since `began_s`, in seconds since the epoch, and where it is kept."""
     stored = incident_bundle.stored(place) if os.path.isdir(place) else []
-    new = sum(bundle.incident.time_s >= began_s for bundle in stored)
+    new = len(incident_bundle.moments([bundle for bundle in stored if bundle.incident.time_s >= began_s]))
     where = f"in {place}; see trainer-launch incidents show --incident-dir {shlex.quote(place)}"
     return f"{counted(new, 'incident')} {where}\n" if new else ""
 

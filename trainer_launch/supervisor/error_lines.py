@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from trainer_launch.host.files import LiveFiles
+from trainer_launch.host import files
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import Death, exit_codes, suggestions
 from trainer_launch.model.redaction import presentable
@@ -452,7 +452,7 @@ _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
 def read_error_file(path: str | None) -> dict[str, Any]:
     """What a worker under torch's @record wrote before it died; nothing, when it wrote nothing."""
     try:
-        data = json.loads((LiveFiles(_FILE_BYTES).read(path) if path else None) or b"{}")
+        data = json.loads((files.read(path, _FILE_BYTES) if path else None) or b"{}")
     except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}

@@ -1,0 +1,89 @@
+"""Files that a worker, or whoever made a copy, may have put there: they hold nobody up and fill no memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainer_launch.diagnosis import incident_bundle, stacks
+from trainer_launch.diagnosis.hang_detection import WatchedWorker
+from trainer_launch.host import files, runtime_directory
+from trainer_launch.observability import event_log, node_view, progress
+from trainer_launch.supervisor import error_lines
+
+MAKE: dict[str, Callable[[Path], None]] = {
+    "a FIFO": os.mkfifo,
+    "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
+    "a link to a file": lambda path: path.symlink_to(path.parent / "secret"),
+    "a directory": Path.mkdir,
+    "nothing": lambda path: None,
+}
+# What reads which file of the folder, and what comes of none.
+READERS: dict[str, tuple[str, Callable[[str], object], object]] = {
+    "files.read": ("any", lambda folder: files.read(f"{folder}/any", 100), None),
+    "torch's error file": ("error.json", lambda folder: error_lines.read_error_file(f"{folder}/error.json"), {}),
+    "stacks": ("stacks.0", lambda folder: stacks.answers({worker(folder): -1}, 0.0), {}),
+    "reports": ("progress-0.json", progress.read, ()),
+    "a launcher's view": ("launcher.json", node_view.read, None),
+    "news": ("news.jsonl", event_log.standing, event_log.Standing()),
+    "an incident": ("incident.json", incident_bundle.read, None),
+}
+
+
+def worker(folder: str) -> WatchedWorker:
+    return WatchedWorker("rank 0", 2**22, 1, 0, 0, f"{folder}/stacks.0")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", MAKE)
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path, kind: str, reader: str) -> None:
+    (tmp_path / "secret").write_text(json.dumps({"message": "secret", "event": "incident", "time_s": 1.0}))
+    name, read, nothing = READERS[reader]
+    MAKE[kind](tmp_path / name)
+    assert read(str(tmp_path)) == nothing
+
+
+def test_a_huge_file_is_read_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "huge"
+    path.write_bytes(b"first" + bytes(100) + b"last")
+    os.truncate(path, 1 << 40)  # sparse
+    assert files.read(str(path), 5) == b"first"
+    assert files.read(str(path), 4, 105) == b"last"
+    assert files.read(str(path), 7, -3) == bytes(3)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", MAKE)
+def test_news_are_written_to_a_file_of_ours_or_not_at_all(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "secret").write_text("x")
+    MAKE[kind](tmp_path / runtime_directory.NEWS)
+    runtime_directory.tell(str(tmp_path), "incident", text="rank 1 hangs")
+    assert (tmp_path / "secret").read_text() == "x"
+    assert event_log.standing(str(tmp_path)).incident == ("rank 1 hangs" if kind == "nothing" else None)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", MAKE)
+def test_a_request_for_an_incident_is_heard_by_a_launcher_alone(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "secret").write_text("x")
+    MAKE[kind](tmp_path / runtime_directory.REQUESTS)
+    assert not runtime_directory.request(str(tmp_path)), "nobody reads there"
+    assert (tmp_path / "secret").read_text() == "x"
+
+
+def test_a_launcher_hears_requests_and_not_that_somebody_only_looks(tmp_path: Path) -> None:
+    heard = runtime_directory.hear_requests(str(tmp_path))
+    try:
+        assert runtime_directory.request(str(tmp_path), b"")
+        with pytest.raises(BlockingIOError):
+            os.read(heard, 100)
+        assert runtime_directory.request(str(tmp_path))
+        assert os.read(heard, 100) == b"\n"
+    finally:
+        os.close(heard)
+    assert not runtime_directory.request(str(tmp_path)), "it has ended"
