@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import quarantine, timeouts
+from trainer_launch.membership.arrival import with_rank
 from trainer_launch.membership.election import binding, note_look
 from trainer_launch.membership.generation import (
     begin_judging,
@@ -45,6 +46,7 @@ from trainer_launch.membership.generation import (
 )
 from trainer_launch.membership.notes import Judge
 from trainer_launch.membership.state import (
+    MAX_NAMED,
     CoordinatorSettings,
     JobPhase,
     JobState,
@@ -61,7 +63,7 @@ from trainer_launch.membership.state import (
     waiting,
     why_stranger,
 )
-from trainer_launch.model.units import printable
+from trainer_launch.model.units import listed, printable
 
 
 def begin(
@@ -209,13 +211,14 @@ def _note_done(state: JobState, node: NodeRecord, now_s: float) -> None:
 
 def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
     """A node says who it is."""
-    refusal = _refusal(state, peer, hello, now_s) or quarantine.greet(state, hello, now_s)
+    stranger, hello = why_stranger(state.settings.job, hello), with_rank(state, hello)
+    refusal = stranger or _refusal(state, peer, hello, now_s) or quarantine.greet(state, hello, now_s)
     if refusal is not None:
         state.send(peer, refusal)
         state.disconnect(peer)
         return
     node = NodeRecord(
-        node_rank=hello.node_rank,
+        node_rank=hello.node_rank or 0,
         host=hello.host,
         incarnation=hello.incarnation,
         peer=peer,
@@ -235,8 +238,8 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
         _replace_old(state, old, node, now_s)
     finished = has_finished(state, node.key)
     state.nodes[node.key] = state.peers[peer] = node
-    if node.node_rank is not None:
-        state.unseen.pop(node.node_rank, None)
+    state.hosts[node.key] = node.host
+    state.unseen.pop(node.node_rank, None)
     state.generation = max(state.generation, hello.generation)
     state.restarts = max(state.restarts, hello.restarts)
     state.gather_from_s = now_s if state.gather_from_s is None else state.gather_from_s
@@ -253,17 +256,15 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
 
 def _refusal(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> msg.Refused | None:
     settings = state.settings
-    if stranger := why_stranger(settings.job, hello):
-        return stranger
-    rank = hello.node_rank
-    if rank is not None and settings.min_nodes == settings.max_nodes and rank >= settings.all_nodes:
+    rank = hello.node_rank or 0
+    if not hello.arrives and settings.min_nodes == settings.max_nodes and rank >= settings.all_nodes:
         text = f"this job has nodes 0 to {settings.all_nodes - 1}, there is no node {rank}"
         return msg.Refused(text, retry=False)
     if settings.candidate is not None and (elsewhere := _elsewhere(state, hello, now_s)):
         return elsewhere
     if peer in state.peers:
         return msg.Refused("a connection is for one node", retry=False)
-    old = None if rank is None else state.nodes.get(rank)
+    old = state.nodes.get(rank)
     if old is None or old.peer is None or old.host == hello.host:
         return None
     # Who renews is heard every third of the lease: silence for half of it may well be the end of that node.
@@ -273,8 +274,6 @@ def _refusal(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> msg.
 
 def _elsewhere(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused | None:
     """Whom this one does not take: anybody while it yields; a standby, while nobody here knows of a generation."""
-    if hello.node_rank is None:
-        return msg.Refused("a job that may go on without node 0 needs its nodes' ranks", retry=False)
     if state.yielding_until_s is not None and now_s < state.yielding_until_s:
         return msg.Refused("a node with a lower index is there again", retry=True)
     if state.settings.candidate != 0 and state.run is None and not (hello.claims or binding(state)):
@@ -453,12 +452,15 @@ def _say(state: JobState) -> None:
     before, informed = state.said or (None, frozenset())
     state.said = now, peers
     if now != before and now.missing:
-        state.say(_sentence(now, state.settings.rejoin_timeout_s))
+        state.say(_sentence(state, now))
     for peer in sorted(peers if now != before else peers - informed):
         state.send(peer, now)
 
 
-def _sentence(now: msg.Waiting, at_most_s: float) -> str:
+def _sentence(state: JobState, now: msg.Waiting) -> str:
     more = now.wanted - now.present - len(now.missing)
     names = ", ".join(now.missing) + (f" and {more} more" if more > 0 else "")
-    return f"{now.present} of {now.wanted} nodes, waiting up to {at_most_s:g} s for {names}"
+    hosts = [node.host for node in state.nodes.values() if node.joined] if state.settings.by_arrival else []
+    here = f" ({listed(hosts, MAX_NAMED)})" if hosts else ""  # whose names nobody has written down before
+    at_most_s = state.settings.rejoin_timeout_s
+    return f"{now.present} of {now.wanted} nodes{here}, waiting up to {at_most_s:g} s for {names}"

@@ -26,7 +26,7 @@ from trainer_launch.membership.authentication import (
     Channel,
     FirstMessage,
 )
-from trainer_launch.membership.candidates import CandidateWatch
+from trainer_launch.membership.candidates import CandidateWatch, look
 from trainer_launch.membership.election import wanted_candidates
 from trainer_launch.membership.notes import Judge
 from trainer_launch.membership.protocol import Challenge, Refused
@@ -480,7 +480,7 @@ def serve(
     """Serve the job's nodes in a thread of this process; `heard` is called with what it says, `judges` judge notes.
 
     Raises:
-        NodeError: the port is taken; a standby goes without.
+        NodeError: the port is taken; a standby goes without, and so does who may join another launcher there.
     """
     settings = CoordinatorSettings(
         job=hosting.job,
@@ -488,6 +488,7 @@ def serve(
         max_nodes=hosting.nodes.max,
         spares=hosting.spares,
         failing=hosting.failing,
+        by_arrival=hosting.by_arrival,
         rejoin_timeout_s=hosting.rejoin_timeout_s,
         max_restarts=hosting.max_restarts,
         shrink_after_s=hosting.shrink_after_s,
@@ -504,6 +505,10 @@ def serve(
     try:
         server.start()
     except NodeError as problem:
+        if hosting.by_arrival and look({0: Endpoint("127.0.0.1", hosting.port)})[0]:
+            _log.info("port %d of this machine is served by another launcher; this node joins it", hosting.port)
+            yield None
+            return
         if hosting.seat == 0:
             raise
         _log.warning("%s; so the others cannot go on here without node 0", problem)

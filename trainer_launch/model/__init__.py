@@ -192,11 +192,17 @@ class Topology(Struct, frozen=True, kw_only=True):
     nodes: NodeRange | None  # None: nobody said how many
     local_world_size: int | None  # None: asked for in a word that means nothing on this machine
     coordinator: Endpoint | None
-    is_coordinator: bool
+    is_coordinator: bool  # this node hosts the coordinator
     rendezvous: Rendezvous | None
     max_restarts: int | None
     spares: int = 0  # nodes beyond `nodes`, which wait to replace another
     because: Mapping[str, str] = field(default_factory=_nothing)  # how each number was found, for people
+
+    @property
+    def by_arrival(self) -> bool:
+        """Whether nodes get their ranks in the order in which they come: agents of torch agree on them likewise."""
+        is_c10d = self.rendezvous is not None and self.rendezvous.backend == "c10d"
+        return is_c10d and self.node_rank is None and self.pods != 1
 
     @property
     def pods(self) -> int | None:
@@ -246,6 +252,7 @@ class Hosting(Struct, frozen=True, kw_only=True):
     spares: int = 0  # nodes beyond `nodes`, which wait to replace another
     finds_stragglers: bool = False
     failing: tuple[str, ...] = ()  # hosts that preflight found faulty
+    by_arrival: bool = False  # nodes have no ranks of their own, and another launcher of this machine may host it
 
 
 class Binding(Struct, frozen=True):
@@ -285,7 +292,7 @@ class Membership(Struct, frozen=True, kw_only=True):
 
     job: str
     coordinator: Endpoint
-    node_rank: int
+    node_rank: int | None  # None: the coordinator gives it one, in the order of arrival
     host: str  # its own name
     address: str | None  # where the others reach it; None: find out
     patience_s: float  # how long the coordinator may stay away

@@ -503,13 +503,13 @@ def _to_set(task: Task) -> str:
     return f"(contract {task.job.contract}){why}; set {flags}{alone}"
 
 
-def _own_place(task: Task, nodes: NodeRange) -> tuple[int, Endpoint]:
-    """This node's rank, and where the nodes meet."""
+def _own_place(task: Task, nodes: NodeRange) -> tuple[int | None, Endpoint]:
+    """This node's rank, None where it gets one by its arrival, and where the nodes meet."""
     topology = task.topology
     if topology.pods == 1:
         # One node meets nobody else: its own loopback will do, whatever address the platform names.
         return 0, Endpoint("127.0.0.1", task.trial.loopback_port)
-    if topology.node_rank is None:
+    if topology.node_rank is None and not topology.by_arrival:
         raise ContractError(f"this job has {nodes} nodes, but the rank of this node is unknown {_to_set(task)}")
     if topology.coordinator is None:
         raise ContractError(f"this job has {nodes} nodes, but the address of node 0 is unknown {_to_set(task)}")
@@ -521,7 +521,7 @@ class _Meeting(Struct, frozen=True):
 
     job: str
     nodes: NodeRange
-    node_rank: int
+    node_rank: int | None
     coordinator: Endpoint
     seats: Seats | None  # where each node's coordinator is, where the job may do without one of them
 
@@ -529,8 +529,9 @@ class _Meeting(Struct, frozen=True):
 def _meeting(task: Task) -> _Meeting:
     nodes, spares, hostname = nodes_of(task), task.topology.spares, task.host.hostname
     node_rank, coordinator = _own_place(task, nodes)
-    may_shrink = nodes.fixed is None or spares
-    seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + spares) if may_shrink else None
+    seats = None
+    if node_rank is not None and (nodes.fixed is None or spares):
+        seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + spares)
     return _Meeting(job_name(task.topology, hostname, coordinator), nodes, node_rank, coordinator, seats)
 
 
@@ -550,19 +551,21 @@ def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
         shrink_after_s=task.shrink_after_s,
         secret_file=task.job.secret_file,
         seats=meeting.seats,
-        seat=meeting.node_rank,
+        seat=meeting.node_rank or 0,
+        by_arrival=topology.by_arrival,
         finds_stragglers=settings.hang_report_after != "off",
     )
 
 
 def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Membership:
     """This node as a member of the job that meets at our coordinator."""
+    is_on_one_machine = task.topology.by_arrival and meeting.coordinator.is_loopback
     return Membership(
         job=meeting.job,
         coordinator=meeting.coordinator,
         node_rank=meeting.node_rank,
         host=task.host.hostname,
-        address=local_addr or ("127.0.0.1" if task.topology.pods == 1 else None),
+        address=local_addr or ("127.0.0.1" if task.topology.pods == 1 or is_on_one_machine else None),
         patience_s=task.settings.wait_timeout,
         max_restarts=_budget(task),
         ports=ports_of(task.settings),

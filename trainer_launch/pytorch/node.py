@@ -101,6 +101,7 @@ def client_of(group: WorkerGroup, secret: bytes | None, carried: Callable[[], Ma
         machine=machine_name(workers.env, f"{me.host}-{me.node_rank}"),
         fault=me.fault,
         label=me.label,
+        arrives=me.node_rank is None,
     )
     connected = me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir
     return Client(*connected, carried, stragglers.answer)
@@ -284,6 +285,10 @@ class TorchNode(RunLoop):
         else:
             patience_s, where = self._membership.patience_s, self._membership.coordinator
             text = f"the coordinator at {where} did not answer for {patience_s:g} s"
+            if self._membership.node_rank is None:
+                text += (
+                    f", which the machine with that name or address serves ({self._membership.host} has neither)"
+                )
             self._end = say.GiveUp(f"{text}: {self._client.connection}" if self._client.connection else text)
         self._leave()
 

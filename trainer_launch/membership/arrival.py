@@ -1,0 +1,27 @@
+"""Ranks of nodes that have none of their own: who serves the coordinator is node 0, others follow as they come.
+
+A node is known by its host name. While it is away its rank waits for it, unless a new node finds no other free one.
+Who comes to a job that is complete gets a rank behind all others, and waits as a spare does.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.state import JobState
+
+
+def with_rank(state: JobState, hello: msg.Hello) -> msg.Hello:
+    """The Hello with the node's rank: the one it had before, else its host's, else a new one, else a lost node's."""
+    if hello.node_rank is not None and not hello.arrives:
+        return hello
+    nodes, hosts = state.nodes.items(), state.hosts
+    taken = {rank for rank, node in nodes if node.has_lease and node.incarnation != hello.incarnation}
+    all_nodes = state.settings.all_nodes
+    free = set(range(1, max(all_nodes, 2 + max(taken, default=0)))) - taken
+
+    def order(rank: int) -> tuple[bool | int, ...]:
+        return rank != hello.node_rank, hosts.get(rank) != hello.host, rank >= all_nodes, rank in hosts, rank
+
+    return replace(hello, node_rank=min(free, key=order), arrives=True)
