@@ -1,4 +1,4 @@
-"""The command of torchrun's documentation, equal on every node: which machine serves the coordinator, and who joins."""
+"""The command of torchrun's documentation, equal on every node: which machine serves the coordinator."""
 
 from __future__ import annotations
 

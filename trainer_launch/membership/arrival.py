@@ -13,7 +13,7 @@ from trainer_launch.membership.state import JobState
 
 
 def with_rank(state: JobState, hello: msg.Hello) -> msg.Hello:
-    """The Hello with the node's rank: the one it had before, else its host's, else a new one, else a lost node's."""
+    """The Hello with the node's rank: that which it had before, else its host's, a new one, or a lost node's."""
     if hello.node_rank is not None and not hello.arrives:
         return hello
     nodes, hosts = state.nodes.items(), state.hosts

@@ -158,8 +158,8 @@ def has_name(hostname: str, host: str) -> bool:
     here, elsewhere = network.here_and_elsewhere(host)
     if here and elsewhere:
         raise UsageError(
-            f"the rendezvous endpoint {host} names several machines ({', '.join(sorted((*here, *elsewhere)))}), and "
-            f"this is one of them; name the machine that shall be node 0, or set --node-rank in each pod"
+            f"the rendezvous endpoint {host} names several machines ({', '.join(sorted((*here, *elsewhere)))}), "
+            f"and this is one of them; name the machine that shall be node 0, or set --node-rank in each pod"
         )
     return bool(here) or host.partition(".")[0] == hostname.partition(".")[0]
 

@@ -45,7 +45,7 @@ def main(place: str) -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     gc.disable()  # imports make nothing but what stays: looking for garbage meanwhile is a tenth of their time
-    reason = _import((*_NEEDED, *preload), folder) or unfit()
+    reason = _import(_NEEDED) or _shadowed(folder) or _import(preload, folder) or unfit()
 
     from trainer_launch.pytorch import first_import, forked_process, messages
 
@@ -64,8 +64,8 @@ def main(place: str) -> None:
     serve(connection, origin, forked_process.Worker, reason)()
 
 
-def _import(names: Sequence[str], folder: str) -> str | None:
-    """Import these as the script itself would, whose folder this is ("": nobody's); why that failed."""
+def _import(names: Sequence[str], folder: str = "") -> str | None:
+    """Import these as a script in this folder would ("": in none); why that failed."""
     if folder and not _is_safe():
         sys.path.insert(0, folder)
     try:
@@ -79,6 +79,22 @@ def _import(names: Sequence[str], folder: str) -> str | None:
         if folder and not _is_safe():
             with contextlib.suppress(ValueError):
                 sys.path.remove(folder)
+
+
+def _shadowed(folder: str) -> str | None:
+    """Which file of the script's folder the program would import in place of a module that this process has."""
+    if not folder or _is_safe():
+        return None
+    with contextlib.suppress(OSError):  # a folder that cannot be listed has no modules for the script either
+        for file in os.listdir(folder):
+            name, _, kind = file.partition(".")
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            origin = getattr(spec, "origin", None) or "built-in"
+            if origin in ("built-in", "frozen") or origin.startswith(os.path.join(folder, "")):
+                continue
+            if kind == "py" or kind.endswith("so") or os.path.isfile(os.path.join(folder, file, "__init__.py")):
+                return f"{os.path.join(folder, file)} has the name of a module that the fork server has imported"
+    return None
 
 
 def _is_safe() -> bool:

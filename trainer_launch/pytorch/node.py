@@ -285,10 +285,8 @@ class TorchNode(RunLoop):
         else:
             patience_s, where = self._membership.patience_s, self._membership.coordinator
             text = f"the coordinator at {where} did not answer for {patience_s:g} s"
-            if self._membership.node_rank is None:
-                text += (
-                    f", which the machine with that name or address serves ({self._membership.host} has neither)"
-                )
+            if self._membership.node_rank is None and not self._group.generation:
+                text += f"; the machine of that name or address serves it, and this is {self._membership.host}"
             self._end = say.GiveUp(f"{text}: {self._client.connection}" if self._client.connection else text)
         self._leave()
 

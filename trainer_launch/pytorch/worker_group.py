@@ -31,9 +31,7 @@ class WorkerGroup:
         self.generation = 0  # the last one that this node was in
         self.places: Mapping[str, WorkerPlace] = {}  # by the names of the processes
         self.deaths: list[Death] = []  # in their order
-        self.node_rank = (
-            self.membership.node_rank or 0
-        )  # of a node that came without one: since its first generation
+        self.node_rank = self.membership.node_rank or 0  # a generation tells who came without one
         self.leave_generation()
 
     def leave_generation(self) -> None:
