@@ -282,6 +282,7 @@ class Workers(Struct, frozen=True, kw_only=True):
     errors: str = ""  # the folder of the files that torch's @record writes
     node_label: str | None = None  # in the prefix of each line; None: output is passed on byte for byte
     virtual_local_rank: bool = False
+    serve_store: bool = False  # rank 0 serves a generation's store, not a process of the launcher's
     of_deepspeed: bool = False  # they get the variables of the `deepspeed` command, too
     bindings: tuple[Binding, ...] = ()  # by local rank; (): workers run on any CPU
     logs: Mapping[str, str] = field(default_factory=_nothing)  # torchrun's options about output, by name

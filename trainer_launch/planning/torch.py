@@ -19,7 +19,9 @@ from trainer_launch.model import (
     Job,
     Membership,
     NodeRange,
+    Origin,
     Plan,
+    PortRange,
     Process,
     Rendezvous,
     Seats,
@@ -39,6 +41,7 @@ from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torchrun's own
 DEFAULT_MAX_RESTARTS = 3  # torchrun's is 0, with which no failure is survived
 _CONTRACTS = "torchrun"  # how contracts call the engine that they are made for
+_UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE", "2000"  # how many collectives torch keeps; without it none
 
 
@@ -119,6 +122,7 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
         node_label=task.node if settings.prefix else None,
         bindings=trial.bindings[0],
         virtual_local_rank="virtual_local_rank" in options,
+        serve_store=task.env.get(_UNSHARED) == "1",
         of_deepspeed=task.command.is_deepspeed,
         logs={name: value for name, value in options.items() if name in torchrun_options.NAMES},
     )
@@ -148,6 +152,8 @@ def _obstacle(task: Task, options: Mapping[str, str], words: tuple[str, ...]) ->
         return "PYTHON_EXEC names another Python"
     if "module" not in options and not words[0].endswith(".py"):
         return f"{words[0]!r} is not a .py file"
+    if task.env.get("PYTHONINSPECT"):
+        return "with PYTHONINSPECT an interpreter ends otherwise"
     if any("$" in word for word in words[1:]):
         return "an argument contains $, which torchrun replaces for each worker"
     return None
@@ -199,7 +205,7 @@ def plan_of_torchrun(task: Task, reason: str) -> Plan:
     failure = f"{task.trial.scratch}/{runtime_directory.FAILURE}"
     env = {
         # With the agents' store shared, torch 2.13 breaks restarts: a new group reads its dead predecessor's keys.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        _UNSHARED: "1",
         **env_of_workers(task),
         runtime_directory.VARIABLE: task.trial.scratch,
         "TORCHELASTIC_ERROR_FILE": failure,
@@ -568,11 +574,21 @@ def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Member
         address=local_addr or ("127.0.0.1" if task.topology.pods == 1 or is_on_one_machine else None),
         patience_s=task.settings.wait_timeout,
         max_restarts=_budget(task),
-        ports=ports_of(task.settings),
+        ports=_ports_of_store(task),
         seats=meeting.seats,
         secret_file=task.job.secret_file,
         label=task.trial.label or "",
     )
+
+
+def _ports_of_store(task: Task) -> PortRange | None:
+    """Where the store may listen: a typed --master-port, with which a script may call init_process_group itself.
+
+    Nodes of a larger job meet at that port, so that their store has another one.
+    """
+    facts = (fact for fact in reversed(task.job.facts) if fact.field == "master_port")
+    typed = next((int(fact.value) for fact in facts if fact.origin in (Origin.COMMAND, Origin.FLAG)), None)
+    return PortRange(typed, typed) if typed and task.topology.pods == 1 else ports_of(task.settings)
 
 
 def seats_by_index(home: Endpoint, node_rank: int, hostname: str, count: int) -> Seats | None:

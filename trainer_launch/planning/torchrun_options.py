@@ -261,8 +261,10 @@ def check(options: Mapping[str, str]) -> None:
     """See that torchrun would take the options' values.
 
     Raises:
-        UsageError: one is out of its form.
+        UsageError: one is out of its form, or two exclude each other.
     """
+    if {"no_python", "module"} <= options.keys():
+        raise UsageError("--no-python runs a program, and --module a module of Python; remove one of them")
     for name in ("redirects", "tee"):
         value = options.get(name, "0")
         if not (_ALL.fullmatch(value) or _EACH.fullmatch(value)):

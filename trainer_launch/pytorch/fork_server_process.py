@@ -22,7 +22,8 @@ _NEEDED = ("torch", "torch.distributed")
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _SETTLING_S = 0.2  # for the kernel to take the last thread off the list after its end
 _STORE_S = 8.0  # for a store to open; the launcher waits a little longer
-_TRIES = 5  # another program may take a port between our look and our use
+_TRIES = 5  # another program may take a port between our look and our use, or the last store just end
+_TAKEN_S = 0.2  # between two of them
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -280,13 +281,13 @@ def _open(request: OpenStore) -> Any:
     tries = _TRIES
     while True:
         tries -= 1
-        port = _free_port(request)
         try:
-            wait_s = timedelta(seconds=60)
+            port, wait_s = _free_port(request), timedelta(seconds=60)
             return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=wait_s)
-        except RuntimeError:  # what torch raises for a port that is taken
+        except (OSError, RuntimeError):  # the latter is what torch raises for a port that is taken
             if not tries:
                 raise
+            time.sleep(_TAKEN_S)
 
 
 def _free_port(request: OpenStore) -> int:
@@ -300,4 +301,6 @@ def _free_port(request: OpenStore) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that only winds down is free
             probe.bind(("", port))
             return port
+    if request.low == request.high:
+        raise OSError(f"port {request.low} is taken on this node")
     raise OSError(f"every port of --port-range {request.low}-{request.high} is taken on this node")

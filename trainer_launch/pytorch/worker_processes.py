@@ -108,7 +108,8 @@ def _of_the_group(workers: Workers, membership: Membership, formed: say.Formed, 
         "TORCHELASTIC_RESTART_COUNT": str(formed.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(membership.max_restarts),
         "TORCHELASTIC_RUN_ID": membership.job,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store process serves it, no worker does
+        # Served by the store process, so that no worker's end takes it away; or by rank 0, as with torchrun.
+        "TORCHELASTIC_USE_AGENT_STORE": str(not workers.serve_store),
         _ASYNC: workers.env.get(_ASYNC, "1"),
     }
 
