@@ -63,7 +63,8 @@ from trainer_launch.membership.state import (
     waiting,
     why_stranger,
 )
-from trainer_launch.model.units import listed, printable
+from trainer_launch.model.exit_codes import MISCONFIGURED
+from trainer_launch.model.units import counted, listed, printable
 
 
 def begin(
@@ -214,6 +215,7 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
     stranger, hello = why_stranger(state.settings.job, hello), with_rank(state, hello)
     refusal = stranger or _refusal(state, peer, hello, now_s) or quarantine.greet(state, hello, now_s)
     if refusal is not None:
+        note_refused(state, hello, refusal)
         state.send(peer, refusal)
         state.disconnect(peer)
         return
@@ -239,6 +241,7 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
     finished = has_finished(state, node.key)
     state.nodes[node.key] = state.peers[peer] = node
     state.hosts[node.key] = node.host
+    state.refused.pop(node.key, None)
     state.unseen.pop(node.node_rank, None)
     state.generation = max(state.generation, hello.generation)
     state.restarts = max(state.restarts, hello.restarts)
@@ -260,6 +263,9 @@ def _refusal(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> msg.
     if not hello.arrives and settings.min_nodes == settings.max_nodes and rank >= settings.all_nodes:
         text = f"this job has nodes 0 to {settings.all_nodes - 1}, there is no node {rank}"
         return msg.Refused(text, retry=False)
+    if hello.nodes not in (0, settings.all_nodes) and settings.min_nodes == settings.max_nodes:
+        has = counted(settings.all_nodes, "node")
+        return msg.Refused(f"the coordinator's job has {has}, this node's job {hello.nodes}", retry=False)
     if settings.candidate is not None and (elsewhere := _elsewhere(state, hello, now_s)):
         return elsewhere
     if peer in state.peers:
@@ -269,7 +275,15 @@ def _refusal(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> msg.
         return None
     # Who renews is heard every third of the lease: silence for half of it may well be the end of that node.
     silent = now_s - old.heard_s > settings.told_lease_s / 2
-    return msg.Refused(f"{old.name} is there already, so {hello.host} cannot be node {rank} as well", retry=silent)
+    return msg.RefusedHere(
+        f"{old.name} is there already, so {hello.host} cannot be node {rank} as well", retry=silent
+    )
+
+
+def note_refused(state: JobState, hello: msg.Hello, refusal: msg.Refused) -> None:
+    """Remember a node of the job that is configured otherwise, in case that no other comes in its place."""
+    if type(refusal) is msg.Refused and not refusal.retry and (hello.node_rank or 0) < state.settings.all_nodes:
+        state.refused[hello.node_rank or 0] = f"{hello.host} was refused: {refusal.reason}"
 
 
 def _elsewhere(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused | None:
@@ -303,7 +317,7 @@ def _replace_old(state: JobState, old: NodeRecord, node: NodeRecord, now_s: floa
     is_another = old.incarnation != node.incarnation
     if old.peer is not None:
         if is_another:
-            state.send(old.peer, msg.Refused(f"a newer process has come for {old.name}", retry=False))
+            state.send(old.peer, msg.RefusedHere(f"a newer process has come for {old.name}", retry=False))
         state.disconnect(old.peer)
     _lose(state, old, "came back", now_s)
     if is_another:
@@ -435,8 +449,12 @@ def _stop_waiting(state: JobState, now_s: float) -> None:
         stumble(state, reason, now_s)
         die(state, reason, now_s)
         return
-    names = ", ".join(missing(state)) or "more nodes"
-    give_up(state, f"waited {state.settings.rejoin_timeout_s:g} s for {names}")
+    text = f"waited {state.settings.rejoin_timeout_s:g} s for {', '.join(missing(state)) or 'more nodes'}"
+    why = [text for rank, text in state.refused.items() if rank not in state.nodes]
+    if why:
+        end(state, msg.GiveUp("; ".join([text, *why[:MAX_NAMED]]), exit_code=MISCONFIGURED, cause="Misconfigured"))
+    else:
+        give_up(state, text)
 
 
 def _say(state: JobState) -> None:

@@ -135,6 +135,7 @@ class Hello(Tagged, frozen=True, forbid_unknown_fields=False):
     machine: _Machine = ""  # what identifies the machine below it; "": not known
     fault: Text = ""  # what its own preflight found faulty here
     label: _Machine = ""  # where it is in the network, such as block-a/rack-3; "": it does not say
+    nodes: Nodes = 0  # of the job, as this node was told, spares included; 0: their number may vary
     arrives: bool = False  # it has no rank of its own, only what a coordinator gave it; see arrival.py
 
 
@@ -233,6 +234,10 @@ def refused_version(server: str, own: int, told: int) -> Refused | None:
     return Refused(f"{text}; install the same trainer-launch in all pods", retry=False)
 
 
+class RefusedHere(Refused, frozen=True):
+    """Not in this job as things are: another process is this node, or another job is served here."""
+
+
 class Quarantined(Refused, frozen=True):
     """Not in this job, for what the machine has shown."""
 
@@ -302,6 +307,7 @@ FromServer: TypeAlias = (
     Challenge
     | Welcome
     | Refused
+    | RefusedHere
     | Quarantined
     | Waiting
     | Formed

@@ -460,6 +460,10 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         if not isinstance(message, msg.Hello | msg.StatusQuery):
             raise MessageError("said something before Hello")
         if not self._is_admitted(connection, message, other_version(message)):
+            if isinstance(message, msg.Hello):
+                why = NO_SECRET if message.proof is None else WRONG_SECRET
+                refusal = other_version(message) or msg.Refused(why, retry=False)
+                self._events.append(lambda _: membership.note_refused(self._state, message, refusal))
             return None
         if isinstance(message, msg.StatusQuery):
             self._send(connection.peer, answer(message, self._state, time.monotonic()))

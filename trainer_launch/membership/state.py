@@ -167,6 +167,7 @@ class JobState(Struct, kw_only=True, eq=False):
     peers: dict[int, NodeRecord] = field(default_factory=dict)
     run: Run | None = None
     hosts: dict[Key, str] = field(default_factory=dict)  # who had each rank last
+    refused: dict[Key, str] = field(default_factory=dict)  # why who claims this rank is not of this job
     claims: tuple[Claim, ...] = ()  # the generations that were formed here and may still matter
     formed: set[int] = field(default_factory=set)  # numbers of those formed here, from the last sure one on
     ended: dict[Key, int] = field(default_factory=dict)  # whose process has certainly ended, and in which run
@@ -314,7 +315,7 @@ def answer(query: msg.StatusQuery, state: JobState, now_s: float) -> msg.FromSer
 def why_stranger(job: str, said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
     """The answer to who is of another job, or of another version of ours."""
     if said.job != job:
-        return msg.Refused(f"this coordinator serves job {job}, not {said.job}", retry=False)
+        return msg.RefusedHere(f"this coordinator serves job {job}, not {said.job}", retry=False)
     return other_version(said)
 
 

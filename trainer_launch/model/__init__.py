@@ -302,6 +302,7 @@ class Membership(Struct, frozen=True, kw_only=True):
     seats: Seats | None = None
     secret_file: str | None = None
     fault: str = ""  # what preflight found faulty on this node
+    nodes: int = 0  # of the job, spares included; 0: their number may vary
     label: str = ""  # where this node is in the network, such as block-a/rack-3; "": ranks follow node numbers
 
 

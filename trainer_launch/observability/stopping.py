@@ -1,4 +1,4 @@
-"""`stopping()`: whether this job was asked to stop, for a training script that polls. It works without a launcher, too.
+"""`stopping()`: whether this job was asked to stop, for a training script that polls, also without a launcher.
 
 An eviction asks one pod to stop; its launcher tells the others, whose workers are asked to stop as well. Each rank
 hears of it at another moment, so that ranks agree before they save one common checkpoint.

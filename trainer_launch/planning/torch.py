@@ -577,6 +577,7 @@ def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Member
         ports=_ports_of_store(task),
         seats=meeting.seats,
         secret_file=task.job.secret_file,
+        nodes=0 if meeting.nodes.fixed is None else meeting.nodes.max + task.topology.spares,
         label=task.trial.label or "",
     )
 

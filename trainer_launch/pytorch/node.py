@@ -101,6 +101,7 @@ def client_of(group: WorkerGroup, secret: bytes | None, carried: Callable[[], Ma
         machine=machine_name(workers.env, f"{me.host}-{me.node_rank}"),
         fault=me.fault,
         label=me.label,
+        nodes=me.nodes,
         arrives=me.node_rank is None,
     )
     connected = me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir

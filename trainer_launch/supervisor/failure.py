@@ -141,7 +141,7 @@ _FIRST = (
     _Rule(
         "Misconfigured",
         _is_known_as("Misconfigured"),
-        "correct torchrun's option or its PET_ variable; a restart will not help",
+        "correct what the message names, in the command or in the pods' variables; a restart will not help",
         exit_code=exit_codes.MISCONFIGURED,
         again=False,
     ),
