@@ -333,14 +333,15 @@ def _tell(task: Task, plan: Plan) -> None:
         _log.warning("%s", warning)
     if plan.workers is not None and plan.workers.bindings:
         _log.info("%s", task.trial.bindings[1])
+    is_alone = job.contract == UNKNOWN.name and topology.pods == 1
     _log.info(
-        "contract=%s engine=%s node=%s/%s workers=%s coordinator=%s",
-        job.contract,
+        "%s engine=%s node=%s/%s workers=%s%s",
+        "no platform found; running as a single node:" if is_alone else f"contract={job.contract}",
         plan.engine,
         "?" if topology.node_rank is None else topology.node_rank,
         topology.nodes or "?",
         topology.local_world_size or "?",
-        topology.coordinator or "-",
+        f" coordinator={topology.coordinator}" if topology.coordinator else "",
     )
     if job.contract == UNKNOWN.name and task.command.is_worker and plan.engine == "plain":
         _log.info(
