@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -321,7 +322,7 @@ def kept_clean() -> Iterator[Callable[[], None]]:
     """Remove what a killed predecessor left; yield what removes our dead workers' share, and do that at the end."""
     baseline = Baseline(os.uname().nodename)
 
-    place = os.environ.get("TMPDIR") or "/tmp"  # as torch's manager of shared memory has it, and tempfile
+    place = tempfile.gettempdir()
 
     def sweep() -> None:
         removed = baseline.sweep()
