@@ -15,7 +15,9 @@ def waited(world: World) -> msg.GiveUp:
     """What node 0 hears when it has waited for long enough."""
     peer = world.come(0)[0]
     world.pass_time(601)
-    return world.last(peer, msg.GiveUp)
+    end = world.last(peer, msg.GiveUp)
+    assert isinstance(end, msg.GiveUp)
+    return end
 
 
 @pytest.mark.parametrize(

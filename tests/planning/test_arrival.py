@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -41,7 +43,7 @@ def test_on_one_machine_nodes_reach_each_other_on_loopback() -> None:
 
 
 @pytest.mark.parametrize("told", [{"node_rank": 1}, {"hostname_index": 1}, {"completion_index": 1}])
-def test_a_rank_that_anybody_tells_is_the_nodes_rank(told: dict[str, int]) -> None:
+def test_a_rank_that_anybody_tells_is_the_nodes_rank(told: dict[str, Any]) -> None:
     plan = planned(job=Job(contract="unknown", **told))
     assert given(plan.membership).node_rank == 1
     assert plan.hosting is None

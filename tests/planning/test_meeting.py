@@ -38,7 +38,7 @@ def test_a_single_node_hosts_its_coordinator_on_loopback() -> None:
 
 def node_rank_of(job: Job) -> int:
     """This node's rank in the plan of a script."""
-    return given(engines.plan(request("train.py", job)).membership).node_rank
+    return given(given(engines.plan(request("train.py", job)).membership).node_rank)
 
 
 def with_a_master(nodes: str, hostname: str, env: dict[str, str] | None = None) -> Job:
