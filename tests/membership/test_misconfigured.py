@@ -57,9 +57,10 @@ def test_the_others_end_as_misconfigured_too_and_say_what_the_coordinator_knew()
     )
 
 
-def test_a_wrong_secret_is_remembered_with_the_rank_that_it_came_for() -> None:
+@pytest.mark.parametrize("rank", [1, None])
+def test_a_wrong_secret_is_remembered_with_the_rank_that_it_came_for(rank: int | None) -> None:
     world = World(2)
-    hello = msg.Hello(msg.VERSION, "job", 1, "pod-1", "x")
+    hello = msg.Hello(msg.VERSION, "job", rank, "pod-1", "x")
     note_refused(world.state, hello, msg.Refused("its secret differs from the job's", retry=False))
     assert waited(world).reason.endswith("pod-1 was refused: its secret differs from the job's")
 

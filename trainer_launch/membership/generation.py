@@ -78,6 +78,7 @@ def _form(state: JobState, now_s: float) -> None:
         node.returning = True
     # Who is not connected is forgotten: names of pods that never return must not pile up.
     state.nodes = {key: node for key, node in state.nodes.items() if node.peer is not None}
+    state.refused.clear()  # whoever was refused is not missed
     state.run = Run(number=number, members=members, formed_s=now_s)
     state.phase, state.generation, state.failure, state.said = JobPhase.FORMED, number, None, None
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")

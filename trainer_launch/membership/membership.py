@@ -241,7 +241,6 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
     finished = has_finished(state, node.key)
     state.nodes[node.key] = state.peers[peer] = node
     state.hosts[node.key] = node.host
-    state.refused.pop(node.key, None)
     state.unseen.pop(node.node_rank, None)
     state.generation = max(state.generation, hello.generation)
     state.restarts = max(state.restarts, hello.restarts)
@@ -282,8 +281,9 @@ def _refusal(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> msg.
 
 def note_refused(state: JobState, hello: msg.Hello, refusal: msg.Refused) -> None:
     """Remember a node of the job that is configured otherwise, in case that no other comes in its place."""
-    if type(refusal) is msg.Refused and not refusal.retry and (hello.node_rank or 0) < state.settings.all_nodes:
-        state.refused[hello.node_rank or 0] = f"{hello.host} was refused: {refusal.reason}"
+    rank = -1 if hello.node_rank is None else hello.node_rank  # -1: of whatever rank it would have got
+    if type(refusal) is msg.Refused and not refusal.retry and rank < state.settings.all_nodes:
+        state.refused[rank] = f"{hello.host} was refused: {refusal.reason}"
 
 
 def _elsewhere(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused | None:
