@@ -36,13 +36,13 @@ dist.destroy_process_group()
 restarts = os.environ['TORCHELASTIC_RESTART_COUNT']
 if restarts == '0':
     os.kill(os.getpid(), 9)
-print('sum', number.item(), 'after', restarts, os.environ['TORCHELASTIC_USE_AGENT_STORE'], flush=True)
+print(f"sum {number.item()} after {restarts} {os.environ['TORCHELASTIC_USE_AGENT_STORE']}\\n", end='', flush=True)
 """
 MEETS = """
 import os
 import torch.distributed as dist
 dist.init_process_group('gloo')
-print('agent store', os.environ['TORCHELASTIC_USE_AGENT_STORE'], 'rank', dist.get_rank(), flush=True)
+print(f"agent store {os.environ['TORCHELASTIC_USE_AGENT_STORE']} rank {dist.get_rank()}\\n", end='', flush=True)
 dist.destroy_process_group()
 """
 
