@@ -28,6 +28,7 @@ def of(
     """One process for each worker, by local rank."""
     added = environments(workers, membership, formed, go, attempt_folder)
     ranks = {local_rank: formed.first_rank + local_rank for local_rank in range(workers.count)}
+    node = workers.node_label if formed.node_rank is None else formed.node_rank
     streams = torchrun_options.destinations(workers.logs, workers.env, workers.role, ranks, attempt_folder)
     return tuple(
         Process(
@@ -35,7 +36,7 @@ def of(
             argv=arguments(workers.argv, local_rank),
             env={**workers.env, **added[local_rank]},
             cwd=workers.cwd,
-            label=None if workers.node_label is None else f"{workers.node_label}:{rank}",
+            label=None if workers.node_label is None else f"{node}:{rank}",
             streams=streams.get(local_rank, {}),
         )
         for local_rank, rank in ranks.items()
