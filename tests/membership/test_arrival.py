@@ -129,6 +129,16 @@ def test_a_connection_that_was_reset_changes_no_rank(other_host: str) -> None:
     assert ranks(world, again) == [1]
 
 
+def test_a_process_that_comes_back_before_its_lease_has_ended_keeps_its_rank() -> None:
+    world = arrived(2)
+    (one,) = come(world, "a")
+    world.open_store()
+    world.gone(one, ended=False)
+    (back,) = come(world, "a")
+    world.join(1)
+    assert ranks(world, back) == [1]
+
+
 def test_an_elastic_job_gives_other_nodes_a_moment_to_start() -> None:
     world = arrived(1, 4)
     world.pass_time(3)

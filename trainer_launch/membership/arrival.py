@@ -16,8 +16,11 @@ def with_rank(state: JobState, hello: msg.Hello) -> msg.Hello:
     """The Hello with the node's rank: that which it had before, else its host's, a new one, or a lost node's."""
     if hello.node_rank is not None and not hello.arrives:
         return hello
-    nodes, hosts = state.nodes.items(), state.hosts
-    taken = {rank for rank, node in nodes if node.has_lease and node.incarnation != hello.incarnation}
+    hosts, taken = state.hosts, set()
+    for rank, node in state.nodes.items():
+        is_back = node.incarnation == hello.incarnation or (node.is_away and node.host == hello.host)
+        if node.has_lease and not is_back:
+            taken.add(rank)
     all_nodes = state.settings.all_nodes
     free = set(range(1, max(all_nodes, 2 + max(taken, default=0)))) - taken
 

@@ -243,7 +243,7 @@ def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, str]:
     if nodes is not None and nodes.max + job.spares == 1:
         return 0, "0 (the job has one node)"
     if job.rendezvous is not None and job.rendezvous.backend == "c10d":
-        return None, "by arrival (nothing sets a rank, and c10d needs none)"
+        return None, "ranked by arrival (nothing sets a rank, and c10d needs none)"
     return None, "unknown (nothing sets it)"
 
 
