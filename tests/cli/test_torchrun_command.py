@@ -206,7 +206,7 @@ def test_with_pythoninspect_the_launcher_ends_with_the_code_that_it_tells(
     train = script(tmp_path, SEES_FLAGS.format(fine))
     words = ("run", "--nproc-per-node", "1", "--max-restarts", "0", "--", train)
     ended = launch(*words, env={"PYTHONINSPECT": "1"})
-    assert (ended.returncode, ended.stdout) == (code, "False [] 1\n")
+    assert (ended.returncode, ended.stdout) == (code, "False ['ignore'] 1\n")
     assert "SystemExit" not in ended.stderr
 
 
