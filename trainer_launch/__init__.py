@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 __version__ = "0.2.0"
-__all__ = ["Elastic", "RunPolicy", "WorkerFailedError", "launch", "report"]
+__all__ = ["Elastic", "RunPolicy", "WorkerFailedError", "launch", "report", "stopping"]
 
 TYPE_CHECKING = False  # typing itself would be the dearest import of this file
 if TYPE_CHECKING:
     from trainer_launch.observability.report import report
+    from trainer_launch.observability.stopping import stopping
     from trainer_launch.pytorch.elastic import Elastic, RunPolicy, WorkerFailedError
     from trainer_launch.pytorch.function_launch import launch
 
@@ -17,6 +18,7 @@ _HOMES = {
     "WorkerFailedError": "pytorch.elastic",
     "launch": "pytorch.function_launch",
     "report": "observability.report",
+    "stopping": "observability.stopping",
 }
 
 

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from trainer_launch.model.errors import LaunchError
@@ -19,11 +20,21 @@ def main() -> None:
     """Run the command line and end the process with the pod's exit code."""
     inherited.end_on_stop()  # PID 1 gets no signal that it has no handler for: before all else
     inherited.open_streams()
+    if sys.warnoptions or sys.flags.dev_mode:  # the user's, for the workers, which inherit the variables
+        warnings.resetwarnings()
+        warnings.simplefilter("ignore")
     if sys.argv[1:2] == ["run"]:
         gc.disable()  # until all is loaded: a tenth of the time of that
-    code = run_command(sys.argv[1:])
+    try:
+        code = run_command(sys.argv[1:])
+    except SystemExit as end:  # of argparse, which has shown its help
+        code = int(end.code or 0)
     inherited.keep_exit_code()
     gc.freeze()  # the interpreter would look for garbage among all objects once more
+    if sys.flags.inspect:  # Python would print the SystemExit, and end with 1
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -29,6 +29,7 @@ os.environ["LT_DEVICES"] = "2"
 BODIES = {
     "list": "torchrun.main('--nproc_per_node=2 --nnodes=1 --node_rank=0 --master_port=29400 worker.py'.split())",
     "namespace": "torchrun.run(torchrun.get_args_parser().parse_args(['--nproc-per-node', '2', 'worker.py']))",
+    "head": "torchrun.main('--nnodes=2 --node_rank=0 --master_addr=head.invalid worker.py'.split())",
     "child": "subprocess.Popen([sys.executable, 'worker.py'], env={**os.environ, 'RANK_IS': '0'}).wait()",
     "wrong": "sys.exit(3)",
     "slow": "print('begins', flush=True); time.sleep(60)",
@@ -96,6 +97,13 @@ def test_one_node_in_a_pod_of_several_is_an_error_in_words(folder: Path) -> None
     )
     assert said in ended.stderr
     assert message.read_text() == f"{said}\n"
+
+
+def test_outside_a_platform_the_first_machine_keeps_the_rank_that_was_typed(folder: Path) -> None:
+    fabric(folder, "head")
+    words = ("run", "--wait-timeout", "1", "--", "fabric", "run", "worker.py")
+    ended = launch(*words, cwd=folder)
+    assert "engine=torch node=0/2 workers=1 coordinator=head.invalid:29500" in ended.stderr
 
 
 def test_its_own_failure_is_its_own(folder: Path) -> None:

@@ -523,3 +523,29 @@ sys.exit(cli.main())
     assert ended.returncode == 0, ended.stderr
     assert f"cpus {len(machine.usable_cpus())}" in ended.stdout
     assert "this worker is not bound to CPUs: [Errno 22] Invalid argument" in ended.stderr
+
+
+KILLED_WITH_ITS_LOADER = """
+import os, sys
+import torch, torch.multiprocessing as mp
+from torch.utils.data import DataLoader
+
+mp.set_sharing_strategy(sys.argv[1])
+batches = iter(DataLoader([torch.ones(1000)] * 20, batch_size=2, num_workers=1))
+kept = [next(batches) for _ in range(3)]
+left = [name for name in os.listdir(os.environ["TMPDIR"]) if name.startswith(("pymp-", "torch-shm-dir-"))]
+print("folders", len(left), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+def test_a_worker_that_is_killed_with_its_loader_leaves_no_folder(tmp_path: Path, strategy: str) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    env = {"TMPDIR": str(temporary), "TRAINER_LAUNCH_INCIDENT_DIR": str(tmp_path / "incidents")}
+    train = script(tmp_path, KILLED_WITH_ITS_LOADER)
+    ended = launch("run", "--nproc-per-node", "1", "--max-restarts", "0", "--", train, strategy, env=env)
+    assert ended.returncode == 137, ended.stderr
+    assert re.search(r"folders [1-9]", ended.stdout), ended.stdout
+    assert list(temporary.iterdir()) == []

@@ -74,3 +74,30 @@ def test_a_name_that_is_not_answered_in_time_may_be_there() -> None:
 @pytest.mark.parametrize("name", ["a..b", "x" * 64, "." * 3, ""])
 def test_a_name_that_cannot_exist_is_denied(name: str) -> None:
     assert dns.lookup_all([name], 10.0) == {name: Answer.NXDOMAIN}
+
+
+@pytest.mark.parametrize(
+    ("addresses", "here", "elsewhere"),
+    [
+        (["127.0.0.1"], ("127.0.0.1",), ()),
+        (["192.0.2.1"], (), ("192.0.2.1",)),
+        (["127.0.0.1", "192.0.2.1"], ("127.0.0.1",), ("192.0.2.1",)),
+        (["127.0.0.1", "2001:db8::1"], ("127.0.0.1",), ()),
+    ],
+    ids=["own", "another's", "a name of several machines", "IPv6 of a machine that has none"],
+)
+def test_the_addresses_of_a_name_are_this_machines_or_others(
+    addresses: list[str], here: tuple[str, ...], elsewhere: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+
+    def found(host: str, *args: object, **more: object) -> list[object]:
+        return [entry for address in addresses for entry in real(address, 0, type=socket.SOCK_STREAM)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    assert network.here_and_elsewhere("name") == (here, elsewhere)
+
+
+def test_a_name_without_an_address_is_nobodys() -> None:
+    assert network.here_and_elsewhere("no-such-name.invalid") == ((), ())
+    assert not network.is_here("no-such-name.invalid")

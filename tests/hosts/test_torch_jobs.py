@@ -96,6 +96,18 @@ def need_torch() -> None:
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
+def test_the_same_command_on_every_host_makes_the_named_one_node_0(tmp_path: Path) -> None:
+    """torchrun's documentation has it; no platform tells a rank."""
+    meeting = ("--rdzv-id=j", "--rdzv-backend=c10d", "--rdzv-endpoint=gpu-3:29400")
+    words = ("torchrun", "--nnodes=2", "--nproc-per-node=1", *meeting, script(tmp_path, REDUCE))
+    with hosts("gpu-7", "gpu-3") as pods:
+        started = [pod.start((*LAUNCHER, "run", "--no-prefix", "--", *words), {}) for pod in pods]
+        other, head = (ended(process, DEADLINE_S) for process in started)
+    assert (other[0], head[0]) == (0, 0), (other, head)
+    assert "sum 2 rank 1" in other[1]
+    assert "sum 2 rank 0" in head[1]
+
+
 @pytest.mark.parametrize(
     ("names", "contract", "world"),
     [

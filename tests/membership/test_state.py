@@ -22,13 +22,6 @@ def test_ranks_follow_the_node_index_whoever_comes_first():
     ]
 
 
-def test_without_ranks_the_hosts_are_ordered_as_people_count():
-    world = World(3)
-    peers = [world.call(host=host) for host in ("w-10", "w-9", "w-1")]
-    world.join(*peers)
-    assert [world.last(peer, msg.Formed).group_rank for peer in peers] == [2, 1, 0]
-
-
 def test_those_who_wait_hear_who_is_missing_and_only_once():
     world = World(3)
     peer = world.come(0)[0]

@@ -9,7 +9,7 @@ from tests.contracts.pods import pod_of
 from tests.planning.requests import MACHINE, given, request
 from tests.planning.test_torchrun import ALONE, ELASTIC, ETCD, FIXED
 from trainer_launch.contracts import read_job
-from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Origin
+from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Origin, PortRange
 from trainer_launch.model.errors import ContractError
 from trainer_launch.planning import engines
 from trainer_launch.planning.job import overlay
@@ -38,7 +38,7 @@ def test_a_single_node_hosts_its_coordinator_on_loopback() -> None:
 
 def node_rank_of(job: Job) -> int:
     """This node's rank in the plan of a script."""
-    return given(engines.plan(request("train.py", job)).membership).node_rank
+    return given(given(engines.plan(request("train.py", job)).membership).node_rank)
 
 
 def with_a_master(nodes: str, hostname: str, env: dict[str, str] | None = None) -> Job:
@@ -146,3 +146,25 @@ def test_the_run_id_has_no_colon_because_torch_names_the_folders_of_log_dir_afte
     job = replace(FIXED, coordinator=Endpoint(address, 29500))
     made = engines.plan(request("train.py", job))
     assert given(made.membership).job == name
+
+
+@pytest.mark.parametrize(
+    ("line", "typed", "ports"),
+    [
+        ("torchrun --master-port=29638 train.py", {}, PortRange(29638, 29638)),
+        ("train.py", {"master_port": "29638"}, PortRange(29638, 29638)),
+        ("torchrun --rdzv-endpoint=localhost:29638 train.py", {}, None),
+        ("torchrun --nnodes=2 --node-rank=0 --master-addr=a --master-port=29638 train.py", {}, None),
+    ],
+    ids=["typed for torchrun", "typed for the launcher", "of the agents alone", "where several nodes meet"],
+)
+def test_a_typed_port_of_one_node_is_the_stores_because_scripts_may_name_it_as_well(
+    line: str, typed: dict[str, str], ports: PortRange | None
+) -> None:
+    job = overlay(Job(contract="unknown", nodes=NodeRange(1, 1)), typed, Origin.FLAG)
+    assert given(engines.plan(request(line, job)).membership).ports == ports
+
+
+def test_a_port_that_the_platform_tells_is_not_the_stores() -> None:
+    told = read_job(pod_of({"PET_NNODES": "1", "PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "29638"}))
+    assert given(engines.plan(request("train.py", told)).membership).ports is None

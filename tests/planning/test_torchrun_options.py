@@ -9,7 +9,14 @@ import sys
 import pytest
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.planning.torchrun_options import OPTIONS, check_value, from_variables, render, split_command
+from trainer_launch.planning.torchrun_options import (
+    OPTIONS,
+    check,
+    check_value,
+    from_variables,
+    render,
+    split_command,
+)
 
 # Prints each option of torch's own parser: names, destination, whether it is a flag, whether PET_* is read.
 _ASK_TORCH = """
@@ -122,3 +129,12 @@ def test_options_that_torchrun_reads_from_no_variable_are_not_read() -> None:
 
 def test_options_are_rendered_in_the_tables_order() -> None:
     assert render({"tee": "3", "module": "1", "nnodes": "2"}) == ("--nnodes=2", "--module", "--tee=3")
+
+
+def test_a_program_without_python_is_no_module() -> None:
+    for split in (
+        lambda: split_command(["--no-python", "-m", "json.tool"]),
+        lambda: check({"no_python": "1", "module": "1"}),
+    ):
+        with pytest.raises(UsageError, match="remove one of them"):
+            split()

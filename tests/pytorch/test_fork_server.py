@@ -96,9 +96,11 @@ def test_the_server_tells_why_workers_cannot_be_forked_from_it(
 
 
 def test_a_torch_that_cannot_be_imported_is_the_reason(make: Make, tmp_path: Path) -> None:
-    """The script's own folder comes first, as for the script."""
-    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')")
-    forks = make()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "torch.py").write_text(
+        "raise OSError('libcudart.so.12: cannot open shared object file')"
+    )
+    forks = make(env={"PYTHONPATH": f"{tmp_path}/broken:{os.getcwd()}"})
     reason = "importing torch failed (OSError: libcudart.so.12: cannot open shared object file)"
     assert forks.reason == reason
     assert forks.ask("fork", argv=[*PYTHON, "train.py"], workers=[{}], cwd=str(tmp_path))["error"] == reason
@@ -117,6 +119,28 @@ def test_modules_of_the_users_working_directory_are_not_taken_for_pythons_own(ma
     forks = make(script="job/train.py")
     assert forks.reason is None
     assert forks.run(tmp_path, script(tmp_path / "job", "print('ran')")).out == "ran\n"
+
+
+@pytest.mark.parametrize("name", ["json.py", "logging/__init__.py", "typing_extensions.py", "torch.py"])
+def test_a_file_beside_the_script_that_has_the_name_of_an_imported_module_is_the_reason(
+    name: str, make: Make, tmp_path: Path
+) -> None:
+    """The program would import this file: it needs an interpreter of its own."""
+    shadow = tmp_path / name
+    shadow.parent.mkdir(exist_ok=True)
+    shadow.write_text("print('imported')")
+    forks = make()
+    beside = tmp_path / name.partition("/")[0]
+    assert forks.reason == f"{beside} has the name of a module that the fork server has imported"
+    assert forks.ask("store", ports=None)["parent"] == forks.pid, "it still opens stores"
+
+
+@pytest.mark.parametrize("name", ["test.py", "json.txt", "logging/main.py", "sys.py", "mine.py"])
+def test_a_file_that_takes_no_imported_modules_place_is_none(name: str, make: Make, tmp_path: Path) -> None:
+    """Nothing here imports `test`, a folder without `__init__.py` comes last, and `sys` is built in."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("print('imported')")
+    assert make().reason is None
 
 
 def test_what_is_preloaded_stays_imported(make: Make, tmp_path: Path) -> None:
@@ -284,9 +308,7 @@ def test_a_store_keeps_to_the_port_range(make: Make, tmp_path: Path) -> None:
     with socket.socket() as one, socket.socket() as other:
         one.bind(("", 0))
         low = one.getsockname()[1]
-        assert forks.ask("store", ports=[low, low])["error"].endswith(
-            f"every port of --port-range {low}-{low} is taken on this node)"
-        )
+        assert forks.ask("store", ports=[low, low])["error"].endswith(f"port {low} is taken on this node)")
         other.bind(("", 0))
         port = other.getsockname()[1]
         other.close()

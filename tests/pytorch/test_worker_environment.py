@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Endpoint, Membership, Workers
-from trainer_launch.pytorch.worker_processes import arguments, environments
+from trainer_launch.pytorch.worker_processes import arguments, environments, of
 
 WORKERS = Workers(count=2, argv=("python", "-u", "train.py"), env={"PATH": "/bin"}, role="trainer")
 MEMBERSHIP = Membership(
@@ -93,3 +93,14 @@ def test_without_it_the_devices_stay_as_they_are() -> None:
 def test_arguments_are_substituted_as_torchruns_are() -> None:
     argv = ("$HOME/python", "--device=${local_rank}", "$local_rank", "$$x", "${HOME}", "5$", "plain")
     assert arguments(argv, 3) == ("$HOME/python", "--device=3", "3", "$x", "${HOME}", "5$", "plain")
+
+
+def test_lines_of_a_node_that_came_without_a_rank_begin_with_the_one_that_it_got() -> None:
+    workers = replace(WORKERS, node_label="?")
+    processes = of(workers, MEMBERSHIP, replace(FORMED, node_rank=3), GO, "/run")
+    assert processes[0].label == f"3:{FORMED.first_rank}"
+
+
+def test_where_rank_0_serves_the_store_workers_are_told_so() -> None:
+    workers = replace(WORKERS, serve_store=True)
+    assert environments(workers, MEMBERSHIP, FORMED, GO, "")[0]["TORCHELASTIC_USE_AGENT_STORE"] == "False"

@@ -146,7 +146,9 @@ def _carried_out(
     logs.send_through(system.say)
     with contextlib.closing(system), observed(task, plan, settings, system, keeper) as observer:
         gc.enable()
-        with _hosted(plan, secret, observer):
+        with _hosted(plan, secret, observer) as serves:
+            if serves and plan.membership is not None and plan.membership.node_rank is None:
+                plan = replace(plan, membership=replace(plan.membership, node_rank=0))
             if mpi is None:
                 ended = _supervised(plan, system, task, secret, observer, server)
             else:
@@ -216,7 +218,8 @@ def _supervised(
     incidents.hear_requests(lambda: reports.show_ranks(watch))
     diagnosis = node.Diagnosis(reports, stragglers, watch)
     here = node.TorchNode(group, client, Starter(group, server), diagnosis, observer)
-    return incidents.concluded(here.run())
+    ended = incidents.concluded(here.run())
+    return replace(ended, node_rank=group.node_rank) if group.generation else ended
 
 
 def _mpi_run(plan: Plan, system: System, task: Task, mpi: Preparation, observer: Observer) -> Outcome:
@@ -293,10 +296,10 @@ def _with_preflights_findings(plan: Plan, settings: Settings) -> Plan:
 
 
 @contextlib.contextmanager
-def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[None]:
-    """Host the coordinator while the plan runs, when this is the node to do so."""
+def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[bool]:
+    """Host the coordinator while the plan runs, when this is the node to do so; whether it is."""
     if plan.hosting is None:
-        yield
+        yield False
         return
     from trainer_launch.diagnosis import stragglers  # only node 0 of a torch job needs these
     from trainer_launch.diagnosis.stall import StallJudge
@@ -306,8 +309,8 @@ def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[No
     judges: list[Judge] = [StallJudge(), TrainingJudge(shown=observer.training)]
     if plan.hosting.finds_stragglers:
         judges.append(stragglers.StragglerJudge(every_s=stragglers.EVERY_S))
-    with serve(plan.hosting, secret, observer.coordinator_said, judges):
-        yield
+    with serve(plan.hosting, secret, observer.coordinator_said, judges) as server:
+        yield server is not None
 
 
 def _tell(task: Task, plan: Plan) -> None:
@@ -316,14 +319,15 @@ def _tell(task: Task, plan: Plan) -> None:
         _log.warning("%s", warning)
     if plan.workers is not None and plan.workers.bindings:
         _log.info("%s", task.trial.bindings[1])
+    is_alone = job.contract == UNKNOWN.name and topology.pods == 1
     _log.info(
-        "contract=%s engine=%s node=%s/%s workers=%s coordinator=%s",
-        job.contract,
+        "%s engine=%s node=%s/%s workers=%s%s",
+        "no platform found; running as a single node:" if is_alone else f"contract={job.contract}",
         plan.engine,
         "?" if topology.node_rank is None else topology.node_rank,
         topology.nodes or "?",
         topology.local_world_size or "?",
-        topology.coordinator or "-",
+        f" coordinator={topology.coordinator}" if topology.coordinator else "",
     )
     if job.contract == UNKNOWN.name and task.command.is_worker and plan.engine == "plain":
         _log.info(

@@ -9,7 +9,7 @@ import os
 import random
 import resource
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -42,13 +42,25 @@ def _bound(port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def is_here(host: str, enough: Callable[[Iterator[bool]], bool] = any) -> bool:
-    """Whether an address of this name is this machine's, or `all` are; no, while it does not resolve."""
+def is_here(host: str) -> bool:
+    """Whether an address of this name is this machine's; no, while it does not resolve."""
+    return bool(here_and_elsewhere(host)[0])
+
+
+def here_and_elsewhere(host: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The addresses of this name that are this machine's, and those of others; none, while it does not resolve.
+
+    Of a family that this machine does not use, no address counts.
+    """
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return False
-    return enough(_can_bind(family, address) for family, _, _, _, address in found)
+        return (), ()
+    here = {(family, str(address[0])) for family, _, _, _, address in entries if _can_bind(family, address)}
+    families = {family for family, _ in here}
+    elsewhere = (str(address[0]) for family, _, _, _, address in entries if family in families or not here)
+    own = tuple(address for _, address in here)
+    return own, tuple(address for address in elsewhere if address not in own)
 
 
 def _can_bind(family: int, address: tuple[object, ...]) -> bool:

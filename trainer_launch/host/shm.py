@@ -14,13 +14,15 @@ import os
 import re
 import signal
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
-from trainer_launch.host import files
+from trainer_launch.host import files, socket_folders
+from trainer_launch.host.slow_files import within
 from trainer_launch.model.errors import MALFORMED, NodeError
 from trainer_launch.model.units import counted, in_units
 
@@ -320,13 +322,19 @@ def kept_clean() -> Iterator[Callable[[], None]]:
     """Remove what a killed predecessor left; yield what removes our dead workers' share, and do that at the end."""
     baseline = Baseline(os.uname().nodename)
 
+    place = tempfile.gettempdir()
+
     def sweep() -> None:
         removed = baseline.sweep()
         if removed.count:
             _log.info("%s", removed)
+        folders = within(place, 0, socket_folders.sweep, place)
+        if folders:
+            _log.info("removed %s of dead workers from %s", counted(folders, "folder"), place)
 
     if baseline.removed.count:
         _log.info("%s of this container's previous run", baseline.removed)
+    sweep()
     try:
         yield sweep
     finally:

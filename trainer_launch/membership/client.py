@@ -576,6 +576,8 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         with self._lock:
             if isinstance(message, msg.Formed):
                 self._hello = replace(self._hello, generation=message.generation, restarts=message.restarts)
+                if self._hello.arrives:
+                    self._hello = replace(self._hello, node_rank=message.node_rank)
                 self._wish = self._end = None
                 self._remember(message.claim)
             elif isinstance(message, msg.Go) and self._hello.claims[-1:]:

@@ -100,7 +100,7 @@ def ranks_of(claim: Claim) -> frozenset[int]:
     return frozenset(numbers_in(claim.ranks))
 
 
-def _has_majority(state: JobState, claim: Claim, joined: dict[int | None, NodeRecord]) -> bool:
+def _has_majority(state: JobState, claim: Claim, joined: dict[int, NodeRecord]) -> bool:
     members = ranks_of(claim)
     is_ours = claim.coordinator == state.settings.candidate and claim.generation in state.formed
     own_rank = state.settings.candidate if state.settings.candidate == claim.coordinator else None

@@ -82,6 +82,7 @@ def _form(state: JobState, now_s: float) -> None:
         node.returning = True
     # Who is not connected is forgotten: names of pods that never return must not pile up.
     state.nodes = {key: node for key, node in state.nodes.items() if node.peer is not None}
+    state.refused.clear()  # whoever was refused is not missed
     state.run = Run(number=number, members=members, formed_s=now_s)
     state.phase, state.generation, state.failure, state.said = JobPhase.FORMED, number, None, None
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
@@ -91,6 +92,8 @@ def _form(state: JobState, now_s: float) -> None:
     for i, (node, (first, world, first_role, role_world)) in enumerate(zip(chosen, _ranks(chosen), strict=True)):
         own = replace(formed, group_rank=i, is_store_host=i == 0, first_rank=first, world_size=world)
         own = replace(own, first_role_rank=first_role, role_world_size=role_world, notes=note_bodies.get(i, {}))
+        if state.settings.by_arrival:
+            own = replace(own, node_rank=node.node_rank)
         if node.peer is not None:
             state.send(node.peer, own)
 
@@ -120,7 +123,7 @@ def _say_places(state: JobState, number: int, chosen: list[NodeRecord]) -> None:
 def _claim(state: JobState, chosen: list[NodeRecord], number: int) -> Claim | None:
     if state.settings.candidate is None:
         return None
-    ranks = in_ranges(node.node_rank or 0 for node in chosen)
+    ranks = in_ranges(node.node_rank for node in chosen)
     return Claim(number, state.settings.candidate, ranks, sure=False) if len(ranks) <= MAX_TEXT else None
 
 
@@ -161,7 +164,7 @@ def _choose(state: JobState) -> list[NodeRecord]:
     )  # a new coordinator is told
     fit = [node for node in joined if not node.is_faulty]
     joined = fit if len(fit) >= state.settings.min_nodes else joined  # a faulty one trains only where it is needed
-    joined.sort(key=lambda node: (node.is_faulty, node.key not in last, node.order))
+    joined.sort(key=lambda node: (node.is_faulty, node.key not in last, node.node_rank))
     return sorted(joined[: state.settings.max_nodes], key=lambda node: node.place)
 
 
@@ -182,7 +185,9 @@ def _form_at_s(state: JobState) -> float | None:
         return None
     else:
         ready_s = max(state.joined_s + timeouts.GATHER_S, begun_s + settings.shrink_after_s)
-        if settings.candidate == 0 and state.run is None:  # more pods are about to start, or to come back
+        if (
+            settings.candidate == 0 or settings.by_arrival
+        ) and state.run is None:  # more pods are about to start, or to come back
             ready_s = max(ready_s, begun_s + timeouts.WINDOW_S)
     return max(ready_s, begun_s + timeouts.SETTLE_S) if _is_one_late(state) else ready_s
 
@@ -190,7 +195,7 @@ def _form_at_s(state: JobState) -> float | None:
 def _has_spare(state: JobState) -> bool:
     """Whether a spare would be in the first generation, in place of a node of the job's own."""
     most = state.settings.max_nodes
-    return state.settings.spares > 0 and any((node.node_rank or 0) >= most for node in _choose(state))
+    return state.settings.spares > 0 and any(node.node_rank >= most for node in _choose(state))
 
 
 def _is_one_late(state: JobState) -> bool:

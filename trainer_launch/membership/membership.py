@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import quarantine, timeouts
+from trainer_launch.membership.arrival import with_rank
 from trainer_launch.membership.election import binding, note_look
 from trainer_launch.membership.generation import (
     begin_judging,
@@ -45,6 +46,7 @@ from trainer_launch.membership.generation import (
 )
 from trainer_launch.membership.notes import Judge
 from trainer_launch.membership.state import (
+    MAX_NAMED,
     CoordinatorSettings,
     JobPhase,
     JobState,
@@ -61,7 +63,8 @@ from trainer_launch.membership.state import (
     waiting,
     why_stranger,
 )
-from trainer_launch.model.units import printable
+from trainer_launch.model.exit_codes import MISCONFIGURED
+from trainer_launch.model.units import counted, listed, printable
 
 
 def begin(
@@ -209,13 +212,15 @@ def _note_done(state: JobState, node: NodeRecord, now_s: float) -> None:
 
 def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
     """A node says who it is."""
-    refusal = _refusal(state, peer, hello, now_s) or quarantine.greet(state, hello, now_s)
+    stranger, hello = why_stranger(state.settings.job, hello), with_rank(state, hello)
+    refusal = stranger or _refusal(state, peer, hello, now_s) or quarantine.greet(state, hello, now_s)
     if refusal is not None:
+        note_refused(state, hello, refusal)
         state.send(peer, refusal)
         state.disconnect(peer)
         return
     node = NodeRecord(
-        node_rank=hello.node_rank,
+        node_rank=hello.node_rank or 0,
         host=hello.host,
         incarnation=hello.incarnation,
         peer=peer,
@@ -235,8 +240,8 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
         _replace_old(state, old, node, now_s)
     finished = has_finished(state, node.key)
     state.nodes[node.key] = state.peers[peer] = node
-    if node.node_rank is not None:
-        state.unseen.pop(node.node_rank, None)
+    state.hosts[node.key] = node.host
+    state.unseen.pop(node.node_rank, None)
     state.generation = max(state.generation, hello.generation)
     state.restarts = max(state.restarts, hello.restarts)
     state.gather_from_s = now_s if state.gather_from_s is None else state.gather_from_s
@@ -253,28 +258,36 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
 
 def _refusal(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> msg.Refused | None:
     settings = state.settings
-    if stranger := why_stranger(settings.job, hello):
-        return stranger
-    rank = hello.node_rank
-    if rank is not None and settings.min_nodes == settings.max_nodes and rank >= settings.all_nodes:
+    rank = hello.node_rank or 0
+    if not hello.arrives and settings.min_nodes == settings.max_nodes and rank >= settings.all_nodes:
         text = f"this job has nodes 0 to {settings.all_nodes - 1}, there is no node {rank}"
         return msg.Refused(text, retry=False)
+    if hello.nodes not in (0, settings.all_nodes) and settings.min_nodes == settings.max_nodes:
+        has = counted(settings.all_nodes, "node")
+        return msg.Refused(f"the coordinator's job has {has}, this node's job {hello.nodes}", retry=False)
     if settings.candidate is not None and (elsewhere := _elsewhere(state, hello, now_s)):
         return elsewhere
     if peer in state.peers:
         return msg.Refused("a connection is for one node", retry=False)
-    old = None if rank is None else state.nodes.get(rank)
+    old = state.nodes.get(rank)
     if old is None or old.peer is None or old.host == hello.host:
         return None
     # Who renews is heard every third of the lease: silence for half of it may well be the end of that node.
     silent = now_s - old.heard_s > settings.told_lease_s / 2
-    return msg.Refused(f"{old.name} is there already, so {hello.host} cannot be node {rank} as well", retry=silent)
+    return msg.RefusedHere(
+        f"{old.name} is there already, so {hello.host} cannot be node {rank} as well", retry=silent
+    )
+
+
+def note_refused(state: JobState, hello: msg.Hello, refusal: msg.Refused) -> None:
+    """Remember a node of the job that is configured otherwise, in case that no other comes in its place."""
+    rank = -1 if hello.node_rank is None else hello.node_rank  # -1: of whatever rank it would have got
+    if type(refusal) is msg.Refused and not refusal.retry and rank < state.settings.all_nodes:
+        state.refused[rank] = f"{hello.host} was refused: {refusal.reason}"
 
 
 def _elsewhere(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused | None:
     """Whom this one does not take: anybody while it yields; a standby, while nobody here knows of a generation."""
-    if hello.node_rank is None:
-        return msg.Refused("a job that may go on without node 0 needs its nodes' ranks", retry=False)
     if state.yielding_until_s is not None and now_s < state.yielding_until_s:
         return msg.Refused("a node with a lower index is there again", retry=True)
     if state.settings.candidate != 0 and state.run is None and not (hello.claims or binding(state)):
@@ -304,7 +317,7 @@ def _replace_old(state: JobState, old: NodeRecord, node: NodeRecord, now_s: floa
     is_another = old.incarnation != node.incarnation
     if old.peer is not None:
         if is_another:
-            state.send(old.peer, msg.Refused(f"a newer process has come for {old.name}", retry=False))
+            state.send(old.peer, msg.RefusedHere(f"a newer process has come for {old.name}", retry=False))
         state.disconnect(old.peer)
     _lose(state, old, "came back", now_s)
     if is_another:
@@ -436,8 +449,12 @@ def _stop_waiting(state: JobState, now_s: float) -> None:
         stumble(state, reason, now_s)
         die(state, reason, now_s)
         return
-    names = ", ".join(missing(state)) or "more nodes"
-    give_up(state, f"waited {state.settings.rejoin_timeout_s:g} s for {names}")
+    text = f"waited {state.settings.rejoin_timeout_s:g} s for {', '.join(missing(state)) or 'more nodes'}"
+    why = [text for rank, text in state.refused.items() if rank not in state.nodes]
+    if why:
+        end(state, msg.GiveUp("; ".join([text, *why[:MAX_NAMED]]), exit_code=MISCONFIGURED, cause="Misconfigured"))
+    else:
+        give_up(state, text)
 
 
 def _say(state: JobState) -> None:
@@ -453,12 +470,15 @@ def _say(state: JobState) -> None:
     before, informed = state.said or (None, frozenset())
     state.said = now, peers
     if now != before and now.missing:
-        state.say(_sentence(now, state.settings.rejoin_timeout_s))
+        state.say(_sentence(state, now))
     for peer in sorted(peers if now != before else peers - informed):
         state.send(peer, now)
 
 
-def _sentence(now: msg.Waiting, at_most_s: float) -> str:
+def _sentence(state: JobState, now: msg.Waiting) -> str:
     more = now.wanted - now.present - len(now.missing)
     names = ", ".join(now.missing) + (f" and {more} more" if more > 0 else "")
-    return f"{now.present} of {now.wanted} nodes, waiting up to {at_most_s:g} s for {names}"
+    hosts = [node.host for node in state.nodes.values() if node.joined] if state.settings.by_arrival else []
+    here = f" ({listed(hosts, MAX_NAMED)})" if hosts else ""  # whose names nobody has written down before
+    at_most_s = state.settings.rejoin_timeout_s
+    return f"{now.present} of {now.wanted} nodes{here}, waiting up to {at_most_s:g} s for {names}"

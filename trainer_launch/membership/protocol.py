@@ -123,7 +123,7 @@ class Hello(Tagged, frozen=True, forbid_unknown_fields=False):
 
     version: Nodes
     job: Name
-    node_rank: NodeRank | None  # None: ordered by host name
+    node_rank: NodeRank | None  # None: it has none, and `arrives`
     host: Name
     incarnation: Name  # differs for every process that calls
     generation: _Seen = 0  # the highest that it has seen
@@ -135,6 +135,8 @@ class Hello(Tagged, frozen=True, forbid_unknown_fields=False):
     machine: _Machine = ""  # what identifies the machine below it; "": not known
     fault: Text = ""  # what its own preflight found faulty here
     label: _Machine = ""  # where it is in the network, such as block-a/rack-3; "": it does not say
+    nodes: Nodes = 0  # of the job, as this node was told, spares included; 0: their number may vary
+    arrives: bool = False  # it has no rank of its own, only what a coordinator gave it; see arrival.py
 
 
 class Join(Tagged, frozen=True):
@@ -239,6 +241,10 @@ def refused_version(server: str, own: int, told: int) -> Refused | None:
     return Refused(f"{text}; install the same trainer-launch in all pods", retry=False)
 
 
+class RefusedHere(Refused, frozen=True):
+    """Not in this job as things are: another process is this node, or another job is served here."""
+
+
 class Quarantined(Refused, frozen=True):
     """Not in this job, for what the machine has shown."""
 
@@ -265,6 +271,7 @@ class Formed(Tagged, frozen=True):
     world_size: _AllWorkers = 0  # workers of all nodes; 0: a node has not said how many it has
     first_role_rank: _AllWorkers = 0  # of this node's workers, among the workers of its role
     role_world_size: _AllWorkers = 0
+    node_rank: NodeRank | None = None  # of this node, which may have come without one
     notes: _Notes = field(default_factory=dict)
 
 
@@ -313,6 +320,7 @@ FromServer: TypeAlias = (
     Challenge
     | Welcome
     | Refused
+    | RefusedHere
     | Quarantined
     | Waiting
     | Formed

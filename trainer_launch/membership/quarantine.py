@@ -56,8 +56,7 @@ def greet(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused | None
     """Note what a node's first words prove; why it is not admitted."""
     entry = _entry(state, hello.host, hello.machine)
     if hello.fault and state.generation and entry is None:
-        key = hello.host if hello.node_rank is None else hello.node_rank
-        _add(state, key, hello.host, hello.machine, _short(f"its preflight failed: {hello.fault}"))
+        _add(state, hello.node_rank or 0, hello.host, hello.machine, _short(f"its preflight failed: {hello.fault}"))
         entry = _entry(state, hello.host, hello.machine)
     if entry is None or hello.node_rank == (state.settings.candidate or 0):  # it is this launcher's own node
         return None

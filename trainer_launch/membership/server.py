@@ -26,7 +26,7 @@ from trainer_launch.membership.authentication import (
     Channel,
     FirstMessage,
 )
-from trainer_launch.membership.candidates import CandidateWatch
+from trainer_launch.membership.candidates import CandidateWatch, look
 from trainer_launch.membership.election import wanted_candidates
 from trainer_launch.membership.notes import Judge
 from trainer_launch.membership.protocol import Challenge, Refused
@@ -460,6 +460,10 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         if not isinstance(message, msg.Hello | msg.StatusQuery):
             raise MessageError("said something before Hello")
         if not self._is_admitted(connection, message, other_version(message)):
+            if isinstance(message, msg.Hello):
+                why = NO_SECRET if message.proof is None else WRONG_SECRET
+                refusal = other_version(message) or msg.Refused(why, retry=False)
+                self._events.append(lambda _: membership.note_refused(self._state, message, refusal))
             return None
         if isinstance(message, msg.StatusQuery):
             self._send(connection.peer, answer(message, self._state, time.monotonic()))
@@ -480,7 +484,7 @@ def serve(
     """Serve the job's nodes in a thread of this process; `heard` is called with what it says, `judges` judge notes.
 
     Raises:
-        NodeError: the port is taken; a standby goes without.
+        NodeError: the port is taken; a standby goes without, and so does who may join another launcher there.
     """
     settings = CoordinatorSettings(
         job=hosting.job,
@@ -488,6 +492,7 @@ def serve(
         max_nodes=hosting.nodes.max,
         spares=hosting.spares,
         failing=hosting.failing,
+        by_arrival=hosting.by_arrival,
         rejoin_timeout_s=hosting.rejoin_timeout_s,
         max_restarts=hosting.max_restarts,
         shrink_after_s=hosting.shrink_after_s,
@@ -504,6 +509,10 @@ def serve(
     try:
         server.start()
     except NodeError as problem:
+        if hosting.by_arrival and look({0: Endpoint("127.0.0.1", hosting.port)})[0]:
+            _log.info("port %d of this machine is served by another launcher; this node joins it", hosting.port)
+            yield None
+            return
         if hosting.seat == 0:
             raise
         _log.warning("%s; so the others cannot go on here without node 0", problem)

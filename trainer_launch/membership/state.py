@@ -23,7 +23,7 @@ from trainer_launch.membership.protocol import Claim
 from trainer_launch.model import Death
 from trainer_launch.model.codec import MAX_LINE_BYTES, encode
 
-Key: TypeAlias = "int | str"  # a node's rank, or its host when it has none
+Key: TypeAlias = int  # a node's rank
 MAX_NAMED = 16  # names in a Waiting
 
 
@@ -34,6 +34,7 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True):
     min_nodes: int
     max_nodes: int
     spares: int = 0  # nodes beyond them, which wait to replace another
+    by_arrival: bool = False  # nodes have no ranks of their own; see arrival.py
     failing: tuple[str, ...] = ()  # hosts that preflight found faulty
     max_restarts: int  # failures that the job may have
     lease_s: float = timeouts.LEASE_S
@@ -58,7 +59,7 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True):
 class NodeRecord(Struct, kw_only=True, eq=False):
     """One node that has called."""
 
-    node_rank: int | None
+    node_rank: int
     host: str
     incarnation: str
     peer: int | None  # its connection, None: lost
@@ -80,12 +81,12 @@ class NodeRecord(Struct, kw_only=True, eq=False):
     @property
     def key(self) -> Key:
         """What stays the same when its pod comes back."""
-        return self.host if self.node_rank is None else self.node_rank
+        return self.node_rank
 
     @property
     def name(self) -> str:
         """How messages name it."""
-        return self.host if self.node_rank is None else f"node {self.node_rank} ({self.host})"
+        return f"node {self.node_rank} ({self.host})"
 
     @property
     def has_lease(self) -> bool:
@@ -93,16 +94,9 @@ class NodeRecord(Struct, kw_only=True, eq=False):
         return self.peer is not None or self.is_away
 
     @property
-    def order(self) -> tuple[Any, ...]:
-        """Its place among the nodes: by rank, else by host name with numbers counted as numbers."""
-        if self.node_rank is not None:
-            return (False, self.node_rank)
-        return (True, _natural(self.host), self.host)
-
-    @property
     def place(self) -> tuple[Any, ...]:
         """Its place among the ranks: by label, part by part, so that who is near is next to it; the others last."""
-        return (not self.label, [_natural(part) for part in self.label.split("/")], self.order)
+        return (not self.label, [_natural(part) for part in self.label.split("/")], self.node_rank)
 
 
 def _natural(text: str) -> tuple[str | int, ...]:
@@ -174,6 +168,8 @@ class JobState(Struct, kw_only=True, eq=False):
     n_joined: int = 0  # of them wait for a generation
     peers: dict[int, NodeRecord] = field(default_factory=dict)
     run: Run | None = None
+    hosts: dict[Key, str] = field(default_factory=dict)  # who had each rank last
+    refused: dict[Key, str] = field(default_factory=dict)  # why who claims this rank is not of this job
     claims: tuple[Claim, ...] = ()  # the generations that were formed here and may still matter
     formed: set[int] = field(default_factory=set)  # numbers of those formed here, from the last sure one on
     ended: dict[Key, int] = field(default_factory=dict)  # whose process has certainly ended, and in which run
@@ -296,8 +292,7 @@ def waiting(state: JobState) -> msg.Waiting:
 def missing(state: JobState) -> tuple[str, ...]:
     """The first few that are not there, by name where it is known."""
     high = state.settings.max_nodes
-    ranked = any(node.node_rank is not None for node in state.nodes.values())
-    if ranked and (state.settings.min_nodes == high or state.settings.candidate is not None):
+    if state.nodes and (state.settings.min_nodes == high or state.settings.candidate is not None):
         absentees = (
             rank
             for rank in range(state.settings.all_nodes)
@@ -306,7 +301,7 @@ def missing(state: JobState) -> tuple[str, ...]:
         names = (state.nodes[rank].name if rank in state.nodes else f"node {rank}" for rank in absentees)
         return tuple(islice(names, MAX_NAMED))
     absent = (node for node in state.nodes.values() if not node.joined)
-    return tuple(node.name for node in nsmallest(MAX_NAMED, absent, key=lambda node: node.order))
+    return tuple(node.name for node in nsmallest(MAX_NAMED, absent, key=lambda node: node.node_rank))
 
 
 # -- how the job stands, for who asks ------------------------------------------------------------
@@ -325,7 +320,7 @@ def answer(query: msg.StatusQuery, state: JobState, now_s: float) -> msg.FromSer
 def why_stranger(job: str, said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
     """The answer to who is of another job, or of another version of ours."""
     if said.job != job:
-        return msg.Refused(f"this coordinator serves job {job}, not {said.job}", retry=False)
+        return msg.RefusedHere(f"this coordinator serves job {job}, not {said.job}", retry=False)
     return other_version(said)
 
 
@@ -336,7 +331,7 @@ def other_version(said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
 
 def status(state: JobState, now_s: float) -> msg.JobStatus:
     """The whole table, or as much of it as fits into a line."""
-    known = sorted(state.nodes.values(), key=lambda node: node.order)
+    known = sorted(state.nodes.values(), key=lambda node: node.node_rank)
     rows = [*(_row(state, node, now_s) for node in known), *_never_seen(state)]
     ended = state.end
     told = msg.JobStatus(
@@ -383,8 +378,6 @@ def _is_done(state: JobState, key: Key) -> bool:
 def _never_seen(state: JobState) -> list[msg.Row]:
     """Of a job whose nodes have ranks, those that have not called yet."""
     ranks = {node.node_rank for node in state.nodes.values()}
-    if None in ranks:
-        return []
     return [
         (rank, "", _MISSING, None)
         for rank in range(state.settings.min_nodes + state.settings.spares)

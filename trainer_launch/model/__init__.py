@@ -192,11 +192,17 @@ class Topology(Struct, frozen=True, kw_only=True):
     nodes: NodeRange | None  # None: nobody said how many
     local_world_size: int | None  # None: asked for in a word that means nothing on this machine
     coordinator: Endpoint | None
-    is_coordinator: bool
+    is_coordinator: bool  # this node hosts the coordinator
     rendezvous: Rendezvous | None
     max_restarts: int | None
     spares: int = 0  # nodes beyond `nodes`, which wait to replace another
     because: Mapping[str, str] = field(default_factory=_nothing)  # how each number was found, for people
+
+    @property
+    def by_arrival(self) -> bool:
+        """Whether nodes get their ranks in the order in which they come: agents of torch agree on them likewise."""
+        is_c10d = self.rendezvous is not None and self.rendezvous.backend == "c10d"
+        return is_c10d and self.node_rank is None and self.pods != 1
 
     @property
     def pods(self) -> int | None:
@@ -246,6 +252,7 @@ class Hosting(Struct, frozen=True, kw_only=True):
     spares: int = 0  # nodes beyond `nodes`, which wait to replace another
     finds_stragglers: bool = False
     failing: tuple[str, ...] = ()  # hosts that preflight found faulty
+    by_arrival: bool = False  # nodes have no ranks of their own, and another launcher of this machine may host it
 
 
 class Binding(Struct, frozen=True):
@@ -275,6 +282,7 @@ class Workers(Struct, frozen=True, kw_only=True):
     errors: str = ""  # the folder of the files that torch's @record writes
     node_label: str | None = None  # in the prefix of each line; None: output is passed on byte for byte
     virtual_local_rank: bool = False
+    serve_store: bool = False  # rank 0 serves a generation's store, not a process of the launcher's
     of_deepspeed: bool = False  # they get the variables of the `deepspeed` command, too
     bindings: tuple[Binding, ...] = ()  # by local rank; (): workers run on any CPU
     logs: Mapping[str, str] = field(default_factory=_nothing)  # torchrun's options about output, by name
@@ -285,7 +293,7 @@ class Membership(Struct, frozen=True, kw_only=True):
 
     job: str
     coordinator: Endpoint
-    node_rank: int
+    node_rank: int | None  # None: the coordinator gives it one, in the order of arrival
     host: str  # its own name
     address: str | None  # where the others reach it; None: find out
     patience_s: float  # how long the coordinator may stay away
@@ -294,6 +302,7 @@ class Membership(Struct, frozen=True, kw_only=True):
     seats: Seats | None = None
     secret_file: str | None = None
     fault: str = ""  # what preflight found faulty on this node
+    nodes: int = 0  # of the job, spares included; 0: their number may vary
     label: str = ""  # where this node is in the network, such as block-a/rack-3; "": ranks follow node numbers
 
 

@@ -19,7 +19,7 @@ from trainer_launch.planning.command import Command, CommandKind, parse_command
 from trainer_launch.planning.job import place
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN, SSHD
 from trainer_launch.planning.plain import FRONT_END, PLAIN
-from trainer_launch.planning.reading import Reading
+from trainer_launch.planning.reading import Reading, has_name
 from trainer_launch.planning.task import Engine, MachineTrial, Task, with_log_level
 from trainer_launch.planning.torch import TORCH, TORCHRUN
 
@@ -90,10 +90,13 @@ def task_of(reading: Reading, settings: Settings, trial: MachineTrial) -> Task:
     Raises:
         LaunchError: missing command, or this node has no place in the job.
     """
+    topology = place(reading.job, reading.host)
+    if topology.by_arrival and topology.coordinator is not None:
+        topology = replace(topology, is_coordinator=has_name(reading.host.hostname, topology.coordinator.host))
     task = Task(
         job=reading.job,
         host=reading.host,
-        topology=place(reading.job, reading.host),
+        topology=topology,
         command=_command(reading),
         env=with_log_level(reading.pod.env, settings),
         settings=settings,

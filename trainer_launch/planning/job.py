@@ -242,6 +242,8 @@ def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, str]:
         return job.hostname_index, f"{job.hostname_index} (from the host name)"
     if nodes is not None and nodes.max + job.spares == 1:
         return 0, "0 (the job has one node)"
+    if job.rendezvous is not None and job.rendezvous.backend == "c10d":
+        return None, "ranked by arrival (nothing sets a rank, and c10d needs none)"
     return None, "unknown (nothing sets it)"
 
 

@@ -23,7 +23,7 @@ from trainer_launch.host import network
 from trainer_launch.host.files import JOB_SECRET, LiveFiles
 from trainer_launch.host.machine import probe
 from trainer_launch.model import Fact, Host, Job, Origin
-from trainer_launch.model.errors import NotRunnableError
+from trainer_launch.model.errors import NotRunnableError, UsageError
 from trainer_launch.model.settings import Settings, job_options
 from trainer_launch.model.suggestions import did_you_mean, nearest
 from trainer_launch.planning.command import (
@@ -147,6 +147,21 @@ def recognise(argv: Sequence[str], path: str | None) -> Command:
         if command.kind is CommandKind.PROGRAM
         else command
     )
+
+
+def has_name(hostname: str, host: str) -> bool:
+    """Whether this machine, which is called `hostname`, is the one that `host` names.
+
+    Raises:
+        UsageError: it names several.
+    """
+    here, elsewhere = network.here_and_elsewhere(host)
+    if here and elsewhere:
+        raise UsageError(
+            f"the rendezvous endpoint {host} names several machines ({', '.join(sorted((*here, *elsewhere)))}), "
+            f"and this is one of them; name the machine that shall be node 0, or set --node-rank in each pod"
+        )
+    return bool(here) or host.partition(".")[0] == hostname.partition(".")[0]
 
 
 def interpreter(program: str, path: str | None) -> str | None:

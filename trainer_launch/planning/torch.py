@@ -19,7 +19,9 @@ from trainer_launch.model import (
     Job,
     Membership,
     NodeRange,
+    Origin,
     Plan,
+    PortRange,
     Process,
     Rendezvous,
     Seats,
@@ -39,6 +41,7 @@ from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torchrun's own
 DEFAULT_MAX_RESTARTS = 3  # torchrun's is 0, with which no failure is survived
 _CONTRACTS = "torchrun"  # how contracts call the engine that they are made for
+_UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE", "2000"  # how many collectives torch keeps; without it none
 _FAULT_HANDLER = "PYTHONFAULTHANDLER", "1"  # a crash of native code shows the Python code that called it
 
@@ -121,6 +124,7 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
         node_label=task.node if settings.prefix else None,
         bindings=trial.bindings[0],
         virtual_local_rank="virtual_local_rank" in options,
+        serve_store=task.env.get(_UNSHARED) == "1",
         of_deepspeed=task.command.is_deepspeed,
         logs={name: value for name, value in options.items() if name in torchrun_options.NAMES},
     )
@@ -150,6 +154,8 @@ def _obstacle(task: Task, options: Mapping[str, str], words: tuple[str, ...]) ->
         return "PYTHON_EXEC names another Python"
     if "module" not in options and not words[0].endswith(".py"):
         return f"{words[0]!r} is not a .py file"
+    if task.env.get("PYTHONINSPECT"):
+        return "with PYTHONINSPECT an interpreter ends otherwise"
     if any("$" in word for word in words[1:]):
         return "an argument contains $, which torchrun replaces for each worker"
     return None
@@ -201,7 +207,7 @@ def plan_of_torchrun(task: Task, reason: str) -> Plan:
     failure = f"{task.trial.scratch}/{runtime_directory.FAILURE}"
     env = {
         # With the agents' store shared, torch 2.13 breaks restarts: a new group reads its dead predecessor's keys.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        _UNSHARED: "1",
         **env_of_workers(task),
         runtime_directory.VARIABLE: task.trial.scratch,
         "TORCHELASTIC_ERROR_FILE": failure,
@@ -505,13 +511,13 @@ def _to_set(task: Task) -> str:
     return f"(contract {task.job.contract}){why}; set {flags}{alone}"
 
 
-def _own_place(task: Task, nodes: NodeRange) -> tuple[int, Endpoint]:
-    """This node's rank, and where the nodes meet."""
+def _own_place(task: Task, nodes: NodeRange) -> tuple[int | None, Endpoint]:
+    """This node's rank, None where it gets one by its arrival, and where the nodes meet."""
     topology = task.topology
     if topology.pods == 1:
         # One node meets nobody else: its own loopback will do, whatever address the platform names.
         return 0, Endpoint("127.0.0.1", task.trial.loopback_port)
-    if topology.node_rank is None:
+    if topology.node_rank is None and not topology.by_arrival:
         raise ContractError(f"this job has {nodes} nodes, but the rank of this node is unknown {_to_set(task)}")
     if topology.coordinator is None:
         raise ContractError(f"this job has {nodes} nodes, but the address of node 0 is unknown {_to_set(task)}")
@@ -523,7 +529,7 @@ class _Meeting(Struct, frozen=True):
 
     job: str
     nodes: NodeRange
-    node_rank: int
+    node_rank: int | None
     coordinator: Endpoint
     seats: Seats | None  # where each node's coordinator is, where the job may do without one of them
 
@@ -531,8 +537,9 @@ class _Meeting(Struct, frozen=True):
 def _meeting(task: Task) -> _Meeting:
     nodes, spares, hostname = nodes_of(task), task.topology.spares, task.host.hostname
     node_rank, coordinator = _own_place(task, nodes)
-    may_shrink = nodes.fixed is None or spares
-    seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + spares) if may_shrink else None
+    seats = None
+    if node_rank is not None and (nodes.fixed is None or spares):
+        seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + spares)
     return _Meeting(job_name(task.topology, hostname, coordinator), nodes, node_rank, coordinator, seats)
 
 
@@ -552,26 +559,39 @@ def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
         shrink_after_s=task.shrink_after_s,
         secret_file=task.job.secret_file,
         seats=meeting.seats,
-        seat=meeting.node_rank,
+        seat=meeting.node_rank or 0,
+        by_arrival=topology.by_arrival,
         finds_stragglers=settings.hang_report_after != "off",
     )
 
 
 def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Membership:
     """This node as a member of the job that meets at our coordinator."""
+    is_on_one_machine = task.topology.by_arrival and meeting.coordinator.is_loopback
     return Membership(
         job=meeting.job,
         coordinator=meeting.coordinator,
         node_rank=meeting.node_rank,
         host=task.host.hostname,
-        address=local_addr or ("127.0.0.1" if task.topology.pods == 1 else None),
+        address=local_addr or ("127.0.0.1" if task.topology.pods == 1 or is_on_one_machine else None),
         patience_s=task.settings.wait_timeout,
         max_restarts=_budget(task),
-        ports=ports_of(task.settings),
+        ports=_ports_of_store(task),
         seats=meeting.seats,
         secret_file=task.job.secret_file,
+        nodes=0 if meeting.nodes.fixed is None else meeting.nodes.max + task.topology.spares,
         label=task.trial.label or "",
     )
+
+
+def _ports_of_store(task: Task) -> PortRange | None:
+    """Where the store may listen: a typed --master-port, with which a script may call init_process_group itself.
+
+    Nodes of a larger job meet at that port, so that their store has another one.
+    """
+    facts = (fact for fact in reversed(task.job.facts) if fact.field == "master_port")
+    typed = next((int(fact.value) for fact in facts if fact.origin in (Origin.COMMAND, Origin.FLAG)), None)
+    return PortRange(typed, typed) if typed and task.topology.pods == 1 else ports_of(task.settings)
 
 
 def seats_by_index(home: Endpoint, node_rank: int, hostname: str, count: int) -> Seats | None:

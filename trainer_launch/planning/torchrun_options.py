@@ -118,7 +118,13 @@ def split_command(argv: Sequence[str]) -> TorchrunCommand:
             options[option.name] = rest.pop(0) if joined is None else joined
     if not rest:
         raise UsageError("the torchrun command names no training script; write: torchrun [options] train.py [args]")
+    _check_form(options)
     return TorchrunCommand(MappingProxyType(options), tuple(rest), tuple(unknown))
+
+
+def _check_form(options: Mapping[str, str]) -> None:
+    if {"no_python", "module"} <= options.keys():
+        raise UsageError("--no-python runs a program, and --module a module of Python; remove one of them")
 
 
 def _recognise(word: str) -> tuple[TorchrunOption | None, str | None]:
@@ -261,8 +267,9 @@ def check(options: Mapping[str, str]) -> None:
     """See that torchrun would take the options' values.
 
     Raises:
-        UsageError: one is out of its form.
+        UsageError: one is out of its form, or two exclude each other.
     """
+    _check_form(options)
     for name in ("redirects", "tee"):
         value = options.get(name, "0")
         if not (_ALL.fullmatch(value) or _EACH.fullmatch(value)):

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from trainer_launch.host import slow_files
+from trainer_launch.host import network, slow_files
 from trainer_launch.model import Binding
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError, UsageError
@@ -220,7 +220,11 @@ class Starter:
 
     @property
     def _is_needed(self) -> bool:
-        return self.forks or self._group.hosts_store
+        return self.forks or self._needs_store
+
+    @property
+    def _needs_store(self) -> bool:
+        return self._group.hosts_store and not self._workers.serve_store
 
     def begin(self) -> bool:
         """Start the fork server, which imports torch while all else goes on; False: `answer` will tell."""
@@ -294,7 +298,7 @@ class Starter:
         if self.forks:
             _log.info("workers start without the fork server: %s", reason)
             self.forks = False
-        if has_torch and self._group.hosts_store:
+        if has_torch and self._needs_store:
             return self._be_ready({})
         self._end_server()
         return self.prepare()
@@ -345,12 +349,17 @@ class Starter:
     # -- the store ----------------------------------------------------------------------------
 
     def open_store(self, ports: PortRange | None) -> int:
-        """Start the store process of a generation; its port.
+        """Start the store process of a generation, unless rank 0 serves the store; its port.
 
         Raises:
-            ServerError: it cannot be started.
+            ServerError: it cannot be started, or all ports are taken.
         """
         self.close_store()
+        if not self._needs_store:
+            try:
+                return network.free_port(ports)
+            except NodeError as problem:
+                raise ServerError(str(problem)) from None
         if self._server is None:
             raise ServerError("the fork server has ended")
         self._store, port = self._server.open_store(ports)

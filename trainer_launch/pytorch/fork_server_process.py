@@ -22,7 +22,8 @@ _NEEDED = ("torch", "torch.distributed")
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _SETTLING_S = 0.2  # for the kernel to take the last thread off the list after its end
 _STORE_S = 8.0  # for a store to open; the launcher waits a little longer
-_TRIES = 5  # another program may take a port between our look and our use
+_TRIES = 5  # another program may take a port between our look and our use, or the last store just end
+_TAKEN_S = 0.2  # between two of them
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def main(place: str) -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     gc.disable()  # imports make nothing but what stays: looking for garbage meanwhile is a tenth of their time
-    reason = _import((*_NEEDED, *preload), folder) or unfit()
+    reason = _import(_NEEDED) or _shadowed(folder) or _import(preload, folder) or unfit()
 
     from trainer_launch.pytorch import first_import, forked_process, messages
 
@@ -64,8 +65,8 @@ def main(place: str) -> None:
     serve(connection, origin, forked_process.Worker, reason)()
 
 
-def _import(names: Sequence[str], folder: str) -> str | None:
-    """Import these as the script itself would, whose folder this is ("": nobody's); why that failed."""
+def _import(names: Sequence[str], folder: str = "") -> str | None:
+    """Import these as a script in this folder would ("": in none); why that failed."""
     if folder and not _is_safe():
         sys.path.insert(0, folder)
     try:
@@ -79,6 +80,22 @@ def _import(names: Sequence[str], folder: str) -> str | None:
         if folder and not _is_safe():
             with contextlib.suppress(ValueError):
                 sys.path.remove(folder)
+
+
+def _shadowed(folder: str) -> str | None:
+    """Which file of the script's folder the program would import in place of a module that this process has."""
+    if not folder or _is_safe():
+        return None
+    with contextlib.suppress(OSError):  # a folder that cannot be listed has no modules for the script either
+        for file in os.listdir(folder):
+            name, _, kind = file.partition(".")
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            origin = getattr(spec, "origin", None) or "built-in"
+            if origin in ("built-in", "frozen") or origin.startswith(os.path.join(folder, "")):
+                continue
+            if kind == "py" or kind.endswith("so") or os.path.isfile(os.path.join(folder, file, "__init__.py")):
+                return f"{os.path.join(folder, file)} has the name of a module that the fork server has imported"
+    return None
 
 
 def _is_safe() -> bool:
@@ -264,13 +281,13 @@ def _open(request: OpenStore) -> Any:
     tries = _TRIES
     while True:
         tries -= 1
-        port = _free_port(request)
         try:
-            wait_s = timedelta(seconds=60)
+            port, wait_s = _free_port(request), timedelta(seconds=60)
             return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=wait_s)
-        except RuntimeError:  # what torch raises for a port that is taken
+        except (OSError, RuntimeError):  # the latter is what torch raises for a port that is taken
             if not tries:
                 raise
+            time.sleep(_TAKEN_S)
 
 
 def _free_port(request: OpenStore) -> int:
@@ -284,4 +301,6 @@ def _free_port(request: OpenStore) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that only winds down is free
             probe.bind(("", port))
             return port
+    if request.low == request.high:
+        raise OSError(f"port {request.low} is taken on this node")
     raise OSError(f"every port of --port-range {request.low}-{request.high} is taken on this node")

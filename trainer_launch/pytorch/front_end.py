@@ -37,6 +37,8 @@ def arguments(namespace: argparse.Namespace, parser: argparse.ArgumentParser) ->
             str(action.default),
             *DEFAULTS.get(action.dest, ()),
         )
+        if action.dest == "node_rank" and not ORDERS["is_one_of_several"]:
+            is_default = namespace.rdzv_backend != "static"  # nobody else tells it, and static nodes need it
         if not action.option_strings or is_default or text.startswith("None:"):
             continue
         if action.dest == "standalone" and ORDERS["is_one_of_several"] and "--standalone" not in WORDS:

@@ -36,11 +36,11 @@ _CALL, _RESULT = f"{runtime_directory.FUNCTION}call", f"{runtime_directory.FUNCT
 REPORT = f"{runtime_directory.FUNCTION}report.json"  # from the launcher
 
 
-def launch(fn: Callable[..., Any], elastic: Elastic | Any, /, *args: Any, **kwargs: Any) -> dict[int, Any]:
+def launch(fn: Callable[..., Any], elastic: Elastic | Any = None, /, *args: Any, **kwargs: Any) -> dict[int, Any]:
     """Run `fn(*args, **kwargs)` in every worker of this node; what each returned, by its rank in the job.
 
     In a job of several nodes every node calls this, and each gets the results of its own ranks. `elastic` is ours,
-    Flyte's, or any object with the same fields.
+    Flyte's, or any object with the same fields. Without it, its fields may be given by name: nproc_per_node=2.
 
     Raises:
         WorkerFailedError: a worker failed and no restart was left.
@@ -50,6 +50,9 @@ def launch(fn: Callable[..., Any], elastic: Elastic | Any, /, *args: Any, **kwar
     """
     if not callable(fn):
         raise UsageError(f"launch got {repr(fn)[:60]}; expected a function")
+    if elastic is None:
+        fields = {name: kwargs.pop(name) for name in kwargs.keys() & {*Elastic.__struct_fields__}}
+        elastic = Elastic(**fields)
     elastic = Elastic.of(elastic)
     if _importing:
         raise UsageError(

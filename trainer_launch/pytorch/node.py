@@ -107,6 +107,8 @@ def client_of(group: WorkerGroup, secret: bytes | None, carried: Callable[[], Ma
         machine=machine_name(workers.env, f"{me.host}-{me.node_rank}"),
         fault=me.fault,
         label=me.label,
+        nodes=me.nodes,
+        arrives=me.node_rank is None,
     )
     connected = me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir
     return Client(*connected, carried, stragglers.answer)
@@ -296,6 +298,8 @@ class TorchNode(RunLoop):
         else:
             patience_s, where = self._membership.patience_s, self._membership.coordinator
             text = f"the coordinator at {where} did not answer for {patience_s:g} s"
+            if self._membership.node_rank is None and not self._group.generation:
+                text += f"; the machine of that name or address serves it, and this is {self._membership.host}"
             self._end = say.GiveUp(f"{text}: {self._client.connection}" if self._client.connection else text)
         self._leave()
 

@@ -144,6 +144,9 @@ def end_of(news: say.GiveUp | say.Finished | say.Refused) -> say.GiveUp | say.Fi
     match news:
         case say.Quarantined(reason=reason):
             return say.GiveUp(reason, exit_code=exit_codes.INFRASTRUCTURE, cause="Quarantined")
-        case say.Refused(reason=reason):
+        case say.RefusedHere(reason=reason):
             return say.GiveUp(f"the coordinator refuses this node: {reason}")
+        case say.Refused(reason=reason):
+            text = f"the coordinator refuses this node: {reason}"
+            return say.GiveUp(text, exit_code=exit_codes.MISCONFIGURED, cause="Misconfigured")
     return news

@@ -34,20 +34,18 @@ class WorkerGroup:
         self.generation = 0  # the last one that this node was in
         self.places: Mapping[str, WorkerPlace] = {}  # by the names of the processes
         self.deaths: list[Death] = []  # in their order
+        self.node_rank = self.membership.node_rank or 0  # a generation tells who came without one
         self.leave_generation()
-
-    @property
-    def node_rank(self) -> int:
-        """This node's."""
-        return self.membership.node_rank
 
     def leave_generation(self) -> None:
         """The next store will probably be node 0's."""
-        self.hosts_store = self.node_rank == 0
+        self.hosts_store = self.membership.node_rank == 0
 
     def enter_generation(self, formed: Formed) -> None:
         """A generation was formed with this node in it; none of its workers has been started yet."""
         self.generation, self.hosts_store, self.deaths = formed.generation, formed.is_store_host, []
+        if formed.node_rank is not None:
+            self.node_rank = formed.node_rank
 
     def left_unasked(self) -> frozenset[str]:
         """Workers that came to the end of their program, and to which no signal can have told to."""

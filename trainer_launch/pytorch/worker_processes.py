@@ -28,6 +28,7 @@ def of(
     """One process for each worker, by local rank."""
     added = environments(workers, membership, formed, go, attempt_folder)
     ranks = {local_rank: formed.first_rank + local_rank for local_rank in range(workers.count)}
+    node = workers.node_label if formed.node_rank is None else formed.node_rank
     streams = torchrun_options.destinations(workers.logs, workers.env, workers.role, ranks, attempt_folder)
     return tuple(
         Process(
@@ -35,7 +36,7 @@ def of(
             argv=arguments(workers.argv, local_rank),
             env={**workers.env, **added[local_rank]},
             cwd=workers.cwd,
-            label=None if workers.node_label is None else f"{workers.node_label}:{rank}",
+            label=None if workers.node_label is None else f"{node}:{rank}",
             streams=streams.get(local_rank, {}),
         )
         for local_rank, rank in ranks.items()
@@ -108,7 +109,8 @@ def _of_the_group(workers: Workers, membership: Membership, formed: say.Formed, 
         "TORCHELASTIC_RESTART_COUNT": str(formed.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(membership.max_restarts),
         "TORCHELASTIC_RUN_ID": membership.job,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store process serves it, no worker does
+        # Served by the store process, so that no worker's end takes it away; or by rank 0, as with torchrun.
+        "TORCHELASTIC_USE_AGENT_STORE": str(not workers.serve_store),
         _ASYNC: workers.env.get(_ASYNC, "1"),
     }
 

@@ -119,7 +119,7 @@ _KNOWN = (
     ),
     Cause(
         reason="Misconfigured",
-        hint="correct torchrun's option or its PET_ variable; a restart will not help",
+        hint="correct what the message names, in the command or in the pods' variables; a restart will not help",
         exit_code=exit_codes.MISCONFIGURED,
         again=False,
     ),

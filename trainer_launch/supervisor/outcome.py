@@ -39,6 +39,7 @@ def exit_code(outcome: Outcome) -> int:
 
 def placed(outcome: Outcome, node_rank: int | None, host: str) -> Outcome:
     """Return the outcome with this pod's place, and the failure's; what the agent knows of that stands."""
+    node_rank = node_rank if outcome.node_rank is None else outcome.node_rank
     outcome, failure = replace(outcome, node_rank=node_rank, host=host), outcome.failure
     if failure is None:
         return outcome

@@ -15,6 +15,7 @@ from tests.cli.launching import clean_env
 from trainer_launch import Elastic, RunPolicy, launch
 from trainer_launch.commands.function_launcher import settings_of
 from trainer_launch.model.errors import UsageError
+from trainer_launch.pytorch import function_launch
 from trainer_launch.pytorch.function_launch import FunctionLaunchSpec
 
 
@@ -173,3 +174,21 @@ def test_importing_the_package_or_elastic_loads_nothing_heavy() -> None:
     alone, with_elastic = (set(line.split()) for line in ended.stdout.splitlines())
     assert {name for name in alone if name.startswith("trainer_launch")} == {"trainer_launch"}
     assert "torch" not in with_elastic
+
+
+def test_launch_takes_the_fields_of_elastic_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other names are the function's."""
+    given: list[object] = []
+
+    def started(_fn: object, args: tuple[object, ...], kwargs: dict[str, object], elastic: Elastic, _: str) -> int:
+        given.append((args, kwargs, elastic))
+        raise UsageError("started")
+
+    monkeypatch.setattr(function_launch, "_start", started)
+    for call in (
+        lambda: launch(print, nproc_per_node=2, max_restarts=1, sep="-"),
+        lambda: launch(print, Elastic(nproc_per_node=2, max_restarts=1), sep="-"),
+    ):
+        with pytest.raises(UsageError, match="started"):
+            call()
+    assert given[0] == given[1] == ((), {"sep": "-"}, Elastic(nproc_per_node=2, max_restarts=1))

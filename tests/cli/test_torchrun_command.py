@@ -1,0 +1,231 @@
+"""Commands as torchrun's documentation has them: equal on every node, with a port that the script names as well."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.launching import Started, launch, script, start
+from tests.ports import free_port
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+
+SAYS_RANK = """
+import os, time
+os.write(1, f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n".encode())
+while not os.path.exists('go'):
+    time.sleep(0.05)
+"""
+MEETS_AT_A_TYPED_ADDRESS = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
+dist.init_process_group('gloo', init_method=sys.argv[1], world_size=world, rank=rank)
+number = torch.ones(1)
+dist.all_reduce(number)
+dist.destroy_process_group()
+restarts = os.environ['TORCHELASTIC_RESTART_COUNT']
+if restarts == '0':
+    os.kill(os.getpid(), 9)
+print(f"sum {number.item()} after {restarts} {os.environ['TORCHELASTIC_USE_AGENT_STORE']}\\n", end='', flush=True)
+"""
+MEETS = """
+import os
+import torch.distributed as dist
+dist.init_process_group('gloo')
+print(f"agent store {os.environ['TORCHELASTIC_USE_AGENT_STORE']} rank {dist.get_rank()}\\n", end='', flush=True)
+dist.destroy_process_group()
+"""
+
+
+class Nodes:
+    """Launchers on this machine that are started by the same command."""
+
+    def __init__(self, folder: Path, nodes: str, *options: str) -> None:
+        self._folder, self._stack = folder, ExitStack()
+        meeting = ("--rdzv-id=j", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
+        torchrun = ("torchrun", f"--nnodes={nodes}", "--nproc-per-node=1", *meeting)
+        self._words = ("run", *options, "--", *torchrun, script(folder, SAYS_RANK))
+
+    def start(self) -> Started:
+        """Start one more."""
+        return self._stack.enter_context(start(*self._words, cwd=self._folder))
+
+    def finish(self, *nodes: Started) -> list[tuple[int, str]]:
+        """Let the workers end; how these launchers do."""
+        (self._folder / "go").touch()
+        return [node.end() for node in nodes]
+
+    def close(self) -> None:
+        """End what a failed test has left."""
+        self._stack.close()
+
+
+@pytest.fixture
+def nodes_of(tmp_path: Path) -> Iterator[type[Nodes]]:
+    made: list[Nodes] = []
+
+    def make(*words: str) -> Nodes:
+        made.append(Nodes(tmp_path, *words))
+        return made[-1]
+
+    yield make  # type: ignore[misc]
+    for nodes in made:
+        nodes.close()
+
+
+RANK = r"rank (\d) of 2"
+
+
+def rank_of(node: Started) -> str:
+    """What its worker says of itself."""
+    return node.read_until(RANK)[0]
+
+
+@pytest.mark.parametrize("number", ["2", "1:2"])
+def test_the_same_command_twice_is_a_job_of_two_nodes(number: str, nodes_of: type[Nodes]) -> None:
+    nodes = nodes_of(number)  # type: ignore[arg-type,call-arg]
+    started = [nodes.start(), nodes.start()]
+    assert {rank_of(node) for node in started} == {"0", "1"}
+    assert [code for code, _ in nodes.finish(*started)] == [0, 0]
+
+
+def test_a_node_that_is_killed_returns_to_its_rank_while_the_other_stays(nodes_of: type[Nodes]) -> None:
+    nodes = nodes_of("2")  # type: ignore[arg-type,call-arg]
+    first = nodes.start()
+    first.read_until("waiting up to")
+    second = nodes.start()
+    assert (rank_of(first), rank_of(second)) == ("0", "1")
+    second.close()
+    first.read_until("generation 1 is over")
+    again = nodes.start()
+    assert (rank_of(first), rank_of(again)) == ("0", "1")
+    ends = nodes.finish(first, again)
+    assert [code for code, _ in ends] == [0, 0]
+    assert "this is node 1" in ends[1][1]
+
+
+def test_when_the_first_node_is_killed_the_other_waits_for_it_and_goes_on(nodes_of: type[Nodes]) -> None:
+    nodes = nodes_of("2")  # type: ignore[arg-type,call-arg]
+    first = nodes.start()
+    first.read_until("waiting up to")
+    second = nodes.start()
+    assert (rank_of(first), rank_of(second)) == ("0", "1")
+    first.close()
+    second.read_until("the coordinator is unreachable")
+    again = nodes.start()
+    assert (rank_of(again), rank_of(second)) == ("0", "1")
+    assert [code for code, _ in nodes.finish(again, second)] == [0, 0]
+
+
+def test_one_node_more_waits_as_a_spare_and_takes_over(nodes_of: type[Nodes]) -> None:
+    nodes = nodes_of("2")  # type: ignore[arg-type,call-arg]
+    first = nodes.start()
+    first.read_until("waiting up to")
+    second = nodes.start()
+    assert (rank_of(first), rank_of(second)) == ("0", "1")
+    spare = nodes.start()
+    spare.read_until("this node is a spare")
+    second.close()
+    assert (rank_of(first), rank_of(spare)) == ("0", "1")
+    assert [code for code, _ in nodes.finish(first, spare)] == [0, 0]
+
+
+def test_an_address_of_nobody_ends_with_its_name_and_this_machines(tmp_path: Path) -> None:
+    words = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=head.invalid:29400", script(tmp_path, SAYS_RANK))
+    ended = launch("run", "--wait-timeout", "2", "--", "torchrun", *words)
+    assert ended.returncode == 138, ended.stderr
+    assert "the coordinator at head.invalid:29400 did not answer for 2 s" in ended.stderr
+    assert f"this is {os.uname().nodename}: no address for head.invalid yet" in ended.stderr
+
+
+@pytest.mark.parametrize("shared", ["True", "False"])
+def test_a_typed_port_is_where_scripts_meet_also_after_a_restart(shared: str, tmp_path: Path) -> None:
+    port = str(free_port())
+    words = ("--nproc-per-node=2", "--max-restarts=1", "--master-addr=localhost", f"--master-port={port}")
+    program = (script(tmp_path, MEETS_AT_A_TYPED_ADDRESS), f"tcp://localhost:{port}")
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if shared == "False" else {}
+    ended = launch("run", "--", "torchrun", *words, *program, env=env)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count(f"sum 2.0 after 1 {shared}") == 2, ended.stdout
+
+
+@pytest.mark.parametrize("method", ["exec", "forkserver"])
+def test_rank_0_serves_the_store_where_the_agents_shall_not(method: str, tmp_path: Path) -> None:
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    words = ("--start-method", method, "--nproc-per-node", "2", "--", script(tmp_path, MEETS))
+    ended = launch("run", *words, env=env)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["agent store False rank 0", "agent store False rank 1"]
+
+
+def test_where_rank_0_serves_the_store_and_workers_are_executed_nobody_else_imports_torch(tmp_path: Path) -> None:
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    train = script(tmp_path, SAYS_RANK.replace("of", "is one of"))
+    words = ("run", "--start-method", "exec", "--nproc-per-node", "2", "--", train)
+    with start(*words, env=env, cwd=tmp_path) as started:
+        started.read_until(r"rank \d is", times=2)
+        below = psutil.Process(started.pid).children(recursive=True)
+        assert len(below) == 2
+        (tmp_path / "go").touch()
+        assert started.end()[0] == 0
+
+
+def test_a_program_cannot_be_a_module_as_well(tmp_path: Path) -> None:
+    ended = launch("run", "--", "torchrun", "--no-python", "--module", "json.tool")
+    assert ended.returncode == 2
+    assert "--no-python runs a program, and --module a module of Python" in ended.stderr
+
+
+SEES_FLAGS = "import sys\nprint(sys.flags.dev_mode, sys.warnoptions, sys.flags.inspect)\nassert {}\n"
+
+
+@pytest.mark.parametrize("method", ["exec", "forkserver"])
+def test_pythons_own_switches_are_the_workers_and_not_the_launchers(method: str, tmp_path: Path) -> None:
+    env = {"PYTHONDEVMODE": "1", "PYTHONWARNINGS": "error::ResourceWarning"}
+    words = ("--start-method", method, "--nproc-per-node", "1", "--", script(tmp_path, SEES_FLAGS.format(True)))
+    ended = launch("run", *words, env=env)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "True ['default', 'error::ResourceWarning'] 0\n"
+    assert "Warning" not in ended.stderr
+
+
+@pytest.mark.parametrize(("fine", "code"), [(True, 0), (False, 1)])
+def test_with_pythoninspect_the_launcher_ends_with_the_code_that_it_tells(
+    fine: bool, code: int, tmp_path: Path
+) -> None:
+    train = script(tmp_path, SEES_FLAGS.format(fine))
+    words = ("run", "--nproc-per-node", "1", "--max-restarts", "0", "--", train)
+    ended = launch(*words, env={"PYTHONINSPECT": "1"})
+    assert (ended.returncode, ended.stdout) == (code, "False ['ignore'] 1\n")
+    assert "SystemExit" not in ended.stderr
+
+
+def test_a_file_beside_the_script_that_shadows_a_module_is_imported_by_each_worker_alone(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("print('the json beside', flush=True)\n")
+    train = script(tmp_path, "import json\nprint(json.__file__, flush=True)\n")
+    ended = launch("run", "--nproc-per-node", "2", "--", train)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("the json beside") == ended.stdout.count(f"{tmp_path}/json.py") == 2
+    said = "workers start without the fork server: {} has the name of a module that the fork server has imported"
+    assert ended.stderr.count(said.format(tmp_path / "json.py")) == 1
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_stop_reaches_both_nodes_of_the_same_command(nodes_of: type[Nodes]) -> None:
+    nodes = nodes_of("2")  # type: ignore[arg-type,call-arg]
+    started = [nodes.start(), nodes.start()]
+    assert {rank_of(node) for node in started} == {"0", "1"}
+    for node in started:
+        node.signal(signal.SIGTERM)
+    assert [node.end()[0] for node in started] == [143, 143]
+    eventually(lambda: all(node.process.poll() is not None for node in started), "both have ended")

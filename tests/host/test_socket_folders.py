@@ -1,0 +1,59 @@
+"""Folders of sockets that killed workers leave: which of them are dead processes', and go."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from trainer_launch.host import socket_folders
+
+
+def folder_in(place: Path, name: str = "pymp-x7k2p_9q", *, listens: bool = False) -> tuple[Path, socket.socket]:
+    """A folder with a socket."""
+    folder = place / name
+    folder.mkdir(mode=0o700)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "listener-abc"))
+    listener.listen()
+    if not listens:
+        listener.close()
+    return folder, listener
+
+
+@pytest.mark.parametrize("name", ["pymp-x7k2p_9q", "torch-shm-dir-aB3_xY"])
+def test_what_a_killed_process_has_left_goes(name: str, tmp_path: Path) -> None:
+    folder, _ = folder_in(tmp_path, name)
+    assert socket_folders.sweep(str(tmp_path)) == 1
+    assert not folder.exists()
+
+
+def test_the_folder_of_a_process_that_listens_stays(tmp_path: Path) -> None:
+    folder, listener = folder_in(tmp_path, listens=True)
+    with listener:
+        assert socket_folders.sweep(str(tmp_path)) == 0
+        assert folder.exists()
+        listener.settimeout(0.0)
+        with pytest.raises(BlockingIOError):
+            listener.accept()  # nor is it disturbed
+
+
+def test_a_folder_that_proves_nothing_stays(tmp_path: Path) -> None:
+    """Without a socket, with a file beside it, of another name, or a link."""
+    (tmp_path / "pymp-00000000").mkdir()
+    beside, _ = folder_in(tmp_path, "pymp-11111111")
+    (beside / "data").write_text("kept")
+    folder_in(tmp_path, "my-sockets")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder_in(elsewhere)
+    os.symlink(elsewhere / "pymp-x7k2p_9q", tmp_path / "pymp-22222222")
+    assert socket_folders.sweep(str(tmp_path)) == 0
+    assert (beside / "data").read_text() == "kept"
+    assert len(list(elsewhere.iterdir())) == 1
+
+
+def test_a_place_that_is_not_there_is_swept_of_nothing(tmp_path: Path) -> None:
+    assert socket_folders.sweep(str(tmp_path / "nowhere")) == 0

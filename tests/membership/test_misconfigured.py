@@ -1,0 +1,95 @@
+"""Nodes that are configured otherwise than their job: what they hear, and what the others hear who wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.membership.world import World, running
+from trainer_launch.membership import protocol as msg
+from trainer_launch.membership.membership import note_refused
+from trainer_launch.model.exit_codes import MISCONFIGURED
+from trainer_launch.pytorch.worker_ends import end_of
+
+
+def waited(world: World) -> msg.GiveUp:
+    """What node 0 hears when it has waited for long enough."""
+    peer = world.come(0)[0]
+    world.pass_time(601)
+    end = world.last(peer, msg.GiveUp)
+    assert isinstance(end, msg.GiveUp)
+    return end
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"nodes": 3}, "the coordinator's job has 2 nodes, this node's job 3"),
+        ({"rank": 5}, "this job has nodes 0 to 1, there is no node 5"),
+    ],
+)
+def test_a_node_that_was_told_another_job_is_misconfigured(fields: dict[str, int], word: str) -> None:
+    world = World(2)
+    refused = world.last(world.call(**{"rank": 1, **fields}), msg.Refused)
+    end = end_of(refused)
+    assert isinstance(end, msg.GiveUp)
+    assert (end.cause, end.exit_code) == ("Misconfigured", MISCONFIGURED)
+    assert word in end.reason
+
+
+@pytest.mark.parametrize("told", [0, 2])
+def test_numbers_that_agree_or_may_vary_are_no_reason(told: int) -> None:
+    world = World(2)
+    assert world.last(world.call(1, nodes=told), msg.Refused) is None
+
+
+def test_an_elastic_job_takes_nodes_that_were_told_another_number() -> None:
+    world = World(1, 4)
+    assert world.last(world.call(1, nodes=2), msg.Refused) is None
+
+
+def test_the_others_end_as_misconfigured_too_and_say_what_the_coordinator_knew() -> None:
+    world = World(2)
+    world.call(1, nodes=3)
+    end = waited(world)
+    assert (end.cause, end.exit_code) == ("Misconfigured", MISCONFIGURED)
+    assert end.reason == (
+        "waited 600 s for node 1; pod-1 was refused: the coordinator's job has 2 nodes, this node's job 3"
+    )
+
+
+@pytest.mark.parametrize("rank", [1, None])
+def test_a_wrong_secret_is_remembered_with_the_rank_that_it_came_for(rank: int | None) -> None:
+    world = World(2)
+    hello = msg.Hello(msg.VERSION, "job", rank, "pod-1", "x")
+    note_refused(world.state, hello, msg.Refused("its secret differs from the job's", retry=False))
+    assert waited(world).reason.endswith("pod-1 was refused: its secret differs from the job's")
+
+
+@pytest.mark.parametrize("fields", [{"job": "another"}, {"rank": 7}, {"rank": 0, "host": "other"}])
+def test_strangers_do_not_make_a_job_misconfigured_that_waits_for_a_lost_node(fields: dict[str, object]) -> None:
+    """Of another job, of no rank of this one, or beside a node that is there."""
+    world = World(2)
+    zero = world.come(0)[0]
+    world.call(**{"rank": 1, **fields})
+    world.pass_time(601)
+    assert world.last(zero, msg.GiveUp).cause is None
+
+
+def test_a_node_that_was_corrected_and_is_lost_later_was_not_misconfigured() -> None:
+    world = World(2)
+    world.call(1, nodes=3)
+    zero, one = world.come(0, 1)
+    world.open_store()
+    world.gone(one)
+    world.join(zero)
+    world.pass_time(601)
+    assert world.last(zero, msg.GiveUp).cause is None
+
+
+def test_a_process_that_was_replaced_by_a_newer_one_may_be_started_again() -> None:
+    world, peers = running(2)
+    world.call(1)
+    refused = world.last(peers[1], msg.Refused)
+    end = end_of(refused)
+    assert isinstance(end, msg.GiveUp)
+    assert end.cause is None
