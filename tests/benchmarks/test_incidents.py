@@ -20,7 +20,7 @@ RAISES = BY_TEXT["an exception on one rank"]
 CLEANS_UP = BY_TEXT["leaves its group, and raises 1.5 s later"]
 HANGS = BY_TEXT["never enters: ended"]
 REPORTED = BY_TEXT["two ranks are missing at two places"]
-HEALTHY = BY_TEXT["torch.compile on one rank"]
+HEALTHY = BY_TEXT["a long checkpoint by rank 0"]
 CHANCE = BY_TEXT["an exception on all ranks"]
 CIRCLE = BY_TEXT["both ranks receive"]
 

@@ -24,9 +24,7 @@ VARIES = {
 
 
 # A sentence that begins so names who is at fault; others tell of all ranks, or of victims.
-_NAMES = re.compile(
-    r"ranks? ([\d,:/-]+) (?:\(node \d+\) )?(?:never entered|finished|ended|(?:is|has been) stopped)"
-)
+_NAMES = re.compile(r"ranks? ([\d,:/-]+) (?!and its peers|ha(?:s|ve) been (?:idle|busy))")
 
 
 def names(sentence: str) -> frozenset[int]:
@@ -37,6 +35,8 @@ def names(sentence: str) -> frozenset[int]:
 
 def at_fault(situation: Situation) -> frozenset[int]:
     """Any of these ranks may be named; empty: nobody."""
+    if situation.is_healthy:
+        return frozenset()
     ranks = situation.rank if isinstance(situation.rank, tuple) else (situation.rank,)
     return frozenset(rank for rank in ranks if rank is not None) or names(situation.sentence)
 

@@ -135,7 +135,6 @@ FIELD: tuple[Situation, ...] = (
 SLOW: tuple[Situation, ...] = (
     left("evaluates_for_minutes", "default options: an evaluation of 4 minutes", options=(), long_s=240.0),
     hang("never_entered", "default options: stuck after a second",
-        "rank 1 (node 0) never entered all_reduce #6 …; rank 0 has waited in it for {S}; rank 1 is in {L} (read_batch)",
-        options=(), long_s=60.0),
+        "rank 1 (node 0) never entered all_reduce #6 …; rank 1 is in {L} (read_batch)", options=(), long_s=60.0),
 )
 # fmt: on
