@@ -122,7 +122,7 @@ def _note(one: Situation) -> str:
     return ", ".join(parts).replace("|", "/")
 
 
-def _any(right: object, words: Mapping[object, str] | None = None) -> str:
+def _any(right: object, words: Mapping[bool | None, str] | None = None) -> str:
     """One right answer, or all of them."""
     answers = right if isinstance(right, tuple) else (right,)
     return " or ".join(str((words or {}).get(answer, answer)) for answer in answers) or "any"

@@ -101,7 +101,7 @@ FIELD: tuple[Situation, ...] = (
         "rank 0 ended with exit code 1: FloatingPointError: the gradient's norm is inf…", rank=0, workers=3),
     failed("store_resets", "the object store resets the connection", _CODE + "…Connection reset by peer…",
         never="PeerLost|network is gone", needs="server", workers=3),
-    failed("loader_crashes", "a data loader's process crashes", _CODE + "…killed by signal: Segmentation fault…"),
+    failed("loader_crashes", "a data loader's process crashes", _CODE + "…DataLoader worker…"),
     failed("loader_fills_memory", "the kernel kills a data loader for memory", _CODE + "…", reason="OutOfMemory",
         exit_code=(), retryable=(), needs="memory"),
     failed("child_fills_memory", "the kernel kills a child for memory", _CODE + "…", reason="OutOfMemory",
