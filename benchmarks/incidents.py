@@ -103,15 +103,8 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 def _note(one: Situation) -> str:
     """For the table: seconds as N s, lines as N."""
-    words = {
-        "S": "N s",
-        "L": "incident_job.py:N",
-        "LOADER": "DataLoader worker …",
-        "R": "0",
-        "GLOO": "…",
-        "ALIVE": "…",
-    }
-    sentence = re.sub(r"\{([A-Z]+)\}", lambda found: words[found[1]], one.sentence or "nobody is named")
+    words = {"S": "N s", "L": "incident_job.py:N", "R": "0"}
+    sentence = re.sub(r"\{([A-Z]+)\}", lambda part: words.get(part[1], "…"), one.sentence or "nobody is named")
     helps = {True: "may help", False: "will not help", None: "unknown"}
     parts = [
         _any(one.reason),
