@@ -15,6 +15,7 @@ from benchmarks import (
     recovery,
     schedule,
     startup,
+    stragglers,
     survival,
     tables,
 )
@@ -31,6 +32,7 @@ SECTIONS: tuple[Section, ...] = (
     mpi.SECTION,
     preflight.SECTION,
     incidents.SECTION,
+    stragglers.SECTION,
     schedule.SECTION,
     *survival.SECTIONS,
 )

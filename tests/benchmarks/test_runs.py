@@ -18,6 +18,7 @@ from benchmarks import (
     recovery,
     schedule,
     startup,
+    stragglers,
     survival,
     trees,
 )
@@ -68,6 +69,13 @@ def test_a_killed_worker_is_seen_to_come_back() -> None:
     assert list(found) == list(recovery.rows(1))
     awake = {name: value for name, value in numbers(found).items() if "wake-ups" not in name}  # none is the goal
     assert all(value > 0 for value in awake.values()), found
+
+
+@pytest.mark.long("tests/benchmarks/test_runs.py")
+@pytest.mark.torch
+@pytest.mark.parametrize(("factor", "ranks"), [(3.0, {1}), (1.0, set())])
+def test_a_slow_rank_is_named_a_straggler_and_nobody_is_without(factor: float, ranks: set[int]) -> None:
+    assert stragglers.named(stragglers.Straggling(4, factor)) == ranks
 
 
 @pytest.mark.long("tests/benchmarks/test_runs.py")

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env
 from tests.conftest import require
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.process
 
@@ -28,7 +30,7 @@ MEMORY = ("memory", {"memory.max": str(64 << 20)} if IS_V2 else {"memory.limit_i
 @contextlib.contextmanager
 def limited(controller: str, limits: dict[str, str]) -> Iterator[str]:
     """A new group below our own with these limits; the words that run a command inside."""
-    group = (ROOT if IS_V2 else ROOT / controller) / f"trainer-launch-test-{os.getpid()}"
+    group = (ROOT if IS_V2 else ROOT / controller) / f"trainer-launch-test-{os.getpid()}-{threading.get_ident()}"
     try:
         group.mkdir()
         for name, value in limits.items():
@@ -40,6 +42,7 @@ def limited(controller: str, limits: dict[str, str]) -> Iterator[str]:
     try:
         yield f'echo $$ > "{group}/cgroup.procs" && exec "$0" "$@"'
     finally:
+        eventually(lambda: not (group / "cgroup.procs").read_text(), f"{group} is empty", within_s=20.0)
         group.rmdir()
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 
-from tests.incidents.running import REPORT_S, TIMEOUT_S, Told, run
+from tests.incidents.running import REPORT, TIMEOUT_S, Situation, Told, run
+from trainer_launch.model.units import numbers_in
 
 SIDE_BY_SIDE = 6  # they mostly wait
-REPORT = ("--hang-report-after", REPORT_S)
 END = ("--max-restarts", "0")
 KILL = ("--hang-timeout", TIMEOUT_S, *END)
 BOTH = (*REPORT, "--hang-timeout", TIMEOUT_S)
@@ -26,24 +25,29 @@ VARIES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """What happens, and what has to be told of it, word for word."""
+# A sentence that begins so names who is at fault; others tell of all ranks, or of victims.
+_NAMES = re.compile(r"ranks? ([\d,:/-]+) (?!and its peers|ha(?:s|ve) been (?:idle|busy))")
 
-    act: str  # of incident_job
-    text: str  # for the table
-    sentence: str = ""  # of a healthy job: what is told of it without naming it a hang
-    reason: str = "Succeeded"
-    exit_code: int = 0
-    retryable: bool | None = None  # of a hang that is only reported: whether a restart helps
-    rank: int | None = None  # in the termination message
-    workers: int = 2  # of each node
-    nodes: int = 1
-    options: Sequence[str] = REPORT
-    ends: str = ""
-    attempt: int = 1
-    any_rank: bool = field(default=False)  # which rank is the first to fail is chance
-    long_s: float = 6.0  # what a healthy rank does takes so long
+
+def names(sentence: str) -> frozenset[int]:
+    """The ranks that a sentence says are at fault."""
+    match = _NAMES.match(sentence)
+    return frozenset(numbers_in(match[1])) if match else frozenset()
+
+
+def at_fault(situation: Situation) -> frozenset[int]:
+    """Any of these ranks may be named; empty: nobody."""
+    if situation.is_healthy:
+        return frozenset()
+    ranks = situation.rank if isinstance(situation.rank, tuple) else (situation.rank,)
+    return frozenset(rank for rank in ranks if rank is not None) or names(situation.sentence)
+
+
+def named(told: Told) -> frozenset[int]:
+    """The ranks that are named as the cause: `rank=` of the termination message, else the sentence."""
+    if told.rank is not None:
+        return frozenset((told.rank,))
+    return names(told.sentence) if told.accused or told.reason not in ("Succeeded", "Stopped") else frozenset()
 
 
 _W = "has waited in it for {S}; "
@@ -437,7 +441,7 @@ TO_TELL: tuple[Situation, ...] = (
 
 def healthy(act: str, text: str, **more) -> Situation:
     """Nobody is accused or restarted."""
-    return Situation(act=act, text=text, **{"options": BOTH, **more})
+    return Situation(act=act, text=text, is_healthy=True, **{"options": BOTH, **more})
 
 
 TO_LEAVE: tuple[Situation, ...] = (
@@ -479,39 +483,36 @@ TO_LEAVE: tuple[Situation, ...] = (
 def pattern(sentence: str) -> str:
     """What the sentence may be, as a regular expression for all of it."""
     parts = re.split(r"\{([A-Z]+)\}", sentence)
-    return "".join(VARIES[part] if number % 2 else re.escape(part) for number, part in enumerate(parts))
+    return "".join(VARIES[part] if n % 2 else re.escape(part).replace("…", ".*") for n, part in enumerate(parts))
 
 
 def differences(situation: Situation, told: Told) -> list[str]:
     """What was not told as it has to be."""
-    if situation in TO_LEAVE:
-        found = ["somebody was accused"] if told.accused else []
-        if situation.sentence and not found and not re.fullmatch(pattern(situation.sentence), told.sentence):
-            found.append(f"sentence: {told.sentence}")
-    else:
-        found = [] if re.fullmatch(pattern(situation.sentence), told.sentence) else [f"sentence: {told.sentence}"]
-        if not situation.any_rank and told.rank != situation.rank:
-            found.append(f"rank={told.rank}")
-        if told.retryable != situation.retryable:
-            found.append(f"retryable={told.retryable}")
-    for name in ("reason", "exit_code", "attempt"):
-        if getattr(told, name) != getattr(situation, name):
-            found.append(f"{name}={getattr(told, name)}")
-    return found
+    wrong = ["somebody was accused"] if situation.is_healthy and told.accused else []
+    is_told = re.fullmatch(pattern(situation.sentence), told.sentence)
+    if not is_told and not wrong and (situation.sentence or not situation.is_healthy):
+        wrong.append(f"sentence: {told.sentence}")
+    if situation.never and (bad := re.search(situation.never, told.launchers_lines)):
+        wrong.append(f"never: {bad[0]}")
+    checked = () if situation.is_healthy else ("retryable",) if situation.any_rank else ("rank", "retryable")
+    for name in (*checked, "reason", "exit_code", "attempt"):
+        right, value = getattr(situation, name), getattr(told, name)
+        if (right and value not in right) if isinstance(right, tuple) else value != right:
+            wrong.append(f"{name}={value}")
+    return wrong
 
 
-def tries(situation: Situation) -> list[list[str]]:
-    """Run it, and once more if something was wrong, as the machine may be busy; what was wrong each time."""
-    words = {name: getattr(situation, name) for name in ("workers", "nodes", "options", "ends", "long_s")}
-    found = [differences(situation, run(situation.act, **words))]
-    return [*found, differences(situation, run(situation.act, **words))] if found[0] else found
+def tries(situation: Situation) -> list[Told]:
+    """Run it, and once more if something was wrong, as the machine may be busy."""
+    first = run(situation)
+    return [first, run(situation)] if differences(situation, first) else [first]
 
 
 def check(situation: Situation) -> list[str]:
     """What is still wrong after the last try."""
-    return tries(situation)[-1]
+    return differences(situation, tries(situation)[-1])
 
 
-def longest_first() -> list[Situation]:
-    """All of them, so that those side by side end together."""
-    return sorted((*TO_TELL, *TO_LEAVE), key=lambda one: -one.long_s)
+def longest_first(situations: Iterable[Situation] = (*TO_TELL, *TO_LEAVE)) -> list[Situation]:
+    """So that those side by side end together."""
+    return sorted(situations, key=lambda situation: -situation.long_s)
