@@ -669,7 +669,7 @@ class TorchNode(RunLoop):
             case say.GiveUp() as end:
                 cause = self._failure_of(worker_ends.given_up_for(end, own))
                 cause = replace(cause, message=f"{cause.message}; {end.seen}") if end.seen else cause
-                return worker_ends.told_by_all(cause, end, self._membership.node_rank)
+                return worker_ends.told_by_all(cause, end, self._group.node_rank)
         return None
 
 
