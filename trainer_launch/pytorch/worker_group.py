@@ -34,6 +34,7 @@ class WorkerGroup:
         self.generation = 0  # the last one that this node was in
         self.places: Mapping[str, WorkerPlace] = {}  # by the names of the processes
         self.deaths: list[Death] = []  # in their order
+        self.unasked: set[str] = set()  # that ended with 0, without handlers of signals that ask for it
         self.leave_generation()
 
     @property
@@ -48,11 +49,17 @@ class WorkerGroup:
     def enter_generation(self, formed: Formed) -> None:
         """A generation was formed with this node in it; none of its workers has been started yet."""
         self.generation, self.hosts_store, self.deaths = formed.generation, formed.is_store_host, []
+        self.unasked = set()
 
-    def left_unasked(self) -> frozenset[str]:
-        """Workers that came to the end of their program, and to which no signal can have told to."""
+    def left_unasked(self) -> set[str]:
+        """Workers that no signal can have told to leave: they had no handler of one, at the end of their programs.
+
+        Python removes handlers after that; where a worker has told nothing, it has left by `os._exit`.
+        """
         self.recorders.answers(0, time.monotonic() + _AT_END_S)
-        return frozenset(name for name, report in self.recorders.at_end.items() if not report.handles)
+        reports = self.recorders.at_end
+        silent = self.unasked & self.recorders.names - reports.keys()
+        return silent | {name for name, report in reports.items() if not report.handles}
 
     def ended(self) -> list[RankState]:
         """The ranks of this generation that have no process any more, with what each reported at its end."""
