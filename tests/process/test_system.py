@@ -113,3 +113,17 @@ system.close()
 print(json.dumps([before, adopts()]))
 """
     assert told(code) == [True, False]
+
+
+def test_who_ended_with_0_and_had_no_handler_for_a_signal_that_asks_for_it_is_known() -> None:
+    """The exit of one that had may be its answer to a SIGTERM from elsewhere."""
+    code = """
+program = "import os, signal; signal.signal(signal.SIG{}, lambda *_: None); os._exit({})"
+argvs = [(sys.executable, "-c", program.format(*how)) for how in (("TERM", 0), ("WINCH", 3), ("WINCH", 0))]
+pids = [system.spawn(Process(name="rank", argv=argv, env=dict(os.environ))) for argv in argvs]
+for pid in pids:
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+system.wait(0)
+print(json.dumps([pid in system.unasked for pid in pids]))
+"""
+    assert told(code) == [False, False, True]

@@ -65,6 +65,7 @@ class FakeSystem(System):
         self.clock_s = 0.0
         self.calls: list[tuple[object, ...]] = []
         self.mark = None
+        self.unasked = set()
         self.alive: dict[int, Living] = {}
         self._lives = {name: list(lives) for name, lives in programs.items()}
         self._missing, self._evidence = set(missing), evidence or Evidence()

@@ -29,6 +29,11 @@ class Recorders:
         self._answers: dict[int, dict[str, Recorded]] = {}  # by question; to the last one of each kind
         self._sample = 0  # the last question for entries
 
+    @property
+    def names(self) -> set[str]:
+        """The workers that could answer."""
+        return {*self._connections}
+
     def open(self, names: Sequence[str]) -> list[int]:
         """Make a connection for each worker; their ends are the caller's.
 

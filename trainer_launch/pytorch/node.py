@@ -201,6 +201,7 @@ class TorchNode(RunLoop):
         else:
             death = self._processes.reaped(pid, status, now_s)
             if death is not None:
+                self._group.unasked |= {death.process} if pid in self._system.unasked else set()
                 self.on_end(self._explained(death), now_s)
 
     @property

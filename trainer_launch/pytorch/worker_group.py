@@ -35,6 +35,7 @@ class WorkerGroup:
         self.places: Mapping[str, WorkerPlace] = {}  # by the names of the processes
         self.deaths: list[Death] = []  # in their order
         self.node_rank = self.membership.node_rank or 0  # a generation tells who came without one
+        self.unasked: set[str] = set()  # that ended with 0, without handlers of signals that ask for it
         self.leave_generation()
 
     def leave_generation(self) -> None:
@@ -46,11 +47,17 @@ class WorkerGroup:
         self.generation, self.hosts_store, self.deaths = formed.generation, formed.is_store_host, []
         if formed.node_rank is not None:
             self.node_rank = formed.node_rank
+        self.unasked = set()
 
-    def left_unasked(self) -> frozenset[str]:
-        """Workers that came to the end of their program, and to which no signal can have told to."""
+    def left_unasked(self) -> set[str]:
+        """Workers that no signal can have told to leave: they had no handler of one, at the end of their programs.
+
+        Python removes handlers after that; where a worker has told nothing, it has left by `os._exit`.
+        """
         self.recorders.answers(0, time.monotonic() + _AT_END_S)
-        return frozenset(name for name, report in self.recorders.at_end.items() if not report.handles)
+        reports = self.recorders.at_end
+        silent = self.unasked & self.recorders.names - reports.keys()
+        return silent | {name for name, report in reports.items() if not report.handles}
 
     def ended(self) -> list[RankState]:
         """The ranks of this generation that have no process any more, with what each reported at its end."""

@@ -30,6 +30,7 @@ from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.output import Listener, Output, Sieve
 
+_REQUESTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # on which programs save and leave
 _NOBODY: frozenset[tuple[int, int]] = frozenset()
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class System:
         # Sessions and groups below us; None: nobody has looked since the last end.
         self._seen: set[int] | None = None
         self._kept: set[int] = set()  # children that no signal to all reaches
+        self.unasked: set[int] = set()  # pids that ended with 0, without handlers of signals that ask for it
         self._descriptors: set[int] = set()  # others', which end a `wait`
 
     def now(self) -> float:
@@ -299,6 +301,10 @@ class System:
                 return
             if info is None:
                 return
+            self.unasked.discard(info.si_pid)
+            if info.si_pid in self._popens and (info.si_code, info.si_status) == (os.CLD_EXITED, 0):
+                handles = any(process_tree.catches(info.si_pid, number) for number in _REQUESTS)
+                self.unasked |= set() if handles else {info.si_pid}
             popen = self._popens.pop(info.si_pid, None)
             self._kept.discard(info.si_pid)
             yield info.si_pid, _collect(info.si_pid) if popen is None else popen.wait()
