@@ -76,7 +76,9 @@ class GroupIncidents:
         if collected is not None:
             states = fitting((*collected.incident.states, *self._ending(collected)))
             limit_s, is_early = collected.limit_s, collected.is_early
-        self._send(say.Note(self._group.generation, STALL, Ranks(states, time.time_ns(), limit_s, is_early)))
+        self._send(
+            say.Note(self._group.generation, STALL, Ranks(states, time.time_ns(), limit_s, is_early=is_early))
+        )
 
     def _ending(self, collected: Collected) -> list[RankState]:
         """Ranks whose processes are gone, while the group has not heard of their ends yet: they hang nowhere."""
