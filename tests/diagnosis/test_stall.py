@@ -180,8 +180,8 @@ def test_before_it_is_known_which_pauses_are_usual_only_a_few_idle_ranks_are_acc
     for peer, rank in zip(peers, range(3), strict=True):
         groups = {"0": group(6 if rank in missing else 7, 6, ranks="0-2")}
         state = RankState(rank=rank, groups=groups, place=READ, quiet_s=61.0)
-        asks = (60.0, is_early) if rank == 0 else ()
-        world.note(peer, STALL, Ranks((state,), NOW, *asks))
+        ranks = Ranks((state,), NOW, 60.0, is_early=is_early) if rank == 0 else Ranks((state,), NOW)
+        world.note(peer, STALL, ranks)
     assert told(world, peers[0]).accuses is (is_named or not is_early)
 
 
@@ -189,7 +189,7 @@ def test_before_it_is_known_which_pauses_are_usual_a_proof_is_told_as_well():
     world, peers = worlds.running(judges=[StallJudge()])
     for peer, rank in zip(peers, range(3), strict=True):
         groups = {"0": group(7, 6, ranks="0-2", operation="barrier" if rank else "all_reduce")}
-        world.note(peer, STALL, Ranks((RankState(rank=rank, groups=groups),), NOW, 60.0, True))
+        world.note(peer, STALL, Ranks((RankState(rank=rank, groups=groups),), NOW, 60.0, is_early=True))
     assert (told(world, peers[0]).reason, told(world, peers[0]).accuses) == ("ProgramError", True)
 
 

@@ -143,7 +143,9 @@ class Collector:
         recorded = recorders.answers(number, until_s) if recorders else {}
         texts = stacks.answers(asked, until_s) if texts is None else texts
         states = [
-            self._state(worker, state, texts.get(worker.pid, ""), recorded.get(worker.name), is_hang=kind == HANG)
+            self._state(
+                worker, state, texts.get(worker.pid, ""), recorded.get(worker.name), is_hang=kind != FAILURE
+            )
             for worker, state in alive.items()
             if worker.rank is not None
         ]
