@@ -119,7 +119,8 @@ class Watch:
     @property
     def is_reported(self) -> bool:
         """Whether the present quiet was reported, here or by another node."""
-        return self._round().is_reported
+        hang = next((hang for rules in self._watched.all_rules if (hang := self._judged(rules))), None)
+        return self._round(hang).is_reported
 
     def reported(self, hang: Hang | None = None) -> None:
         """Nothing more is reported until somebody makes progress; to have collected is no gap in the watch.
@@ -271,7 +272,9 @@ class Watch:
             return _Report(hang.text, digest, None)
         report = "".join(f"{line}\n" for line in (hang.text, *digest))
         sentence = (lambda _: hang.text) if hang.kind is HangKind.STOPPED else hang.text  # that says it all
-        collected = self._collector.collect(HANG, sentence, report=report, texts=texts, is_same=self.is_reported)
+        collected = self._collector.collect(
+            HANG, sentence, report=report, texts=texts, is_same=self._round(hang).is_reported
+        )
         collected = collected.with_quiet(self.quiet(), hang.limit_s, is_early=hang.is_early)
         text = collected.incident.sentence
         text += f"; collected in {collected.folder}" if collected.folder else ""
