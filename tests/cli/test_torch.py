@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -541,11 +543,10 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
 def test_a_worker_that_is_killed_with_its_loader_leaves_no_folder(tmp_path: Path, strategy: str) -> None:
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    env = {"TMPDIR": str(temporary), "TRAINER_LAUNCH_INCIDENT_DIR": str(tmp_path / "incidents")}
-    train = script(tmp_path, KILLED_WITH_ITS_LOADER)
-    ended = launch("run", "--nproc-per-node", "1", "--max-restarts", "0", "--", train, strategy, env=env)
-    assert ended.returncode == 137, ended.stderr
-    assert re.search(r"folders [1-9]", ended.stdout), ended.stdout
-    assert list(temporary.iterdir()) == []
+    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:  # torch's sockets need a short path
+        env = {"TMPDIR": temporary, "TRAINER_LAUNCH_INCIDENT_DIR": str(tmp_path / "incidents")}
+        train = script(tmp_path, KILLED_WITH_ITS_LOADER)
+        ended = launch("run", "--nproc-per-node", "1", "--max-restarts", "0", "--", train, strategy, env=env)
+        assert ended.returncode == 137, ended.stderr
+        assert re.search(r"folders [1-9]", ended.stdout), ended.stdout
+        assert os.listdir(temporary) == []
