@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from trainer_launch.host import socket_folders
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A socket's path has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
 
 
 def folder_in(place: Path, name: str = "pymp-x7k2p_9q", *, listens: bool = False) -> tuple[Path, socket.socket]:

@@ -179,7 +179,7 @@ examples:
         add_flags=_flags_of_incidents,
         examples="""examples:
   kubectl exec POD -- trainer-launch incidents
-  kubectl exec POD -- trainer-launch incidents collect       # now, on all nodes of the job
+  kubectl exec POD -- trainer-launch incidents collect       # now, on all nodes
   kubectl exec POD -- trainer-launch incidents show          # the newest
   kubectl exec POD -- trainer-launch incidents page >incident.html
   kubectl cp POD:/tmp/trainer-launch-incidents ./copied    # the folders of all

@@ -320,15 +320,15 @@ def _parsed(said: bytes, hostname: str) -> frozenset[Key] | None:
 @contextlib.contextmanager
 def kept_clean() -> Iterator[Callable[[], None]]:
     """Remove what a killed predecessor left; yield what removes our dead workers' share, and do that at the end."""
-    baseline = Baseline(os.uname().nodename)
-
-    place = tempfile.gettempdir()
+    baseline, place = Baseline(os.uname().nodename), ""
+    with contextlib.suppress(FileNotFoundError):  # no folder takes files: workers leave none there
+        place = tempfile.gettempdir()
 
     def sweep() -> None:
         removed = baseline.sweep()
         if removed.count:
             _log.info("%s", removed)
-        folders = within(place, 0, socket_folders.sweep, place)
+        folders = within(place, 0, socket_folders.sweep, place) if place else 0
         if folders:
             _log.info("removed %s of dead workers from %s", counted(folders, "folder"), place)
 
