@@ -125,6 +125,10 @@ class Job:
 
     def close(self) -> None:
         """End everything."""
+        for host in (self.launcher, *self.workers):
+            for below in host.processes():  # another user's outlives the one that has started it
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    below.kill()
         for process in self._started:
             process.kill()  # process 1 of the host goes with it
             process.wait()

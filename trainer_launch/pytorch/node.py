@@ -524,7 +524,7 @@ class TorchNode(RunLoop):
                 death, self._group.generation, self._ending.ends or self._ends_now()
             )
             told, ago_s = self._failure_of(death), max(0.0, self._system.now() - death.at_s)
-            is_cause = death.reason is None or told.rank is not None  # ranks that differ name nobody
+            is_cause = told.rank == death.rank  # ranks that differ name nobody, nor does one that quotes another
             failed = replace(failed, exit_reason=told.reason, helps=told.restart_helps, is_cause=is_cause)
             if not failed.message:  # what its last lines say
                 words = told.message.partition(": ")[2]
