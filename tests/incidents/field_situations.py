@@ -108,7 +108,7 @@ FIELD: tuple[Situation, ...] = (
         exit_code=(), retryable=(), needs="memory"),
     failed("child_raises", "an exception in a child of mp.spawn", _CODE + "…ValueError: shard 0 is corrupt…"),
     failed("quota_is_full", "a rank cannot write its part of a distributed checkpoint",
-        _CODE + "…Disk quota exceeded…", workers=3),
+        "rank … ended with exit code 1…rank 1: OSError…Disk quota exceeded…", rank=(None, 1), workers=3),
     ended("frees_wrongly", "glibc finds the heap corrupted",
         "rank 1 ended with signal SIGABRT…free(): invalid pointer…", "Crashed", 134, job=JOB),
     ended("python_aborts", "a fatal error of Python", "rank 1 ended with signal SIGABRT…the cache is corrupt…",
