@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -20,7 +21,7 @@ from trainer_launch.diagnosis.hang_detection import WatchedWorker
 from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.diagnosis.stacks import STACKS_SIGNAL
 from trainer_launch.diagnosis.worker_samples import WatchedWorkers, WorkerPlace
-from trainer_launch.host import process_tree
+from trainer_launch.host import process_tree, system_calls
 
 pytestmark = pytest.mark.process
 DEADLINE_S = 20.0
@@ -78,6 +79,39 @@ def test_to_be_asked_for_stacks_ends_no_sleep_in_c(tmp_path):
             assert [frame.function for frame in stacks.main_thread(texts[pid])] == ["hold", "<module>"]
             assert "nanosleep" in process_tree.sleeps_in(pid)
             assert not select.select([process.stdout], [], [], 0)[0], "it does not go on"
+        finally:
+            process.kill()
+
+
+CONNECTS = """
+import ctypes, faulthandler, select, socket, sys
+from trainer_launch.diagnosis.stacks import STACKS_SIGNAL
+faulthandler.register(STACKS_SIGNAL, open(sys.argv[1], "w"), all_threads=True)
+asked = socket.socket()
+asked.setblocking(False)
+asked.connect_ex(("127.0.0.1", int(sys.argv[2])))
+class Poll(ctypes.Structure):
+    _fields_ = [("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short)]
+ctypes.CDLL(None).poll(ctypes.byref(Poll(asked.fileno(), select.POLLOUT, 0)), 1, 60000)
+print("gave up", flush=True)
+"""
+
+
+def test_who_still_connects_is_not_asked_as_a_library_in_c_would_give_up(tmp_path):
+    """As torch, whose store is somewhere that does not answer yet."""
+    with socket.socket() as full, contextlib.ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        stack.enter_context(socket.create_connection(full.getsockname()))  # there is no room for another
+        argv = (sys.executable, "-c", CONNECTS, f"{tmp_path}/stacks", str(full.getsockname()[1]))
+        process = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE))
+        try:
+            eventually(lambda: system_calls.is_connecting(process.pid), "it connects")
+            worker = WatchedWorker("rank 0", process.pid, 1, 0, 0, f"{tmp_path}/stacks")
+            assert stacks.ask_all({worker: ()}) == {}
+            assert system_calls.is_connecting(process.pid)
+            assert process.stdout is not None
+            assert not select.select([process.stdout], [], [], 0)[0]
         finally:
             process.kill()
 

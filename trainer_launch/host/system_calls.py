@@ -53,7 +53,7 @@ _KINDS = {} if _COLUMN is None else {n: kind for kind, columns in _NUMBERS.items
 _MOST_FDS = 1024  # of one call
 _OPENS_PIPE = re.compile("wait_for_partner|fifo|pipe")  # until somebody opens its other end
 _WAIT4, _P_PID = (61, 260), 1
-_LISTENS = "0A"
+_CONNECTS, _LISTENS = "02", "0A"
 
 
 class SystemCall(NamedTuple):
@@ -108,10 +108,22 @@ def open_files(pid: int) -> frozenset[str]:
 
 def connections(pid: int, own_ports: Collection[int] = ()) -> frozenset[str]:
     """The TCP connections of a process's network that do not lead to one of these ports, as socket:[NUMBER]."""
+    others = (row for row in _tcp(pid) if row[3] != _LISTENS)
+    return frozenset(f"socket:[{row[9]}]" for row in others if int(row[2].rpartition(":")[2], 16) not in own_ports)
+
+
+def is_connecting(pid: int) -> bool:
+    """Whether the main thread waits for a connection to be made; a library in C may give up if a signal comes."""
+    call = of_thread(pid, pid)
+    if call is None or not call.files:
+        return False
+    return any(f"socket:[{row[9]}]" in call.files for row in _tcp(pid) if row[3] == _CONNECTS)
+
+
+def _tcp(pid: int) -> list[list[str]]:
+    """The rows of the kernel's tables of TCP connections: addresses, state, number, and more."""
     lines = "".join(files.text(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")).splitlines()
-    rows = [row for row in map(str.split, lines) if len(row) > 9 and row[0] != "sl"]
-    others = [row for row in rows if row[3] != _LISTENS and int(row[2].rpartition(":")[2], 16) not in own_ports]
-    return frozenset(f"socket:[{row[9]}]" for row in others)
+    return [row for row in map(str.split, lines) if len(row) > 9 and row[0] != "sl"]
 
 
 def _fds(pid: int, kind: CallKind, arguments: list[int]) -> Iterator[int]:
