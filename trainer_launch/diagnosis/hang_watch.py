@@ -119,8 +119,7 @@ class Watch:
     @property
     def is_reported(self) -> bool:
         """Whether the present quiet was reported, here or by another node."""
-        hang = next((hang for rules in self._watched.all_rules if (hang := self._judged(rules))), None)
-        return self._round(hang).is_reported
+        return self._round(next(iter(self._hangs()), None)).is_reported
 
     def reported(self, hang: Hang | None = None) -> None:
         """Nothing more is reported until somebody makes progress; to have collected is no gap in the watch.
@@ -144,7 +143,7 @@ class Watch:
             now = replace(now, report=None)  # nothing is kept of it
         if explanation.active:
             self._active_at_s = now_s
-            hangs = [hang for rules in self._watched.all_rules if (hang := self._judged(rules)) is not None]
+            hangs = self._hangs()
             causes = tuple(worker for worker in self._node.tracks if not ranks or worker.rank in ranks)
             if not hangs:
                 now = replace(now, again_at_s=now_s, causes=causes, explanation=None)
@@ -197,6 +196,10 @@ class Watch:
         if rules is None:
             return None
         return hang_detection.judge(self._node, rules, is_explained=self._watched.explained)
+
+    def _hangs(self) -> list[Hang]:
+        """What the rules that end and those that report say now."""
+        return [hang for rules in self._watched.all_rules if (hang := self._judged(rules)) is not None]
 
     def _quiet_s(self, workers: Sequence[WatchedWorker], hang: Hang) -> float:
         """For how long none of these workers has shown progress."""

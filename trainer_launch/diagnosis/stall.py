@@ -159,14 +159,13 @@ class StallJudge(Judge, frozen=True, kw_only=True):
             why = replace(why, accuses=False)
         text = why.text + (f"; no answer from {', '.join(names[:4])}" if names else "")
         why = replace(why, text=text, ranks=why.ranks[:MAX_RANKS])
-        sentence, all_numbers = _on_request(ranks, text) if now.is_request else "", range(len(everybody))
-        news = [Tell(all_numbers, RanksOfAll(fitting(ranks, why.ranks), sentence))]
+        all_numbers, news = range(len(everybody)), list[Tell]()
+        if why.accuses or now.is_request:
+            sentence = _on_request(ranks, text) if now.is_request else ""
+            news.append(Tell(all_numbers, RanksOfAll(fitting(ranks, why.ranks), sentence)))
         if not now.limit_s and now.is_request:  # no node has seen a hang
             return replace(self, question=None, due_s=None), news
-        return StallJudge(explained=why, explained_s=now_s), (
-            *(news if why.accuses or now.is_request else ()),
-            Tell(all_numbers, why),
-        )
+        return StallJudge(explained=why, explained_s=now_s), (*news, Tell(all_numbers, why))
 
     def explain_end(self, bodies: Sequence[EndStates]) -> str:
         """Which ranks entered which collective last."""
