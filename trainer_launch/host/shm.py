@@ -324,17 +324,20 @@ def kept_clean() -> Iterator[Callable[[], None]]:
     with contextlib.suppress(FileNotFoundError):  # no folder takes files: workers leave none there
         place = tempfile.gettempdir()
 
-    def sweep() -> None:
-        removed = baseline.sweep()
-        if removed.count:
-            _log.info("%s", removed)
+    def sweep_folders() -> None:
         folders = within(place, 0, socket_folders.sweep, place) if place else 0
         if folders:
             _log.info("removed %s of dead workers from %s", counted(folders, "folder"), place)
 
+    def sweep() -> None:
+        removed = baseline.sweep()
+        if removed.count:
+            _log.info("%s", removed)
+        sweep_folders()
+
     if baseline.removed.count:
         _log.info("%s of this container's previous run", baseline.removed)
-    sweep()
+    sweep_folders()
     try:
         yield sweep
     finally:
