@@ -41,6 +41,11 @@ def shm_of_its_own() -> tuple[str, ...]:
     return ("unshare", "--mount", "sh", "-c", mount, "sh") if os.geteuid() == 0 else ()
 
 
+def pids_of_its_own() -> tuple[str, ...]:
+    """For tests of what holds where no launcher runs: other tests' launchers run in this container, too."""
+    return ("unshare", "--pid", "--fork", "--mount-proc") if os.geteuid() == 0 else ()
+
+
 def clean_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without what a platform or another launcher left in it.
 
