@@ -14,9 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.cli.launching import INCIDENTS
 from tests.timeouts import pytest_timeout_set_timer  # noqa: F401  a hook
-from trainer_launch.host import runtime_directory
 
 # Under nohup SIGHUP is ignored, and whatever is started inherits that; tests look at what children inherit.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -42,6 +40,19 @@ def require(condition: object, reason: str) -> None:
         pytest.skip(reason)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Launchers of tests have a directory for what is temporary: a test that looks for its own sees no others.
+
+    All processes of pytest share it; its name is short, as names of sockets are.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t")
+    os.chmod(tempfile.tempdir, 0o1777)  # as /tmp: tests start programs as other users, too
+    config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Who is marked `torch` needs it."""
     if item.get_closest_marker("torch"):
@@ -58,13 +69,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # a file is as slow as its quickest test, as those of one file stay together
         ranks[item.path] = min(_rank(item), ranks.get(item.path, _LONG))
     items.sort(key=lambda item: (ranks[item.path], -counted[item.path], item.path))
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Launchers that tests have killed leave their folders, as on any machine where they are not process 1."""
-    shutil.rmtree(INCIDENTS, ignore_errors=True)
-    if not hasattr(session.config, "workerinput"):
-        runtime_directory.forget_killed(tempfile.gettempdir())
 
 
 def _rank(item: pytest.Item) -> int:

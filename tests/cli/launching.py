@@ -19,7 +19,6 @@ from trainer_launch.rehearsal.controllers.local_jobs import own_environment
 
 LAUNCHER = (sys.executable, "-m", "trainer_launch")
 DEADLINE_S = 120.0
-INCIDENTS = f"{tempfile.gettempdir()}/incidents-of-tests-{os.getpid()}"
 # Of two workers, the one of rank 1 fails under torch's @record.
 RECORDED = """
 import os, time
@@ -41,11 +40,6 @@ def shm_of_its_own() -> tuple[str, ...]:
     return ("unshare", "--mount", "sh", "-c", mount, "sh") if os.geteuid() == 0 else ()
 
 
-def pids_of_its_own() -> tuple[str, ...]:
-    """For tests of what holds where no launcher runs: other tests' launchers run in this container, too."""
-    return ("unshare", "--pid", "--fork", "--mount-proc") if os.geteuid() == 0 else ()
-
-
 def clean_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without what a platform or another launcher left in it.
 
@@ -55,7 +49,7 @@ def clean_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     extra = dict(extra or {})
     env = {name: value for name, value in own_environment(os.environ).items() if name != "PYTHONUNBUFFERED"}
     if "TMPDIR" not in extra:
-        env["TRAINER_LAUNCH_INCIDENT_DIR"] = INCIDENTS
+        env["TRAINER_LAUNCH_INCIDENT_DIR"] = f"{tempfile.gettempdir()}/incidents-of-tests"
     return env | {"PYTHONWARNINGS": "ignore"} | extra
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.launching import clean_env, launch, pids_of_its_own, script, start
+from tests.cli.launching import clean_env, launch, script, start
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
@@ -299,11 +299,11 @@ def test_before_any_incident_there_are_none_yet(tmp_path: Path) -> None:
     for exists in (False, True):
         env, words = {"TMPDIR": str(tmp_path)}, f"no incidents yet in {tmp_path}/trainer-launch-incidents\n"
         for action in ((), ("list",), ("show",)):
-            ended = launch("incidents", *action, env=env, within=pids_of_its_own())
+            ended = launch("incidents", *action, env=env)
             assert (ended.returncode, ended.stdout, ended.stderr) == (0, words, "")
-        ended = launch("incidents", "page", env=env, within=pids_of_its_own())
+        ended = launch("incidents", "page", env=env)
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", words)
-        assert launch("incidents", "list", "--json", env=env, within=pids_of_its_own()).stdout == "[]\n"
+        assert launch("incidents", "list", "--json", env=env).stdout == "[]\n"
         if not exists:
             (tmp_path / "trainer-launch-incidents").mkdir()
 
